@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * base.h: what every other room stands on.
+ *
+ * A context carries everything that a call needs from its surroundings: how to take memory, how much
+ * input to believe, how many threads to use, where to report progress, and the text of the last error.
+ * There is no global state: two contexts never influence each other. One thread at a time uses a
+ * context; the library's own workers share it safely.
+ */
+#ifndef WEFT_BASE_H
+#define WEFT_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define WEFT_API __attribute__((visibility("default")))
+#define WEFT_CHECKED __attribute__((warn_unused_result))
+#else
+#define WEFT_API
+#define WEFT_CHECKED
+#endif
+
+#define WEFT_VERSION_MAJOR 0
+#define WEFT_VERSION_MINOR 1
+#define WEFT_VERSION_PATCH 0
+
+/* Zero is success, positive is unfinished business, negative is failure. The numbers are pinned: each
+ * block of one hundred says who has to act, and a number never changes its meaning. */
+typedef enum weft_status {
+    WEFT_OK = 0,
+    WEFT_MORE = 1, /* done so far; call again for the rest */
+
+    /* the caller's input */
+    WEFT_INVALID_ARGUMENT = -100,
+    WEFT_UNSUPPORTED = -101,
+    WEFT_NOT_FOUND = -102,
+    WEFT_BUSY = -103,
+
+    /* the bytes of a file or message */
+    WEFT_MALFORMED = -200,
+    WEFT_TRUNCATED = -201,
+    WEFT_WRONG_VERSION = -202,
+
+    /* integrity: well-formed, but not what was promised */
+    WEFT_CHECKSUM_MISMATCH = -300,
+    WEFT_BASE_MISMATCH = -301,
+    WEFT_DIGEST_MISMATCH = -302,
+
+    /* local input and output */
+    WEFT_IO_FAILED = -400,
+    WEFT_NO_SPACE = -401,
+
+    /* -500: remote, used from lib/store on */
+
+    /* resources */
+    WEFT_NO_MEMORY = -600,
+    WEFT_LIMIT_EXCEEDED = -601,
+    WEFT_CANCELLED = -602,
+} weft_status;
+
+/* A short name for a status, such as "base mismatch". Never NULL. */
+WEFT_API const char *weft_status_name(weft_status status);
+
+/* Memory hooks. Called from several threads at once. `reallocate` may be given NULL. */
+typedef struct weft_allocator {
+    void *(*allocate)(void *opaque, size_t size);
+    void *(*reallocate)(void *opaque, void *memory, size_t size);
+    void (*release)(void *opaque, void *memory);
+    void *opaque;
+} weft_allocator;
+
+/* How much to believe of what a file claims. Zero in a field means its default. */
+typedef struct weft_limits {
+    uint64_t header_bytes; /* a safetensors header or a patch header; default 128 MiB */
+    uint64_t tensors;      /* tensors in a table; default 2^20 */
+    uint64_t bucket_bytes; /* weights that one bucket may cover; default 256 MiB */
+    uint64_t stage_bytes;  /* prepared changes held in memory; default 4 GiB */
+} weft_limits;
+
+/* Called now and then, from one thread at a time, while long work runs. `done` of `total` bytes of
+ * weights. Return false to cancel: the call then ends with WEFT_CANCELLED and has changed nothing. */
+typedef bool (*weft_progress_function)(void *opaque, const char *phase, uint64_t done, uint64_t total);
+
+typedef struct weft_context_options {
+    weft_allocator allocator; /* all NULL: malloc, realloc, free */
+    weft_limits limits;
+    unsigned threads; /* 0: one per processor available to this process */
+    weft_progress_function progress;
+    void *progress_opaque;
+} weft_context_options;
+
+typedef struct weft_context weft_context;
+
+/* `options` may be NULL for all defaults. */
+WEFT_API WEFT_CHECKED weft_status weft_context_create(const weft_context_options *options,
+                                                      weft_context **context_out);
+WEFT_API void weft_context_destroy(weft_context *context);
+
+/* One line about the last failure: what, where, and what to do next. Empty if nothing failed. Valid
+ * until the next call with this context. */
+WEFT_API const char *weft_context_error(const weft_context *context);
+WEFT_API unsigned weft_context_threads(const weft_context *context);
+
+/* The instruction set in use: "avx512", "avx2" or "portable". The environment variable WEFT_CPU, read
+ * once per process, forces one of them; a name that this machine cannot run is passed over. */
+WEFT_API const char *weft_cpu_name(void);
+
+/* FP32 to BF16, to nearest even, as torch.Tensor.to(torch.bfloat16) does it: every NaN becomes
+ * 0x7FC0, subnormals are kept. */
+WEFT_API void weft_bf16_from_f32(const float *input, uint16_t *output, size_t count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

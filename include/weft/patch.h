@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * patch.h: what changed between two states. Diff, apply with prepare, commit and rollback, merge, and
+ * the patch file, whose every byte is specified in doc/FORMAT.md.
+ */
+#ifndef WEFT_PATCH_H
+#define WEFT_PATCH_H
+
+#include <weft/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How a patch is coded. Every receiver reads both. */
+typedef enum weft_profile {
+    WEFT_PROFILE_FAST = 0,  /* bit-packed; decodes without the base */
+    WEFT_PROFILE_SMALL = 1, /* conditioned on the base's exponents; the smallest */
+} weft_profile;
+
+/* Where a patch is written. Called in order, from one thread at a time. */
+typedef struct weft_sink {
+    weft_status (*write)(void *opaque, const void *data, size_t size);
+    void *opaque;
+} weft_sink;
+
+/* Cuts the tensors that match `pattern` ('*' for any characters) into `parts` equal boxes along `dim`,
+ * so that a holder of one box receives the buckets of that box only. */
+typedef struct weft_cut {
+    const char *pattern;
+    uint32_t dim;
+    uint32_t parts;
+} weft_cut;
+
+typedef struct weft_diff_options {
+    weft_profile profile;
+    uint64_t bucket_bytes; /* weights per bucket; 0: 8 MiB */
+    const weft_cut *cuts;
+    size_t cut_count;
+    const weft_container *base_container; /* NULL: the patch is between live states */
+    const weft_container *new_container;
+    const char *const *labels;   /* key, value, …, NULL: carried along, such as "step", "42" */
+    const weft_sums *base_sums;  /* what is known of the base; NULL: summed in the same pass */
+    weft_sums **new_sums_out;    /* NULL, or receives the sums of the new state, over the new view */
+    const weft_sink *inverse;    /* NULL, or receives the patch from new to base */
+} weft_diff_options;
+
+typedef struct weft_diff_stats {
+    uint64_t changed;     /* units that differ, in tensors that both states have */
+    uint64_t total;       /* units in the new state */
+    uint64_t dense_bytes; /* bytes of the new state */
+    uint64_t patch_bytes;
+    uint64_t inverse_bytes;
+    uint64_t buckets;
+    weft_digest base;
+    weft_digest result;
+} weft_diff_stats;
+
+/* The patch from `base` to `next`. `options` may be NULL; `stats` may be NULL. Same input, same bytes,
+ * whatever the threads or the processor. */
+WEFT_API WEFT_CHECKED weft_status weft_diff(weft_context *context, const weft_view *base,
+                                            const weft_view *next, const weft_diff_options *options,
+                                            const weft_sink *sink, weft_diff_stats *stats);
+
+/* ---- a patch, opened ---- */
+
+/* Where a patch is read from. `read` fills the whole buffer or fails, and is called from several
+ * threads. If `memory` is not NULL it holds all `size` bytes, and `read` is not used. */
+typedef struct weft_source {
+    const void *memory;
+    uint64_t size;
+    weft_status (*read)(void *opaque, uint64_t offset, void *data, size_t size);
+    void *opaque;
+} weft_source;
+
+typedef struct weft_patch weft_patch;
+
+/* Reads and checks header, index and footer. Buckets are read as they are needed. The source must
+ * outlive the patch. */
+WEFT_API WEFT_CHECKED weft_status weft_patch_open(weft_context *context, const weft_source *source,
+                                                  weft_patch **patch_out);
+WEFT_API void weft_patch_close(weft_patch *patch);
+
+typedef struct weft_patch_info {
+    uint16_t version;
+    weft_profile profile;
+    uint64_t bytes;
+    uint64_t changed;
+    uint64_t total;
+    uint64_t dense_bytes;
+    uint64_t buckets;
+    uint64_t added, removed, replaced; /* tensors */
+    weft_digest base;
+    weft_digest result;
+} weft_patch_info;
+
+WEFT_API weft_patch_info weft_patch_describe(const weft_patch *patch);
+/* Names, dtypes and shapes of the resulting state, without data. */
+WEFT_API const weft_table *weft_patch_table(const weft_patch *patch);
+/* The resulting checkpoint's files, if the patch carries them; NULL if they are the base's or none. */
+WEFT_API const weft_container *weft_patch_container(const weft_patch *patch);
+/* The value of a label, or NULL. */
+WEFT_API const char *weft_patch_label(const weft_patch *patch, const char *key);
+
+typedef enum weft_fate {
+    WEFT_FATE_KEPT = 0,
+    WEFT_FATE_ADDED = 1,
+    WEFT_FATE_REMOVED = 2,
+    WEFT_FATE_REPLACED = 3, /* another dtype or shape */
+} weft_fate;
+
+/* The n-th tensor that the patch knows of, in name order, removed ones included. */
+WEFT_API size_t weft_patch_tensor_count(const weft_patch *patch);
+WEFT_API const weft_tensor *weft_patch_tensor(const weft_patch *patch, size_t index, weft_fate *fate_out);
+
+typedef enum weft_coding {
+    WEFT_CODING_FAST = 1,
+    WEFT_CODING_SMALL = 2,
+    WEFT_CODING_DIFFERENCE = 3, /* every unit's step, in byte planes, zstd */
+    WEFT_CODING_VALUES = 4,     /* every unit's new value, in byte planes, zstd */
+} weft_coding;
+
+typedef struct weft_bucket_info {
+    weft_coding coding;
+    uint64_t offset; /* in the file */
+    uint64_t bytes;
+    uint64_t units;
+    uint64_t changed;
+    size_t first_tensor; /* index for weft_patch_tensor */
+    size_t last_tensor;
+} weft_bucket_info;
+
+/* Reads the bucket's frame and checks it. */
+WEFT_API WEFT_CHECKED weft_status weft_patch_bucket(weft_context *context, const weft_patch *patch,
+                                                    size_t index, weft_bucket_info *info_out);
+
+/* ---- apply ---- */
+
+typedef struct weft_apply weft_apply;
+
+typedef struct weft_apply_stats {
+    uint64_t changed;       /* staged or committed units */
+    uint64_t buckets;       /* decoded */
+    uint64_t bytes_read;    /* of the patch */
+    uint64_t stage_bytes;   /* memory held by prepared changes */
+    double decode_seconds;  /* prepare: fetch, check, decode, prove */
+    double commit_seconds;  /* the pause */
+} weft_apply_stats;
+
+/* A transaction that brings the view from the patch's base to its result. `sums` are those of the view
+ * and move with it; they are how the base is recognised. A view that holds only some domains takes part
+ * with the buckets of those domains. Tensors must all be kept: a patch that adds, removes or replaces
+ * tensors needs weft_apply_rebuild. */
+WEFT_API WEFT_CHECKED weft_status weft_apply_create(weft_context *context, const weft_patch *patch,
+                                                    const weft_view *view, weft_sums *sums,
+                                                    weft_apply **apply_out);
+/* Decodes and proves everything and touches nothing. WEFT_MORE: the staging limit was reached; commit
+ * what is staged, then prepare again. */
+WEFT_API WEFT_CHECKED weft_status weft_apply_prepare(weft_apply *apply);
+/* Scatters the prepared changes and moves the sums. */
+WEFT_API WEFT_CHECKED weft_status weft_apply_commit(weft_apply *apply);
+/* Drops prepared changes; after a commit, puts the old words back. */
+WEFT_API WEFT_CHECKED weft_status weft_apply_rollback(weft_apply *apply);
+WEFT_API weft_apply_stats weft_apply_describe(const weft_apply *apply);
+WEFT_API void weft_apply_destroy(weft_apply *apply);
+
+/* The checkpoint at `output_path` that results from `base` and one or several patches in order, byte
+ * for byte the one that was diffed. The base is proven while it is read. */
+WEFT_API WEFT_CHECKED weft_status weft_apply_rebuild(weft_context *context, const weft_checkpoint *base,
+                                                     const weft_patch *const *patches, size_t count,
+                                                     const char *output_path, bool durable,
+                                                     weft_digest *digest_out);
+
+/* Brings the checkpoint at `path` forward in place. Killed at any instant, the next open of the
+ * checkpoint finishes or undoes the work: it is at the old state or at the new one. With `durable`
+ * that holds for power loss too. */
+WEFT_API WEFT_CHECKED weft_status weft_apply_in_place(weft_context *context, const char *path,
+                                                      const weft_patch *const *patches, size_t count,
+                                                      bool durable, weft_digest *digest_out);
+/* Finishes or clears away what a killed weft_apply_in_place left behind. Done by the command before it
+ * opens a checkpoint; WEFT_BUSY if the other process still lives. */
+WEFT_API WEFT_CHECKED weft_status weft_apply_recover(weft_context *context, const char *path,
+                                                     bool *recovered_out);
+
+/* ---- merge ---- */
+
+typedef struct weft_merge_options {
+    weft_profile profile;
+    const weft_view *base; /* the first patch's base; needed unless every bucket is coded fast */
+    const char *const *labels;
+} weft_merge_options;
+
+/* One patch that does what `patches` do in order. Each must start from the state that the one before
+ * makes, keep all tensors, and be cut into the same buckets. */
+WEFT_API WEFT_CHECKED weft_status weft_merge(weft_context *context, const weft_patch *const *patches,
+                                             size_t count, const weft_merge_options *options,
+                                             const weft_sink *sink, weft_diff_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tensor.h: what a model is. Named tensors over safetensors files, sharded checkpoints or live memory;
+ * the digest that identifies a state; layouts that say how a worker holds the checkpoint's tensors.
+ */
+#ifndef WEFT_TENSOR_H
+#define WEFT_TENSOR_H
+
+#include <weft/base.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Every dtype of safetensors. The numbers are part of the patch format and never change. */
+typedef enum weft_dtype {
+    WEFT_DTYPE_BOOL = 1,
+    WEFT_DTYPE_U8 = 2,
+    WEFT_DTYPE_I8 = 3,
+    WEFT_DTYPE_F8_E5M2 = 4,
+    WEFT_DTYPE_F8_E4M3 = 5,
+    WEFT_DTYPE_F8_E8M0 = 6,
+    WEFT_DTYPE_F8_E5M2FNUZ = 7,
+    WEFT_DTYPE_F8_E4M3FNUZ = 8,
+    WEFT_DTYPE_F4 = 9,
+    WEFT_DTYPE_F6_E2M3 = 10,
+    WEFT_DTYPE_F6_E3M2 = 11,
+    WEFT_DTYPE_U16 = 12,
+    WEFT_DTYPE_I16 = 13,
+    WEFT_DTYPE_F16 = 14,
+    WEFT_DTYPE_BF16 = 15,
+    WEFT_DTYPE_U32 = 16,
+    WEFT_DTYPE_I32 = 17,
+    WEFT_DTYPE_F32 = 18,
+    WEFT_DTYPE_U64 = 19,
+    WEFT_DTYPE_I64 = 20,
+    WEFT_DTYPE_F64 = 21,
+    WEFT_DTYPE_C64 = 22,
+} weft_dtype;
+
+/* The name as safetensors spells it; NULL for a number that is no dtype. */
+WEFT_API const char *weft_dtype_name(weft_dtype dtype);
+/* False if no dtype has this name. */
+WEFT_API bool weft_dtype_parse(const char *name, weft_dtype *dtype_out);
+/* Bits of one element of the shape. */
+WEFT_API unsigned weft_dtype_bits(weft_dtype dtype);
+/* Bytes of the unit in which changes are counted: 1, 2, 4 or 8. Types under a byte count in bytes. */
+WEFT_API unsigned weft_dtype_width(weft_dtype dtype);
+
+enum { WEFT_RANK_MAX = 16, WEFT_NAME_MAX = 4096 };
+
+/* How to reach a tensor that is not plain memory, such as one on an accelerator. Offsets and sizes are
+ * in bytes of the tensor. Each returns WEFT_OK or a failure, and may be called from several threads. */
+typedef struct weft_access {
+    /* contiguous bytes */
+    weft_status (*read)(void *opaque, uint64_t offset, void *output, size_t size);
+    /* `count` words of 16 bytes, the i-th from byte 16 * words[i]; a tensor's last word may be short */
+    weft_status (*gather)(void *opaque, const uint64_t *words, size_t count, void *output);
+    /* `count` units of the dtype's width, the i-th to unit index units[i] */
+    weft_status (*scatter)(void *opaque, const uint64_t *units, size_t count, const void *values);
+} weft_access;
+
+typedef struct weft_tensor {
+    const char *name;
+    weft_dtype dtype;   /* what the model is made of */
+    weft_dtype storage; /* what memory holds: the same, or F32 for the masters of a BF16 tensor */
+    uint32_t rank;
+    uint64_t shape[WEFT_RANK_MAX];
+    uint64_t bytes; /* of all elements, in `dtype` */
+    void *data;     /* NULL if the tensor is empty or reached through `access` */
+    const weft_access *access;
+    void *opaque;     /* handed to `access` */
+    bool writable;    /* may be changed by a commit */
+    int64_t tied_to;  /* index of the tensor whose memory this name shares, or -1 */
+} weft_tensor;
+
+/* Number of width-sized units. */
+WEFT_API uint64_t weft_tensor_units(const weft_tensor *tensor);
+
+typedef struct weft_table weft_table;
+
+WEFT_API WEFT_CHECKED weft_status weft_table_create(weft_context *context, weft_table **table_out);
+WEFT_API void weft_table_destroy(weft_table *table);
+/* Copies name and description; `bytes` is computed, `storage` 0 means `dtype`, `tied_to` is ignored.
+ * The memory behind `data` stays the caller's and must outlive the table. */
+WEFT_API WEFT_CHECKED weft_status weft_table_add(weft_table *table, const weft_tensor *tensor);
+/* A second name for the tensor `target`. It is written and digested once, under the target's name. */
+WEFT_API WEFT_CHECKED weft_status weft_table_tie(weft_table *table, const char *name, const char *target);
+WEFT_API size_t weft_table_count(const weft_table *table);
+WEFT_API const weft_tensor *weft_table_at(const weft_table *table, size_t index);
+/* The index of a name, or -1. */
+WEFT_API int64_t weft_table_find(const weft_table *table, const char *name);
+/* The index of the n-th tensor in canonical order: names ascending as bytes, ties left out. */
+WEFT_API size_t weft_table_sorted_count(const weft_table *table);
+WEFT_API size_t weft_table_sorted(const weft_table *table, size_t position);
+/* Bytes of all tensors, ties counted once. */
+WEFT_API uint64_t weft_table_bytes(const weft_table *table);
+
+/* ---- checkpoints on disk ---- */
+
+/* The part of a checkpoint that is not weights: which files there are, and the JSON header of each,
+ * byte for byte. A container and the tensors together give back every byte of the files. */
+typedef struct weft_container_file {
+    const char *name;   /* "" for a checkpoint given as a single file */
+    const char *header; /* JSON, not terminated */
+    size_t header_bytes;
+} weft_container_file;
+
+typedef struct weft_container {
+    bool sharded; /* a directory with an index; else one file */
+    size_t file_count;
+    const weft_container_file *files;
+    const char *index; /* model.safetensors.index.json, byte for byte; NULL if not sharded */
+    size_t index_bytes;
+} weft_container;
+
+typedef struct weft_checkpoint weft_checkpoint;
+
+typedef enum weft_open_mode {
+    WEFT_OPEN_READ = 0,
+    WEFT_OPEN_WRITE = 1, /* tensors are writable in place, through a shared mapping */
+} weft_open_mode;
+
+/* `path` is a safetensors file, or a directory that holds model.safetensors or
+ * model.safetensors.index.json. Files are mapped, not read. */
+WEFT_API WEFT_CHECKED weft_status weft_checkpoint_open(weft_context *context, const char *path,
+                                                       weft_open_mode mode,
+                                                       weft_checkpoint **checkpoint_out);
+WEFT_API void weft_checkpoint_close(weft_checkpoint *checkpoint);
+WEFT_API const weft_table *weft_checkpoint_table(const weft_checkpoint *checkpoint);
+WEFT_API const weft_container *weft_checkpoint_container(const weft_checkpoint *checkpoint);
+/* Pushes in-place changes to the disk (msync and fsync). */
+WEFT_API WEFT_CHECKED weft_status weft_checkpoint_flush(weft_checkpoint *checkpoint);
+/* The value of a key of `__metadata__` in the first file that has it, or NULL. */
+WEFT_API const char *weft_checkpoint_metadata(const weft_checkpoint *checkpoint, const char *key);
+
+/* Creates a checkpoint under temporary names beside `path`, with every byte of headers in place and all
+ * of its disk space reserved. Its table is writable; fill it, then finish or abandon it. */
+WEFT_API WEFT_CHECKED weft_status weft_checkpoint_create(weft_context *context, const char *path,
+                                                         const weft_container *container,
+                                                         weft_checkpoint **checkpoint_out);
+/* Moves the new checkpoint to its path, atomically for a single file or a new directory, and closes
+ * it. `durable` syncs files and directory first. On failure nothing stands at the path that was not
+ * there before, and the temporary files are gone. */
+WEFT_API WEFT_CHECKED weft_status weft_checkpoint_finish(weft_checkpoint *checkpoint, bool durable);
+/* Closing a created checkpoint that was not finished removes its temporary files. */
+
+typedef struct weft_write_options {
+    uint64_t shard_bytes; /* 0: one file; else start a new shard before exceeding this */
+    const char *const *metadata; /* key, value, key, value, …, NULL; or NULL for none */
+    bool durable;
+} weft_write_options;
+
+/* Writes a table as safetensors: one file at `path`, or with `shard_bytes` a Hugging Face directory. */
+WEFT_API WEFT_CHECKED weft_status weft_table_write(weft_context *context, const weft_table *table,
+                                                   const char *path, const weft_write_options *options);
+
+/* ---- layouts ----
+ *
+ * A layout says, for each live tensor, which slices of which checkpoint tensors it is made of. */
+
+typedef struct weft_layout weft_layout;
+
+WEFT_API WEFT_CHECKED weft_status weft_layout_create(weft_context *context, weft_layout **layout_out);
+WEFT_API void weft_layout_destroy(weft_layout *layout);
+
+/* A part of a checkpoint tensor: all of it, or `length` indices from `start` along dimension `dim`. */
+typedef struct weft_slice {
+    const char *tensor;
+    int32_t dim;     /* -1: the whole tensor */
+    uint64_t start;  /* ignored for the whole tensor */
+    uint64_t length; /* ignored for the whole tensor */
+} weft_slice;
+
+/* The live tensor `name` is the slices joined along `dim` (one slice: a rename, a row or a column
+ * split). */
+WEFT_API WEFT_CHECKED weft_status weft_layout_concat(weft_layout *layout, const char *name, uint32_t dim,
+                                                     const weft_slice *slices, size_t count);
+/* The live tensor `name` is the slices stacked along a new first dimension. */
+WEFT_API WEFT_CHECKED weft_status weft_layout_stack(weft_layout *layout, const char *name,
+                                                    const weft_slice *slices, size_t count);
+/* The live name `name` shares the memory of live tensor `target`. */
+WEFT_API WEFT_CHECKED weft_status weft_layout_tie(weft_layout *layout, const char *name, const char *target);
+/* Checkpoint tensors that this holder does not want; a trailing '*' matches any ending. */
+WEFT_API WEFT_CHECKED weft_status weft_layout_ignore(weft_layout *layout, const char *pattern);
+/* The same from JSON; doc/ARCHITECTURE.md shows the grammar. */
+WEFT_API WEFT_CHECKED weft_status weft_layout_parse(weft_context *context, const char *json, size_t size,
+                                                    weft_layout **layout_out);
+
+/* ---- views ----
+ *
+ * A view shows live tensors as the checkpoint's: in the checkpoint's names, shapes and order, whatever
+ * the layout behind it. All that compares, digests or changes weights works on views. */
+
+typedef struct weft_view weft_view;
+
+/* The tensors of `table` as they are. The table must outlive the view. */
+WEFT_API WEFT_CHECKED weft_status weft_view_create(weft_context *context, const weft_table *table,
+                                                   weft_view **view_out);
+/* The tensors of `table` seen through a layout of the checkpoint described by `checkpoint` (names,
+ * dtypes and shapes; its data is not used). An element of a live tensor that no slice covers, or two,
+ * is an error, and so is a checkpoint tensor that the layout neither uses nor ignores. The table must
+ * outlive the view. */
+WEFT_API WEFT_CHECKED weft_status weft_view_create_layout(weft_context *context, const weft_table *table,
+                                                          const weft_layout *layout,
+                                                          const weft_table *checkpoint,
+                                                          weft_view **view_out);
+WEFT_API void weft_view_destroy(weft_view *view);
+/* Checkpoint tensors, names ascending as bytes. Of each, name, dtype, rank, shape and bytes count. */
+WEFT_API size_t weft_view_count(const weft_view *view);
+WEFT_API const weft_tensor *weft_view_at(const weft_view *view, size_t index);
+/* The index of a name, or -1. */
+WEFT_API int64_t weft_view_find(const weft_view *view, const char *name);
+/* True if every element of every checkpoint tensor is held. */
+WEFT_API bool weft_view_complete(const weft_view *view);
+
+/* ---- the digest ----
+ *
+ * Each 16-byte word of a tensor is mixed with its position by a nonlinear function, and the mixes are
+ * summed per grain (a fixed range of a tensor), per tensor, and hashed with name, dtype and shape into
+ * one value for the state. Because sums can be updated word by word, a state's new digest costs only
+ * what changed. It detects accidents; it is no defence against someone who forges weights. */
+
+typedef struct weft_digest {
+    uint8_t bytes[16];
+} weft_digest;
+
+enum { WEFT_DIGEST_TEXT = 33 };
+/* Lower-case hexadecimal, terminated. */
+WEFT_API void weft_digest_format(const weft_digest *digest, char text[WEFT_DIGEST_TEXT]);
+WEFT_API bool weft_digest_equal(const weft_digest *a, const weft_digest *b);
+
+/* The grain sums of one state of a table. */
+typedef struct weft_sums weft_sums;
+
+/* Sums everything that the view holds, with all threads. The view must outlive the sums. */
+WEFT_API WEFT_CHECKED weft_status weft_sums_compute(weft_context *context, const weft_view *view,
+                                                    weft_sums **sums_out);
+WEFT_API void weft_sums_destroy(weft_sums *sums);
+/* The digest of the state. Comparable with others only if the view is complete. */
+WEFT_API weft_digest weft_sums_digest(const weft_sums *sums);
+/* The value of one tensor (by view index): its sum, bound to dtype and shape but not to its name. */
+WEFT_API weft_digest weft_sums_tensor(const weft_sums *sums, size_t index);
+/* Re-sums the next `bytes` worth of grains, round robin, against memory. WEFT_DIGEST_MISMATCH names the
+ * tensor and range that drifted. UINT64_MAX audits everything. */
+WEFT_API WEFT_CHECKED weft_status weft_sums_audit(weft_context *context, weft_sums *sums, uint64_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * context.h: how the library's own code fails, takes memory and reports progress.
+ *
+ * Rule: the place that first detects a failure calls weft_fail with a text; everyone above only passes
+ * the status on. Outputs are set on success only.
+ */
+#ifndef WEFT_BASE_CONTEXT_H
+#define WEFT_BASE_CONTEXT_H
+
+#include <weft/base.h>
+
+/* Records the text of a failure and returns `status`. While a parallel loop runs, the failure of the
+ * lowest index wins, so that the text is the same whatever the threads did. */
+weft_status weft_fail(weft_context *context, weft_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* The same with ": strerror(error)" behind it; ENOSPC and EDQUOT become WEFT_NO_SPACE. */
+weft_status weft_fail_errno(weft_context *context, int error, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* Forgets the text; every public entry point begins with it. */
+void weft_context_clear(weft_context *context);
+
+const weft_limits *weft_context_limits(const weft_context *context);
+
+/* NULL on failure, which is already recorded as WEFT_NO_MEMORY. A size of zero gives a valid pointer. */
+void *weft_allocate(weft_context *context, size_t size);
+void *weft_allocate_zeroed(weft_context *context, size_t count, size_t size);
+/* `count * size` with the multiplication checked. */
+void *weft_allocate_array(weft_context *context, size_t count, size_t size);
+void *weft_reallocate_array(weft_context *context, void *memory, size_t count, size_t size);
+char *weft_copy_text(weft_context *context, const char *text, size_t length);
+void weft_release(weft_context *context, void *memory);
+
+/* Counts work done and calls the progress function now and then. Returns WEFT_CANCELLED if it said so.
+ * Safe from workers. */
+void weft_progress_begin(weft_context *context, const char *phase, uint64_t total);
+weft_status weft_progress_add(weft_context *context, uint64_t done);
+
+#endif

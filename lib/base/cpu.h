@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cpu.h: which instruction set to use, decided once per process.
+ *
+ * avx512 means F, BW, DQ, VL, VBMI, VBMI2, VPOPCNTDQ, VAES and BMI2; avx2 means AVX2, AES and BMI2.
+ * Each kernel exists in a portable form, which is the reference that the others are tested against.
+ */
+#ifndef WEFT_BASE_CPU_H
+#define WEFT_BASE_CPU_H
+
+#include <weft/base.h>
+
+typedef enum weft_cpu {
+    WEFT_CPU_PORTABLE = 0,
+    WEFT_CPU_AVX2 = 1,
+    WEFT_CPU_AVX512 = 2,
+} weft_cpu;
+
+/* The level in use: the best that this machine runs, or what WEFT_CPU names if it runs that. */
+weft_cpu weft_cpu_level(void);
+/* The best that this machine runs. Tests go through all levels up to it. */
+weft_cpu weft_cpu_best(void);
+
+/* PyTorch's cast of one value; the reference for the vector forms. */
+static inline uint16_t weft_bf16_round(uint32_t bits) {
+    if ((bits & 0x7fffffffu) > 0x7f800000u) {
+        return 0x7fc0;
+    }
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+/* weft_bf16_from_f32 at a given level. */
+void weft_bf16_cast(weft_cpu level, const float *input, uint16_t *output, size_t count);
+
+#endif

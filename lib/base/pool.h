@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pool.h: the context's threads. Work is a counted loop whose iterations are independent; iterations
+ * are handed out in order, and the calling thread takes part as worker 0. Threads start with the first
+ * loop that can use them and end with the context. Loops do not nest.
+ */
+#ifndef WEFT_BASE_POOL_H
+#define WEFT_BASE_POOL_H
+
+#include <weft/base.h>
+
+/* `worker` is below weft_context_threads. A failure stops the loop: no new iteration starts, those
+ * under way finish, and the failure with the lowest index is returned. */
+typedef weft_status (*weft_task)(void *argument, size_t index, unsigned worker);
+
+weft_status weft_parallel(weft_context *context, size_t count, weft_task task, void *argument);
+
+/* Like weft_parallel, and afterwards `emit(argument, index, worker)` runs once for each index, strictly
+ * in ascending order and never two at a time, on whichever worker is free. At most `window` indices
+ * (0: four per thread) are between the start of `task` and the end of `emit`, which bounds memory:
+ * index i may use slot i % window. */
+weft_status weft_parallel_ordered(weft_context *context, size_t count, size_t window, weft_task task,
+                                  weft_task emit, void *argument);
+/* The window that 0 stands for. */
+size_t weft_parallel_window(const weft_context *context);
+
+#endif
