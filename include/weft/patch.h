@@ -39,10 +39,10 @@ typedef struct weft_diff_options {
     size_t cut_count;
     const weft_container *base_container; /* NULL: the patch is between live states */
     const weft_container *new_container;
-    const char *const *labels;   /* key, value, …, NULL: carried along, such as "step", "42" */
-    const weft_sums *base_sums;  /* what is known of the base; NULL: summed in the same pass */
-    weft_sums **new_sums_out;    /* NULL, or receives the sums of the new state, over the new view */
-    const weft_sink *inverse;    /* NULL, or receives the patch from new to base */
+    const char *const *labels;  /* key, value, …, NULL: carried along, such as "step", "42" */
+    const weft_sums *base_sums; /* what is known of the base; NULL: summed in the same pass */
+    weft_sums **new_sums_out;   /* NULL, or receives the sums of the new state, over the new view */
+    const weft_sink *inverse;   /* NULL, or receives the patch from new to base */
 } weft_diff_options;
 
 typedef struct weft_diff_stats {
@@ -139,12 +139,12 @@ WEFT_API WEFT_CHECKED weft_status weft_patch_bucket(weft_context *context, const
 typedef struct weft_apply weft_apply;
 
 typedef struct weft_apply_stats {
-    uint64_t changed;       /* staged or committed units */
-    uint64_t buckets;       /* decoded */
-    uint64_t bytes_read;    /* of the patch */
-    uint64_t stage_bytes;   /* memory held by prepared changes */
-    double decode_seconds;  /* prepare: fetch, check, decode, prove */
-    double commit_seconds;  /* the pause */
+    uint64_t changed;      /* staged or committed units */
+    uint64_t buckets;      /* decoded */
+    uint64_t bytes_read;   /* of the patch */
+    uint64_t stage_bytes;  /* memory held by prepared changes */
+    double decode_seconds; /* prepare: fetch, check, decode, prove */
+    double commit_seconds; /* the pause */
 } weft_apply_stats;
 
 /* A transaction that brings the view from the patch's base to its result. `sums` are those of the view

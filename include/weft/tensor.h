@@ -69,9 +69,9 @@ typedef struct weft_tensor {
     uint64_t bytes; /* of all elements, in `dtype` */
     void *data;     /* NULL if the tensor is empty or reached through `access` */
     const weft_access *access;
-    void *opaque;     /* handed to `access` */
-    bool writable;    /* may be changed by a commit */
-    int64_t tied_to;  /* index of the tensor whose memory this name shares, or -1 */
+    void *opaque;    /* handed to `access` */
+    bool writable;   /* may be changed by a commit */
+    int64_t tied_to; /* index of the tensor whose memory this name shares, or -1 */
 } weft_tensor;
 
 /* Number of width-sized units. */
@@ -146,7 +146,7 @@ WEFT_API WEFT_CHECKED weft_status weft_checkpoint_finish(weft_checkpoint *checkp
 /* Closing a created checkpoint that was not finished removes its temporary files. */
 
 typedef struct weft_write_options {
-    uint64_t shard_bytes; /* 0: one file; else start a new shard before exceeding this */
+    uint64_t shard_bytes;        /* 0: one file; else start a new shard before exceeding this */
     const char *const *metadata; /* key, value, key, value, …, NULL; or NULL for none */
     bool durable;
 } weft_write_options;
@@ -180,7 +180,8 @@ WEFT_API WEFT_CHECKED weft_status weft_layout_concat(weft_layout *layout, const 
 WEFT_API WEFT_CHECKED weft_status weft_layout_stack(weft_layout *layout, const char *name,
                                                     const weft_slice *slices, size_t count);
 /* The live name `name` shares the memory of live tensor `target`. */
-WEFT_API WEFT_CHECKED weft_status weft_layout_tie(weft_layout *layout, const char *name, const char *target);
+WEFT_API WEFT_CHECKED weft_status weft_layout_tie(weft_layout *layout, const char *name,
+                                                  const char *target);
 /* Checkpoint tensors that this holder does not want; a trailing '*' matches any ending. */
 WEFT_API WEFT_CHECKED weft_status weft_layout_ignore(weft_layout *layout, const char *pattern);
 /* The same from JSON; doc/ARCHITECTURE.md shows the grammar. */

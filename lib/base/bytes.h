@@ -21,7 +21,9 @@ weft_reader weft_reader_over(const void *data, size_t size);
 static inline size_t weft_reader_left(const weft_reader *reader) {
     return (size_t)(reader->end - reader->cursor);
 }
-static inline bool weft_reader_failed(const weft_reader *reader) { return reader->failed; }
+static inline bool weft_reader_failed(const weft_reader *reader) {
+    return reader->failed;
+}
 uint8_t weft_reader_u8(weft_reader *reader);
 uint16_t weft_reader_u16(weft_reader *reader);
 uint32_t weft_reader_u32(weft_reader *reader);
@@ -42,7 +44,9 @@ typedef struct weft_writer {
 
 void weft_writer_open(weft_writer *writer, weft_context *context);
 void weft_writer_close(weft_writer *writer); /* releases the buffer */
-static inline bool weft_writer_failed(const weft_writer *writer) { return writer->failed; }
+static inline bool weft_writer_failed(const weft_writer *writer) {
+    return writer->failed;
+}
 /* Room for `size` more bytes, returned; the caller fills it and adds to `size` what it used. NULL on
  * failure. */
 uint8_t *weft_writer_reserve(weft_writer *writer, size_t size);

@@ -22,10 +22,10 @@ typedef struct weft_span {
 } weft_span;
 
 typedef struct weft_segment {
-    uint64_t linear;  /* first unit, counted along the bucket that the span belongs to */
-    uint64_t units;   /* length */
-    uint64_t unit;    /* first unit in the checkpoint tensor */
-    size_t tensor;    /* view index of the checkpoint tensor */
+    uint64_t linear;         /* first unit, counted along the bucket that the span belongs to */
+    uint64_t units;          /* length */
+    uint64_t unit;           /* first unit in the checkpoint tensor */
+    size_t tensor;           /* view index of the checkpoint tensor */
     const weft_tensor *live; /* the live tensor that holds it */
     uint64_t live_unit;      /* first unit in the live tensor */
 } weft_segment;
