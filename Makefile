@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The usual ways in, in front of CMake and Ninja. `make help` lists them.
+
+PREFIX ?= /usr/local
+FUZZ_SECONDS ?= 60
+JOBS ?= $(shell nproc)
+
+.DEFAULT_GOAL := all
+.PHONY: all deps demo test check bench fuzz soak install format clean help
+
+all: ## build; the command is left at build/weft
+	@cmake --preset release --log-level=WARNING
+	@cmake --build build --parallel $(JOBS)
+
+deps: ## install the Debian packages of packages.txt that are missing
+	@scripts/deps.sh
+
+demo: deps ## a short tour on two checkpoints that it makes itself
+	@$(MAKE) --no-print-directory all
+	@scripts/demo.sh
+
+test: deps ## everything: release, ASan+UBSan and TSan builds with their tests, and a build by clang
+	@scripts/test.sh
+
+check: all ## the quick tests on the release build
+	@ctest --test-dir build --output-on-failure --parallel $(JOBS) --label-exclude slow
+
+bench: all ## this machine against its limits, in one table
+	@build/weft bench
+
+fuzz: ## each fuzz target for FUZZ_SECONDS (default 60)
+	@scripts/fuzz.sh $(FUZZ_SECONDS)
+
+soak: all ## the long tests, such as thousands of kills during an in-place apply
+	@scripts/soak.sh
+
+install: all ## headers, libraries, weft.pc and the command, under PREFIX (and DESTDIR)
+	@cmake --install build --prefix $(PREFIX)
+
+format: ## lay out all C files by .clang-format
+	@git ls-files --cached --others --exclude-standard '*.c' '*.h' | xargs clang-format -i
+
+clean: ## remove build/
+	@rm -rf build
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
