@@ -13,8 +13,14 @@ set(CMAKE_C_FLAGS_RELEASE "-O3")
 set(CMAKE_C_FLAGS_DEBUG "-O2 -g -fno-omit-frame-pointer")
 
 add_compile_definitions(_GNU_SOURCE)
-add_compile_options(-Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith
-    -Wwrite-strings -Wvla)
+add_compile_options(-Wall -Wextra -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wwrite-strings
+    -Wvla)
+# gcc's plain -Wshadow also counts a variable that has the name of a type or of a function.
+if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
+    add_compile_options(-Wshadow=local)
+else()
+    add_compile_options(-Wshadow)
+endif()
 if(WEFT_WERROR)
     add_compile_options(-Werror)
 endif()

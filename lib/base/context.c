@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * context.c: a context's life, its memory, its error text and its progress.
+ */
+#include "context.h"
+#include "state.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MEBIBYTE ((uint64_t)1 << 20)
+
+/* More threads than this help nobody, and a wrong number should not start a million. */
+enum { MOST_THREADS = 1024 };
+
+/* At most twenty calls of the progress function per second. */
+static const uint64_t PROGRESS_NANOSECONDS = 50000000;
+
+static _Thread_local weft_frame *innermost_frame;
+
+/* ---- life ---- */
+
+static void *default_allocate(void *opaque, size_t size) {
+    (void)opaque;
+    return malloc(size);
+}
+
+static void *default_reallocate(void *opaque, void *memory, size_t size) {
+    (void)opaque;
+    return realloc(memory, size);
+}
+
+static void default_release(void *opaque, void *memory) {
+    (void)opaque;
+    free(memory);
+}
+
+/* All three hooks or none; a mixture would release with one what another allocated. */
+static bool choose_allocator(const weft_allocator *wanted, weft_allocator *chosen) {
+    if (wanted->allocate == NULL && wanted->reallocate == NULL && wanted->release == NULL) {
+        *chosen = (weft_allocator){default_allocate, default_reallocate, default_release, NULL};
+        return true;
+    }
+    *chosen = *wanted;
+    return wanted->allocate != NULL && wanted->reallocate != NULL && wanted->release != NULL;
+}
+
+static uint64_t or_default(uint64_t value, uint64_t otherwise) {
+    return value != 0 ? value : otherwise;
+}
+
+static weft_limits choose_limits(const weft_limits *wanted) {
+    return (weft_limits){
+        .header_bytes = or_default(wanted->header_bytes, 128 * MEBIBYTE),
+        .tensors = or_default(wanted->tensors, (uint64_t)1 << 20),
+        .bucket_bytes = or_default(wanted->bucket_bytes, 256 * MEBIBYTE),
+        .stage_bytes = or_default(wanted->stage_bytes, 4096 * MEBIBYTE),
+    };
+}
+
+static unsigned choose_threads(unsigned wanted) {
+    long threads = (long)wanted;
+    if (wanted == 0) {
+        cpu_set_t set;
+        /* Fails where there are more processors than the set has room for. */
+        threads =
+            sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
+    }
+    if (threads < 1) {
+        return 1;
+    }
+    return threads > MOST_THREADS ? MOST_THREADS : (unsigned)threads;
+}
+
+weft_status weft_context_create(const weft_context_options *options, weft_context **context_out) {
+    const weft_context_options defaults = {0};
+    if (context_out == NULL) {
+        return WEFT_INVALID_ARGUMENT;
+    }
+    if (options == NULL) {
+        options = &defaults;
+    }
+    weft_allocator allocator;
+    if (!choose_allocator(&options->allocator, &allocator)) {
+        return WEFT_INVALID_ARGUMENT;
+    }
+    weft_context *context = allocator.allocate(allocator.opaque, sizeof *context);
+    if (context == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    memset(context, 0, sizeof *context);
+    context->allocator = allocator;
+    context->limits = choose_limits(&options->limits);
+    context->threads = choose_threads(options->threads);
+    context->progress = options->progress;
+    context->progress_opaque = options->progress_opaque;
+    context->progress_phase = "";
+    context->progress_mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    atomic_init(&context->progress_done, 0);
+    atomic_init(&context->progress_next, 0);
+    atomic_init(&context->cancelled, false);
+    *context_out = context;
+    return WEFT_OK;
+}
+
+void weft_context_destroy(weft_context *context) {
+    if (context == NULL) {
+        return;
+    }
+    weft_pool_destroy(context, context->pool);
+    pthread_mutex_destroy(&context->progress_mutex);
+    context->allocator.release(context->allocator.opaque, context);
+}
+
+unsigned weft_context_threads(const weft_context *context) {
+    return context->threads;
+}
+
+const weft_limits *weft_context_limits(const weft_context *context) {
+    return &context->limits;
+}
+
+/* ---- failure ---- */
+
+weft_frame *weft_frame_find(const weft_context *context) {
+    weft_frame *frame = innermost_frame;
+    while (frame != NULL && frame->context != context) {
+        frame = frame->outer;
+    }
+    return frame;
+}
+
+void weft_frame_push(weft_frame *frame, const weft_context *context) {
+    frame->context = context;
+    frame->outer = innermost_frame;
+    frame->text[0] = '\0';
+    innermost_frame = frame;
+}
+
+void weft_frame_pop(weft_frame *frame) {
+    innermost_frame = frame->outer;
+}
+
+static char *current_text(weft_context *context) {
+    weft_frame *frame = weft_frame_find(context);
+    return frame != NULL ? frame->text : context->text;
+}
+
+const char *weft_context_error(const weft_context *context) {
+    return context->text;
+}
+
+void weft_context_clear(weft_context *context) {
+    current_text(context)[0] = '\0';
+}
+
+weft_status weft_fail(weft_context *context, weft_status status, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(current_text(context), WEFT_ERROR_TEXT, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+weft_status weft_fail_errno(weft_context *context, int error, const char *format, ...) {
+    char *text = current_text(context);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, WEFT_ERROR_TEXT, format, arguments);
+    va_end(arguments);
+    char buffer[128];
+    size_t length = strlen(text);
+    snprintf(text + length, WEFT_ERROR_TEXT - length, ": %s", strerror_r(error, buffer, sizeof buffer));
+    return error == ENOSPC || error == EDQUOT ? WEFT_NO_SPACE : WEFT_IO_FAILED;
+}
+
+/* ---- memory ---- */
+
+static void report_no_memory(weft_context *context, size_t count, size_t size) {
+    if (count == 1) {
+        weft_fail(context, WEFT_NO_MEMORY, "out of memory: cannot take %zu bytes", size);
+    } else {
+        weft_fail(context, WEFT_NO_MEMORY, "out of memory: cannot take %zu times %zu bytes", count, size);
+    }
+}
+
+/* Hooks are never asked for nothing: what they would answer differs from one to the next. */
+static size_t at_least_one(size_t size) {
+    return size > 0 ? size : 1;
+}
+
+void *weft_allocate_array(weft_context *context, size_t count, size_t size) {
+    size_t bytes = 0;
+    void *memory = NULL;
+    if (!__builtin_mul_overflow(count, size, &bytes)) {
+        memory = context->allocator.allocate(context->allocator.opaque, at_least_one(bytes));
+    }
+    if (memory == NULL) {
+        report_no_memory(context, count, size);
+    }
+    return memory;
+}
+
+void *weft_allocate(weft_context *context, size_t size) {
+    return weft_allocate_array(context, 1, size);
+}
+
+void *weft_allocate_zeroed(weft_context *context, size_t count, size_t size) {
+    void *memory = weft_allocate_array(context, count, size);
+    if (memory != NULL) {
+        memset(memory, 0, count * size);
+    }
+    return memory;
+}
+
+void *weft_reallocate_array(weft_context *context, void *memory, size_t count, size_t size) {
+    size_t bytes = 0;
+    void *moved = NULL;
+    if (!__builtin_mul_overflow(count, size, &bytes)) {
+        moved = context->allocator.reallocate(context->allocator.opaque, memory, at_least_one(bytes));
+    }
+    if (moved == NULL) {
+        report_no_memory(context, count, size);
+    }
+    return moved;
+}
+
+char *weft_copy_text(weft_context *context, const char *text, size_t length) {
+    if (length == SIZE_MAX) {
+        report_no_memory(context, 1, length);
+        return NULL;
+    }
+    char *copy = weft_allocate(context, length + 1);
+    if (copy != NULL) {
+        if (length > 0) {
+            memcpy(copy, text, length);
+        }
+        copy[length] = '\0';
+    }
+    return copy;
+}
+
+void weft_release(weft_context *context, void *memory) {
+    if (memory != NULL) {
+        context->allocator.release(context->allocator.opaque, memory);
+    }
+}
+
+/* ---- progress ---- */
+
+static uint64_t monotonic_nanoseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void weft_progress_begin(weft_context *context, const char *phase, uint64_t total) {
+    context->progress_phase = phase;
+    context->progress_total = total;
+    atomic_store(&context->progress_done, 0);
+    atomic_store(&context->cancelled, false);
+}
+
+/* The caller holds the mutex, so that what the function sees never goes backwards. */
+static void call_progress(weft_context *context, uint64_t now) {
+    atomic_store(&context->progress_next, now + PROGRESS_NANOSECONDS);
+    uint64_t done = atomic_load(&context->progress_done);
+    if (!context->progress(context->progress_opaque, context->progress_phase, done,
+                           context->progress_total)) {
+        atomic_store(&context->cancelled, true);
+    }
+}
+
+weft_status weft_progress_add(weft_context *context, uint64_t done) {
+    if (context->progress == NULL) {
+        return WEFT_OK;
+    }
+    uint64_t before = atomic_fetch_add(&context->progress_done, done);
+    /* The end is always told; anything else only when the time has come and nobody is telling yet. */
+    bool ending = before < context->progress_total && done >= context->progress_total - before;
+    uint64_t now = monotonic_nanoseconds();
+    bool due = now >= atomic_load(&context->progress_next);
+    if (ending || due) {
+        bool locked = ending ? pthread_mutex_lock(&context->progress_mutex) == 0
+                             : pthread_mutex_trylock(&context->progress_mutex) == 0;
+        if (locked) {
+            bool still_due = now >= atomic_load(&context->progress_next);
+            if ((ending || still_due) && !atomic_load(&context->cancelled)) {
+                call_progress(context, now);
+            }
+            pthread_mutex_unlock(&context->progress_mutex);
+        }
+    }
+    if (atomic_load(&context->cancelled)) {
+        return weft_fail(context, WEFT_CANCELLED, "cancelled during %s", context->progress_phase);
+    }
+    return WEFT_OK;
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * state.h: what is inside a context, for context.c and pool.c only.
+ *
+ * Error texts need no lock. Outside of loops one thread at a time uses a context, and its failures go
+ * straight into the context. Inside a loop each worker has a frame, where the failures of the iteration
+ * that it runs are noted; the loop then copies the text of the lowest index that failed. A task that
+ * fails, recovers and succeeds therefore leaves no text behind.
+ */
+#ifndef WEFT_BASE_STATE_H
+#define WEFT_BASE_STATE_H
+
+#include <weft/base.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+/* Fixed, so that running out of memory can be reported without memory. */
+enum { WEFT_ERROR_TEXT = 1024 };
+
+/* What a worker of a loop carries. Frames of different contexts may lie above each other on one thread:
+ * a callback of one context's loop may use another context. */
+typedef struct weft_frame {
+    const weft_context *context;
+    struct weft_frame *outer;
+    char text[WEFT_ERROR_TEXT];
+} weft_frame;
+
+/* The frame of this thread in a loop of the context, or NULL. */
+weft_frame *weft_frame_find(const weft_context *context);
+void weft_frame_push(weft_frame *frame, const weft_context *context);
+void weft_frame_pop(weft_frame *frame);
+
+typedef struct weft_pool weft_pool;
+
+/* Ends the threads. The pool may be NULL. */
+void weft_pool_destroy(weft_context *context, weft_pool *pool);
+
+struct weft_context {
+    weft_allocator allocator;
+    weft_limits limits;
+    unsigned threads;
+    char text[WEFT_ERROR_TEXT];
+    weft_pool *pool; /* made by the first loop that can use it */
+
+    weft_progress_function progress;
+    void *progress_opaque;
+    pthread_mutex_t progress_mutex; /* held while the function runs */
+    const char *progress_phase;
+    uint64_t progress_total;
+    _Atomic uint64_t progress_done;
+    _Atomic uint64_t progress_next; /* not called before this instant, in monotonic nanoseconds */
+    atomic_bool cancelled;
+};
+
+#endif

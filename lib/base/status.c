@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * status.c: names for status codes.
+ */
+#include <weft/base.h>
+
+const char *weft_status_name(weft_status status) {
+    switch (status) {
+    case WEFT_OK:
+        return "ok";
+    case WEFT_MORE:
+        return "more";
+    case WEFT_INVALID_ARGUMENT:
+        return "invalid argument";
+    case WEFT_UNSUPPORTED:
+        return "unsupported";
+    case WEFT_NOT_FOUND:
+        return "not found";
+    case WEFT_BUSY:
+        return "busy";
+    case WEFT_MALFORMED:
+        return "malformed";
+    case WEFT_TRUNCATED:
+        return "truncated";
+    case WEFT_WRONG_VERSION:
+        return "wrong version";
+    case WEFT_CHECKSUM_MISMATCH:
+        return "checksum mismatch";
+    case WEFT_BASE_MISMATCH:
+        return "base mismatch";
+    case WEFT_DIGEST_MISMATCH:
+        return "digest mismatch";
+    case WEFT_IO_FAILED:
+        return "input/output failed";
+    case WEFT_NO_SPACE:
+        return "no space";
+    case WEFT_NO_MEMORY:
+        return "no memory";
+    case WEFT_LIMIT_EXCEEDED:
+        return "limit exceeded";
+    case WEFT_CANCELLED:
+        return "cancelled";
+    }
+    return "unknown status";
+}
