@@ -1,8 +1,18 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The tests again, with WEFT_SOAK set: those that repeat something at random (kills, corruptions) then
-# repeat it thousands of times.
+# The long tests. A script under tests/cli that repeats something at random (kills, corruptions) asks
+# for WEFT_SOAK, and when it is set repeats it thousands of times; those scripts are run here.
 set -eu
 cd "$(dirname "$0")/.."
-WEFT_SOAK=1 exec ctest --test-dir build --output-on-failure --verbose --timeout 36000 --label-regex 'slow|cli'
+
+export WEFT=$PWD/build/weft WEFT_SOURCE=$PWD WEFT_BUILD=$PWD/build WEFT_SOAK=1
+mapfile -t scripts < <(grep -ls WEFT_SOAK tests/cli/test_*.sh)
+if [ ${#scripts[@]} -eq 0 ]; then
+    echo "soak: no script under tests/cli asks for WEFT_SOAK" >&2
+    exit 1
+fi
+for script in "${scripts[@]}"; do
+    echo "== $script"
+    bash "$script"
+done
