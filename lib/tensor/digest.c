@@ -12,6 +12,7 @@
 #include "../base/context.h"
 #include "../base/pool.h"
 #include "pieces.h"
+#include "table.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -61,7 +62,7 @@ static weft_status place_grains(weft_context *context, weft_sums *sums) {
         total += bytes / WEFT_GRAIN_BYTES + (bytes % WEFT_GRAIN_BYTES != 0);
         if (total > SIZE_MAX / sizeof(grain_sum)) {
             return weft_fail(context, WEFT_LIMIT_EXCEEDED,
-                             "the model is too large to be summed: tensor '%s'",
+                             "the model is too large to be summed: tensor \"%.*s\"", WEFT_NAME_SHOWN,
                              weft_view_at(view, i)->name);
         }
     }
@@ -112,10 +113,11 @@ static weft_status check_same_tensors(weft_context *context, const weft_view *a,
     }
     for (size_t i = 0; i < a->count; i++) {
         if (!same_tensor(&a->tensors[i], &b->tensors[i]) || a->mappings[i].held != b->mappings[i].held) {
-            return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                             "sums over tensor '%s' cannot stand for a view that has or holds it otherwise "
-                             "(there: '%s'); sum that view itself",
-                             a->tensors[i].name, b->tensors[i].name);
+            return weft_fail(
+                context, WEFT_INVALID_ARGUMENT,
+                "sums over tensor \"%.*s\" cannot stand for a view that has or holds it otherwise "
+                "(there: \"%.*s\"); sum that view itself",
+                WEFT_NAME_SHOWN, a->tensors[i].name, WEFT_NAME_SHOWN, b->tensors[i].name);
         }
     }
     return WEFT_OK;
@@ -346,9 +348,10 @@ static weft_status settle_grain(digest_pass *pass, size_t tensor, size_t index, 
     grain_extent(sums, tensor, index, &begin, &end);
     return weft_fail(
         pass->context, WEFT_DIGEST_MISMATCH,
-        "the audit found that this replica drifted: tensor '%s', somewhere in bytes %llu to %llu, "
+        "the audit found that this replica drifted: tensor \"%.*s\", somewhere in bytes %llu to %llu, "
         "is not what was committed; pull again",
-        weft_view_at(sums->view, tensor)->name, (unsigned long long)begin, (unsigned long long)end);
+        WEFT_NAME_SHOWN, weft_view_at(sums->view, tensor)->name, (unsigned long long)begin,
+        (unsigned long long)end);
 }
 
 static weft_status pass_task(void *argument, size_t index, unsigned worker) {

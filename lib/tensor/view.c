@@ -10,6 +10,7 @@
 
 #include "../base/context.h"
 #include "../base/cpu.h"
+#include "table.h"
 
 #include <string.h>
 
@@ -118,7 +119,7 @@ size_t weft_view_count(const weft_view *view) {
 }
 
 const weft_tensor *weft_view_at(const weft_view *view, size_t index) {
-    return &view->tensors[index];
+    return index < view->count ? &view->tensors[index] : NULL;
 }
 
 int64_t weft_view_find(const weft_view *view, const char *name) {
@@ -310,11 +311,11 @@ weft_status weft_view_map(const weft_view *view, size_t tensor, const weft_span 
     if (!span_fits(span, mapping->units) || span->run * span->count > UINT64_MAX - linear) {
         return weft_fail(
             segments->context, WEFT_MALFORMED,
-            "a span leaves tensor '%s': %llu runs of %llu units from unit %llu at stride %llu, "
+            "a span leaves tensor \"%.*s\": %llu runs of %llu units from unit %llu at stride %llu, "
             "but it has %llu units; the patch is damaged or for another model",
-            view->tensors[tensor].name, (unsigned long long)span->count, (unsigned long long)span->run,
-            (unsigned long long)span->start, (unsigned long long)span->stride,
-            (unsigned long long)mapping->units);
+            WEFT_NAME_SHOWN, view->tensors[tensor].name, (unsigned long long)span->count,
+            (unsigned long long)span->run, (unsigned long long)span->start,
+            (unsigned long long)span->stride, (unsigned long long)mapping->units);
     }
     uint64_t units = span->run * span->count;
     weft_span flat = *span;
@@ -356,8 +357,8 @@ static weft_status read_access(weft_context *context, const weft_tensor *live, u
                                uint64_t units, void *output) {
     if (live->access == NULL || live->access->read == NULL) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                         "tensor '%s' has neither memory nor a way to read it; give it data or access",
-                         live->name);
+                         "tensor \"%.*s\" has neither memory nor a way to read it; give it data or access",
+                         WEFT_NAME_SHOWN, live->name);
     }
     unsigned width = weft_dtype_width(live->dtype);
     weft_status status = live->access->read(live->opaque, unit * width, output, (size_t)(units * width));
@@ -365,8 +366,9 @@ static weft_status read_access(weft_context *context, const weft_tensor *live, u
         return WEFT_OK;
     }
     return weft_fail(context, status < 0 ? status : WEFT_IO_FAILED,
-                     "reading %llu bytes at %llu of tensor '%s' failed in its access function",
-                     (unsigned long long)(units * width), (unsigned long long)(unit * width), live->name);
+                     "reading %llu bytes at %llu of tensor \"%.*s\" failed in its access function",
+                     (unsigned long long)(units * width), (unsigned long long)(unit * width),
+                     WEFT_NAME_SHOWN, live->name);
 }
 
 weft_status weft_segment_read(weft_context *context, const weft_segment *segment, uint64_t first,
