@@ -10,7 +10,7 @@ JOBS ?= $(shell nproc)
 .PHONY: all deps demo test check bench fuzz soak install format clean help
 
 all: ## build; the command is left at build/weft
-	@cmake --preset release --log-level=WARNING
+	@cmake --preset release > /dev/null
 	@cmake --build build --parallel $(JOBS)
 
 deps: ## install the Debian packages of packages.txt that are missing

@@ -13,7 +13,7 @@ failed=0
 # run_build PRESET
 run_build() {
     echo "== build: $1"
-    if cmake --preset "$1" --log-level=WARNING &&
+    if cmake --preset "$1" > /dev/null &&
         cmake --build --preset "$1" --parallel "$jobs"; then
         return 0
     fi

@@ -338,6 +338,28 @@ static void test_one_thread_works_inline(void **state) {
     weft_context_destroy(context);
 }
 
+/* No thread can be started with a stack larger than the address space; the caller then works alone. */
+static void test_threads_that_do_not_start(void **state) {
+    (void)state;
+    pthread_attr_t usual;
+    pthread_attr_t absurd;
+    assert_int_equal(pthread_getattr_default_np(&usual), 0);
+    assert_int_equal(pthread_getattr_default_np(&absurd), 0);
+    assert_int_equal(pthread_attr_setstacksize(&absurd, (size_t)1 << 50), 0);
+    assert_int_equal(pthread_setattr_default_np(&absurd), 0);
+    weft_context *context = open_context(4, NULL);
+    meeting meeting = {.caller = pthread_self()};
+    weft_status plain = weft_parallel(context, 100, look_who, &meeting);
+    weft_status ordered = weft_parallel_ordered(context, 100, 0, look_who, look_who, &meeting);
+    assert_int_equal(pthread_setattr_default_np(&usual), 0);
+    assert_int_equal(plain, WEFT_OK);
+    assert_int_equal(ordered, WEFT_OK);
+    assert_false(meeting.strangers);
+    weft_context_destroy(context);
+    pthread_attr_destroy(&usual);
+    pthread_attr_destroy(&absurd);
+}
+
 /* ---- failures that are not the loop's ---- */
 
 static weft_status recover_or_fail(void *argument, size_t index, unsigned worker) {
@@ -463,6 +485,7 @@ int main(void) {
         cmocka_unit_test(test_a_blocked_emit_does_not_stop_the_others),
         cmocka_unit_test(test_all_threads_take_part),
         cmocka_unit_test(test_one_thread_works_inline),
+        cmocka_unit_test(test_threads_that_do_not_start),
         cmocka_unit_test(test_recovered_failures_leave_no_text),
         cmocka_unit_test(test_nesting_is_refused),
         cmocka_unit_test(test_contexts_do_not_mix),
