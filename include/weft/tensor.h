@@ -109,8 +109,8 @@ typedef struct weft_container_file {
 typedef struct weft_container {
     bool sharded; /* a directory with an index; else one file */
     size_t file_count;
-    const weft_container_file *files;
-    const char *index; /* model.safetensors.index.json, byte for byte; NULL if not sharded */
+    const weft_container_file *files; /* names ascending as bytes */
+    const char *index;                /* model.safetensors.index.json, byte for byte; NULL if not sharded */
     size_t index_bytes;
 } weft_container;
 
@@ -122,7 +122,9 @@ typedef enum weft_open_mode {
 } weft_open_mode;
 
 /* `path` is a safetensors file, or a directory that holds model.safetensors or
- * model.safetensors.index.json. Files are mapped, not read. */
+ * model.safetensors.index.json. Files are mapped, not read. The tensors come in the order of the data;
+ * of a sharded checkpoint, file by file, names ascending. WEFT_BUSY if an in-place apply is under way or
+ * was interrupted: see weft_apply_recover. */
 WEFT_API WEFT_CHECKED weft_status weft_checkpoint_open(weft_context *context, const char *path,
                                                        weft_open_mode mode,
                                                        weft_checkpoint **checkpoint_out);
@@ -135,13 +137,17 @@ WEFT_API WEFT_CHECKED weft_status weft_checkpoint_flush(weft_checkpoint *checkpo
 WEFT_API const char *weft_checkpoint_metadata(const weft_checkpoint *checkpoint, const char *key);
 
 /* Creates a checkpoint under temporary names beside `path`, with every byte of headers in place and all
- * of its disk space reserved. Its table is writable; fill it, then finish or abandon it. */
+ * of its disk space reserved. Its table is writable; fill it, then finish or abandon it. The container is
+ * checked like a file's headers and copied. If `path` is a directory that exists, a single file becomes
+ * its model.safetensors. */
 WEFT_API WEFT_CHECKED weft_status weft_checkpoint_create(weft_context *context, const char *path,
                                                          const weft_container *container,
                                                          weft_checkpoint **checkpoint_out);
 /* Moves the new checkpoint to its path, atomically for a single file or a new directory, and closes
- * it. `durable` syncs files and directory first. On failure nothing stands at the path that was not
- * there before, and the temporary files are gone. */
+ * it. In a directory that exists, shards are replaced one by one: the old index leaves first and the new
+ * one comes last, so that who goes by the index never meets a mixture. `durable` syncs files and directory
+ * first. On failure nothing stands at the path that was not there before, and the temporary files are
+ * gone. */
 WEFT_API WEFT_CHECKED weft_status weft_checkpoint_finish(weft_checkpoint *checkpoint, bool durable);
 /* Closing a created checkpoint that was not finished removes its temporary files. */
 

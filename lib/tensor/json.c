@@ -37,11 +37,9 @@ static weft_status check_brackets(weft_context *context, const char *where, cons
                              where, depth_limit, i);
         }
         if (containers > container_limit) {
-            return weft_fail(
-                context, WEFT_LIMIT_EXCEEDED,
-                "%s: more than %llu JSON objects and arrays, beyond the limit on tensors; raise "
-                "limits.tensors to allow it",
-                where, (unsigned long long)container_limit);
+            return weft_fail(context, WEFT_LIMIT_EXCEEDED,
+                             "%s: more than %llu JSON objects and arrays, which its tensors cannot need",
+                             where, (unsigned long long)container_limit);
         }
     }
     return WEFT_OK;

@@ -121,7 +121,7 @@ static weft_status parse_offsets(weft_context *context, const char *where, json_
         return fail_entry(context, WEFT_MALFORMED, where, entry->name, "its data ends before it begins");
     }
     weft_tensor tensor = describe(entry);
-    uint64_t bytes;
+    uint64_t bytes = 0;
     weft_status status = weft_tensor_measure(context, WEFT_MALFORMED, where, &tensor, &bytes);
     if (status != WEFT_OK) {
         return status;
@@ -253,17 +253,17 @@ void weft_safetensors_close(weft_safetensors *header) {
     *header = (weft_safetensors){.context = header->context};
 }
 
-weft_status weft_safetensors_fit(weft_context *context, const char *where, const weft_safetensors *header,
-                                 size_t header_bytes, uint64_t file_bytes) {
+weft_status weft_safetensors_fit(weft_context *context, const char *where, size_t header_bytes,
+                                 uint64_t data_bytes, uint64_t file_bytes) {
     uint64_t present = file_bytes - WEFT_SAFETENSORS_PREFIX - header_bytes;
-    if (header->data_bytes > present) {
+    if (data_bytes > present) {
         return weft_fail(context, WEFT_TRUNCATED,
                          "%s: its tensors take %llu bytes but only %llu are there; it is cut short", where,
-                         (unsigned long long)header->data_bytes, (unsigned long long)present);
+                         (unsigned long long)data_bytes, (unsigned long long)present);
     }
-    if (header->data_bytes < present) {
+    if (data_bytes < present) {
         return weft_fail(context, WEFT_MALFORMED, "%s: %llu bytes behind the last tensor belong to none",
-                         where, (unsigned long long)(present - header->data_bytes));
+                         where, (unsigned long long)(present - data_bytes));
     }
     return WEFT_OK;
 }
@@ -343,7 +343,7 @@ static weft_status write_header(weft_writer *writer, const weft_tensor *const *t
     weft_context *context = writer->context;
     weft_writer_u8(writer, '{');
     if (metadata != NULL && metadata[0] != NULL) {
-        json_t *object;
+        json_t *object = NULL;
         weft_status status = make_metadata(context, metadata, &object);
         if (status != WEFT_OK) {
             return status;

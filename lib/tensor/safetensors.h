@@ -45,9 +45,9 @@ weft_status weft_safetensors_length(weft_context *context, const char *where,
 weft_status weft_safetensors_parse(weft_context *context, const char *where, const char *json, size_t size,
                                    weft_safetensors *header_out);
 void weft_safetensors_close(weft_safetensors *header);
-/* Checks that the file ends where the data does. */
-weft_status weft_safetensors_fit(weft_context *context, const char *where, const weft_safetensors *header,
-                                 size_t header_bytes, uint64_t file_bytes);
+/* Checks that a file of `file_bytes` bytes ends where its data does. */
+weft_status weft_safetensors_fit(weft_context *context, const char *where, size_t header_bytes,
+                                 uint64_t data_bytes, uint64_t file_bytes);
 /* Adds the tensors to a table, in order, without their data. */
 weft_status weft_safetensors_list(const weft_safetensors *header, const char *where, bool writable,
                                   weft_table *table);

@@ -67,10 +67,10 @@ weft_status weft_tensor_measure(weft_context *context, weft_status status, const
     for (uint32_t i = 0; i < tensor->rank; i++) {
         empty = empty || tensor->shape[i] == 0;
         uint64_t length = tensor->shape[i] == 0 ? 1 : tensor->shape[i];
-        if (__builtin_mul_overflow(bits, length, &bits)) {
+        if (__builtin_mul_overflow(bits, length, &bits) || bits > INT64_MAX) {
             return weft_fail(
                 context, status,
-                "%s: tensor \"%.*s\" is too large: its shape overflows 64 bits at dimension %u", where,
+                "%s: tensor \"%.*s\" is too large: its shape overflows 63 bits at dimension %u", where,
                 WEFT_NAME_SHOWN, tensor->name, (unsigned)i);
         }
     }
@@ -281,9 +281,9 @@ weft_status weft_table_add(weft_table *table, const weft_tensor *tensor) {
         return status;
     }
     uint64_t total;
-    if (__builtin_add_overflow(table->bytes, copy.bytes, &total)) {
+    if (__builtin_add_overflow(table->bytes, copy.bytes, &total) || total > INT64_MAX) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                         "with tensor \"%.*s\" the table's size overflows 64 bits", WEFT_NAME_SHOWN,
+                         "with tensor \"%.*s\" the table's size overflows 63 bits", WEFT_NAME_SHOWN,
                          tensor->name);
     }
     if (copy.bytes == 0 || copy.access != NULL) {

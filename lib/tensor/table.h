@@ -8,7 +8,7 @@
 #include <weft/tensor.h>
 
 /* The size of a tensor from dtype, rank and shape. Refuses, with `status` and a text that begins with
- * `where`, what does not fit into 64 bits or does not fill whole bytes. Dimensions of zero count as one
+ * `where`, what takes more than 2^63 bits or does not fill whole bytes. Dimensions of zero count as one
  * for the check, so that afterwards every product of dimensions fits, also in an empty tensor. */
 weft_status weft_tensor_measure(weft_context *context, weft_status status, const char *where,
                                 const weft_tensor *tensor, uint64_t *bytes_out);
