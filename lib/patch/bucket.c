@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bucket.c: frames. The coding is chosen by size alone: sparse while few units change, otherwise
+ * whichever of sparse, steps and values is the smallest.
+ */
+#include "bucket.h"
+
+#include "scan.h"
+
+#include <xxhash.h>
+
+enum {
+    DENSE_SHARE = 8, /* with more than one unit in eight changed, dense codings are tried too */
+};
+
+void weft_bucket_coder_open(weft_bucket_coder *coder, weft_context *context) {
+    coder->context = context;
+    coder->kernels = weft_patch_kernels_for(weft_cpu_level());
+    weft_window_open(&coder->from, context);
+    weft_window_open(&coder->to, context);
+    weft_changes_open(&coder->changes, context);
+    weft_small_encoder_open(&coder->small_encoder, context);
+    weft_small_decoder_open(&coder->small_decoder, context);
+    weft_writer_open(&coder->payload, context);
+}
+
+void weft_bucket_coder_close(weft_bucket_coder *coder) {
+    weft_window_close(&coder->from);
+    weft_window_close(&coder->to);
+    weft_changes_close(&coder->changes);
+    weft_small_encoder_close(&coder->small_encoder);
+    weft_small_decoder_close(&coder->small_decoder);
+    weft_writer_close(&coder->payload);
+}
+
+/* ---- writing ---- */
+
+static weft_status write_frame(const weft_bucket *bucket, const weft_roster *roster, weft_coding coding,
+                               uint64_t changed, weft_sum delta, const weft_writer *payload,
+                               weft_writer *frame) {
+    size_t start = frame->size;
+    weft_writer_u32(frame, 0);
+    weft_writer_u8(frame, (uint8_t)coding);
+    weft_bucket_write_spans(bucket, roster, frame);
+    weft_writer_varint(frame, changed);
+    weft_writer_u64(frame, delta.lanes[0]);
+    weft_writer_u64(frame, delta.lanes[1]);
+    weft_writer_bytes(frame, payload->data, payload->size);
+    uint64_t length = frame->size - start + WEFT_FRAME_CHECKSUM;
+    if (weft_writer_failed(frame) || weft_writer_failed(payload)) {
+        return WEFT_NO_MEMORY;
+    }
+    if (length > UINT32_MAX) {
+        return weft_fail(frame->context, WEFT_LIMIT_EXCEEDED,
+                         "a bucket's frame is over 4 GiB; choose "
+                         "smaller buckets");
+    }
+    for (unsigned i = 0; i < WEFT_FRAME_LENGTH; i++) {
+        frame->data[start + i] = (uint8_t)(length >> (8 * i));
+    }
+    weft_writer_u64(frame, XXH3_64bits(frame->data + start, frame->size - start));
+    return weft_writer_failed(frame) ? WEFT_NO_MEMORY : WEFT_OK;
+}
+
+/* Both sides of a bucket end to end, in dtype. */
+typedef struct dense_sides {
+    uint8_t *from;
+    uint8_t *to;
+} dense_sides;
+
+static void release_sides(weft_context *context, dense_sides *sides) {
+    weft_release(context, sides->from);
+    weft_release(context, sides->to);
+}
+
+/* Copies what a window shows, whatever its runs are. */
+static void copy_runs(const weft_window *window, unsigned width, uint8_t *output) {
+    for (size_t i = 0; i < window->run_count; i++) {
+        const weft_run *run = &window->runs[i];
+        uint8_t *place = output + run->linear * width;
+        if (run->masters != NULL) {
+            for (uint64_t j = 0; j < run->units; j++) {
+                uint32_t bits = (uint32_t)weft_unit_load(run->masters, (size_t)j, 4);
+                weft_unit_store(place, (size_t)j, 2, weft_bf16_round(bits));
+            }
+        } else {
+            memcpy(place, run->memory, (size_t)run->units * width);
+        }
+    }
+}
+
+static weft_status copy_sides(weft_bucket_coder *coder, const weft_bucket *bucket, dense_sides *sides) {
+    size_t bytes = (size_t)bucket->units * bucket->width;
+    sides->from = weft_allocate(coder->context, bytes);
+    sides->to = weft_allocate(coder->context, bytes);
+    if (sides->from == NULL || sides->to == NULL) {
+        release_sides(coder->context, sides);
+        return WEFT_NO_MEMORY;
+    }
+    copy_runs(&coder->from, bucket->width, sides->from);
+    copy_runs(&coder->to, bucket->width, sides->to);
+    return WEFT_OK;
+}
+
+static uint64_t count_differing(const dense_sides *sides, uint64_t units, unsigned width) {
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < units; i++) {
+        count += memcmp(sides->from + i * width, sides->to + i * width, width) != 0;
+    }
+    return count;
+}
+
+/* Codes the bucket densely both ways and keeps the smaller in coder->payload, if it beats what is there.
+ * An empty payload is beaten by anything. */
+static weft_status try_dense(weft_bucket_coder *coder, const weft_bucket *bucket, const dense_sides *sides,
+                             weft_profile profile, weft_coding *coding) {
+    size_t units = (size_t)bucket->units;
+    const weft_coding codings[] = {WEFT_CODING_VALUES, WEFT_CODING_DIFFERENCE};
+    for (unsigned i = 0; i < 2; i++) {
+        weft_writer candidate;
+        weft_writer_open(&candidate, coder->context);
+        const void *base = codings[i] == WEFT_CODING_DIFFERENCE ? sides->from : NULL;
+        weft_status status =
+            weft_dense_encode(coder->context, base, sides->to, units, bucket->width, profile, &candidate);
+        if (status != WEFT_OK) {
+            weft_writer_close(&candidate);
+            return status;
+        }
+        if (coder->payload.size == 0 || candidate.size < coder->payload.size) {
+            weft_writer kept = coder->payload;
+            coder->payload = candidate;
+            candidate = kept;
+            *coding = codings[i];
+        }
+        weft_writer_close(&candidate);
+    }
+    return WEFT_OK;
+}
+
+static weft_status encode_sparse(weft_bucket_coder *coder, const weft_bucket *bucket, bool small) {
+    return small ? weft_small_encoder_finish(&coder->small_encoder, &coder->changes, &coder->payload)
+                 : weft_fast_encode(&coder->changes, bucket->units, &coder->payload);
+}
+
+static weft_status encode_dense(weft_bucket_coder *coder, const weft_bucket *bucket, weft_profile profile,
+                                bool too_many, weft_sums *moves, weft_coding *coding, uint64_t *changed,
+                                weft_sum *delta) {
+    dense_sides sides;
+    weft_status status = copy_sides(coder, bucket, &sides);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = try_dense(coder, bucket, &sides, profile, coding);
+    if (status == WEFT_OK && too_many) {
+        *changed = count_differing(&sides, bucket->units, bucket->width);
+        status = weft_window_prove_all(&coder->from, sides.to, bucket->width, false, moves, delta);
+    }
+    release_sides(coder->context, &sides);
+    return status;
+}
+
+weft_status weft_bucket_encode_windows(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                       const weft_roster *roster, weft_profile profile, weft_sums *moves,
+                                       weft_writer *frame, weft_frame_result *result) {
+    bool small = profile == WEFT_PROFILE_SMALL;
+    bool too_many = false;
+    weft_status status = weft_scan(coder, bucket, small, &too_many);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    uint64_t changed = coder->changes.count;
+    weft_coding coding = small ? WEFT_CODING_SMALL : WEFT_CODING_FAST;
+    weft_sum delta = {{0, 0}};
+    coder->payload.size = 0;
+    *result = (weft_frame_result){changed, changed > 0};
+    if (changed == 0) {
+        return WEFT_OK;
+    }
+    if (!too_many) {
+        status = encode_sparse(coder, bucket, small);
+        if (status == WEFT_OK) {
+            status = weft_window_prove(&coder->from, &coder->changes, WEFT_PROOF_VALUES, moves, &delta);
+        }
+    }
+    if (status == WEFT_OK && changed > bucket->units / DENSE_SHARE) {
+        status = encode_dense(coder, bucket, profile, too_many, moves, &coding, &changed, &delta);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    result->changed = changed;
+    return write_frame(bucket, roster, coding, changed, delta, &coder->payload, frame);
+}
+
+weft_status weft_bucket_encode(weft_bucket_coder *coder, const weft_bucket *bucket,
+                               const weft_roster *roster, weft_profile profile,
+                               const weft_bucket_side *from, const weft_bucket_side *to, weft_sums *moves,
+                               weft_writer *frame, weft_frame_result *result) {
+    weft_status status =
+        weft_window_set(&coder->from, from->view, from->tensor_map, bucket, WEFT_NEED_BYTES);
+    if (status == WEFT_OK) {
+        status = weft_window_set(&coder->to, to->view, to->tensor_map, bucket, WEFT_NEED_MASTERS);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    *result = (weft_frame_result){0, false};
+    if (coder->from.holding == WEFT_HELD_NONE && coder->to.holding == WEFT_HELD_NONE) {
+        return WEFT_OK;
+    }
+    if (coder->from.holding != WEFT_HELD_ALL || coder->to.holding != WEFT_HELD_ALL) {
+        return weft_fail(coder->context, WEFT_INVALID_ARGUMENT,
+                         "the two states hold different parts of tensor %s; diff states of the same layout",
+                         roster->entries[bucket->spans[0].tensor].tensor.name);
+    }
+    return weft_bucket_encode_windows(coder, bucket, roster, profile, moves, frame, result);
+}
+
+weft_status weft_bucket_encode_whole(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                     const weft_roster *roster, weft_profile profile,
+                                     const weft_bucket_side *to, weft_sums *sums, weft_writer *frame,
+                                     weft_frame_result *result) {
+    weft_status status = weft_window_set(&coder->to, to->view, to->tensor_map, bucket, WEFT_NEED_BYTES);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (coder->to.holding != WEFT_HELD_ALL) {
+        return weft_fail(coder->context, WEFT_INVALID_ARGUMENT,
+                         "tensor %s is new and must be held whole to be published",
+                         roster->entries[bucket->spans[0].tensor].tensor.name);
+    }
+    size_t bytes = (size_t)bucket->units * bucket->width;
+    uint8_t *values = weft_allocate(coder->context, bytes);
+    if (values == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_sum delta;
+    copy_runs(&coder->to, bucket->width, values);
+    coder->payload.size = 0;
+    status = weft_window_prove_all(&coder->to, values, bucket->width, true, sums, &delta);
+    if (status == WEFT_OK) {
+        status = weft_dense_encode(coder->context, NULL, values, (size_t)bucket->units, bucket->width,
+                                   profile, &coder->payload);
+    }
+    weft_release(coder->context, values);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    *result = (weft_frame_result){bucket->units, true};
+    return write_frame(bucket, roster, WEFT_CODING_VALUES, bucket->units, delta, &coder->payload, frame);
+}
+
+weft_status weft_bucket_encode_changes(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                       const weft_roster *roster, weft_sum delta, weft_writer *frame,
+                                       weft_frame_result *result) {
+    *result = (weft_frame_result){coder->changes.count, coder->changes.count > 0};
+    if (coder->changes.count == 0) {
+        return WEFT_OK;
+    }
+    coder->payload.size = 0;
+    weft_status status = encode_sparse(coder, bucket, false);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    return write_frame(bucket, roster, WEFT_CODING_FAST, coder->changes.count, delta, &coder->payload,
+                       frame);
+}
+
+/* ---- reading ---- */
+
+weft_status weft_frame_read(weft_context *context, const weft_roster *roster, const uint8_t *data,
+                            size_t size, weft_frame *frame) {
+    memset(frame, 0, sizeof *frame);
+    if (size < WEFT_FRAME_LENGTH + WEFT_FRAME_CHECKSUM) {
+        return weft_fail(context, WEFT_TRUNCATED, "a bucket's frame is cut short");
+    }
+    weft_reader last = weft_reader_over(data + size - WEFT_FRAME_CHECKSUM, WEFT_FRAME_CHECKSUM);
+    frame->checksum = weft_reader_u64(&last);
+    if (XXH3_64bits(data, size - WEFT_FRAME_CHECKSUM) != frame->checksum) {
+        return weft_fail(
+            context, WEFT_CHECKSUM_MISMATCH,
+            "a bucket was damaged on its way: its checksum does not match; fetch the patch again");
+    }
+    weft_reader reader = weft_reader_over(data, size - WEFT_FRAME_CHECKSUM);
+    uint32_t length = weft_reader_u32(&reader);
+    frame->coding = (weft_coding)weft_reader_u8(&reader);
+    if (length != size || frame->coding < WEFT_CODING_FAST || frame->coding > WEFT_CODING_VALUES) {
+        return weft_fail(context, WEFT_MALFORMED, "a bucket's frame has an unknown coding or length");
+    }
+    weft_status status = weft_bucket_read_spans(&frame->bucket, roster, &reader);
+    if (status == WEFT_OK) {
+        frame->changed = weft_reader_varint(&reader);
+        frame->delta.lanes[0] = weft_reader_u64(&reader);
+        frame->delta.lanes[1] = weft_reader_u64(&reader);
+        frame->payload_size = weft_reader_left(&reader);
+        frame->payload = weft_reader_bytes(&reader, frame->payload_size);
+        bool fresh = roster->entries[frame->bucket.spans[0].tensor].fate != WEFT_FATE_KEPT;
+        if (weft_reader_failed(&reader) || frame->changed == 0 || frame->changed > frame->bucket.units ||
+            (fresh && frame->coding != WEFT_CODING_VALUES)) {
+            status = weft_fail(context, WEFT_MALFORMED, "a bucket's frame contradicts itself");
+        }
+    }
+    if (status != WEFT_OK) {
+        weft_bucket_close(&frame->bucket, context);
+    }
+    return status;
+}
+
+bool weft_frame_needs_base(const weft_frame *frame) {
+    return frame->coding == WEFT_CODING_SMALL || frame->coding == WEFT_CODING_DIFFERENCE;
+}
+
+bool weft_frame_dense(const weft_frame *frame) {
+    return frame->coding == WEFT_CODING_DIFFERENCE || frame->coding == WEFT_CODING_VALUES;
+}
+
+weft_status weft_frame_decode(weft_bucket_coder *coder, const weft_frame *frame) {
+    weft_changes *changes = &coder->changes;
+    const weft_bucket *bucket = &frame->bucket;
+    size_t count = (size_t)frame->changed;
+    /* every change takes at least two bits: a count beyond that is no reason to take memory */
+    if (count > 0 && count / 4 > frame->payload_size && frame->coding == WEFT_CODING_FAST) {
+        return weft_fail(coder->context, WEFT_MALFORMED, "a bucket claims more changes than it can hold");
+    }
+    weft_status status = weft_changes_reset(changes, bucket->width, count);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (frame->coding == WEFT_CODING_FAST) {
+        return weft_fast_decode(coder->context, frame->payload, frame->payload_size, bucket->units, count,
+                                changes);
+    }
+    return weft_small_decode(&coder->small_decoder, coder->kernels, weft_exponent_of(bucket->dtype),
+                             frame->payload, frame->payload_size, &coder->from, bucket->units, count,
+                             changes);
+}
+
+weft_status weft_frame_decode_dense(weft_context *context, const weft_frame *frame, const void *base,
+                                    void *output) {
+    return weft_dense_decode(context, frame->payload, frame->payload_size,
+                             frame->coding == WEFT_CODING_DIFFERENCE ? base : NULL,
+                             (size_t)frame->bucket.units, frame->bucket.width, output);
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * changes.h: the absolute changes of one bucket: where, what was there, what will be.
+ *
+ * Positions count units along the bucket (its spans one after the other) and ascend strictly. Values
+ * are `width` bytes each. Arrays have WEFT_KERNEL_SLACK entries of room past the capacity.
+ */
+#ifndef WEFT_PATCH_CHANGES_H
+#define WEFT_PATCH_CHANGES_H
+
+#include "../base/context.h"
+
+#include <string.h>
+
+typedef struct weft_changes {
+    weft_context *context;
+    unsigned width;
+    size_t count;
+    size_t capacity;
+    uint32_t *positions;
+    void *olds;
+    void *news;
+} weft_changes;
+
+void weft_changes_open(weft_changes *changes, weft_context *context);
+void weft_changes_close(weft_changes *changes);
+/* Empties the list and makes room for `capacity` changes of `width` bytes. */
+weft_status weft_changes_reset(weft_changes *changes, unsigned width, size_t capacity);
+/* Makes room for `more` changes beyond `count`. */
+weft_status weft_changes_grow(weft_changes *changes, size_t more);
+/* Gives back what was reserved beyond `count`, for lists that are kept. */
+void weft_changes_trim(weft_changes *changes);
+
+/* The unit at `index` of an array of units of `width` bytes. With a constant width these are single
+ * instructions, which is why hot loops are inline functions called with literal widths. */
+static inline uint64_t weft_unit_load(const void *units, size_t index, unsigned width) {
+    uint64_t value = 0;
+    memcpy(&value, (const uint8_t *)units + index * width, width);
+    return value;
+}
+
+static inline void weft_unit_store(void *units, size_t index, unsigned width, uint64_t value) {
+    memcpy((uint8_t *)units + index * width, &value, width);
+}
+
+#endif

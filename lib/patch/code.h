@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * code.h: the codings of a bucket's payload. doc/FORMAT.md specifies the bytes.
+ *
+ * fast    gaps and steps, bit-packed; decoding needs nothing else
+ * small   gaps within classes of the base's exponent, and steps, entropy-coded; needs the base
+ * dense   every unit, as steps or as values, in byte planes under zstd
+ *
+ * Encoders keep their buffers from bucket to bucket: one of each per worker.
+ */
+#ifndef WEFT_PATCH_CODE_H
+#define WEFT_PATCH_CODE_H
+
+#include "../base/bytes.h"
+#include "changes.h"
+#include "kernels.h"
+#include "window.h"
+
+#include <weft/patch.h>
+
+/* Which bits of a unit are its exponent: the `small` profile's context. */
+typedef struct weft_exponent {
+    bool present;   /* units without one form a single class */
+    unsigned shift; /* of the two-byte types BF16 and F16 */
+} weft_exponent;
+
+weft_exponent weft_exponent_of(weft_dtype dtype);
+
+/* ---- fast ---- */
+
+weft_status weft_fast_encode(const weft_changes *changes, uint64_t units, weft_writer *writer);
+/* Sets positions, and steps in `news`. `payload` is followed by WEFT_BITS_SLACK readable bytes. */
+weft_status weft_fast_decode(weft_context *context, const uint8_t *payload, size_t size, uint64_t units,
+                             size_t count, weft_changes *changes);
+
+/* ---- small ---- */
+
+/* Histograms of a sample of the bucket, by exponent, from which the classes are cut. */
+typedef struct weft_small_sample {
+    uint32_t units[256];
+    uint32_t changed[256];
+    uint32_t octaves[256][8]; /* of the steps' magnitudes */
+    uint64_t sampled;
+} weft_small_sample;
+
+typedef struct weft_small_encoder {
+    weft_context *context;
+    weft_exponent exponent;
+    unsigned classes;
+    uint8_t cuts[WEFT_CLASS_MAX]; /* cuts[c]: the smallest exponent of class c */
+    uint16_t thresholds[WEFT_CLASS_MAX];
+    uint8_t class_of_exponent[256];
+    uint32_t members[WEFT_CLASS_MAX]; /* units seen so far */
+    uint32_t next[WEFT_CLASS_MAX];    /* rank after the last change */
+    uint32_t counts[WEFT_CLASS_MAX];  /* changes */
+    size_t capacity;
+    uint8_t *class_of; /* of each change, in position order */
+    uint32_t *gaps;
+    uint32_t *class_gaps; /* sorted by class */
+    uint64_t *class_steps;
+    uint8_t *tokens;
+    weft_tile tile;
+} weft_small_encoder;
+
+void weft_small_encoder_open(weft_small_encoder *encoder, weft_context *context);
+void weft_small_encoder_close(weft_small_encoder *encoder);
+/* Chooses classes for a bucket of `units` units. `sample` is NULL for units without an exponent. */
+void weft_small_encoder_begin(weft_small_encoder *encoder, weft_exponent exponent,
+                              const weft_small_sample *sample, uint64_t units);
+/* Takes the next stretch of at most WEFT_TILE units, which starts at `linear` and whose changes are those
+ * from index `first` on. */
+weft_status weft_small_encoder_tile(weft_small_encoder *encoder, const weft_patch_kernels *kernels,
+                                    const void *base, size_t units, uint64_t linear,
+                                    const weft_changes *changes, size_t first);
+weft_status weft_small_encoder_finish(weft_small_encoder *encoder, const weft_changes *changes,
+                                      weft_writer *writer);
+
+typedef struct weft_small_decoder {
+    weft_context *context;
+    size_t capacity;
+    uint8_t *tokens;
+    uint32_t *ranks;
+    uint64_t *steps;
+    weft_tile tile;
+    uint16_t indices[WEFT_TILE];
+    uint64_t changed[WEFT_TILE_BLOCKS];
+    uint64_t step_at[WEFT_TILE];
+} weft_small_decoder;
+
+void weft_small_decoder_open(weft_small_decoder *decoder, weft_context *context);
+void weft_small_decoder_close(weft_small_decoder *decoder);
+/* Sets positions, olds and news from the window's memory. */
+weft_status weft_small_decode(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
+                              weft_exponent exponent, const uint8_t *payload, size_t size,
+                              const weft_window *window, uint64_t units, size_t count,
+                              weft_changes *changes);
+
+/* ---- dense ---- */
+
+/* Codes `units` units as values, or with `base` as steps from it. */
+weft_status weft_dense_encode(weft_context *context, const void *base, const void *values, size_t units,
+                              unsigned width, weft_profile profile, weft_writer *writer);
+weft_status weft_dense_decode(weft_context *context, const uint8_t *payload, size_t size, const void *base,
+                              size_t units, unsigned width, void *output);
+
+#endif

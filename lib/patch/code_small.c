@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * code_small.c: the `small` coding.
+ *
+ * A BF16 weight crosses a rounding boundary with a chance of about |update| / ULP(weight): the exponent
+ * of the old weight says most of what there is to know about where changes are and how large. Units are
+ * therefore sorted into up to eight classes by cuts of the base's exponent. A change is named by its
+ * rank among the units of its class, as a gap from the change before in that class, and by its step.
+ * Gaps and steps of a class are two arrays of tokens, each entropy-coded with a table of its own.
+ *
+ * The encoder cuts the classes from a sample before it starts, so that comparing, classifying and
+ * ranking happen in one pass, tile by tile. The decoder classifies the same base in the same tiles and
+ * finds each rank's unit. Neither uses floating point.
+ */
+#include "code.h"
+
+#include "rans.h"
+#include "token.h"
+
+enum {
+    BINS_MAX = 64,
+    CLASS_COST_BITS = 320, /* about what a class's two tables cost */
+};
+
+weft_exponent weft_exponent_of(weft_dtype dtype) {
+    if (dtype == WEFT_DTYPE_BF16) {
+        return (weft_exponent){true, 7};
+    }
+    if (dtype == WEFT_DTYPE_F16) {
+        return (weft_exponent){true, 10};
+    }
+    return (weft_exponent){false, 0};
+}
+
+/* ---- cutting the classes ---- */
+
+/* log2(x) in 16.16 fixed point, good to a hundredth; log2(0) counts as 0. */
+static uint64_t fixed_log2(uint64_t x) {
+    if (x == 0) {
+        return 0;
+    }
+    unsigned top = 63u - (unsigned)__builtin_clzll(x);
+    uint64_t fraction = top >= 16 ? (x >> (top - 16)) & 0xffff : (x << (16 - top)) & 0xffff;
+    uint64_t bulge = (fraction * (65536 - fraction)) >> 16;
+    return ((uint64_t)top << 16) + fraction + ((bulge * 22481) >> 16);
+}
+
+typedef struct bins {
+    unsigned count;
+    unsigned first_exponent[BINS_MAX];
+    /* sums over the bins before */
+    uint64_t units[BINS_MAX + 1];
+    uint64_t changed[BINS_MAX + 1];
+    uint64_t octaves[BINS_MAX + 1][8];
+} bins;
+
+static unsigned occupied(const weft_small_sample *sample, unsigned shift) {
+    unsigned count = 0;
+    int last = -1;
+    for (unsigned e = 0; e < 256; e++) {
+        if (sample->units[e] != 0 && (int)(e >> shift) != last) {
+            last = (int)(e >> shift);
+            count++;
+        }
+    }
+    return count;
+}
+
+/* The exponents that occur, merged to as few bins as the search can take. */
+static void collect_bins(const weft_small_sample *sample, bins *bins_out) {
+    unsigned shift = 0;
+    while (occupied(sample, shift) > BINS_MAX) {
+        shift++;
+    }
+    memset(bins_out, 0, sizeof *bins_out);
+    int last = -1;
+    unsigned b = 0;
+    for (unsigned e = 0; e < 256; e++) {
+        if (sample->units[e] == 0) {
+            continue;
+        }
+        if ((int)(e >> shift) != last) {
+            last = (int)(e >> shift);
+            bins_out->first_exponent[b] = e;
+            b++;
+            bins_out->units[b] = bins_out->units[b - 1];
+            bins_out->changed[b] = bins_out->changed[b - 1];
+            memcpy(bins_out->octaves[b], bins_out->octaves[b - 1], sizeof bins_out->octaves[b]);
+        }
+        bins_out->units[b] += sample->units[e];
+        bins_out->changed[b] += sample->changed[e];
+        for (unsigned o = 0; o < 8; o++) {
+            bins_out->octaves[b][o] += sample->octaves[e][o];
+        }
+    }
+    bins_out->count = b;
+}
+
+static uint64_t entropy_term(uint64_t count) {
+    return count * fixed_log2(count);
+}
+
+/* What the sampled changes of bins [from, to) cost as one class: positions and magnitudes. */
+static uint64_t class_cost(const bins *b, unsigned from, unsigned to) {
+    uint64_t units = b->units[to] - b->units[from];
+    uint64_t changed = b->changed[to] - b->changed[from];
+    uint64_t positive = entropy_term(units) + entropy_term(changed);
+    uint64_t negative = entropy_term(changed) + entropy_term(units - changed);
+    for (unsigned o = 0; o < 8; o++) {
+        negative += entropy_term(b->octaves[to][o] - b->octaves[from][o]);
+    }
+    return positive > negative ? positive - negative : 0;
+}
+
+/* Dynamic programming over the number of classes: cost[k][j] is the least for the first j bins. */
+static void cut_classes(weft_small_encoder *encoder, const bins *b, uint64_t table_cost) {
+    uint64_t cost[WEFT_CLASS_MAX + 1][BINS_MAX + 1];
+    uint8_t from[WEFT_CLASS_MAX + 1][BINS_MAX + 1];
+    unsigned best = 1;
+    for (unsigned j = 0; j <= b->count; j++) {
+        cost[1][j] = class_cost(b, 0, j);
+        from[1][j] = 0;
+    }
+    for (unsigned k = 2; k <= WEFT_CLASS_MAX && k <= b->count; k++) {
+        for (unsigned j = k; j <= b->count; j++) {
+            cost[k][j] = UINT64_MAX;
+            for (unsigned i = k - 1; i < j; i++) {
+                uint64_t total = cost[k - 1][i] + class_cost(b, i, j);
+                if (total < cost[k][j]) {
+                    cost[k][j] = total;
+                    from[k][j] = (uint8_t)i;
+                }
+            }
+        }
+        if (cost[k][b->count] + k * table_cost < cost[best][b->count] + best * table_cost) {
+            best = k;
+        }
+    }
+    encoder->classes = best;
+    unsigned end = b->count;
+    for (unsigned k = best; k > 0; k--) {
+        end = from[k][end];
+        encoder->cuts[k - 1] = k == 1 ? 0 : (uint8_t)b->first_exponent[end];
+    }
+}
+
+static void set_thresholds(const uint8_t *cuts, unsigned classes, weft_exponent exponent,
+                           uint16_t *thresholds) {
+    for (unsigned c = 0; c < classes; c++) {
+        thresholds[c] = (uint16_t)(cuts[c] << exponent.shift);
+    }
+}
+
+void weft_small_encoder_open(weft_small_encoder *encoder, weft_context *context) {
+    memset(encoder, 0, sizeof *encoder);
+    encoder->context = context;
+}
+
+void weft_small_encoder_close(weft_small_encoder *encoder) {
+    weft_release(encoder->context, encoder->class_of);
+    weft_release(encoder->context, encoder->gaps);
+    weft_release(encoder->context, encoder->class_gaps);
+    weft_release(encoder->context, encoder->class_steps);
+    weft_release(encoder->context, encoder->tokens);
+    weft_small_encoder_open(encoder, encoder->context);
+}
+
+void weft_small_encoder_begin(weft_small_encoder *encoder, weft_exponent exponent,
+                              const weft_small_sample *sample, uint64_t units) {
+    encoder->exponent = exponent;
+    encoder->classes = 1;
+    encoder->cuts[0] = 0;
+    memset(encoder->members, 0, sizeof encoder->members);
+    memset(encoder->next, 0, sizeof encoder->next);
+    memset(encoder->counts, 0, sizeof encoder->counts);
+    if (sample != NULL && sample->sampled > 0) {
+        bins b;
+        collect_bins(sample, &b);
+        cut_classes(encoder, &b, ((uint64_t)CLASS_COST_BITS << 16) * sample->sampled / units);
+    }
+    set_thresholds(encoder->cuts, encoder->classes, exponent, encoder->thresholds);
+    unsigned c = 0;
+    for (unsigned e = 0; e < 256; e++) {
+        while (c + 1 < encoder->classes && e >= encoder->cuts[c + 1]) {
+            c++;
+        }
+        encoder->class_of_exponent[e] = (uint8_t)c;
+    }
+}
+
+/* ---- ranking ---- */
+
+static weft_status reserve_encoder(weft_small_encoder *encoder, size_t count) {
+    if (count <= encoder->capacity) {
+        return WEFT_OK;
+    }
+    size_t capacity = count + count / 2;
+    uint8_t *class_of = weft_reallocate_array(encoder->context, encoder->class_of, capacity, 1);
+    if (class_of == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    encoder->class_of = class_of;
+    uint32_t *gaps = weft_reallocate_array(encoder->context, encoder->gaps, capacity, sizeof *gaps);
+    if (gaps == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    encoder->gaps = gaps;
+    uint32_t *class_gaps =
+        weft_reallocate_array(encoder->context, encoder->class_gaps, capacity, sizeof *class_gaps);
+    if (class_gaps == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    encoder->class_gaps = class_gaps;
+    uint64_t *class_steps =
+        weft_reallocate_array(encoder->context, encoder->class_steps, capacity, sizeof *class_steps);
+    if (class_steps == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    encoder->class_steps = class_steps;
+    uint8_t *tokens = weft_reallocate_array(encoder->context, encoder->tokens, capacity, 2);
+    if (tokens == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    encoder->tokens = tokens;
+    encoder->capacity = capacity;
+    return WEFT_OK;
+}
+
+weft_status weft_small_encoder_tile(weft_small_encoder *encoder, const weft_patch_kernels *kernels,
+                                    const void *base, size_t units, uint64_t linear,
+                                    const weft_changes *changes, size_t first) {
+    weft_status status = reserve_encoder(encoder, changes->count);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (encoder->classes == 1) {
+        for (size_t i = first; i < changes->count; i++) {
+            encoder->class_of[i] = 0;
+            encoder->gaps[i] = changes->positions[i] - encoder->next[0];
+            encoder->next[0] = changes->positions[i] + 1;
+        }
+        encoder->counts[0] += (uint32_t)(changes->count - first);
+        return WEFT_OK;
+    }
+    weft_tile *tile = &encoder->tile;
+    kernels->classify(base, units, encoder->thresholds, encoder->classes, tile);
+    for (size_t i = first; i < changes->count; i++) {
+        uint64_t magnitude = weft_unit_load(changes->olds, i, 2) & 0x7fff;
+        encoder->class_of[i] = encoder->class_of_exponent[magnitude >> encoder->exponent.shift];
+    }
+    kernels->rank(tile, encoder->class_of + first, changes->positions + first, changes->count - first,
+                  (uint32_t)linear, encoder->gaps + first);
+    for (size_t i = first; i < changes->count; i++) {
+        unsigned c = encoder->class_of[i];
+        uint32_t rank = encoder->members[c] + encoder->gaps[i];
+        encoder->gaps[i] = rank - encoder->next[c];
+        encoder->next[c] = rank + 1;
+        encoder->counts[c]++;
+    }
+    for (unsigned c = 0; c < encoder->classes; c++) {
+        encoder->members[c] += tile->counts[c];
+    }
+    return WEFT_OK;
+}
+
+/* ---- writing ---- */
+
+/* Gaps and step codes, class after class, each in position order. */
+static inline __attribute__((always_inline)) void
+sort_by_class(weft_small_encoder *encoder, const weft_changes *changes, unsigned width) {
+    uint64_t mask = width == 8 ? ~(uint64_t)0 : ((uint64_t)1 << (8 * width)) - 1;
+    size_t place[WEFT_CLASS_MAX];
+    size_t start = 0;
+    for (unsigned c = 0; c < encoder->classes; c++) {
+        place[c] = start;
+        start += encoder->counts[c];
+    }
+    for (size_t i = 0; i < changes->count; i++) {
+        size_t to = place[encoder->class_of[i]]++;
+        uint64_t step = weft_unit_load(changes->news, i, width) - weft_unit_load(changes->olds, i, width);
+        encoder->class_gaps[to] = encoder->gaps[i];
+        encoder->class_steps[to] = weft_step_code(step & mask, 8 * width);
+    }
+}
+
+typedef struct class_tables {
+    weft_rans_table gaps;
+    weft_rans_table steps;
+} class_tables;
+
+/* Tokens of gaps go to tokens[0, count), those of steps to tokens[count, 2 count). */
+static void tokenise(weft_small_encoder *encoder, size_t count, class_tables *tables) {
+    size_t first = 0;
+    for (unsigned c = 0; c < encoder->classes; c++) {
+        uint32_t gap_counts[WEFT_RANS_TOKENS] = {0};
+        uint32_t step_counts[WEFT_RANS_TOKENS] = {0};
+        for (size_t i = first; i < first + encoder->counts[c]; i++) {
+            uint8_t gap = (uint8_t)weft_token_of(encoder->class_gaps[i]);
+            uint8_t step = (uint8_t)weft_token_of(encoder->class_steps[i]);
+            encoder->tokens[i] = gap;
+            encoder->tokens[count + i] = step;
+            gap_counts[gap]++;
+            step_counts[step]++;
+        }
+        if (encoder->counts[c] > 0) {
+            weft_rans_table_fit(&tables[c].gaps, gap_counts);
+            weft_rans_table_fit(&tables[c].steps, step_counts);
+        }
+        first += encoder->counts[c];
+    }
+}
+
+static inline void put_rest(weft_bits_writer *bits, uint64_t value, unsigned token) {
+    unsigned count = weft_token_bits(token);
+    if (count > 0) {
+        weft_bits_put_wide(bits, value - weft_token_base(token), count);
+    }
+}
+
+static weft_status write_bits(const weft_small_encoder *encoder, size_t count, const class_tables *tables,
+                              weft_writer *writer) {
+    weft_writer section;
+    weft_writer_open(&section, encoder->context);
+    size_t room = encoder->classes * 2 * (size_t)WEFT_RANS_TABLE_MAX + 12 * count + 16;
+    uint8_t *start = weft_writer_reserve(&section, room);
+    if (start == NULL) {
+        weft_writer_close(&section);
+        return WEFT_NO_MEMORY;
+    }
+    weft_bits_writer bits = {start, 0, 0};
+    for (unsigned c = 0; c < encoder->classes; c++) {
+        if (encoder->counts[c] > 0) {
+            weft_rans_table_write(&tables[c].gaps, &bits);
+            weft_rans_table_write(&tables[c].steps, &bits);
+        }
+    }
+    size_t first = 0;
+    for (unsigned c = 0; c < encoder->classes; c++) {
+        size_t end = first + encoder->counts[c];
+        for (size_t i = first; i < end; i++) {
+            put_rest(&bits, encoder->class_gaps[i], encoder->tokens[i]);
+        }
+        for (size_t i = first; i < end; i++) {
+            put_rest(&bits, encoder->class_steps[i], encoder->tokens[count + i]);
+        }
+        first = end;
+    }
+    size_t size = (size_t)(weft_bits_finish(&bits) - start);
+    weft_writer_varint(writer, size);
+    weft_writer_bytes(writer, start, size);
+    weft_writer_close(&section);
+    return WEFT_OK;
+}
+
+static weft_status write_stream(const weft_small_encoder *encoder, size_t count, const class_tables *tables,
+                                weft_writer *writer) {
+    size_t room = 4 * count + 16;
+    uint8_t *buffer = weft_allocate(encoder->context, room);
+    if (buffer == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_rans_encoder rans;
+    weft_rans_encoder_open(&rans, buffer, room);
+    size_t end = count;
+    for (unsigned c = encoder->classes; c-- > 0;) {
+        size_t first = end - encoder->counts[c];
+        weft_rans_encode(&rans, &tables[c].steps, encoder->tokens + count + first, end - first);
+        weft_rans_encode(&rans, &tables[c].gaps, encoder->tokens + first, end - first);
+        end = first;
+    }
+    const uint8_t *start = weft_rans_encoder_finish(&rans);
+    weft_writer_bytes(writer, start, (size_t)(buffer + room - start));
+    weft_release(encoder->context, buffer);
+    return WEFT_OK;
+}
+
+weft_status weft_small_encoder_finish(weft_small_encoder *encoder, const weft_changes *changes,
+                                      weft_writer *writer) {
+    if (changes->width == 2) {
+        sort_by_class(encoder, changes, 2);
+    } else {
+        sort_by_class(encoder, changes, changes->width);
+    }
+    weft_writer_u8(writer, (uint8_t)encoder->classes);
+    for (unsigned c = 1; c < encoder->classes; c++) {
+        weft_writer_u8(writer, encoder->cuts[c]);
+    }
+    for (unsigned c = 0; c < encoder->classes; c++) {
+        weft_writer_varint(writer, encoder->counts[c]);
+    }
+    class_tables tables[WEFT_CLASS_MAX];
+    tokenise(encoder, changes->count, tables);
+    weft_status status = write_bits(encoder, changes->count, tables, writer);
+    if (status == WEFT_OK) {
+        status = write_stream(encoder, changes->count, tables, writer);
+    }
+    if (status == WEFT_OK && weft_writer_failed(writer)) {
+        status = WEFT_NO_MEMORY;
+    }
+    return status;
+}

@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * code_small_decode.c: reading the `small` coding. See code_small.c for the idea.
+ *
+ * First all tokens of the bucket become ranks and steps, class after class; then the base is classified
+ * tile by tile, and the ranks that fall into a tile are turned into positions. Within a tile the changes
+ * of all classes are brought into order by marking them in a bit mask.
+ */
+#include "code.h"
+
+#include "rans.h"
+#include "token.h"
+
+void weft_small_decoder_open(weft_small_decoder *decoder, weft_context *context) {
+    memset(decoder, 0, sizeof *decoder);
+    decoder->context = context;
+}
+
+void weft_small_decoder_close(weft_small_decoder *decoder) {
+    weft_release(decoder->context, decoder->tokens);
+    weft_release(decoder->context, decoder->ranks);
+    weft_release(decoder->context, decoder->steps);
+    weft_small_decoder_open(decoder, decoder->context);
+}
+
+static weft_status reserve_decoder(weft_small_decoder *decoder, size_t count) {
+    if (count <= decoder->capacity) {
+        return WEFT_OK;
+    }
+    size_t capacity = count + count / 2;
+    uint8_t *tokens = weft_reallocate_array(decoder->context, decoder->tokens, capacity, 1);
+    if (tokens == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    decoder->tokens = tokens;
+    uint32_t *ranks = weft_reallocate_array(decoder->context, decoder->ranks, capacity, sizeof *ranks);
+    if (ranks == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    decoder->ranks = ranks;
+    uint64_t *steps = weft_reallocate_array(decoder->context, decoder->steps, capacity, sizeof *steps);
+    if (steps == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    decoder->steps = steps;
+    decoder->capacity = capacity;
+    return WEFT_OK;
+}
+
+/* What the front of a payload says. */
+typedef struct small_header {
+    unsigned classes;
+    uint16_t thresholds[WEFT_CLASS_MAX];
+    uint32_t counts[WEFT_CLASS_MAX];
+    weft_bits_reader bits;
+    const uint8_t *stream;
+    size_t stream_size;
+} small_header;
+
+static bool read_header(const uint8_t *payload, size_t size, weft_exponent exponent, size_t count,
+                        small_header *header) {
+    weft_reader reader = weft_reader_over(payload, size);
+    unsigned highest = exponent.present ? 0x7fffu >> exponent.shift : 0;
+    unsigned last = 0;
+    header->classes = weft_reader_u8(&reader);
+    if (header->classes < 1 || header->classes > (exponent.present ? WEFT_CLASS_MAX : 1)) {
+        return false;
+    }
+    header->thresholds[0] = 0;
+    for (unsigned c = 1; c < header->classes; c++) {
+        unsigned cut = weft_reader_u8(&reader);
+        if (cut <= last || cut > highest) {
+            return false;
+        }
+        last = cut;
+        header->thresholds[c] = (uint16_t)(cut << exponent.shift);
+    }
+    uint64_t total = 0;
+    for (unsigned c = 0; c < header->classes; c++) {
+        uint64_t changes = weft_reader_varint(&reader);
+        if (changes > count) {
+            return false;
+        }
+        header->counts[c] = (uint32_t)changes;
+        total += changes;
+    }
+    uint64_t bits = weft_reader_varint(&reader);
+    if (weft_reader_failed(&reader) || total != count || bits > weft_reader_left(&reader)) {
+        return false;
+    }
+    header->bits = weft_bits_over(weft_reader_bytes(&reader, (size_t)bits), (size_t)bits);
+    header->stream_size = weft_reader_left(&reader);
+    header->stream = weft_reader_bytes(&reader, header->stream_size);
+    return true;
+}
+
+/* Per token, for the hot loops. */
+typedef struct token_rests {
+    uint32_t bases[WEFT_RANS_TOKENS];
+    uint8_t bits[WEFT_RANS_TOKENS];
+} token_rests;
+
+static void fill_rests(token_rests *rests) {
+    for (unsigned t = 0; t < WEFT_RANS_TOKENS; t++) {
+        rests->bases[t] = (uint32_t)weft_token_base(t);
+        rests->bits[t] = (uint8_t)weft_token_bits(t);
+    }
+}
+
+enum { GAP_TOKENS = 128 /* gaps are below 2^32, their rests below 30 bits */ };
+
+/* Turns tokens of gaps into ranks. False if the bits end or a rank leaves the bucket. */
+static bool expand_gaps(weft_bits_reader *bits, const token_rests *rests, const uint8_t *tokens,
+                        size_t count, uint64_t units, uint32_t *ranks) {
+    uint64_t next = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (weft_bits_overrun(bits)) {
+            return false;
+        }
+        unsigned size = rests->bits[tokens[i]];
+        uint64_t rest = weft_bits_peek(bits) & (((uint64_t)1 << size) - 1);
+        bits->position += size;
+        next += rests->bases[tokens[i]] + rest;
+        ranks[i] = (uint32_t)next++;
+    }
+    return next <= units && !weft_bits_overrun(bits);
+}
+
+static bool expand_steps(weft_bits_reader *bits, const uint8_t *tokens, size_t count, unsigned width,
+                         uint64_t *steps) {
+    uint64_t highest = width == 8 ? UINT64_MAX : ((uint64_t)1 << (8 * width)) - 1;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t code = tokens[i];
+        if (code >= 16) {
+            code = weft_token_base(tokens[i]) + weft_bits_get(bits, weft_token_bits(tokens[i]));
+        }
+        if (code > highest) {
+            return false;
+        }
+        steps[i] = weft_step_of_code(code, 8 * width);
+    }
+    return !weft_bits_overrun(bits);
+}
+
+static bool read_tables(small_header *header, weft_rans_table *gaps, weft_rans_table *steps) {
+    for (unsigned c = 0; c < header->classes; c++) {
+        if (header->counts[c] == 0) {
+            continue;
+        }
+        if (!weft_rans_table_read(&gaps[c], &header->bits) || gaps[c].tokens > GAP_TOKENS ||
+            !weft_rans_table_read(&steps[c], &header->bits)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* All ranks and steps of the bucket. */
+static bool read_classes(weft_small_decoder *decoder, small_header *header, uint64_t units,
+                         unsigned width) {
+    weft_rans_table gaps[WEFT_CLASS_MAX];
+    weft_rans_table steps[WEFT_CLASS_MAX];
+    weft_rans_decoder rans;
+    token_rests rests;
+    fill_rests(&rests);
+    if (!read_tables(header, gaps, steps) ||
+        !weft_rans_decoder_open(&rans, header->stream, header->stream_size)) {
+        return false;
+    }
+    size_t first = 0;
+    for (unsigned c = 0; c < header->classes; c++) {
+        size_t count = header->counts[c];
+        if (count == 0) {
+            continue;
+        }
+        if (!weft_rans_decode(&rans, &gaps[c], decoder->tokens, count) ||
+            !expand_gaps(&header->bits, &rests, decoder->tokens, count, units, decoder->ranks + first) ||
+            !weft_rans_decode(&rans, &steps[c], decoder->tokens, count) ||
+            !expand_steps(&header->bits, decoder->tokens, count, width, decoder->steps + first)) {
+            return false;
+        }
+        first += count;
+    }
+    return weft_rans_decoder_done(&rans) && header->bits.size - header->bits.position < 8;
+}
+
+/* How far each class has come. */
+typedef struct class_cursors {
+    size_t next[WEFT_CLASS_MAX];
+    size_t end[WEFT_CLASS_MAX];
+    uint32_t members[WEFT_CLASS_MAX];
+} class_cursors;
+
+/* Marks the changes of one class in the tile. */
+static void mark_class(weft_small_decoder *decoder, const weft_patch_kernels *kernels, unsigned c,
+                       class_cursors *cursors) {
+    const uint32_t *ranks = decoder->ranks;
+    uint32_t first_rank = cursors->members[c];
+    uint64_t limit = (uint64_t)first_rank + decoder->tile.counts[c];
+    size_t first = cursors->next[c];
+    size_t end = first;
+    while (end < cursors->end[c] && ranks[end] < limit) {
+        end++;
+    }
+    kernels->select(&decoder->tile, c, ranks + first, end - first, first_rank, decoder->indices);
+    for (size_t i = 0; i < end - first; i++) {
+        uint16_t index = decoder->indices[i];
+        decoder->changed[index / 64] |= (uint64_t)1 << (index % 64);
+        decoder->step_at[index] = decoder->steps[first + i];
+    }
+    cursors->next[c] = end;
+    cursors->members[c] = (uint32_t)limit;
+}
+
+/* Takes the marked changes out in order. */
+static void collect_tile(weft_small_decoder *decoder, const uint8_t *base, size_t blocks, uint64_t linear,
+                         weft_changes *changes) {
+    size_t count = changes->count;
+    for (size_t b = 0; b < blocks; b++) {
+        uint64_t mask = decoder->changed[b];
+        while (mask != 0) {
+            size_t index = 64 * b + (size_t)__builtin_ctzll(mask);
+            uint64_t old = weft_unit_load(base, index, 2);
+            changes->positions[count] = (uint32_t)(linear + index);
+            weft_unit_store(changes->olds, count, 2, old);
+            weft_unit_store(changes->news, count, 2, old + decoder->step_at[index]);
+            count++;
+            mask &= mask - 1;
+        }
+    }
+    changes->count = count;
+}
+
+static bool decode_run(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
+                       const small_header *header, const weft_run *run, class_cursors *cursors,
+                       weft_changes *changes) {
+    for (uint64_t done = 0; done < run->units; done += WEFT_TILE) {
+        size_t units = run->units - done < WEFT_TILE ? (size_t)(run->units - done) : WEFT_TILE;
+        size_t blocks = (units + 63) / 64;
+        const uint8_t *base = run->memory + 2 * done;
+        kernels->classify(base, units, header->thresholds, header->classes, &decoder->tile);
+        memset(decoder->changed, 0, blocks * sizeof *decoder->changed);
+        for (unsigned c = 0; c < header->classes; c++) {
+            mark_class(decoder, kernels, c, cursors);
+        }
+        collect_tile(decoder, base, blocks, run->linear + done, changes);
+    }
+    return true;
+}
+
+/* With one class, ranks are positions, and the base is only read where it changes. */
+static void decode_single(weft_small_decoder *decoder, const weft_window *window, size_t count,
+                          weft_changes *changes) {
+    unsigned width = changes->width;
+    size_t r = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t position = decoder->ranks[i];
+        while (position >= window->runs[r].linear + window->runs[r].units) {
+            r++;
+        }
+        const weft_run *run = &window->runs[r];
+        uint64_t old = weft_unit_load(run->memory, (size_t)(position - run->linear), width);
+        changes->positions[i] = position;
+        weft_unit_store(changes->olds, i, width, old);
+        weft_unit_store(changes->news, i, width, old + decoder->steps[i]);
+    }
+    changes->count = count;
+}
+
+weft_status weft_small_decode(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
+                              weft_exponent exponent, const uint8_t *payload, size_t size,
+                              const weft_window *window, uint64_t units, size_t count,
+                              weft_changes *changes) {
+    small_header header;
+    if (count > units || !read_header(payload, size, exponent, count, &header)) {
+        return weft_fail(decoder->context, WEFT_MALFORMED, "a small bucket has no valid header");
+    }
+    weft_status status = reserve_decoder(decoder, count);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (!read_classes(decoder, &header, units, changes->width)) {
+        return weft_fail(decoder->context, WEFT_MALFORMED, "a small bucket does not hold its %zu changes",
+                         count);
+    }
+    if (header.classes == 1) {
+        decode_single(decoder, window, count, changes);
+        return WEFT_OK;
+    }
+    class_cursors cursors = {{0}, {0}, {0}};
+    size_t first = 0;
+    for (unsigned c = 0; c < header.classes; c++) {
+        cursors.next[c] = first;
+        first += header.counts[c];
+        cursors.end[c] = first;
+    }
+    for (size_t i = 0; i < window->run_count; i++) {
+        decode_run(decoder, kernels, &header, &window->runs[i], &cursors, changes);
+    }
+    for (unsigned c = 0; c < header.classes; c++) {
+        if (cursors.next[c] != cursors.end[c]) {
+            return weft_fail(decoder->context, WEFT_BASE_MISMATCH,
+                             "a small bucket names weights that this base does not have: it was made for "
+                             "another base");
+        }
+    }
+    return WEFT_OK;
+}

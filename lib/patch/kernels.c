@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kernels.c: the kernels in plain C, which the vector forms are tested against, and the choice.
+ */
+#include "kernels.h"
+
+#include <string.h>
+
+static uint16_t weight_at(const void *weights, size_t index) {
+    uint16_t value;
+    memcpy(&value, (const uint8_t *)weights + 2 * index, sizeof value);
+    return value;
+}
+
+static size_t diff_portable(const void *base, const void *next, size_t count, uint32_t first,
+                            uint32_t *positions) {
+    size_t found = 0;
+    for (size_t i = 0; i < count; i++) {
+        positions[found] = first + (uint32_t)i;
+        found += weight_at(base, i) != weight_at(next, i);
+    }
+    return found;
+}
+
+static size_t diff_masters_portable(const void *base, const void *masters, size_t count, uint32_t first,
+                                    uint32_t *positions) {
+    size_t found = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, (const uint8_t *)masters + 4 * i, sizeof bits);
+        positions[found] = first + (uint32_t)i;
+        found += weight_at(base, i) != weft_bf16_round(bits);
+    }
+    return found;
+}
+
+static void classify_portable(const void *weights, size_t count, const uint16_t *thresholds,
+                              unsigned classes, weft_tile *tile) {
+    memset(tile, 0, sizeof *tile);
+    for (size_t i = 0; i < count; i++) {
+        uint16_t magnitude = weight_at(weights, i) & 0x7fff;
+        unsigned c = 0;
+        while (c + 1 < classes && magnitude >= thresholds[c + 1]) {
+            c++;
+        }
+        tile->masks[c][i / 64] |= (uint64_t)1 << (i % 64);
+    }
+    for (unsigned c = 0; c < classes; c++) {
+        uint32_t members = 0;
+        for (size_t b = 0; b < WEFT_TILE_BLOCKS; b++) {
+            tile->before[c][b] = (uint16_t)members;
+            members += (uint32_t)__builtin_popcountll(tile->masks[c][b]);
+        }
+        tile->counts[c] = members;
+    }
+}
+
+/* The index of the set bit that has `rank` set bits below it. */
+static unsigned nth_bit(uint64_t mask, uint32_t rank) {
+    while (rank-- > 0) {
+        mask &= mask - 1;
+    }
+    return (unsigned)__builtin_ctzll(mask);
+}
+
+static void select_portable(const weft_tile *tile, unsigned class_index, const uint32_t *ranks,
+                            size_t count, uint32_t first, uint16_t *indices) {
+    const uint16_t *before = tile->before[class_index];
+    unsigned block = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t rank = ranks[i] - first;
+        while (block + 1 < WEFT_TILE_BLOCKS && before[block + 1] <= rank) {
+            block++;
+        }
+        indices[i] =
+            (uint16_t)(64 * block + nth_bit(tile->masks[class_index][block], rank - before[block]));
+    }
+}
+
+static void rank_portable(const weft_tile *tile, const uint8_t *class_of, const uint32_t *positions,
+                          size_t count, uint32_t linear, uint32_t *ranks) {
+    weft_tile_rank(tile, class_of, positions, count, linear, ranks);
+}
+
+const weft_patch_kernels weft_patch_kernels_portable = {
+    .diff = diff_portable,
+    .diff_masters = diff_masters_portable,
+    .classify = classify_portable,
+    .rank = rank_portable,
+    .select = select_portable,
+};
+
+const weft_patch_kernels *weft_patch_kernels_for(weft_cpu level) {
+#ifdef WEFT_X86
+    if (level == WEFT_CPU_AVX512) {
+        return &weft_patch_kernels_avx512;
+    }
+    if (level == WEFT_CPU_AVX2) {
+        return &weft_patch_kernels_avx2;
+    }
+#endif
+    (void)level;
+    return &weft_patch_kernels_portable;
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kernels.h: the loops over two-byte weights that decide how fast a patch is made and applied.
+ *
+ * They work on tiles: stretches of at most WEFT_TILE weights that stay in the first-level cache while
+ * they are compared, classified and searched. Weights of other widths go through plain loops elsewhere.
+ * Pointers to weights have no alignment: a safetensors file may put them anywhere.
+ */
+#ifndef WEFT_PATCH_KERNELS_H
+#define WEFT_PATCH_KERNELS_H
+
+#include "../base/cpu.h"
+
+enum {
+    WEFT_TILE = 4096,
+    WEFT_TILE_BLOCKS = WEFT_TILE / 64,
+    WEFT_CLASS_MAX = 8,
+    WEFT_KERNEL_SLACK = 64, /* entries that a kernel may write past the last one it counts */
+};
+
+/* Which weights of a tile belong to which class. Bit i of masks[c][b] stands for weight 64 b + i. */
+typedef struct weft_tile {
+    uint64_t masks[WEFT_CLASS_MAX][WEFT_TILE_BLOCKS];
+    uint16_t before[WEFT_CLASS_MAX][WEFT_TILE_BLOCKS]; /* members of the class in earlier blocks */
+    uint32_t counts[WEFT_CLASS_MAX];                   /* members in the tile */
+} weft_tile;
+
+typedef struct weft_patch_kernels {
+    /* Writes `first` plus the index of every weight that differs, ascending; returns how many. */
+    size_t (*diff)(const void *base, const void *next, size_t count, uint32_t first, uint32_t *positions);
+    /* The same against FP32 masters, cast to BF16 on the way. */
+    size_t (*diff_masters)(const void *base, const void *masters, size_t count, uint32_t first,
+                           uint32_t *positions);
+    /* Sorts `count` weights (at most WEFT_TILE) into `classes` classes: class c holds those whose bits,
+     * the sign left out, are at least thresholds[c] and below thresholds[c + 1]; thresholds[0] is 0. */
+    void (*classify)(const void *weights, size_t count, const uint16_t *thresholds, unsigned classes,
+                     weft_tile *tile);
+    /* For each i, how many members of class class_of[i] the tile, which starts at `linear`, has before
+     * position positions[i]. */
+    void (*rank)(const weft_tile *tile, const uint8_t *class_of, const uint32_t *positions, size_t count,
+                 uint32_t linear, uint32_t *ranks);
+    /* The tile index of the member of class c with rank ranks[i] - first, for each i. Ranks lie inside
+     * of the tile. */
+    void (*select)(const weft_tile *tile, unsigned class_index, const uint32_t *ranks, size_t count,
+                   uint32_t first, uint16_t *indices);
+} weft_patch_kernels;
+
+/* Compiled into each kernel file, so that the population count is one instruction where there is one. */
+static inline void weft_tile_rank(const weft_tile *tile, const uint8_t *class_of, const uint32_t *positions,
+                                  size_t count, uint32_t linear, uint32_t *ranks) {
+    for (size_t i = 0; i < count; i++) {
+        uint32_t index = positions[i] - linear;
+        uint64_t below = tile->masks[class_of[i]][index / 64] & (((uint64_t)1 << (index % 64)) - 1);
+        ranks[i] = tile->before[class_of[i]][index / 64] + (uint32_t)__builtin_popcountll(below);
+    }
+}
+
+const weft_patch_kernels *weft_patch_kernels_for(weft_cpu level);
+
+extern const weft_patch_kernels weft_patch_kernels_portable;
+#ifdef WEFT_X86
+extern const weft_patch_kernels weft_patch_kernels_avx2;
+extern const weft_patch_kernels weft_patch_kernels_avx512;
+#endif
+
+#endif

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kernels_avx2.c: the kernels for AVX2 with BMI2.
+ *
+ * AVX2 has no compress, so positions are taken from the bit mask one by one; the first four of a block
+ * are written without asking how many there are, which spares most of the mispredicted branches.
+ */
+#include "kernels.h"
+
+#include <immintrin.h>
+#include <string.h>
+
+static inline size_t append_positions(uint64_t mask, uint32_t first, uint32_t *positions) {
+    size_t count = (size_t)__builtin_popcountll(mask);
+    for (unsigned i = 0; i < 4; i++) {
+        positions[i] = first + (uint32_t)_tzcnt_u64(mask);
+        mask = _blsr_u64(mask);
+    }
+    for (size_t i = 4; i < count; i++) {
+        positions[i] = first + (uint32_t)_tzcnt_u64(mask);
+        mask = _blsr_u64(mask);
+    }
+    return count;
+}
+
+/* One bit per 16-bit lane of two registers whose lanes are all ones or all zeros. */
+static inline uint32_t lane_mask(__m256i low, __m256i high) {
+    __m256i packed = _mm256_packs_epi16(low, high);
+    packed = _mm256_permute4x64_epi64(packed, 0xd8);
+    return (uint32_t)_mm256_movemask_epi8(packed);
+}
+
+static inline __m256i load(const uint8_t *memory) {
+    return _mm256_loadu_si256((const __m256i *)(const void *)memory);
+}
+
+static inline uint32_t equal_thirtytwo(const uint8_t *base, const uint8_t *next) {
+    return lane_mask(_mm256_cmpeq_epi16(load(base), load(next)),
+                     _mm256_cmpeq_epi16(load(base + 32), load(next + 32)));
+}
+
+static size_t diff_avx2(const void *base, const void *next, size_t count, uint32_t first,
+                        uint32_t *positions) {
+    const uint8_t *b = base;
+    const uint8_t *n = next;
+    size_t found = 0;
+    size_t i = 0;
+    for (; i + 64 <= count; i += 64) {
+        uint64_t equal = (uint64_t)equal_thirtytwo(b + 2 * i, n + 2 * i) |
+                         (uint64_t)equal_thirtytwo(b + 2 * i + 64, n + 2 * i + 64) << 32;
+        if (~equal != 0) {
+            found += append_positions(~equal, first + (uint32_t)i, positions + found);
+        }
+    }
+    return found + weft_patch_kernels_portable.diff(b + 2 * i, n + 2 * i, count - i, first + (uint32_t)i,
+                                                    positions + found);
+}
+
+static inline __m256i round_eight(const uint8_t *masters) {
+    __m256i bits = load(masters);
+    __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+    __m256i nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000));
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    rounded = _mm256_srli_epi32(rounded, 16);
+    return _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan);
+}
+
+static inline __m256i equal_masters(const uint8_t *base, const uint8_t *masters) {
+    __m256i next = _mm256_packus_epi32(round_eight(masters), round_eight(masters + 32));
+    next = _mm256_permute4x64_epi64(next, 0xd8);
+    return _mm256_cmpeq_epi16(load(base), next);
+}
+
+static size_t diff_masters_avx2(const void *base, const void *masters, size_t count, uint32_t first,
+                                uint32_t *positions) {
+    const uint8_t *b = base;
+    const uint8_t *m = masters;
+    size_t found = 0;
+    size_t i = 0;
+    for (; i + 64 <= count; i += 64) {
+        uint32_t low =
+            lane_mask(equal_masters(b + 2 * i, m + 4 * i), equal_masters(b + 2 * i + 32, m + 4 * i + 64));
+        uint32_t high = lane_mask(equal_masters(b + 2 * i + 64, m + 4 * i + 128),
+                                  equal_masters(b + 2 * i + 96, m + 4 * i + 192));
+        uint64_t equal = (uint64_t)low | (uint64_t)high << 32;
+        if (~equal != 0) {
+            found += append_positions(~equal, first + (uint32_t)i, positions + found);
+        }
+    }
+    return found + weft_patch_kernels_portable.diff_masters(b + 2 * i, m + 4 * i, count - i,
+                                                            first + (uint32_t)i, positions + found);
+}
+
+static uint64_t tail_mask(size_t left) {
+    return left >= 64 ? ~(uint64_t)0 : ((uint64_t)1 << left) - 1;
+}
+
+static void below_thresholds(const uint8_t *weights, const uint16_t *thresholds, unsigned classes,
+                             uint64_t valid, size_t block, weft_tile *tile) {
+    const __m256i magnitude = _mm256_set1_epi16(0x7fff);
+    __m256i w[4];
+    for (unsigned j = 0; j < 4; j++) {
+        w[j] = _mm256_and_si256(load(weights + 32 * j), magnitude);
+    }
+    for (unsigned c = 0; c + 1 < classes; c++) {
+        __m256i threshold = _mm256_set1_epi16((short)thresholds[c + 1]);
+        uint32_t low = lane_mask(_mm256_cmpgt_epi16(threshold, w[0]), _mm256_cmpgt_epi16(threshold, w[1]));
+        uint32_t high = lane_mask(_mm256_cmpgt_epi16(threshold, w[2]), _mm256_cmpgt_epi16(threshold, w[3]));
+        tile->masks[c][block] = ((uint64_t)low | (uint64_t)high << 32) & valid;
+    }
+    tile->masks[classes - 1][block] = valid;
+}
+
+static void separate_classes(size_t blocks, unsigned classes, weft_tile *tile) {
+    for (unsigned c = classes - 1; c > 0; c--) {
+        for (size_t b = 0; b < blocks; b++) {
+            tile->masks[c][b] &= ~tile->masks[c - 1][b];
+        }
+    }
+    for (unsigned c = 0; c < classes; c++) {
+        uint32_t members = 0;
+        for (size_t b = 0; b < WEFT_TILE_BLOCKS; b++) {
+            tile->before[c][b] = (uint16_t)members;
+            if (b >= blocks) {
+                tile->masks[c][b] = 0;
+            }
+            members += (uint32_t)__builtin_popcountll(tile->masks[c][b]);
+        }
+        tile->counts[c] = members;
+    }
+}
+
+static void classify_avx2(const void *weights, size_t count, const uint16_t *thresholds, unsigned classes,
+                          weft_tile *tile) {
+    const uint8_t *w = weights;
+    size_t whole = count / 64;
+    for (size_t b = 0; b < whole; b++) {
+        below_thresholds(w + 128 * b, thresholds, classes, ~(uint64_t)0, b, tile);
+    }
+    size_t left = count - 64 * whole;
+    if (left > 0) {
+        uint8_t last[128] = {0};
+        memcpy(last, w + 128 * whole, 2 * left);
+        below_thresholds(last, thresholds, classes, tail_mask(left), whole, tile);
+    }
+    separate_classes((count + 63) / 64, classes, tile);
+}
+
+static void select_avx2(const weft_tile *tile, unsigned class_index, const uint32_t *ranks, size_t count,
+                        uint32_t first, uint16_t *indices) {
+    const uint16_t *before = tile->before[class_index];
+    unsigned block = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t rank = ranks[i] - first;
+        while (block + 1 < WEFT_TILE_BLOCKS && before[block + 1] <= rank) {
+            block++;
+        }
+        uint64_t bit = _pdep_u64((uint64_t)1 << (rank - before[block]), tile->masks[class_index][block]);
+        indices[i] = (uint16_t)(64 * block + (unsigned)_tzcnt_u64(bit));
+    }
+}
+
+static void rank_avx2(const weft_tile *tile, const uint8_t *class_of, const uint32_t *positions,
+                      size_t count, uint32_t linear, uint32_t *ranks) {
+    weft_tile_rank(tile, class_of, positions, count, linear, ranks);
+}
+
+const weft_patch_kernels weft_patch_kernels_avx2 = {
+    .diff = diff_avx2,
+    .diff_masters = diff_masters_avx2,
+    .classify = classify_avx2,
+    .rank = rank_avx2,
+    .select = select_avx2,
+};

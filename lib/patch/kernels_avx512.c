@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kernels_avx512.c: the kernels for AVX-512 with VBMI2 and VPOPCNTDQ.
+ *
+ * Changes are rare and irregular, so a branch on "does this block hold one" is mispredicted half of the
+ * time. The loops therefore do the same work for every block of 64 weights and let a compress write as
+ * many positions as there are; only groups of four blocks without any change are skipped.
+ */
+#include "kernels.h"
+
+#include <immintrin.h>
+
+enum { GROUP = 256 };
+
+static uint64_t tail_mask(size_t left) {
+    return left >= 64 ? ~(uint64_t)0 : ((uint64_t)1 << left) - 1;
+}
+
+static __mmask32 low_mask(uint64_t mask) {
+    return (__mmask32)mask;
+}
+
+static __mmask32 high_mask(uint64_t mask) {
+    return (__mmask32)(mask >> 32);
+}
+
+/* Appends first + i for every set bit i of `mask`. */
+static inline size_t append_positions(uint64_t mask, uint32_t first, uint32_t *positions) {
+    const __m512i iota =
+        _mm512_set_epi8(63, 62, 61, 60, 59, 58, 57, 56, 55, 54, 53, 52, 51, 50, 49, 48, 47, 46, 45, 44, 43,
+                        42, 41, 40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 30, 29, 28, 27, 26, 25, 24, 23, 22,
+                        21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    size_t count = (size_t)__builtin_popcountll(mask);
+    __m512i packed = _mm512_maskz_compress_epi8(mask, iota);
+    __m512i start = _mm512_set1_epi32((int)first);
+    _mm512_storeu_si512(positions,
+                        _mm512_add_epi32(start, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(packed))));
+    if (__builtin_expect(count > 16, 0)) {
+        _mm512_storeu_si512(
+            positions + 16,
+            _mm512_add_epi32(start, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(packed, 1))));
+        _mm512_storeu_si512(
+            positions + 32,
+            _mm512_add_epi32(start, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(packed, 2))));
+        _mm512_storeu_si512(
+            positions + 48,
+            _mm512_add_epi32(start, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(packed, 3))));
+    }
+    return count;
+}
+
+static inline uint64_t differ_block(const uint8_t *base, const uint8_t *next) {
+    __mmask32 low = _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(base), _mm512_loadu_si512(next));
+    __mmask32 high = _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(base + 64), _mm512_loadu_si512(next + 64));
+    return (uint64_t)low | (uint64_t)high << 32;
+}
+
+static size_t diff_avx512(const void *base, const void *next, size_t count, uint32_t first,
+                          uint32_t *positions) {
+    const uint8_t *b = base;
+    const uint8_t *n = next;
+    size_t found = 0;
+    size_t i = 0;
+    for (; i + GROUP <= count; i += GROUP) {
+        uint64_t masks[4];
+        for (unsigned j = 0; j < 4; j++) {
+            masks[j] = differ_block(b + 2 * i + 128 * j, n + 2 * i + 128 * j);
+        }
+        if ((masks[0] | masks[1] | masks[2] | masks[3]) == 0) {
+            continue;
+        }
+        for (unsigned j = 0; j < 4; j++) {
+            found += append_positions(masks[j], first + (uint32_t)i + 64 * j, positions + found);
+        }
+    }
+    for (; i < count; i += 64) {
+        uint64_t valid = tail_mask(count - i);
+        __m512i b0 = _mm512_maskz_loadu_epi16(low_mask(valid), b + 2 * i);
+        __m512i n0 = _mm512_maskz_loadu_epi16(low_mask(valid), n + 2 * i);
+        __m512i b1 = _mm512_maskz_loadu_epi16(high_mask(valid), b + 2 * i + 64);
+        __m512i n1 = _mm512_maskz_loadu_epi16(high_mask(valid), n + 2 * i + 64);
+        uint64_t mask =
+            (uint64_t)_mm512_cmpneq_epi16_mask(b0, n0) | (uint64_t)_mm512_cmpneq_epi16_mask(b1, n1) << 32;
+        found += append_positions(mask, first + (uint32_t)i, positions + found);
+    }
+    return found;
+}
+
+static inline __m256i round_sixteen(__m512i bits) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const __m512i infinity = _mm512_set1_epi32(0x7f800000);
+    __mmask16 nan = _mm512_cmpgt_epi32_mask(_mm512_and_si512(bits, magnitude), infinity);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    rounded = _mm512_srli_epi32(rounded, 16);
+    rounded = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0));
+    return _mm512_cvtepi32_epi16(rounded);
+}
+
+static inline __mmask32 differ_masters(__m512i base, __m512i masters0, __m512i masters1) {
+    __m512i next =
+        _mm512_inserti64x4(_mm512_castsi256_si512(round_sixteen(masters0)), round_sixteen(masters1), 1);
+    return _mm512_cmpneq_epi16_mask(base, next);
+}
+
+static size_t diff_masters_avx512(const void *base, const void *masters, size_t count, uint32_t first,
+                                  uint32_t *positions) {
+    const uint8_t *b = base;
+    const uint8_t *m = masters;
+    size_t found = 0;
+    size_t i = 0;
+    for (; i + 64 <= count; i += 64) {
+        const uint8_t *source = m + 4 * i;
+        __mmask32 low = differ_masters(_mm512_loadu_si512(b + 2 * i), _mm512_loadu_si512(source),
+                                       _mm512_loadu_si512(source + 64));
+        __mmask32 high = differ_masters(_mm512_loadu_si512(b + 2 * i + 64),
+                                        _mm512_loadu_si512(source + 128), _mm512_loadu_si512(source + 192));
+        found +=
+            append_positions((uint64_t)low | (uint64_t)high << 32, first + (uint32_t)i, positions + found);
+    }
+    for (; i < count; i += 32) {
+        uint64_t valid = tail_mask(count - i) & 0xffffffffu;
+        __m512i old = _mm512_maskz_loadu_epi16((__mmask32)valid, b + 2 * i);
+        __m512i m0 = _mm512_maskz_loadu_epi32((__mmask16)valid, m + 4 * i);
+        __m512i m1 = _mm512_maskz_loadu_epi32((__mmask16)(valid >> 16), m + 4 * i + 64);
+        found += append_positions(differ_masters(old, m0, m1), first + (uint32_t)i, positions + found);
+    }
+    return found;
+}
+
+/* First, for every threshold, which weights lie below it; the masks of neighbouring thresholds then give
+ * the classes. Kept as two loops so that no wide load waits for the narrow stores just before it. */
+static void below_thresholds(const uint8_t *weights, size_t count, const uint16_t *thresholds,
+                             unsigned classes, weft_tile *tile) {
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+    for (size_t b = 0; 64 * b < count; b++) {
+        uint64_t valid = tail_mask(count - 64 * b);
+        __m512i low = _mm512_maskz_loadu_epi16(low_mask(valid), weights + 128 * b);
+        __m512i high = _mm512_maskz_loadu_epi16(high_mask(valid), weights + 128 * b + 64);
+        low = _mm512_and_si512(low, magnitude);
+        high = _mm512_and_si512(high, magnitude);
+        for (unsigned c = 0; c + 1 < classes; c++) {
+            __m512i threshold = _mm512_set1_epi16((short)thresholds[c + 1]);
+            __mmask32 below_low = _mm512_cmplt_epi16_mask(low, threshold);
+            __mmask32 below_high = _mm512_cmplt_epi16_mask(high, threshold);
+            tile->masks[c][b] = ((uint64_t)below_low | (uint64_t)below_high << 32) & valid;
+        }
+        tile->masks[classes - 1][b] = valid;
+    }
+}
+
+static void separate_classes(size_t blocks, unsigned classes, weft_tile *tile) {
+    for (unsigned c = classes - 1; c > 0; c--) {
+        for (size_t b = 0; b < blocks; b++) {
+            tile->masks[c][b] &= ~tile->masks[c - 1][b];
+        }
+    }
+    for (unsigned c = 0; c < classes; c++) {
+        uint32_t members = 0;
+        for (size_t b = 0; b < blocks; b++) {
+            tile->before[c][b] = (uint16_t)members;
+            members += (uint32_t)__builtin_popcountll(tile->masks[c][b]);
+        }
+        for (size_t b = blocks; b < WEFT_TILE_BLOCKS; b++) {
+            tile->before[c][b] = (uint16_t)members;
+            tile->masks[c][b] = 0;
+        }
+        tile->counts[c] = members;
+    }
+}
+
+static void classify_avx512(const void *weights, size_t count, const uint16_t *thresholds, unsigned classes,
+                            weft_tile *tile) {
+    below_thresholds(weights, count, thresholds, classes, tile);
+    separate_classes((count + 63) / 64, classes, tile);
+}
+
+/* The block of a rank is the last one that starts at or before it: two compares against all 64 starts,
+ * with no branch to mispredict. Blocks past the last member start at the member count and never match. */
+static void select_avx512(const weft_tile *tile, unsigned class_index, const uint32_t *ranks, size_t count,
+                          uint32_t first, uint16_t *indices) {
+    const uint16_t *before = tile->before[class_index];
+    const uint64_t *masks = tile->masks[class_index];
+    __m512i before_low = _mm512_loadu_si512(before);
+    __m512i before_high = _mm512_loadu_si512(before + 32);
+    for (size_t i = 0; i < count; i++) {
+        uint32_t rank = ranks[i] - first;
+        __m512i wanted = _mm512_set1_epi16((short)rank);
+        uint64_t starts = (uint64_t)_mm512_cmple_epu16_mask(before_low, wanted) |
+                          (uint64_t)_mm512_cmple_epu16_mask(before_high, wanted) << 32;
+        unsigned block = 63u - (unsigned)__builtin_clzll(starts);
+        uint64_t bit = _pdep_u64((uint64_t)1 << (rank - before[block]), masks[block]);
+        indices[i] = (uint16_t)(64 * block + (unsigned)__builtin_ctzll(bit));
+    }
+}
+
+static void rank_avx512(const weft_tile *tile, const uint8_t *class_of, const uint32_t *positions,
+                        size_t count, uint32_t linear, uint32_t *ranks) {
+    weft_tile_rank(tile, class_of, positions, count, linear, ranks);
+}
+
+const weft_patch_kernels weft_patch_kernels_avx512 = {
+    .diff = diff_avx512,
+    .diff_masters = diff_masters_avx512,
+    .classify = classify_avx512,
+    .rank = rank_avx512,
+    .select = select_avx512,
+};

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rans.h: the entropy coder of the `small` profile: range asymmetric numeral systems, static tables.
+ *
+ * Symbols come in arrays, each array with one table. Four states take turns within an array, so that a
+ * processor works on four symbols at once; state i codes the symbols whose index is i modulo 4. All
+ * arrays of a bucket share the four states and one stream of 16-bit words.
+ *
+ * Frequencies sum to 4096. They are not transmitted: a table travels as coarse weights, four to the
+ * octave, from which both sides derive the same frequencies. The loss is about a thousandth of a bit
+ * per symbol, and a table costs about three bits per token.
+ */
+#ifndef WEFT_PATCH_RANS_H
+#define WEFT_PATCH_RANS_H
+
+#include "../base/bytes.h"
+#include "bits.h"
+
+enum { WEFT_RANS_BITS = 12, WEFT_RANS_TOTAL = 1 << WEFT_RANS_BITS, WEFT_RANS_TOKENS = 256 };
+
+typedef struct weft_rans_table {
+    unsigned tokens; /* tokens at or above this have no weight */
+    uint8_t levels[WEFT_RANS_TOKENS];
+    uint16_t frequencies[WEFT_RANS_TOKENS];
+    uint16_t starts[WEFT_RANS_TOKENS];
+} weft_rans_table;
+
+/* A table that fits the counts, of which at least one is not zero. */
+void weft_rans_table_fit(weft_rans_table *table, const uint32_t counts[WEFT_RANS_TOKENS]);
+void weft_rans_table_write(const weft_rans_table *table, weft_bits_writer *bits);
+/* False if the bits are no table. */
+bool weft_rans_table_read(weft_rans_table *table, weft_bits_reader *bits);
+/* The most bytes that a written table can take. */
+enum { WEFT_RANS_TABLE_MAX = 2 + WEFT_RANS_TOKENS * 2 };
+
+/* Codes arrays from the last symbol of the last array to the first of the first, writing backwards. */
+typedef struct weft_rans_encoder {
+    uint8_t *end;
+    uint8_t *cursor;
+    uint32_t states[4];
+} weft_rans_encoder;
+
+/* `room` has at least 2 bytes for every symbol to come and 16 for the states. */
+void weft_rans_encoder_open(weft_rans_encoder *encoder, uint8_t *room, size_t size);
+void weft_rans_encode(weft_rans_encoder *encoder, const weft_rans_table *table, const uint8_t *symbols,
+                      size_t count);
+/* Writes the states. The stream is from the returned pointer to the end of the room. */
+const uint8_t *weft_rans_encoder_finish(weft_rans_encoder *encoder);
+
+typedef struct weft_rans_decoder {
+    const uint8_t *cursor;
+    const uint8_t *end;
+    uint32_t states[4];
+    uint32_t slots[WEFT_RANS_TOTAL]; /* of the table in use: token, frequency - 1, offset in the token */
+} weft_rans_decoder;
+
+/* False if the stream is too short to be one. */
+bool weft_rans_decoder_open(weft_rans_decoder *decoder, const uint8_t *data, size_t size);
+/* False if the stream ends early. */
+bool weft_rans_decode(weft_rans_decoder *decoder, const weft_rans_table *table, uint8_t *symbols,
+                      size_t count);
+/* True if the stream is used up and the states are back where encoding began. */
+bool weft_rans_decoder_done(const weft_rans_decoder *decoder);
+
+#endif

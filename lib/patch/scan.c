@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * scan.c: the one pass over both states. The two windows may be cut into different runs; the pass goes
+ * over the stretches that are contiguous in both, a tile at a time.
+ */
+#include "scan.h"
+
+#include "token.h"
+
+enum {
+    SAMPLE_STRETCH = 1024,     /* units looked at in one place */
+    SAMPLE_LEAST = 128 * 1024, /* units of a sample, if the bucket has them */
+    SAMPLE_SHARE = 32,         /* one unit of this many in a large bucket */
+};
+
+/* A stretch that is contiguous on both sides. */
+typedef struct stretch {
+    uint64_t linear;
+    uint64_t units;
+    const uint8_t *from;
+    const uint8_t *to;
+    const uint8_t *to_masters;
+} stretch;
+
+typedef struct stretches {
+    const weft_window *from;
+    const weft_window *to;
+    size_t from_run;
+    size_t to_run;
+    uint64_t linear;
+    unsigned width;
+} stretches;
+
+static bool next_stretch(stretches *s, stretch *out) {
+    while (s->from_run < s->from->run_count &&
+           s->linear >= s->from->runs[s->from_run].linear + s->from->runs[s->from_run].units) {
+        s->from_run++;
+    }
+    while (s->to_run < s->to->run_count &&
+           s->linear >= s->to->runs[s->to_run].linear + s->to->runs[s->to_run].units) {
+        s->to_run++;
+    }
+    if (s->from_run == s->from->run_count || s->to_run == s->to->run_count) {
+        return false;
+    }
+    const weft_run *from = &s->from->runs[s->from_run];
+    const weft_run *to = &s->to->runs[s->to_run];
+    uint64_t from_end = from->linear + from->units;
+    uint64_t to_end = to->linear + to->units;
+    uint64_t end = from_end < to_end ? from_end : to_end;
+    out->linear = s->linear;
+    out->units = end - s->linear;
+    out->from = from->memory + (s->linear - from->linear) * s->width;
+    out->to = to->memory == NULL ? NULL : to->memory + (s->linear - to->linear) * s->width;
+    out->to_masters = to->masters == NULL ? NULL : to->masters + (s->linear - to->linear) * 4;
+    s->linear = end;
+    return true;
+}
+
+static inline uint64_t next_value(const stretch *s, size_t index, unsigned width) {
+    if (s->to_masters != NULL) {
+        return weft_bf16_round((uint32_t)weft_unit_load(s->to_masters, index, 4));
+    }
+    return weft_unit_load(s->to, index, width);
+}
+
+/* ---- the sample ---- */
+
+static void sample_units(const stretch *s, uint64_t first, uint64_t end, weft_exponent exponent,
+                         weft_small_sample *sample) {
+    for (uint64_t i = first; i < end; i++) {
+        uint64_t old = weft_unit_load(s->from, (size_t)i, 2);
+        uint64_t step = (next_value(s, (size_t)i, 2) - old) & 0xffff;
+        unsigned e = (unsigned)(old & 0x7fff) >> exponent.shift;
+        sample->units[e]++;
+        if (step != 0) {
+            uint64_t magnitude = weft_step_code(step, 16) / 2 + 1;
+            unsigned octave = 63u - (unsigned)__builtin_clzll(magnitude);
+            sample->changed[e]++;
+            sample->octaves[e][octave < 7 ? octave : 7]++;
+        }
+    }
+    sample->sampled += end - first;
+}
+
+/* Looks at SAMPLE_STRETCH units at the start of every period. */
+static void take_sample(const weft_bucket_coder *coder, const weft_bucket *bucket, weft_exponent exponent,
+                        weft_small_sample *sample) {
+    uint64_t wanted = bucket->units / SAMPLE_SHARE;
+    wanted = wanted < SAMPLE_LEAST ? SAMPLE_LEAST : wanted;
+    uint64_t period = bucket->units <= wanted ? SAMPLE_STRETCH : bucket->units / (wanted / SAMPLE_STRETCH);
+    memset(sample, 0, sizeof *sample);
+    stretches iterator = {&coder->from, &coder->to, 0, 0, 0, bucket->width};
+    stretch s;
+    while (next_stretch(&iterator, &s)) {
+        uint64_t end = s.linear + s.units;
+        uint64_t at = s.linear / period * period;
+        for (; at < end; at += period) {
+            uint64_t first = at < s.linear ? s.linear : at;
+            uint64_t last = at + SAMPLE_STRETCH < end ? at + SAMPLE_STRETCH : end;
+            if (first < last) {
+                sample_units(&s, first - s.linear, last - s.linear, exponent, sample);
+            }
+        }
+    }
+}
+
+static void begin_small(weft_bucket_coder *coder, const weft_bucket *bucket) {
+    weft_exponent exponent = weft_exponent_of(bucket->dtype);
+    weft_small_sample sample;
+    if (exponent.present) {
+        take_sample(coder, bucket, exponent, &sample);
+    }
+    weft_small_encoder_begin(&coder->small_encoder, exponent, exponent.present ? &sample : NULL,
+                             bucket->units);
+}
+
+/* ---- the pass ---- */
+
+static inline __attribute__((always_inline)) size_t diff_units(const stretch *s, size_t first, size_t units,
+                                                               uint32_t *positions, unsigned width) {
+    size_t found = 0;
+    for (size_t i = first; i < first + units; i++) {
+        positions[found] = (uint32_t)(s->linear + i);
+        found += weft_unit_load(s->from, i, width) != weft_unit_load(s->to, i, width);
+    }
+    return found;
+}
+
+static size_t diff_tile(const weft_patch_kernels *kernels, const stretch *s, size_t first, size_t units,
+                        uint32_t *positions, unsigned width) {
+    uint32_t linear = (uint32_t)(s->linear + first);
+    switch (width) {
+    case 1:
+        return diff_units(s, first, units, positions, 1);
+    case 2:
+        return s->to_masters != NULL
+                   ? kernels->diff_masters(s->from + 2 * first, s->to_masters + 4 * first, units, linear,
+                                           positions)
+                   : kernels->diff(s->from + 2 * first, s->to + 2 * first, units, linear, positions);
+    case 4:
+        return diff_units(s, first, units, positions, 4);
+    default:
+        return diff_units(s, first, units, positions, 8);
+    }
+}
+
+static inline __attribute__((always_inline)) void load_values(const stretch *s, weft_changes *changes,
+                                                              size_t found, unsigned width) {
+    for (size_t i = changes->count; i < changes->count + found; i++) {
+        size_t index = (size_t)(changes->positions[i] - s->linear);
+        weft_unit_store(changes->olds, i, width, weft_unit_load(s->from, index, width));
+        weft_unit_store(changes->news, i, width, next_value(s, index, width));
+    }
+}
+
+static void load_changes(const stretch *s, weft_changes *changes, size_t found) {
+    switch (changes->width) {
+    case 1:
+        load_values(s, changes, found, 1);
+        break;
+    case 2:
+        load_values(s, changes, found, 2);
+        break;
+    case 4:
+        load_values(s, changes, found, 4);
+        break;
+    default:
+        load_values(s, changes, found, 8);
+        break;
+    }
+}
+
+/* Goes on until `most` changes are found. */
+static weft_status scan_stretch(weft_bucket_coder *coder, const stretch *s, bool small, uint64_t most) {
+    weft_changes *changes = &coder->changes;
+    for (size_t first = 0; first < s->units && changes->count <= most; first += WEFT_TILE) {
+        size_t units = s->units - first < WEFT_TILE ? (size_t)(s->units - first) : WEFT_TILE;
+        weft_status status = weft_changes_grow(changes, WEFT_TILE);
+        if (status != WEFT_OK) {
+            return status;
+        }
+        size_t before = changes->count;
+        size_t found =
+            diff_tile(coder->kernels, s, first, units, changes->positions + before, changes->width);
+        load_changes(s, changes, found);
+        changes->count += found;
+        if (small) {
+            status = weft_small_encoder_tile(&coder->small_encoder, coder->kernels,
+                                             s->from + first * changes->width, units, s->linear + first,
+                                             changes, before);
+            if (status != WEFT_OK) {
+                return status;
+            }
+        }
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_scan(weft_bucket_coder *coder, const weft_bucket *bucket, bool small, bool *dense_out) {
+    weft_status status = weft_changes_reset(&coder->changes, bucket->width, WEFT_TILE);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (small) {
+        begin_small(coder, bucket);
+    }
+    stretches iterator = {&coder->from, &coder->to, 0, 0, 0, bucket->width};
+    stretch s;
+    uint64_t most = bucket->units / 2;
+    while (status == WEFT_OK && coder->changes.count <= most && next_stretch(&iterator, &s)) {
+        status = scan_stretch(coder, &s, small, most);
+    }
+    *dense_out = coder->changes.count > most;
+    return status;
+}

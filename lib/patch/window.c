@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * window.c: finding a bucket's memory, and writing to it.
+ */
+#include "window.h"
+
+void weft_window_open(weft_window *window, weft_context *context) {
+    *window = (weft_window){.context = context, .segments = {.context = context}};
+}
+
+void weft_window_close(weft_window *window) {
+    weft_segments_close(&window->segments);
+    weft_release(window->context, window->runs);
+    weft_release(window->context, window->scratch);
+    weft_window_open(window, window->context);
+}
+
+static weft_status map_spans(weft_window *window, const int64_t *tensor_map, const weft_bucket *bucket) {
+    uint64_t linear = 0;
+    bool any = false;
+    bool all = true;
+    window->segments.count = 0;
+    for (size_t i = 0; i < bucket->span_count; i++) {
+        const weft_bucket_span *item = &bucket->spans[i];
+        int64_t tensor = tensor_map[item->tensor];
+        weft_holding held = WEFT_HELD_NONE;
+        if (tensor >= 0) {
+            weft_status status =
+                weft_view_map(window->view, (size_t)tensor, &item->span, linear, &window->segments, &held);
+            if (status != WEFT_OK) {
+                return status;
+            }
+        }
+        any = any || held != WEFT_HELD_NONE;
+        all = all && held == WEFT_HELD_ALL;
+        linear += item->span.run * item->span.count;
+    }
+    window->holding = all ? WEFT_HELD_ALL : any ? WEFT_HELD_PART : WEFT_HELD_NONE;
+    window->writable = true;
+    for (size_t i = 0; i < window->segments.count; i++) {
+        window->writable = window->writable && window->segments.items[i].live->writable;
+    }
+    return WEFT_OK;
+}
+
+static weft_run *add_run(weft_window *window) {
+    if (window->run_count == window->run_capacity) {
+        size_t capacity = 2 * window->run_capacity + 16;
+        weft_run *runs = weft_reallocate_array(window->context, window->runs, capacity, sizeof *runs);
+        if (runs == NULL) {
+            return NULL;
+        }
+        window->runs = runs;
+        window->run_capacity = capacity;
+    }
+    weft_run *run = &window->runs[window->run_count++];
+    *run = (weft_run){0};
+    return run;
+}
+
+static bool on_word(uint64_t unit, unsigned width) {
+    return unit * width % WEFT_WORD == 0;
+}
+
+/* True if a run can be made of this segment alone, without a copy. */
+static bool usable(const weft_segment *segment, unsigned width, weft_window_need need) {
+    if (!on_word(segment->unit, width)) {
+        return false;
+    }
+    if (segment->live->access != NULL) {
+        return need == WEFT_NEED_WORDS && on_word(segment->live_unit, width);
+    }
+    return segment->live->storage == segment->live->dtype || need == WEFT_NEED_MASTERS;
+}
+
+static weft_status run_segments(weft_window *window) {
+    for (size_t i = 0; i < window->segments.count; i++) {
+        const weft_segment *segment = &window->segments.items[i];
+        weft_run *run = add_run(window);
+        if (run == NULL) {
+            return WEFT_NO_MEMORY;
+        }
+        run->linear = segment->linear;
+        run->units = segment->units;
+        run->unit = segment->unit;
+        run->tensor = segment->tensor;
+        const uint8_t *memory = weft_segment_memory(segment);
+        if (segment->live->storage == segment->live->dtype) {
+            run->memory = memory;
+        } else {
+            run->masters = memory;
+        }
+    }
+    return WEFT_OK;
+}
+
+/* Runs over memory that holds the bucket end to end: the spans' own, which start on words. */
+static weft_status run_memory(weft_window *window, const int64_t *tensor_map, const weft_bucket *bucket,
+                              const uint8_t *memory) {
+    uint64_t linear = 0;
+    for (size_t i = 0; i < bucket->span_count; i++) {
+        const weft_bucket_span *item = &bucket->spans[i];
+        for (uint64_t j = 0; j < item->span.count; j++) {
+            weft_run *run = add_run(window);
+            if (run == NULL) {
+                return WEFT_NO_MEMORY;
+            }
+            run->linear = linear;
+            run->units = item->span.run;
+            run->unit = item->span.start + j * item->span.stride;
+            run->tensor = tensor_map == NULL ? item->tensor : (size_t)tensor_map[item->tensor];
+            run->memory = memory + linear * bucket->width;
+            linear += item->span.run;
+        }
+    }
+    return WEFT_OK;
+}
+
+static weft_status run_scratch(weft_window *window, const int64_t *tensor_map, const weft_bucket *bucket) {
+    size_t bytes = (size_t)bucket->units * bucket->width;
+    if (window->scratch_capacity < bytes) {
+        weft_release(window->context, window->scratch);
+        window->scratch_capacity = 0;
+        window->scratch = weft_allocate(window->context, bytes);
+        if (window->scratch == NULL) {
+            return WEFT_NO_MEMORY;
+        }
+        window->scratch_capacity = bytes;
+    }
+    weft_status status = weft_window_copy(window, window->scratch, bucket->width);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    return run_memory(window, tensor_map, bucket, window->scratch);
+}
+
+weft_status weft_window_set_memory(weft_window *window, const weft_bucket *bucket, const uint8_t *memory) {
+    window->view = NULL;
+    window->segments.count = 0;
+    window->run_count = 0;
+    window->holding = WEFT_HELD_ALL;
+    window->writable = false;
+    return run_memory(window, NULL, bucket, memory);
+}
+
+weft_status weft_window_set(weft_window *window, const weft_view *view, const int64_t *tensor_map,
+                            const weft_bucket *bucket, weft_window_need need) {
+    window->view = view;
+    window->run_count = 0;
+    weft_status status = map_spans(window, tensor_map, bucket);
+    if (status != WEFT_OK || window->holding != WEFT_HELD_ALL) {
+        return status;
+    }
+    bool direct = true;
+    for (size_t i = 0; i < window->segments.count; i++) {
+        direct = direct && usable(&window->segments.items[i], bucket->width, need);
+    }
+    return direct ? run_segments(window) : run_scratch(window, tensor_map, bucket);
+}
+
+weft_status weft_window_copy(const weft_window *window, void *output, unsigned width) {
+    for (size_t i = 0; i < window->segments.count; i++) {
+        const weft_segment *segment = &window->segments.items[i];
+        weft_status status = weft_segment_read(window->context, segment, 0, segment->units,
+                                               (uint8_t *)output + segment->linear * width);
+        if (status != WEFT_OK) {
+            return status;
+        }
+    }
+    return WEFT_OK;
+}
+
+/* Scattered stores miss the cache almost every time; asking for the lines ahead keeps many under way. */
+enum { AHEAD = 32 };
+
+static inline __attribute__((always_inline)) void scatter_units(uint8_t *memory, const uint32_t *positions,
+                                                                const void *values, size_t count,
+                                                                uint64_t linear, unsigned width) {
+    for (size_t i = 0; i < count; i++) {
+        if (i + AHEAD < count) {
+            __builtin_prefetch(memory + (positions[i + AHEAD] - linear) * width, 1);
+        }
+        weft_unit_store(memory, positions[i] - linear, width, weft_unit_load(values, i, width));
+    }
+}
+
+static void scatter_memory(uint8_t *memory, const uint32_t *positions, const void *values, size_t count,
+                           uint64_t linear, unsigned width) {
+    switch (width) {
+    case 1:
+        scatter_units(memory, positions, values, count, linear, 1);
+        break;
+    case 2:
+        scatter_units(memory, positions, values, count, linear, 2);
+        break;
+    case 4:
+        scatter_units(memory, positions, values, count, linear, 4);
+        break;
+    default:
+        scatter_units(memory, positions, values, count, linear, 8);
+        break;
+    }
+}
+
+static weft_status scatter_callback(weft_context *context, const weft_segment *segment,
+                                    const uint32_t *positions, const void *values, size_t count) {
+    uint64_t *units = weft_allocate_array(context, count, sizeof *units);
+    if (units == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    for (size_t i = 0; i < count; i++) {
+        units[i] = segment->live_unit + (positions[i] - segment->linear);
+    }
+    weft_status status = segment->live->access->scatter(segment->live->opaque, units, count, values);
+    weft_release(context, units);
+    if (status != WEFT_OK) {
+        return weft_fail(context, status, "the scatter callback of tensor %s failed", segment->live->name);
+    }
+    return WEFT_OK;
+}
+
+/* The first index from `from` on whose position is at or past `limit`. */
+static size_t lower_bound(const weft_changes *changes, size_t from, uint64_t limit) {
+    size_t low = from;
+    size_t high = changes->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (changes->positions[middle] < limit) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+weft_status weft_window_scatter(const weft_window *window, const weft_changes *changes, bool restore) {
+    const uint8_t *values = restore ? changes->olds : changes->news;
+    size_t first = 0;
+    for (size_t i = 0; i < window->segments.count && first < changes->count; i++) {
+        const weft_segment *segment = &window->segments.items[i];
+        size_t end = lower_bound(changes, first, segment->linear + segment->units);
+        const uint8_t *chosen = values + first * changes->width;
+        uint8_t *memory = weft_segment_memory(segment);
+        if (end > first && memory == NULL) {
+            weft_status status =
+                scatter_callback(window->context, segment, changes->positions + first, chosen, end - first);
+            if (status != WEFT_OK) {
+                return status;
+            }
+        } else if (end > first) {
+            scatter_memory(memory, changes->positions + first, chosen, end - first, segment->linear,
+                           changes->width);
+        }
+        first = end;
+    }
+    return WEFT_OK;
+}
+
+static weft_status fill_callback(weft_context *context, const weft_segment *segment, const uint8_t *values,
+                                 unsigned width) {
+    enum { PIECE = 4096 };
+    uint64_t units[PIECE];
+    for (uint64_t done = 0; done < segment->units;) {
+        uint64_t left = segment->units - done;
+        size_t count = left < PIECE ? (size_t)left : PIECE;
+        for (size_t i = 0; i < count; i++) {
+            units[i] = segment->live_unit + done + i;
+        }
+        weft_status status =
+            segment->live->access->scatter(segment->live->opaque, units, count, values + done * width);
+        if (status != WEFT_OK) {
+            return weft_fail(context, status, "the scatter callback of tensor %s failed",
+                             segment->live->name);
+        }
+        done += count;
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_window_fill(const weft_window *window, const void *values, unsigned width) {
+    for (size_t i = 0; i < window->segments.count; i++) {
+        const weft_segment *segment = &window->segments.items[i];
+        const uint8_t *source = (const uint8_t *)values + segment->linear * width;
+        uint8_t *memory = weft_segment_memory(segment);
+        if (memory != NULL) {
+            memcpy(memory, source, (size_t)segment->units * width);
+            continue;
+        }
+        weft_status status = fill_callback(window->context, segment, source, width);
+        if (status != WEFT_OK) {
+            return status;
+        }
+    }
+    return WEFT_OK;
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * window.h: one bucket of a view, as memory.
+ *
+ * A bucket is a list of spans of tensors of one dtype, laid end to end: its units are counted by one
+ * linear position. A window finds where they lie in live memory, as runs that are contiguous there and
+ * start on a 16-byte word of their checkpoint tensor, so that digests can be computed run by run. What
+ * is not like that (callbacks, layouts that cut through words) is first copied to a scratch buffer, or,
+ * where only a few words are needed, fetched by word.
+ */
+#ifndef WEFT_PATCH_WINDOW_H
+#define WEFT_PATCH_WINDOW_H
+
+#include "../tensor/digest.h"
+#include "../tensor/view.h"
+#include "changes.h"
+
+typedef struct weft_bucket_span {
+    size_t tensor; /* index among the tensors of the patch */
+    weft_span span;
+} weft_bucket_span;
+
+/* What a bucket covers. */
+typedef struct weft_bucket {
+    weft_bucket_span *spans;
+    size_t span_count;
+    uint64_t units;
+    unsigned width;
+    weft_dtype dtype;
+} weft_bucket;
+
+typedef struct weft_run {
+    uint64_t linear;        /* first unit along the bucket */
+    uint64_t units;         /* length */
+    uint64_t unit;          /* first unit in the tensor */
+    size_t tensor;          /* view index */
+    const uint8_t *memory;  /* its bytes, in dtype; NULL if only reached by word */
+    const uint8_t *masters; /* FP32, if that is what the view holds and nobody asked for dtype */
+} weft_run;
+
+typedef enum weft_window_need {
+    WEFT_NEED_BYTES,   /* every run in memory, in dtype */
+    WEFT_NEED_MASTERS, /* the same, except that FP32 masters may stay FP32 */
+    WEFT_NEED_WORDS,   /* single words only; runs reached by callbacks need no memory */
+} weft_window_need;
+
+typedef struct weft_window {
+    weft_context *context;
+    const weft_view *view;
+    weft_segments segments;
+    weft_run *runs;
+    size_t run_count;
+    size_t run_capacity;
+    uint8_t *scratch;
+    size_t scratch_capacity;
+    weft_holding holding;
+    bool writable; /* every segment may be changed */
+} weft_window;
+
+void weft_window_open(weft_window *window, weft_context *context);
+void weft_window_close(weft_window *window);
+/* Points the window at a bucket. `tensor_map` gives the view index of each of the patch's tensors, -1
+ * for none. Runs are set only if the view holds all of the bucket. */
+weft_status weft_window_set(weft_window *window, const weft_view *view, const int64_t *tensor_map,
+                            const weft_bucket *bucket, weft_window_need need);
+
+/* Points the window at a copy of the bucket in plain memory, in dtype. It can be read and proven, not
+ * written to. */
+weft_status weft_window_set_memory(weft_window *window, const weft_bucket *bucket, const uint8_t *memory);
+
+/* Writes the new (or with `restore` the old) values to live memory. */
+weft_status weft_window_scatter(const weft_window *window, const weft_changes *changes, bool restore);
+/* Writes all of the bucket. */
+weft_status weft_window_fill(const weft_window *window, const void *values, unsigned width);
+/* Copies all of the bucket, in dtype. */
+weft_status weft_window_copy(const weft_window *window, void *output, unsigned width);
+
+/* How a proof learns the new values. */
+typedef enum weft_proof_mode {
+    WEFT_PROOF_VALUES, /* olds and news are given, and the olds are those in the window */
+    WEFT_PROOF_STEPS,  /* news hold steps; olds are read from the window, news become old + step */
+} weft_proof_mode;
+
+/* What the changes do to the digest, from the words in memory: the bucket's delta, and, unless `moves`
+ * is NULL, its share for every grain. */
+weft_status weft_window_prove(const weft_window *window, weft_changes *changes, weft_proof_mode mode,
+                              weft_sums *moves, weft_sum *delta_out);
+/* The same for a bucket that is replaced as a whole by `values`; `fresh` means that nothing was there
+ * before. */
+weft_status weft_window_prove_all(const weft_window *window, const void *values, unsigned width, bool fresh,
+                                  weft_sums *moves, weft_sum *delta_out);
+
+#endif
