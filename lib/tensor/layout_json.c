@@ -19,14 +19,13 @@
  *
  *     {"weft_layout": 1,
  *      "tensors": {
- *        "layers.0.qkv.weight": {"concat": [{"tensor": "layers.0.q.weight", "dim": 0, "start": 64,
- * "length": 64},
- *                                           {"tensor": "layers.0.k.weight", "dim": 0, "start": 16,
- * "length": 16},
- *                                           {"tensor": "layers.0.v.weight", "dim": 0, "start": 16,
- * "length": 16}]}, "layers.0.o.weight": {"slice": {"tensor": "layers.0.o.weight", "dim": 1, "start": 64,
- * "length": 64}}, "norm.weight": "model.norm.weight", "embed.weight": "model.embed_tokens.weight",
- *        "lm_head.weight": {"tie": "embed.weight"}},
+ *        "qkv": {"concat": [{"tensor": "q", "dim": 0, "start": 64, "length": 64},
+ *                           {"tensor": "k", "dim": 0, "start": 16, "length": 16},
+ *                           {"tensor": "v", "dim": 0, "start": 16, "length": 16}]},
+ *        "o": {"slice": {"tensor": "o", "dim": 1, "start": 64, "length": 64}},
+ *        "norm": "model.norm",
+ *        "embed": "model.embed_tokens",
+ *        "head": {"tie": "embed"}},
  *      "ignore": ["vision.*"]}
  *
  * A key that is not in the grammar is an error, as is one that stands twice: a misspelt "lenght" must
@@ -35,10 +34,15 @@
 #include "layout.h"
 
 #include "../base/context.h"
+#include "json.h"
 #include "table.h"
 
-#include <jansson.h>
 #include <string.h>
+
+enum {
+    DEEPEST = 5,               /* the root, "tensors", a recipe, its array, a slice */
+    CONTAINERS_PER_TENSOR = 4, /* a recipe, its array and its slices, with room for fused tensors */
+};
 
 /* What a message needs to say where it is. */
 typedef struct json_place {
@@ -301,14 +305,14 @@ static weft_status load_json(weft_context *context, const char *json, size_t siz
             "layout: %zu bytes of JSON are more than the limit of %llu; raise limits.header_bytes", size,
             (unsigned long long)most);
     }
-    json_error_t error;
-    json_t *root = json_loadb(json, size, JSON_REJECT_DUPLICATES, &error);
-    if (root == NULL) {
-        return weft_fail(context, WEFT_MALFORMED, "layout: line %d, column %d: %s", error.line,
-                         error.column, error.text);
+    while (size > 0 && strchr(" \t\r\n", json[0]) != NULL && json[0] != '\0') {
+        json++;
+        size--;
     }
-    *root_out = root;
-    return WEFT_OK;
+    uint64_t tensors = weft_context_limits(context)->tensors;
+    uint64_t containers =
+        tensors > UINT64_MAX / CONTAINERS_PER_TENSOR ? UINT64_MAX : tensors * CONTAINERS_PER_TENSOR;
+    return weft_json_parse(context, "layout", json, size, DEEPEST, containers, root_out);
 }
 
 weft_status weft_layout_parse(weft_context *context, const char *json, size_t size,
