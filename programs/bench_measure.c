@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bench_measure.c: the clock around each row of the table. Every time is the smallest of several runs;
+ * caches are cold at the start of each; what a run produced is checked bit for bit after it.
+ */
+#include "bench.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void keep_smallest(double *best, double seconds) {
+    if (*best == 0 || seconds < *best) {
+        *best = seconds;
+    }
+}
+
+static uint64_t model_bytes(const bench_model *model) {
+    return model->units * sizeof(uint16_t);
+}
+
+/* Is the live copy now the new state? */
+static int check_live(weft_command *command, const bench_model *model, const char *name) {
+    if (memcmp(model->live, model->next, model->extent * sizeof *model->live) != 0) {
+        return command_error(command, EXIT_INTEGRITY, "%s: the decoded state is not the new one", name);
+    }
+    return EXIT_DONE;
+}
+
+/* ---- memcpy ---- */
+
+enum { COPY_BYTES = 512 << 20, COPY_PART = 1 << 20, COPY_RUNS = 7 };
+
+typedef struct copying {
+    uint8_t *from;
+    uint8_t *to;
+} copying;
+
+static void copy_part(void *argument, size_t index, unsigned worker) {
+    const copying *buffers = argument;
+    (void)worker;
+    memcpy(buffers->to + index * COPY_PART, buffers->from + index * COPY_PART, COPY_PART);
+}
+
+int bench_memcpy(weft_command *command, unsigned threads, bench_row *row) {
+    *row = (bench_row){.name = "memcpy", .threads = threads, .bytes = COPY_BYTES};
+    copying buffers = {.from = bench_map(COPY_BYTES), .to = bench_map(COPY_BYTES)};
+    int code = EXIT_DONE;
+    if (buffers.from == NULL || buffers.to == NULL) {
+        code = command_error(command, EXIT_FAILED, "no memory for the copy");
+    } else {
+        memset(buffers.from, 1, COPY_BYTES);
+        memset(buffers.to, 2, COPY_BYTES);
+    }
+    for (int i = 0; i < COPY_RUNS && code == EXIT_DONE; i++) {
+        double start = clock_seconds();
+        if (threads == 1) {
+            memcpy(buffers.to, buffers.from, COPY_BYTES);
+        } else {
+            parallel_run(threads, COPY_BYTES / COPY_PART, copy_part, &buffers);
+        }
+        keep_smallest(&row->encode, clock_seconds() - start);
+        /* the copy must not be optimised away */
+        buffers.from[i] = buffers.to[COPY_BYTES - 1 - i] + 1;
+    }
+    row->decode = row->encode;
+    row->digest = row->encode;
+    bench_unmap(buffers.from, COPY_BYTES);
+    bench_unmap(buffers.to, COPY_BYTES);
+    return code;
+}
+
+/* ---- weft ---- */
+
+/* A context, views with it, and a patch in memory. */
+typedef struct bench_session {
+    weft_command *command;
+    bench_model *model;
+    weft_context *context;
+    weft_view *base;
+    weft_view *next;
+    weft_view *live;
+    weft_sums *base_sums;
+    uint8_t *patch;
+    size_t capacity;
+    size_t size;
+} bench_session;
+
+static weft_status append_patch(void *opaque, const void *data, size_t size) {
+    bench_session *session = opaque;
+    if (size > session->capacity - session->size) {
+        return WEFT_NO_SPACE;
+    }
+    memcpy(session->patch + session->size, data, size);
+    session->size += size;
+    return WEFT_OK;
+}
+
+static int session_fail(const bench_session *session, weft_status status) {
+    return command_fail_in(session->command, session->context, NULL, status);
+}
+
+static void session_close(bench_session *session) {
+    if (session->base_sums != NULL) {
+        weft_sums_destroy(session->base_sums);
+    }
+    weft_view *views[] = {session->base, session->next, session->live};
+    for (int i = 0; i < 3; i++) {
+        if (views[i] != NULL) {
+            weft_view_destroy(views[i]);
+        }
+    }
+    bench_unmap(session->patch, session->capacity);
+    if (session->context != NULL) {
+        weft_context_destroy(session->context);
+    }
+}
+
+static int session_open(weft_command *command, bench_model *model, unsigned threads,
+                        bench_session *session) {
+    *session = (bench_session){.command = command, .model = model};
+    int code = command_context(command, threads, &session->context);
+    if (code != EXIT_DONE) {
+        return code;
+    }
+    weft_status status = weft_view_create(session->context, model->base_table, &session->base);
+    if (status == WEFT_OK) {
+        status = weft_view_create(session->context, model->next_table, &session->next);
+    }
+    if (status == WEFT_OK) {
+        status = weft_view_create(session->context, model->live_table, &session->live);
+    }
+    if (status == WEFT_OK) {
+        status = weft_sums_compute(session->context, session->base, &session->base_sums);
+    }
+    if (status != WEFT_OK) {
+        code = session_fail(session, status);
+    }
+    session->capacity = (size_t)model_bytes(model) + (64u << 20);
+    session->patch = bench_map(session->capacity);
+    if (code == EXIT_DONE && session->patch == NULL) {
+        code = command_error(command, EXIT_FAILED, "no memory for the patch");
+    }
+    if (code != EXIT_DONE) {
+        session_close(session);
+    }
+    return code;
+}
+
+/* As a publisher does it: the base's sums are known, the new state's come out for the next time. */
+static int time_diff(bench_session *session, weft_profile profile, bench_row *row) {
+    weft_sums *sums = NULL;
+    weft_sink sink = {.write = append_patch, .opaque = session};
+    weft_diff_options options = {
+        .profile = profile, .base_sums = session->base_sums, .new_sums_out = &sums};
+    weft_diff_stats stats;
+    session->size = 0;
+    bench_chill();
+    double start = clock_seconds();
+    weft_status status = weft_diff(session->context, session->base, session->next, &options, &sink, &stats);
+    keep_smallest(&row->encode, clock_seconds() - start);
+    if (status != WEFT_OK) {
+        return session_fail(session, status);
+    }
+    weft_sums_destroy(sums);
+    row->patch_bytes = stats.patch_bytes;
+    return EXIT_DONE;
+}
+
+/* Everything from the patch's bytes to the changed weights. `commit_out` is the pause alone. */
+static weft_status apply_patch(bench_session *session, weft_sums *sums, double *commit_out) {
+    weft_source source = {.memory = session->patch, .size = session->size};
+    weft_patch *patch = NULL;
+    weft_apply *apply = NULL;
+    weft_status status = weft_patch_open(session->context, &source, &patch);
+    if (status == WEFT_OK) {
+        status = weft_apply_create(session->context, patch, session->live, sums, &apply);
+    }
+    bool more = status == WEFT_OK;
+    while (more) {
+        status = weft_apply_prepare(apply);
+        more = status == WEFT_MORE;
+        if (status == WEFT_OK || status == WEFT_MORE) {
+            status = weft_apply_commit(apply);
+        }
+        more = more && status == WEFT_OK;
+    }
+    if (apply != NULL) {
+        *commit_out = weft_apply_describe(apply).commit_seconds;
+        weft_apply_destroy(apply);
+    }
+    if (patch != NULL) {
+        weft_patch_close(patch);
+    }
+    return status;
+}
+
+static int time_apply(bench_session *session, bench_row *row) {
+    weft_sums *sums = NULL;
+    bench_model_restore(session->model);
+    weft_status status = weft_sums_compute(session->context, session->live, &sums);
+    if (status != WEFT_OK) {
+        return session_fail(session, status);
+    }
+    bench_chill();
+    double commit = 0, start = clock_seconds();
+    status = apply_patch(session, sums, &commit);
+    double seconds = clock_seconds() - start;
+    weft_sums_destroy(sums);
+    if (status != WEFT_OK) {
+        return session_fail(session, status);
+    }
+    keep_smallest(&row->decode, seconds);
+    keep_smallest(&row->commit, commit);
+    return check_live(session->command, session->model, row->name);
+}
+
+int bench_profile(weft_command *command, bench_model *model, weft_profile profile, unsigned threads,
+                  unsigned repeat, bench_row *row) {
+    bench_session session;
+    *row = (bench_row){.name = text_profile(profile), .threads = threads, .bytes = model_bytes(model)};
+    int code = session_open(command, model, threads, &session);
+    if (code != EXIT_DONE) {
+        return code;
+    }
+    for (unsigned i = 0; i < repeat && code == EXIT_DONE; i++) {
+        code = time_diff(&session, profile, row);
+    }
+    for (unsigned i = 0; i < repeat && code == EXIT_DONE; i++) {
+        code = time_apply(&session, row);
+    }
+    session_close(&session);
+    return code;
+}
+
+int bench_digest(weft_command *command, bench_model *model, unsigned threads, unsigned repeat,
+                 bench_row *row) {
+    bench_session session;
+    *row = (bench_row){.name = "full digest", .threads = threads, .bytes = model_bytes(model)};
+    int code = session_open(command, model, threads, &session);
+    if (code != EXIT_DONE) {
+        return code;
+    }
+    for (unsigned i = 0; i < repeat && code == EXIT_DONE; i++) {
+        weft_sums *sums = NULL;
+        bench_chill();
+        double start = clock_seconds();
+        weft_status status = weft_sums_compute(session.context, session.base, &sums);
+        keep_smallest(&row->digest, clock_seconds() - start);
+        if (status != WEFT_OK) {
+            code = session_fail(&session, status);
+        } else {
+            weft_sums_destroy(sums);
+        }
+    }
+    session_close(&session);
+    return code;
+}
+
+/* ---- the others ---- */
+
+int bench_other(weft_command *command, bench_model *model, bench_baseline baseline, unsigned repeat,
+                bench_row *row) {
+    *row = (bench_row){.name = baseline == BASELINE_COO ? "COO+zstd-1" : "XOR+zstd-1",
+                       .threads = 1,
+                       .bytes = model_bytes(model)};
+    bench_codec *codec = bench_codec_open(model, baseline);
+    int code =
+        codec != NULL ? EXIT_DONE : command_error(command, EXIT_FAILED, "no memory for %s", row->name);
+    for (unsigned i = 0; i < repeat && code == EXIT_DONE; i++) {
+        bench_chill();
+        double start = clock_seconds();
+        row->patch_bytes = bench_codec_encode(codec);
+        keep_smallest(&row->encode, clock_seconds() - start);
+        bench_model_restore(model);
+        start = clock_seconds();
+        bool decoded = row->patch_bytes > 0 && bench_codec_decode(codec);
+        keep_smallest(&row->decode, clock_seconds() - start);
+        code = decoded ? check_live(command, model, row->name)
+                       : command_error(command, EXIT_FAILED, "%s: zstd failed", row->name);
+        if (code == EXIT_DONE && command_interrupted() != EXIT_DONE) {
+            code = command_error(command, command_interrupted(), "interrupted");
+        }
+    }
+    if (codec != NULL) {
+        bench_codec_close(codec);
+    }
+    return code;
+}

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * command.h: what the verbs of the `weft` command share.
+ *
+ * Convention: a function that returns an int returns an exit code. If it is not EXIT_DONE, a message
+ * has already been printed, and the caller only cleans up and passes the code on.
+ */
+#ifndef WEFT_PROGRAMS_COMMAND_H
+#define WEFT_PROGRAMS_COMMAND_H
+
+#include <argp.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <weft/weft.h>
+
+/* Pinned: scripts rely on them. A command that a signal ended exits with 128 + its number. */
+enum {
+    EXIT_DONE = 0,
+    EXIT_FAILED = 1,
+    EXIT_USAGE = 2,
+    EXIT_INTEGRITY = 3,
+    EXIT_REMOTE = 4,
+};
+
+/* The part of every verb's --help that tells the exit codes. */
+#define HELP_EXIT_CODES                                                                                    \
+    "\nExit codes: 0 done, 1 failed, 2 wrong usage, 3 damaged or not what was promised, 130 "              \
+    "interrupted.\n"
+/* What a CKPT may be. */
+#define HELP_CKPT                                                                                          \
+    "A CKPT is a safetensors file, or a directory with model.safetensors or "                              \
+    "model.safetensors.index.json.\n"
+
+/* ---- progress.c: a bar on stderr for work that takes more than a second ---- */
+
+typedef struct weft_progress {
+    bool enabled;
+    bool drawn;        /* something stands on the line */
+    double started;    /* seconds, monotonic; 0 before the first report */
+    double drawn_at;   /* when the bar was last drawn */
+    const char *phase; /* of the last report */
+    double phase_started;
+} weft_progress;
+
+void progress_open(weft_progress *bar, bool enabled);
+/* Draws if it is time to. */
+void progress_report(weft_progress *bar, const char *phase, uint64_t done, uint64_t total);
+/* Wipes the bar off the line. Call before anything else is printed to the terminal. */
+void progress_clear(weft_progress *bar);
+
+/* ---- command.c ---- */
+
+typedef struct weft_command {
+    const char *name; /* "weft diff", for messages */
+    bool json;
+    bool quiet;
+    unsigned threads;
+    int show_progress; /* 1 always, 0 never, -1 if stderr is a terminal */
+    weft_progress progress;
+    weft_context *context;
+} weft_command;
+
+/* The options that all verbs have. A verb lists this argp as its first child and hands the command to
+ * it with command_argp_input. */
+extern const struct argp command_argp;
+/* Parses the verb's arguments. Ends the process for --help and for wrong usage, as argp does. `input` is
+ * the verb's own struct; its first member must be a command. */
+void command_parse(const struct argp *argp, int argc, char **argv, void *input);
+/* Creates the context. */
+int command_open(weft_command *command);
+void command_close(weft_command *command);
+
+/* Another context with `threads` threads and the same progress bar. */
+int command_context(weft_command *command, unsigned threads, weft_context **context_out);
+
+/* Prints why a library call failed, behind `path` if it is not NULL, and gives the exit code. */
+int command_fail(weft_command *command, const char *path, weft_status status);
+/* The same for a call with a context of its own. */
+int command_fail_in(weft_command *command, const weft_context *context, const char *path,
+                    weft_status status);
+/* Prints a message and returns `code`. */
+int command_error(weft_command *command, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* Talk on stderr, silenced by --quiet. */
+void command_note(weft_command *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Prints the result of --json to `stream` and releases it. */
+int command_print_json(weft_command *command, FILE *stream, json_t *json);
+/* Flushes stdout: results that could not be written are a failure. */
+int command_finish(weft_command *command, int code);
+
+/* Exit code of a command that was interrupted, or EXIT_DONE if it was not. */
+int command_interrupted(void);
+/* Signal handlers: SIGINT and SIGTERM cancel, SIGPIPE becomes an error, SIGBUS explains itself. */
+void command_handle_signals(void);
+
+/* ---- model.c: checkpoints and patches as arguments ---- */
+
+typedef struct weft_model {
+    weft_checkpoint *checkpoint;
+    weft_view *view;
+} weft_model;
+
+/* Clears away what a killed in-place apply left at the path. */
+int model_recover(weft_command *command, const char *path, bool *recovered_out);
+/* Recovers, opens and views a checkpoint. */
+int model_open(weft_command *command, const char *path, weft_model *model);
+void model_close(weft_model *model);
+
+typedef struct patch_file {
+    weft_patch *patch;
+    weft_source source;
+    void *mapping; /* NULL if the file is empty */
+} patch_file;
+
+/* Opens a patch; "-" is stdin. What cannot be mapped (a pipe) is first copied to an unnamed file. */
+int patch_file_open(weft_command *command, const char *path, patch_file *file);
+void patch_file_close(patch_file *file);
+
+/* A list of patches opened in order, from command-line arguments. */
+typedef struct patch_list {
+    size_t count;
+    patch_file *files;
+    const weft_patch **patches;
+} patch_list;
+
+int patch_list_open(weft_command *command, char *const *paths, size_t count, patch_list *list);
+void patch_list_close(patch_list *list);
+
+/* ---- output.c: where a patch is written ---- */
+
+/* A file that appears complete or not at all: it is written beside its path and then renamed. A pipe or
+ * a device, or "-" for stdout, is written straight. A terminal is refused. */
+typedef struct weft_output {
+    const char *path;
+    char *target;    /* the path with links followed; NULL if written straight */
+    char *temporary; /* NULL if written straight */
+    int descriptor;
+    bool durable;
+    int error; /* errno of the first failed write */
+    weft_sink sink;
+} weft_output;
+
+int output_open(weft_command *command, weft_output *output, const char *path, bool durable);
+/* After a failed library call: reports the output's own error if that was the cause, else the call's. */
+int output_fail(weft_command *command, const weft_output *output, weft_status status);
+int output_finish(weft_command *command, weft_output *output);
+/* Removes what an output that was not finished has left. Harmless after output_finish. */
+void output_close(weft_output *output);
+/* Unlinks temporary files from a signal handler. */
+void output_emergency(void);
+/* Refuses an output that is the same file as an input. */
+int output_guard(weft_command *command, const char *output_path, const char *input_path);
+
+/* ---- text.c: numbers for people ---- */
+
+enum { TEXT_SIZE = 40 };
+/* "12.3 MiB". Returns `text`. */
+const char *text_bytes(uint64_t bytes, char text[TEXT_SIZE]);
+/* "1,234,567". Returns `text`. */
+const char *text_count(uint64_t count, char text[TEXT_SIZE]);
+/* "[4096, 1024]". Returns `text`; long shapes end in "…". */
+enum { SHAPE_SIZE = 128 };
+const char *text_shape(const weft_tensor *tensor, char text[SHAPE_SIZE]);
+/* Prints untrusted text with control characters shown as '?', so that a file cannot drive the
+ * terminal. */
+void text_print(FILE *stream, const char *text);
+/* "8MiB", "64K", "1048576": powers of 1024 with or without "iB". False if it is no size. */
+bool text_parse_bytes(const char *text, uint64_t *bytes_out);
+/* "256M", "7.6B": powers of 1000. */
+bool text_parse_count(const char *text, uint64_t *count_out);
+bool text_parse_unsigned(const char *text, uint64_t maximum, uint64_t *value_out);
+bool text_parse_profile(const char *text, weft_profile *profile_out);
+const char *text_profile(weft_profile profile);
+
+/* A digest, a shape or a 64-bit count as JSON. */
+json_t *json_digest(const weft_digest *digest);
+json_t *json_shape(const weft_tensor *tensor);
+json_t *json_count(uint64_t count);
+/* `numerator / denominator`, or null if the denominator is zero. */
+json_t *json_ratio(double numerator, double denominator);
+
+/* Seconds of the monotonic clock. */
+double clock_seconds(void);
+
+/* Labels K=V collected from the command line, in the form that the library takes. */
+typedef struct weft_labels {
+    const char **items; /* key, value, …, NULL */
+    size_t count;       /* pointers, without the NULL */
+} weft_labels;
+
+/* False if `text` has no '='; changes `text`. */
+bool labels_add(weft_labels *labels, char *text);
+void labels_close(weft_labels *labels);
+
+/* ---- the verbs, one file each ---- */
+
+int verb_diff(int argc, char **argv);
+int verb_apply(int argc, char **argv);
+int verb_merge(int argc, char **argv);
+int verb_inspect(int argc, char **argv);
+int verb_digest(int argc, char **argv);
+int verb_verify(int argc, char **argv);
+int verb_stats(int argc, char **argv);
+int verb_bench(int argc, char **argv);
+
+#endif

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * main.c: the `weft` command: finds the verb and hands over.
+ */
+#include "command.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct weft_verb {
+    const char *name;
+    const char *arguments;
+    const char *summary;
+    int (*run)(int argc, char **argv);
+} weft_verb;
+
+static const weft_verb verbs[] = {
+    {"diff", "BASE NEW -o PATCH", "make the patch from one checkpoint to another", verb_diff},
+    {"apply", "BASE PATCH… -o OUT", "apply patches, to a new checkpoint or in place", verb_apply},
+    {"merge", "PATCH PATCH… -o PATCH", "compose patches into one", verb_merge},
+    {"inspect", "FILE", "look into a patch or a checkpoint", verb_inspect},
+    {"digest", "CKPT", "name the state of a checkpoint", verb_digest},
+    {"verify", "CKPT [PATCH]", "check a checkpoint, alone or against a patch", verb_verify},
+    {"stats", "BASE NEW", "what changed, where, and what it costs", verb_stats},
+    {"bench", "", "this machine against its limits, in one table", verb_bench},
+};
+enum { VERB_COUNT = sizeof verbs / sizeof verbs[0] };
+
+static void print_help(FILE *stream) {
+    fputs("Usage: weft VERB [OPTION…] [ARGUMENT…]\n"
+          "Exact sparse patches between model checkpoints: make, apply and prove them.\n\n"
+          "Verbs:\n",
+          stream);
+    for (size_t i = 0; i < VERB_COUNT; i++) {
+        char call[64];
+        snprintf(call, sizeof call, "%s %s", verbs[i].name, verbs[i].arguments);
+        /* "…" is three bytes wide and one column: pad by hand. */
+        int columns = 0;
+        for (const char *c = call; *c != 0; c++) {
+            columns += ((unsigned char)*c & 0xc0) != 0x80;
+        }
+        fprintf(stream, "  %s%*s%s\n", call, columns < 30 ? 30 - columns : 1, "", verbs[i].summary);
+    }
+    fputs("\nA CKPT (also BASE, NEW, OUT) is a safetensors file, or a directory with model.safetensors\n"
+          "or model.safetensors.index.json. A PATCH may be '-' for stdin or stdout.\n\n"
+          "  weft help VERB    options and examples of a verb (also weft VERB --help)\n"
+          "  weft --version    the version\n\n"
+          "Every verb takes --json, --quiet, --threads N, --progress and --no-progress.\n"
+          "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 damaged or not what was promised, 4 remote.\n\n"
+          "Examples:\n"
+          "  weft diff step-41.safetensors step-42.safetensors -o 42.weft\n"
+          "  weft apply step-41.safetensors 42.weft -o step-42.safetensors\n"
+          "  weft apply --in-place worker.safetensors 42.weft\n",
+          stream);
+}
+
+static const weft_verb *find_verb(const char *name) {
+    for (size_t i = 0; i < VERB_COUNT; i++) {
+        if (strcmp(verbs[i].name, name) == 0) {
+            return &verbs[i];
+        }
+    }
+    return NULL;
+}
+
+/* Levenshtein's distance, for names short enough to be a mistyped verb. */
+static size_t edit_distance(const char *a, const char *b) {
+    enum { LONGEST = 16 };
+    size_t row[LONGEST + 1];
+    size_t a_length = strlen(a), b_length = strlen(b);
+    if (a_length > LONGEST || b_length > LONGEST) {
+        return LONGEST;
+    }
+    for (size_t j = 0; j <= b_length; j++) {
+        row[j] = j;
+    }
+    for (size_t i = 1; i <= a_length; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b_length; j++) {
+            size_t best = diagonal + (a[i - 1] != b[j - 1]);
+            best = row[j] + 1 < best ? row[j] + 1 : best;
+            best = row[j - 1] + 1 < best ? row[j - 1] + 1 : best;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[b_length];
+}
+
+static int unknown_verb(const char *name) {
+    const weft_verb *nearest = &verbs[0];
+    for (size_t i = 1; i < VERB_COUNT; i++) {
+        if (edit_distance(name, verbs[i].name) < edit_distance(name, nearest->name)) {
+            nearest = &verbs[i];
+        }
+    }
+    fputs("weft: there is no verb '", stderr);
+    text_print(stderr, name);
+    fputs("'", stderr);
+    if (edit_distance(name, nearest->name) <= 2) {
+        fprintf(stderr, "; did you mean '%s'?", nearest->name);
+    }
+    fputs("\nTry 'weft --help' for the list of verbs.\n", stderr);
+    return EXIT_USAGE;
+}
+
+static int run_verb(const weft_verb *verb, int argc, char **argv) {
+    static char name[32];
+    snprintf(name, sizeof name, "weft %s", verb->name);
+    argv[0] = name;
+    return verb->run(argc, argv);
+}
+
+static int help_for(int argc, char **argv) {
+    if (argc < 3) {
+        print_help(stdout);
+        return EXIT_DONE;
+    }
+    const weft_verb *verb = find_verb(argv[2]);
+    if (verb == NULL) {
+        return unknown_verb(argv[2]);
+    }
+    static char help[] = "--help";
+    char *arguments[] = {argv[0], help, NULL};
+    return run_verb(verb, 2, arguments);
+}
+
+int main(int argc, char **argv) {
+    static char version[64];
+    snprintf(version, sizeof version, "weft %d.%d.%d", WEFT_VERSION_MAJOR, WEFT_VERSION_MINOR,
+             WEFT_VERSION_PATCH);
+    argp_program_version = version;
+    command_handle_signals();
+
+    if (argc < 2) {
+        print_help(stderr);
+        return EXIT_USAGE;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "-?") == 0) {
+        print_help(stdout);
+        return EXIT_DONE;
+    }
+    if (strcmp(argv[1], "help") == 0) {
+        return help_for(argc, argv);
+    }
+    if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0) {
+        printf("%s\n", version);
+        return EXIT_DONE;
+    }
+    const weft_verb *verb = find_verb(argv[1]);
+    if (verb == NULL) {
+        return unknown_verb(argv[1]);
+    }
+    return run_verb(verb, argc - 1, argv + 1);
+}

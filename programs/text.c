@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * text.c: numbers, sizes and shapes between people, JSON and the library. Text is for people and rounds;
+ * JSON is for machines and is exact.
+ */
+#include "command.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+const char *text_bytes(uint64_t bytes, char text[TEXT_SIZE]) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    double value = (double)bytes;
+    size_t unit = 0;
+    while (value >= 999.5 && unit + 1 < sizeof units / sizeof units[0]) {
+        value /= 1024;
+        unit++;
+    }
+    int digits = unit == 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+    snprintf(text, TEXT_SIZE, "%.*f %s", digits, value, units[unit]);
+    return text;
+}
+
+const char *text_count(uint64_t count, char text[TEXT_SIZE]) {
+    char digits[TEXT_SIZE];
+    int length = snprintf(digits, sizeof digits, "%" PRIu64, count);
+    char *cursor = text;
+    for (int i = 0; i < length; i++) {
+        if (i > 0 && (length - i) % 3 == 0) {
+            *cursor++ = ',';
+        }
+        *cursor++ = digits[i];
+    }
+    *cursor = 0;
+    return text;
+}
+
+const char *text_shape(const weft_tensor *tensor, char text[SHAPE_SIZE]) {
+    size_t used = (size_t)snprintf(text, SHAPE_SIZE, "[");
+    for (uint32_t i = 0; i < tensor->rank; i++) {
+        if (used > SHAPE_SIZE - 32) {
+            used += (size_t)snprintf(text + used, SHAPE_SIZE - used, ", …");
+            break;
+        }
+        used += (size_t)snprintf(text + used, SHAPE_SIZE - used, "%s%" PRIu64, i > 0 ? ", " : "",
+                                 tensor->shape[i]);
+    }
+    snprintf(text + used, SHAPE_SIZE - used, "]");
+    return text;
+}
+
+void text_print(FILE *stream, const char *text) {
+    for (; *text != 0; text++) {
+        unsigned char c = (unsigned char)*text;
+        putc(c < 0x20 || c == 0x7f ? '?' : c, stream);
+    }
+}
+
+/* A decimal number, perhaps with a fraction, times base^k for the suffix letter at place k of
+ * `letters`. `rest_out` is what follows the letter. */
+static bool parse_scaled(const char *text, const char *letters, double base, double *value_out,
+                         const char **rest_out) {
+    if (*text < '0' || *text > '9') {
+        return false;
+    }
+    char *end = NULL;
+    double value = strtod(text, &end);
+    if (*end != 0) {
+        char upper = (char)(*end >= 'a' && *end <= 'z' ? *end - 'a' + 'A' : *end);
+        const char *letter = strchr(letters, upper);
+        if (letter == NULL) {
+            return false;
+        }
+        value *= pow(base, (double)(letter - letters + 1));
+        end++;
+    }
+    if (!(value < 9.0e18)) {
+        return false;
+    }
+    *value_out = value;
+    *rest_out = end;
+    return true;
+}
+
+bool text_parse_bytes(const char *text, uint64_t *bytes_out) {
+    double value;
+    const char *rest;
+    if (!parse_scaled(text, "KMGT", 1024, &value, &rest)) {
+        return false;
+    }
+    if (*rest != 0 && strcmp(rest, "iB") != 0 && strcmp(rest, "ib") != 0) {
+        return false;
+    }
+    *bytes_out = (uint64_t)value;
+    return true;
+}
+
+bool text_parse_count(const char *text, uint64_t *count_out) {
+    double value;
+    const char *rest;
+    if (!parse_scaled(text, "KMB", 1000, &value, &rest) || *rest != 0) {
+        return false;
+    }
+    *count_out = (uint64_t)value;
+    return true;
+}
+
+bool text_parse_unsigned(const char *text, uint64_t maximum, uint64_t *value_out) {
+    if (*text < '0' || *text > '9') {
+        return false;
+    }
+    char *end = NULL;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (errno != 0 || *end != 0 || value > maximum) {
+        return false;
+    }
+    *value_out = value;
+    return true;
+}
+
+bool text_parse_profile(const char *text, weft_profile *profile_out) {
+    if (strcmp(text, "fast") == 0) {
+        *profile_out = WEFT_PROFILE_FAST;
+        return true;
+    }
+    if (strcmp(text, "small") == 0) {
+        *profile_out = WEFT_PROFILE_SMALL;
+        return true;
+    }
+    return false;
+}
+
+const char *text_profile(weft_profile profile) {
+    return profile == WEFT_PROFILE_FAST ? "fast" : "small";
+}
+
+json_t *json_digest(const weft_digest *digest) {
+    char text[WEFT_DIGEST_TEXT];
+    weft_digest_format(digest, text);
+    return json_string(text);
+}
+
+json_t *json_shape(const weft_tensor *tensor) {
+    json_t *shape = json_array();
+    for (uint32_t i = 0; i < tensor->rank; i++) {
+        json_array_append_new(shape, json_count(tensor->shape[i]));
+    }
+    return shape;
+}
+
+json_t *json_count(uint64_t count) {
+    return json_integer((json_int_t)count);
+}
+
+json_t *json_ratio(double numerator, double denominator) {
+    return denominator > 0 ? json_real(numerator / denominator) : json_null();
+}
+
+double clock_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+bool labels_add(weft_labels *labels, char *text) {
+    char *equals = strchr(text, '=');
+    if (equals == NULL || equals == text) {
+        return false;
+    }
+    const char **items = realloc(labels->items, (labels->count + 3) * sizeof *items);
+    if (items == NULL) {
+        return false;
+    }
+    *equals = 0;
+    labels->items = items;
+    items[labels->count++] = text;
+    items[labels->count++] = equals + 1;
+    items[labels->count] = NULL;
+    return true;
+}
+
+void labels_close(weft_labels *labels) {
+    free(labels->items);
+    labels->items = NULL;
+    labels->count = 0;
+}

@@ -1,0 +1,433 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verb_bench.c: `weft bench`: this machine against its limits, and against what others do, in one run
+ * and one table.
+ */
+#include "bench.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    OPTION_PARAMS = 0x100,
+    OPTION_LR,
+    OPTION_SEED,
+    OPTION_REPEAT,
+    OPTION_BASE,
+    OPTION_NEW,
+    OPTION_MAKE,
+    OPTION_STEPS,
+};
+
+static const struct argp_option options[] = {
+    {"params", OPTION_PARAMS, "N", 0, "Parameters of the trace's model; suffixes K, M, B (default 256M)",
+     1},
+    {"lr", OPTION_LR, "RATE", 0, "Learning rate of the trace (default 1e-6)", 1},
+    {"seed", OPTION_SEED, "N", 0, "Seed of the trace (default 1)", 1},
+    {"repeat", OPTION_REPEAT, "N", 0, "Runs of each measurement, of which the fastest counts (default 5)",
+     1},
+    {"base", OPTION_BASE, "CKPT", 0, "Measure with a real pair of checkpoints: the old one", 2},
+    {"new", OPTION_NEW, "CKPT", 0, "… and the new one; their BF16 tensors are used", 2},
+    {"make", OPTION_MAKE, "DIR", 0,
+     "Measure nothing: write the trace to DIR, as base.safetensors and new.safetensors", 3},
+    {"steps", OPTION_STEPS, "N", 0,
+     "With --make: write N steps, as step-0.safetensors to step-N.safetensors", 3},
+    {0},
+};
+
+static const char doc[] =
+    "Measure diff, apply and digest beside memcpy, beside COO+zstd-1 (PULSE's layout) and beside "
+    "XOR+zstd-1 "
+    "(whole tensors), all in one run.\v"
+    "The trace is made anew from its seed and is the same on every machine and with any number of threads. "
+    "It has the tensors of a transformer of the given size: embeddings, and per layer q, k, v, o, gate, "
+    "up, "
+    "down and two norms.\n\n"
+    "  matrix weight    w = deviation * R[row] * C[column] * z\n"
+    "                   deviation 0.015 to 0.033 by kind; z normal\n"
+    "  scales           R = exp(0.35 z'), C = exp(0.25 z')\n"
+    "  norm weight      w = 1 + 0.05 z\n"
+    "  base             b = bf16(w)\n"
+    "  FP32 master      m uniform over the FP32 values that round to b\n"
+    "  step             m += +-lr * 0.2 * A[row] * (0.5 + u)\n"
+    "                   sign random, u uniform in [0, 1)\n"
+    "  row-wise spread  A = exp(0.5 z' - 0.125), anew for each step\n"
+    "  new              bf16(m)\n\n"
+    "Speeds are counted over the model's BF16 bytes, and over 512 MiB for memcpy; x is the ratio to memcpy "
+    "with as many threads. Encode is a diff as a publisher makes it: sums of the base known, those of the "
+    "new state produced, the patch written to memory. Decode+apply goes from the patch's bytes to the "
+    "changed weights, everything proven on the way; commit is the pause at its end. The baselines run on "
+    "one "
+    "thread and prove nothing. Each result is compared bit for bit with the new state.\n"
+    "\nExamples:\n"
+    "  weft bench\n"
+    "  weft bench --params 1B --lr 3e-6 --repeat 3 --json\n"
+    "  weft bench --base step-41.safetensors --new step-42.safetensors\n"
+    "  weft bench --make /tmp/trace --params 8M --steps 3\n" HELP_EXIT_CODES;
+
+typedef struct bench_arguments {
+    weft_command command;
+    uint64_t parameters;
+    double learning_rate;
+    uint64_t seed;
+    uint64_t repeat;
+    const char *base;
+    const char *next;
+    const char *make;
+    uint64_t steps;
+} bench_arguments;
+
+static void parse_end(const bench_arguments *arguments, struct argp_state *state) {
+    if ((arguments->base == NULL) != (arguments->next == NULL)) {
+        argp_error(state, "--base and --new go together");
+    }
+    if (arguments->base != NULL && arguments->make != NULL) {
+        argp_error(state, "--make writes the trace; it does not go with --base and --new");
+    }
+    if (arguments->steps > 0 && arguments->make == NULL) {
+        argp_error(state, "--steps goes with --make DIR");
+    }
+}
+
+static double parse_rate(const char *text, struct argp_state *state) {
+    char *end = NULL;
+    double rate = strtod(text, &end);
+    if (end == text || *end != 0 || !(rate >= 0 && rate <= 1)) {
+        argp_error(state, "--lr takes a learning rate such as 1e-6, not '%s'", text);
+    }
+    return rate;
+}
+
+static uint64_t parse_number(const char *option, const char *text, uint64_t minimum, uint64_t maximum,
+                             struct argp_state *state) {
+    uint64_t value = 0;
+    if (!text_parse_unsigned(text, maximum, &value) || value < minimum) {
+        argp_error(state, "--%s takes a number from %llu to %llu, not '%s'", option,
+                   (unsigned long long)minimum, (unsigned long long)maximum, text);
+    }
+    return value;
+}
+
+static error_t parse(int key, char *argument, struct argp_state *state) {
+    bench_arguments *arguments = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &arguments->command;
+        return 0;
+    case OPTION_PARAMS:
+        if (!text_parse_count(argument, &arguments->parameters) || arguments->parameters < 1000) {
+            argp_error(state, "--params takes a number from 1000 on, such as 256M, not '%s'", argument);
+        }
+        return 0;
+    case OPTION_LR:
+        arguments->learning_rate = parse_rate(argument, state);
+        return 0;
+    case OPTION_SEED:
+        arguments->seed = parse_number("seed", argument, 0, UINT64_MAX, state);
+        return 0;
+    case OPTION_REPEAT:
+        arguments->repeat = parse_number("repeat", argument, 1, 1000, state);
+        return 0;
+    case OPTION_BASE:
+        arguments->base = argument;
+        return 0;
+    case OPTION_NEW:
+        arguments->next = argument;
+        return 0;
+    case OPTION_MAKE:
+        arguments->make = argument;
+        return 0;
+    case OPTION_STEPS:
+        arguments->steps = parse_number("steps", argument, 1, 500, state);
+        return 0;
+    case ARGP_KEY_ARG:
+        argp_error(state, "there are no arguments, only options: '%s'", argument);
+        return 0;
+    case ARGP_KEY_END:
+        parse_end(arguments, state);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_child children[] = {{&command_argp, 0, NULL, 0}, {0}};
+static const struct argp argp = {options, parse, "", doc, children, NULL, NULL};
+
+/* ---- the run ---- */
+
+enum { ROW_MAX = 16 };
+
+typedef struct bench_results {
+    bench_row rows[ROW_MAX];
+    size_t count;
+    unsigned threads; /* "all" */
+    uint64_t units;
+    uint64_t changed;
+    survey_bound bound;
+} bench_results;
+
+/* Runs the rows in the order of the table. With one processor there is no second row of each kind. */
+static int run_rows(bench_arguments *arguments, bench_model *model, bench_results *results) {
+    weft_command *command = &arguments->command;
+    unsigned repeat = (unsigned)arguments->repeat, widths[2] = {1, results->threads};
+    int kinds = results->threads > 1 ? 2 : 1, code = EXIT_DONE;
+    bench_row *rows = results->rows;
+    size_t *count = &results->count;
+    for (int i = 0; i < kinds && code == EXIT_DONE; i++) {
+        code = bench_memcpy(command, widths[i], &rows[(*count)++]);
+    }
+    for (int profile = WEFT_PROFILE_FAST; profile <= WEFT_PROFILE_SMALL; profile++) {
+        for (int i = 0; i < kinds && code == EXIT_DONE; i++) {
+            code =
+                bench_profile(command, model, (weft_profile)profile, widths[i], repeat, &rows[(*count)++]);
+        }
+    }
+    for (int baseline = BASELINE_COO; baseline <= BASELINE_XOR && code == EXIT_DONE; baseline++) {
+        code = bench_other(command, model, (bench_baseline)baseline, repeat, &rows[(*count)++]);
+    }
+    for (int i = 0; i < kinds && code == EXIT_DONE; i++) {
+        code = bench_digest(command, model, widths[i], repeat, &rows[(*count)++]);
+    }
+    return code;
+}
+
+/* ---- reading the results ---- */
+
+static const bench_row *find_row(const bench_results *results, const char *name, unsigned threads) {
+    for (size_t i = 0; i < results->count; i++) {
+        if (strcmp(results->rows[i].name, name) == 0 && results->rows[i].threads == threads) {
+            return &results->rows[i];
+        }
+    }
+    return &results->rows[0];
+}
+
+/* Gigabytes per second; 0 if there is no such time. */
+static double speed(const bench_row *row, double seconds) {
+    return seconds > 0 ? 1e-9 * (double)row->bytes / seconds : 0;
+}
+
+/* Against memcpy with as many threads. */
+static double ratio(const bench_results *results, const bench_row *row, double seconds) {
+    const bench_row *copy = find_row(results, "memcpy", row->threads);
+    return speed(row, seconds) / speed(copy, copy->encode);
+}
+
+static double bytes_per_change(const bench_results *results, const bench_row *row) {
+    return results->changed > 0 ? (double)row->patch_bytes / (double)results->changed : 0;
+}
+
+static double commit_speed(const bench_results *results, const bench_row *row) {
+    return row->commit > 0 ? 1e-6 * (double)results->changed / row->commit : 0;
+}
+
+/* How much faster all threads are than one, by the times of the same kind. */
+static double gain(double one, double all) {
+    return all > 0 ? one / all : 0;
+}
+
+/* ---- JSON ---- */
+
+static void set_speed(json_t *json, const char *key, const bench_results *results, const bench_row *row,
+                      double seconds) {
+    char name[TEXT_SIZE];
+    snprintf(name, sizeof name, "%s_gb_per_second", key);
+    json_object_set_new(json, name, seconds > 0 ? json_real(speed(row, seconds)) : json_null());
+    snprintf(name, sizeof name, "%s_to_memcpy", key);
+    json_object_set_new(json, name, seconds > 0 ? json_real(ratio(results, row, seconds)) : json_null());
+}
+
+static json_t *row_json(const bench_results *results, const bench_row *row) {
+    json_t *json = json_object();
+    json_object_set_new(json, "name", json_string(row->name));
+    json_object_set_new(json, "threads", json_count(row->threads));
+    json_object_set_new(json, "patch_bytes",
+                        row->patch_bytes > 0 ? json_count(row->patch_bytes) : json_null());
+    json_object_set_new(json, "bytes_per_change",
+                        row->patch_bytes > 0 ? json_real(bytes_per_change(results, row)) : json_null());
+    set_speed(json, "encode", results, row, row->encode);
+    set_speed(json, "decode", results, row, row->decode);
+    json_object_set_new(json, "commit_million_changes_per_second",
+                        row->commit > 0 ? json_real(commit_speed(results, row)) : json_null());
+    set_speed(json, "digest", results, row, row->digest);
+    return json;
+}
+
+static int print_json(bench_arguments *arguments, const bench_results *results) {
+    json_t *json = json_object(), *rows = json_array();
+    for (size_t i = 0; i < results->count; i++) {
+        json_array_append_new(rows, row_json(results, &results->rows[i]));
+    }
+    double bound = (results->bound.position + results->bound.step) / 8;
+    double small = bytes_per_change(results, find_row(results, "small", 1));
+    double coo = bytes_per_change(results, find_row(results, "COO+zstd-1", 1));
+    json_object_set_new(json, "cpu", json_string(weft_cpu_name()));
+    json_object_set_new(json, "threads", json_count(results->threads));
+    json_object_set_new(json, "repeat", json_count(arguments->repeat));
+    json_object_set_new(json, "total", json_count(results->units));
+    json_object_set_new(json, "changed", json_count(results->changed));
+    json_object_set_new(json, "density", json_ratio((double)results->changed, (double)results->units));
+    json_object_set_new(json, "rows", rows);
+    json_object_set_new(json, "bound_bytes_per_change", json_real(bound));
+    json_object_set_new(json, "small_to_bound", json_ratio(small, bound));
+    json_object_set_new(json, "coo_to_small", json_ratio(coo, small));
+    return command_print_json(&arguments->command, stdout, json);
+}
+
+/* ---- text ---- */
+
+static void print_speed(const bench_results *results, const bench_row *row, double seconds) {
+    if (seconds > 0) {
+        printf("  %7.2f %6.2f", speed(row, seconds), ratio(results, row, seconds));
+    } else {
+        printf("  %7s %6s", "", "");
+    }
+}
+
+static void print_row(const bench_results *results, const bench_row *row) {
+    printf("%-12s %3u", row->name, row->threads);
+    if (row->patch_bytes > 0) {
+        printf("  %7.3f", bytes_per_change(results, row));
+    } else {
+        printf("  %7s", "");
+    }
+    print_speed(results, row, row->encode);
+    print_speed(results, row, row->decode);
+    if (row->commit > 0) {
+        printf("  %9.0f", commit_speed(results, row));
+    } else {
+        printf("  %9s", "");
+    }
+    print_speed(results, row, row->digest);
+    putchar('\n');
+}
+
+static void print_gain(const bench_results *results, const char *name, bool encode) {
+    const bench_row *one = find_row(results, name, 1), *all = find_row(results, name, results->threads);
+    double own = encode ? gain(one->encode, all->encode) : gain(one->decode, all->decode);
+    double copy =
+        gain(find_row(results, "memcpy", 1)->encode, find_row(results, "memcpy", results->threads)->encode);
+    printf("  %s %s %.2f (%.2f of memcpy's)", name, encode ? "encode" : "decode", own, own / copy);
+}
+
+static void print_text(const bench_results *results) {
+    char units[TEXT_SIZE], changed[TEXT_SIZE];
+    printf("%s weights, %s changed (%.3f%%); %s, %u thread%s; GB/s, x = against memcpy\n\n",
+           text_count(results->units, units), text_count(results->changed, changed),
+           100.0 * (double)results->changed / (double)results->units, weft_cpu_name(), results->threads,
+           results->threads == 1 ? "" : "s");
+    printf("%-12s %3s  %7s  %7s %6s  %7s %6s  %9s  %7s %6s\n", "", "", "bytes/", "", "", "decode", "",
+           "commit M", "", "");
+    printf("%-12s %3s  %7s  %7s %6s  %7s %6s  %9s  %7s %6s\n", "", "thr", "change", "encode", "x", "+apply",
+           "x", "changes/s", "digest", "x");
+    for (size_t i = 0; i < results->count; i++) {
+        print_row(results, &results->rows[i]);
+    }
+    double bound = results->bound.position + results->bound.step;
+    double small = bytes_per_change(results, find_row(results, "small", 1));
+    printf("\nbound        %.3f bytes per change: position %.3f + step %.3f bits, given the exponent\n",
+           bound / 8, results->bound.position, results->bound.step);
+    if (results->changed > 0) {
+        printf("small        %.3f x the bound, %.2f times smaller than COO+zstd-1\n", 8 * small / bound,
+               bytes_per_change(results, find_row(results, "COO+zstd-1", 1)) / small);
+    }
+    if (results->threads > 1) {
+        printf("%-3u threads ", results->threads);
+        printf(" memcpy %.2f", gain(find_row(results, "memcpy", 1)->encode,
+                                    find_row(results, "memcpy", results->threads)->encode));
+        print_gain(results, "fast", true);
+        print_gain(results, "fast", false);
+        printf("\n            ");
+        print_gain(results, "small", true);
+        print_gain(results, "small", false);
+        putchar('\n');
+    }
+}
+
+/* ---- the verb ---- */
+
+static int measure(bench_arguments *arguments, bench_model *model) {
+    weft_command *command = &arguments->command;
+    bench_results results = {.threads = weft_context_threads(command->context), .units = model->units};
+    weft_survey survey;
+    int code = survey_run(command, model->base_table, model->next_table, &survey);
+    if (code != EXIT_DONE) {
+        return code;
+    }
+    results.changed = survey.changed;
+    results.bound = survey_entropy(&survey);
+    survey_close(&survey);
+    code = run_rows(arguments, model, &results);
+    if (code != EXIT_DONE) {
+        return code;
+    }
+    progress_clear(&command->progress);
+    if (command->json) {
+        return print_json(arguments, &results);
+    }
+    print_text(&results);
+    return EXIT_DONE;
+}
+
+static int make_files(bench_arguments *arguments, const weft_trace *trace) {
+    weft_command *command = &arguments->command;
+    unsigned steps = (unsigned)arguments->steps;
+    int code = trace_write(command, trace, arguments->make, steps);
+    if (code != EXIT_DONE) {
+        return code;
+    }
+    progress_clear(&command->progress);
+    if (command->json) {
+        json_t *json = json_object();
+        json_object_set_new(json, "total", json_count(trace->parameters));
+        json_object_set_new(json, "tensors", json_count(trace->count));
+        json_object_set_new(json, "files", json_count(steps == 0 ? 2 : (uint64_t)steps + 1));
+        return command_print_json(command, stdout, json);
+    }
+    if (!command->quiet) {
+        char count[TEXT_SIZE];
+        printf("made      %u checkpoints of %s parameters, %zu tensors, in %s\n",
+               steps == 0 ? 2 : steps + 1, text_count(trace->parameters, count), trace->count,
+               arguments->make);
+    }
+    return EXIT_DONE;
+}
+
+static int run(bench_arguments *arguments) {
+    weft_command *command = &arguments->command;
+    bench_model model = {0};
+    weft_trace trace = {0};
+    int code;
+    if (arguments->base != NULL) {
+        code = bench_model_load(command, &model, arguments->base, arguments->next);
+    } else {
+        code =
+            trace_open(command, &trace, arguments->parameters, arguments->learning_rate, arguments->seed);
+        if (code == EXIT_DONE && arguments->make != NULL) {
+            code = make_files(arguments, &trace);
+            trace_close(&trace);
+            return code;
+        }
+        if (code == EXIT_DONE) {
+            code = bench_model_generate(command, &model, &trace);
+        }
+        trace_close(&trace);
+    }
+    if (code == EXIT_DONE) {
+        code = measure(arguments, &model);
+        bench_model_close(&model);
+    }
+    return code;
+}
+
+int verb_bench(int argc, char **argv) {
+    bench_arguments arguments = {.parameters = 256000000, .learning_rate = 1e-6, .seed = 1, .repeat = 5};
+    command_parse(&argp, argc, argv, &arguments);
+    int code = command_open(&arguments.command);
+    if (code == EXIT_DONE) {
+        code = run(&arguments);
+    }
+    return command_finish(&arguments.command, code);
+}
