@@ -60,7 +60,8 @@ weft_status weft_json_parse(weft_context *context, const char *where, const char
         *value_out = value;
         return WEFT_OK;
     }
-    /* jansson has no text for most of the ways in which it runs out of memory */
+    /* jansson has no text for most of the ways in which it runs out of memory; a few more it takes for
+     * wrong syntax, and so must we */
     if (error.text[0] == '\0' || json_error_code(&error) == json_error_out_of_memory) {
         return weft_json_no_memory(context, where);
     }
