@@ -77,8 +77,8 @@ static int open_straight(weft_command *command, weft_output *output) {
     if (isatty(output->descriptor)) {
         output_close(output);
         return command_error(command, EXIT_USAGE,
-                             "a patch is binary and would garble the terminal; name a file with -o FILE, "
-                             "or redirect stdout");
+                             "a patch is binary and would garble the terminal; name a file with -o "
+                             "FILE, or redirect stdout");
     }
     return EXIT_DONE;
 }

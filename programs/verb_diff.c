@@ -19,8 +19,8 @@ enum {
 static const struct argp_option options[] = {
     {"output", 'o', "PATCH", 0, "Where to write the patch; '-' for stdout", 1},
     {"profile", OPTION_PROFILE, "NAME", 0,
-     "small (default): the fewest bytes, decoded with the base at hand; fast: more bytes, quicker on both "
-     "sides, decoded without the base",
+     "small (default): the fewest bytes, decoded with the base at hand; fast: more bytes, quicker on "
+     "both sides, decoded without the base",
      1},
     {"inverse", OPTION_INVERSE, "FILE", 0, "Also write the patch from NEW back to BASE, from the same pass",
      1},
@@ -28,9 +28,8 @@ static const struct argp_option options[] = {
      "Weights per bucket, the unit that is coded and checked alone; suffixes K, M, KiB, MiB (default 8MiB)",
      1},
     {"cut", OPTION_CUT, "PATTERN:DIM:PARTS", 0,
-     "Cut the tensors that match PATTERN ('*' for any characters) into PARTS equal parts along dimension "
-     "DIM, "
-     "so that a tensor-parallel rank needs only the buckets of its part; may be repeated",
+     "Cut the tensors that match PATTERN ('*' for any characters) into PARTS equal parts along "
+     "dimension DIM, so that a tensor-parallel rank needs only the buckets of its part; may be repeated",
      1},
     {"label", OPTION_LABEL, "KEY=VALUE", 0, "Text carried along in the patch; may be repeated", 1},
     {"durable", OPTION_DURABLE, NULL, 0, "Return only when the patch would survive a power loss", 1},
@@ -38,16 +37,16 @@ static const struct argp_option options[] = {
 };
 
 static const char doc[] =
-    "Write the patch that turns BASE into NEW, bit for bit. It names the digests of both, and is "
-    "refused on any other base.\v" HELP_CKPT
-    "\nThe patch appears at its path complete or not at all. The same input gives the same bytes, whatever "
-    "the number of threads. With -o - the report goes to stderr.\n"
+    "Write the patch that turns BASE into NEW, bit for bit. It names the digests of both, and "
+    "is refused on any other base.\v" HELP_CKPT
+    "\nThe patch appears at its path complete or not at all. The same input gives the same bytes, "
+    "whatever the number of threads. With -o - the report goes to stderr.\n"
     "\nExamples:\n"
     "  weft diff step-41.safetensors step-42.safetensors -o 42.weft\n"
-    "  weft diff old/ new/ -o - --profile fast | ssh worker weft apply --in-place model/ -\n"
-    "  weft diff old/ new/ -o up.weft --inverse down.weft --label step=42 --json\n"
-    "  weft diff old/ new/ -o tp4.weft --cut '*.q_proj.weight:0:4' --cut "
-    "'*.o_proj.weight:1:4'\n" HELP_EXIT_CODES;
+    "  weft diff old/ new/ -o - | ssh worker weft apply --in-place model/ -\n"
+    "  weft diff old/ new/ -o up.weft --inverse down.weft --label step=42\n"
+    "  weft diff old/ new/ -o tp4.weft --cut '*.q_proj.weight:0:4' \\\n"
+    "      --cut '*.o_proj.weight:1:4'\n" HELP_EXIT_CODES;
 
 typedef struct diff_arguments {
     weft_command command;

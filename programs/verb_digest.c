@@ -12,8 +12,8 @@ static const struct argp_option options[] = {
 };
 
 static const char doc[] =
-    "Print the digest that names the state of a checkpoint: all tensors, bound to their names, dtypes and "
-    "shapes.\v" HELP_CKPT
+    "Print the digest that names the state of a checkpoint: all tensors, bound to their names, "
+    "dtypes and shapes.\v" HELP_CKPT
     "\nThe digest does not depend on how the tensors are spread over files, on their order, or on "
     "metadata. It finds accidents; it is no defence against someone who forges weights.\n"
     "\nExamples:\n"

@@ -11,8 +11,8 @@ enum { OPTION_BASE = 0x100, OPTION_PROFILE, OPTION_LABEL, OPTION_DURABLE };
 static const struct argp_option options[] = {
     {"output", 'o', "PATCH", 0, "Where to write the merged patch; '-' for stdout", 1},
     {"base", OPTION_BASE, "CKPT", 0,
-     "The checkpoint that the first patch starts from; needed unless all patches, and the result, are of "
-     "profile fast",
+     "The checkpoint that the first patch starts from; needed unless all patches, and the result, are "
+     "of profile fast",
      1},
     {"profile", OPTION_PROFILE, "NAME", 0, "small or fast; default: small with --base, fast without", 1},
     {"label", OPTION_LABEL, "KEY=VALUE", 0, "Text carried along in the patch; may be repeated", 1},
@@ -21,8 +21,8 @@ static const struct argp_option options[] = {
 };
 
 static const char doc[] =
-    "Compose patches that follow one another into one that does the same: a weight that changed in several "
-    "is carried once, and one that changed back not at all.\v" HELP_CKPT
+    "Compose patches that follow one another into one that does the same: a weight that "
+    "changed in several is carried once, and one that changed back not at all.\v" HELP_CKPT
     "\nThe patches are given in order, oldest first; each must start from the state that the one before "
     "makes, keep all tensors, and be cut into the same buckets. One of them may be '-' for stdin.\n"
     "\nExamples:\n"

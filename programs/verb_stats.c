@@ -19,15 +19,14 @@ static const struct argp_option options[] = {
 };
 
 static const char doc[] =
-    "Count what changed between two checkpoints: density overall, by tensor and by exponent of the old "
-    "weight; the sizes of the steps; and what the patch costs in each profile.\v" HELP_CKPT
-    "\nThe bound is the entropy H(position | exponent byte) + H(step | exponent byte) in bits per change, "
-    "pooled over the BF16 tensors that both have. The exponent byte is (old >> 7) & 0xff; a step is "
-    "(new - old) mod 2^16 of the bits. The position term is the sum over exponents e of n_e h(c_e / n_e) / "
-    "C, "
-    "with h the binary entropy, n_e weights and c_e of C changes; the step term comes from exact "
-    "histograms. "
-    "Beside it stand the same without the exponent (iid). A profile's cost is the whole patch file.\n"
+    "Count what changed between two checkpoints: density overall, by tensor and by exponent of "
+    "the old weight; the sizes of the steps; and what the patch costs in each profile.\v" HELP_CKPT
+    "\nThe bound is the entropy H(position | exponent byte) + H(step | exponent byte) in bits per "
+    "change, pooled over the BF16 tensors that both have. The exponent byte is (old >> 7) & 0xff; a step "
+    "is (new - old) mod 2^16 of the bits. The position term is the sum over exponents e of n_e h(c_e / "
+    "n_e) / C, with h the binary entropy, n_e weights and c_e of C changes; the step term comes from "
+    "exact histograms. Beside it stand the same without the exponent (iid). A profile's cost is the "
+    "whole patch file.\n"
     "\nSteps of one sign count in ULPs, + away from zero; up and down are by value.\n"
     "\nExamples:\n"
     "  weft stats step-41.safetensors step-42.safetensors\n"

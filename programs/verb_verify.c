@@ -14,16 +14,17 @@ static const struct argp_option options[] = {
     {0},
 };
 
-static const char doc[] =
-    "Check a checkpoint: that its headers and structure are valid, and, if --digest is given, that it is "
-    "that state. With a PATCH, check every bucket of the patch too, and say whether the checkpoint is the "
-    "patch's base, its result, or neither.\v" HELP_CKPT "The PATCH may be '-' for stdin.\n"
-    "\nExamples:\n"
-    "  weft verify model/\n"
-    "  weft verify model/ --digest 0f5e11a9c2d4b7e83a6610c47f92d35b\n"
-    "  weft verify worker/ 42.weft && echo 'at 41 or at 42'\n"
-    "  weft verify worker/ 42.weft --json | jq -r .state\n" HELP_EXIT_CODES
-    "The state \"neither\", a wrong digest and a damaged patch give 3.\n";
+static const char doc[] = "Check a checkpoint: that its headers and structure "
+                          "are valid, and, if --digest is given, that it is that "
+                          "state. With a PATCH, check every bucket of the patch "
+                          "too, and say whether the checkpoint is the patch's "
+                          "base, its result, or neither.\v" HELP_CKPT "The PATCH may be '-' for stdin.\n"
+                          "\nExamples:\n"
+                          "  weft verify model/\n"
+                          "  weft verify model/ --digest 0f5e11a9c2d4b7e83a6610c47f92d35b\n"
+                          "  weft verify worker/ 42.weft && echo 'at 41 or at 42'\n"
+                          "  weft verify worker/ 42.weft --json | jq -r .state\n" HELP_EXIT_CODES
+                          "The state \"neither\", a wrong digest and a damaged patch give 3.\n";
 
 typedef struct verify_arguments {
     weft_command command;
