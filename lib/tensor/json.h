@@ -4,6 +4,10 @@
  *
  * jansson takes its memory from malloc, not from the context: its hooks are global to the process. What
  * it takes is bounded instead by looking at the text first: see weft_json_parse.
+ *
+ * jansson 2.14 does not always notice when malloc refuses it a few bytes: a token of the text can then come
+ * out with a byte missing. Nothing worse follows: names, sizes and offsets are checked as if they had been
+ * written so, and files keep the header's own bytes.
  */
 #ifndef WEFT_TENSOR_JSON_H
 #define WEFT_TENSOR_JSON_H
