@@ -18,7 +18,7 @@ enum { OPTION_JSON = 0x1000, OPTION_PROGRESS, OPTION_NO_PROGRESS };
 static const struct argp_option common_options[] = {
     {NULL, 0, NULL, 0, "Common options:", 90},
     {"json", OPTION_JSON, NULL, 0, "Print the result as JSON, with exact numbers", 91},
-    {"quiet", 'q', NULL, 0, "Print errors only", 91},
+    {"quiet", 'q', NULL, 0, "Print only errors, and the results of verbs that look", 91},
     {"threads", 'j', "N", 0, "Use N threads (default: one per processor)", 91},
     {"progress", OPTION_PROGRESS, NULL, 0, "Show progress even if stderr is not a terminal", 91},
     {"no-progress", OPTION_NO_PROGRESS, NULL, 0, "Never show progress", 91},
