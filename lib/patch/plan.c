@@ -145,7 +145,7 @@ static weft_status place_box(planner *p, size_t tensor, const weft_span *box, ui
     uint64_t rows = limit / box->run > 0 ? limit / box->run : 1;
     for (uint64_t done = 0; done < box->count; done += rows) {
         uint64_t count = box->count - done < rows ? box->count - done : rows;
-        weft_span span = {box->start + done * box->stride, box->run, count > 1 ? box->stride : 0, count};
+        weft_span span = {box->start + done * box->stride, box->run, box->stride, count};
         weft_status status = place(p, tensor, &span, part, parts);
         if (status != WEFT_OK) {
             return status;
@@ -233,7 +233,7 @@ weft_status weft_plan_build(weft_plan *plan, const weft_roster *roster, uint64_t
 enum { SPAN_TENSORS = 0, SPAN_FLAT = 1, SPAN_BOX = 2 };
 
 static bool covers_tensor(const weft_bucket_span *item, const weft_roster *roster) {
-    return item->span.start == 0 && item->span.count == 1 &&
+    return item->span.start == 0 && item->span.stride == 0 &&
            item->span.run == weft_tensor_units(&roster->entries[item->tensor].tensor);
 }
 
@@ -264,11 +264,11 @@ void weft_bucket_write_spans(const weft_bucket *bucket, const weft_roster *roste
             i += sequence;
             continue;
         }
-        weft_writer_u8(writer, item->span.count == 1 ? SPAN_FLAT : SPAN_BOX);
+        weft_writer_u8(writer, item->span.stride == 0 ? SPAN_FLAT : SPAN_BOX);
         weft_writer_varint(writer, item->tensor);
         weft_writer_varint(writer, item->span.start);
         weft_writer_varint(writer, item->span.run);
-        if (item->span.count > 1) {
+        if (item->span.stride != 0) {
             weft_writer_varint(writer, item->span.stride);
             weft_writer_varint(writer, item->span.count);
         }
@@ -281,7 +281,7 @@ static bool span_fits(const weft_span *span, uint64_t units, unsigned width) {
     if (span->run == 0 || span->count == 0 || span->start > units) {
         return false;
     }
-    if (span->count == 1) {
+    if (span->stride == 0) {
         bool ends = span->run == units - span->start;
         return span->run <= units - span->start && span->start * width % WEFT_WORD == 0 &&
                (ends || span->run * width % WEFT_WORD == 0);
@@ -344,7 +344,7 @@ weft_status weft_bucket_read_spans(weft_bucket *bucket, const weft_roster *roste
             span.count = weft_reader_varint(reader);
         }
         if (weft_reader_failed(reader) || kind > SPAN_BOX || sequence > roster->count ||
-            (kind == SPAN_BOX && span.count < 2)) {
+            (kind == SPAN_BOX && span.stride == 0)) {
             return weft_fail(roster->context, WEFT_MALFORMED, "a bucket's list of ranges is broken");
         }
         for (uint64_t j = 0; j < sequence; j++) {

@@ -141,6 +141,22 @@ weft_status weft_sums_copy(weft_context *context, const weft_sums *source, const
     return WEFT_OK;
 }
 
+void weft_sums_add_common(weft_sums *sums, const weft_sums *source) {
+    for (size_t i = 0; i < weft_view_count(source->view); i++) {
+        const weft_tensor *tensor = weft_view_at(source->view, i);
+        int64_t found = weft_view_find(sums->view, tensor->name);
+        if (found < 0 || !same_tensor(tensor, weft_view_at(sums->view, (size_t)found))) {
+            continue;
+        }
+        grain_sum *to = &sums->grains[sums->first[found]];
+        for (size_t g = source->first[i]; g < source->first[i + 1]; g++, to++) {
+            weft_sum sum = grain_load(to);
+            weft_sum_add(&sum, grain_load(&source->grains[g]));
+            grain_store(to, sum);
+        }
+    }
+}
+
 void weft_sums_move(weft_sums *sums, size_t tensor, uint64_t byte, weft_sum delta) {
     grain_sum *target = &sums->grains[sums->first[tensor] + (size_t)(byte / WEFT_GRAIN_BYTES)];
     atomic_fetch_add_explicit(&target->lanes[0], delta.lanes[0], memory_order_relaxed);

@@ -52,6 +52,8 @@ weft_status weft_sums_zero(weft_context *context, const weft_view *view, weft_su
 /* Copies `source` onto another view of the same tensors. */
 weft_status weft_sums_copy(weft_context *context, const weft_sums *source, const weft_view *view,
                            weft_sums **sums_out);
+/* Adds the sums of every tensor that both have, with the same name, dtype and shape. */
+void weft_sums_add_common(weft_sums *sums, const weft_sums *source);
 /* Adds to the grain that holds `byte` of the tensor. Atomic: workers may add at the same time. */
 void weft_sums_move(weft_sums *sums, size_t tensor, uint64_t byte, weft_sum delta);
 /* Adds (or with `negate` subtracts) all of `moves`. */

@@ -17,7 +17,7 @@
 typedef struct weft_span {
     uint64_t start;
     uint64_t run;
-    uint64_t stride; /* 0 if count is 1 */
+    uint64_t stride; /* 0 for a flat range, which has count 1 */
     uint64_t count;
 } weft_span;
 

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * format.c: index and footer of a patch file, and the proof that its buckets do not overlap.
+ */
+#include "format.h"
+
+#include <string.h>
+#include <xxhash.h>
+
+static const uint8_t end_magic[8] = {'W', 'E', 'F', 'T', 'E', 'N', 'D', '1'};
+
+void weft_index_open(weft_index *index, weft_context *context) {
+    *index = (weft_index){.context = context};
+}
+
+void weft_index_close(weft_index *index) {
+    for (size_t i = 0; i < index->count; i++) {
+        weft_bucket_close(&index->entries[i].bucket, index->context);
+    }
+    weft_release(index->context, index->entries);
+    weft_index_open(index, index->context);
+}
+
+void weft_index_write_entry(const weft_bucket *bucket, const weft_roster *roster, uint64_t length,
+                            uint64_t checksum, weft_writer *writer) {
+    weft_writer_varint(writer, length);
+    weft_writer_u64(writer, checksum);
+    weft_bucket_write_spans(bucket, roster, writer);
+}
+
+void weft_footer_write(const weft_footer *footer, weft_writer *writer) {
+    weft_writer_u64(writer, footer->index_offset);
+    weft_writer_u32(writer, (uint32_t)footer->index_bytes);
+    weft_writer_bytes(writer, footer->base.bytes, sizeof footer->base.bytes);
+    weft_writer_bytes(writer, footer->result.bytes, sizeof footer->result.bytes);
+    weft_writer_u64(writer, footer->changed);
+    weft_writer_u64(writer, footer->total);
+    weft_writer_u64(writer, footer->dense_bytes);
+    weft_writer_u64(writer, 0);
+    if (!weft_writer_failed(writer)) {
+        weft_writer_u64(writer, XXH3_64bits(writer->data, writer->size));
+    }
+    weft_writer_bytes(writer, end_magic, sizeof end_magic);
+}
+
+weft_status weft_footer_read(weft_context *context, const uint8_t *data, uint64_t header_size,
+                             uint64_t file_size, weft_footer *footer) {
+    if (memcmp(data + WEFT_FOOTER_BYTES - sizeof end_magic, end_magic, sizeof end_magic) != 0) {
+        return weft_fail(context, WEFT_TRUNCATED,
+                         "the patch does not end as a patch ends: it was cut short "
+                         "or is still being written; fetch it again");
+    }
+    weft_reader reader = weft_reader_over(data, WEFT_FOOTER_BYTES);
+    footer->index_offset = weft_reader_u64(&reader);
+    footer->index_bytes = weft_reader_u32(&reader);
+    memcpy(footer->base.bytes, weft_reader_bytes(&reader, 16), 16);
+    memcpy(footer->result.bytes, weft_reader_bytes(&reader, 16), 16);
+    footer->changed = weft_reader_u64(&reader);
+    footer->total = weft_reader_u64(&reader);
+    footer->dense_bytes = weft_reader_u64(&reader);
+    if (footer->index_offset < header_size || footer->index_offset > file_size - WEFT_FOOTER_BYTES ||
+        footer->index_bytes != file_size - WEFT_FOOTER_BYTES - footer->index_offset) {
+        return weft_fail(context, WEFT_MALFORMED, "the patch's footer does not fit its %llu bytes",
+                         (unsigned long long)file_size);
+    }
+    if (footer->index_bytes > weft_context_limits(context)->header_bytes) {
+        return weft_fail(context, WEFT_LIMIT_EXCEEDED, "the patch's index is larger than the limit");
+    }
+    return WEFT_OK;
+}
+
+/* How far a tensor is covered. A tensor is covered by flat ranges, ascending, or by boxes of one stride,
+ * band after band, each band downwards: then one comparison per span shows that none overlaps. */
+typedef struct coverage {
+    uint64_t next;      /* flat: first unit not covered */
+    uint64_t stride;    /* boxes: their common stride, else 0 */
+    uint64_t band;      /* boxes: first column of the current band */
+    uint64_t band_run;  /* boxes: its width */
+    uint64_t band_next; /* boxes: first row of the band not covered */
+} coverage;
+
+static bool cover_flat(coverage *c, const weft_span *span) {
+    if (span->start < c->next) {
+        return false;
+    }
+    c->next = span->start + span->run;
+    return true;
+}
+
+static bool cover_box(coverage *c, const weft_span *span, uint64_t stride) {
+    uint64_t column = span->start % stride;
+    uint64_t row = span->start / stride;
+    if (span->run > stride - column) {
+        return false;
+    }
+    bool same_band = column == c->band && span->run == c->band_run;
+    if (same_band ? row < c->band_next : column < c->band + c->band_run) {
+        return false;
+    }
+    c->band = column;
+    c->band_run = span->run;
+    c->band_next = row + span->count;
+    return true;
+}
+
+static bool cover(coverage *c, const weft_span *span) {
+    if (span->stride == 0) {
+        return c->stride == 0 && cover_flat(c, span);
+    }
+    if (c->next != 0 || (c->stride != 0 && c->stride != span->stride)) {
+        return false;
+    }
+    c->stride = span->stride;
+    return cover_box(c, span, c->stride);
+}
+
+static weft_status check_coverage(const weft_index *index, const weft_roster *roster) {
+    coverage *covered = weft_allocate_zeroed(index->context, roster->count, sizeof *covered);
+    if (covered == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < index->count && status == WEFT_OK; i++) {
+        const weft_bucket *bucket = &index->entries[i].bucket;
+        for (size_t j = 0; j < bucket->span_count && status == WEFT_OK; j++) {
+            if (!cover(&covered[bucket->spans[j].tensor], &bucket->spans[j].span)) {
+                status = weft_fail(index->context, WEFT_MALFORMED,
+                                   "two buckets of the patch cover the same "
+                                   "weights of tensor %s",
+                                   roster->entries[bucket->spans[j].tensor].tensor.name);
+            }
+        }
+    }
+    weft_release(index->context, covered);
+    return status;
+}
+
+static weft_status read_entries(weft_index *index, const weft_roster *roster, weft_reader *reader,
+                                uint64_t count, uint64_t offset, uint64_t end) {
+    for (uint64_t i = 0; i < count; i++) {
+        weft_index_entry *entry = &index->entries[index->count];
+        *entry = (weft_index_entry){.offset = offset};
+        entry->length = weft_reader_varint(reader);
+        entry->checksum = weft_reader_u64(reader);
+        if (weft_reader_failed(reader) || entry->length > end - offset || entry->length > UINT32_MAX) {
+            return weft_fail(index->context, WEFT_MALFORMED,
+                             "the patch's index points outside of the patch");
+        }
+        offset += entry->length;
+        index->count++;
+        weft_status status = weft_bucket_read_spans(&entry->bucket, roster, reader);
+        if (status != WEFT_OK) {
+            return status;
+        }
+    }
+    if (weft_reader_left(reader) != 0 || offset != end) {
+        return weft_fail(index->context, WEFT_MALFORMED, "the patch's index leaves bytes unaccounted for");
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_index_read(weft_index *index, const weft_roster *roster, const weft_footer *footer,
+                            uint64_t header_size, const uint8_t *data, size_t size) {
+    size_t hashed = size - WEFT_CHECKSUM_BYTES - sizeof end_magic;
+    weft_reader sum = weft_reader_over(data + hashed, WEFT_CHECKSUM_BYTES);
+    if (XXH3_64bits(data, hashed) != weft_reader_u64(&sum)) {
+        return weft_fail(index->context, WEFT_CHECKSUM_MISMATCH,
+                         "the patch's index or footer was damaged on its way; fetch the patch again");
+    }
+    weft_reader reader = weft_reader_over(data, (size_t)footer->index_bytes);
+    uint64_t count = weft_reader_varint(&reader);
+    /* a record takes at least twelve bytes */
+    if (weft_reader_failed(&reader) || count > weft_reader_left(&reader) / 12) {
+        return weft_fail(index->context, WEFT_MALFORMED, "the patch's index is broken");
+    }
+    index->entries = weft_allocate_array(index->context, (size_t)count, sizeof *index->entries);
+    if (index->entries == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_status status = read_entries(index, roster, &reader, count, header_size, footer->index_offset);
+    if (status == WEFT_OK) {
+        status = check_coverage(index, roster);
+    }
+    return status;
+}

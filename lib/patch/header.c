@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * header.c: the header of a patch file: roster, files and labels, compressed where that helps.
+ */
+#include "format.h"
+
+#include <string.h>
+#include <xxhash.h>
+#include <zstd.h>
+
+static const uint8_t magic[8] = {0x89, 'W', 'E', 'F', 'T', '\r', '\n', 0x1a};
+
+enum { FILES_NONE = 0, FILES_SAME = 1, FILES_GIVEN = 2, HEADER_LEVEL = 19, LABELS_MAX = 1024 };
+
+void weft_header_open(weft_header *header, weft_context *context) {
+    memset(header, 0, sizeof *header);
+    header->context = context;
+    weft_roster_open(&header->roster, context);
+}
+
+void weft_header_close(weft_header *header) {
+    weft_context *context = header->context;
+    weft_roster_close(&header->roster);
+    for (size_t i = 0; i < header->container.file_count; i++) {
+        weft_release(context, (char *)(uintptr_t)header->container.files[i].name);
+        weft_release(context, (char *)(uintptr_t)header->container.files[i].header);
+    }
+    weft_release(context, (weft_container_file *)(uintptr_t)header->container.files);
+    weft_release(context, (char *)(uintptr_t)header->container.index);
+    for (size_t i = 0; i < header->label_count; i++) {
+        weft_release(context, (char *)(uintptr_t)header->labels[i]);
+    }
+    weft_release(context, header->labels);
+    weft_header_open(header, context);
+}
+
+/* ---- writing ---- */
+
+static void write_text(weft_writer *writer, const char *text, size_t length) {
+    weft_writer_varint(writer, length);
+    weft_writer_bytes(writer, text, length);
+}
+
+static void write_files(weft_writer *writer, bool same, const weft_container *container) {
+    if (same || container == NULL) {
+        weft_writer_u8(writer, same ? FILES_SAME : FILES_NONE);
+        return;
+    }
+    weft_writer_u8(writer, FILES_GIVEN);
+    weft_writer_u8(writer, container->sharded);
+    weft_writer_varint(writer, container->file_count);
+    for (size_t i = 0; i < container->file_count; i++) {
+        const weft_container_file *file = &container->files[i];
+        write_text(writer, file->name, strlen(file->name));
+        write_text(writer, file->header, file->header_bytes);
+    }
+    if (container->sharded) {
+        write_text(writer, container->index, container->index_bytes);
+    }
+}
+
+static void write_labels(weft_writer *writer, const char *const *labels) {
+    size_t count = 0;
+    while (labels != NULL && labels[2 * count] != NULL) {
+        count++;
+    }
+    weft_writer_varint(writer, count);
+    for (size_t i = 0; i < 2 * count; i++) {
+        write_text(writer, labels[i], strlen(labels[i]));
+    }
+}
+
+/* Compresses the body if that makes it smaller; equal lengths mean that it is stored as it is. */
+static weft_status store_body(weft_context *context, const weft_writer *body, weft_writer *writer) {
+    size_t bound = ZSTD_compressBound(body->size);
+    uint8_t *packed = weft_allocate(context, bound);
+    if (packed == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    size_t size = ZSTD_compress(packed, bound, body->data, body->size, HEADER_LEVEL);
+    bool smaller = !ZSTD_isError(size) && size < body->size;
+    const uint8_t *stored = smaller ? packed : body->data;
+    size_t stored_size = smaller ? size : body->size;
+    size_t start = writer->size;
+    weft_writer_bytes(writer, magic, sizeof magic);
+    weft_writer_u16(writer, WEFT_FORMAT_VERSION);
+    weft_writer_u16(writer, 0);
+    weft_writer_u32(writer, (uint32_t)stored_size);
+    weft_writer_u32(writer, (uint32_t)body->size);
+    weft_writer_bytes(writer, stored, stored_size);
+    if (!weft_writer_failed(writer)) {
+        weft_writer_u64(writer, XXH3_64bits(writer->data + start, writer->size - start));
+    }
+    weft_release(context, packed);
+    return weft_writer_failed(writer) ? WEFT_NO_MEMORY : WEFT_OK;
+}
+
+weft_status weft_header_write(weft_context *context, weft_profile profile, const weft_roster *roster,
+                              bool same_files, const weft_container *container, const char *const *labels,
+                              weft_writer *writer) {
+    weft_writer body;
+    weft_writer_open(&body, context);
+    weft_writer_u8(&body, (uint8_t)profile);
+    weft_roster_write(roster, &body);
+    write_files(&body, same_files, container);
+    write_labels(&body, labels);
+    weft_status status = weft_writer_failed(&body) ? WEFT_NO_MEMORY : WEFT_OK;
+    if (status == WEFT_OK && body.size > weft_context_limits(context)->header_bytes) {
+        status =
+            weft_fail(context, WEFT_LIMIT_EXCEEDED, "the patch's header would be larger than the limit");
+    }
+    if (status == WEFT_OK) {
+        status = store_body(context, &body, writer);
+    }
+    weft_writer_close(&body);
+    return status;
+}
+
+/* ---- reading ---- */
+
+weft_status weft_header_measure(weft_context *context, const uint8_t *preamble, uint64_t *size_out) {
+    weft_reader reader = weft_reader_over(preamble, WEFT_PREAMBLE_BYTES);
+    const uint8_t *start = weft_reader_bytes(&reader, sizeof magic);
+    uint16_t version = weft_reader_u16(&reader);
+    uint16_t flags = weft_reader_u16(&reader);
+    uint32_t stored = weft_reader_u32(&reader);
+    uint32_t raw = weft_reader_u32(&reader);
+    if (memcmp(start, magic, sizeof magic) != 0) {
+        return weft_fail(context, WEFT_MALFORMED, "this is not a weft patch");
+    }
+    if (version != WEFT_FORMAT_VERSION || flags != 0) {
+        return weft_fail(context, WEFT_WRONG_VERSION,
+                         "the patch is of format version %u, this weft reads version %u; upgrade weft",
+                         version, WEFT_FORMAT_VERSION);
+    }
+    uint64_t limit = weft_context_limits(context)->header_bytes;
+    if (stored > limit || raw > limit || stored > raw) {
+        return weft_fail(context, stored > raw ? WEFT_MALFORMED : WEFT_LIMIT_EXCEEDED,
+                         "the patch's header of %u bytes (%u stored) is beyond the limit", raw, stored);
+    }
+    *size_out = (uint64_t)WEFT_PREAMBLE_BYTES + stored + WEFT_CHECKSUM_BYTES;
+    return WEFT_OK;
+}
+
+static weft_status read_text(weft_context *context, weft_reader *reader, const char **text_out,
+                             size_t *length_out) {
+    uint64_t length = weft_reader_varint(reader);
+    if (weft_reader_failed(reader) || length > weft_reader_left(reader)) {
+        return weft_fail(context, WEFT_MALFORMED, "the patch's header ends inside of a text");
+    }
+    *length_out = (size_t)length;
+    *text_out =
+        weft_copy_text(context, (const char *)weft_reader_bytes(reader, (size_t)length), (size_t)length);
+    return *text_out == NULL ? WEFT_NO_MEMORY : WEFT_OK;
+}
+
+static weft_status read_files(weft_header *header, weft_reader *reader) {
+    uint8_t kind = weft_reader_u8(reader);
+    header->same_files = kind == FILES_SAME;
+    if (weft_reader_failed(reader) || kind > FILES_GIVEN) {
+        return weft_fail(header->context, WEFT_MALFORMED,
+                         "the patch's header does not say which files result");
+    }
+    if (kind != FILES_GIVEN) {
+        return WEFT_OK;
+    }
+    header->container.sharded = weft_reader_u8(reader) != 0;
+    uint64_t count = weft_reader_varint(reader);
+    if (weft_reader_failed(reader) || count == 0 || count > weft_reader_left(reader)) {
+        return weft_fail(header->context, WEFT_MALFORMED, "the patch's list of files is broken");
+    }
+    weft_container_file *files = weft_allocate_zeroed(header->context, (size_t)count, sizeof *files);
+    if (files == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    header->container.files = files;
+    header->container.file_count = (size_t)count;
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < count && status == WEFT_OK; i++) {
+        size_t length;
+        status = read_text(header->context, reader, &files[i].name, &length);
+        if (status == WEFT_OK) {
+            status = read_text(header->context, reader, &files[i].header, &files[i].header_bytes);
+        }
+    }
+    if (status == WEFT_OK && header->container.sharded) {
+        status =
+            read_text(header->context, reader, &header->container.index, &header->container.index_bytes);
+    }
+    return status;
+}
+
+static weft_status read_labels(weft_header *header, weft_reader *reader) {
+    uint64_t pairs = weft_reader_varint(reader);
+    if (weft_reader_failed(reader) || pairs > LABELS_MAX) {
+        return weft_fail(header->context, WEFT_MALFORMED, "the patch's labels are broken");
+    }
+    header->labels = weft_allocate_zeroed(header->context, 2 * (size_t)pairs, sizeof *header->labels);
+    if (header->labels == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    for (uint64_t i = 0; i < 2 * pairs; i++) {
+        size_t length;
+        weft_status status = read_text(header->context, reader, &header->labels[i], &length);
+        if (status != WEFT_OK) {
+            return status;
+        }
+        header->label_count++;
+    }
+    return WEFT_OK;
+}
+
+static weft_status read_body(weft_header *header, const uint8_t *body, size_t size) {
+    weft_reader reader = weft_reader_over(body, size);
+    uint8_t profile = weft_reader_u8(&reader);
+    if (weft_reader_failed(&reader) || profile > WEFT_PROFILE_SMALL) {
+        return weft_fail(header->context, WEFT_MALFORMED, "the patch's header names no known profile");
+    }
+    header->profile = (weft_profile)profile;
+    weft_status status = weft_roster_read(&header->roster, &reader);
+    if (status == WEFT_OK) {
+        status = read_files(header, &reader);
+    }
+    if (status == WEFT_OK) {
+        status = read_labels(header, &reader);
+    }
+    if (status == WEFT_OK && weft_reader_left(&reader) != 0) {
+        status = weft_fail(header->context, WEFT_MALFORMED, "the patch's header has bytes left over");
+    }
+    return status;
+}
+
+weft_status weft_header_read(weft_header *header, const uint8_t *data, size_t size) {
+    weft_context *context = header->context;
+    weft_reader last = weft_reader_over(data + size - WEFT_CHECKSUM_BYTES, WEFT_CHECKSUM_BYTES);
+    if (XXH3_64bits(data, size - WEFT_CHECKSUM_BYTES) != weft_reader_u64(&last)) {
+        return weft_fail(context, WEFT_CHECKSUM_MISMATCH,
+                         "the patch's header was damaged on its way; fetch the patch again");
+    }
+    weft_reader lengths = weft_reader_over(data + 12, 8);
+    size_t stored = weft_reader_u32(&lengths);
+    size_t raw = weft_reader_u32(&lengths);
+    const uint8_t *body = data + WEFT_PREAMBLE_BYTES;
+    if (stored == raw) {
+        return read_body(header, body, raw);
+    }
+    uint8_t *unpacked = weft_allocate(context, raw);
+    if (unpacked == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_status status;
+    if (ZSTD_decompress(unpacked, raw, body, stored) != raw) {
+        status = weft_fail(context, WEFT_MALFORMED, "the patch's header does not unpack");
+    } else {
+        status = read_body(header, unpacked, raw);
+    }
+    weft_release(context, unpacked);
+    return status;
+}

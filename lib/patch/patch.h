@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * patch.h: what an opened patch is, for the other files of this room.
+ */
+#ifndef WEFT_PATCH_PATCH_H
+#define WEFT_PATCH_PATCH_H
+
+#include "bucket.h"
+#include "format.h"
+
+struct weft_patch {
+    weft_context *context;
+    weft_source source;
+    weft_header header;
+    weft_index index;
+    weft_footer footer;
+    weft_table *table;
+};
+
+/* The bytes of a frame, checked against the index: in the source's memory, or in `buffer`, which is
+ * reused. */
+weft_status weft_patch_frame(weft_context *context, const weft_patch *patch, size_t index,
+                             weft_writer *buffer, weft_frame *frame);
+
+#endif
