@@ -641,7 +641,8 @@ static void test_ties(void **state) {
 
 /* ---- mistakes ---- */
 
-/* "w" and "x" are 8 by 16, BF16; "y" is 4 by 16; "b" has 24 bytes; "n" is F4. */
+/* "w" and "x" are 8 by 16, BF16; "y" is 4 by 16; "b" has 24 bytes; "n" is F4; rows of
+ * "r" have 24 bytes. */
 static void open_mistake(test_world *world) {
     world_open(world);
     add_checkpoint(world, "w", WEFT_DTYPE_BF16, 2, 8, 16, 0);
@@ -650,6 +651,7 @@ static void open_mistake(test_world *world) {
     add_checkpoint(world, "b", WEFT_DTYPE_U8, 1, 24, 0, 0);
     add_checkpoint(world, "n", WEFT_DTYPE_F4, 2, 4, 6, 0);
     add_checkpoint(world, "s", WEFT_DTYPE_F32, 0, 0, 0, 0);
+    add_checkpoint(world, "r", WEFT_DTYPE_U8, 2, 4, 24, 0);
 }
 
 static void add_live_plain(test_world *world, const char *name, weft_dtype dtype, uint32_t rank, uint64_t a,
@@ -704,6 +706,7 @@ static void test_wrong_names(void **state) {
     add_live_plain(&world, "a", WEFT_DTYPE_BF16, 2, 8, 16);
     concat(&world, "a", 0, 1, &whole);
     assert_int_equal(weft_layout_ignore(world.layout, "x"), WEFT_OK);
+    assert_int_equal(weft_layout_ignore(world.layout, "r"), WEFT_OK);
     assert_int_equal(weft_layout_ignore(world.layout, "b*"), WEFT_OK);
     assert_int_equal(weft_layout_ignore(world.layout, "s"), WEFT_OK);
     assert_int_equal(weft_layout_ignore(world.layout, "nn*"), WEFT_OK);
@@ -815,6 +818,8 @@ static void test_wrong_shapes(void **state) {
         {{SLICE("n", 1, 0, 3)}, 1, "cuts through a byte", WEFT_DTYPE_F4, {4, 3}, 2, 0, false},
         {{SLICE("w", 1, 4, 8)}, 1, "cuts must fall on 16 bytes", WEFT_DTYPE_BF16, {8, 8}, 2, 0, false},
         {{SLICE("w", 1, 0, 4)}, 1, "cuts must fall on 16 bytes", WEFT_DTYPE_BF16, {8, 4}, 2, 0, false},
+        /* the first row's cut falls on a word, the second's does not */
+        {{SLICE("r", 1, 16, 8)}, 1, "cuts must fall on 16 bytes", WEFT_DTYPE_U8, {4, 8}, 2, 0, false},
         {{SLICE("b", 0, 8, 16)}, 1, "cuts must fall on 16 bytes", WEFT_DTYPE_U8, {16}, 1, 0, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
