@@ -161,7 +161,7 @@ int patch_file_open(weft_command *command, const char *path, patch_file *file) {
     }
     weft_status status = weft_patch_open(command->context, &file->source, &file->patch);
     if (status != WEFT_OK) {
-        code = command_fail(command, path, status);
+        code = command_fail(command, strcmp(path, "-") == 0 ? "stdin" : path, status);
         patch_file_close(file);
     }
     return code;

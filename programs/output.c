@@ -61,7 +61,8 @@ static weft_status write_output(void *opaque, const void *data, size_t size) {
 }
 
 static int cannot_write(weft_command *command, const char *path, int error) {
-    return command_error(command, EXIT_FAILED, "cannot write %s: %s", path, strerror(error));
+    return command_error(command, EXIT_FAILED, "cannot write %s: %s",
+                         strcmp(path, "-") == 0 ? "to stdout" : path, strerror(error));
 }
 
 /* Pipes, devices and stdout: there is nothing to rename. */

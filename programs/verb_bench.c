@@ -312,7 +312,8 @@ static void print_gain(const bench_results *results, const char *name, bool enco
 
 static void print_text(const bench_results *results) {
     char units[TEXT_SIZE], changed[TEXT_SIZE];
-    printf("%s weights, %s changed (%.3f%%); %s, %u thread%s; GB/s, x = against memcpy\n\n",
+    printf("%s weights, %s changed (%.3f%%); %s, %u thread%s; GB/s, x: against memcpy with as many "
+           "threads\n\n",
            text_count(results->units, units), text_count(results->changed, changed),
            100.0 * (double)results->changed / (double)results->units, weft_cpu_name(), results->threads,
            results->threads == 1 ? "" : "s");

@@ -119,7 +119,7 @@ static void print_text(const weft_digest *digest, const patch_file *file, uint64
         return;
     }
     weft_patch_info info = weft_patch_describe(file->patch);
-    printf("patch       valid, all %s buckets\n", text_count(buckets, count));
+    printf("patch       valid, %s bucket%s checked\n", text_count(buckets, count), buckets == 1 ? "" : "s");
     weft_digest_format(&info.base, text);
     printf("base        %s\n", text);
     weft_digest_format(&info.result, text);
