@@ -9,20 +9,20 @@
 
 static const uint8_t end_magic[8] = {'W', 'E', 'F', 'T', 'E', 'N', 'D', '1'};
 
-void weft_index_open(weft_index *index, weft_context *context) {
-    *index = (weft_index){.context = context};
+void weft_frame_index_open(weft_frame_index *index, weft_context *context) {
+    *index = (weft_frame_index){.context = context};
 }
 
-void weft_index_close(weft_index *index) {
+void weft_frame_index_close(weft_frame_index *index) {
     for (size_t i = 0; i < index->count; i++) {
         weft_bucket_close(&index->entries[i].bucket, index->context);
     }
     weft_release(index->context, index->entries);
-    weft_index_open(index, index->context);
+    weft_frame_index_open(index, index->context);
 }
 
-void weft_index_write_entry(const weft_bucket *bucket, const weft_roster *roster, uint64_t length,
-                            uint64_t checksum, weft_writer *writer) {
+void weft_frame_index_write_entry(const weft_bucket *bucket, const weft_roster *roster, uint64_t length,
+                                  uint64_t checksum, weft_writer *writer) {
     weft_writer_varint(writer, length);
     weft_writer_u64(writer, checksum);
     weft_bucket_write_spans(bucket, roster, writer);
@@ -114,7 +114,7 @@ static bool cover(coverage *c, const weft_span *span) {
     return cover_box(c, span, c->stride);
 }
 
-static weft_status check_coverage(const weft_index *index, const weft_roster *roster) {
+static weft_status check_coverage(const weft_frame_index *index, const weft_roster *roster) {
     coverage *covered = weft_allocate_zeroed(index->context, roster->count, sizeof *covered);
     if (covered == NULL) {
         return WEFT_NO_MEMORY;
@@ -135,11 +135,11 @@ static weft_status check_coverage(const weft_index *index, const weft_roster *ro
     return status;
 }
 
-static weft_status read_entries(weft_index *index, const weft_roster *roster, weft_reader *reader,
+static weft_status read_entries(weft_frame_index *index, const weft_roster *roster, weft_reader *reader,
                                 uint64_t count, uint64_t offset, uint64_t end) {
     for (uint64_t i = 0; i < count; i++) {
-        weft_index_entry *entry = &index->entries[index->count];
-        *entry = (weft_index_entry){.offset = offset};
+        weft_frame_index_entry *entry = &index->entries[index->count];
+        *entry = (weft_frame_index_entry){.offset = offset};
         entry->length = weft_reader_varint(reader);
         entry->checksum = weft_reader_u64(reader);
         if (weft_reader_failed(reader) || entry->length > end - offset || entry->length > UINT32_MAX) {
@@ -159,8 +159,9 @@ static weft_status read_entries(weft_index *index, const weft_roster *roster, we
     return WEFT_OK;
 }
 
-weft_status weft_index_read(weft_index *index, const weft_roster *roster, const weft_footer *footer,
-                            uint64_t header_size, const uint8_t *data, size_t size) {
+weft_status weft_frame_index_read(weft_frame_index *index, const weft_roster *roster,
+                                  const weft_footer *footer, uint64_t header_size, const uint8_t *data,
+                                  size_t size) {
     size_t hashed = size - WEFT_CHECKSUM_BYTES - sizeof end_magic;
     weft_reader sum = weft_reader_over(data + hashed, WEFT_CHECKSUM_BYTES);
     if (XXH3_64bits(data, hashed) != weft_reader_u64(&sum)) {

@@ -44,18 +44,18 @@ weft_status weft_header_write(weft_context *context, weft_profile profile, const
 weft_status weft_header_measure(weft_context *context, const uint8_t *preamble, uint64_t *size_out);
 weft_status weft_header_read(weft_header *header, const uint8_t *data, size_t size);
 
-typedef struct weft_index_entry {
+typedef struct weft_frame_index_entry {
     uint64_t offset;
     uint64_t length;
     uint64_t checksum;
     weft_bucket bucket; /* owned */
-} weft_index_entry;
+} weft_frame_index_entry;
 
-typedef struct weft_index {
+typedef struct weft_frame_index {
     weft_context *context;
-    weft_index_entry *entries;
+    weft_frame_index_entry *entries;
     size_t count;
-} weft_index;
+} weft_frame_index;
 
 typedef struct weft_footer {
     uint64_t index_offset;
@@ -67,20 +67,21 @@ typedef struct weft_footer {
     uint64_t dense_bytes;
 } weft_footer;
 
-void weft_index_open(weft_index *index, weft_context *context);
-void weft_index_close(weft_index *index);
+void weft_frame_index_open(weft_frame_index *index, weft_context *context);
+void weft_frame_index_close(weft_frame_index *index);
 /* One record of the index; `count` of them follow a varint that counts them. */
-void weft_index_write_entry(const weft_bucket *bucket, const weft_roster *roster, uint64_t length,
-                            uint64_t checksum, weft_writer *writer);
+void weft_frame_index_write_entry(const weft_bucket *bucket, const weft_roster *roster, uint64_t length,
+                                  uint64_t checksum, weft_writer *writer);
 /* Appends the footer to a writer that holds exactly the index. */
 void weft_footer_write(const weft_footer *footer, weft_writer *writer);
 /* Reads the last WEFT_FOOTER_BYTES of a file of `file_size` bytes whose header takes `header_size`. Its
- * checksum covers the index too and is checked by weft_index_read. */
+ * checksum covers the index too and is checked by weft_frame_index_read. */
 weft_status weft_footer_read(weft_context *context, const uint8_t *data, uint64_t header_size,
                              uint64_t file_size, weft_footer *footer);
 /* `data` is the index and the footer. Frames must lie end to end from the header to the index, and no
  * two may cover the same weight. */
-weft_status weft_index_read(weft_index *index, const weft_roster *roster, const weft_footer *footer,
-                            uint64_t header_size, const uint8_t *data, size_t size);
+weft_status weft_frame_index_read(weft_frame_index *index, const weft_roster *roster,
+                                  const weft_footer *footer, uint64_t header_size, const uint8_t *data,
+                                  size_t size);
 
 #endif

@@ -81,7 +81,8 @@ static weft_status open_index(weft_patch *patch, uint64_t header_size) {
     if (status != WEFT_OK) {
         return status;
     }
-    status = weft_index_read(&patch->index, &patch->header.roster, &patch->footer, header_size, data, tail);
+    status = weft_frame_index_read(&patch->index, &patch->header.roster, &patch->footer, header_size, data,
+                                   tail);
     weft_release(patch->context, data);
     return status;
 }
@@ -106,7 +107,7 @@ weft_status weft_patch_open(weft_context *context, const weft_source *source, we
     patch->context = context;
     patch->source = *source;
     weft_header_open(&patch->header, context);
-    weft_index_open(&patch->index, context);
+    weft_frame_index_open(&patch->index, context);
     uint64_t header_size = 0;
     weft_status status = open_header(patch, &header_size);
     if (status == WEFT_OK) {
@@ -128,7 +129,7 @@ void weft_patch_close(weft_patch *patch) {
         return;
     }
     weft_table_destroy(patch->table);
-    weft_index_close(&patch->index);
+    weft_frame_index_close(&patch->index);
     weft_header_close(&patch->header);
     weft_release(patch->context, patch);
 }
@@ -185,7 +186,7 @@ const weft_tensor *weft_patch_tensor(const weft_patch *patch, size_t index, weft
 
 weft_status weft_patch_frame(weft_context *context, const weft_patch *patch, size_t index,
                              weft_writer *buffer, weft_frame *frame) {
-    const weft_index_entry *entry = &patch->index.entries[index];
+    const weft_frame_index_entry *entry = &patch->index.entries[index];
     size_t length = (size_t)entry->length;
     const uint8_t *data;
     if (patch->source.memory != NULL) {

@@ -12,7 +12,7 @@ struct weft_patch {
     weft_context *context;
     weft_source source;
     weft_header header;
-    weft_index index;
+    weft_frame_index index;
     weft_footer footer;
     weft_table *table;
 };

@@ -36,7 +36,8 @@ weft_status weft_stream_frame(weft_patch_stream *stream, const weft_bucket *buck
                               const weft_writer *frame, uint64_t changed) {
     weft_reader last =
         weft_reader_over(frame->data + frame->size - WEFT_FRAME_CHECKSUM, WEFT_FRAME_CHECKSUM);
-    weft_index_write_entry(bucket, stream->roster, frame->size, weft_reader_u64(&last), &stream->entries);
+    weft_frame_index_write_entry(bucket, stream->roster, frame->size, weft_reader_u64(&last),
+                                 &stream->entries);
     if (weft_writer_failed(&stream->entries)) {
         return WEFT_NO_MEMORY;
     }
