@@ -4,6 +4,7 @@
  */
 #include "format.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
@@ -69,9 +70,11 @@ weft_status weft_footer_read(weft_context *context, const uint8_t *data, uint64_
     return WEFT_OK;
 }
 
-/* How far a tensor is covered. A tensor is covered by flat ranges, ascending, or by boxes of one stride,
- * band after band, each band downwards: then one comparison per span shows that none overlaps. */
+/* How far a tensor is covered. A tensor is covered by flat ranges or by boxes of one stride, never by
+ * both. Sorted by tensor, column and row, spans overlap only if neighbours do: flat ranges are in order,
+ * and boxes go band after band, each band downwards. */
 typedef struct coverage {
+    size_t tensor;
     uint64_t next;      /* flat: first unit not covered */
     uint64_t stride;    /* boxes: their common stride, else 0 */
     uint64_t band;      /* boxes: first column of the current band */
@@ -114,24 +117,54 @@ static bool cover(coverage *c, const weft_span *span) {
     return cover_box(c, span, c->stride);
 }
 
-static weft_status check_coverage(const weft_frame_index *index, const weft_roster *roster) {
-    coverage *covered = weft_allocate_zeroed(index->context, roster->count, sizeof *covered);
-    if (covered == NULL) {
+static int order(uint64_t a, uint64_t b) {
+    return a < b ? -1 : a > b;
+}
+
+static int compare_spans(const void *first, const void *second) {
+    const weft_bucket_span *a = first;
+    const weft_bucket_span *b = second;
+    int by_tensor = order(a->tensor, b->tensor);
+    if (by_tensor != 0 || a->span.stride != b->span.stride) {
+        return by_tensor != 0 ? by_tensor : order(a->span.stride, b->span.stride);
+    }
+    if (a->span.stride == 0) {
+        return order(a->span.start, b->span.start);
+    }
+    int by_column = order(a->span.start % a->span.stride, b->span.start % b->span.stride);
+    return by_column != 0 ? by_column : order(a->span.start, b->span.start);
+}
+
+weft_status weft_frame_index_check(const weft_frame_index *index, const weft_roster *roster) {
+    size_t total = 0;
+    for (size_t i = 0; i < index->count; i++) {
+        total += index->entries[i].bucket.span_count;
+    }
+    weft_bucket_span *spans = weft_allocate_array(index->context, total, sizeof *spans);
+    if (spans == NULL) {
         return WEFT_NO_MEMORY;
     }
-    weft_status status = WEFT_OK;
-    for (size_t i = 0; i < index->count && status == WEFT_OK; i++) {
+    size_t count = 0;
+    for (size_t i = 0; i < index->count; i++) {
         const weft_bucket *bucket = &index->entries[i].bucket;
-        for (size_t j = 0; j < bucket->span_count && status == WEFT_OK; j++) {
-            if (!cover(&covered[bucket->spans[j].tensor], &bucket->spans[j].span)) {
-                status = weft_fail(index->context, WEFT_MALFORMED,
-                                   "two buckets of the patch cover the same "
-                                   "weights of tensor %s",
-                                   roster->entries[bucket->spans[j].tensor].tensor.name);
-            }
+        memcpy(spans + count, bucket->spans, bucket->span_count * sizeof *spans);
+        count += bucket->span_count;
+    }
+    qsort(spans, count, sizeof *spans, compare_spans);
+    coverage covered = {.tensor = SIZE_MAX};
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < count && status == WEFT_OK; i++) {
+        if (spans[i].tensor != covered.tensor) {
+            covered = (coverage){.tensor = spans[i].tensor};
+        }
+        if (!cover(&covered, &spans[i].span)) {
+            status =
+                weft_fail(index->context, WEFT_MALFORMED,
+                          "two buckets cover the same weights of tensor %s, or cut it in different ways",
+                          roster->entries[spans[i].tensor].tensor.name);
         }
     }
-    weft_release(index->context, covered);
+    weft_release(index->context, spans);
     return status;
 }
 
@@ -180,7 +213,7 @@ weft_status weft_frame_index_read(weft_frame_index *index, const weft_roster *ro
     }
     weft_status status = read_entries(index, roster, &reader, count, header_size, footer->index_offset);
     if (status == WEFT_OK) {
-        status = check_coverage(index, roster);
+        status = weft_frame_index_check(index, roster);
     }
     return status;
 }

@@ -148,7 +148,7 @@ weft_status weft_window_set(weft_window *window, const weft_view *view, const in
     window->view = view;
     window->run_count = 0;
     weft_status status = map_spans(window, tensor_map, bucket);
-    if (status != WEFT_OK || window->holding != WEFT_HELD_ALL) {
+    if (status != WEFT_OK || window->holding != WEFT_HELD_ALL || need == WEFT_NEED_NOTHING) {
         return status;
     }
     bool direct = true;

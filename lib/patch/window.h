@@ -39,6 +39,7 @@ typedef struct weft_run {
 } weft_run;
 
 typedef enum weft_window_need {
+    WEFT_NEED_NOTHING, /* segments only, to see what is held */
     WEFT_NEED_BYTES,   /* every run in memory, in dtype */
     WEFT_NEED_MASTERS, /* the same, except that FP32 masters may stay FP32 */
     WEFT_NEED_WORDS,   /* single words only; runs reached by callbacks need no memory */

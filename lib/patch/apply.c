@@ -1,0 +1,517 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * apply.c: the transaction that brings live weights from a patch's base to its result.
+ *
+ *   prepare   fetch, check and decode every bucket, read the old words, prove the bucket's delta, and at
+ *             the end prove that old digest and deltas give the promised one. Nothing is written.
+ *   commit    scatter. Nothing can be found wrong any more.
+ *   rollback  drop what is prepared, or scatter the old values back.
+ *
+ * Staged changes are bounded by the context's limit. Beyond it, prepare says WEFT_MORE: the caller
+ * commits what is staged and goes on; the buckets of a patch are disjoint, so order does not matter.
+ */
+#include "apply.h"
+
+#include "../base/pool.h"
+
+#include <inttypes.h>
+#include <time.h>
+
+typedef enum apply_phase {
+    PHASE_IDLE,
+    PHASE_PREPARED,
+    PHASE_COMMITTED,
+    PHASE_BROKEN, /* a callback failed while writing and the old values could not be put back */
+} apply_phase;
+
+struct weft_apply {
+    weft_context *context;
+    const weft_patch *patch;
+    const weft_view *view;
+    weft_sums *sums;
+    weft_sums *moves; /* of everything prepared since the last commit */
+    int64_t *map;     /* patch tensor to view tensor */
+    bool rebuild;
+    apply_phase phase;
+    size_t next;     /* first bucket that is not staged or done */
+    size_t previous; /* `next` before the last prepare */
+    weft_staged *staged;
+    size_t staged_count;
+    weft_bucket_coder *coders;
+    weft_writer *buffers;
+    unsigned workers;
+    weft_apply_stats stats;
+};
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+/* ---- creating ---- */
+
+static weft_status check_tensor(weft_context *context, const weft_roster_entry *entry,
+                                const weft_view *view, int64_t index) {
+    if (index < 0) {
+        return weft_view_complete(view)
+                   ? weft_fail(context, WEFT_BASE_MISMATCH,
+                               "base mismatch: the patch changes tensor %s, which is not here",
+                               entry->tensor.name)
+                   : WEFT_OK;
+    }
+    const weft_tensor *here = weft_view_at(view, (size_t)index);
+    if (here->dtype != entry->tensor.dtype || here->rank != entry->tensor.rank ||
+        memcmp(here->shape, entry->tensor.shape, here->rank * sizeof here->shape[0]) != 0) {
+        return weft_fail(context, WEFT_BASE_MISMATCH,
+                         "base mismatch: tensor %s has another dtype or shape here than in the patch",
+                         entry->tensor.name);
+    }
+    return WEFT_OK;
+}
+
+static weft_status check_roster(weft_apply *apply) {
+    const weft_roster *roster = &apply->patch->header.roster;
+    if (!apply->rebuild && !weft_roster_plain(roster)) {
+        return weft_fail(
+            apply->context, WEFT_UNSUPPORTED,
+            "the patch adds, removes or replaces tensors and cannot be applied to live weights; "
+            "rebuild the checkpoint (weft apply BASE PATCH -o OUT)");
+    }
+    for (size_t i = 0; i < roster->count; i++) {
+        if (roster->entries[i].fate == WEFT_FATE_REMOVED) {
+            continue;
+        }
+        weft_status status = check_tensor(apply->context, &roster->entries[i], apply->view, apply->map[i]);
+        if (status != WEFT_OK) {
+            return status;
+        }
+    }
+    return WEFT_OK;
+}
+
+static weft_status check_base(weft_apply *apply) {
+    if (apply->rebuild || !weft_view_complete(apply->view)) {
+        return WEFT_OK;
+    }
+    weft_digest here = weft_sums_digest(apply->sums);
+    if (weft_digest_equal(&here, &apply->patch->footer.base)) {
+        return WEFT_OK;
+    }
+    char have[WEFT_DIGEST_TEXT];
+    char want[WEFT_DIGEST_TEXT];
+    weft_digest_format(&here, have);
+    weft_digest_format(&apply->patch->footer.base, want);
+    bool done = weft_digest_equal(&here, &apply->patch->footer.result);
+    return weft_fail(apply->context, WEFT_BASE_MISMATCH,
+                     "base mismatch: these weights are at %s, the patch "
+                     "needs %s%s",
+                     have, want,
+                     done ? "; they are already at the patch's result, nothing is to do"
+                          : "; apply the patches in between first, or start from that checkpoint");
+}
+
+static weft_status create(weft_context *context, const weft_patch *patch, const weft_view *view,
+                          weft_sums *sums, bool rebuild, weft_apply **apply_out) {
+    weft_context_clear(context);
+    weft_apply *apply = weft_allocate_zeroed(context, 1, sizeof *apply);
+    if (apply == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    apply->context = context;
+    apply->patch = patch;
+    apply->view = view;
+    apply->sums = sums;
+    apply->rebuild = rebuild;
+    unsigned threads = weft_context_threads(context);
+    weft_status status = weft_roster_map(&patch->header.roster, view, &apply->map);
+    if (status == WEFT_OK) {
+        status = check_roster(apply);
+    }
+    if (status == WEFT_OK) {
+        status = check_base(apply);
+    }
+    if (status == WEFT_OK) {
+        status = weft_sums_zero(context, view, &apply->moves);
+    }
+    if (status == WEFT_OK) {
+        apply->staged = weft_allocate_zeroed(context, patch->index.count, sizeof *apply->staged);
+        apply->coders = weft_allocate_array(context, threads, sizeof *apply->coders);
+        apply->buffers = weft_allocate_array(context, threads, sizeof *apply->buffers);
+        status = apply->staged == NULL || apply->coders == NULL || apply->buffers == NULL ? WEFT_NO_MEMORY
+                                                                                          : WEFT_OK;
+    }
+    if (status != WEFT_OK) {
+        weft_apply_destroy(apply);
+        return status;
+    }
+    for (; apply->workers < threads; apply->workers++) {
+        weft_bucket_coder_open(&apply->coders[apply->workers], context);
+        weft_writer_open(&apply->buffers[apply->workers], context);
+    }
+    *apply_out = apply;
+    return WEFT_OK;
+}
+
+weft_status weft_apply_create(weft_context *context, const weft_patch *patch, const weft_view *view,
+                              weft_sums *sums, weft_apply **apply_out) {
+    return create(context, patch, view, sums, false, apply_out);
+}
+
+weft_status weft_apply_create_rebuild(weft_context *context, const weft_patch *patch, const weft_view *view,
+                                      weft_sums *sums, weft_apply **apply_out) {
+    return create(context, patch, view, sums, true, apply_out);
+}
+
+static void release_staged(weft_context *context, weft_staged *staged) {
+    weft_segments_close(&staged->window.segments);
+    weft_release(context, staged->changes.positions);
+    weft_release(context, staged->changes.olds);
+    weft_release(context, staged->changes.news);
+    weft_release(context, staged->dense_olds);
+    weft_release(context, staged->dense_news);
+    *staged = (weft_staged){0};
+}
+
+static void drop_staged(weft_apply *apply) {
+    for (size_t i = 0; i < apply->staged_count; i++) {
+        if (apply->staged[i].used) {
+            release_staged(apply->context, &apply->staged[i]);
+        }
+    }
+    apply->staged_count = 0;
+    apply->stats.stage_bytes = 0;
+}
+
+void weft_apply_destroy(weft_apply *apply) {
+    if (apply == NULL) {
+        return;
+    }
+    drop_staged(apply);
+    for (unsigned i = 0; i < apply->workers; i++) {
+        weft_bucket_coder_close(&apply->coders[i]);
+        weft_writer_close(&apply->buffers[i]);
+    }
+    weft_context *context = apply->context;
+    weft_release(context, apply->staged);
+    weft_release(context, apply->coders);
+    weft_release(context, apply->buffers);
+    weft_release(context, apply->map);
+    weft_sums_destroy(apply->moves);
+    weft_release(context, apply);
+}
+
+/* ---- preparing ---- */
+
+static const char *tensor_name(const weft_apply *apply, const weft_frame *frame) {
+    return apply->patch->header.roster.entries[frame->bucket.spans[0].tensor].tensor.name;
+}
+
+static weft_status check_delta(const weft_apply *apply, const weft_frame *frame, size_t index,
+                               weft_sum delta) {
+    if (weft_sum_equal(delta, frame->delta)) {
+        return WEFT_OK;
+    }
+    return weft_fail(
+        apply->context, WEFT_DIGEST_MISMATCH,
+        "bucket %zu, tensor %s: the weights here are not those that the patch was made for, or "
+        "the patch is wrong; nothing was changed; verify the base and fetch both again",
+        index, tensor_name(apply, frame));
+}
+
+/* Moves the coder's changes into memory of just their size. */
+static weft_status keep_changes(weft_apply *apply, const weft_changes *changes, weft_staged *staged) {
+    weft_context *context = apply->context;
+    size_t count = changes->count;
+    staged->changes = (weft_changes){.context = context, .width = changes->width, .count = count};
+    staged->changes.positions = weft_allocate_array(context, count, sizeof *changes->positions);
+    staged->changes.olds = weft_allocate_array(context, count, changes->width);
+    staged->changes.news = weft_allocate_array(context, count, changes->width);
+    if (staged->changes.positions == NULL || staged->changes.olds == NULL || staged->changes.news == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    memcpy(staged->changes.positions, changes->positions, count * sizeof *changes->positions);
+    memcpy(staged->changes.olds, changes->olds, count * changes->width);
+    memcpy(staged->changes.news, changes->news, count * changes->width);
+    return WEFT_OK;
+}
+
+static weft_status stage_sparse(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
+                                size_t index, weft_staged *staged) {
+    weft_sum delta;
+    weft_proof_mode mode = frame->coding == WEFT_CODING_FAST ? WEFT_PROOF_STEPS : WEFT_PROOF_VALUES;
+    weft_status status = weft_frame_decode(coder, frame);
+    if (status == WEFT_OK) {
+        status = weft_window_prove(&coder->from, &coder->changes, mode, apply->moves, &delta);
+    }
+    if (status == WEFT_OK) {
+        status = check_delta(apply, frame, index, delta);
+    }
+    if (status == WEFT_OK) {
+        status = keep_changes(apply, &coder->changes, staged);
+    }
+    return status;
+}
+
+static weft_status stage_dense(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
+                               size_t index, bool fresh, weft_staged *staged) {
+    weft_context *context = apply->context;
+    size_t bytes = (size_t)frame->bucket.units * frame->bucket.width;
+    weft_status status = WEFT_OK;
+    staged->dense_news = weft_allocate(context, bytes);
+    if (!fresh) {
+        staged->dense_olds = weft_allocate(context, bytes);
+    }
+    if (staged->dense_news == NULL || (!fresh && staged->dense_olds == NULL)) {
+        return WEFT_NO_MEMORY;
+    }
+    if (!fresh) {
+        status = weft_window_copy(&coder->from, staged->dense_olds, frame->bucket.width);
+    }
+    if (status == WEFT_OK) {
+        status = weft_frame_decode_dense(context, frame, staged->dense_olds, staged->dense_news);
+    }
+    weft_sum delta = {{0, 0}};
+    if (status == WEFT_OK) {
+        status = weft_window_prove_all(&coder->from, staged->dense_news, frame->bucket.width, fresh,
+                                       apply->moves, &delta);
+    }
+    return status == WEFT_OK ? check_delta(apply, frame, index, delta) : status;
+}
+
+static weft_status check_window(const weft_apply *apply, const weft_window *window,
+                                const weft_frame *frame) {
+    if (window->holding == WEFT_HELD_PART) {
+        return weft_fail(
+            apply->context, WEFT_UNSUPPORTED,
+            "a bucket of tensor %s reaches beyond what this layout holds; the publisher must cut "
+            "the tensor where the layout does (weft diff --cut)",
+            tensor_name(apply, frame));
+    }
+    if (window->holding == WEFT_HELD_ALL && !window->writable) {
+        return weft_fail(apply->context, WEFT_INVALID_ARGUMENT, "tensor %s is not writable here",
+                         tensor_name(apply, frame));
+    }
+    return WEFT_OK;
+}
+
+static weft_status stage_frame(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
+                               size_t index) {
+    bool fresh = apply->patch->header.roster.entries[frame->bucket.spans[0].tensor].fate != WEFT_FATE_KEPT;
+    bool words = frame->coding == WEFT_CODING_FAST;
+    weft_status status = weft_window_set(&coder->from, apply->view, apply->map, &frame->bucket,
+                                         words ? WEFT_NEED_WORDS : WEFT_NEED_BYTES);
+    if (status == WEFT_OK) {
+        status = check_window(apply, &coder->from, frame);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_staged *staged = &apply->staged[index];
+    staged->used = true;
+    staged->units = frame->bucket.units;
+    staged->changed = frame->changed;
+    staged->width = frame->bucket.width;
+    status = weft_frame_dense(frame) ? stage_dense(apply, coder, frame, index, fresh, staged)
+                                     : stage_sparse(apply, coder, frame, index, staged);
+    /* the segments are what a commit needs; the coder starts its next window with new ones */
+    staged->window.context = apply->context;
+    staged->window.segments = coder->from.segments;
+    coder->from.segments = (weft_segments){.context = apply->context};
+    return status;
+}
+
+static weft_status stage_task(void *argument, size_t offset, unsigned worker) {
+    weft_apply *apply = argument;
+    size_t index = apply->next + offset;
+    weft_window *window = &apply->coders[worker].from;
+    /* what is not held is not even fetched */
+    weft_status status = weft_window_set(window, apply->view, apply->map,
+                                         &apply->patch->index.entries[index].bucket, WEFT_NEED_NOTHING);
+    if (status != WEFT_OK || window->holding == WEFT_HELD_NONE) {
+        return status;
+    }
+    weft_frame frame;
+    status = weft_patch_frame(apply->context, apply->patch, index, &apply->buffers[worker], &frame);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = stage_frame(apply, &apply->coders[worker], &frame, index);
+    if (status == WEFT_OK) {
+        status = weft_progress_add(apply->context, frame.bucket.units * frame.bucket.width);
+    }
+    weft_bucket_close(&frame.bucket, apply->context);
+    return status;
+}
+
+static uint64_t staged_bytes(const weft_staged *staged) {
+    uint64_t dense = staged->units * staged->width;
+    return (staged->dense_news != NULL ? dense : 0) + (staged->dense_olds != NULL ? dense : 0) +
+           staged->changes.count * (sizeof(uint32_t) + 2 * (uint64_t)staged->width);
+}
+
+/* How many buckets from `next` on fit, at their worst, into what the limit leaves; at least one if
+ * nothing is staged yet. */
+static size_t fitting_buckets(const weft_apply *apply) {
+    uint64_t limit = weft_context_limits(apply->context)->stage_bytes;
+    uint64_t used = apply->stats.stage_bytes;
+    size_t count = 0;
+    for (size_t i = apply->next; i < apply->patch->index.count; i++) {
+        const weft_bucket *bucket = &apply->patch->index.entries[i].bucket;
+        used += 2 * bucket->units * bucket->width;
+        if (used > limit) {
+            break;
+        }
+        count++;
+    }
+    bool none = count == 0 && apply->next < apply->patch->index.count;
+    return none && apply->staged_count == apply->previous ? 1 : count;
+}
+
+static weft_sum total_after(void *opaque, size_t tensor) {
+    const weft_apply *apply = opaque;
+    weft_sum total = weft_sums_total(apply->sums, tensor);
+    weft_sum_add(&total, weft_sums_total(apply->moves, tensor));
+    return total;
+}
+
+static weft_status check_result(weft_apply *apply) {
+    if (!weft_view_complete(apply->view)) {
+        return WEFT_OK;
+    }
+    weft_digest result = weft_state_digest(apply->view, total_after, apply);
+    if (weft_digest_equal(&result, &apply->patch->footer.result)) {
+        return WEFT_OK;
+    }
+    char made[WEFT_DIGEST_TEXT];
+    char promised[WEFT_DIGEST_TEXT];
+    weft_digest_format(&result, made);
+    weft_digest_format(&apply->patch->footer.result, promised);
+    return weft_fail(apply->context, WEFT_DIGEST_MISMATCH,
+                     "the patch would make %s but promises %s; nothing was changed; fetch it again", made,
+                     promised);
+}
+
+static weft_status stage_more(weft_apply *apply) {
+    weft_status status = WEFT_OK;
+    apply->previous = apply->next;
+    apply->staged_count = apply->next;
+    while (status == WEFT_OK && apply->next < apply->patch->index.count) {
+        size_t count = fitting_buckets(apply);
+        if (count == 0) {
+            return WEFT_MORE;
+        }
+        apply->staged_count = apply->next + count;
+        status = weft_parallel(apply->context, count, stage_task, apply);
+        for (size_t i = apply->next; i < apply->staged_count; i++) {
+            apply->stats.stage_bytes += staged_bytes(&apply->staged[i]);
+            apply->stats.changed += apply->staged[i].changed;
+            apply->stats.buckets += apply->staged[i].used;
+            apply->stats.bytes_read += apply->staged[i].used ? apply->patch->index.entries[i].length : 0;
+        }
+        apply->next = apply->staged_count;
+    }
+    return status == WEFT_OK ? check_result(apply) : status;
+}
+
+weft_status weft_apply_prepare(weft_apply *apply) {
+    weft_context_clear(apply->context);
+    if (apply->phase == PHASE_PREPARED || apply->phase == PHASE_BROKEN) {
+        return weft_fail(apply->context, WEFT_INVALID_ARGUMENT,
+                         "prepared changes must be committed or rolled back before preparing again");
+    }
+    double start = now();
+    drop_staged(apply);
+    if (apply->phase == PHASE_COMMITTED) {
+        weft_sums_merge(apply->moves, apply->moves, true);
+    }
+    weft_progress_begin(apply->context, "prepare", apply->patch->footer.dense_bytes);
+    weft_status status = stage_more(apply);
+    if (status < 0) {
+        drop_staged(apply);
+        weft_sums_merge(apply->moves, apply->moves, true);
+        apply->next = apply->previous;
+        return status;
+    }
+    apply->phase = PHASE_PREPARED;
+    apply->stats.decode_seconds += now() - start;
+    return status;
+}
+
+const weft_staged *weft_apply_staged(const weft_apply *apply, size_t *count_out) {
+    *count_out = apply->staged_count;
+    return apply->staged;
+}
+
+void weft_apply_drain(weft_apply *apply) {
+    drop_staged(apply);
+    apply->phase = PHASE_IDLE;
+}
+
+/* ---- committing and rolling back ---- */
+
+typedef struct write_pass {
+    weft_apply *apply;
+    bool restore;
+} write_pass;
+
+static weft_status write_task(void *argument, size_t index, unsigned worker) {
+    (void)worker;
+    const write_pass *pass = argument;
+    weft_staged *staged = &pass->apply->staged[index];
+    if (!staged->used) {
+        return WEFT_OK;
+    }
+    if (staged->dense_news == NULL) {
+        return weft_window_scatter(&staged->window, &staged->changes, pass->restore);
+    }
+    const uint8_t *values = pass->restore ? staged->dense_olds : staged->dense_news;
+    return values == NULL ? WEFT_OK : weft_window_fill(&staged->window, values, staged->width);
+}
+
+static weft_status write_all(weft_apply *apply, bool restore) {
+    write_pass pass = {apply, restore};
+    return weft_parallel(apply->context, apply->staged_count, write_task, &pass);
+}
+
+weft_status weft_apply_commit(weft_apply *apply) {
+    weft_context_clear(apply->context);
+    if (apply->phase != PHASE_PREPARED) {
+        return weft_fail(apply->context, WEFT_INVALID_ARGUMENT,
+                         "nothing is prepared that could be committed");
+    }
+    double start = now();
+    weft_status status = write_all(apply, false);
+    if (status != WEFT_OK) {
+        /* only callbacks can fail; the text of their failure is the one to keep */
+        apply->phase = write_all(apply, true) == WEFT_OK ? PHASE_PREPARED : PHASE_BROKEN;
+        return status;
+    }
+    weft_sums_merge(apply->sums, apply->moves, false);
+    apply->phase = PHASE_COMMITTED;
+    apply->stats.commit_seconds += now() - start;
+    return WEFT_OK;
+}
+
+weft_status weft_apply_rollback(weft_apply *apply) {
+    weft_context_clear(apply->context);
+    if (apply->phase == PHASE_COMMITTED || apply->phase == PHASE_BROKEN) {
+        weft_status status = write_all(apply, true);
+        if (status != WEFT_OK) {
+            apply->phase = PHASE_BROKEN;
+            return status;
+        }
+        if (apply->phase == PHASE_COMMITTED) {
+            weft_sums_merge(apply->sums, apply->moves, true);
+        }
+    }
+    drop_staged(apply);
+    weft_sums_merge(apply->moves, apply->moves, true);
+    apply->next = apply->previous;
+    apply->phase = PHASE_IDLE;
+    return WEFT_OK;
+}
+
+weft_apply_stats weft_apply_describe(const weft_apply *apply) {
+    return apply->stats;
+}

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * in_place.c: bringing a checkpoint on disk forward where it lies.
+ *
+ * The patch is prepared on the mapped files, which changes nothing; the prepared changes become a
+ * journal; once the journal has its name, the changes are written into the files, and the journal goes.
+ * Killed before the rename, the checkpoint is at the old state, and a temporary file is left that the
+ * next run clears away. Killed after it, the next run replays the journal and is at the new state. With
+ * `durable`, journal and files are synced in that order too, so that power may fail at any instant.
+ *
+ * A lock on the checkpoint keeps a second process out. A patch that changes the files' headers cannot be
+ * put in place: the checkpoint is rebuilt beside itself and renamed.
+ */
+#include "journal.h"
+
+#include "../tensor/checkpoint.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static weft_status lock_checkpoint(weft_context *context, const char *path, int *descriptor_out) {
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) {
+        int error = errno;
+        return error == ENOENT ? weft_fail(context, WEFT_NOT_FOUND, "%s: there is no such checkpoint", path)
+                               : weft_fail_errno(context, error, "%s: cannot open", path);
+    }
+    if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
+        int error = errno;
+        close(descriptor);
+        return error == EWOULDBLOCK ? weft_fail(context, WEFT_BUSY,
+                                                "%s: another process is changing it; try again later", path)
+                                    : weft_fail_errno(context, error, "%s: cannot lock", path);
+    }
+    *descriptor_out = descriptor;
+    return WEFT_OK;
+}
+
+/* ---- recovery ---- */
+
+static weft_status remove_journal(weft_context *context, const char *journal) {
+    if (unlink(journal) != 0 && errno != ENOENT) {
+        return weft_fail_errno(context, errno, "removing the journal %s failed", journal);
+    }
+    return WEFT_OK;
+}
+
+static weft_status replay(weft_context *context, const char *path, const char *journal) {
+    weft_checkpoint *checkpoint;
+    weft_status status = weft_checkpoint_open_unchecked(context, path, WEFT_OPEN_WRITE, &checkpoint);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    bool durable = false;
+    status = weft_journal_replay(context, journal, weft_checkpoint_table(checkpoint), &durable);
+    if (status == WEFT_OK && durable) {
+        status = weft_checkpoint_flush(checkpoint);
+    }
+    weft_checkpoint_close(checkpoint);
+    return status == WEFT_OK ? remove_journal(context, journal) : status;
+}
+
+/* With the lock held: replays a whole journal, clears away an unfinished one. */
+static weft_status recover_locked(weft_context *context, const char *path, const char *journal,
+                                  bool *recovered_out) {
+    struct stat info;
+    *recovered_out = false;
+    if (lstat(journal, &info) == 0) {
+        weft_status status = replay(context, path, journal);
+        *recovered_out = status == WEFT_OK;
+        return status;
+    }
+    char *temporary = weft_allocate(context, strlen(journal) + 8);
+    if (temporary == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    stpcpy(stpcpy(temporary, journal), "-new");
+    *recovered_out = unlink(temporary) == 0;
+    weft_release(context, temporary);
+    return WEFT_OK;
+}
+
+static bool anything_to_recover(const char *journal) {
+    struct stat info;
+    char temporary[PATH_MAX + 8];
+    snprintf(temporary, sizeof temporary, "%s-new", journal);
+    return lstat(journal, &info) == 0 || lstat(temporary, &info) == 0;
+}
+
+weft_status weft_apply_recover(weft_context *context, const char *path, bool *recovered_out) {
+    weft_context_clear(context);
+    char *journal;
+    weft_status status = weft_journal_path(context, path, &journal);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    bool recovered = false;
+    if (anything_to_recover(journal)) {
+        int lock;
+        status = lock_checkpoint(context, path, &lock);
+        if (status == WEFT_OK) {
+            status = recover_locked(context, path, journal, &recovered);
+            close(lock);
+        }
+    }
+    weft_release(context, journal);
+    if (status == WEFT_OK && recovered_out != NULL) {
+        *recovered_out = recovered;
+    }
+    return status;
+}
+
+/* ---- applying ---- */
+
+/* Prepares everything, in as many portions as the staging limit asks for, into the journal. If there was
+ * one portion only, it stays staged and is committed from memory. */
+static weft_status write_journal(weft_journal *journal, weft_apply *apply, bool *staged_out) {
+    weft_status status = weft_apply_prepare(apply);
+    *staged_out = status == WEFT_OK;
+    while (status >= 0) {
+        weft_status appended = weft_journal_append(journal, apply);
+        if (appended != WEFT_OK) {
+            return appended;
+        }
+        if (status == WEFT_OK) {
+            return weft_journal_publish(journal);
+        }
+        weft_apply_drain(apply);
+        status = weft_apply_prepare(apply);
+    }
+    return status;
+}
+
+/* Changes that are no longer in memory are taken from the journal, and the sums from the files. */
+static weft_status commit(weft_context *context, weft_apply *apply, const char *journal,
+                          weft_checkpoint *checkpoint, const weft_view *view, weft_sums **sums, bool staged,
+                          bool durable) {
+    weft_status status;
+    if (staged) {
+        status = weft_apply_commit(apply);
+    } else {
+        bool ignored;
+        status = weft_journal_replay(context, journal, weft_checkpoint_table(checkpoint), &ignored);
+        weft_sums_destroy(*sums);
+        *sums = NULL;
+        if (status == WEFT_OK) {
+            status = weft_sums_compute(context, view, sums);
+        }
+    }
+    if (status == WEFT_OK && durable) {
+        status = weft_checkpoint_flush(checkpoint);
+    }
+    return status == WEFT_OK ? remove_journal(context, journal) : status;
+}
+
+static weft_status apply_journaled(weft_context *context, weft_checkpoint *checkpoint,
+                                   const weft_view *view, weft_sums **sums, const char *journal_path,
+                                   const weft_patch *patch, bool durable) {
+    weft_apply *apply;
+    weft_status status = weft_apply_create(context, patch, view, *sums, &apply);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_journal journal;
+    bool staged = false;
+    status = weft_journal_open(&journal, context, journal_path, weft_checkpoint_table(checkpoint), durable);
+    if (status == WEFT_OK) {
+        status = write_journal(&journal, apply, &staged);
+    }
+    weft_journal_close(&journal);
+    if (status == WEFT_OK) {
+        status = commit(context, apply, journal_path, checkpoint, view, sums, staged, durable);
+    }
+    weft_apply_destroy(apply);
+    return status;
+}
+
+/* A run of patches that leave the files' headers alone, one transaction each. */
+static weft_status apply_kept(weft_context *context, const char *path, const char *journal,
+                              const weft_patch *const *patches, size_t count, bool durable) {
+    weft_checkpoint *checkpoint = NULL;
+    weft_view *view = NULL;
+    weft_status status = weft_checkpoint_open(context, path, WEFT_OPEN_WRITE, &checkpoint);
+    if (status == WEFT_OK) {
+        status = weft_view_create(context, weft_checkpoint_table(checkpoint), &view);
+    }
+    weft_sums *sums = NULL;
+    if (status == WEFT_OK) {
+        status = weft_sums_compute(context, view, &sums);
+    }
+    for (size_t i = 0; i < count && status == WEFT_OK; i++) {
+        status = apply_journaled(context, checkpoint, view, &sums, journal, patches[i], durable);
+    }
+    weft_sums_destroy(sums);
+    weft_view_destroy(view);
+    weft_checkpoint_close(checkpoint);
+    return status;
+}
+
+static weft_status apply_rewritten(weft_context *context, const char *path, const weft_patch *patch,
+                                   bool durable) {
+    weft_checkpoint *checkpoint;
+    weft_status status = weft_checkpoint_open(context, path, WEFT_OPEN_READ, &checkpoint);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    const weft_container *given = weft_patch_container(patch);
+    if (weft_checkpoint_container(checkpoint)->sharded || (given != NULL && given->sharded)) {
+        status =
+            weft_fail(context, WEFT_UNSUPPORTED,
+                      "%s: the patch changes the files of a sharded checkpoint, which cannot be done in "
+                      "place and be safe; use weft apply %s PATCH -o OUT",
+                      path, path);
+    } else {
+        status = weft_apply_rebuild(context, checkpoint, &patch, 1, path, durable, NULL);
+    }
+    weft_checkpoint_close(checkpoint);
+    return status;
+}
+
+static bool keeps_headers(const weft_patch *patch) {
+    return weft_roster_plain(&patch->header.roster) && weft_patch_container(patch) == NULL;
+}
+
+static weft_status apply_locked(weft_context *context, const char *path, const char *journal,
+                                const weft_patch *const *patches, size_t count, bool durable) {
+    bool recovered;
+    weft_status status = recover_locked(context, path, journal, &recovered);
+    for (size_t i = 0; i < count && status == WEFT_OK;) {
+        size_t length = 0;
+        while (i + length < count && keeps_headers(patches[i + length])) {
+            length++;
+        }
+        if (length > 0) {
+            status = apply_kept(context, path, journal, patches + i, length, durable);
+        } else {
+            status = apply_rewritten(context, path, patches[i], durable);
+            length = 1;
+        }
+        i += length;
+    }
+    return status;
+}
+
+weft_status weft_apply_in_place(weft_context *context, const char *path, const weft_patch *const *patches,
+                                size_t count, bool durable, weft_digest *digest_out) {
+    weft_context_clear(context);
+    if (count == 0) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "no patch to apply");
+    }
+    int lock;
+    weft_status status = lock_checkpoint(context, path, &lock);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    char *journal;
+    status = weft_journal_path(context, path, &journal);
+    if (status == WEFT_OK) {
+        status = apply_locked(context, path, journal, patches, count, durable);
+        weft_release(context, journal);
+    }
+    close(lock);
+    if (status == WEFT_OK && digest_out != NULL) {
+        *digest_out = patches[count - 1]->footer.result;
+    }
+    return status;
+}

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * journal.c: writing and replaying the journal of an in-place apply.
+ */
+#include "journal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+static const char magic[8] = {'W', 'E', 'F', 'T', 'J', 'R', 'N', '1'};
+
+enum { RECORD_END = 0, RECORD_SPARSE = 1, RECORD_RANGE = 2 };
+
+/* ---- writing ---- */
+
+static weft_status put(weft_journal *journal, const void *data, size_t size) {
+    XXH3_64bits_update(journal->hash, data, size);
+    if (size > 0 && fwrite(data, 1, size, journal->file) != size) {
+        return weft_fail_errno(journal->context, errno,
+                               "writing the journal %s failed; the checkpoint is unchanged",
+                               journal->temporary);
+    }
+    return WEFT_OK;
+}
+
+static weft_status put_record(weft_journal *journal, uint8_t kind, uint64_t tensor, uint8_t width,
+                              uint64_t count) {
+    uint8_t record[18];
+    record[0] = kind;
+    memcpy(record + 1, &tensor, 8);
+    record[9] = width;
+    memcpy(record + 10, &count, 8);
+    return put(journal, record, sizeof record);
+}
+
+weft_status weft_journal_open(weft_journal *journal, weft_context *context, const char *path,
+                              const weft_table *table, bool durable) {
+    *journal = (weft_journal){.context = context, .table = table, .durable = durable};
+    journal->path = weft_copy_text(context, path, strlen(path));
+    journal->temporary = weft_allocate(context, strlen(path) + 8);
+    if (journal->path == NULL || journal->temporary == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    stpcpy(stpcpy(journal->temporary, path), "-new");
+    journal->hash = XXH3_createState();
+    if (journal->hash == NULL) {
+        return weft_fail(context, WEFT_NO_MEMORY, "out of memory");
+    }
+    XXH3_64bits_reset(journal->hash);
+    int descriptor = open(journal->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (descriptor < 0) {
+        return weft_fail_errno(context, errno, "creating the journal %s failed", journal->temporary);
+    }
+    journal->file = fdopen(descriptor, "wb");
+    if (journal->file == NULL) {
+        close(descriptor);
+        return weft_fail(context, WEFT_NO_MEMORY, "out of memory");
+    }
+    weft_status status = put(journal, magic, sizeof magic);
+    uint8_t flag = durable;
+    return status == WEFT_OK ? put(journal, &flag, 1) : status;
+}
+
+static uint64_t table_index(const weft_journal *journal, const weft_tensor *live) {
+    return (uint64_t)weft_table_find(journal->table, live->name);
+}
+
+static weft_status put_units(weft_journal *journal, const weft_segment *segment, const uint32_t *positions,
+                             size_t count) {
+    uint64_t units[512];
+    weft_status status = WEFT_OK;
+    for (size_t done = 0; done < count && status == WEFT_OK;) {
+        size_t some = count - done < 512 ? count - done : 512;
+        for (size_t i = 0; i < some; i++) {
+            units[i] = segment->live_unit + (positions[done + i] - segment->linear);
+        }
+        status = put(journal, units, some * sizeof *units);
+        done += some;
+    }
+    return status;
+}
+
+static weft_status put_sparse(weft_journal *journal, const weft_staged *staged) {
+    const weft_changes *changes = &staged->changes;
+    size_t first = 0;
+    for (size_t i = 0; i < staged->window.segments.count; i++) {
+        const weft_segment *segment = &staged->window.segments.items[i];
+        size_t end = first;
+        while (end < changes->count && changes->positions[end] < segment->linear + segment->units) {
+            end++;
+        }
+        if (end == first) {
+            continue;
+        }
+        size_t count = end - first;
+        weft_status status = put_record(journal, RECORD_SPARSE, table_index(journal, segment->live),
+                                        (uint8_t)changes->width, count);
+        if (status == WEFT_OK) {
+            status = put_units(journal, segment, changes->positions + first, count);
+        }
+        if (status == WEFT_OK) {
+            const uint8_t *news = changes->news;
+            status = put(journal, news + first * changes->width, count * changes->width);
+        }
+        if (status != WEFT_OK) {
+            return status;
+        }
+        first = end;
+    }
+    return WEFT_OK;
+}
+
+static weft_status put_dense(weft_journal *journal, const weft_staged *staged) {
+    for (size_t i = 0; i < staged->window.segments.count; i++) {
+        const weft_segment *segment = &staged->window.segments.items[i];
+        weft_status status = put_record(journal, RECORD_RANGE, table_index(journal, segment->live),
+                                        (uint8_t)staged->width, segment->units);
+        if (status == WEFT_OK) {
+            status = put(journal, &segment->live_unit, sizeof segment->live_unit);
+        }
+        if (status == WEFT_OK) {
+            status = put(journal, staged->dense_news + segment->linear * staged->width,
+                         (size_t)segment->units * staged->width);
+        }
+        if (status != WEFT_OK) {
+            return status;
+        }
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_journal_append(weft_journal *journal, const weft_apply *apply) {
+    size_t count;
+    const weft_staged *staged = weft_apply_staged(apply, &count);
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < count && status == WEFT_OK; i++) {
+        if (staged[i].used) {
+            status = staged[i].dense_news == NULL ? put_sparse(journal, &staged[i])
+                                                  : put_dense(journal, &staged[i]);
+        }
+    }
+    return status;
+}
+
+static weft_status sync_directory(weft_context *context, const char *path) {
+    char copy[PATH_MAX];
+    snprintf(copy, sizeof copy, "%s", path);
+    const char *directory = dirname(copy);
+    int descriptor = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (descriptor < 0 || fsync(descriptor) != 0) {
+        int error = errno;
+        if (descriptor >= 0) {
+            close(descriptor);
+        }
+        return weft_fail_errno(context, error, "syncing the directory %s failed", directory);
+    }
+    close(descriptor);
+    return WEFT_OK;
+}
+
+weft_status weft_journal_publish(weft_journal *journal) {
+    uint8_t end = RECORD_END;
+    weft_status status = put(journal, &end, 1);
+    uint64_t hash = XXH3_64bits_digest(journal->hash);
+    if (status == WEFT_OK) {
+        status = put(journal, &hash, sizeof hash);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    bool failed = fflush(journal->file) != 0;
+    failed = failed || (journal->durable && fsync(fileno(journal->file)) != 0);
+    if (failed || rename(journal->temporary, journal->path) != 0) {
+        return weft_fail_errno(journal->context, errno,
+                               "writing the journal %s failed; the checkpoint is unchanged", journal->path);
+    }
+    weft_release(journal->context, journal->temporary);
+    journal->temporary = NULL;
+    return journal->durable ? sync_directory(journal->context, journal->path) : WEFT_OK;
+}
+
+void weft_journal_close(weft_journal *journal) {
+    if (journal->file != NULL) {
+        fclose(journal->file);
+        if (journal->temporary != NULL) {
+            unlink(journal->temporary);
+        }
+    }
+    XXH3_freeState(journal->hash);
+    weft_release(journal->context, journal->path);
+    weft_release(journal->context, journal->temporary);
+    *journal = (weft_journal){.context = journal->context};
+}
+
+/* ---- replaying ---- */
+
+static weft_status broken(weft_context *context, const char *path) {
+    return weft_fail(context, WEFT_MALFORMED,
+                     "the journal %s is damaged, and the checkpoint beside it may be "
+                     "between two states; restore the checkpoint, then remove the journal",
+                     path);
+}
+
+/* True if `count` units of `width` bytes starting at `first` lie in the tensor. */
+static bool range_fits(const weft_tensor *tensor, uint64_t first, uint64_t count) {
+    uint64_t units = weft_tensor_units(tensor);
+    return first <= units && count <= units - first;
+}
+
+static bool replay_sparse(weft_reader *reader, const weft_tensor *tensor, unsigned width, uint64_t count) {
+    if (count > weft_reader_left(reader) / (8 + width)) {
+        return false;
+    }
+    const uint8_t *units = weft_reader_bytes(reader, (size_t)count * 8);
+    const uint8_t *values = weft_reader_bytes(reader, (size_t)count * width);
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t unit;
+        memcpy(&unit, units + 8 * i, 8);
+        if (!range_fits(tensor, unit, 1)) {
+            return false;
+        }
+        memcpy((uint8_t *)tensor->data + unit * width, values + i * width, width);
+    }
+    return true;
+}
+
+static bool replay_range(weft_reader *reader, const weft_tensor *tensor, unsigned width, uint64_t count) {
+    uint64_t first = weft_reader_u64(reader);
+    if (weft_reader_failed(reader) || count > weft_reader_left(reader) / width ||
+        !range_fits(tensor, first, count)) {
+        return false;
+    }
+    const uint8_t *values = weft_reader_bytes(reader, (size_t)count * width);
+    memcpy((uint8_t *)tensor->data + first * width, values, (size_t)count * width);
+    return true;
+}
+
+static bool replay_records(weft_reader *reader, const weft_table *table) {
+    for (;;) {
+        uint8_t kind = weft_reader_u8(reader);
+        if (weft_reader_failed(reader) || kind > RECORD_RANGE) {
+            return false;
+        }
+        if (kind == RECORD_END) {
+            return weft_reader_left(reader) == 0;
+        }
+        uint64_t index = weft_reader_u64(reader);
+        unsigned width = weft_reader_u8(reader);
+        uint64_t count = weft_reader_u64(reader);
+        if (weft_reader_failed(reader) || index >= weft_table_count(table) ||
+            width != weft_dtype_width(weft_table_at(table, (size_t)index)->dtype)) {
+            return false;
+        }
+        const weft_tensor *tensor = weft_table_at(table, (size_t)index);
+        bool good = kind == RECORD_SPARSE ? replay_sparse(reader, tensor, width, count)
+                                          : replay_range(reader, tensor, width, count);
+        if (!good) {
+            return false;
+        }
+    }
+}
+
+static weft_status replay_bytes(weft_context *context, const char *path, const uint8_t *data, size_t size,
+                                const weft_table *table, bool *durable_out) {
+    if (size < sizeof magic + 2 + 8 || memcmp(data, magic, sizeof magic) != 0) {
+        return broken(context, path);
+    }
+    weft_reader last = weft_reader_over(data + size - 8, 8);
+    if (XXH3_64bits(data, size - 8) != weft_reader_u64(&last)) {
+        return broken(context, path);
+    }
+    weft_reader reader = weft_reader_over(data + sizeof magic, size - sizeof magic - 8);
+    *durable_out = weft_reader_u8(&reader) != 0;
+    return replay_records(&reader, table) ? WEFT_OK : broken(context, path);
+}
+
+weft_status weft_journal_replay(weft_context *context, const char *path, const weft_table *table,
+                                bool *durable_out) {
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat info;
+    if (descriptor < 0 || fstat(descriptor, &info) != 0) {
+        int error = errno;
+        if (descriptor >= 0) {
+            close(descriptor);
+        }
+        return weft_fail_errno(context, error, "opening the journal %s failed", path);
+    }
+    size_t size = (size_t)info.st_size;
+    if (size == 0) {
+        close(descriptor);
+        return broken(context, path);
+    }
+    void *data = mmap(NULL, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    close(descriptor);
+    if (data == MAP_FAILED) {
+        return weft_fail_errno(context, errno, "mapping the journal %s failed", path);
+    }
+    weft_status status = replay_bytes(context, path, data, size, table, durable_out);
+    munmap(data, size);
+    return status;
+}

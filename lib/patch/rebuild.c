@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rebuild.c: a new checkpoint from an old one and patches, byte for byte the one that was diffed.
+ *
+ * The base is proven first. What the patches keep is copied to the new checkpoint, still under a
+ * temporary name; the patches are applied there, as to live memory; the result is summed anew from the
+ * bytes that were written; only then does it get its name. Patches that keep all tensors share one copy;
+ * one that adds, removes or replaces tensors changes the files and gets a step of its own.
+ */
+#include "apply.h"
+
+#include "../base/pool.h"
+#include "../tensor/safetensors.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+enum { COPY_BYTES = 8 << 20 };
+
+/* ---- copying what is kept ---- */
+
+typedef struct copy_piece {
+    const uint8_t *from;
+    uint8_t *to;
+    size_t bytes;
+} copy_piece;
+
+typedef struct copy_work {
+    weft_context *context;
+    copy_piece *pieces;
+    size_t count;
+} copy_work;
+
+static bool same_kind(const weft_tensor *a, const weft_tensor *b) {
+    return a->dtype == b->dtype && a->rank == b->rank &&
+           memcmp(a->shape, b->shape, a->rank * sizeof a->shape[0]) == 0;
+}
+
+static weft_status add_pieces(copy_work *work, const weft_tensor *from, const weft_tensor *to) {
+    size_t more = (size_t)((from->bytes + COPY_BYTES - 1) / COPY_BYTES);
+    copy_piece *pieces =
+        weft_reallocate_array(work->context, work->pieces, work->count + more, sizeof *pieces);
+    if (pieces == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    work->pieces = pieces;
+    for (uint64_t done = 0; done < from->bytes; done += COPY_BYTES) {
+        uint64_t left = from->bytes - done;
+        work->pieces[work->count++] =
+            (copy_piece){(const uint8_t *)from->data + done, (uint8_t *)to->data + done,
+                         (size_t)(left < COPY_BYTES ? left : COPY_BYTES)};
+    }
+    return WEFT_OK;
+}
+
+static weft_status copy_task(void *argument, size_t index, unsigned worker) {
+    (void)worker;
+    const copy_work *work = argument;
+    const copy_piece *piece = &work->pieces[index];
+    memcpy(piece->to, piece->from, piece->bytes);
+    return weft_progress_add(work->context, piece->bytes);
+}
+
+static weft_status copy_kept(weft_context *context, const weft_table *from, const weft_table *to) {
+    copy_work work = {.context = context};
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < weft_table_count(to) && status == WEFT_OK; i++) {
+        const weft_tensor *target = weft_table_at(to, i);
+        int64_t found = weft_table_find(from, target->name);
+        if (found >= 0 && same_kind(target, weft_table_at(from, (size_t)found)) && target->bytes > 0) {
+            status = add_pieces(&work, weft_table_at(from, (size_t)found), target);
+        }
+    }
+    if (status == WEFT_OK) {
+        weft_progress_begin(context, "copy", weft_table_bytes(to));
+        status = weft_parallel(context, work.count, copy_task, &work);
+    }
+    weft_release(context, work.pieces);
+    return status;
+}
+
+/* ---- the files of the result ---- */
+
+/* The files that the patches lead to: those that the last patch to name any names, or the base's. */
+static const weft_container *result_container(const weft_checkpoint *base, const weft_patch *const *patches,
+                                              size_t count) {
+    const weft_container *container = weft_checkpoint_container(base);
+    for (size_t i = 0; i < count; i++) {
+        const weft_container *given = weft_patch_container(patches[i]);
+        container = given != NULL ? given : container;
+    }
+    return container;
+}
+
+/* A patch between live states names no files; if it changes the set of tensors, one file is made up. */
+static weft_status create_single(weft_context *context, const weft_table *table, const char *path,
+                                 weft_checkpoint **checkpoint_out) {
+    size_t count = weft_table_count(table);
+    const weft_tensor **tensors = weft_allocate_array(context, count, sizeof *tensors);
+    if (tensors == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    for (size_t i = 0; i < count; i++) {
+        tensors[i] = weft_table_at(table, i);
+    }
+    char *header = NULL;
+    weft_container_file file = {.name = ""};
+    weft_status status = weft_safetensors_build(context, tensors, count, NULL, &header, &file.header_bytes);
+    if (status == WEFT_OK) {
+        file.header = header;
+        weft_container container = {.file_count = 1, .files = &file};
+        status = weft_checkpoint_create(context, path, &container, checkpoint_out);
+    }
+    weft_release(context, header);
+    weft_release(context, tensors);
+    return status;
+}
+
+static weft_status create_output(weft_context *context, const weft_checkpoint *base,
+                                 const weft_patch *const *patches, size_t count, const char *path,
+                                 weft_checkpoint **output_out) {
+    bool plain = weft_roster_plain(&patches[0]->header.roster);
+    if (!plain && weft_patch_container(patches[0]) == NULL) {
+        return create_single(context, weft_patch_table(patches[0]), path, output_out);
+    }
+    return weft_checkpoint_create(context, path, result_container(base, patches, count), output_out);
+}
+
+/* ---- one step ---- */
+
+static weft_status check_start(weft_context *context, const weft_sums *sums, const weft_patch *patch) {
+    weft_digest here = weft_sums_digest(sums);
+    if (weft_digest_equal(&here, &patch->footer.base)) {
+        return WEFT_OK;
+    }
+    char have[WEFT_DIGEST_TEXT];
+    char want[WEFT_DIGEST_TEXT];
+    weft_digest_format(&here, have);
+    weft_digest_format(&patch->footer.base, want);
+    return weft_fail(context, WEFT_BASE_MISMATCH,
+                     "base mismatch: the base is at %s, the patch needs %s; nothing was written; apply the "
+                     "patches in between first, or start from that checkpoint",
+                     have, want);
+}
+
+static weft_status apply_one(weft_context *context, const weft_patch *patch, const weft_view *view,
+                             weft_sums *sums) {
+    weft_apply *apply;
+    weft_status status = weft_apply_create_rebuild(context, patch, view, sums, &apply);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    do {
+        status = weft_apply_prepare(apply);
+        if (status >= 0) {
+            weft_status committed = weft_apply_commit(apply);
+            status = committed != WEFT_OK ? committed : status;
+        }
+    } while (status == WEFT_MORE);
+    weft_apply_destroy(apply);
+    return status;
+}
+
+/* Sums what was really written. */
+static weft_status prove_output(weft_context *context, const weft_view *view, const weft_patch *last) {
+    weft_sums *sums;
+    weft_status status = weft_sums_compute(context, view, &sums);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_digest made = weft_sums_digest(sums);
+    weft_sums_destroy(sums);
+    if (!weft_digest_equal(&made, &last->footer.result)) {
+        return weft_fail(context, WEFT_DIGEST_MISMATCH,
+                         "the written checkpoint does not have the promised digest; it was discarded");
+    }
+    return WEFT_OK;
+}
+
+typedef struct step {
+    weft_view *base_view;
+    weft_sums *base_sums;
+    weft_checkpoint *output;
+    weft_view *view;
+    weft_sums *sums;
+} step;
+
+static weft_status run_step(weft_context *context, step *s, const weft_checkpoint *base,
+                            const weft_patch *const *patches, size_t count, const char *path) {
+    const weft_table *table = weft_checkpoint_table(base);
+    weft_status status = weft_view_create(context, table, &s->base_view);
+    if (status == WEFT_OK) {
+        status = weft_sums_compute(context, s->base_view, &s->base_sums);
+    }
+    if (status == WEFT_OK) {
+        status = check_start(context, s->base_sums, patches[0]);
+    }
+    if (status == WEFT_OK) {
+        status = create_output(context, base, patches, count, path, &s->output);
+    }
+    if (status == WEFT_OK) {
+        status = copy_kept(context, table, weft_checkpoint_table(s->output));
+    }
+    if (status == WEFT_OK) {
+        status = weft_view_create(context, weft_checkpoint_table(s->output), &s->view);
+    }
+    if (status == WEFT_OK) {
+        status = weft_sums_zero(context, s->view, &s->sums);
+    }
+    if (status == WEFT_OK) {
+        weft_sums_add_common(s->sums, s->base_sums);
+    }
+    for (size_t i = 0; i < count && status == WEFT_OK; i++) {
+        if (i > 0) {
+            status = check_start(context, s->sums, patches[i]);
+        }
+        if (status == WEFT_OK) {
+            status = apply_one(context, patches[i], s->view, s->sums);
+        }
+    }
+    return status == WEFT_OK ? prove_output(context, s->view, patches[count - 1]) : status;
+}
+
+/* The first `count` patches either all keep their tensors, or there is one. */
+static weft_status rebuild_step(weft_context *context, const weft_checkpoint *base,
+                                const weft_patch *const *patches, size_t count, const char *path,
+                                bool durable) {
+    step s = {0};
+    weft_status status = run_step(context, &s, base, patches, count, path);
+    weft_sums_destroy(s.sums);
+    weft_view_destroy(s.view);
+    weft_sums_destroy(s.base_sums);
+    weft_view_destroy(s.base_view);
+    if (status == WEFT_OK) {
+        return weft_checkpoint_finish(s.output, durable);
+    }
+    weft_checkpoint_close(s.output);
+    return status;
+}
+
+static size_t step_length(const weft_patch *const *patches, size_t count) {
+    size_t length = 0;
+    while (length < count && weft_roster_plain(&patches[length]->header.roster)) {
+        length++;
+    }
+    return length > 0 ? length : 1;
+}
+
+/* An intermediate checkpoint is one file or a fresh directory of plain files. */
+static void remove_intermediate(const weft_checkpoint *checkpoint, const char *path) {
+    const weft_container *container = weft_checkpoint_container(checkpoint);
+    if (!container->sharded) {
+        unlink(path);
+        return;
+    }
+    char name[4352];
+    for (size_t i = 0; i < container->file_count; i++) {
+        snprintf(name, sizeof name, "%s/%s", path, container->files[i].name);
+        unlink(name);
+    }
+    snprintf(name, sizeof name, "%s/model.safetensors.index.json", path);
+    unlink(name);
+    rmdir(path);
+}
+
+static weft_status rebuild_from(weft_context *context, const weft_checkpoint *base,
+                                const weft_patch *const *patches, size_t count, const char *output_path,
+                                bool durable, unsigned depth) {
+    size_t length = step_length(patches, count);
+    if (length == count) {
+        return rebuild_step(context, base, patches, count, output_path, durable);
+    }
+    char path[4096];
+    int written = snprintf(path, sizeof path, "%s.weft-step-%ld-%u", output_path, (long)getpid(), depth);
+    if (written < 0 || (size_t)written >= sizeof path) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "%s: the path is too long", output_path);
+    }
+    weft_status status = rebuild_step(context, base, patches, length, path, false);
+    weft_checkpoint *intermediate = NULL;
+    if (status == WEFT_OK) {
+        status = weft_checkpoint_open(context, path, WEFT_OPEN_READ, &intermediate);
+    }
+    if (status == WEFT_OK) {
+        status = rebuild_from(context, intermediate, patches + length, count - length, output_path, durable,
+                              depth + 1);
+        remove_intermediate(intermediate, path);
+        weft_checkpoint_close(intermediate);
+    }
+    return status;
+}
+
+weft_status weft_apply_rebuild(weft_context *context, const weft_checkpoint *base,
+                               const weft_patch *const *patches, size_t count, const char *output_path,
+                               bool durable, weft_digest *digest_out) {
+    weft_context_clear(context);
+    if (count == 0) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "no patch to apply");
+    }
+    weft_status status = rebuild_from(context, base, patches, count, output_path, durable, 0);
+    if (status == WEFT_OK && digest_out != NULL) {
+        *digest_out = patches[count - 1]->footer.result;
+    }
+    return status;
+}
