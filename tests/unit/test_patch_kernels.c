@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The kernels of every instruction set that this machine runs, against loops written here: comparing
+ * weights, comparing with masters, sorting into classes, ranks and their inverse. Inputs end where their
+ * heap blocks end, at odd addresses too; what lies behind the allowed slack of an output must survive.
+ */
+#include "../../lib/patch/kernels.h"
+#include "models.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { GUARD_ENTRIES = 16, GUARD_BYTE = 0x5a };
+
+/* `bytes` bytes at an address that is `offset` past an aligned one, and nothing behind them. */
+typedef struct block {
+    uint8_t *start;
+    uint8_t *data;
+} block;
+
+static block take(size_t bytes, size_t offset) {
+    block block;
+    block.start = malloc(bytes + offset > 0 ? bytes + offset : 1);
+    assert_non_null(block.start);
+    block.data = block.start + offset;
+    return block;
+}
+
+static uint16_t weight_at(const uint8_t *weights, size_t index) {
+    uint16_t value;
+    memcpy(&value, weights + 2 * index, sizeof value);
+    return value;
+}
+
+static void set_weight(uint8_t *weights, size_t index, uint16_t value) {
+    memcpy(weights + 2 * index, &value, sizeof value);
+}
+
+static const uint16_t edge_weights[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x007f, 0x0080, 0x7f7f, 0x7f80,
+                                        0xff80, 0x7f81, 0x7fc0, 0xffc0, 0x7fff, 0xffff, 0x3f80, 0xbf80};
+
+static void fill_weights(dice *dice, uint8_t *weights, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        uint64_t bits = dice_next(dice);
+        set_weight(weights, i, bits % 4 == 0 ? edge_weights[bits / 4 % 16] : (uint16_t)(bits >> 16));
+    }
+}
+
+static const size_t long_counts[] = {511, 512, 513, 767, 1000, 2048, 4032, 4095, WEFT_TILE};
+enum { SHORT_COUNTS = 301, COUNTS = SHORT_COUNTS + 9 };
+
+static size_t count_at(size_t i) {
+    return i < SHORT_COUNTS ? i : long_counts[i - SHORT_COUNTS];
+}
+
+static const unsigned densities[] = {0, 3000, 30000, 500000, 1000000};
+
+/* An array of positions with room for `count`, the slack, and a guard. */
+typedef struct output {
+    uint32_t *entries;
+    size_t room;
+} output;
+
+static output open_output(size_t count) {
+    output output = {NULL, count + WEFT_KERNEL_SLACK};
+    output.entries = malloc((output.room + GUARD_ENTRIES) * sizeof *output.entries);
+    assert_non_null(output.entries);
+    memset(output.entries, GUARD_BYTE, (output.room + GUARD_ENTRIES) * sizeof *output.entries);
+    return output;
+}
+
+static void close_output(output *output) {
+    const uint8_t *guard = (const uint8_t *)(output->entries + output->room);
+    for (size_t i = 0; i < GUARD_ENTRIES * sizeof *output->entries; i++) {
+        assert_int_equal(guard[i], GUARD_BYTE);
+    }
+    free(output->entries);
+}
+
+static void expect_positions(const output *output, size_t found, const uint32_t *expected, size_t count) {
+    assert_int_equal(found, count);
+    assert_memory_equal(output->entries, expected, count * sizeof *expected);
+}
+
+/* ---- diff ---- */
+
+static void compare_diff(weft_cpu level, const uint8_t *base, const uint8_t *next, size_t count,
+                         uint32_t first) {
+    static uint32_t expected[WEFT_TILE];
+    size_t changed = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (memcmp(base + 2 * i, next + 2 * i, 2) != 0) {
+            expected[changed++] = first + (uint32_t)i;
+        }
+    }
+    output output = open_output(changed);
+    size_t found = weft_patch_kernels_for(level)->diff(base, next, count, first, output.entries);
+    expect_positions(&output, found, expected, changed);
+    close_output(&output);
+}
+
+static void test_diff(void **state) {
+    (void)state;
+    dice dice = {1};
+    const uint32_t firsts[] = {0, 77, UINT32_MAX - WEFT_TILE};
+    for (size_t c = 0; c < COUNTS; c++) {
+        size_t count = count_at(c);
+        for (size_t d = 0; d < 5; d++) {
+            size_t round = 5 * c + d;
+            block base = take(2 * count, round % 3);
+            block next = take(2 * count, round % 5);
+            fill_weights(&dice, base.data, count);
+            memcpy(next.data, base.data, 2 * count);
+            weights_change(&dice, CHANGE_MIXED, 2, next.data, count, densities[d]);
+            for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
+                compare_diff((weft_cpu)level, base.data, next.data, count, firsts[round % 3]);
+            }
+            free(base.start);
+            free(next.start);
+        }
+    }
+}
+
+/* Every single position of a tile, alone and left out, so that no lane is forgotten or moved. */
+static void test_diff_every_lane(void **state) {
+    (void)state;
+    dice dice = {2};
+    enum { COUNT = 700 };
+    block base = take(2 * COUNT, 1);
+    block next = take(2 * COUNT, 0);
+    fill_weights(&dice, base.data, COUNT);
+    for (size_t i = 0; i < COUNT; i++) {
+        memcpy(next.data, base.data, 2 * COUNT);
+        next.data[2 * i + i % 2] ^= (uint8_t)(1u << i % 8);
+        for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
+            compare_diff((weft_cpu)level, base.data, next.data, COUNT, 5);
+        }
+        for (size_t j = 0; j < COUNT; j++) {
+            set_weight(next.data, j, (uint16_t)(weight_at(base.data, j) ^ (i == j ? 0 : 0x8000)));
+        }
+        for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
+            compare_diff((weft_cpu)level, base.data, next.data, COUNT, 5);
+        }
+    }
+    free(base.start);
+    free(next.start);
+}
+
+/* ---- diff_masters ---- */
+
+static const uint32_t edge_masters[] = {
+    0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x00007fff, 0x00008000, 0x00008001, 0x00018000,
+    0x007fffff, 0x3f807fff, 0x3f808000, 0x3f808001, 0x3f818000, 0x3f817fff, 0x7f7f7fff, 0x7f7f8000,
+    0x7f7fffff, 0xff7fffff, 0x7f800000, 0xff800000, 0x7f800001, 0xff800001, 0x7f80ffff, 0x7fc00000,
+    0xffc00000, 0x7fffffff, 0xffffffff, 0x7fbfffff, 0x00800000, 0x807f8000, 0x807f7fff, 0x42c88000};
+
+static uint32_t master_at(const uint8_t *masters, size_t index) {
+    uint32_t value;
+    memcpy(&value, masters + 4 * index, sizeof value);
+    return value;
+}
+
+/* To nearest even, by comparing the distances to both neighbours; every NaN becomes the one. */
+static uint16_t nearest_bf16(uint32_t master) {
+    if ((master & 0x7f800000) == 0x7f800000) {
+        return (master & 0x007fffff) == 0 ? (uint16_t)(master >> 16) : 0x7fc0;
+    }
+    uint32_t below = master >> 16;
+    uint32_t distance = master - (below << 16);
+    if (distance > 0x10000 - distance || (distance == 0x8000 && below % 2 == 1)) {
+        below++;
+    }
+    return (uint16_t)below;
+}
+
+static void compare_masters(weft_cpu level, const uint8_t *base, const uint8_t *masters, size_t count,
+                            uint32_t first) {
+    static uint32_t expected[WEFT_TILE];
+    size_t changed = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (weight_at(base, i) != nearest_bf16(master_at(masters, i))) {
+            expected[changed++] = first + (uint32_t)i;
+        }
+    }
+    output output = open_output(changed);
+    size_t found = weft_patch_kernels_for(level)->diff_masters(base, masters, count, first, output.entries);
+    expect_positions(&output, found, expected, changed);
+    close_output(&output);
+}
+
+static void test_diff_masters(void **state) {
+    (void)state;
+    dice dice = {3};
+    for (size_t c = 0; c < COUNTS; c++) {
+        size_t count = count_at(c);
+        for (size_t d = 0; d < 5; d++) {
+            size_t round = 5 * c + d;
+            block base = take(2 * count, round % 3);
+            block masters = take(4 * count, round % 5);
+            for (size_t i = 0; i < count; i++) {
+                uint64_t bits = dice_next(&dice);
+                uint32_t master = bits % 4 == 0 ? edge_masters[bits / 4 % 32] : (uint32_t)(bits >> 16);
+                memcpy(masters.data + 4 * i, &master, sizeof master);
+                set_weight(base.data, i, nearest_bf16(master));
+            }
+            weights_change(&dice, CHANGE_MIXED, 2, base.data, count, densities[d]);
+            for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
+                compare_masters((weft_cpu)level, base.data, masters.data, count, (uint32_t)(round * 1000));
+            }
+            free(base.start);
+            free(masters.start);
+        }
+    }
+}
+
+/* Both sides of every rounding boundary: all upper halves, with the low halves around the tie. */
+static void test_masters_at_boundaries(void **state) {
+    (void)state;
+    const uint16_t lows[] = {0x0000, 0x0001, 0x7fff, 0x8000, 0x8001, 0xffff};
+    static uint8_t base[2 * WEFT_TILE];
+    static uint8_t masters[4 * WEFT_TILE];
+    for (uint32_t upper = 0; upper < 65536; upper += WEFT_TILE) {
+        for (size_t l = 0; l < 6; l++) {
+            for (size_t i = 0; i < WEFT_TILE; i++) {
+                uint32_t master = (upper + (uint32_t)i) << 16 | lows[l];
+                memcpy(masters + 4 * i, &master, sizeof master);
+                set_weight(base, i, (uint16_t)(nearest_bf16(master) + (i % 7 == 0)));
+            }
+            for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
+                compare_masters((weft_cpu)level, base, masters, WEFT_TILE, 0);
+            }
+        }
+    }
+}
+
+/* ---- classes ---- */
+
+static void choose_thresholds(dice *dice, unsigned classes, uint16_t *thresholds) {
+    thresholds[0] = 0;
+    for (unsigned c = 1; c < classes; c++) {
+        unsigned left = 255 - (classes - c) - thresholds[c - 1] / 128;
+        thresholds[c] = (uint16_t)(thresholds[c - 1] + 128 * (1 + dice_below(dice, left / 2 + 1)));
+    }
+}
+
+static unsigned class_of_weight(uint16_t weight, const uint16_t *thresholds, unsigned classes) {
+    unsigned c = classes - 1;
+    while (c > 0 && (weight & 0x7fff) < thresholds[c]) {
+        c--;
+    }
+    return c;
+}
+
+static void expect_tile(const weft_tile *tile, const uint8_t *weights, size_t count,
+                        const uint16_t *thresholds, unsigned classes) {
+    for (unsigned c = 0; c < classes; c++) {
+        uint32_t members = 0;
+        for (size_t b = 0; b < WEFT_TILE_BLOCKS; b++) {
+            assert_int_equal(tile->before[c][b], members);
+            uint64_t mask = 0;
+            for (size_t i = 64 * b; i < 64 * b + 64 && i < count; i++) {
+                bool member = class_of_weight(weight_at(weights, i), thresholds, classes) == c;
+                mask |= (uint64_t)member << (i - 64 * b);
+                members += member;
+            }
+            assert_true(tile->masks[c][b] == mask);
+        }
+        assert_int_equal(tile->counts[c], members);
+    }
+}
+
+/* Weights that stand just below, on and above the thresholds, besides any. */
+static void fill_around(dice *dice, uint8_t *weights, size_t count, const uint16_t *thresholds,
+                        unsigned classes) {
+    fill_weights(dice, weights, count);
+    for (size_t i = 0; i < count; i++) {
+        uint64_t bits = dice_next(dice);
+        if (bits % 3 == 0) {
+            uint16_t near = (uint16_t)(thresholds[bits / 3 % classes] + bits / 32 % 3);
+            set_weight(weights, i, (uint16_t)((near == 0 ? 0 : near - 1) | (bits >> 40 & 1) << 15));
+        }
+    }
+}
+
+/* All ranks of the tile, and the members that they lead back to. */
+static void expect_ranks(const weft_patch_kernels *kernels, const weft_tile *tile, const uint8_t *weights,
+                         size_t count, const uint16_t *thresholds, unsigned classes, uint32_t linear) {
+    static uint8_t class_of[WEFT_TILE];
+    static uint32_t positions[WEFT_TILE];
+    static uint32_t expected[WEFT_TILE];
+    uint32_t seen[WEFT_CLASS_MAX] = {0};
+    for (size_t i = 0; i < count; i++) {
+        class_of[i] = (uint8_t)class_of_weight(weight_at(weights, i), thresholds, classes);
+        positions[i] = linear + (uint32_t)i;
+        expected[i] = seen[class_of[i]]++;
+    }
+    output output = open_output(count);
+    kernels->rank(tile, class_of, positions, count, linear, output.entries);
+    assert_memory_equal(output.entries, expected, count * sizeof *expected);
+    close_output(&output);
+}
+
+static void expect_selection(const weft_patch_kernels *kernels, const weft_tile *tile, unsigned class_index,
+                             const uint16_t *members, size_t member_count, unsigned keep, uint32_t first,
+                             dice *dice) {
+    static uint32_t ranks[WEFT_TILE];
+    static uint16_t expected[WEFT_TILE];
+    size_t count = 0;
+    for (size_t i = 0; i < member_count; i++) {
+        if (dice_below(dice, 100) < keep) {
+            ranks[count] = first + (uint32_t)i;
+            expected[count++] = members[i];
+        }
+    }
+    size_t room = count + WEFT_KERNEL_SLACK;
+    uint16_t *indices = malloc((room + GUARD_ENTRIES) * sizeof *indices);
+    assert_non_null(indices);
+    memset(indices, GUARD_BYTE, (room + GUARD_ENTRIES) * sizeof *indices);
+    kernels->select(tile, class_index, ranks, count, first, indices);
+    assert_memory_equal(indices, expected, count * sizeof *expected);
+    for (size_t i = 0; i < GUARD_ENTRIES; i++) {
+        assert_int_equal(indices[room + i], GUARD_BYTE * 0x0101);
+    }
+    free(indices);
+}
+
+static void expect_selections(const weft_patch_kernels *kernels, const weft_tile *tile,
+                              const uint8_t *weights, size_t count, const uint16_t *thresholds,
+                              unsigned classes, dice *dice) {
+    static uint16_t members[WEFT_TILE];
+    const unsigned keeps[] = {0, 2, 40, 100};
+    for (unsigned c = 0; c < classes; c++) {
+        size_t member_count = 0;
+        for (size_t i = 0; i < count; i++) {
+            if (class_of_weight(weight_at(weights, i), thresholds, classes) == c) {
+                members[member_count++] = (uint16_t)i;
+            }
+        }
+        for (size_t k = 0; k < 4; k++) {
+            uint32_t first = k == 0 ? 0 : (uint32_t)dice_below(dice, UINT32_MAX - WEFT_TILE);
+            expect_selection(kernels, tile, c, members, member_count, keeps[k], first, dice);
+        }
+    }
+}
+
+static void test_classes(void **state) {
+    (void)state;
+    dice dice = {4};
+    for (size_t round = 0; round < COUNTS; round++) {
+        size_t count = count_at(round);
+        unsigned classes = 1 + (unsigned)(round % WEFT_CLASS_MAX);
+        uint16_t thresholds[WEFT_CLASS_MAX];
+        choose_thresholds(&dice, classes, thresholds);
+        block weights = take(2 * count, round % 3);
+        fill_around(&dice, weights.data, count, thresholds, classes);
+        uint32_t linear = (uint32_t)dice_below(&dice, UINT32_MAX - WEFT_TILE);
+        for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
+            const weft_patch_kernels *kernels = weft_patch_kernels_for((weft_cpu)level);
+            weft_tile *tile = malloc(sizeof *tile);
+            assert_non_null(tile);
+            memset(tile, 0xa5, sizeof *tile);
+            kernels->classify(weights.data, count, thresholds, classes, tile);
+            expect_tile(tile, weights.data, count, thresholds, classes);
+            expect_ranks(kernels, tile, weights.data, count, thresholds, classes, linear);
+            expect_selections(kernels, tile, weights.data, count, thresholds, classes, &dice);
+            free(tile);
+        }
+        free(weights.start);
+    }
+}
+
+/* Classes that fill whole blocks or none, so that empty blocks lie before, between and behind. */
+static void test_selection_over_empty_blocks(void **state) {
+    (void)state;
+    dice dice = {5};
+    const uint16_t thresholds[] = {0, 0x3f80};
+    static uint8_t weights[2 * WEFT_TILE];
+    for (unsigned round = 0; round < 200; round++) {
+        for (size_t b = 0; b < WEFT_TILE_BLOCKS; b++) {
+            uint64_t high = dice_below(&dice, 4) == 0 ? dice_next(&dice) : 0;
+            for (size_t i = 0; i < 64; i++) {
+                set_weight(weights, 64 * b + i, high >> i & 1 ? 0x4000 : 0x3000);
+            }
+        }
+        for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
+            const weft_patch_kernels *kernels = weft_patch_kernels_for((weft_cpu)level);
+            weft_tile tile;
+            kernels->classify(weights, WEFT_TILE, thresholds, 2, &tile);
+            expect_selections(kernels, &tile, weights, WEFT_TILE, thresholds, 2, &dice);
+        }
+    }
+}
+
+static void test_levels_differ(void **state) {
+    (void)state;
+    assert_ptr_equal(weft_patch_kernels_for(WEFT_CPU_PORTABLE), &weft_patch_kernels_portable);
+#ifdef WEFT_X86
+    assert_ptr_equal(weft_patch_kernels_for(WEFT_CPU_AVX2), &weft_patch_kernels_avx2);
+    assert_ptr_equal(weft_patch_kernels_for(WEFT_CPU_AVX512), &weft_patch_kernels_avx512);
+#endif
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_diff),          cmocka_unit_test(test_diff_every_lane),
+        cmocka_unit_test(test_diff_masters),  cmocka_unit_test(test_masters_at_boundaries),
+        cmocka_unit_test(test_classes),       cmocka_unit_test(test_selection_over_empty_blocks),
+        cmocka_unit_test(test_levels_differ),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
