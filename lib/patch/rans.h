@@ -30,8 +30,8 @@ void weft_rans_table_fit(weft_rans_table *table, const uint32_t counts[WEFT_RANS
 void weft_rans_table_write(const weft_rans_table *table, weft_bits_writer *bits);
 /* False if the bits are no table. */
 bool weft_rans_table_read(weft_rans_table *table, weft_bits_reader *bits);
-/* The most bytes that a written table can take. */
-enum { WEFT_RANS_TABLE_MAX = 2 + WEFT_RANS_TOKENS * 2 };
+/* The most bytes that a written table can take: 8 bits, and 22 for each level that jumps. */
+enum { WEFT_RANS_TABLE_MAX = 1 + WEFT_RANS_TOKENS * 22 / 8 };
 
 /* Codes arrays from the last symbol of the last array to the first of the first, writing backwards. */
 typedef struct weft_rans_encoder {
