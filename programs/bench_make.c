@@ -10,14 +10,12 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* The safetensors header of a state, padded so that the tensors start at a multiple of 64. */
-static char *make_header(const weft_trace *trace, size_t step, size_t *size_out) {
+/* The safetensors header, the same for all states as a trainer's is, padded so that the tensors start at
+ * a multiple of 64. */
+static char *make_header(const weft_trace *trace, size_t *size_out) {
     json_t *header = json_object(), *metadata = json_object();
-    char text[TEXT_SIZE];
-    snprintf(text, sizeof text, "%zu", step);
     json_object_set_new(metadata, "format", json_string("pt"));
     json_object_set_new(metadata, "made_by", json_string("weft bench --make"));
-    json_object_set_new(metadata, "step", json_string(text));
     json_object_set_new(header, "__metadata__", metadata);
     uint64_t offset = 0;
     for (size_t t = 0; t < trace->count; t++) {
@@ -60,10 +58,10 @@ static void file_name(char *path, size_t size, const char *directory, size_t ste
     }
 }
 
-static int create_file(weft_command *command, const weft_trace *trace, const char *path, size_t step,
+static int create_file(weft_command *command, const weft_trace *trace, const char *path,
                        weft_checkpoint **file_out) {
     weft_container_file part = {.name = ""};
-    char *header = make_header(trace, step, &part.header_bytes);
+    char *header = make_header(trace, &part.header_bytes);
     if (header == NULL) {
         return command_error(command, EXIT_FAILED, "no memory for a header");
     }
@@ -97,7 +95,7 @@ static int create_all(weft_command *command, const weft_trace *trace, const char
     char path[4096];
     for (size_t s = 0; s < making->count; s++) {
         file_name(path, sizeof path, directory, s, steps);
-        int code = create_file(command, trace, path, s, &making->files[s]);
+        int code = create_file(command, trace, path, &making->files[s]);
         if (code != EXIT_DONE) {
             return code;
         }
