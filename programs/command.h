@@ -39,6 +39,7 @@ typedef struct weft_progress {
     double started;    /* seconds, monotonic; 0 before the first report */
     double drawn_at;   /* when the bar was last drawn */
     const char *phase; /* of the last report */
+    uint64_t done;     /* of the last report */
     double phase_started;
 } weft_progress;
 

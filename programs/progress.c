@@ -59,10 +59,11 @@ void progress_report(weft_progress *bar, const char *phase, uint64_t done, uint6
     if (bar->started == 0) {
         bar->started = now;
     }
-    if (bar->phase == NULL || strcmp(bar->phase, phase) != 0) {
+    if (bar->phase == NULL || strcmp(bar->phase, phase) != 0 || done < bar->done) {
         bar->phase = phase;
         bar->phase_started = now;
     }
+    bar->done = done;
     if (now - bar->started >= delay_seconds && now - bar->drawn_at >= interval_seconds) {
         draw(bar, now, done, total);
     }

@@ -16,7 +16,7 @@ const char *text_bytes(uint64_t bytes, char text[TEXT_SIZE]) {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
     double value = (double)bytes;
     size_t unit = 0;
-    while (value >= 999.5 && unit + 1 < sizeof units / sizeof units[0]) {
+    while (value >= 1024 && unit + 1 < sizeof units / sizeof units[0]) {
         value /= 1024;
         unit++;
     }

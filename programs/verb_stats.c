@@ -258,7 +258,7 @@ static void print_tensors(const stats_arguments *arguments, weft_survey *survey)
                                           : "replaced",
                    "");
         }
-        printf("%-5s %-16s ", weft_dtype_name(form->dtype), text_shape(form, shape));
+        printf("%-8s %-16s ", weft_dtype_name(form->dtype), text_shape(form, shape));
         text_print(stdout, form->name);
         putchar('\n');
     }
@@ -274,13 +274,13 @@ static void print_exponents(const weft_survey *survey) {
         uint64_t weights = survey->bf16.weights[e], changed = survey->bf16.changed[e];
         double of_weights = percent(weights, survey->bf16_total);
         double of_changes = percent(changed, survey->bf16_changed);
-        if (of_weights < 0.05 && of_changes < 0.05) {
+        if (of_weights < 0.5 && of_changes < 0.5) {
             other_weights += weights;
             other_changed += changed;
             continue;
         }
         char label[TEXT_SIZE];
-        snprintf(label, sizeof label, e == 0 ? "0" : "2^%d", e - 127);
+        snprintf(label, sizeof label, e == 0 ? "<2^-126" : "2^%d", e - 127);
         printf("  %8s %16s %9.3f%% %9.2f%% %9.2f%%\n", label, text_count(weights, count),
                percent(changed, weights), of_weights, of_changes);
     }
