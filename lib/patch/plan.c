@@ -46,6 +46,12 @@ weft_status weft_bucket_add(weft_bucket *bucket, weft_context *context, size_t t
     return WEFT_OK;
 }
 
+/* The most units that a bucket may have: positions are 32 bits wide. */
+static uint64_t unit_limit(const weft_context *context, unsigned width) {
+    uint64_t limit = weft_context_limits(context)->bucket_bytes / width;
+    return limit < UINT32_MAX ? limit : UINT32_MAX;
+}
+
 /* Buckets that are still being filled, one for each kind of content. */
 typedef struct open_bucket {
     weft_dtype dtype;
@@ -173,10 +179,10 @@ static weft_status place_cut(planner *p, size_t tensor, const weft_cut *cut) {
     uint64_t stride = units / outer;
     uint64_t run = stride / cut->parts;
     unsigned width = weft_dtype_width(t->dtype);
-    if (stride % cut->parts != 0 || run * width % WEFT_WORD != 0) {
+    if (units % outer != 0 || stride % cut->parts != 0 || run * width % WEFT_WORD != 0) {
         return cut_failed(p, tensor, cut, "would be cut inside of a 16-byte word");
     }
-    if (run * width > weft_context_limits(p->plan->context)->bucket_bytes) {
+    if (outer > 1 && run > unit_limit(p->plan->context, width)) {
         return cut_failed(p, tensor, cut, "would give runs above the bucket limit");
     }
     for (uint32_t part = 0; part < cut->parts; part++) {
@@ -208,12 +214,13 @@ weft_status weft_plan_build(weft_plan *plan, const weft_roster *roster, uint64_t
                             const weft_cut *cuts, size_t cut_count) {
     planner p = {.plan = plan, .roster = roster};
     p.bucket_bytes = bucket_bytes == 0 ? DEFAULT_BUCKET : bucket_bytes;
-    if (p.bucket_bytes < CUT_UNITS * 8 ||
-        p.bucket_bytes > weft_context_limits(plan->context)->bucket_bytes) {
+    if (p.bucket_bytes < CUT_UNITS * 8 || p.bucket_bytes > unit_limit(plan->context, 1)) {
         return weft_fail(plan->context, WEFT_INVALID_ARGUMENT,
                          "a bucket of %llu bytes is out of range: 32 KiB to the bucket limit",
                          (unsigned long long)bucket_bytes);
     }
+    /* whole cuts of every width fit, so that rounding a piece up to a cut keeps it within the limit */
+    p.bucket_bytes -= p.bucket_bytes % (CUT_UNITS * 8);
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < roster->count && status == WEFT_OK; i++) {
         status = plan_tensor(&p, i, cuts, cut_count);
@@ -307,7 +314,7 @@ static weft_status add_read_span(weft_bucket *bucket, const weft_roster *roster,
         *span = (weft_span){0, units, 0, 1};
     }
     unsigned width = weft_dtype_width(description->dtype);
-    uint64_t limit = weft_context_limits(context)->bucket_bytes / width;
+    uint64_t limit = unit_limit(context, width);
     if (!span_fits(span, units, width)) {
         return weft_fail(context, WEFT_MALFORMED, "a bucket covers a range that tensor %s does not have",
                          description->name);
@@ -326,8 +333,11 @@ static weft_status add_read_span(weft_bucket *bucket, const weft_roster *roster,
     return weft_bucket_add(bucket, context, (size_t)tensor, description, span);
 }
 
+/* No tensor is covered twice, so a bucket that lists more whole tensors than there are is refused before
+ * memory is taken for them. */
 weft_status weft_bucket_read_spans(weft_bucket *bucket, const weft_roster *roster, weft_reader *reader) {
     uint64_t records = weft_reader_varint(reader);
+    uint64_t listed = 0;
     for (uint64_t i = 0; i < records; i++) {
         uint8_t kind = weft_reader_u8(reader);
         uint64_t tensor = weft_reader_varint(reader);
@@ -343,10 +353,12 @@ weft_status weft_bucket_read_spans(weft_bucket *bucket, const weft_roster *roste
             span.stride = weft_reader_varint(reader);
             span.count = weft_reader_varint(reader);
         }
-        if (weft_reader_failed(reader) || kind > SPAN_BOX || sequence > roster->count ||
+        if (weft_reader_failed(reader) || kind > SPAN_BOX ||
+            (kind == SPAN_TENSORS && sequence > roster->count - listed) ||
             (kind == SPAN_BOX && span.stride == 0)) {
             return weft_fail(roster->context, WEFT_MALFORMED, "a bucket's list of ranges is broken");
         }
+        listed += kind == SPAN_TENSORS ? sequence : 0;
         for (uint64_t j = 0; j < sequence; j++) {
             weft_status status = add_read_span(bucket, roster, tensor + j, &span, kind == SPAN_TENSORS);
             if (status != WEFT_OK) {
