@@ -168,8 +168,11 @@ weft_status weft_frame_index_check(const weft_frame_index *index, const weft_ros
     return status;
 }
 
+/* A span takes four bytes, except for whole tensors, of which there can be no more than tensors: an index
+ * with more spans covers something twice, and is refused before it takes memory for them all. */
 static weft_status read_entries(weft_frame_index *index, const weft_roster *roster, weft_reader *reader,
                                 uint64_t count, uint64_t offset, uint64_t end) {
+    uint64_t spans_left = roster->count + weft_reader_left(reader) / 4;
     for (uint64_t i = 0; i < count; i++) {
         weft_frame_index_entry *entry = &index->entries[index->count];
         *entry = (weft_frame_index_entry){.offset = offset};
@@ -185,6 +188,11 @@ static weft_status read_entries(weft_frame_index *index, const weft_roster *rost
         if (status != WEFT_OK) {
             return status;
         }
+        if (entry->bucket.span_count > spans_left) {
+            return weft_fail(index->context, WEFT_MALFORMED,
+                             "the patch's index covers tensors more than once");
+        }
+        spans_left -= entry->bucket.span_count;
     }
     if (weft_reader_left(reader) != 0 || offset != end) {
         return weft_fail(index->context, WEFT_MALFORMED, "the patch's index leaves bytes unaccounted for");
