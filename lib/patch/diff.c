@@ -78,15 +78,14 @@ static weft_status open_direction(diff_state *state, direction *d, const weft_vi
     return status;
 }
 
-/* Both rosters list the same names in the same order, and both plans cut kept tensors alike, so the
- * buckets of kept tensors correspond one to one, in order. */
-static const weft_bucket *next_kept(const weft_plan *plan, size_t *cursor) {
-    while (*cursor < plan->count && plan->items[*cursor].whole) {
-        (*cursor)++;
-    }
-    return *cursor < plan->count ? &plan->items[(*cursor)++].bucket : NULL;
+static void add_job(diff_state *state, job_kind kind, const weft_bucket *bucket,
+                    const weft_bucket *inverse) {
+    state->jobs[state->job_count++] = (diff_job){kind, bucket, inverse};
 }
 
+/* Both rosters list the same names in the same order, and both plans cut kept tensors alike, so the
+ * buckets of kept tensors correspond one to one, in order. What only one side has is put between them as
+ * that side's plan has it: each patch has the bytes that it would have if it were made alone. */
 static weft_status list_jobs(diff_state *state) {
     const weft_plan *forward = &state->forward.plan;
     const weft_plan *inverse = &state->inverse.plan;
@@ -94,16 +93,16 @@ static weft_status list_jobs(diff_state *state) {
     if (state->jobs == NULL) {
         return WEFT_NO_MEMORY;
     }
-    size_t cursor = 0;
-    for (size_t i = 0; i < forward->count; i++) {
-        diff_job *job = &state->jobs[state->job_count++];
-        job->bucket = &forward->items[i].bucket;
-        job->kind = forward->items[i].whole ? JOB_FORWARD : JOB_BOTH;
-        job->inverse_bucket = forward->items[i].whole ? NULL : next_kept(inverse, &cursor);
-    }
-    for (size_t i = 0; i < inverse->count; i++) {
-        if (inverse->items[i].whole) {
-            state->jobs[state->job_count++] = (diff_job){JOB_INVERSE, &inverse->items[i].bucket, NULL};
+    size_t i = 0;
+    size_t j = 0;
+    while (i < forward->count || j < inverse->count) {
+        if (i < forward->count && forward->items[i].whole) {
+            add_job(state, JOB_FORWARD, &forward->items[i++].bucket, NULL);
+        } else if (j < inverse->count && inverse->items[j].whole) {
+            add_job(state, JOB_INVERSE, &inverse->items[j++].bucket, NULL);
+        } else {
+            const weft_bucket *other = j < inverse->count ? &inverse->items[j++].bucket : NULL;
+            add_job(state, JOB_BOTH, &forward->items[i++].bucket, other);
         }
     }
     return WEFT_OK;
