@@ -166,7 +166,9 @@ static weft_status read_files(weft_header *header, weft_reader *reader) {
     }
     header->container.sharded = weft_reader_u8(reader) != 0;
     uint64_t count = weft_reader_varint(reader);
-    if (weft_reader_failed(reader) || count == 0 || count > weft_reader_left(reader)) {
+    /* a file takes at least two bytes here, and holds a tensor in all but the oddest checkpoints */
+    if (weft_reader_failed(reader) || count == 0 || count > weft_reader_left(reader) / 2 ||
+        count > weft_context_limits(header->context)->tensors) {
         return weft_fail(header->context, WEFT_MALFORMED, "the patch's list of files is broken");
     }
     weft_container_file *files = weft_allocate_zeroed(header->context, (size_t)count, sizeof *files);
