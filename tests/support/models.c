@@ -41,7 +41,7 @@ void dice_fill(dice *dice, void *data, size_t bytes) {
 /* The magnitude halves with each coin that comes up heads, as the tail of a trained layer does. */
 static uint16_t trained_weight(dice *dice, weft_dtype dtype) {
     uint64_t bits = dice_next(dice);
-    unsigned octaves = (unsigned)__builtin_ctzll(bits >> 20 | (uint64_t)1 << 20) / 2;
+    unsigned octaves = (unsigned)__builtin_ctzll(bits >> 20 | (uint64_t)1 << 12);
     unsigned top = dtype == WEFT_DTYPE_F16 ? 14 : 122;
     unsigned shift = dtype == WEFT_DTYPE_F16 ? 10 : 7;
     unsigned mantissa = (unsigned)bits & ((1u << shift) - 1);
