@@ -100,7 +100,8 @@ typedef struct bench_row {
     double digest;
 } bench_row;
 
-int bench_memcpy(weft_command *command, unsigned threads, bench_row *row);
+/* More runs for a row, whose threads are set; keeps the smallest time. */
+int bench_memcpy(weft_command *command, unsigned runs, bench_row *row);
 int bench_profile(weft_command *command, bench_model *model, weft_profile profile, unsigned threads,
                   unsigned repeat, bench_row *row);
 int bench_other(weft_command *command, bench_model *model, bench_baseline baseline, unsigned repeat,

@@ -28,7 +28,7 @@ static int check_live(weft_command *command, const bench_model *model, const cha
 
 /* ---- memcpy ---- */
 
-enum { COPY_BYTES = 512 << 20, COPY_RUNS = 7 };
+enum { COPY_BYTES = 512 << 20 };
 
 /* Each thread copies one part: a copy in small pieces would miss memcpy's way with large ones. */
 typedef struct copying {
@@ -45,9 +45,8 @@ static void copy_part(void *argument, size_t index, unsigned worker) {
     memcpy(buffers->to + start, buffers->from + start, end - start);
 }
 
-int bench_memcpy(weft_command *command, unsigned threads, bench_row *row) {
-    *row = (bench_row){.name = "memcpy", .threads = threads, .bytes = COPY_BYTES};
-    copying buffers = {.from = bench_map(COPY_BYTES), .to = bench_map(COPY_BYTES), .parts = threads};
+int bench_memcpy(weft_command *command, unsigned runs, bench_row *row) {
+    copying buffers = {.from = bench_map(COPY_BYTES), .to = bench_map(COPY_BYTES), .parts = row->threads};
     int code = EXIT_DONE;
     if (buffers.from == NULL || buffers.to == NULL) {
         code = command_error(command, EXIT_FAILED, "no memory for the copy");
@@ -55,13 +54,15 @@ int bench_memcpy(weft_command *command, unsigned threads, bench_row *row) {
         memset(buffers.from, 1, COPY_BYTES);
         memset(buffers.to, 2, COPY_BYTES);
     }
-    for (int i = 0; i < COPY_RUNS && code == EXIT_DONE; i++) {
+    for (unsigned i = 0; i < runs && code == EXIT_DONE; i++) {
         double start = clock_seconds();
-        parallel_run(threads, threads, copy_part, &buffers);
+        parallel_run(row->threads, row->threads, copy_part, &buffers);
         keep_smallest(&row->encode, clock_seconds() - start);
         /* the copy must not be optimised away */
         buffers.from[i] = buffers.to[COPY_BYTES - 1 - i] + 1;
     }
+    row->name = "memcpy";
+    row->bytes = COPY_BYTES;
     row->decode = row->encode;
     row->digest = row->encode;
     bench_unmap(buffers.from, COPY_BYTES);
