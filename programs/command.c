@@ -52,19 +52,8 @@ static error_t parse_common(int key, char *argument, struct argp_state *state) {
     }
 }
 
-const struct argp command_argp = {.options = common_options, .parser = parse_common};
-
-void command_parse(const struct argp *argp, int argc, char **argv, void *input) {
-    weft_command *command = input;
-    command->name = argv[0];
-    command->show_progress = -1;
-    argp_err_exit_status = EXIT_USAGE;
-    error_t error = argp_parse(argp, argc, argv, 0, NULL, input);
-    if (error != 0) {
-        fprintf(stderr, "%s: %s\n", argv[0], strerror(error));
-        exit(EXIT_FAILED);
-    }
-}
+static const struct argp common_argp = {.options = common_options, .parser = parse_common};
+const struct argp_child command_children[] = {{&common_argp, 0, NULL, 0}, {0}};
 
 /* ---- signals ---- */
 
@@ -121,17 +110,11 @@ int command_context(weft_command *command, unsigned threads, weft_context **cont
     return EXIT_DONE;
 }
 
-int command_open(weft_command *command) {
+static int open_context(weft_command *command) {
     bool shown = command->show_progress == 1 ||
                  (command->show_progress == -1 && !command->quiet && isatty(STDERR_FILENO));
     progress_open(&command->progress, shown);
     return command_context(command, command->threads, &command->context);
-}
-
-void command_close(weft_command *command) {
-    progress_clear(&command->progress);
-    weft_context_destroy(command->context);
-    command->context = NULL;
 }
 
 /* ---- messages ---- */
@@ -211,10 +194,30 @@ int command_print_json(weft_command *command, FILE *stream, json_t *json) {
     return EXIT_DONE;
 }
 
-int command_finish(weft_command *command, int code) {
+/* ---- from beginning to end ---- */
+
+/* Results that could not be written are a failure. */
+static int flush_results(weft_command *command, int code) {
     if ((fflush(stdout) != 0 || ferror(stdout)) && code == EXIT_DONE) {
-        code = command_error(command, EXIT_FAILED, "cannot write the result: %s", strerror(errno));
+        return command_error(command, EXIT_FAILED, "cannot write the result: %s", strerror(errno));
     }
-    command_close(command);
+    return code;
+}
+
+int command_run(const struct argp *argp, int argc, char **argv, void *input, int (*run)(void *input)) {
+    weft_command *command = input;
+    command->name = argv[0];
+    command->show_progress = -1;
+    argp_err_exit_status = EXIT_USAGE;
+    error_t error = argp_parse(argp, argc, argv, 0, NULL, input);
+    if (error != 0) {
+        return command_error(command, EXIT_FAILED, "%s", strerror(error));
+    }
+    int code = open_context(command);
+    if (code == EXIT_DONE) {
+        code = flush_results(command, run(input));
+        progress_clear(&command->progress);
+        weft_context_destroy(command->context);
+    }
     return code;
 }

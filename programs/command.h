@@ -61,15 +61,13 @@ typedef struct weft_command {
     weft_context *context;
 } weft_command;
 
-/* The options that all verbs have. A verb lists this argp as its first child and hands the command to
- * it with command_argp_input. */
-extern const struct argp command_argp;
-/* Parses the verb's arguments. Ends the process for --help and for wrong usage, as argp does. `input` is
- * the verb's own struct; its first member must be a command. */
-void command_parse(const struct argp *argp, int argc, char **argv, void *input);
-/* Creates the context. */
-int command_open(weft_command *command);
-void command_close(weft_command *command);
+/* The options that all verbs have, as the only child of each verb's argp. At ARGP_KEY_INIT the verb gives
+ * it its command as child input. */
+extern const struct argp_child command_children[];
+/* A verb from beginning to end: parses the arguments into `input` (whose first member must be a command),
+ * creates the context, runs, and makes sure that the results were written. Ends the process for --help
+ * and for wrong usage, as argp does. */
+int command_run(const struct argp *argp, int argc, char **argv, void *input, int (*run)(void *input));
 
 /* Another context with `threads` threads and the same progress bar. */
 int command_context(weft_command *command, unsigned threads, weft_context **context_out);
@@ -86,8 +84,6 @@ int command_error(weft_command *command, int code, const char *format, ...)
 void command_note(weft_command *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Prints the result of --json to `stream` and releases it. */
 int command_print_json(weft_command *command, FILE *stream, json_t *json);
-/* Flushes stdout: results that could not be written are a failure. */
-int command_finish(weft_command *command, int code);
 
 /* Exit code of a command that was interrupted, or EXIT_DONE if it was not. */
 int command_interrupted(void);

@@ -92,9 +92,8 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     }
 }
 
-static const struct argp_child children[] = {{&command_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
-    options, parse, "BASE PATCH... -o OUT\n--in-place CKPT PATCH...", doc, children, NULL, NULL};
+    options, parse, "BASE PATCH... -o OUT\n--in-place CKPT PATCH...", doc, command_children, NULL, NULL};
 
 static int print_result(apply_arguments *arguments, const patch_list *list, const weft_digest *digest,
                         double seconds) {
@@ -169,7 +168,8 @@ static int recover(apply_arguments *arguments) {
     return EXIT_DONE;
 }
 
-static int run(apply_arguments *arguments) {
+static int run(void *input) {
+    apply_arguments *arguments = input;
     weft_command *command = &arguments->command;
     if (arguments->recover) {
         return recover(arguments);
@@ -196,10 +196,5 @@ static int run(apply_arguments *arguments) {
 
 int verb_apply(int argc, char **argv) {
     apply_arguments arguments = {0};
-    command_parse(&argp, argc, argv, &arguments);
-    int code = command_open(&arguments.command);
-    if (code == EXIT_DONE) {
-        code = run(&arguments);
-    }
-    return command_finish(&arguments.command, code);
+    return command_run(&argp, argc, argv, &arguments, run);
 }

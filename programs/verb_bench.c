@@ -150,8 +150,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     }
 }
 
-static const struct argp_child children[] = {{&command_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {options, parse, "", doc, children, NULL, NULL};
+static const struct argp argp = {options, parse, "", doc, command_children, NULL, NULL};
 
 /* ---- the run ---- */
 
@@ -402,7 +401,8 @@ static int make_files(bench_arguments *arguments, const weft_trace *trace) {
     return EXIT_DONE;
 }
 
-static int run(bench_arguments *arguments) {
+static int run(void *input) {
+    bench_arguments *arguments = input;
     weft_command *command = &arguments->command;
     bench_model model = {0};
     weft_trace trace = {0};
@@ -431,10 +431,5 @@ static int run(bench_arguments *arguments) {
 
 int verb_bench(int argc, char **argv) {
     bench_arguments arguments = {.parameters = 256000000, .learning_rate = 1e-6, .seed = 1, .repeat = 5};
-    command_parse(&argp, argc, argv, &arguments);
-    int code = command_open(&arguments.command);
-    if (code == EXIT_DONE) {
-        code = run(&arguments);
-    }
-    return command_finish(&arguments.command, code);
+    return command_run(&argp, argc, argv, &arguments, run);
 }

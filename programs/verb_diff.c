@@ -150,8 +150,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     }
 }
 
-static const struct argp_child children[] = {{&command_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {options, parse, "BASE NEW -o PATCH", doc, children, NULL, NULL};
+static const struct argp argp = {options, parse, "BASE NEW -o PATCH", doc, command_children, NULL, NULL};
 
 static int print_json(diff_arguments *arguments, FILE *stream, const weft_diff_stats *stats,
                       double seconds) {
@@ -251,7 +250,8 @@ static int write_patch(diff_arguments *arguments, const weft_model models[2], we
     return code == EXIT_DONE ? print_result(arguments, &stats, clock_seconds() - start) : code;
 }
 
-static int run(diff_arguments *arguments) {
+static int run(void *input) {
+    diff_arguments *arguments = input;
     weft_command *command = &arguments->command;
     weft_model models[2] = {{0}};
     weft_output patch = {.descriptor = -1}, inverse = {.descriptor = -1};
@@ -277,12 +277,8 @@ static int run(diff_arguments *arguments) {
 
 int verb_diff(int argc, char **argv) {
     diff_arguments arguments = {.profile = WEFT_PROFILE_SMALL};
-    command_parse(&argp, argc, argv, &arguments);
-    int code = command_open(&arguments.command);
-    if (code == EXIT_DONE) {
-        code = run(&arguments);
-    }
+    int code = command_run(&argp, argc, argv, &arguments, run);
     free(arguments.cuts);
     labels_close(&arguments.labels);
-    return command_finish(&arguments.command, code);
+    return code;
 }

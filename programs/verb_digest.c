@@ -49,8 +49,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     }
 }
 
-static const struct argp_child children[] = {{&command_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {options, parse, "CKPT", doc, children, NULL, NULL};
+static const struct argp argp = {options, parse, "CKPT", doc, command_children, NULL, NULL};
 
 static int print_json(digest_arguments *arguments, const weft_view *view, const weft_sums *sums) {
     weft_digest digest = weft_sums_digest(sums);
@@ -84,7 +83,8 @@ static void print_text(const digest_arguments *arguments, const weft_view *view,
     print_line(&digest, arguments->path);
 }
 
-static int run(digest_arguments *arguments) {
+static int run(void *input) {
+    digest_arguments *arguments = input;
     weft_command *command = &arguments->command;
     weft_model model;
     int code = model_open(command, arguments->path, &model);
@@ -110,10 +110,5 @@ static int run(digest_arguments *arguments) {
 
 int verb_digest(int argc, char **argv) {
     digest_arguments arguments = {0};
-    command_parse(&argp, argc, argv, &arguments);
-    int code = command_open(&arguments.command);
-    if (code == EXIT_DONE) {
-        code = run(&arguments);
-    }
-    return command_finish(&arguments.command, code);
+    return command_run(&argp, argc, argv, &arguments, run);
 }

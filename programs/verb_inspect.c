@@ -72,8 +72,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     }
 }
 
-static const struct argp_child children[] = {{&command_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {options, parse, "FILE", doc, children, NULL, NULL};
+static const struct argp argp = {options, parse, "FILE", doc, command_children, NULL, NULL};
 
 /* ---- patches ---- */
 
@@ -399,12 +398,12 @@ static bool is_checkpoint(const char *path) {
     return got == (ssize_t)sizeof opening && opening[8] == '{';
 }
 
+static int run(void *input) {
+    inspect_arguments *arguments = input;
+    return is_checkpoint(arguments->path) ? inspect_checkpoint(arguments) : inspect_patch(arguments);
+}
+
 int verb_inspect(int argc, char **argv) {
     inspect_arguments arguments = {0};
-    command_parse(&argp, argc, argv, &arguments);
-    int code = command_open(&arguments.command);
-    if (code == EXIT_DONE) {
-        code = is_checkpoint(arguments.path) ? inspect_checkpoint(&arguments) : inspect_patch(&arguments);
-    }
-    return command_finish(&arguments.command, code);
+    return command_run(&argp, argc, argv, &arguments, run);
 }

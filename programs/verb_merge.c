@@ -94,8 +94,8 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     }
 }
 
-static const struct argp_child children[] = {{&command_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {options, parse, "PATCH PATCH... -o PATCH", doc, children, NULL, NULL};
+static const struct argp argp = {options, parse, "PATCH PATCH... -o PATCH", doc, command_children,
+                                 NULL,    NULL};
 
 /* Bytes of the patches that were merged. */
 static uint64_t merged_bytes(const patch_list *list) {
@@ -160,7 +160,8 @@ static int merge(merge_arguments *arguments, const patch_list *list, const weft_
     return code == EXIT_DONE ? print_result(arguments, list, &stats, clock_seconds() - start) : code;
 }
 
-static int run(merge_arguments *arguments) {
+static int run(void *input) {
+    merge_arguments *arguments = input;
     weft_command *command = &arguments->command;
     weft_model base = {0};
     patch_list list = {0};
@@ -192,11 +193,7 @@ static int run(merge_arguments *arguments) {
 
 int verb_merge(int argc, char **argv) {
     merge_arguments arguments = {0};
-    command_parse(&argp, argc, argv, &arguments);
-    int code = command_open(&arguments.command);
-    if (code == EXIT_DONE) {
-        code = run(&arguments);
-    }
+    int code = command_run(&argp, argc, argv, &arguments, run);
     labels_close(&arguments.labels);
-    return command_finish(&arguments.command, code);
+    return code;
 }

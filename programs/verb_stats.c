@@ -80,8 +80,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     }
 }
 
-static const struct argp_child children[] = {{&command_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {options, parse, "BASE NEW", doc, children, NULL, NULL};
+static const struct argp argp = {options, parse, "BASE NEW", doc, command_children, NULL, NULL};
 
 /* ---- what the profiles cost ---- */
 
@@ -359,25 +358,29 @@ static int report(stats_arguments *arguments, const weft_model models[2], weft_s
     return EXIT_DONE;
 }
 
-int verb_stats(int argc, char **argv) {
-    stats_arguments arguments = {.top = 10, .profiles = true};
-    weft_command *command = &arguments.command;
+static int run(void *input) {
+    stats_arguments *arguments = input;
+    weft_command *command = &arguments->command;
     weft_model models[2] = {{0}};
-    command_parse(&argp, argc, argv, &arguments);
-    int code = command_open(command);
+    int code = EXIT_DONE;
     for (int i = 0; i < 2 && code == EXIT_DONE; i++) {
-        code = model_open(command, arguments.paths[i], &models[i]);
+        code = model_open(command, arguments->paths[i], &models[i]);
     }
     if (code == EXIT_DONE) {
         weft_survey survey;
         code = survey_run(command, weft_checkpoint_table(models[0].checkpoint),
                           weft_checkpoint_table(models[1].checkpoint), &survey);
         if (code == EXIT_DONE) {
-            code = report(&arguments, models, &survey);
+            code = report(arguments, models, &survey);
             survey_close(&survey);
         }
     }
     model_close(&models[1]);
     model_close(&models[0]);
-    return command_finish(command, code);
+    return code;
+}
+
+int verb_stats(int argc, char **argv) {
+    stats_arguments arguments = {.top = 10, .profiles = true};
+    return command_run(&argp, argc, argv, &arguments, run);
 }

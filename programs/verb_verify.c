@@ -63,8 +63,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     }
 }
 
-static const struct argp_child children[] = {{&command_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {options, parse, "CKPT [PATCH]", doc, children, NULL, NULL};
+static const struct argp argp = {options, parse, "CKPT [PATCH]", doc, command_children, NULL, NULL};
 
 /* Reads every bucket of the patch against its checksum. */
 static int check_buckets(verify_arguments *arguments, const patch_file *file, uint64_t *buckets_out) {
@@ -160,7 +159,8 @@ static int conclude(verify_arguments *arguments, const weft_digest *digest, cons
     return code;
 }
 
-static int run(verify_arguments *arguments) {
+static int run(void *input) {
+    verify_arguments *arguments = input;
     weft_command *command = &arguments->command;
     weft_model model = {0};
     patch_file file = {0};
@@ -191,10 +191,5 @@ static int run(verify_arguments *arguments) {
 
 int verb_verify(int argc, char **argv) {
     verify_arguments arguments = {0};
-    command_parse(&argp, argc, argv, &arguments);
-    int code = command_open(&arguments.command);
-    if (code == EXIT_DONE) {
-        code = run(&arguments);
-    }
-    return command_finish(&arguments.command, code);
+    return command_run(&argp, argc, argv, &arguments, run);
 }
