@@ -161,6 +161,9 @@ WEFT_API WEFT_CHECKED weft_status weft_apply_prepare(weft_apply *apply);
 WEFT_API WEFT_CHECKED weft_status weft_apply_commit(weft_apply *apply);
 /* Drops prepared changes; after a commit, puts the old words back. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_rollback(weft_apply *apply);
+/* For a private copy of the weights, which nobody needs if this fails: decodes, proves and writes in one
+ * go, the fastest way. On failure the copy is between two states and must be thrown away. */
+WEFT_API WEFT_CHECKED weft_status weft_apply_run(weft_apply *apply);
 WEFT_API weft_apply_stats weft_apply_describe(const weft_apply *apply);
 WEFT_API void weft_apply_destroy(weft_apply *apply);
 

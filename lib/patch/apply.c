@@ -21,6 +21,7 @@ typedef enum apply_phase {
     PHASE_IDLE,
     PHASE_PREPARED,
     PHASE_COMMITTED,
+    PHASE_RUN,    /* done in one go; there is nothing to go back to */
     PHASE_BROKEN, /* a callback failed while writing and the old values could not be put back */
 } apply_phase;
 
@@ -219,38 +220,12 @@ static weft_status check_delta(const weft_apply *apply, const weft_frame *frame,
         index, tensor_name(apply, frame));
 }
 
-/* Moves the coder's changes into memory of just their size. */
-static weft_status keep_changes(weft_apply *apply, const weft_changes *changes, weft_staged *staged) {
-    weft_context *context = apply->context;
-    size_t count = changes->count;
-    staged->changes = (weft_changes){.context = context, .width = changes->width, .count = count};
-    staged->changes.positions = weft_allocate_array(context, count, sizeof *changes->positions);
-    staged->changes.olds = weft_allocate_array(context, count, changes->width);
-    staged->changes.news = weft_allocate_array(context, count, changes->width);
-    if (staged->changes.positions == NULL || staged->changes.olds == NULL || staged->changes.news == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    memcpy(staged->changes.positions, changes->positions, count * sizeof *changes->positions);
-    memcpy(staged->changes.olds, changes->olds, count * changes->width);
-    memcpy(staged->changes.news, changes->news, count * changes->width);
-    return WEFT_OK;
-}
-
 static weft_status stage_sparse(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
                                 size_t index, weft_staged *staged) {
     weft_sum delta;
-    weft_proof_mode mode = frame->coding == WEFT_CODING_FAST ? WEFT_PROOF_STEPS : WEFT_PROOF_VALUES;
-    weft_status status = weft_frame_decode(coder, frame);
-    if (status == WEFT_OK) {
-        status = weft_window_prove(&coder->from, &coder->changes, mode, apply->moves, &delta);
-    }
-    if (status == WEFT_OK) {
-        status = check_delta(apply, frame, index, delta);
-    }
-    if (status == WEFT_OK) {
-        status = keep_changes(apply, &coder->changes, staged);
-    }
-    return status;
+    weft_changes_open(&staged->changes, apply->context);
+    weft_status status = weft_frame_decode(coder, frame, &staged->changes, apply->moves, &delta);
+    return status == WEFT_OK ? check_delta(apply, frame, index, delta) : status;
 }
 
 static weft_status stage_dense(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
@@ -321,9 +296,21 @@ static weft_status stage_frame(weft_apply *apply, weft_bucket_coder *coder, cons
     return status;
 }
 
-static weft_status stage_task(void *argument, size_t offset, unsigned worker) {
-    weft_apply *apply = argument;
-    size_t index = apply->next + offset;
+static weft_status write_staged(const weft_staged *staged, bool restore) {
+    if (!staged->used) {
+        return WEFT_OK;
+    }
+    if (staged->dense_news == NULL) {
+        return weft_window_scatter(&staged->window, &staged->changes, restore);
+    }
+    const uint8_t *values = restore ? staged->dense_olds : staged->dense_news;
+    return values == NULL ? WEFT_OK : weft_window_fill(&staged->window, values, staged->width);
+}
+
+typedef weft_status (*frame_handler)(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
+                                     size_t index);
+
+static weft_status handle_bucket(weft_apply *apply, size_t index, unsigned worker, frame_handler handler) {
     weft_window *window = &apply->coders[worker].from;
     /* what is not held is not even fetched */
     weft_status status = weft_window_set(window, apply->view, apply->map,
@@ -336,11 +323,41 @@ static weft_status stage_task(void *argument, size_t offset, unsigned worker) {
     if (status != WEFT_OK) {
         return status;
     }
-    status = stage_frame(apply, &apply->coders[worker], &frame, index);
+    status = handler(apply, &apply->coders[worker], &frame, index);
     if (status == WEFT_OK) {
         status = weft_progress_add(apply->context, frame.bucket.units * frame.bucket.width);
     }
     weft_bucket_close(&frame.bucket, apply->context);
+    return status;
+}
+
+static weft_status stage_task(void *argument, size_t offset, unsigned worker) {
+    weft_apply *apply = argument;
+    return handle_bucket(apply, apply->next + offset, worker, stage_frame);
+}
+
+/* ---- running through ---- */
+
+static weft_status run_frame(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
+                             size_t index) {
+    weft_sum delta;
+    weft_status status =
+        weft_window_set(&coder->from, apply->view, apply->map, &frame->bucket,
+                        frame->coding == WEFT_CODING_FAST ? WEFT_NEED_WORDS : WEFT_NEED_BYTES);
+    if (status == WEFT_OK) {
+        status = check_window(apply, &coder->from, frame);
+    }
+    if (status == WEFT_OK && coder->from.direct && !weft_frame_dense(frame)) {
+        status = weft_frame_decode_through(coder, frame, apply->moves, &delta);
+        return status == WEFT_OK ? check_delta(apply, frame, index, delta) : status;
+    }
+    if (status == WEFT_OK) {
+        status = stage_frame(apply, coder, frame, index);
+    }
+    if (status == WEFT_OK) {
+        status = write_staged(&apply->staged[index], false);
+    }
+    release_staged(apply->context, &apply->staged[index]);
     return status;
 }
 
@@ -416,7 +433,7 @@ static weft_status stage_more(weft_apply *apply) {
 
 weft_status weft_apply_prepare(weft_apply *apply) {
     weft_context_clear(apply->context);
-    if (apply->phase == PHASE_PREPARED || apply->phase == PHASE_BROKEN) {
+    if (apply->phase != PHASE_IDLE && apply->phase != PHASE_COMMITTED) {
         return weft_fail(apply->context, WEFT_INVALID_ARGUMENT,
                          "prepared changes must be committed or rolled back before preparing again");
     }
@@ -436,6 +453,35 @@ weft_status weft_apply_prepare(weft_apply *apply) {
     apply->phase = PHASE_PREPARED;
     apply->stats.decode_seconds += now() - start;
     return status;
+}
+
+static weft_status run_task(void *argument, size_t index, unsigned worker) {
+    return handle_bucket(argument, index, worker, run_frame);
+}
+
+weft_status weft_apply_run(weft_apply *apply) {
+    weft_context_clear(apply->context);
+    if (apply->phase != PHASE_IDLE || apply->next != 0) {
+        return weft_fail(apply->context, WEFT_INVALID_ARGUMENT, "a run starts from a fresh apply");
+    }
+    double start = now();
+    size_t count = apply->patch->index.count;
+    weft_progress_begin(apply->context, "apply", apply->patch->footer.dense_bytes);
+    weft_status status = weft_parallel(apply->context, count, run_task, apply);
+    if (status == WEFT_OK) {
+        status = check_result(apply);
+    }
+    if (status != WEFT_OK) {
+        apply->phase = PHASE_BROKEN;
+        return status;
+    }
+    weft_sums_merge(apply->sums, apply->moves, false);
+    apply->next = count;
+    apply->stats.changed = apply->patch->footer.changed;
+    apply->stats.buckets = count;
+    apply->stats.decode_seconds = now() - start;
+    apply->phase = PHASE_RUN;
+    return WEFT_OK;
 }
 
 const weft_staged *weft_apply_staged(const weft_apply *apply, size_t *count_out) {
@@ -458,15 +504,7 @@ typedef struct write_pass {
 static weft_status write_task(void *argument, size_t index, unsigned worker) {
     (void)worker;
     const write_pass *pass = argument;
-    weft_staged *staged = &pass->apply->staged[index];
-    if (!staged->used) {
-        return WEFT_OK;
-    }
-    if (staged->dense_news == NULL) {
-        return weft_window_scatter(&staged->window, &staged->changes, pass->restore);
-    }
-    const uint8_t *values = pass->restore ? staged->dense_olds : staged->dense_news;
-    return values == NULL ? WEFT_OK : weft_window_fill(&staged->window, values, staged->width);
+    return write_staged(&pass->apply->staged[index], pass->restore);
 }
 
 static weft_status write_all(weft_apply *apply, bool restore) {
@@ -495,6 +533,9 @@ weft_status weft_apply_commit(weft_apply *apply) {
 
 weft_status weft_apply_rollback(weft_apply *apply) {
     weft_context_clear(apply->context);
+    if (apply->phase == PHASE_RUN) {
+        return weft_fail(apply->context, WEFT_INVALID_ARGUMENT, "a run cannot be rolled back");
+    }
     if (apply->phase == PHASE_COMMITTED || apply->phase == PHASE_BROKEN) {
         weft_status status = write_all(apply, true);
         if (status != WEFT_OK) {

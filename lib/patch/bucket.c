@@ -314,25 +314,99 @@ bool weft_frame_dense(const weft_frame *frame) {
     return frame->coding == WEFT_CODING_DIFFERENCE || frame->coding == WEFT_CODING_VALUES;
 }
 
-weft_status weft_frame_decode(weft_bucket_coder *coder, const weft_frame *frame) {
-    weft_changes *changes = &coder->changes;
-    const weft_bucket *bucket = &frame->bucket;
-    size_t count = (size_t)frame->changed;
-    /* every change takes at least two bits: a count beyond that is no reason to take memory */
-    if (count > 0 && count / 4 > frame->payload_size && frame->coding == WEFT_CODING_FAST) {
-        return weft_fail(coder->context, WEFT_MALFORMED, "a bucket claims more changes than it can hold");
+/* Decodes a few changes, which asks for their memory, and proves the few before them meanwhile. A proof
+ * that writes needs no changes once they are proven: two chunks then take turns in the same place. */
+static weft_status decode_fast(weft_bucket_coder *coder, const weft_frame *frame, weft_changes *changes,
+                               weft_proof *proof) {
+    weft_fast_decoder decoder;
+    size_t left = (size_t)frame->changed;
+    bool by_callback = weft_proof_by_callback(proof);
+    size_t chunk = by_callback ? left : WEFT_PROOF_CHUNK;
+    size_t waiting = 0; /* first change that is decoded and not proven */
+    weft_status status = weft_fast_decoder_begin(&decoder, coder->context, frame->payload,
+                                                 frame->payload_size, frame->bucket.units);
+    while (status == WEFT_OK && left > 0) {
+        size_t first = changes->count;
+        size_t some = left < chunk ? left : chunk;
+        const weft_run *run = &coder->from.runs[proof->run];
+        decoder.weights = by_callback ? NULL : run->memory - run->linear * changes->width;
+        if (proof->write && first == 2 * chunk) {
+            changes->count = 0;
+        }
+        size_t start = changes->count;
+        status = weft_fast_decoder_some(&decoder, changes, some);
+        if (status == WEFT_OK) {
+            status = weft_proof_add(proof, changes, waiting, first);
+        }
+        waiting = start;
+        left -= some;
     }
-    weft_status status = weft_changes_reset(changes, bucket->width, count);
+    if (status == WEFT_OK) {
+        status = weft_proof_add(proof, changes, waiting, changes->count);
+    }
+    return status == WEFT_OK ? weft_fast_decoder_finish(&decoder) : status;
+}
+
+/* A fast change takes at least three bits; a count beyond that is no reason to take memory. */
+static weft_status check_count(weft_context *context, const weft_frame *frame) {
+    if (frame->coding == WEFT_CODING_FAST && frame->changed / 4 > frame->payload_size) {
+        return weft_fail(context, WEFT_MALFORMED, "a bucket claims more changes than it can hold");
+    }
+    return WEFT_OK;
+}
+
+static weft_status decode_and_prove(weft_bucket_coder *coder, const weft_frame *frame,
+                                    weft_changes *changes, bool write, weft_sums *moves,
+                                    weft_sum *delta_out) {
+    size_t room = write && frame->changed > WEFT_TILE ? WEFT_TILE : (size_t)frame->changed;
+    weft_status status = check_count(coder->context, frame);
+    if (status == WEFT_OK) {
+        status = weft_changes_reset(changes, frame->bucket.width, room);
+    }
     if (status != WEFT_OK) {
         return status;
     }
-    if (frame->coding == WEFT_CODING_FAST) {
-        return weft_fast_decode(coder->context, frame->payload, frame->payload_size, bucket->units, count,
-                                changes);
+    weft_proof proof;
+    bool fast = frame->coding == WEFT_CODING_FAST;
+    weft_proof_begin(&proof, &coder->from, fast ? WEFT_PROOF_STEPS : WEFT_PROOF_VALUES, write, moves);
+    if (fast) {
+        status = decode_fast(coder, frame, changes, &proof);
+    } else {
+        status = weft_small_decode(
+            &coder->small_decoder, coder->kernels, weft_exponent_of(frame->bucket.dtype), frame->payload,
+            frame->payload_size, frame->bucket.units, (size_t)frame->changed, changes, &proof);
     }
-    return weft_small_decode(&coder->small_decoder, coder->kernels, weft_exponent_of(bucket->dtype),
-                             frame->payload, frame->payload_size, &coder->from, bucket->units, count,
-                             changes);
+    if (status == WEFT_OK) {
+        *delta_out = weft_proof_finish(&proof);
+    }
+    return status;
+}
+
+weft_status weft_frame_decode(weft_bucket_coder *coder, const weft_frame *frame, weft_changes *changes,
+                              weft_sums *moves, weft_sum *delta_out) {
+    return decode_and_prove(coder, frame, changes, false, moves, delta_out);
+}
+
+weft_status weft_frame_decode_through(weft_bucket_coder *coder, const weft_frame *frame, weft_sums *moves,
+                                      weft_sum *delta_out) {
+    return decode_and_prove(coder, frame, &coder->changes, true, moves, delta_out);
+}
+
+weft_status weft_frame_decode_steps(weft_bucket_coder *coder, const weft_frame *frame,
+                                    weft_changes *changes) {
+    weft_fast_decoder decoder;
+    weft_status status = check_count(coder->context, frame);
+    if (status == WEFT_OK) {
+        status = weft_changes_reset(changes, frame->bucket.width, (size_t)frame->changed);
+    }
+    if (status == WEFT_OK) {
+        status = weft_fast_decoder_begin(&decoder, coder->context, frame->payload, frame->payload_size,
+                                         frame->bucket.units);
+    }
+    if (status == WEFT_OK) {
+        status = weft_fast_decoder_some(&decoder, changes, (size_t)frame->changed);
+    }
+    return status == WEFT_OK ? weft_fast_decoder_finish(&decoder) : status;
 }
 
 weft_status weft_frame_decode_dense(weft_context *context, const weft_frame *frame, const void *base,

@@ -80,9 +80,16 @@ weft_status weft_frame_read(weft_context *context, const weft_roster *roster, co
 bool weft_frame_needs_base(const weft_frame *frame);
 bool weft_frame_dense(const weft_frame *frame);
 
-/* Sparse codings: fills coder->changes from the window coder->from, which must be set: positions, olds
- * and news if the frame needs the base, else positions and, in news, steps. */
-weft_status weft_frame_decode(weft_bucket_coder *coder, const weft_frame *frame);
+/* Sparse codings: fills `changes` from the window coder->from, which must be set, and proves them. */
+weft_status weft_frame_decode(weft_bucket_coder *coder, const weft_frame *frame, weft_changes *changes,
+                              weft_sums *moves, weft_sum *delta_out);
+/* The same, writing the new values into the window as they are decoded and keeping nothing. The window
+ * must be direct, writable and plain memory. */
+weft_status weft_frame_decode_through(weft_bucket_coder *coder, const weft_frame *frame, weft_sums *moves,
+                                      weft_sum *delta_out);
+/* The fast coding without a window: positions, and steps in `news`. */
+weft_status weft_frame_decode_steps(weft_bucket_coder *coder, const weft_frame *frame,
+                                    weft_changes *changes);
 /* Dense codings: all new values; `base` holds all old ones, in dtype, if the frame needs them. */
 weft_status weft_frame_decode_dense(weft_context *context, const weft_frame *frame, const void *base,
                                     void *output);

@@ -119,92 +119,154 @@ weft_status weft_fast_encode(const weft_changes *changes, uint64_t units, weft_w
     return WEFT_OK;
 }
 
+/* ---- decoding ---- */
+
 static inline unsigned ones(uint64_t window) {
     return (unsigned)__builtin_ctzll(~window | (uint64_t)1 << 63);
 }
 
-/* A gap of at most 56 bits, read from one window. */
-static inline uint32_t get_gap(weft_bits_reader *bits, unsigned k) {
-    uint64_t window = weft_bits_peek(bits);
-    unsigned quotient = ones(window);
-    if (__builtin_expect(quotient >= ESCAPE, 0)) {
-        bits->position += ESCAPE + 32;
-        return (uint32_t)(window >> ESCAPE);
+/* Tops the buffer up to at least 56 bits, unless all of the stream is in it. The load's address does not
+ * depend on the buffer's content, so it waits for nothing. */
+static inline void refill(weft_fast_decoder *d) {
+    if (__builtin_expect(d->cursor <= d->end, 1)) {
+        uint64_t bytes;
+        memcpy(&bytes, d->cursor, 8);
+        d->buffer |= bytes << d->available;
+        d->cursor += (63 - d->available) >> 3;
+        d->available |= 56;
     }
-    bits->position += quotient + 1 + k;
-    return (uint32_t)quotient << k | (uint32_t)((window >> (quotient + 1)) & unary(k));
 }
 
-static uint64_t get_long_step(weft_bits_reader *bits, unsigned width) {
+/* More than is there may be consumed: `available` is then negative, and the stream has overrun. */
+static inline void consume(weft_fast_decoder *d, unsigned bits) {
+    d->buffer >>= bits;
+    d->available -= (int)bits;
+}
+
+static inline int64_t bits_used(const weft_fast_decoder *d) {
+    return 8 * (d->cursor - d->start) - d->available;
+}
+
+static inline bool overrun(const weft_fast_decoder *d) {
+    return bits_used(d) > 8 * (d->end - d->start);
+}
+
+static inline uint32_t get_gap(weft_fast_decoder *d) {
+    unsigned quotient = ones(d->buffer);
+    if (__builtin_expect(quotient >= ESCAPE, 0)) {
+        uint32_t gap = (uint32_t)(d->buffer >> ESCAPE);
+        consume(d, ESCAPE + 32);
+        return gap;
+    }
+    uint32_t gap = (uint32_t)quotient << d->k | (uint32_t)((d->buffer >> (quotient + 1)) & unary(d->k));
+    consume(d, quotient + 1 + d->k);
+    return gap;
+}
+
+/* Steps too long for one window, bit by bit. */
+static uint64_t get_long_step(weft_fast_decoder *d, unsigned width) {
+    weft_bits_reader bits = weft_bits_over(d->start, (size_t)(d->end - d->start));
+    bits.position = (uint64_t)bits_used(d);
     unsigned length = 0;
-    while (length < 8 * width && weft_bits_get(bits, 1) != 0) {
+    while (length < 8 * width && weft_bits_get(&bits, 1) != 0) {
         length++;
     }
-    if (length >= 8 * width) {
-        bits->position = bits->size + 1;
+    uint64_t magnitude = (uint64_t)1 << (length % 64) | weft_bits_get(&bits, length % 64);
+    uint64_t step = weft_bits_get(&bits, 1) ? 0 - magnitude : magnitude;
+    if (length >= 8 * width || weft_bits_overrun(&bits)) {
+        d->available = -64;
         return 0;
     }
-    uint64_t magnitude = (uint64_t)1 << length | weft_bits_get(bits, length);
-    return weft_bits_get(bits, 1) ? 0 - magnitude : magnitude;
+    d->cursor = d->start + bits.position / 8;
+    d->buffer = 0;
+    d->available = 0;
+    refill(d);
+    consume(d, bits.position % 8);
+    return step;
 }
 
-static inline uint64_t get_step(weft_bits_reader *bits, unsigned width) {
+static inline uint64_t get_step(weft_fast_decoder *d, unsigned width) {
     unsigned short_length = width == 1 ? 7 : width == 2 ? 15 : 16;
-    uint64_t window = weft_bits_peek(bits);
-    unsigned length = ones(window);
-    if (__builtin_expect(length > short_length, 0)) {
-        return get_long_step(bits, width);
+    if (__builtin_expect(d->available < 34, 0)) {
+        refill(d);
     }
-    uint64_t magnitude = (uint64_t)1 << length | ((window >> (length + 1)) & unary(length));
-    uint64_t negative = 0 - ((window >> (2 * length + 1)) & 1);
-    bits->position += 2 * length + 2;
+    unsigned length = ones(d->buffer);
+    if (__builtin_expect(length > short_length, 0)) {
+        return get_long_step(d, width);
+    }
+    uint64_t magnitude = (uint64_t)1 << length | ((d->buffer >> (length + 1)) & unary(length));
+    uint64_t negative = 0 - ((d->buffer >> (2 * length + 1)) & 1);
+    consume(d, 2 * length + 2);
     return (magnitude ^ negative) - negative;
 }
 
 /* False if the stream ends early or a position leaves the bucket. */
-static inline __attribute__((always_inline)) bool get_changes(weft_bits_reader *bits, weft_changes *changes,
-                                                              uint64_t units, size_t count, unsigned k,
-                                                              unsigned width) {
-    uint64_t next = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (__builtin_expect(bits->position > bits->size, 0)) {
+static inline __attribute__((always_inline)) bool
+get_changes(weft_fast_decoder *decoder, weft_changes *changes, size_t count, unsigned width) {
+    weft_fast_decoder d = *decoder;
+    uint32_t *positions = changes->positions;
+    void *news = changes->news;
+    uint64_t next = d.next;
+    size_t end = changes->count + count;
+    for (size_t i = changes->count; i < end; i++) {
+        refill(&d);
+        next += get_gap(&d);
+        if (__builtin_expect(next >= d.units || overrun(&d), 0)) {
             return false;
         }
-        next += get_gap(bits, k);
-        if (__builtin_expect(bits->position > bits->size || next >= units, 0)) {
+        __builtin_prefetch(d.weights + next * width, 1);
+        positions[i] = (uint32_t)next++;
+        weft_unit_store(news, i, width, get_step(&d, width));
+        if (__builtin_expect(overrun(&d), 0)) {
             return false;
         }
-        changes->positions[i] = (uint32_t)next++;
-        weft_unit_store(changes->news, i, width, get_step(bits, width));
     }
+    d.next = next;
+    *decoder = d;
+    changes->count = end;
     return true;
 }
 
-weft_status weft_fast_decode(weft_context *context, const uint8_t *payload, size_t size, uint64_t units,
-                             size_t count, weft_changes *changes) {
-    if (size < 1 || payload[0] > RICE_MAX || count > units) {
+weft_status weft_fast_decoder_begin(weft_fast_decoder *decoder, weft_context *context,
+                                    const uint8_t *payload, size_t size, uint64_t units) {
+    if (size < 1 || payload[0] > RICE_MAX) {
         return weft_fail(context, WEFT_MALFORMED, "a fast bucket has no valid parameter");
     }
-    weft_bits_reader bits = weft_bits_over(payload + 1, size - 1);
-    unsigned k = payload[0];
+    *decoder = (weft_fast_decoder){
+        .context = context,
+        .start = payload + 1,
+        .cursor = payload + 1,
+        .end = payload + size,
+        .units = units,
+        .k = payload[0],
+    };
+    return WEFT_OK;
+}
+
+static weft_status broken(const weft_fast_decoder *decoder) {
+    return weft_fail(decoder->context, WEFT_MALFORMED, "a fast bucket does not hold the changes it claims");
+}
+
+weft_status weft_fast_decoder_some(weft_fast_decoder *decoder, weft_changes *changes, size_t count) {
     bool good;
     switch (changes->width) {
     case 1:
-        good = get_changes(&bits, changes, units, count, k, 1);
+        good = get_changes(decoder, changes, count, 1);
         break;
     case 2:
-        good = get_changes(&bits, changes, units, count, k, 2);
+        good = get_changes(decoder, changes, count, 2);
         break;
     case 4:
-        good = get_changes(&bits, changes, units, count, k, 4);
+        good = get_changes(decoder, changes, count, 4);
         break;
     default:
-        good = get_changes(&bits, changes, units, count, k, 8);
+        good = get_changes(decoder, changes, count, 8);
         break;
     }
-    if (!good || weft_bits_overrun(&bits) || bits.size - bits.position >= 8) {
-        return weft_fail(context, WEFT_MALFORMED, "a fast bucket does not hold its %zu changes", count);
-    }
-    changes->count = count;
-    return WEFT_OK;
+    return good ? WEFT_OK : broken(decoder);
+}
+
+weft_status weft_fast_decoder_finish(const weft_fast_decoder *decoder) {
+    int64_t left = 8 * (decoder->end - decoder->start) - bits_used(decoder);
+    return left >= 0 && left < 8 ? WEFT_OK : broken(decoder);
 }

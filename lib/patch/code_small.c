@@ -144,13 +144,6 @@ static void cut_classes(weft_small_encoder *encoder, const bins *b, uint64_t tab
     }
 }
 
-static void set_thresholds(const uint8_t *cuts, unsigned classes, weft_exponent exponent,
-                           uint16_t *thresholds) {
-    for (unsigned c = 0; c < classes; c++) {
-        thresholds[c] = (uint16_t)(cuts[c] << exponent.shift);
-    }
-}
-
 void weft_small_encoder_open(weft_small_encoder *encoder, weft_context *context) {
     memset(encoder, 0, sizeof *encoder);
     encoder->context = context;
@@ -178,7 +171,6 @@ void weft_small_encoder_begin(weft_small_encoder *encoder, weft_exponent exponen
         collect_bins(sample, &b);
         cut_classes(encoder, &b, ((uint64_t)CLASS_COST_BITS << 16) * sample->sampled / units);
     }
-    set_thresholds(encoder->cuts, encoder->classes, exponent, encoder->thresholds);
     unsigned c = 0;
     for (unsigned e = 0; e < 256; e++) {
         while (c + 1 < encoder->classes && e >= encoder->cuts[c + 1]) {
@@ -243,7 +235,7 @@ weft_status weft_small_encoder_tile(weft_small_encoder *encoder, const weft_patc
         return WEFT_OK;
     }
     weft_tile *tile = &encoder->tile;
-    kernels->classify(base, units, encoder->thresholds, encoder->classes, tile);
+    kernels->classify(base, units, encoder->exponent.shift, encoder->cuts, encoder->classes, tile);
     for (size_t i = first; i < changes->count; i++) {
         uint64_t magnitude = weft_unit_load(changes->olds, i, 2) & 0x7fff;
         encoder->class_of[i] = encoder->class_of_exponent[magnitude >> encoder->exponent.shift];
@@ -310,11 +302,24 @@ static void tokenise(weft_small_encoder *encoder, size_t count, class_tables *ta
     }
 }
 
+/* The bits below a token's highest three; none if the token says all. */
 static inline void put_rest(weft_bits_writer *bits, uint64_t value, unsigned token) {
-    unsigned count = weft_token_bits(token);
-    if (count > 0) {
-        weft_bits_put_wide(bits, value - weft_token_base(token), count);
+    weft_bits_put_wide(bits, value - weft_token_base(token), weft_token_bits(token));
+}
+
+/* The same for gaps, whose rests fit one write, without asking whether there is one. */
+static void put_gap_rests(weft_bits_writer *writer, const uint32_t *gaps, const uint8_t *tokens,
+                          size_t count) {
+    uint8_t sizes[WEFT_RANS_TOKENS];
+    weft_bits_writer bits = *writer;
+    for (unsigned t = 0; t < WEFT_RANS_TOKENS; t++) {
+        sizes[t] = (uint8_t)weft_token_bits(t);
     }
+    for (size_t i = 0; i < count; i++) {
+        unsigned size = sizes[tokens[i]];
+        weft_bits_put(&bits, gaps[i] & (((uint64_t)1 << size) - 1), size);
+    }
+    *writer = bits;
 }
 
 static weft_status write_bits(const weft_small_encoder *encoder, size_t count, const class_tables *tables,
@@ -337,11 +342,11 @@ static weft_status write_bits(const weft_small_encoder *encoder, size_t count, c
     size_t first = 0;
     for (unsigned c = 0; c < encoder->classes; c++) {
         size_t end = first + encoder->counts[c];
+        put_gap_rests(&bits, encoder->class_gaps + first, encoder->tokens + first, end - first);
         for (size_t i = first; i < end; i++) {
-            put_rest(&bits, encoder->class_gaps[i], encoder->tokens[i]);
-        }
-        for (size_t i = first; i < end; i++) {
-            put_rest(&bits, encoder->class_steps[i], encoder->tokens[count + i]);
+            if (encoder->tokens[count + i] >= 16) {
+                put_rest(&bits, encoder->class_steps[i], encoder->tokens[count + i]);
+            }
         }
         first = end;
     }

@@ -38,7 +38,7 @@ static weft_status reserve_decoder(weft_small_decoder *decoder, size_t count) {
         return WEFT_NO_MEMORY;
     }
     decoder->ranks = ranks;
-    uint64_t *steps = weft_reallocate_array(decoder->context, decoder->steps, capacity, sizeof *steps);
+    void *steps = weft_reallocate_array(decoder->context, decoder->steps, capacity, sizeof(uint64_t));
     if (steps == NULL) {
         return WEFT_NO_MEMORY;
     }
@@ -50,7 +50,8 @@ static weft_status reserve_decoder(weft_small_decoder *decoder, size_t count) {
 /* What the front of a payload says. */
 typedef struct small_header {
     unsigned classes;
-    uint16_t thresholds[WEFT_CLASS_MAX];
+    unsigned shift;
+    uint8_t cuts[WEFT_CLASS_MAX];
     uint32_t counts[WEFT_CLASS_MAX];
     weft_bits_reader bits;
     const uint8_t *stream;
@@ -66,14 +67,15 @@ static bool read_header(const uint8_t *payload, size_t size, weft_exponent expon
     if (header->classes < 1 || header->classes > (exponent.present ? WEFT_CLASS_MAX : 1)) {
         return false;
     }
-    header->thresholds[0] = 0;
+    header->shift = exponent.shift;
+    header->cuts[0] = 0;
     for (unsigned c = 1; c < header->classes; c++) {
         unsigned cut = weft_reader_u8(&reader);
         if (cut <= last || cut > highest) {
             return false;
         }
         last = cut;
-        header->thresholds[c] = (uint16_t)(cut << exponent.shift);
+        header->cuts[c] = (uint8_t)cut;
     }
     uint64_t total = 0;
     for (unsigned c = 0; c < header->classes; c++) {
@@ -126,20 +128,32 @@ static bool expand_gaps(weft_bits_reader *bits, const token_rests *rests, const 
     return next <= units && !weft_bits_overrun(bits);
 }
 
-static bool expand_steps(weft_bits_reader *bits, const uint8_t *tokens, size_t count, unsigned width,
-                         uint64_t *steps) {
+static inline __attribute__((always_inline)) bool expand_steps(weft_bits_reader *reader,
+                                                               const uint8_t *tokens, size_t count,
+                                                               unsigned width, void *steps,
+                                                               unsigned step_width) {
+    weft_bits_reader bits = *reader;
     uint64_t highest = width == 8 ? UINT64_MAX : ((uint64_t)1 << (8 * width)) - 1;
     for (size_t i = 0; i < count; i++) {
         uint64_t code = tokens[i];
         if (code >= 16) {
-            code = weft_token_base(tokens[i]) + weft_bits_get(bits, weft_token_bits(tokens[i]));
+            code = weft_token_base(tokens[i]) + weft_bits_get(&bits, weft_token_bits(tokens[i]));
         }
         if (code > highest) {
             return false;
         }
-        steps[i] = weft_step_of_code(code, 8 * width);
+        weft_unit_store(steps, i, step_width, weft_step_of_code(code, 8 * width));
     }
-    return !weft_bits_overrun(bits);
+    *reader = bits;
+    return !weft_bits_overrun(&bits);
+}
+
+static bool expand_steps_any(weft_bits_reader *bits, const uint8_t *tokens, size_t count, unsigned width,
+                             void *steps, size_t first) {
+    if (width == 2) {
+        return expand_steps(bits, tokens, count, 2, (uint16_t *)steps + first, 2);
+    }
+    return expand_steps(bits, tokens, count, width, (uint64_t *)steps + first, 8);
 }
 
 static bool read_tables(small_header *header, weft_rans_table *gaps, weft_rans_table *steps) {
@@ -176,7 +190,7 @@ static bool read_classes(weft_small_decoder *decoder, small_header *header, uint
         if (!weft_rans_decode(&rans, &gaps[c], decoder->tokens, count) ||
             !expand_gaps(&header->bits, &rests, decoder->tokens, count, units, decoder->ranks + first) ||
             !weft_rans_decode(&rans, &steps[c], decoder->tokens, count) ||
-            !expand_steps(&header->bits, decoder->tokens, count, width, decoder->steps + first)) {
+            !expand_steps_any(&header->bits, decoder->tokens, count, width, decoder->steps, first)) {
             return false;
         }
         first += count;
@@ -195,6 +209,7 @@ typedef struct class_cursors {
 static void mark_class(weft_small_decoder *decoder, const weft_patch_kernels *kernels, unsigned c,
                        class_cursors *cursors) {
     const uint32_t *ranks = decoder->ranks;
+    const uint16_t *steps = decoder->steps;
     uint32_t first_rank = cursors->members[c];
     uint64_t limit = (uint64_t)first_rank + decoder->tile.counts[c];
     size_t first = cursors->next[c];
@@ -206,71 +221,122 @@ static void mark_class(weft_small_decoder *decoder, const weft_patch_kernels *ke
     for (size_t i = 0; i < end - first; i++) {
         uint16_t index = decoder->indices[i];
         decoder->changed[index / 64] |= (uint64_t)1 << (index % 64);
-        decoder->step_at[index] = decoder->steps[first + i];
+        decoder->step_at[index] = steps[first + i];
     }
     cursors->next[c] = end;
     cursors->members[c] = (uint32_t)limit;
 }
 
 /* Takes the marked changes out in order. */
-static void collect_tile(weft_small_decoder *decoder, const uint8_t *base, size_t blocks, uint64_t linear,
-                         weft_changes *changes) {
-    size_t count = changes->count;
-    for (size_t b = 0; b < blocks; b++) {
-        uint64_t mask = decoder->changed[b];
-        while (mask != 0) {
-            size_t index = 64 * b + (size_t)__builtin_ctzll(mask);
-            uint64_t old = weft_unit_load(base, index, 2);
-            changes->positions[count] = (uint32_t)(linear + index);
-            weft_unit_store(changes->olds, count, 2, old);
-            weft_unit_store(changes->news, count, 2, old + decoder->step_at[index]);
-            count++;
-            mask &= mask - 1;
-        }
+static void collect_tile(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
+                         const uint8_t *base, size_t blocks, uint64_t linear, weft_changes *changes) {
+    size_t first = changes->count;
+    uint32_t *positions = changes->positions;
+    uint8_t *olds = changes->olds;
+    uint8_t *news = changes->news;
+    size_t end = first + kernels->collect(decoder->changed, blocks, (uint32_t)linear, positions + first);
+    for (size_t i = first; i < end; i++) {
+        size_t index = (size_t)(positions[i] - linear);
+        uint64_t old = weft_unit_load(base, index, 2);
+        weft_unit_store(olds, i, 2, old);
+        weft_unit_store(news, i, 2, old + decoder->step_at[index]);
     }
-    changes->count = count;
+    changes->count = end;
 }
 
-static bool decode_run(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
-                       const small_header *header, const weft_run *run, class_cursors *cursors,
-                       weft_changes *changes) {
+/* Work on a tile leaves the memory idle, so the tile after it is asked for meanwhile: a part with every
+ * class, since only so many requests can be under way at once. */
+static void prefetch_part(const uint8_t *tile, unsigned part, unsigned parts) {
+    size_t lines = 2 * WEFT_TILE / 64;
+    for (size_t i = lines * part / parts; i < lines * (part + 1) / parts; i++) {
+        __builtin_prefetch(tile + 64 * i);
+    }
+}
+
+static weft_status decode_run(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
+                              const small_header *header, const weft_run *run, class_cursors *cursors,
+                              weft_changes *changes, weft_proof *proof) {
     for (uint64_t done = 0; done < run->units; done += WEFT_TILE) {
-        size_t units = run->units - done < WEFT_TILE ? (size_t)(run->units - done) : WEFT_TILE;
+        uint64_t left = run->units - done;
+        size_t units = left < WEFT_TILE ? (size_t)left : WEFT_TILE;
         size_t blocks = (units + 63) / 64;
         const uint8_t *base = run->memory + 2 * done;
-        kernels->classify(base, units, header->thresholds, header->classes, &decoder->tile);
+        kernels->classify(base, units, header->shift, header->cuts, header->classes, &decoder->tile);
         memset(decoder->changed, 0, blocks * sizeof *decoder->changed);
         for (unsigned c = 0; c < header->classes; c++) {
+            prefetch_part(base + 2 * WEFT_TILE, c, header->classes);
             mark_class(decoder, kernels, c, cursors);
         }
-        collect_tile(decoder, base, blocks, run->linear + done, changes);
+        size_t first = changes->count;
+        collect_tile(decoder, kernels, base, blocks, run->linear + done, changes);
+        weft_status status = weft_proof_add(proof, changes, first, changes->count);
+        if (status != WEFT_OK) {
+            return status;
+        }
+        /* what a writing proof has taken is done with */
+        changes->count = proof->write ? 0 : changes->count;
     }
-    return true;
+    return WEFT_OK;
 }
 
 /* With one class, ranks are positions, and the base is only read where it changes. */
-static void decode_single(weft_small_decoder *decoder, const weft_window *window, size_t count,
-                          weft_changes *changes) {
+static weft_status decode_single(weft_small_decoder *decoder, size_t count, weft_changes *changes,
+                                 weft_proof *proof) {
+    const weft_run *runs = proof->window->runs;
     unsigned width = changes->width;
+    weft_status status = WEFT_OK;
     size_t r = 0;
-    for (size_t i = 0; i < count; i++) {
-        uint32_t position = decoder->ranks[i];
-        while (position >= window->runs[r].linear + window->runs[r].units) {
-            r++;
+    for (size_t done = 0; done < count && status == WEFT_OK;) {
+        size_t first = proof->write ? 0 : done;
+        size_t some = count - done < WEFT_TILE ? count - done : WEFT_TILE;
+        for (size_t i = 0; i < some; i++) {
+            uint32_t position = decoder->ranks[done + i];
+            while (position >= runs[r].linear + runs[r].units) {
+                r++;
+            }
+            uint64_t old = weft_unit_load(runs[r].memory, (size_t)(position - runs[r].linear), width);
+            uint64_t step = weft_unit_load(decoder->steps, done + i, width == 2 ? 2 : 8);
+            changes->positions[first + i] = position;
+            weft_unit_store(changes->olds, first + i, width, old);
+            weft_unit_store(changes->news, first + i, width, old + step);
         }
-        const weft_run *run = &window->runs[r];
-        uint64_t old = weft_unit_load(run->memory, (size_t)(position - run->linear), width);
-        changes->positions[i] = position;
-        weft_unit_store(changes->olds, i, width, old);
-        weft_unit_store(changes->news, i, width, old + decoder->steps[i]);
+        changes->count = first + some;
+        status = weft_proof_add(proof, changes, first, first + some);
+        done += some;
     }
-    changes->count = count;
+    return status;
+}
+
+static weft_status decode_classes(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
+                                  const small_header *header, weft_changes *changes, weft_proof *proof) {
+    class_cursors cursors = {{0}, {0}, {0}};
+    size_t first = 0;
+    for (unsigned c = 0; c < header->classes; c++) {
+        cursors.next[c] = first;
+        first += header->counts[c];
+        cursors.end[c] = first;
+    }
+    const weft_window *window = proof->window;
+    for (size_t i = 0; i < window->run_count; i++) {
+        weft_status status =
+            decode_run(decoder, kernels, header, &window->runs[i], &cursors, changes, proof);
+        if (status != WEFT_OK) {
+            return status;
+        }
+    }
+    for (unsigned c = 0; c < header->classes; c++) {
+        if (cursors.next[c] != cursors.end[c]) {
+            return weft_fail(decoder->context, WEFT_BASE_MISMATCH,
+                             "a small bucket names weights that this base does not have: it was made for "
+                             "another base");
+        }
+    }
+    return WEFT_OK;
 }
 
 weft_status weft_small_decode(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
-                              weft_exponent exponent, const uint8_t *payload, size_t size,
-                              const weft_window *window, uint64_t units, size_t count,
-                              weft_changes *changes) {
+                              weft_exponent exponent, const uint8_t *payload, size_t size, uint64_t units,
+                              size_t count, weft_changes *changes, weft_proof *proof) {
     small_header header;
     if (count > units || !read_header(payload, size, exponent, count, &header)) {
         return weft_fail(decoder->context, WEFT_MALFORMED, "a small bucket has no valid header");
@@ -283,26 +349,6 @@ weft_status weft_small_decode(weft_small_decoder *decoder, const weft_patch_kern
         return weft_fail(decoder->context, WEFT_MALFORMED, "a small bucket does not hold its %zu changes",
                          count);
     }
-    if (header.classes == 1) {
-        decode_single(decoder, window, count, changes);
-        return WEFT_OK;
-    }
-    class_cursors cursors = {{0}, {0}, {0}};
-    size_t first = 0;
-    for (unsigned c = 0; c < header.classes; c++) {
-        cursors.next[c] = first;
-        first += header.counts[c];
-        cursors.end[c] = first;
-    }
-    for (size_t i = 0; i < window->run_count; i++) {
-        decode_run(decoder, kernels, &header, &window->runs[i], &cursors, changes);
-    }
-    for (unsigned c = 0; c < header.classes; c++) {
-        if (cursors.next[c] != cursors.end[c]) {
-            return weft_fail(decoder->context, WEFT_BASE_MISMATCH,
-                             "a small bucket names weights that this base does not have: it was made for "
-                             "another base");
-        }
-    }
-    return WEFT_OK;
+    return header.classes == 1 ? decode_single(decoder, count, changes, proof)
+                               : decode_classes(decoder, kernels, &header, changes, proof);
 }

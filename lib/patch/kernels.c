@@ -34,13 +34,13 @@ static size_t diff_masters_portable(const void *base, const void *masters, size_
     return found;
 }
 
-static void classify_portable(const void *weights, size_t count, const uint16_t *thresholds,
+static void classify_portable(const void *weights, size_t count, unsigned shift, const uint8_t *cuts,
                               unsigned classes, weft_tile *tile) {
     memset(tile, 0, sizeof *tile);
     for (size_t i = 0; i < count; i++) {
-        uint16_t magnitude = weight_at(weights, i) & 0x7fff;
+        unsigned exponent = (unsigned)(weight_at(weights, i) & 0x7fff) >> shift;
         unsigned c = 0;
-        while (c + 1 < classes && magnitude >= thresholds[c + 1]) {
+        while (c + 1 < classes && exponent >= cuts[c + 1]) {
             c++;
         }
         tile->masks[c][i / 64] |= (uint64_t)1 << (i % 64);
@@ -77,6 +77,16 @@ static void select_portable(const weft_tile *tile, unsigned class_index, const u
     }
 }
 
+static size_t collect_portable(const uint64_t *masks, size_t blocks, uint32_t first, uint32_t *positions) {
+    size_t found = 0;
+    for (size_t b = 0; b < blocks; b++) {
+        for (uint64_t mask = masks[b]; mask != 0; mask &= mask - 1) {
+            positions[found++] = first + (uint32_t)(64 * b) + (uint32_t)__builtin_ctzll(mask);
+        }
+    }
+    return found;
+}
+
 static void rank_portable(const weft_tile *tile, const uint8_t *class_of, const uint32_t *positions,
                           size_t count, uint32_t linear, uint32_t *ranks) {
     weft_tile_rank(tile, class_of, positions, count, linear, ranks);
@@ -87,6 +97,7 @@ const weft_patch_kernels weft_patch_kernels_portable = {
     .diff_masters = diff_masters_portable,
     .classify = classify_portable,
     .rank = rank_portable,
+    .collect = collect_portable,
     .select = select_portable,
 };
 

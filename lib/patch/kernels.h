@@ -31,14 +31,17 @@ typedef struct weft_patch_kernels {
     /* The same against FP32 masters, cast to BF16 on the way. */
     size_t (*diff_masters)(const void *base, const void *masters, size_t count, uint32_t first,
                            uint32_t *positions);
-    /* Sorts `count` weights (at most WEFT_TILE) into `classes` classes: class c holds those whose bits,
-     * the sign left out, are at least thresholds[c] and below thresholds[c + 1]; thresholds[0] is 0. */
-    void (*classify)(const void *weights, size_t count, const uint16_t *thresholds, unsigned classes,
-                     weft_tile *tile);
+    /* Sorts `count` weights (at most WEFT_TILE) into `classes` classes by exponent: the bits without the
+     * sign, shifted right by `shift` (7 to 14). Class c holds those from cuts[c] up to, not including,
+     * cuts[c + 1]; cuts[0] is 0. */
+    void (*classify)(const void *weights, size_t count, unsigned shift, const uint8_t *cuts,
+                     unsigned classes, weft_tile *tile);
     /* For each i, how many members of class class_of[i] the tile, which starts at `linear`, has before
      * position positions[i]. */
     void (*rank)(const weft_tile *tile, const uint8_t *class_of, const uint32_t *positions, size_t count,
                  uint32_t linear, uint32_t *ranks);
+    /* Writes `first` plus the index of every set bit of `blocks` masks, ascending; returns how many. */
+    size_t (*collect)(const uint64_t *masks, size_t blocks, uint32_t first, uint32_t *positions);
     /* The tile index of the member of class c with rank ranks[i] - first, for each i. Ranks lie inside
      * of the tile. */
     void (*select)(const weft_tile *tile, unsigned class_index, const uint32_t *ranks, size_t count,

@@ -96,17 +96,17 @@ static uint64_t tail_mask(size_t left) {
     return left >= 64 ? ~(uint64_t)0 : ((uint64_t)1 << left) - 1;
 }
 
-static void below_thresholds(const uint8_t *weights, const uint16_t *thresholds, unsigned classes,
-                             uint64_t valid, size_t block, weft_tile *tile) {
+static void below_cuts(const uint8_t *weights, unsigned shift, const uint8_t *cuts, unsigned classes,
+                       uint64_t valid, size_t block, weft_tile *tile) {
     const __m256i magnitude = _mm256_set1_epi16(0x7fff);
     __m256i w[4];
     for (unsigned j = 0; j < 4; j++) {
         w[j] = _mm256_and_si256(load(weights + 32 * j), magnitude);
     }
     for (unsigned c = 0; c + 1 < classes; c++) {
-        __m256i threshold = _mm256_set1_epi16((short)thresholds[c + 1]);
-        uint32_t low = lane_mask(_mm256_cmpgt_epi16(threshold, w[0]), _mm256_cmpgt_epi16(threshold, w[1]));
-        uint32_t high = lane_mask(_mm256_cmpgt_epi16(threshold, w[2]), _mm256_cmpgt_epi16(threshold, w[3]));
+        __m256i limit = _mm256_set1_epi16((short)(cuts[c + 1] << shift));
+        uint32_t low = lane_mask(_mm256_cmpgt_epi16(limit, w[0]), _mm256_cmpgt_epi16(limit, w[1]));
+        uint32_t high = lane_mask(_mm256_cmpgt_epi16(limit, w[2]), _mm256_cmpgt_epi16(limit, w[3]));
         tile->masks[c][block] = ((uint64_t)low | (uint64_t)high << 32) & valid;
     }
     tile->masks[classes - 1][block] = valid;
@@ -131,18 +131,18 @@ static void separate_classes(size_t blocks, unsigned classes, weft_tile *tile) {
     }
 }
 
-static void classify_avx2(const void *weights, size_t count, const uint16_t *thresholds, unsigned classes,
-                          weft_tile *tile) {
+static void classify_avx2(const void *weights, size_t count, unsigned shift, const uint8_t *cuts,
+                          unsigned classes, weft_tile *tile) {
     const uint8_t *w = weights;
     size_t whole = count / 64;
     for (size_t b = 0; b < whole; b++) {
-        below_thresholds(w + 128 * b, thresholds, classes, ~(uint64_t)0, b, tile);
+        below_cuts(w + 128 * b, shift, cuts, classes, ~(uint64_t)0, b, tile);
     }
     size_t left = count - 64 * whole;
     if (left > 0) {
         uint8_t last[128] = {0};
         memcpy(last, w + 128 * whole, 2 * left);
-        below_thresholds(last, thresholds, classes, tail_mask(left), whole, tile);
+        below_cuts(last, shift, cuts, classes, tail_mask(left), whole, tile);
     }
     separate_classes((count + 63) / 64, classes, tile);
 }
@@ -161,6 +161,14 @@ static void select_avx2(const weft_tile *tile, unsigned class_index, const uint3
     }
 }
 
+static size_t collect_avx2(const uint64_t *masks, size_t blocks, uint32_t first, uint32_t *positions) {
+    size_t found = 0;
+    for (size_t b = 0; b < blocks; b++) {
+        found += append_positions(masks[b], first + (uint32_t)(64 * b), positions + found);
+    }
+    return found;
+}
+
 static void rank_avx2(const weft_tile *tile, const uint8_t *class_of, const uint32_t *positions,
                       size_t count, uint32_t linear, uint32_t *ranks) {
     weft_tile_rank(tile, class_of, positions, count, linear, ranks);
@@ -171,5 +179,6 @@ const weft_patch_kernels weft_patch_kernels_avx2 = {
     .diff_masters = diff_masters_avx2,
     .classify = classify_avx2,
     .rank = rank_avx2,
+    .collect = collect_avx2,
     .select = select_avx2,
 };

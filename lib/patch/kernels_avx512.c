@@ -128,51 +128,113 @@ static size_t diff_masters_avx512(const void *base, const void *masters, size_t 
     return found;
 }
 
-/* First, for every threshold, which weights lie below it; the masks of neighbouring thresholds then give
- * the classes. Kept as two loops so that no wide load waits for the narrow stores just before it. */
-static void below_thresholds(const uint8_t *weights, size_t count, const uint16_t *thresholds,
-                             unsigned classes, weft_tile *tile) {
-    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
-    for (size_t b = 0; 64 * b < count; b++) {
-        uint64_t valid = tail_mask(count - 64 * b);
-        __m512i low = _mm512_maskz_loadu_epi16(low_mask(valid), weights + 128 * b);
-        __m512i high = _mm512_maskz_loadu_epi16(high_mask(valid), weights + 128 * b + 64);
-        low = _mm512_and_si512(low, magnitude);
-        high = _mm512_and_si512(high, magnitude);
+/* The exponents of 64 weights, one byte each, in order. */
+static inline __m512i exponents(__m512i low, __m512i high, __m128i shift) {
+    const __m512i order = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
+    low = _mm512_srl_epi16(_mm512_slli_epi16(low, 1), shift);
+    high = _mm512_srl_epi16(_mm512_slli_epi16(high, 1), shift);
+    return _mm512_permutexvar_epi64(order, _mm512_packus_epi16(low, high));
+}
+
+/* First, for every cut, which weights lie below it; the masks of neighbouring cuts then give the classes.
+ * Kept as two loops so that no wide load waits for the narrow stores just before it. */
+static inline __attribute__((always_inline)) void below_cuts(const uint8_t *weights, size_t count,
+                                                             unsigned shift, const uint8_t *cuts,
+                                                             unsigned classes, weft_tile *tile) {
+    const __m128i places = _mm_cvtsi32_si128((int)shift + 1);
+    __m512i limits[WEFT_CLASS_MAX];
+    for (unsigned c = 0; c + 1 < classes; c++) {
+        limits[c] = _mm512_set1_epi8((char)cuts[c + 1]);
+    }
+    size_t b = 0;
+    for (; 64 * (b + 1) <= count; b++) {
+        __m512i e = exponents(_mm512_loadu_si512(weights + 128 * b),
+                              _mm512_loadu_si512(weights + 128 * b + 64), places);
         for (unsigned c = 0; c + 1 < classes; c++) {
-            __m512i threshold = _mm512_set1_epi16((short)thresholds[c + 1]);
-            __mmask32 below_low = _mm512_cmplt_epi16_mask(low, threshold);
-            __mmask32 below_high = _mm512_cmplt_epi16_mask(high, threshold);
-            tile->masks[c][b] = ((uint64_t)below_low | (uint64_t)below_high << 32) & valid;
+            tile->masks[c][b] = _mm512_cmplt_epu8_mask(e, limits[c]);
+        }
+        tile->masks[classes - 1][b] = ~(uint64_t)0;
+    }
+    if (64 * b < count) {
+        uint64_t valid = tail_mask(count - 64 * b);
+        __m512i e = exponents(_mm512_maskz_loadu_epi16(low_mask(valid), weights + 128 * b),
+                              _mm512_maskz_loadu_epi16(high_mask(valid), weights + 128 * b + 64), places);
+        for (unsigned c = 0; c + 1 < classes; c++) {
+            tile->masks[c][b] = _mm512_mask_cmplt_epu8_mask(valid, e, limits[c]);
         }
         tile->masks[classes - 1][b] = valid;
     }
 }
 
-static void separate_classes(size_t blocks, unsigned classes, weft_tile *tile) {
-    for (unsigned c = classes - 1; c > 0; c--) {
-        for (size_t b = 0; b < blocks; b++) {
-            tile->masks[c][b] &= ~tile->masks[c - 1][b];
-        }
-    }
-    for (unsigned c = 0; c < classes; c++) {
-        uint32_t members = 0;
-        for (size_t b = 0; b < blocks; b++) {
-            tile->before[c][b] = (uint16_t)members;
-            members += (uint32_t)__builtin_popcountll(tile->masks[c][b]);
-        }
-        for (size_t b = blocks; b < WEFT_TILE_BLOCKS; b++) {
-            tile->before[c][b] = (uint16_t)members;
-            tile->masks[c][b] = 0;
-        }
-        tile->counts[c] = members;
+/* One loop per number of classes keeps the limits in registers. */
+static void below_cuts_any(const uint8_t *weights, size_t count, unsigned shift, const uint8_t *cuts,
+                           unsigned classes, weft_tile *tile) {
+    switch (classes) {
+    case 5:
+        below_cuts(weights, count, shift, cuts, 5, tile);
+        break;
+    case 6:
+        below_cuts(weights, count, shift, cuts, 6, tile);
+        break;
+    case 7:
+        below_cuts(weights, count, shift, cuts, 7, tile);
+        break;
+    case 8:
+        below_cuts(weights, count, shift, cuts, 8, tile);
+        break;
+    default:
+        below_cuts(weights, count, shift, cuts, classes, tile);
+        break;
     }
 }
 
-static void classify_avx512(const void *weights, size_t count, const uint16_t *thresholds, unsigned classes,
-                            weft_tile *tile) {
-    below_thresholds(weights, count, thresholds, classes, tile);
+/* Eight blocks of one class: takes the class below out, and counts members before each block. Returns the
+ * members so far in every lane. */
+static inline __m128i separate_eight(uint64_t *masks, const uint64_t *below, uint16_t *before,
+                                     __m128i members) {
+    __m512i own = _mm512_loadu_si512(masks);
+    if (below != NULL) {
+        own = _mm512_andnot_si512(_mm512_loadu_si512(below), own);
+        _mm512_storeu_si512(masks, own);
+    }
+    __m128i counts = _mm512_cvtepi64_epi16(_mm512_popcnt_epi64(own));
+    __m128i sums = _mm_add_epi16(counts, _mm_slli_si128(counts, 2));
+    sums = _mm_add_epi16(sums, _mm_slli_si128(sums, 4));
+    sums = _mm_add_epi16(sums, _mm_slli_si128(sums, 8));
+    sums = _mm_add_epi16(sums, members);
+    _mm_storeu_si128((__m128i *)(void *)before, _mm_sub_epi16(sums, counts));
+    return _mm_shuffle_epi8(sums, _mm_set1_epi16(0x0f0e));
+}
+
+/* Blocks past the last are empty, so that whole groups of eight can be done. */
+static void separate_classes(size_t blocks, unsigned classes, weft_tile *tile) {
+    for (unsigned c = classes; c-- > 0;) {
+        for (size_t b = blocks; b < WEFT_TILE_BLOCKS; b++) {
+            tile->masks[c][b] = 0;
+        }
+    }
+    for (unsigned c = classes; c-- > 0;) {
+        __m128i members = _mm_setzero_si128();
+        for (size_t b = 0; b < WEFT_TILE_BLOCKS; b += 8) {
+            const uint64_t *below = c > 0 ? tile->masks[c - 1] + b : NULL;
+            members = separate_eight(tile->masks[c] + b, below, tile->before[c] + b, members);
+        }
+        tile->counts[c] = (uint32_t)_mm_extract_epi16(members, 0);
+    }
+}
+
+static void classify_avx512(const void *weights, size_t count, unsigned shift, const uint8_t *cuts,
+                            unsigned classes, weft_tile *tile) {
+    below_cuts_any(weights, count, shift, cuts, classes, tile);
     separate_classes((count + 63) / 64, classes, tile);
+}
+
+static size_t collect_avx512(const uint64_t *masks, size_t blocks, uint32_t first, uint32_t *positions) {
+    size_t found = 0;
+    for (size_t b = 0; b < blocks; b++) {
+        found += append_positions(masks[b], first + (uint32_t)(64 * b), positions + found);
+    }
+    return found;
 }
 
 /* The block of a rank is the last one that starts at or before it: two compares against all 64 starts,
@@ -204,5 +266,6 @@ const weft_patch_kernels weft_patch_kernels_avx512 = {
     .diff_masters = diff_masters_avx512,
     .classify = classify_avx512,
     .rank = rank_avx512,
+    .collect = collect_avx512,
     .select = select_avx512,
 };

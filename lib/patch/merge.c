@@ -220,11 +220,7 @@ static weft_status reserve_state(merge_state *state, merge_worker *worker, size_
 
 static weft_status walk_sparse(merge_worker *worker, const weft_frame *frame, weft_sum *delta) {
     weft_bucket_coder *walker = &worker->walker;
-    weft_proof_mode mode = frame->coding == WEFT_CODING_FAST ? WEFT_PROOF_STEPS : WEFT_PROOF_VALUES;
-    weft_status status = weft_frame_decode(walker, frame);
-    if (status == WEFT_OK) {
-        status = weft_window_prove(&walker->from, &walker->changes, mode, NULL, delta);
-    }
+    weft_status status = weft_frame_decode(walker, frame, &walker->changes, NULL, delta);
     const weft_changes *changes = &walker->changes;
     for (size_t i = 0; status == WEFT_OK && i < changes->count; i++) {
         weft_unit_store(worker->state, changes->positions[i], changes->width,
@@ -342,7 +338,7 @@ static weft_status add_frame(merge_state *state, merge_worker *worker, const sou
                       source->patch + 1);
     }
     if (status == WEFT_OK) {
-        status = weft_frame_decode(&worker->walker, &frame);
+        status = weft_frame_decode_steps(&worker->walker, &frame, &worker->walker.changes);
     }
     if (status == WEFT_OK) {
         status = add_steps(&worker->sums, &worker->walker.changes, &worker->writer.changes);

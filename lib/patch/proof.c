@@ -9,34 +9,39 @@
  */
 #include "window.h"
 
-enum {
-    BATCH = 256,
-    AHEAD = 24, /* changes ahead of the current one whose memory is asked for */
-};
+enum { AHEAD = 32 /* changes ahead of the current one whose memory is asked for */ };
 
-typedef struct proof {
-    const weft_digest_kernels *kernels;
-    weft_sums *moves;
-    weft_sum delta;
-    size_t tensor;
-    uint64_t grain;
-    size_t count;
-    uint64_t words[BATCH];
-    uint8_t before[BATCH * WEFT_WORD];
-    uint8_t after[BATCH * WEFT_WORD];
-} proof;
+void weft_proof_begin(weft_proof *proof, const weft_window *window, weft_proof_mode mode, bool write,
+                      weft_sums *moves) {
+    proof->window = window;
+    proof->mode = mode;
+    proof->write = write;
+    proof->moves = moves;
+    proof->delta = (weft_sum){{0, 0}};
+    proof->run = 0;
+    proof->word = UINT64_MAX;
+    proof->grain = UINT64_MAX;
+    proof->count = 0;
+}
 
-static void flush(proof *state) {
-    if (state->count == 0) {
+static void flush(weft_proof *proof) {
+    if (proof->count == 0) {
         return;
     }
-    weft_sum moved = state->kernels->sum_words(state->after, state->words, state->count);
-    weft_sum_subtract(&moved, state->kernels->sum_words(state->before, state->words, state->count));
-    weft_sum_add(&state->delta, moved);
-    if (state->moves != NULL) {
-        weft_sums_move(state->moves, state->tensor, state->grain * WEFT_GRAIN_BYTES, moved);
+    const weft_digest_kernels *kernels = weft_digest_kernels_for(weft_cpu_level());
+    weft_sum moved = kernels->sum_words(proof->after, proof->words, proof->count);
+    weft_sum_subtract(&moved, kernels->sum_words(proof->before, proof->words, proof->count));
+    weft_sum_add(&proof->delta, moved);
+    if (proof->moves != NULL) {
+        size_t tensor = proof->window->runs[proof->run].tensor;
+        weft_sums_move(proof->moves, tensor, proof->grain * WEFT_GRAIN_BYTES, moved);
     }
-    state->count = 0;
+    proof->count = 0;
+}
+
+weft_sum weft_proof_finish(weft_proof *proof) {
+    flush(proof);
+    return proof->delta;
 }
 
 /* Where the words of a run come from: memory, or a buffer with just the touched words in order. */
@@ -46,9 +51,10 @@ typedef struct word_source {
     const uint8_t *gathered;
 } word_source;
 
+/* A tensor's last word may be short. */
 static inline __attribute__((always_inline)) void load_word(const word_source *source, size_t offset,
                                                             uint8_t *output) {
-    if (offset + WEFT_WORD <= source->bytes) {
+    if (__builtin_expect(offset + WEFT_WORD <= source->bytes, 1)) {
         memcpy(output, source->memory + offset, WEFT_WORD);
     } else {
         memset(output, 0, WEFT_WORD);
@@ -56,69 +62,83 @@ static inline __attribute__((always_inline)) void load_word(const word_source *s
     }
 }
 
-static inline __attribute__((always_inline)) void prove_run(proof *state, const weft_run *run,
-                                                            word_source source, weft_changes *changes,
+/* The hot loop. What changes from one step to the next is kept out of the structure, since a store of
+ * bytes could be to anything in it. */
+static inline __attribute__((always_inline)) void prove_run(weft_proof *proof, const weft_run *run,
+                                                            word_source source, const weft_changes *changes,
                                                             size_t first, size_t end, bool steps,
-                                                            bool gathered, unsigned width) {
+                                                            bool write, bool gathered, unsigned width) {
     const uint32_t *positions = changes->positions;
+    uint8_t *olds = changes->olds;
+    uint8_t *news = changes->news;
+    uint64_t linear = run->linear;
     uint64_t first_byte = run->unit * width;
-    uint64_t word = UINT64_MAX;
-    flush(state);
-    state->tensor = run->tensor;
-    state->grain = UINT64_MAX;
+    uint64_t word = proof->word;
+    uint64_t grain = proof->grain;
+    size_t count = proof->count;
     for (size_t i = first; i < end; i++) {
-        size_t offset = (size_t)(positions[i] - run->linear) * width;
+        size_t offset = (size_t)(positions[i] - linear) * width;
         if (!gathered && i + AHEAD < end) {
-            __builtin_prefetch(source.memory + (size_t)(positions[i + AHEAD] - run->linear) * width);
+            __builtin_prefetch(source.memory + (size_t)(positions[i + AHEAD] - linear) * width);
         }
         uint64_t byte = first_byte + offset;
         if (byte / WEFT_WORD != word) {
             word = byte / WEFT_WORD;
-            if (state->count == BATCH || byte / WEFT_GRAIN_BYTES != state->grain) {
-                flush(state);
-                state->grain = byte / WEFT_GRAIN_BYTES;
+            if (count == WEFT_PROOF_BATCH || byte / WEFT_GRAIN_BYTES != grain) {
+                proof->count = count;
+                flush(proof);
+                count = 0;
+                grain = byte / WEFT_GRAIN_BYTES;
+                proof->grain = grain;
             }
-            uint8_t *before = state->before + state->count * WEFT_WORD;
-            uint8_t *after = state->after + state->count * WEFT_WORD;
+            uint8_t *before = proof->before + count * WEFT_WORD;
             if (gathered) {
                 memcpy(before, source.gathered, WEFT_WORD);
                 source.gathered += WEFT_WORD;
             } else {
                 load_word(&source, offset & ~(size_t)(WEFT_WORD - 1), before);
             }
-            memcpy(after, before, WEFT_WORD);
-            state->words[state->count++] = word;
+            memcpy(proof->after + count * WEFT_WORD, before, WEFT_WORD);
+            proof->words[count++] = word;
         }
-        size_t place = (state->count - 1) * WEFT_WORD + byte % WEFT_WORD;
-        uint64_t value = weft_unit_load(changes->news, i, width);
+        size_t place = (count - 1) * WEFT_WORD + byte % WEFT_WORD;
+        uint64_t value = weft_unit_load(news, i, width);
         if (steps) {
-            uint64_t old = gathered ? weft_unit_load(state->before + place, 0, width)
+            uint64_t old = gathered ? weft_unit_load(proof->before + place, 0, width)
                                     : weft_unit_load(source.memory + offset, 0, width);
             value += old;
-            weft_unit_store(changes->olds, i, width, old);
-            weft_unit_store(changes->news, i, width, value);
+            weft_unit_store(olds, i, width, old);
+            weft_unit_store(news, i, width, value);
         }
-        weft_unit_store(state->after + place, 0, width, value);
+        weft_unit_store(proof->after + place, 0, width, value);
+        if (write) {
+            weft_unit_store((uint8_t *)(uintptr_t)source.memory + offset, 0, width, value);
+        }
     }
-    flush(state);
+    proof->word = word;
+    proof->count = count;
 }
 
 /* One loop per combination, so that the common ones are free of questions. */
-static void prove_width(proof *state, const weft_run *run, word_source source, weft_changes *changes,
-                        size_t first, size_t end, bool steps) {
+static void prove_width(weft_proof *proof, const weft_run *run, word_source source,
+                        const weft_changes *changes, size_t first, size_t end) {
     bool gathered = source.gathered != NULL;
-    if (changes->width == 2 && !gathered && steps) {
-        prove_run(state, run, source, changes, first, end, true, false, 2);
+    bool steps = proof->mode == WEFT_PROOF_STEPS;
+    bool write = proof->write;
+    if (changes->width == 2 && !gathered && steps && write) {
+        prove_run(proof, run, source, changes, first, end, true, true, false, 2);
+    } else if (changes->width == 2 && !gathered && steps) {
+        prove_run(proof, run, source, changes, first, end, true, false, false, 2);
     } else if (changes->width == 2 && !gathered) {
-        prove_run(state, run, source, changes, first, end, false, false, 2);
+        prove_run(proof, run, source, changes, first, end, false, write, false, 2);
     } else if (changes->width == 1) {
-        prove_run(state, run, source, changes, first, end, steps, gathered, 1);
+        prove_run(proof, run, source, changes, first, end, steps, write, gathered, 1);
     } else if (changes->width == 2) {
-        prove_run(state, run, source, changes, first, end, steps, gathered, 2);
+        prove_run(proof, run, source, changes, first, end, steps, write, gathered, 2);
     } else if (changes->width == 4) {
-        prove_run(state, run, source, changes, first, end, steps, gathered, 4);
+        prove_run(proof, run, source, changes, first, end, steps, write, gathered, 4);
     } else {
-        prove_run(state, run, source, changes, first, end, steps, gathered, 8);
+        prove_run(proof, run, source, changes, first, end, steps, write, gathered, 8);
     }
 }
 
@@ -155,52 +175,73 @@ static weft_status gather_words(const weft_window *window, const weft_run *run, 
     return WEFT_OK;
 }
 
-static weft_status prove_one(proof *state, const weft_window *window, const weft_run *run,
-                             weft_changes *changes, size_t first, size_t end, bool steps) {
+static weft_status prove_part(weft_proof *proof, const weft_changes *changes, size_t first, size_t end) {
+    const weft_run *run = &proof->window->runs[proof->run];
     word_source source = {run->memory, (size_t)run->units * changes->width, NULL};
     if (run->memory != NULL) {
-        prove_width(state, run, source, changes, first, end, steps);
+        prove_width(proof, run, source, changes, first, end);
         return WEFT_OK;
     }
     uint8_t *words = NULL;
-    weft_status status = gather_words(window, run, changes, first, end, &words);
+    weft_status status = gather_words(proof->window, run, changes, first, end, &words);
     if (status == WEFT_OK) {
         source.gathered = words;
-        prove_width(state, run, source, changes, first, end, steps);
-        weft_release(window->context, words);
+        prove_width(proof, run, source, changes, first, end);
+        weft_release(proof->window->context, words);
     }
     return status;
 }
 
-weft_status weft_window_prove(const weft_window *window, weft_changes *changes, weft_proof_mode mode,
-                              weft_sums *moves, weft_sum *delta_out) {
-    proof state;
-    state.kernels = weft_digest_kernels_for(weft_cpu_level());
-    state.moves = moves;
-    state.delta = (weft_sum){{0, 0}};
-    state.count = 0;
-    size_t first = 0;
-    for (size_t i = 0; i < window->run_count && first < changes->count; i++) {
-        const weft_run *run = &window->runs[i];
-        uint64_t limit = run->linear + run->units;
-        size_t end = first;
-        if (i + 1 == window->run_count) {
-            end = changes->count;
-        }
-        while (end < changes->count && changes->positions[end] < limit) {
-            end++;
-        }
-        if (end > first) {
-            weft_status status =
-                prove_one(&state, window, run, changes, first, end, mode == WEFT_PROOF_STEPS);
-            if (status != WEFT_OK) {
-                return status;
+/* Goes on to the run that holds `position`. */
+static void enter_run(weft_proof *proof, uint32_t position) {
+    const weft_run *runs = proof->window->runs;
+    if (position < runs[proof->run].linear + runs[proof->run].units) {
+        return;
+    }
+    flush(proof);
+    proof->word = UINT64_MAX;
+    proof->grain = UINT64_MAX;
+    while (position >= runs[proof->run].linear + runs[proof->run].units) {
+        proof->run++;
+    }
+}
+
+weft_status weft_proof_add(weft_proof *proof, weft_changes *changes, size_t first, size_t end) {
+    weft_status status = WEFT_OK;
+    while (first < end && status == WEFT_OK) {
+        enter_run(proof, changes->positions[first]);
+        const weft_run *run = &proof->window->runs[proof->run];
+        size_t last = end;
+        if (changes->positions[end - 1] >= run->linear + run->units) {
+            last = first + 1;
+            while (changes->positions[last] < run->linear + run->units) {
+                last++;
             }
         }
-        first = end;
+        status = prove_part(proof, changes, first, last);
+        first = last;
     }
-    *delta_out = state.delta;
-    return WEFT_OK;
+    return status;
+}
+
+bool weft_proof_by_callback(const weft_proof *proof) {
+    for (size_t i = 0; i < proof->window->run_count; i++) {
+        if (proof->window->runs[i].memory == NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+weft_status weft_window_prove(const weft_window *window, weft_changes *changes, weft_proof_mode mode,
+                              weft_sums *moves, weft_sum *delta_out) {
+    weft_proof proof;
+    weft_proof_begin(&proof, window, mode, false, moves);
+    weft_status status = weft_proof_add(&proof, changes, 0, changes->count);
+    if (status == WEFT_OK) {
+        *delta_out = weft_proof_finish(&proof);
+    }
+    return status;
 }
 
 weft_status weft_window_prove_all(const weft_window *window, const void *values, unsigned width, bool fresh,

@@ -150,13 +150,7 @@ static weft_status apply_one(weft_context *context, const weft_patch *patch, con
     if (status != WEFT_OK) {
         return status;
     }
-    do {
-        status = weft_apply_prepare(apply);
-        if (status >= 0) {
-            weft_status committed = weft_apply_commit(apply);
-            status = committed != WEFT_OK ? committed : status;
-        }
-    } while (status == WEFT_MORE);
+    status = weft_apply_run(apply);
     weft_apply_destroy(apply);
     return status;
 }

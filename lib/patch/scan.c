@@ -64,58 +64,7 @@ static inline uint64_t next_value(const stretch *s, size_t index, unsigned width
     return weft_unit_load(s->to, index, width);
 }
 
-/* ---- the sample ---- */
-
-static void sample_units(const stretch *s, uint64_t first, uint64_t end, weft_exponent exponent,
-                         weft_small_sample *sample) {
-    for (uint64_t i = first; i < end; i++) {
-        uint64_t old = weft_unit_load(s->from, (size_t)i, 2);
-        uint64_t step = (next_value(s, (size_t)i, 2) - old) & 0xffff;
-        unsigned e = (unsigned)(old & 0x7fff) >> exponent.shift;
-        sample->units[e]++;
-        if (step != 0) {
-            uint64_t magnitude = weft_step_code(step, 16) / 2 + 1;
-            unsigned octave = 63u - (unsigned)__builtin_clzll(magnitude);
-            sample->changed[e]++;
-            sample->octaves[e][octave < 7 ? octave : 7]++;
-        }
-    }
-    sample->sampled += end - first;
-}
-
-/* Looks at SAMPLE_STRETCH units at the start of every period. */
-static void take_sample(const weft_bucket_coder *coder, const weft_bucket *bucket, weft_exponent exponent,
-                        weft_small_sample *sample) {
-    uint64_t wanted = bucket->units / SAMPLE_SHARE;
-    wanted = wanted < SAMPLE_LEAST ? SAMPLE_LEAST : wanted;
-    uint64_t period = bucket->units <= wanted ? SAMPLE_STRETCH : bucket->units / (wanted / SAMPLE_STRETCH);
-    memset(sample, 0, sizeof *sample);
-    stretches iterator = {&coder->from, &coder->to, 0, 0, 0, bucket->width};
-    stretch s;
-    while (next_stretch(&iterator, &s)) {
-        uint64_t end = s.linear + s.units;
-        uint64_t at = s.linear / period * period;
-        for (; at < end; at += period) {
-            uint64_t first = at < s.linear ? s.linear : at;
-            uint64_t last = at + SAMPLE_STRETCH < end ? at + SAMPLE_STRETCH : end;
-            if (first < last) {
-                sample_units(&s, first - s.linear, last - s.linear, exponent, sample);
-            }
-        }
-    }
-}
-
-static void begin_small(weft_bucket_coder *coder, const weft_bucket *bucket) {
-    weft_exponent exponent = weft_exponent_of(bucket->dtype);
-    weft_small_sample sample;
-    if (exponent.present) {
-        take_sample(coder, bucket, exponent, &sample);
-    }
-    weft_small_encoder_begin(&coder->small_encoder, exponent, exponent.present ? &sample : NULL,
-                             bucket->units);
-}
-
-/* ---- the pass ---- */
+/* ---- comparing ---- */
 
 static inline __attribute__((always_inline)) size_t diff_units(const stretch *s, size_t first, size_t units,
                                                                uint32_t *positions, unsigned width) {
@@ -144,6 +93,73 @@ static size_t diff_tile(const weft_patch_kernels *kernels, const stretch *s, siz
         return diff_units(s, first, units, positions, 8);
     }
 }
+
+/* ---- the sample ---- */
+
+/* Counts exponents in four tables by turns: neighbours often share an exponent, and a counter that was
+ * just written is slow to read. */
+static void count_exponents(const uint8_t *weights, size_t units, weft_exponent exponent,
+                            uint32_t counts[256]) {
+    uint32_t tables[4][256] = {{0}};
+    for (size_t i = 0; i < units; i++) {
+        tables[i % 4][(unsigned)(weft_unit_load(weights, i, 2) & 0x7fff) >> exponent.shift]++;
+    }
+    for (unsigned e = 0; e < 256; e++) {
+        counts[e] += tables[0][e] + tables[1][e] + tables[2][e] + tables[3][e];
+    }
+}
+
+/* `scratch` has room for SAMPLE_STRETCH positions. */
+static void sample_units(const weft_patch_kernels *kernels, const stretch *s, size_t first, size_t units,
+                         weft_exponent exponent, uint32_t *scratch, weft_small_sample *sample) {
+    size_t found = diff_tile(kernels, s, first, units, scratch, 2);
+    for (size_t i = 0; i < found; i++) {
+        size_t index = (size_t)(scratch[i] - s->linear);
+        uint64_t old = weft_unit_load(s->from, index, 2);
+        uint64_t magnitude = weft_step_code((next_value(s, index, 2) - old) & 0xffff, 16) / 2 + 1;
+        unsigned octave = 63u - (unsigned)__builtin_clzll(magnitude);
+        unsigned e = (unsigned)(old & 0x7fff) >> exponent.shift;
+        sample->changed[e]++;
+        sample->octaves[e][octave < 7 ? octave : 7]++;
+    }
+    count_exponents(s->from + 2 * first, units, exponent, sample->units);
+    sample->sampled += units;
+}
+
+/* Looks at SAMPLE_STRETCH units at the start of every period. */
+static void take_sample(const weft_bucket_coder *coder, const weft_bucket *bucket, weft_exponent exponent,
+                        weft_small_sample *sample) {
+    uint64_t wanted = bucket->units / SAMPLE_SHARE;
+    wanted = wanted < SAMPLE_LEAST ? SAMPLE_LEAST : wanted;
+    uint64_t period = bucket->units <= wanted ? SAMPLE_STRETCH : bucket->units / (wanted / SAMPLE_STRETCH);
+    memset(sample, 0, sizeof *sample);
+    stretches iterator = {&coder->from, &coder->to, 0, 0, 0, bucket->width};
+    stretch s;
+    while (next_stretch(&iterator, &s)) {
+        uint64_t end = s.linear + s.units;
+        uint64_t at = s.linear / period * period;
+        for (; at < end; at += period) {
+            uint64_t first = at < s.linear ? s.linear : at;
+            uint64_t last = at + SAMPLE_STRETCH < end ? at + SAMPLE_STRETCH : end;
+            if (first < last) {
+                sample_units(coder->kernels, &s, (size_t)(first - s.linear), (size_t)(last - first),
+                             exponent, coder->changes.positions, sample);
+            }
+        }
+    }
+}
+
+static void begin_small(weft_bucket_coder *coder, const weft_bucket *bucket) {
+    weft_exponent exponent = weft_exponent_of(bucket->dtype);
+    weft_small_sample sample;
+    if (exponent.present) {
+        take_sample(coder, bucket, exponent, &sample);
+    }
+    weft_small_encoder_begin(&coder->small_encoder, exponent, exponent.present ? &sample : NULL,
+                             bucket->units);
+}
+
+/* ---- the pass ---- */
 
 static inline __attribute__((always_inline)) void load_values(const stretch *s, weft_changes *changes,
                                                               size_t found, unsigned width) {

@@ -140,6 +140,7 @@ weft_status weft_window_set_memory(weft_window *window, const weft_bucket *bucke
     window->run_count = 0;
     window->holding = WEFT_HELD_ALL;
     window->writable = false;
+    window->direct = false;
     return run_memory(window, NULL, bucket, memory);
 }
 
@@ -155,6 +156,7 @@ weft_status weft_window_set(weft_window *window, const weft_view *view, const in
     for (size_t i = 0; i < window->segments.count; i++) {
         direct = direct && usable(&window->segments.items[i], bucket->width, need);
     }
+    window->direct = direct;
     return direct ? run_segments(window) : run_scratch(window, tensor_map, bucket);
 }
 

@@ -56,6 +56,7 @@ typedef struct weft_window {
     size_t scratch_capacity;
     weft_holding holding;
     bool writable; /* every segment may be changed */
+    bool direct;   /* runs are live memory, not copies */
 } weft_window;
 
 void weft_window_open(weft_window *window, weft_context *context);
@@ -82,8 +83,39 @@ typedef enum weft_proof_mode {
     WEFT_PROOF_STEPS,  /* news hold steps; olds are read from the window, news become old + step */
 } weft_proof_mode;
 
-/* What the changes do to the digest, from the words in memory: the bucket's delta, and, unless `moves`
- * is NULL, its share for every grain. */
+enum {
+    WEFT_PROOF_BATCH = 256, /* words mixed at a time */
+    WEFT_PROOF_CHUNK = 64,  /* changes decoded, and their memory asked for, before they are proven */
+};
+
+/* A proof under way: what changes do to the digest, from the words in memory. */
+typedef struct weft_proof {
+    const weft_window *window;
+    weft_proof_mode mode;
+    bool write; /* put the new values into the window's memory on the way */
+    weft_sums *moves;
+    weft_sum delta;
+    size_t run;     /* the window's run that the last change was in */
+    uint64_t word;  /* the word that the last change was in */
+    uint64_t grain; /* of the words in the batch */
+    size_t count;
+    uint64_t words[WEFT_PROOF_BATCH];
+    uint8_t before[WEFT_PROOF_BATCH * WEFT_WORD];
+    uint8_t after[WEFT_PROOF_BATCH * WEFT_WORD];
+} weft_proof;
+
+/* Unless `moves` is NULL it receives the share of every grain. With `write`, which needs a direct and
+ * writable window of plain memory, the weights are changed as they are read. */
+void weft_proof_begin(weft_proof *proof, const weft_window *window, weft_proof_mode mode, bool write,
+                      weft_sums *moves);
+/* Takes the changes from index `first` up to `end`, which follow those taken before. */
+weft_status weft_proof_add(weft_proof *proof, weft_changes *changes, size_t first, size_t end);
+/* What all of them do together. */
+weft_sum weft_proof_finish(weft_proof *proof);
+/* True if words are fetched by callback, which is best done for all changes at once. */
+bool weft_proof_by_callback(const weft_proof *proof);
+
+/* A whole proof: the bucket's delta. */
 weft_status weft_window_prove(const weft_window *window, weft_changes *changes, weft_proof_mode mode,
                               weft_sums *moves, weft_sum *delta_out);
 /* The same for a bucket that is replaced as a whole by `values`; `fresh` means that nothing was there
