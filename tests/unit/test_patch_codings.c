@@ -3,6 +3,7 @@
  * Buckets: frames made from two states and turned back into changes, in every coding, dtype and density,
  * on every instruction set; the proof against full sums; and frames that lie behind a correct checksum.
  */
+#include "../../lib/patch/bits.h"
 #include "../../lib/patch/bucket.h"
 #include "faults.h"
 #include "models.h"
@@ -156,15 +157,41 @@ static void expect_changes(const fixture *self, uint64_t changed) {
     assert_int_equal(next, changed);
 }
 
+/* A copy of the base, for decoding that writes. */
+static uint8_t *copy_base(const fixture *self) {
+    size_t bytes = (size_t)self->bucket.units * self->bucket.width;
+    uint8_t *copy = malloc(bytes);
+    assert_non_null(copy);
+    memcpy(copy, self->base, bytes);
+    return copy;
+}
+
 static void expect_sparse(fixture *self, const weft_frame *frame) {
-    assert_int_equal(weft_window_set_memory(&self->coder->from, &frame->bucket, self->base), WEFT_OK);
-    assert_int_equal(weft_frame_decode(self->coder, frame), WEFT_OK);
-    weft_proof_mode mode = weft_frame_needs_base(frame) ? WEFT_PROOF_VALUES : WEFT_PROOF_STEPS;
+    weft_bucket_coder *coder = self->coder;
     weft_sum delta;
-    assert_int_equal(weft_window_prove(&self->coder->from, &self->coder->changes, mode, NULL, &delta),
-                     WEFT_OK);
+    assert_int_equal(weft_window_set_memory(&coder->from, &frame->bucket, self->base), WEFT_OK);
+    assert_int_equal(weft_frame_decode(coder, frame, &coder->changes, NULL, &delta), WEFT_OK);
     assert_true(weft_sum_equal(delta, frame->delta));
     expect_changes(self, frame->changed);
+    assert_int_equal(weft_window_prove(&coder->from, &coder->changes, WEFT_PROOF_VALUES, NULL, &delta),
+                     WEFT_OK);
+    assert_true(weft_sum_equal(delta, frame->delta));
+
+    uint8_t *written = copy_base(self);
+    assert_int_equal(weft_window_set_memory(&coder->from, &frame->bucket, written), WEFT_OK);
+    assert_int_equal(weft_frame_decode_through(coder, frame, NULL, &delta), WEFT_OK);
+    assert_true(weft_sum_equal(delta, frame->delta));
+    assert_memory_equal(written, self->next, (size_t)self->bucket.units * self->bucket.width);
+    free(written);
+
+    if (frame->coding == WEFT_CODING_FAST) {
+        assert_int_equal(weft_frame_decode_steps(coder, frame, &coder->changes), WEFT_OK);
+        assert_int_equal(weft_window_set_memory(&coder->from, &frame->bucket, self->base), WEFT_OK);
+        assert_int_equal(weft_window_prove(&coder->from, &coder->changes, WEFT_PROOF_STEPS, NULL, &delta),
+                         WEFT_OK);
+        assert_true(weft_sum_equal(delta, frame->delta));
+        expect_changes(self, frame->changed);
+    }
 }
 
 static void expect_dense(fixture *self, const weft_frame *frame) {
@@ -555,11 +582,9 @@ static void test_proof_sees_drift(void **state) {
         size_t place = round % 2 == 0 || unit >= 16000 ? unit : unit ^ 1;
         self.base[2 * place] ^= (uint8_t)(1u << round % 8);
         assert_int_equal(weft_window_set_memory(&self.coder->from, &frame.bucket, self.base), WEFT_OK);
-        assert_int_equal(weft_frame_decode(self.coder, &frame), WEFT_OK);
         weft_sum delta;
-        assert_int_equal(
-            weft_window_prove(&self.coder->from, &self.coder->changes, WEFT_PROOF_STEPS, NULL, &delta),
-            WEFT_OK);
+        assert_int_equal(weft_frame_decode(self.coder, &frame, &self.coder->changes, NULL, &delta),
+                         WEFT_OK);
         assert_false(weft_sum_equal(delta, frame.delta));
         self.base[2 * place] ^= (uint8_t)(1u << round % 8);
     }
@@ -598,19 +623,23 @@ static bool try_decode(fixture *self, const weft_frame *frame) {
     size_t known = (size_t)self->bucket.units * self->bucket.width;
     memset(base, 0x3c, bytes);
     memcpy(base, self->base, bytes < known ? bytes : known);
+    weft_bucket_coder *coder = self->coder;
     weft_status status;
     if (weft_frame_dense(frame)) {
         status = weft_frame_decode_dense(self->context, frame, base, output);
     } else {
-        assert_int_equal(weft_window_set_memory(&self->coder->from, &frame->bucket, base), WEFT_OK);
-        status = weft_frame_decode(self->coder, frame);
-    }
-    if (status == WEFT_OK && !weft_frame_dense(frame)) {
-        expect_in_bounds(self, frame);
         weft_sum delta;
-        weft_proof_mode mode = weft_frame_needs_base(frame) ? WEFT_PROOF_VALUES : WEFT_PROOF_STEPS;
-        assert_int_equal(weft_window_prove(&self->coder->from, &self->coder->changes, mode, NULL, &delta),
-                         WEFT_OK);
+        assert_int_equal(weft_window_set_memory(&coder->from, &frame->bucket, base), WEFT_OK);
+        status = weft_frame_decode(coder, frame, &coder->changes, NULL, &delta);
+        if (status == WEFT_OK) {
+            expect_in_bounds(self, frame);
+        }
+        if (frame->coding == WEFT_CODING_FAST) {
+            assert_int_equal(weft_frame_decode_steps(coder, frame, &coder->changes), status);
+        }
+        weft_sum again;
+        assert_int_equal(weft_frame_decode_through(coder, frame, NULL, &again), status);
+        assert_true(status != WEFT_OK || weft_sum_equal(delta, again));
     }
     if (status != WEFT_OK) {
         assert_true(status == WEFT_MALFORMED || status == WEFT_BASE_MISMATCH);
@@ -757,7 +786,102 @@ static void test_random_payloads(void **state) {
     close_fixture(&self);
 }
 
-/* Spans that overlap, go backwards, leave their tensor or repeat it thousands of times. */
+/* The payload of a large bucket in the frame of a small one: it names what is not there. */
+static void test_payloads_of_larger_buckets(void **state) {
+    (void)state;
+    enum { UNITS = 20000, COVERED = 4096 };
+    dice dice = {16};
+    const weft_dtype dtypes[] = {WEFT_DTYPE_BF16, WEFT_DTYPE_U8, WEFT_DTYPE_F32, WEFT_DTYPE_I64};
+    for (size_t t = 0; t < 4; t++) {
+        for (unsigned kind = 0; kind < 6; kind++) {
+            fixture self;
+            open_single(&self, dtypes[t], UNITS);
+            unsigned width = self.bucket.width;
+            weights_fill(&dice, kind < 2 ? WEIGHTS_ONE_OCTAVE : WEIGHTS_TRAINED, dtypes[t], self.base,
+                         UNITS);
+            memcpy(self.next, self.base, (size_t)UNITS * width);
+            weights_change(&dice, CHANGE_ULP, width, self.next, UNITS, kind < 4 ? 20000 : 1000000);
+            weights_change_one(&dice, CHANGE_ULP, width, self.next, UNITS - 1);
+            encode(&self, (weft_profile)(kind % 2));
+            weft_frame frame;
+            assert_int_equal(
+                weft_frame_read(self.context, &self.roster, self.frame.data, self.frame.size, &frame),
+                WEFT_OK);
+            weft_writer forged;
+            weft_writer_open(&forged, self.context);
+            weft_writer_u32(&forged, 0);
+            weft_writer_u8(&forged, (uint8_t)frame.coding);
+            const uint8_t spans[] = {1, 1, 0, 0, 0x80, 0x20}; /* flat: tensor 0 from 0, 4096 units */
+            weft_writer_bytes(&forged, spans, sizeof spans);
+            weft_writer_varint(&forged, frame.changed < COVERED ? frame.changed : COVERED);
+            weft_writer_u64(&forged, 0);
+            weft_writer_u64(&forged, 0);
+            weft_writer_bytes(&forged, frame.payload, frame.payload_size);
+            weft_writer_u64(&forged, 0);
+            uint8_t *data = malloc(forged.size);
+            assert_non_null(data);
+            memcpy(data, forged.data, forged.size);
+            seal(data, forged.size);
+            assert_false(try_frame(&self, data, forged.size));
+            free(data);
+            weft_writer_close(&forged);
+            weft_bucket_close(&frame.bucket, self.context);
+            close_fixture(&self);
+        }
+    }
+}
+
+/* Fast streams put together bit by bit, with steps longer than their width can be, in the middle of others
+ * and at the end. */
+static void test_steps_too_long(void **state) {
+    (void)state;
+    const weft_dtype dtypes[] = {WEFT_DTYPE_U8, WEFT_DTYPE_BF16, WEFT_DTYPE_F32, WEFT_DTYPE_I64};
+    for (size_t t = 0; t < 4; t++) {
+        fixture self;
+        open_single(&self, dtypes[t], 4096);
+        memset(self.base, 0, (size_t)4096 * self.bucket.width);
+        unsigned bits = 8 * self.bucket.width;
+        for (unsigned length = 0; length < bits + 10; length++) {
+            for (unsigned before = 0; before < 3; before++) {
+                uint8_t room[256] = {0};
+                weft_bits_writer stream = {room, 0, 0};
+                for (unsigned i = 0; i < 7 * before; i++) {
+                    weft_bits_put(&stream, 0, 3); /* no gap, and a step of one */
+                }
+                weft_bits_put(&stream, 0, 1);
+                for (unsigned i = 0; i < length; i++) {
+                    weft_bits_put(&stream, 1, 1);
+                }
+                weft_bits_put(&stream, 0, 1);
+                weft_bits_put_wide(&stream, 0, length < 64 ? length : 64);
+                weft_bits_put(&stream, 0, 1);
+                for (unsigned i = 0; i < 100; i++) {
+                    weft_bits_put(&stream, 0, 3);
+                }
+                size_t size = (size_t)(weft_bits_finish(&stream) - room);
+                self.frame.size = 0;
+                weft_writer_u32(&self.frame, 0);
+                weft_writer_u8(&self.frame, WEFT_CODING_FAST);
+                weft_bucket_write_spans(&self.bucket, &self.roster, &self.frame);
+                weft_writer_varint(&self.frame, 7 * before + 101);
+                weft_writer_u64(&self.frame, 0);
+                weft_writer_u64(&self.frame, 0);
+                weft_writer_u8(&self.frame, 0); /* k */
+                weft_writer_bytes(&self.frame, room, size);
+                weft_writer_u64(&self.frame, 0);
+                uint8_t *data = malloc(self.frame.size);
+                assert_non_null(data);
+                memcpy(data, self.frame.data, self.frame.size);
+                seal(data, self.frame.size);
+                assert_int_equal(try_frame(&self, data, self.frame.size), length < bits);
+                free(data);
+            }
+        }
+        close_fixture(&self);
+    }
+}
+
+/* Lists of spans, given as the numbers that they are made of. */
 static void expect_spans(fixture *self, const uint64_t *numbers, size_t count, weft_status expected) {
     weft_writer writer;
     weft_writer_open(&writer, self->context);
@@ -838,7 +962,9 @@ static void test_claims_take_no_memory(void **state) {
     weft_frame frame;
     assert_int_equal(weft_frame_read(self.context, &self.roster, self.frame.data, self.frame.size, &frame),
                      WEFT_OK);
-    assert_int_equal(weft_frame_decode(self.coder, &frame), WEFT_MALFORMED);
+    weft_sum delta;
+    assert_int_equal(weft_frame_decode(self.coder, &frame, &self.coder->changes, NULL, &delta),
+                     WEFT_MALFORMED);
     assert_true(faults_peak_bytes(&self.faults) - before < 4096);
     weft_bucket_close(&frame.bucket, self.context);
     close_fixture(&self);
@@ -919,7 +1045,9 @@ static void test_small_on_another_base(void **state) {
     for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
         self.coder->kernels = weft_patch_kernels_for((weft_cpu)level);
         assert_int_equal(weft_window_set_memory(&self.coder->from, &frame.bucket, self.base), WEFT_OK);
-        assert_int_equal(weft_frame_decode(self.coder, &frame), WEFT_BASE_MISMATCH);
+        weft_sum delta;
+        assert_int_equal(weft_frame_decode(self.coder, &frame, &self.coder->changes, NULL, &delta),
+                         WEFT_BASE_MISMATCH);
     }
     weft_bucket_close(&frame.bucket, self.context);
     close_fixture(&self);
@@ -940,6 +1068,8 @@ int main(void) {
         cmocka_unit_test(test_proof_sees_drift),
         cmocka_unit_test(test_hostile_frames),
         cmocka_unit_test(test_random_payloads),
+        cmocka_unit_test(test_payloads_of_larger_buckets),
+        cmocka_unit_test(test_steps_too_long),
         cmocka_unit_test(test_hostile_spans),
         cmocka_unit_test(test_claims_take_no_memory),
         cmocka_unit_test(test_frame_fields),

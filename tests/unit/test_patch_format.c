@@ -90,7 +90,8 @@ static weft_status decode_bucket(weft_context *context, const weft_patch *patch,
             status = weft_frame_decode_dense(context, &frame, base, base + size);
         } else {
             assert_int_equal(weft_window_set_memory(&coder->from, &frame.bucket, base), WEFT_OK);
-            status = weft_frame_decode(coder, &frame);
+            weft_sum delta;
+            status = weft_frame_decode(coder, &frame, &coder->changes, NULL, &delta);
         }
         free(base);
         weft_bucket_close(&frame.bucket, context);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The kernels of every instruction set that this machine runs, against loops written here: comparing
- * weights, comparing with masters, sorting into classes, ranks and their inverse. Inputs end where their
- * heap blocks end, at odd addresses too; what lies behind the allowed slack of an output must survive.
+ * weights, comparing with masters, sorting into classes, ranks and their inverse, bits to positions. Inputs
+ * end where their heap blocks end, at odd addresses too; what lies behind the allowed slack of an output
+ * must survive.
  */
 #include "../../lib/patch/kernels.h"
 #include "models.h"
@@ -239,31 +240,40 @@ static void test_masters_at_boundaries(void **state) {
 
 /* ---- classes ---- */
 
-static void choose_thresholds(dice *dice, unsigned classes, uint16_t *thresholds) {
-    thresholds[0] = 0;
+/* How weights are sorted: by exponent, between cuts. */
+typedef struct sorting {
+    unsigned shift;
+    unsigned classes;
+    uint8_t cuts[WEFT_CLASS_MAX];
+} sorting;
+
+static sorting draw_sorting(dice *dice, unsigned shift, unsigned classes) {
+    sorting sorting = {shift, classes, {0}};
+    unsigned highest = 0x7fffu >> shift;
     for (unsigned c = 1; c < classes; c++) {
-        unsigned left = 255 - (classes - c) - thresholds[c - 1] / 128;
-        thresholds[c] = (uint16_t)(thresholds[c - 1] + 128 * (1 + dice_below(dice, left / 2 + 1)));
+        unsigned room = highest - (classes - 1 - c) - sorting.cuts[c - 1];
+        sorting.cuts[c] = (uint8_t)(sorting.cuts[c - 1] + 1 + dice_below(dice, room / 2 + 1) % room);
     }
+    return sorting;
 }
 
-static unsigned class_of_weight(uint16_t weight, const uint16_t *thresholds, unsigned classes) {
-    unsigned c = classes - 1;
-    while (c > 0 && (weight & 0x7fff) < thresholds[c]) {
+static unsigned class_of_weight(uint16_t weight, const sorting *sorting) {
+    unsigned c = sorting->classes - 1;
+    while (c > 0 && (weight & 0x7fff) < sorting->cuts[c] << sorting->shift) {
         c--;
     }
     return c;
 }
 
 static void expect_tile(const weft_tile *tile, const uint8_t *weights, size_t count,
-                        const uint16_t *thresholds, unsigned classes) {
-    for (unsigned c = 0; c < classes; c++) {
+                        const sorting *sorting) {
+    for (unsigned c = 0; c < sorting->classes; c++) {
         uint32_t members = 0;
         for (size_t b = 0; b < WEFT_TILE_BLOCKS; b++) {
             assert_int_equal(tile->before[c][b], members);
             uint64_t mask = 0;
             for (size_t i = 64 * b; i < 64 * b + 64 && i < count; i++) {
-                bool member = class_of_weight(weight_at(weights, i), thresholds, classes) == c;
+                bool member = class_of_weight(weight_at(weights, i), sorting) == c;
                 mask |= (uint64_t)member << (i - 64 * b);
                 members += member;
             }
@@ -274,13 +284,13 @@ static void expect_tile(const weft_tile *tile, const uint8_t *weights, size_t co
 }
 
 /* Weights that stand just below, on and above the thresholds, besides any. */
-static void fill_around(dice *dice, uint8_t *weights, size_t count, const uint16_t *thresholds,
-                        unsigned classes) {
+static void fill_around(dice *dice, uint8_t *weights, size_t count, const sorting *sorting) {
     fill_weights(dice, weights, count);
     for (size_t i = 0; i < count; i++) {
         uint64_t bits = dice_next(dice);
         if (bits % 3 == 0) {
-            uint16_t near = (uint16_t)(thresholds[bits / 3 % classes] + bits / 32 % 3);
+            unsigned cut = sorting->cuts[bits / 3 % sorting->classes];
+            uint16_t near = (uint16_t)((cut << sorting->shift) + bits / 32 % 3);
             set_weight(weights, i, (uint16_t)((near == 0 ? 0 : near - 1) | (bits >> 40 & 1) << 15));
         }
     }
@@ -288,13 +298,13 @@ static void fill_around(dice *dice, uint8_t *weights, size_t count, const uint16
 
 /* All ranks of the tile, and the members that they lead back to. */
 static void expect_ranks(const weft_patch_kernels *kernels, const weft_tile *tile, const uint8_t *weights,
-                         size_t count, const uint16_t *thresholds, unsigned classes, uint32_t linear) {
+                         size_t count, const sorting *sorting, uint32_t linear) {
     static uint8_t class_of[WEFT_TILE];
     static uint32_t positions[WEFT_TILE];
     static uint32_t expected[WEFT_TILE];
     uint32_t seen[WEFT_CLASS_MAX] = {0};
     for (size_t i = 0; i < count; i++) {
-        class_of[i] = (uint8_t)class_of_weight(weight_at(weights, i), thresholds, classes);
+        class_of[i] = (uint8_t)class_of_weight(weight_at(weights, i), sorting);
         positions[i] = linear + (uint32_t)i;
         expected[i] = seen[class_of[i]]++;
     }
@@ -329,14 +339,13 @@ static void expect_selection(const weft_patch_kernels *kernels, const weft_tile 
 }
 
 static void expect_selections(const weft_patch_kernels *kernels, const weft_tile *tile,
-                              const uint8_t *weights, size_t count, const uint16_t *thresholds,
-                              unsigned classes, dice *dice) {
+                              const uint8_t *weights, size_t count, const sorting *sorting, dice *dice) {
     static uint16_t members[WEFT_TILE];
     const unsigned keeps[] = {0, 2, 40, 100};
-    for (unsigned c = 0; c < classes; c++) {
+    for (unsigned c = 0; c < sorting->classes; c++) {
         size_t member_count = 0;
         for (size_t i = 0; i < count; i++) {
-            if (class_of_weight(weight_at(weights, i), thresholds, classes) == c) {
+            if (class_of_weight(weight_at(weights, i), sorting) == c) {
                 members[member_count++] = (uint16_t)i;
             }
         }
@@ -352,24 +361,45 @@ static void test_classes(void **state) {
     dice dice = {4};
     for (size_t round = 0; round < COUNTS; round++) {
         size_t count = count_at(round);
-        unsigned classes = 1 + (unsigned)(round % WEFT_CLASS_MAX);
-        uint16_t thresholds[WEFT_CLASS_MAX];
-        choose_thresholds(&dice, classes, thresholds);
+        const unsigned shifts[] = {7, 10, 7, 8, 11};
+        sorting sorting = draw_sorting(&dice, shifts[round % 5], 1 + (unsigned)(round % WEFT_CLASS_MAX));
         block weights = take(2 * count, round % 3);
-        fill_around(&dice, weights.data, count, thresholds, classes);
+        fill_around(&dice, weights.data, count, &sorting);
         uint32_t linear = (uint32_t)dice_below(&dice, UINT32_MAX - WEFT_TILE);
         for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
             const weft_patch_kernels *kernels = weft_patch_kernels_for((weft_cpu)level);
             weft_tile *tile = malloc(sizeof *tile);
+            uint8_t *cuts = malloc(sorting.classes);
             assert_non_null(tile);
+            assert_non_null(cuts);
             memset(tile, 0xa5, sizeof *tile);
-            kernels->classify(weights.data, count, thresholds, classes, tile);
-            expect_tile(tile, weights.data, count, thresholds, classes);
-            expect_ranks(kernels, tile, weights.data, count, thresholds, classes, linear);
-            expect_selections(kernels, tile, weights.data, count, thresholds, classes, &dice);
+            memcpy(cuts, sorting.cuts, sorting.classes);
+            kernels->classify(weights.data, count, sorting.shift, cuts, sorting.classes, tile);
+            expect_tile(tile, weights.data, count, &sorting);
+            expect_ranks(kernels, tile, weights.data, count, &sorting, linear);
+            expect_selections(kernels, tile, weights.data, count, &sorting, &dice);
+            free(cuts);
             free(tile);
         }
         free(weights.start);
+    }
+}
+
+/* Every weight there is, between cuts at every exponent. */
+static void test_every_weight_is_classified(void **state) {
+    (void)state;
+    static uint8_t weights[2 * WEFT_TILE];
+    for (unsigned cut = 1; cut < 256; cut++) {
+        const sorting sorting = {7, 2, {0, (uint8_t)cut}};
+        for (size_t i = 0; i < WEFT_TILE; i++) {
+            set_weight(weights, i, (uint16_t)(16 * i + cut % 16));
+        }
+        for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
+            weft_tile tile;
+            weft_patch_kernels_for((weft_cpu)level)
+                ->classify(weights, WEFT_TILE, sorting.shift, sorting.cuts, 2, &tile);
+            expect_tile(&tile, weights, WEFT_TILE, &sorting);
+        }
     }
 }
 
@@ -377,7 +407,7 @@ static void test_classes(void **state) {
 static void test_selection_over_empty_blocks(void **state) {
     (void)state;
     dice dice = {5};
-    const uint16_t thresholds[] = {0, 0x3f80};
+    const sorting sorting = {7, 2, {0, 0x7f}};
     static uint8_t weights[2 * WEFT_TILE];
     for (unsigned round = 0; round < 200; round++) {
         for (size_t b = 0; b < WEFT_TILE_BLOCKS; b++) {
@@ -389,8 +419,39 @@ static void test_selection_over_empty_blocks(void **state) {
         for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
             const weft_patch_kernels *kernels = weft_patch_kernels_for((weft_cpu)level);
             weft_tile tile;
-            kernels->classify(weights, WEFT_TILE, thresholds, 2, &tile);
-            expect_selections(kernels, &tile, weights, WEFT_TILE, thresholds, 2, &dice);
+            kernels->classify(weights, WEFT_TILE, sorting.shift, sorting.cuts, 2, &tile);
+            expect_selections(kernels, &tile, weights, WEFT_TILE, &sorting, &dice);
+        }
+    }
+}
+
+/* ---- bits to positions ---- */
+
+static void test_collect(void **state) {
+    (void)state;
+    dice dice = {6};
+    for (size_t blocks = 0; blocks <= WEFT_TILE_BLOCKS; blocks++) {
+        for (unsigned density = 0; density < 5; density++) {
+            uint64_t *masks = malloc(blocks * sizeof *masks + 1);
+            static uint32_t expected[WEFT_TILE];
+            size_t set = 0;
+            uint32_t first = (uint32_t)dice_below(&dice, UINT32_MAX - WEFT_TILE);
+            assert_non_null(masks);
+            for (size_t i = 0; i < 64 * blocks; i++) {
+                uint64_t bit = dice_below(&dice, 1000000) < densities[density];
+                masks[i / 64] = (i % 64 == 0 ? 0 : masks[i / 64]) | bit << i % 64;
+                if (bit) {
+                    expected[set++] = first + (uint32_t)i;
+                }
+            }
+            for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
+                output output = open_output(set);
+                size_t found =
+                    weft_patch_kernels_for((weft_cpu)level)->collect(masks, blocks, first, output.entries);
+                expect_positions(&output, found, expected, set);
+                close_output(&output);
+            }
+            free(masks);
         }
     }
 }
@@ -406,9 +467,14 @@ static void test_levels_differ(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_diff),          cmocka_unit_test(test_diff_every_lane),
-        cmocka_unit_test(test_diff_masters),  cmocka_unit_test(test_masters_at_boundaries),
-        cmocka_unit_test(test_classes),       cmocka_unit_test(test_selection_over_empty_blocks),
+        cmocka_unit_test(test_diff),
+        cmocka_unit_test(test_diff_every_lane),
+        cmocka_unit_test(test_diff_masters),
+        cmocka_unit_test(test_masters_at_boundaries),
+        cmocka_unit_test(test_classes),
+        cmocka_unit_test(test_every_weight_is_classified),
+        cmocka_unit_test(test_selection_over_empty_blocks),
+        cmocka_unit_test(test_collect),
         cmocka_unit_test(test_levels_differ),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
