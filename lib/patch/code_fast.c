@@ -174,7 +174,9 @@ static uint64_t get_long_step(weft_fast_decoder *d, unsigned width) {
     uint64_t magnitude = (uint64_t)1 << (length % 64) | weft_bits_get(&bits, length % 64);
     uint64_t step = weft_bits_get(&bits, 1) ? 0 - magnitude : magnitude;
     if (length >= 8 * width || weft_bits_overrun(&bits)) {
-        d->available = -64;
+        /* past the end, wherever the stream stood: it has overrun, and nothing is loaded any more */
+        d->cursor = d->end + 1;
+        d->available = 0;
         return 0;
     }
     d->cursor = d->start + bits.position / 8;
