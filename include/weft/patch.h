@@ -159,7 +159,8 @@ WEFT_API WEFT_CHECKED weft_status weft_apply_create(weft_context *context, const
 WEFT_API WEFT_CHECKED weft_status weft_apply_prepare(weft_apply *apply);
 /* Scatters the prepared changes and moves the sums. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_commit(weft_apply *apply);
-/* Drops prepared changes; after a commit, puts the old words back. */
+/* Drops prepared changes; after a commit, puts the old words back. What earlier steps committed (see
+ * WEFT_MORE) stays; WEFT_UNSUPPORTED says so. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_rollback(weft_apply *apply);
 /* For a private copy of the weights, which nobody needs if this fails: decodes, proves and writes in one
  * go, the fastest way. On failure the copy is between two states and must be thrown away. */

@@ -21,7 +21,7 @@ typedef enum apply_phase {
     PHASE_IDLE,
     PHASE_PREPARED,
     PHASE_COMMITTED,
-    PHASE_RUN,    /* done in one go; there is nothing to go back to */
+    PHASE_RUN,    /* done in one go, or failed at it; there is nothing to go back to */
     PHASE_BROKEN, /* a callback failed while writing and the old values could not be put back */
 } apply_phase;
 
@@ -36,12 +36,14 @@ struct weft_apply {
     apply_phase phase;
     size_t next;     /* first bucket that is not staged or done */
     size_t previous; /* `next` before the last prepare */
+    size_t settled;  /* buckets committed in earlier steps, whose old values are gone */
     weft_staged *staged;
     size_t staged_count;
     weft_bucket_coder *coders;
     weft_writer *buffers;
     unsigned workers;
     weft_apply_stats stats;
+    weft_apply_stats before; /* the last prepare */
 };
 
 static double now(void) {
@@ -254,6 +256,17 @@ static weft_status stage_dense(weft_apply *apply, weft_bucket_coder *coder, cons
     return status == WEFT_OK ? check_delta(apply, frame, index, delta) : status;
 }
 
+/* The patch speaks of BF16 weights; the F32 masters behind them would have to be made up. */
+static bool holds_masters(const weft_window *window) {
+    for (size_t i = 0; i < window->segments.count; i++) {
+        const weft_tensor *live = window->segments.items[i].live;
+        if (live->storage != live->dtype) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static weft_status check_window(const weft_apply *apply, const weft_window *window,
                                 const weft_frame *frame) {
     if (window->holding == WEFT_HELD_PART) {
@@ -267,7 +280,20 @@ static weft_status check_window(const weft_apply *apply, const weft_window *wind
         return weft_fail(apply->context, WEFT_INVALID_ARGUMENT, "tensor %s is not writable here",
                          tensor_name(apply, frame));
     }
+    if (holds_masters(window)) {
+        return weft_fail(apply->context, WEFT_INVALID_ARGUMENT,
+                         "tensor %s is held as F32 masters here, which a patch of its %s weights cannot "
+                         "change; apply it to a copy in that dtype",
+                         tensor_name(apply, frame), weft_dtype_name(frame->bucket.dtype));
+    }
     return WEFT_OK;
+}
+
+static void note_frame(weft_staged *staged, const weft_frame *frame) {
+    staged->used = true;
+    staged->units = frame->bucket.units;
+    staged->changed = frame->changed;
+    staged->width = frame->bucket.width;
 }
 
 static weft_status stage_frame(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
@@ -283,10 +309,7 @@ static weft_status stage_frame(weft_apply *apply, weft_bucket_coder *coder, cons
         return status;
     }
     weft_staged *staged = &apply->staged[index];
-    staged->used = true;
-    staged->units = frame->bucket.units;
-    staged->changed = frame->changed;
-    staged->width = frame->bucket.width;
+    note_frame(staged, frame);
     status = weft_frame_dense(frame) ? stage_dense(apply, coder, frame, index, fresh, staged)
                                      : stage_sparse(apply, coder, frame, index, staged);
     /* the segments are what a commit needs; the coder starts its next window with new ones */
@@ -338,6 +361,15 @@ static weft_status stage_task(void *argument, size_t offset, unsigned worker) {
 
 /* ---- running through ---- */
 
+static bool plain_memory(const weft_window *window) {
+    for (size_t i = 0; i < window->run_count; i++) {
+        if (window->runs[i].memory == NULL) {
+            return false;
+        }
+    }
+    return window->direct;
+}
+
 static weft_status run_frame(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
                              size_t index) {
     weft_sum delta;
@@ -347,8 +379,9 @@ static weft_status run_frame(weft_apply *apply, weft_bucket_coder *coder, const 
     if (status == WEFT_OK) {
         status = check_window(apply, &coder->from, frame);
     }
-    if (status == WEFT_OK && coder->from.direct && !weft_frame_dense(frame)) {
+    if (status == WEFT_OK && !weft_frame_dense(frame) && plain_memory(&coder->from)) {
         status = weft_frame_decode_through(coder, frame, apply->moves, &delta);
+        note_frame(&apply->staged[index], frame);
         return status == WEFT_OK ? check_delta(apply, frame, index, delta) : status;
     }
     if (status == WEFT_OK) {
@@ -358,6 +391,7 @@ static weft_status run_frame(weft_apply *apply, weft_bucket_coder *coder, const 
         status = write_staged(&apply->staged[index], false);
     }
     release_staged(apply->context, &apply->staged[index]);
+    note_frame(&apply->staged[index], frame);
     return status;
 }
 
@@ -409,6 +443,28 @@ static weft_status check_result(weft_apply *apply) {
                      promised);
 }
 
+static void count_staged(weft_apply *apply, size_t first, size_t end) {
+    for (size_t i = first; i < end; i++) {
+        const weft_staged *staged = &apply->staged[i];
+        if (staged->used) {
+            apply->stats.stage_bytes += staged_bytes(staged);
+            apply->stats.changed += staged->changed;
+            apply->stats.buckets++;
+            apply->stats.bytes_read += apply->patch->index.entries[i].length;
+        }
+    }
+}
+
+/* Drops what is staged, and forgets that it was counted. */
+static void undo_prepare(weft_apply *apply) {
+    drop_staged(apply);
+    apply->stats.changed = apply->before.changed;
+    apply->stats.buckets = apply->before.buckets;
+    apply->stats.bytes_read = apply->before.bytes_read;
+    weft_sums_merge(apply->moves, apply->moves, true);
+    apply->next = apply->previous;
+}
+
 static weft_status stage_more(weft_apply *apply) {
     weft_status status = WEFT_OK;
     apply->previous = apply->next;
@@ -420,12 +476,7 @@ static weft_status stage_more(weft_apply *apply) {
         }
         apply->staged_count = apply->next + count;
         status = weft_parallel(apply->context, count, stage_task, apply);
-        for (size_t i = apply->next; i < apply->staged_count; i++) {
-            apply->stats.stage_bytes += staged_bytes(&apply->staged[i]);
-            apply->stats.changed += apply->staged[i].changed;
-            apply->stats.buckets += apply->staged[i].used;
-            apply->stats.bytes_read += apply->staged[i].used ? apply->patch->index.entries[i].length : 0;
-        }
+        count_staged(apply, apply->next, apply->staged_count);
         apply->next = apply->staged_count;
     }
     return status == WEFT_OK ? check_result(apply) : status;
@@ -441,13 +492,14 @@ weft_status weft_apply_prepare(weft_apply *apply) {
     drop_staged(apply);
     if (apply->phase == PHASE_COMMITTED) {
         weft_sums_merge(apply->moves, apply->moves, true);
+        apply->settled = apply->next;
+        apply->phase = PHASE_IDLE;
     }
+    apply->before = apply->stats;
     weft_progress_begin(apply->context, "prepare", apply->patch->footer.dense_bytes);
     weft_status status = stage_more(apply);
     if (status < 0) {
-        drop_staged(apply);
-        weft_sums_merge(apply->moves, apply->moves, true);
-        apply->next = apply->previous;
+        undo_prepare(apply);
         return status;
     }
     apply->phase = PHASE_PREPARED;
@@ -467,18 +519,19 @@ weft_status weft_apply_run(weft_apply *apply) {
     double start = now();
     size_t count = apply->patch->index.count;
     weft_progress_begin(apply->context, "apply", apply->patch->footer.dense_bytes);
+    apply->staged_count = count;
     weft_status status = weft_parallel(apply->context, count, run_task, apply);
     if (status == WEFT_OK) {
         status = check_result(apply);
     }
+    count_staged(apply, 0, count);
+    drop_staged(apply);
     if (status != WEFT_OK) {
-        apply->phase = PHASE_BROKEN;
+        apply->phase = PHASE_RUN;
         return status;
     }
     weft_sums_merge(apply->sums, apply->moves, false);
     apply->next = count;
-    apply->stats.changed = apply->patch->footer.changed;
-    apply->stats.buckets = count;
     apply->stats.decode_seconds = now() - start;
     apply->phase = PHASE_RUN;
     return WEFT_OK;
@@ -546,10 +599,16 @@ weft_status weft_apply_rollback(weft_apply *apply) {
             weft_sums_merge(apply->sums, apply->moves, true);
         }
     }
-    drop_staged(apply);
-    weft_sums_merge(apply->moves, apply->moves, true);
-    apply->next = apply->previous;
+    undo_prepare(apply);
     apply->phase = PHASE_IDLE;
+    if (apply->settled > 0) {
+        return weft_fail(
+            apply->context, WEFT_UNSUPPORTED,
+            "the first %zu of %zu buckets were committed in earlier steps and stay, so that the "
+            "weights are between two states; prepare and commit the rest, or raise "
+            "limits.stage_bytes to make it one step next time",
+            apply->settled, apply->patch->index.count);
+    }
     return WEFT_OK;
 }
 
