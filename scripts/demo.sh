@@ -223,9 +223,9 @@ title "In place, killed at a random instant"
 old_digest=$(digest_of step-0.safetensors)
 new_digest=$(digest_of step-1.safetensors)
 milliseconds=$(measure_apply)
-say "Undisturbed it takes $milliseconds ms. All changes are written to a journal beside the file before the"
-say "first weight is touched. Killed without a whole journal, the file is at the old state; with one, the next"
-say "command completes the new state."
+say "Undisturbed it takes $milliseconds ms. All changes are written to a journal beside the file before"
+say "the first weight is touched. Killed without a whole journal, the file is at the old state; with one,"
+say "the next command completes the new state."
 kill_between "$milliseconds"
 show "cp step-0.safetensors worker.safetensors"
 show "weft apply --in-place worker.safetensors 1.weft & sleep $instant; kill -9 \$!"
@@ -251,7 +251,8 @@ right "always the old or the new state, never between"
 
 title "One wrong bit in a patch of $small bytes: refused before anything is touched"
 cp step-0.safetensors worker.safetensors
-offset=$((64 + (RANDOM * 32768 + RANDOM) % (small - 64))) # behind the preamble: a length beyond the limit is exit code 1
+# Anywhere behind the preamble, where a length beyond the reader's limit would be exit code 1.
+offset=$((64 + (RANDOM * 32768 + RANDOM) % (small - 64)))
 byte=$(od -An -tu1 -j "$offset" -N 1 1.weft | tr -d ' ')
 flipped=$(printf '\\x%02x' $((byte ^ (1 << RANDOM % 8))))
 run cp 1.weft damaged.weft
