@@ -68,7 +68,10 @@ static bool usable(const weft_segment *segment, unsigned width, weft_window_need
         return false;
     }
     if (segment->live->access != NULL) {
-        return need == WEFT_NEED_WORDS && on_word(segment->live_unit, width);
+        /* words fetched from there must be this tensor's alone, to the last */
+        uint64_t end = segment->live_unit + segment->units;
+        return need == WEFT_NEED_WORDS && on_word(segment->live_unit, width) &&
+               (on_word(end, width) || end == weft_tensor_units(segment->live));
     }
     return segment->live->storage == segment->live->dtype || need == WEFT_NEED_MASTERS;
 }
