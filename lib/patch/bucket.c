@@ -314,35 +314,38 @@ bool weft_frame_dense(const weft_frame *frame) {
     return frame->coding == WEFT_CODING_DIFFERENCE || frame->coding == WEFT_CODING_VALUES;
 }
 
-/* Decodes a few changes, which asks for their memory, and proves the few before them meanwhile. A proof
- * that writes needs no changes once they are proven: two chunks then take turns in the same place. */
+/* Decodes a few changes at a time, which asks for their memory, and proves those that were decoded a few
+ * chunks before, whose memory is there by now. A proof that writes needs no changes once they are proven:
+ * its chunks take turns in a few places. */
+enum { CHUNKS = 8, LAG = 1 };
+
 static weft_status decode_fast(weft_bucket_coder *coder, const weft_frame *frame, weft_changes *changes,
                                weft_proof *proof) {
     weft_fast_decoder decoder;
-    size_t left = (size_t)frame->changed;
+    size_t count = (size_t)frame->changed;
     bool by_callback = weft_proof_by_callback(proof);
-    size_t chunk = by_callback ? left : WEFT_PROOF_CHUNK;
-    size_t waiting = 0; /* first change that is decoded and not proven */
+    size_t chunk = by_callback ? count : WEFT_PROOF_CHUNK;
+    size_t chunks = (count + chunk - 1) / chunk;
+    size_t places = proof->write ? CHUNKS : chunks;
     weft_status status = weft_fast_decoder_begin(&decoder, coder->context, frame->payload,
                                                  frame->payload_size, frame->bucket.units);
-    while (status == WEFT_OK && left > 0) {
-        size_t first = changes->count;
-        size_t some = left < chunk ? left : chunk;
-        const weft_run *run = &coder->from.runs[proof->run];
-        decoder.weights = by_callback ? NULL : run->memory - run->linear * changes->width;
-        if (proof->write && first == 2 * chunk) {
-            changes->count = 0;
-        }
-        size_t start = changes->count;
-        status = weft_fast_decoder_some(&decoder, changes, some);
-        if (status == WEFT_OK) {
-            status = weft_proof_add(proof, changes, waiting, first);
-        }
-        waiting = start;
-        left -= some;
+    if (status == WEFT_OK && proof->write && changes->width == 2) {
+        bool good = weft_proof_fast_through(proof, &decoder, count);
+        return good ? weft_fast_decoder_finish(&decoder) : weft_fast_decoder_broken(&decoder);
     }
-    if (status == WEFT_OK) {
-        status = weft_proof_add(proof, changes, waiting, changes->count);
+    for (size_t i = 0; i < chunks + LAG && status == WEFT_OK; i++) {
+        if (i < chunks) {
+            const weft_run *run = &coder->from.runs[proof->run];
+            decoder.weights = by_callback ? NULL : run->memory - run->linear * changes->width;
+            changes->count = i % places * chunk;
+            size_t left = count - i * chunk;
+            status = weft_fast_decoder_some(&decoder, changes, left < chunk ? left : chunk);
+        }
+        if (status == WEFT_OK && i >= LAG && i - LAG < chunks) {
+            size_t first = (i - LAG) % places * chunk;
+            size_t left = count - (i - LAG) * chunk;
+            status = weft_proof_add(proof, changes, first, first + (left < chunk ? left : chunk));
+        }
     }
     return status == WEFT_OK ? weft_fast_decoder_finish(&decoder) : status;
 }
@@ -368,7 +371,7 @@ static weft_status decode_and_prove(weft_bucket_coder *coder, const weft_frame *
     }
     weft_proof proof;
     bool fast = frame->coding == WEFT_CODING_FAST;
-    weft_proof_begin(&proof, &coder->from, fast ? WEFT_PROOF_STEPS : WEFT_PROOF_VALUES, write, moves);
+    weft_proof_begin(&proof, &coder->from, WEFT_PROOF_STEPS, write, moves);
     if (fast) {
         status = decode_fast(coder, frame, changes, &proof);
     } else {

@@ -2,8 +2,9 @@
  *
  * changes.h: the absolute changes of one bucket: where, what was there, what will be.
  *
- * Positions count units along the bucket (its spans one after the other) and ascend strictly. Values
- * are `width` bytes each. Arrays have WEFT_KERNEL_SLACK entries of room past the capacity.
+ * Positions count units along the bucket (its spans one after the other). They are distinct and go from
+ * run to run of the bucket; where a list says so, they ascend. Values are `width` bytes each. Arrays have
+ * WEFT_KERNEL_SLACK entries of room past the capacity.
  */
 #ifndef WEFT_PATCH_CHANGES_H
 #define WEFT_PATCH_CHANGES_H

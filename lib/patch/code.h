@@ -29,24 +29,13 @@ weft_exponent weft_exponent_of(weft_dtype dtype);
 /* ---- fast ---- */
 
 weft_status weft_fast_encode(const weft_changes *changes, uint64_t units, weft_writer *writer);
-typedef struct weft_fast_decoder {
-    weft_context *context;
-    const uint8_t *start;
-    const uint8_t *cursor;
-    const uint8_t *end;
-    uint64_t buffer;
-    int available; /* bits in the buffer; negative once too many were taken */
-    unsigned k;
-    uint64_t next; /* the position after the last change */
-    uint64_t units;
-    const uint8_t *weights; /* where position 0 would lie: memory that is asked for on the way */
-} weft_fast_decoder;
-
 /* `payload` is followed by WEFT_BITS_SLACK readable bytes. */
 weft_status weft_fast_decoder_begin(weft_fast_decoder *decoder, weft_context *context,
                                     const uint8_t *payload, size_t size, uint64_t units);
 /* Appends the next `count` changes: positions, and steps in `news`. */
 weft_status weft_fast_decoder_some(weft_fast_decoder *decoder, weft_changes *changes, size_t count);
+/* The failure of a stream that does not hold its changes. */
+weft_status weft_fast_decoder_broken(const weft_fast_decoder *decoder);
 /* Checks that nothing is left. */
 weft_status weft_fast_decoder_finish(const weft_fast_decoder *decoder);
 
@@ -99,14 +88,14 @@ typedef struct weft_small_decoder {
     void *steps; /* uint16_t for two-byte units, else uint64_t */
     weft_tile tile;
     uint16_t indices[WEFT_TILE];
-    uint64_t changed[WEFT_TILE_BLOCKS];
-    uint16_t step_at[WEFT_TILE];
+    uint8_t scratch[2 * WEFT_TILE]; /* a tile's weights, for proofs that must not write to them */
 } weft_small_decoder;
 
 void weft_small_decoder_open(weft_small_decoder *decoder, weft_context *context);
 void weft_small_decoder_close(weft_small_decoder *decoder);
 /* Sets positions, olds and news from the memory of the proof's window, and proves them on the way, while
- * the weights are in the cache. */
+ * the weights are in the cache. Positions ascend from tile to tile, not within one. The proof is one of
+ * steps. */
 weft_status weft_small_decode(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
                               weft_exponent exponent, const uint8_t *payload, size_t size, uint64_t units,
                               size_t count, weft_changes *changes, weft_proof *proof);

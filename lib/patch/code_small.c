@@ -218,6 +218,44 @@ static weft_status reserve_encoder(weft_small_encoder *encoder, size_t count) {
     return WEFT_OK;
 }
 
+/* One class: ranks are positions. */
+static void rank_single(weft_small_encoder *encoder, const weft_changes *changes, size_t first) {
+    uint32_t next = encoder->next[0];
+    for (size_t i = first; i < changes->count; i++) {
+        encoder->class_of[i] = 0;
+        encoder->gaps[i] = changes->positions[i] - next;
+        next = changes->positions[i] + 1;
+    }
+    encoder->next[0] = next;
+    encoder->counts[0] += (uint32_t)(changes->count - first);
+}
+
+static void find_classes(const weft_small_encoder *encoder, const uint16_t *olds, size_t count,
+                         uint8_t *class_of) {
+    unsigned shift = encoder->exponent.shift;
+    for (size_t i = 0; i < count; i++) {
+        class_of[i] = encoder->class_of_exponent[(olds[i] & 0x7fffu) >> shift];
+    }
+}
+
+/* Turns ranks within the tile into gaps within the bucket. */
+static void take_gaps(weft_small_encoder *encoder, const uint8_t *class_of, uint32_t *gaps, size_t count) {
+    uint32_t offsets[WEFT_CLASS_MAX]; /* rank in the tile + offset = gap */
+    for (unsigned c = 0; c < encoder->classes; c++) {
+        offsets[c] = encoder->members[c] - encoder->next[c];
+    }
+    for (size_t i = 0; i < count; i++) {
+        uint32_t rank = gaps[i];
+        gaps[i] = rank + offsets[class_of[i]];
+        offsets[class_of[i]] = 0 - rank - 1;
+        encoder->counts[class_of[i]]++;
+    }
+    for (unsigned c = 0; c < encoder->classes; c++) {
+        encoder->next[c] = encoder->members[c] - offsets[c];
+        encoder->members[c] += encoder->tile.counts[c];
+    }
+}
+
 weft_status weft_small_encoder_tile(weft_small_encoder *encoder, const weft_patch_kernels *kernels,
                                     const void *base, size_t units, uint64_t linear,
                                     const weft_changes *changes, size_t first) {
@@ -226,32 +264,17 @@ weft_status weft_small_encoder_tile(weft_small_encoder *encoder, const weft_patc
         return status;
     }
     if (encoder->classes == 1) {
-        for (size_t i = first; i < changes->count; i++) {
-            encoder->class_of[i] = 0;
-            encoder->gaps[i] = changes->positions[i] - encoder->next[0];
-            encoder->next[0] = changes->positions[i] + 1;
-        }
-        encoder->counts[0] += (uint32_t)(changes->count - first);
+        rank_single(encoder, changes, first);
         return WEFT_OK;
     }
-    weft_tile *tile = &encoder->tile;
-    kernels->classify(base, units, encoder->exponent.shift, encoder->cuts, encoder->classes, tile);
-    for (size_t i = first; i < changes->count; i++) {
-        uint64_t magnitude = weft_unit_load(changes->olds, i, 2) & 0x7fff;
-        encoder->class_of[i] = encoder->class_of_exponent[magnitude >> encoder->exponent.shift];
-    }
-    kernels->rank(tile, encoder->class_of + first, changes->positions + first, changes->count - first,
-                  (uint32_t)linear, encoder->gaps + first);
-    for (size_t i = first; i < changes->count; i++) {
-        unsigned c = encoder->class_of[i];
-        uint32_t rank = encoder->members[c] + encoder->gaps[i];
-        encoder->gaps[i] = rank - encoder->next[c];
-        encoder->next[c] = rank + 1;
-        encoder->counts[c]++;
-    }
-    for (unsigned c = 0; c < encoder->classes; c++) {
-        encoder->members[c] += tile->counts[c];
-    }
+    size_t count = changes->count - first;
+    uint8_t *class_of = encoder->class_of + first;
+    uint32_t *gaps = encoder->gaps + first;
+    kernels->classify(base, units, encoder->exponent.shift, encoder->cuts, encoder->classes,
+                      &encoder->tile);
+    find_classes(encoder, (const uint16_t *)changes->olds + first, count, class_of);
+    kernels->rank(&encoder->tile, class_of, changes->positions + first, count, (uint32_t)linear, gaps);
+    take_gaps(encoder, class_of, gaps, count);
     return WEFT_OK;
 }
 
@@ -284,21 +307,30 @@ typedef struct class_tables {
 static void tokenise(weft_small_encoder *encoder, size_t count, class_tables *tables) {
     size_t first = 0;
     for (unsigned c = 0; c < encoder->classes; c++) {
-        uint32_t gap_counts[WEFT_RANS_TOKENS] = {0};
-        uint32_t step_counts[WEFT_RANS_TOKENS] = {0};
-        for (size_t i = first; i < first + encoder->counts[c]; i++) {
-            uint8_t gap = (uint8_t)weft_token_of(encoder->class_gaps[i]);
-            uint8_t step = (uint8_t)weft_token_of(encoder->class_steps[i]);
-            encoder->tokens[i] = gap;
-            encoder->tokens[count + i] = step;
-            gap_counts[gap]++;
-            step_counts[step]++;
+        size_t end = first + encoder->counts[c];
+        /* two counters a token, by turns: one that was just written is slow to read */
+        uint32_t gap_counts[2][WEFT_RANS_TOKENS] = {{0}};
+        uint32_t step_counts[2][WEFT_RANS_TOKENS] = {{0}};
+        const uint32_t *gaps = encoder->class_gaps;
+        const uint64_t *steps = encoder->class_steps;
+        uint8_t *tokens = encoder->tokens;
+        for (size_t i = first; i < end; i++) {
+            unsigned gap = weft_token_of(gaps[i]);
+            unsigned step = weft_token_of(steps[i]);
+            tokens[i] = (uint8_t)gap;
+            tokens[count + i] = (uint8_t)step;
+            gap_counts[i % 2][gap]++;
+            step_counts[i % 2][step]++;
         }
-        if (encoder->counts[c] > 0) {
-            weft_rans_table_fit(&tables[c].gaps, gap_counts);
-            weft_rans_table_fit(&tables[c].steps, step_counts);
+        for (unsigned t = 0; t < WEFT_RANS_TOKENS; t++) {
+            gap_counts[0][t] += gap_counts[1][t];
+            step_counts[0][t] += step_counts[1][t];
         }
-        first += encoder->counts[c];
+        if (end > first) {
+            weft_rans_table_fit(&tables[c].gaps, gap_counts[0]);
+            weft_rans_table_fit(&tables[c].steps, step_counts[0]);
+        }
+        first = end;
     }
 }
 

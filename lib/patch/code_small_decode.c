@@ -3,8 +3,8 @@
  * code_small_decode.c: reading the `small` coding. See code_small.c for the idea.
  *
  * First all tokens of the bucket become ranks and steps, class after class; then the base is classified
- * tile by tile, and the ranks that fall into a tile are turned into positions. Within a tile the changes
- * of all classes are brought into order by marking them in a bit mask.
+ * tile by tile, the ranks that fall into a tile are turned into positions, class after class, and proven
+ * while the tile is in the cache.
  */
 #include "code.h"
 
@@ -128,41 +128,61 @@ static bool expand_gaps(weft_bits_reader *bits, const token_rests *rests, const 
     return next <= units && !weft_bits_overrun(bits);
 }
 
-static inline __attribute__((always_inline)) bool expand_steps(weft_bits_reader *reader,
-                                                               const uint8_t *tokens, size_t count,
-                                                               unsigned width, void *steps,
-                                                               unsigned step_width) {
+/* Two-byte steps: their rests are short, and whether there is one is as good as random. */
+static bool expand_short_steps(weft_bits_reader *reader, const token_rests *rests, const uint8_t *tokens,
+                               size_t count, uint16_t *steps) {
     weft_bits_reader bits = *reader;
+    uint32_t highest = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (weft_bits_overrun(&bits)) {
+            return false;
+        }
+        unsigned size = rests->bits[tokens[i]];
+        uint32_t rest = (uint32_t)weft_bits_peek(&bits) & (uint32_t)(((uint64_t)1 << size) - 1);
+        uint32_t code = rests->bases[tokens[i]] + rest;
+        uint32_t magnitude = code / 2 + 1;
+        uint32_t negative = 0 - (code & 1);
+        bits.position += size;
+        highest = code > highest ? code : highest;
+        steps[i] = (uint16_t)((magnitude ^ negative) - negative);
+    }
+    *reader = bits;
+    return highest <= UINT16_MAX && !weft_bits_overrun(&bits);
+}
+
+static bool expand_long_steps(weft_bits_reader *bits, const uint8_t *tokens, size_t count, unsigned width,
+                              uint64_t *steps) {
     uint64_t highest = width == 8 ? UINT64_MAX : ((uint64_t)1 << (8 * width)) - 1;
     for (size_t i = 0; i < count; i++) {
-        uint64_t code = tokens[i];
-        if (code >= 16) {
-            code = weft_token_base(tokens[i]) + weft_bits_get(&bits, weft_token_bits(tokens[i]));
-        }
+        uint64_t rest = weft_bits_get(bits, weft_token_bits(tokens[i]));
+        uint64_t code = weft_token_base(tokens[i]) + rest;
         if (code > highest) {
             return false;
         }
-        weft_unit_store(steps, i, step_width, weft_step_of_code(code, 8 * width));
+        steps[i] = weft_step_of_code(code, 8 * width);
     }
-    *reader = bits;
-    return !weft_bits_overrun(&bits);
+    return !weft_bits_overrun(bits);
 }
 
-static bool expand_steps_any(weft_bits_reader *bits, const uint8_t *tokens, size_t count, unsigned width,
-                             void *steps, size_t first) {
+static bool expand_steps(small_header *header, const token_rests *rests, const uint8_t *tokens,
+                         size_t count, unsigned width, void *steps, size_t first) {
     if (width == 2) {
-        return expand_steps(bits, tokens, count, 2, (uint16_t *)steps + first, 2);
+        return expand_short_steps(&header->bits, rests, tokens, count, (uint16_t *)steps + first);
     }
-    return expand_steps(bits, tokens, count, width, (uint64_t *)steps + first, 8);
+    return expand_long_steps(&header->bits, tokens, count, width, (uint64_t *)steps + first);
 }
 
-static bool read_tables(small_header *header, weft_rans_table *gaps, weft_rans_table *steps) {
+enum { SHORT_STEP_TOKENS = 64 /* codes below 2^16 */ };
+
+static bool read_tables(small_header *header, unsigned width, weft_rans_table *gaps,
+                        weft_rans_table *steps) {
+    unsigned step_tokens = width == 2 ? SHORT_STEP_TOKENS : WEFT_RANS_TOKENS;
     for (unsigned c = 0; c < header->classes; c++) {
         if (header->counts[c] == 0) {
             continue;
         }
         if (!weft_rans_table_read(&gaps[c], &header->bits) || gaps[c].tokens > GAP_TOKENS ||
-            !weft_rans_table_read(&steps[c], &header->bits)) {
+            !weft_rans_table_read(&steps[c], &header->bits) || steps[c].tokens > step_tokens) {
             return false;
         }
     }
@@ -177,7 +197,7 @@ static bool read_classes(weft_small_decoder *decoder, small_header *header, uint
     weft_rans_decoder rans;
     token_rests rests;
     fill_rests(&rests);
-    if (!read_tables(header, gaps, steps) ||
+    if (!read_tables(header, width, gaps, steps) ||
         !weft_rans_decoder_open(&rans, header->stream, header->stream_size)) {
         return false;
     }
@@ -190,7 +210,7 @@ static bool read_classes(weft_small_decoder *decoder, small_header *header, uint
         if (!weft_rans_decode(&rans, &gaps[c], decoder->tokens, count) ||
             !expand_gaps(&header->bits, &rests, decoder->tokens, count, units, decoder->ranks + first) ||
             !weft_rans_decode(&rans, &steps[c], decoder->tokens, count) ||
-            !expand_steps_any(&header->bits, decoder->tokens, count, width, decoder->steps, first)) {
+            !expand_steps(header, &rests, decoder->tokens, count, width, decoder->steps, first)) {
             return false;
         }
         first += count;
@@ -205,43 +225,23 @@ typedef struct class_cursors {
     uint32_t members[WEFT_CLASS_MAX];
 } class_cursors;
 
-/* Marks the changes of one class in the tile. */
-static void mark_class(weft_small_decoder *decoder, const weft_patch_kernels *kernels, unsigned c,
-                       class_cursors *cursors) {
-    const uint32_t *ranks = decoder->ranks;
-    const uint16_t *steps = decoder->steps;
-    uint32_t first_rank = cursors->members[c];
-    uint64_t limit = (uint64_t)first_rank + decoder->tile.counts[c];
-    size_t first = cursors->next[c];
-    size_t end = first;
-    while (end < cursors->end[c] && ranks[end] < limit) {
-        end++;
+/* Appends the changes of one class in the tile: positions, and steps in news. Ranks past the tile wait for
+ * the next one; a rank before it cannot be, since ranks ascend and every tile takes all of its own. */
+static void take_class(weft_small_decoder *decoder, const weft_patch_kernels *kernels, unsigned c,
+                       uint64_t linear, class_cursors *cursors, weft_changes *changes) {
+    size_t next = cursors->next[c];
+    size_t found = kernels->select(&decoder->tile, c, decoder->ranks + next, cursors->end[c] - next,
+                                   cursors->members[c], decoder->indices);
+    const uint16_t *steps = (const uint16_t *)decoder->steps + next;
+    uint32_t *positions = changes->positions + changes->count;
+    uint16_t *news = (uint16_t *)changes->news + changes->count;
+    for (size_t i = 0; i < found; i++) {
+        positions[i] = (uint32_t)linear + decoder->indices[i];
+        news[i] = steps[i];
     }
-    kernels->select(&decoder->tile, c, ranks + first, end - first, first_rank, decoder->indices);
-    for (size_t i = 0; i < end - first; i++) {
-        uint16_t index = decoder->indices[i];
-        decoder->changed[index / 64] |= (uint64_t)1 << (index % 64);
-        decoder->step_at[index] = steps[first + i];
-    }
-    cursors->next[c] = end;
-    cursors->members[c] = (uint32_t)limit;
-}
-
-/* Takes the marked changes out in order. */
-static void collect_tile(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
-                         const uint8_t *base, size_t blocks, uint64_t linear, weft_changes *changes) {
-    size_t first = changes->count;
-    uint32_t *positions = changes->positions;
-    uint8_t *olds = changes->olds;
-    uint8_t *news = changes->news;
-    size_t end = first + kernels->collect(decoder->changed, blocks, (uint32_t)linear, positions + first);
-    for (size_t i = first; i < end; i++) {
-        size_t index = (size_t)(positions[i] - linear);
-        uint64_t old = weft_unit_load(base, index, 2);
-        weft_unit_store(olds, i, 2, old);
-        weft_unit_store(news, i, 2, old + decoder->step_at[index]);
-    }
-    changes->count = end;
+    changes->count += found;
+    cursors->next[c] += found;
+    cursors->members[c] += decoder->tile.counts[c];
 }
 
 /* Work on a tile leaves the memory idle, so the tile after it is asked for meanwhile: a part with every
@@ -253,52 +253,48 @@ static void prefetch_part(const uint8_t *tile, unsigned part, unsigned parts) {
     }
 }
 
-static weft_status decode_run(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
-                              const small_header *header, const weft_run *run, class_cursors *cursors,
-                              weft_changes *changes, weft_proof *proof) {
+static void decode_tile(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
+                        const small_header *header, uint8_t *base, size_t units, uint64_t linear,
+                        class_cursors *cursors, weft_changes *changes, weft_proof *proof) {
+    size_t first = changes->count;
+    kernels->classify(base, units, header->shift, header->cuts, header->classes, &decoder->tile);
+    for (unsigned c = 0; c < header->classes; c++) {
+        prefetch_part(base + 2 * WEFT_TILE, c, header->classes);
+        take_class(decoder, kernels, c, linear, cursors, changes);
+    }
+    if (proof->write) {
+        weft_proof_through(proof, changes, first, changes->count, base, 2 * units, linear);
+        changes->count = first;
+    } else {
+        memcpy(decoder->scratch, base, 2 * units);
+        weft_proof_through(proof, changes, first, changes->count, decoder->scratch, 2 * units, linear);
+    }
+}
+
+static void decode_run(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
+                       const small_header *header, const weft_run *run, class_cursors *cursors,
+                       weft_changes *changes, weft_proof *proof) {
+    uint8_t *memory = (uint8_t *)(uintptr_t)run->memory;
     for (uint64_t done = 0; done < run->units; done += WEFT_TILE) {
         uint64_t left = run->units - done;
         size_t units = left < WEFT_TILE ? (size_t)left : WEFT_TILE;
-        size_t blocks = (units + 63) / 64;
-        const uint8_t *base = run->memory + 2 * done;
-        kernels->classify(base, units, header->shift, header->cuts, header->classes, &decoder->tile);
-        memset(decoder->changed, 0, blocks * sizeof *decoder->changed);
-        for (unsigned c = 0; c < header->classes; c++) {
-            prefetch_part(base + 2 * WEFT_TILE, c, header->classes);
-            mark_class(decoder, kernels, c, cursors);
-        }
-        size_t first = changes->count;
-        collect_tile(decoder, kernels, base, blocks, run->linear + done, changes);
-        weft_status status = weft_proof_add(proof, changes, first, changes->count);
-        if (status != WEFT_OK) {
-            return status;
-        }
-        /* what a writing proof has taken is done with */
-        changes->count = proof->write ? 0 : changes->count;
+        decode_tile(decoder, kernels, header, memory + 2 * done, units, run->linear + done, cursors,
+                    changes, proof);
     }
-    return WEFT_OK;
 }
 
 /* With one class, ranks are positions, and the base is only read where it changes. */
 static weft_status decode_single(weft_small_decoder *decoder, size_t count, weft_changes *changes,
                                  weft_proof *proof) {
-    const weft_run *runs = proof->window->runs;
     unsigned width = changes->width;
     weft_status status = WEFT_OK;
-    size_t r = 0;
     for (size_t done = 0; done < count && status == WEFT_OK;) {
         size_t first = proof->write ? 0 : done;
         size_t some = count - done < WEFT_TILE ? count - done : WEFT_TILE;
         for (size_t i = 0; i < some; i++) {
-            uint32_t position = decoder->ranks[done + i];
-            while (position >= runs[r].linear + runs[r].units) {
-                r++;
-            }
-            uint64_t old = weft_unit_load(runs[r].memory, (size_t)(position - runs[r].linear), width);
             uint64_t step = weft_unit_load(decoder->steps, done + i, width == 2 ? 2 : 8);
-            changes->positions[first + i] = position;
-            weft_unit_store(changes->olds, first + i, width, old);
-            weft_unit_store(changes->news, first + i, width, old + step);
+            changes->positions[first + i] = decoder->ranks[done + i];
+            weft_unit_store(changes->news, first + i, width, step);
         }
         changes->count = first + some;
         status = weft_proof_add(proof, changes, first, first + some);
@@ -318,11 +314,7 @@ static weft_status decode_classes(weft_small_decoder *decoder, const weft_patch_
     }
     const weft_window *window = proof->window;
     for (size_t i = 0; i < window->run_count; i++) {
-        weft_status status =
-            decode_run(decoder, kernels, header, &window->runs[i], &cursors, changes, proof);
-        if (status != WEFT_OK) {
-            return status;
-        }
+        decode_run(decoder, kernels, header, &window->runs[i], &cursors, changes, proof);
     }
     for (unsigned c = 0; c < header->classes; c++) {
         if (cursors.next[c] != cursors.end[c]) {

@@ -63,28 +63,21 @@ static unsigned nth_bit(uint64_t mask, uint32_t rank) {
     return (unsigned)__builtin_ctzll(mask);
 }
 
-static void select_portable(const weft_tile *tile, unsigned class_index, const uint32_t *ranks,
-                            size_t count, uint32_t first, uint16_t *indices) {
+static size_t select_portable(const weft_tile *tile, unsigned class_index, const uint32_t *ranks,
+                              size_t count, uint32_t first, uint16_t *indices) {
     const uint16_t *before = tile->before[class_index];
+    uint32_t members = tile->counts[class_index];
     unsigned block = 0;
-    for (size_t i = 0; i < count; i++) {
+    size_t i = 0;
+    for (; i < count && ranks[i] - first < members; i++) {
         uint32_t rank = ranks[i] - first;
         while (block + 1 < WEFT_TILE_BLOCKS && before[block + 1] <= rank) {
             block++;
         }
-        indices[i] =
-            (uint16_t)(64 * block + nth_bit(tile->masks[class_index][block], rank - before[block]));
+        unsigned bit = nth_bit(tile->masks[class_index][block], rank - before[block]);
+        indices[i] = (uint16_t)(64 * block + bit);
     }
-}
-
-static size_t collect_portable(const uint64_t *masks, size_t blocks, uint32_t first, uint32_t *positions) {
-    size_t found = 0;
-    for (size_t b = 0; b < blocks; b++) {
-        for (uint64_t mask = masks[b]; mask != 0; mask &= mask - 1) {
-            positions[found++] = first + (uint32_t)(64 * b) + (uint32_t)__builtin_ctzll(mask);
-        }
-    }
-    return found;
+    return i;
 }
 
 static void rank_portable(const weft_tile *tile, const uint8_t *class_of, const uint32_t *positions,
@@ -92,13 +85,18 @@ static void rank_portable(const weft_tile *tile, const uint8_t *class_of, const 
     weft_tile_rank(tile, class_of, positions, count, linear, ranks);
 }
 
+static bool decode_fast_portable(weft_fast_decoder *decoder, uint32_t *positions, void *steps,
+                                 size_t count) {
+    return weft_fast_loop(decoder, positions, steps, count, 2);
+}
+
 const weft_patch_kernels weft_patch_kernels_portable = {
     .diff = diff_portable,
     .diff_masters = diff_masters_portable,
     .classify = classify_portable,
     .rank = rank_portable,
-    .collect = collect_portable,
     .select = select_portable,
+    .decode_fast = decode_fast_portable,
 };
 
 const weft_patch_kernels *weft_patch_kernels_for(weft_cpu level) {

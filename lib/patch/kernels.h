@@ -10,6 +10,7 @@
 #define WEFT_PATCH_KERNELS_H
 
 #include "../base/cpu.h"
+#include "fast_loop.h"
 
 enum {
     WEFT_TILE = 4096,
@@ -40,12 +41,12 @@ typedef struct weft_patch_kernels {
      * position positions[i]. */
     void (*rank)(const weft_tile *tile, const uint8_t *class_of, const uint32_t *positions, size_t count,
                  uint32_t linear, uint32_t *ranks);
-    /* Writes `first` plus the index of every set bit of `blocks` masks, ascending; returns how many. */
-    size_t (*collect)(const uint64_t *masks, size_t blocks, uint32_t first, uint32_t *positions);
-    /* The tile index of the member of class c with rank ranks[i] - first, for each i. Ranks lie inside
-     * of the tile. */
-    void (*select)(const weft_tile *tile, unsigned class_index, const uint32_t *ranks, size_t count,
-                   uint32_t first, uint16_t *indices);
+    /* The tile index of the member of class `class_index` with rank ranks[i] - first, for i from 0 up to
+     * `count` or the first rank outside of the tile. Ranks ascend. Returns how many it found. */
+    size_t (*select)(const weft_tile *tile, unsigned class_index, const uint32_t *ranks, size_t count,
+                     uint32_t first, uint16_t *indices);
+    /* The loop of fast_loop.h for two-byte steps. */
+    bool (*decode_fast)(weft_fast_decoder *decoder, uint32_t *positions, void *steps, size_t count);
 } weft_patch_kernels;
 
 /* Compiled into each kernel file, so that the population count is one instruction where there is one. */

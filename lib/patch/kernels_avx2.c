@@ -147,11 +147,13 @@ static void classify_avx2(const void *weights, size_t count, unsigned shift, con
     separate_classes((count + 63) / 64, classes, tile);
 }
 
-static void select_avx2(const weft_tile *tile, unsigned class_index, const uint32_t *ranks, size_t count,
-                        uint32_t first, uint16_t *indices) {
+static size_t select_avx2(const weft_tile *tile, unsigned class_index, const uint32_t *ranks, size_t count,
+                          uint32_t first, uint16_t *indices) {
     const uint16_t *before = tile->before[class_index];
+    uint32_t members = tile->counts[class_index];
     unsigned block = 0;
-    for (size_t i = 0; i < count; i++) {
+    size_t i = 0;
+    for (; i < count && ranks[i] - first < members; i++) {
         uint32_t rank = ranks[i] - first;
         while (block + 1 < WEFT_TILE_BLOCKS && before[block + 1] <= rank) {
             block++;
@@ -159,14 +161,7 @@ static void select_avx2(const weft_tile *tile, unsigned class_index, const uint3
         uint64_t bit = _pdep_u64((uint64_t)1 << (rank - before[block]), tile->masks[class_index][block]);
         indices[i] = (uint16_t)(64 * block + (unsigned)_tzcnt_u64(bit));
     }
-}
-
-static size_t collect_avx2(const uint64_t *masks, size_t blocks, uint32_t first, uint32_t *positions) {
-    size_t found = 0;
-    for (size_t b = 0; b < blocks; b++) {
-        found += append_positions(masks[b], first + (uint32_t)(64 * b), positions + found);
-    }
-    return found;
+    return i;
 }
 
 static void rank_avx2(const weft_tile *tile, const uint8_t *class_of, const uint32_t *positions,
@@ -174,11 +169,15 @@ static void rank_avx2(const weft_tile *tile, const uint8_t *class_of, const uint
     weft_tile_rank(tile, class_of, positions, count, linear, ranks);
 }
 
+static bool decode_fast_avx2(weft_fast_decoder *decoder, uint32_t *positions, void *steps, size_t count) {
+    return weft_fast_loop(decoder, positions, steps, count, 2);
+}
+
 const weft_patch_kernels weft_patch_kernels_avx2 = {
     .diff = diff_avx2,
     .diff_masters = diff_masters_avx2,
     .classify = classify_avx2,
     .rank = rank_avx2,
-    .collect = collect_avx2,
     .select = select_avx2,
+    .decode_fast = decode_fast_avx2,
 };

@@ -3,14 +3,11 @@
  * kernels_avx512.c: the kernels for AVX-512 with VBMI2 and VPOPCNTDQ.
  *
  * Changes are rare and irregular, so a branch on "does this block hold one" is mispredicted half of the
- * time. The loops therefore do the same work for every block of 64 weights and let a compress write as
- * many positions as there are; only groups of four blocks without any change are skipped.
+ * time. The loops therefore do the same work for every block of 64 weights.
  */
 #include "kernels.h"
 
 #include <immintrin.h>
-
-enum { GROUP = 256 };
 
 static uint64_t tail_mask(size_t left) {
     return left >= 64 ? ~(uint64_t)0 : ((uint64_t)1 << left) - 1;
@@ -25,62 +22,60 @@ static __mmask32 high_mask(uint64_t mask) {
 }
 
 /* Appends first + i for every set bit i of `mask`. */
-static inline size_t append_positions(uint64_t mask, uint32_t first, uint32_t *positions) {
+static inline size_t append_many(uint64_t mask, uint32_t first, uint32_t *positions) {
     const __m512i iota =
         _mm512_set_epi8(63, 62, 61, 60, 59, 58, 57, 56, 55, 54, 53, 52, 51, 50, 49, 48, 47, 46, 45, 44, 43,
                         42, 41, 40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 30, 29, 28, 27, 26, 25, 24, 23, 22,
                         21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    size_t count = (size_t)__builtin_popcountll(mask);
     __m512i packed = _mm512_maskz_compress_epi8(mask, iota);
     __m512i start = _mm512_set1_epi32((int)first);
-    _mm512_storeu_si512(positions,
-                        _mm512_add_epi32(start, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(packed))));
-    if (__builtin_expect(count > 16, 0)) {
-        _mm512_storeu_si512(
-            positions + 16,
-            _mm512_add_epi32(start, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(packed, 1))));
-        _mm512_storeu_si512(
-            positions + 32,
-            _mm512_add_epi32(start, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(packed, 2))));
-        _mm512_storeu_si512(
-            positions + 48,
-            _mm512_add_epi32(start, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(packed, 3))));
+    __m128i quarters[4] = {
+        _mm512_castsi512_si128(packed),
+        _mm512_extracti32x4_epi32(packed, 1),
+        _mm512_extracti32x4_epi32(packed, 2),
+        _mm512_extracti32x4_epi32(packed, 3),
+    };
+    for (unsigned i = 0; i < 4; i++) {
+        _mm512_storeu_si512(positions + 16 * i, _mm512_add_epi32(start, _mm512_cvtepu8_epi32(quarters[i])));
     }
+    return (size_t)__builtin_popcountll(mask);
+}
+
+/* Most blocks hold none, one or two, and which is as good as random: two are always written, and as many
+ * counted as there are. */
+static inline size_t append_positions(uint64_t mask, uint32_t first, uint32_t *positions) {
+    size_t count = (size_t)__builtin_popcountll(mask);
+    if (__builtin_expect(count > 2, 0)) {
+        return append_many(mask, first, positions);
+    }
+    positions[0] = first + (uint32_t)_tzcnt_u64(mask);
+    positions[1] = first + (uint32_t)_tzcnt_u64(_blsr_u64(mask));
     return count;
 }
 
 static inline uint64_t differ_block(const uint8_t *base, const uint8_t *next) {
     __mmask32 low = _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(base), _mm512_loadu_si512(next));
     __mmask32 high = _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(base + 64), _mm512_loadu_si512(next + 64));
-    return (uint64_t)low | (uint64_t)high << 32;
+    return _mm512_kunpackd(high, low);
 }
 
 static size_t diff_avx512(const void *base, const void *next, size_t count, uint32_t first,
                           uint32_t *positions) {
-    const uint8_t *b = base;
-    const uint8_t *n = next;
+    const uint8_t *x = base;
+    const uint8_t *y = next;
     size_t found = 0;
     size_t i = 0;
-    for (; i + GROUP <= count; i += GROUP) {
-        uint64_t masks[4];
-        for (unsigned j = 0; j < 4; j++) {
-            masks[j] = differ_block(b + 2 * i + 128 * j, n + 2 * i + 128 * j);
-        }
-        if ((masks[0] | masks[1] | masks[2] | masks[3]) == 0) {
-            continue;
-        }
-        for (unsigned j = 0; j < 4; j++) {
-            found += append_positions(masks[j], first + (uint32_t)i + 64 * j, positions + found);
-        }
+    for (; i + 64 <= count; i += 64) {
+        found +=
+            append_positions(differ_block(x + 2 * i, y + 2 * i), first + (uint32_t)i, positions + found);
     }
-    for (; i < count; i += 64) {
+    if (i < count) {
         uint64_t valid = tail_mask(count - i);
-        __m512i b0 = _mm512_maskz_loadu_epi16(low_mask(valid), b + 2 * i);
-        __m512i n0 = _mm512_maskz_loadu_epi16(low_mask(valid), n + 2 * i);
-        __m512i b1 = _mm512_maskz_loadu_epi16(high_mask(valid), b + 2 * i + 64);
-        __m512i n1 = _mm512_maskz_loadu_epi16(high_mask(valid), n + 2 * i + 64);
-        uint64_t mask =
-            (uint64_t)_mm512_cmpneq_epi16_mask(b0, n0) | (uint64_t)_mm512_cmpneq_epi16_mask(b1, n1) << 32;
+        __m512i x0 = _mm512_maskz_loadu_epi16(low_mask(valid), x + 2 * i);
+        __m512i y0 = _mm512_maskz_loadu_epi16(low_mask(valid), y + 2 * i);
+        __m512i x1 = _mm512_maskz_loadu_epi16(high_mask(valid), x + 2 * i + 64);
+        __m512i y1 = _mm512_maskz_loadu_epi16(high_mask(valid), y + 2 * i + 64);
+        uint64_t mask = _mm512_kunpackd(_mm512_cmpneq_epi16_mask(x1, y1), _mm512_cmpneq_epi16_mask(x0, y0));
         found += append_positions(mask, first + (uint32_t)i, positions + found);
     }
     return found;
@@ -229,31 +224,26 @@ static void classify_avx512(const void *weights, size_t count, unsigned shift, c
     separate_classes((count + 63) / 64, classes, tile);
 }
 
-static size_t collect_avx512(const uint64_t *masks, size_t blocks, uint32_t first, uint32_t *positions) {
-    size_t found = 0;
-    for (size_t b = 0; b < blocks; b++) {
-        found += append_positions(masks[b], first + (uint32_t)(64 * b), positions + found);
-    }
-    return found;
-}
-
 /* The block of a rank is the last one that starts at or before it: two compares against all 64 starts,
  * with no branch to mispredict. Blocks past the last member start at the member count and never match. */
-static void select_avx512(const weft_tile *tile, unsigned class_index, const uint32_t *ranks, size_t count,
-                          uint32_t first, uint16_t *indices) {
+static size_t select_avx512(const weft_tile *tile, unsigned class_index, const uint32_t *ranks,
+                            size_t count, uint32_t first, uint16_t *indices) {
     const uint16_t *before = tile->before[class_index];
     const uint64_t *masks = tile->masks[class_index];
+    uint32_t members = tile->counts[class_index];
     __m512i before_low = _mm512_loadu_si512(before);
     __m512i before_high = _mm512_loadu_si512(before + 32);
-    for (size_t i = 0; i < count; i++) {
+    size_t i = 0;
+    for (; i < count && ranks[i] - first < members; i++) {
         uint32_t rank = ranks[i] - first;
         __m512i wanted = _mm512_set1_epi16((short)rank);
         uint64_t starts = (uint64_t)_mm512_cmple_epu16_mask(before_low, wanted) |
                           (uint64_t)_mm512_cmple_epu16_mask(before_high, wanted) << 32;
         unsigned block = 63u - (unsigned)__builtin_clzll(starts);
         uint64_t bit = _pdep_u64((uint64_t)1 << (rank - before[block]), masks[block]);
-        indices[i] = (uint16_t)(64 * block + (unsigned)__builtin_ctzll(bit));
+        indices[i] = (uint16_t)(64 * block + (unsigned)_tzcnt_u64(bit));
     }
+    return i;
 }
 
 static void rank_avx512(const weft_tile *tile, const uint8_t *class_of, const uint32_t *positions,
@@ -261,11 +251,15 @@ static void rank_avx512(const weft_tile *tile, const uint8_t *class_of, const ui
     weft_tile_rank(tile, class_of, positions, count, linear, ranks);
 }
 
+static bool decode_fast_avx512(weft_fast_decoder *decoder, uint32_t *positions, void *steps, size_t count) {
+    return weft_fast_loop(decoder, positions, steps, count, 2);
+}
+
 const weft_patch_kernels weft_patch_kernels_avx512 = {
     .diff = diff_avx512,
     .diff_masters = diff_masters_avx512,
     .classify = classify_avx512,
     .rank = rank_avx512,
-    .collect = collect_avx512,
     .select = select_avx512,
+    .decode_fast = decode_fast_avx512,
 };

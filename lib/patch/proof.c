@@ -9,6 +9,8 @@
  */
 #include "window.h"
 
+#include "fast_loop.h"
+
 enum { AHEAD = 32 /* changes ahead of the current one whose memory is asked for */ };
 
 void weft_proof_begin(weft_proof *proof, const weft_window *window, weft_proof_mode mode, bool write,
@@ -67,7 +69,7 @@ static inline __attribute__((always_inline)) void load_word(const word_source *s
 static inline __attribute__((always_inline)) void prove_run(weft_proof *proof, const weft_run *run,
                                                             word_source source, const weft_changes *changes,
                                                             size_t first, size_t end, bool steps,
-                                                            bool write, bool gathered, unsigned width) {
+                                                            bool gathered, unsigned width) {
     const uint32_t *positions = changes->positions;
     uint8_t *olds = changes->olds;
     uint8_t *news = changes->news;
@@ -111,9 +113,6 @@ static inline __attribute__((always_inline)) void prove_run(weft_proof *proof, c
             weft_unit_store(news, i, width, value);
         }
         weft_unit_store(proof->after + place, 0, width, value);
-        if (write) {
-            weft_unit_store((uint8_t *)(uintptr_t)source.memory + offset, 0, width, value);
-        }
     }
     proof->word = word;
     proof->count = count;
@@ -124,21 +123,157 @@ static void prove_width(weft_proof *proof, const weft_run *run, word_source sour
                         const weft_changes *changes, size_t first, size_t end) {
     bool gathered = source.gathered != NULL;
     bool steps = proof->mode == WEFT_PROOF_STEPS;
-    bool write = proof->write;
-    if (changes->width == 2 && !gathered && steps && write) {
-        prove_run(proof, run, source, changes, first, end, true, true, false, 2);
-    } else if (changes->width == 2 && !gathered && steps) {
-        prove_run(proof, run, source, changes, first, end, true, false, false, 2);
+    if (changes->width == 2 && !gathered && steps) {
+        prove_run(proof, run, source, changes, first, end, true, false, 2);
     } else if (changes->width == 2 && !gathered) {
-        prove_run(proof, run, source, changes, first, end, false, write, false, 2);
+        prove_run(proof, run, source, changes, first, end, false, false, 2);
     } else if (changes->width == 1) {
-        prove_run(proof, run, source, changes, first, end, steps, write, gathered, 1);
+        prove_run(proof, run, source, changes, first, end, steps, gathered, 1);
     } else if (changes->width == 2) {
-        prove_run(proof, run, source, changes, first, end, steps, write, gathered, 2);
+        prove_run(proof, run, source, changes, first, end, steps, gathered, 2);
     } else if (changes->width == 4) {
-        prove_run(proof, run, source, changes, first, end, steps, write, gathered, 4);
+        prove_run(proof, run, source, changes, first, end, steps, gathered, 4);
     } else {
-        prove_run(proof, run, source, changes, first, end, steps, write, gathered, 8);
+        prove_run(proof, run, source, changes, first, end, steps, gathered, 8);
+    }
+}
+
+/* Goes on to the run that holds `position`. */
+static void enter_run(weft_proof *proof, uint32_t position) {
+    const weft_run *runs = proof->window->runs;
+    if (position < runs[proof->run].linear + runs[proof->run].units) {
+        return;
+    }
+    flush(proof);
+    proof->word = UINT64_MAX;
+    proof->grain = UINT64_MAX;
+    while (position >= runs[proof->run].linear + runs[proof->run].units) {
+        proof->run++;
+    }
+}
+
+/* A stretch of memory that is written to, and the batch's state while a loop runs. */
+typedef struct write_state {
+    word_source source;
+    uint8_t *memory;
+    uint64_t first_byte; /* of the memory, in its tensor */
+    uint64_t grain;
+    size_t count;
+} write_state;
+
+static inline write_state write_begin(const weft_proof *proof, uint8_t *memory, size_t bytes,
+                                      uint64_t linear, unsigned width) {
+    const weft_run *run = &proof->window->runs[proof->run];
+    return (write_state){
+        .source = {memory, bytes, NULL},
+        .memory = memory,
+        .first_byte = (run->unit + (linear - run->linear)) * width,
+        .grain = proof->grain,
+        .count = proof->count,
+    };
+}
+
+/* Every change is an entry of its own, and reads what those before it wrote. Returns the old value. */
+static inline __attribute__((always_inline)) uint64_t
+write_one(weft_proof *proof, write_state *state, size_t offset, uint64_t value, bool step, unsigned width) {
+    uint64_t byte = state->first_byte + offset;
+    if (__builtin_expect(state->count == WEFT_PROOF_BATCH || byte / WEFT_GRAIN_BYTES != state->grain, 0)) {
+        proof->count = state->count;
+        flush(proof);
+        state->count = 0;
+        state->grain = byte / WEFT_GRAIN_BYTES;
+        proof->grain = state->grain;
+    }
+    uint8_t *before = proof->before + state->count * WEFT_WORD;
+    uint8_t *after = proof->after + state->count * WEFT_WORD;
+    load_word(&state->source, offset & ~(size_t)(WEFT_WORD - 1), before);
+    memcpy(after, before, WEFT_WORD);
+    uint64_t old = weft_unit_load(state->memory + offset, 0, width);
+    uint64_t new = step ? old + value : value;
+    weft_unit_store(after + byte % WEFT_WORD, 0, width, new);
+    weft_unit_store(state->memory + offset, 0, width, new);
+    proof->words[state->count++] = byte / WEFT_WORD;
+    return old;
+}
+
+static inline __attribute__((always_inline)) void write_run(weft_proof *proof, const weft_changes *changes,
+                                                            size_t first, size_t end, uint8_t *memory,
+                                                            size_t bytes, uint64_t linear, bool steps,
+                                                            unsigned width) {
+    write_state state = write_begin(proof, memory, bytes, linear, width);
+    const uint32_t *positions = changes->positions;
+    uint8_t *olds = changes->olds;
+    uint8_t *news = changes->news;
+    for (size_t i = first; i < end; i++) {
+        uint64_t value = weft_unit_load(news, i, width);
+        uint64_t old =
+            write_one(proof, &state, (size_t)(positions[i] - linear) * width, value, steps, width);
+        weft_unit_store(olds, i, width, old);
+        weft_unit_store(news, i, width, steps ? old + value : value);
+    }
+    proof->count = state.count;
+}
+
+/* Decoding a change waits for its own bits, writing one waits for memory: in one loop, with the writing
+ * some changes behind, neither is waited for. */
+enum { RING = 64, BEHIND = 32 };
+
+/* Writes one decoded step, entering the run that it belongs to first. */
+static inline __attribute__((always_inline)) void write_step(weft_proof *proof, write_state *state,
+                                                             uint32_t position, uint16_t step) {
+    const weft_run *run = &proof->window->runs[proof->run];
+    if (__builtin_expect(position >= run->linear + run->units, 0)) {
+        proof->count = state->count;
+        enter_run(proof, position);
+        run = &proof->window->runs[proof->run];
+        *state =
+            write_begin(proof, (uint8_t *)(uintptr_t)run->memory, (size_t)run->units * 2, run->linear, 2);
+    }
+    write_one(proof, state, (size_t)(position - run->linear) * 2, step, true, 2);
+}
+
+bool weft_proof_fast_through(weft_proof *proof, weft_fast_decoder *decoder, size_t count) {
+    const weft_run *run = &proof->window->runs[0];
+    write_state state =
+        write_begin(proof, (uint8_t *)(uintptr_t)run->memory, (size_t)run->units * 2, run->linear, 2);
+    weft_fast_decoder d = *decoder;
+    uint32_t positions[RING];
+    uint16_t steps[RING];
+    for (size_t i = 0; i < count; i++) {
+        weft_fast_refill(&d);
+        d.next += weft_fast_gap(&d);
+        if (__builtin_expect(d.next >= d.units, 0)) {
+            return false;
+        }
+        run = &proof->window->runs[proof->run];
+        __builtin_prefetch(run->memory + 2 * (d.next - run->linear), 1);
+        positions[i % RING] = (uint32_t)d.next++;
+        steps[i % RING] = (uint16_t)weft_fast_step(&d, 2);
+        if (i >= BEHIND) {
+            write_step(proof, &state, positions[(i - BEHIND) % RING], steps[(i - BEHIND) % RING]);
+        }
+    }
+    for (size_t i = count < BEHIND ? 0 : count - BEHIND; i < count; i++) {
+        write_step(proof, &state, positions[i % RING], steps[i % RING]);
+    }
+    proof->count = state.count;
+    *decoder = d;
+    return weft_fast_used(&d) <= 8 * (d.end - d.start);
+}
+
+static void write_width(weft_proof *proof, weft_changes *changes, size_t first, size_t end, uint8_t *memory,
+                        size_t bytes, uint64_t linear) {
+    bool steps = proof->mode == WEFT_PROOF_STEPS;
+    if (changes->width == 2 && steps) {
+        write_run(proof, changes, first, end, memory, bytes, linear, true, 2);
+    } else if (changes->width == 1) {
+        write_run(proof, changes, first, end, memory, bytes, linear, steps, 1);
+    } else if (changes->width == 2) {
+        write_run(proof, changes, first, end, memory, bytes, linear, false, 2);
+    } else if (changes->width == 4) {
+        write_run(proof, changes, first, end, memory, bytes, linear, steps, 4);
+    } else {
+        write_run(proof, changes, first, end, memory, bytes, linear, steps, 8);
     }
 }
 
@@ -175,9 +310,14 @@ static weft_status gather_words(const weft_window *window, const weft_run *run, 
     return WEFT_OK;
 }
 
-static weft_status prove_part(weft_proof *proof, const weft_changes *changes, size_t first, size_t end) {
+static weft_status prove_part(weft_proof *proof, weft_changes *changes, size_t first, size_t end) {
     const weft_run *run = &proof->window->runs[proof->run];
     word_source source = {run->memory, (size_t)run->units * changes->width, NULL};
+    if (proof->write) {
+        uint8_t *memory = (uint8_t *)(uintptr_t)run->memory;
+        write_width(proof, changes, first, end, memory, source.bytes, run->linear);
+        return WEFT_OK;
+    }
     if (run->memory != NULL) {
         prove_width(proof, run, source, changes, first, end);
         return WEFT_OK;
@@ -190,20 +330,6 @@ static weft_status prove_part(weft_proof *proof, const weft_changes *changes, si
         weft_release(proof->window->context, words);
     }
     return status;
-}
-
-/* Goes on to the run that holds `position`. */
-static void enter_run(weft_proof *proof, uint32_t position) {
-    const weft_run *runs = proof->window->runs;
-    if (position < runs[proof->run].linear + runs[proof->run].units) {
-        return;
-    }
-    flush(proof);
-    proof->word = UINT64_MAX;
-    proof->grain = UINT64_MAX;
-    while (position >= runs[proof->run].linear + runs[proof->run].units) {
-        proof->run++;
-    }
 }
 
 weft_status weft_proof_add(weft_proof *proof, weft_changes *changes, size_t first, size_t end) {
@@ -222,6 +348,14 @@ weft_status weft_proof_add(weft_proof *proof, weft_changes *changes, size_t firs
         first = last;
     }
     return status;
+}
+
+void weft_proof_through(weft_proof *proof, weft_changes *changes, size_t first, size_t end, uint8_t *memory,
+                        size_t bytes, uint64_t linear) {
+    if (first < end) {
+        enter_run(proof, (uint32_t)linear);
+        write_width(proof, changes, first, end, memory, bytes, linear);
+    }
 }
 
 bool weft_proof_by_callback(const weft_proof *proof) {

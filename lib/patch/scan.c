@@ -8,9 +8,9 @@
 #include "token.h"
 
 enum {
-    SAMPLE_STRETCH = 1024,     /* units looked at in one place */
-    SAMPLE_LEAST = 128 * 1024, /* units of a sample, if the bucket has them */
-    SAMPLE_SHARE = 32,         /* one unit of this many in a large bucket */
+    SAMPLE_STRETCH = 1024,    /* units looked at in one place */
+    SAMPLE_LEAST = 64 * 1024, /* units of a sample, if the bucket has them */
+    SAMPLE_SHARE = 64,        /* one unit of this many in a large bucket */
 };
 
 /* A stretch that is contiguous on both sides. */
@@ -187,30 +187,50 @@ static void load_changes(const stretch *s, weft_changes *changes, size_t found) 
     }
 }
 
+/* Ranking a tile leaves the memory idle, so the next tile is asked for in between, a part at a time, since
+ * only so many requests can be under way at once. */
+static void prefetch_part(const uint8_t *tile, size_t bytes, unsigned part, unsigned parts) {
+    size_t lines = bytes / 64;
+    for (size_t i = lines * part / parts; i < lines * (part + 1) / parts; i++) {
+        __builtin_prefetch(tile + 64 * i);
+    }
+}
+
+static void prefetch_next(const stretch *s, size_t first, unsigned width, unsigned part, unsigned parts) {
+    size_t next = first + WEFT_TILE;
+    if (next + WEFT_TILE > s->units) {
+        return;
+    }
+    prefetch_part(s->from + next * width, (size_t)WEFT_TILE * width, part, parts);
+    if (s->to_masters == NULL) {
+        prefetch_part(s->to + next * width, (size_t)WEFT_TILE * width, part, parts);
+    }
+}
+
 /* Goes on until `most` changes are found. */
 static weft_status scan_stretch(weft_bucket_coder *coder, const stretch *s, bool small, uint64_t most) {
     weft_changes *changes = &coder->changes;
-    for (size_t first = 0; first < s->units && changes->count <= most; first += WEFT_TILE) {
+    unsigned width = changes->width;
+    weft_status status = WEFT_OK;
+    for (size_t first = 0; first < s->units && changes->count <= most && status == WEFT_OK;
+         first += WEFT_TILE) {
         size_t units = s->units - first < WEFT_TILE ? (size_t)(s->units - first) : WEFT_TILE;
-        weft_status status = weft_changes_grow(changes, WEFT_TILE);
+        status = weft_changes_grow(changes, WEFT_TILE);
         if (status != WEFT_OK) {
             return status;
         }
         size_t before = changes->count;
-        size_t found =
-            diff_tile(coder->kernels, s, first, units, changes->positions + before, changes->width);
+        size_t found = diff_tile(coder->kernels, s, first, units, changes->positions + before, width);
         load_changes(s, changes, found);
         changes->count += found;
         if (small) {
-            status = weft_small_encoder_tile(&coder->small_encoder, coder->kernels,
-                                             s->from + first * changes->width, units, s->linear + first,
-                                             changes, before);
-            if (status != WEFT_OK) {
-                return status;
-            }
+            prefetch_next(s, first, width, 0, 2);
+            status = weft_small_encoder_tile(&coder->small_encoder, coder->kernels, s->from + first * width,
+                                             units, s->linear + first, changes, before);
+            prefetch_next(s, first, width, 1, 2);
         }
     }
-    return WEFT_OK;
+    return status;
 }
 
 weft_status weft_scan(weft_bucket_coder *coder, const weft_bucket *bucket, bool small, bool *dense_out) {

@@ -30,18 +30,20 @@ static inline uint64_t weft_token_base(unsigned token) {
 }
 
 /* Steps are differences modulo 2^width, never zero. Small ones of either sign get small codes:
- * +1 -1 +2 -2 … become 0 1 2 3 …; the most negative step is the largest code. */
+ * +1 -1 +2 -2 … become 0 1 2 3 …; the most negative step is the largest code. Signs are as good as random,
+ * hence no branches. */
 static inline uint64_t weft_step_code(uint64_t step, unsigned bits) {
     uint64_t mask = bits == 64 ? ~(uint64_t)0 : ((uint64_t)1 << bits) - 1;
     uint64_t sign = (step >> (bits - 1)) & 1;
-    uint64_t magnitude = sign ? (0 - step) & mask : step;
+    uint64_t magnitude = ((step ^ (0 - sign)) + sign) & mask;
     return 2 * (magnitude - 1) + sign;
 }
 
 static inline uint64_t weft_step_of_code(uint64_t code, unsigned bits) {
     uint64_t mask = bits == 64 ? ~(uint64_t)0 : ((uint64_t)1 << bits) - 1;
     uint64_t magnitude = code / 2 + 1;
-    return (code & 1 ? 0 - magnitude : magnitude) & mask;
+    uint64_t sign = code & 1;
+    return ((magnitude ^ (0 - sign)) + sign) & mask;
 }
 
 #endif

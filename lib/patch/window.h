@@ -85,7 +85,7 @@ typedef enum weft_proof_mode {
 
 enum {
     WEFT_PROOF_BATCH = 256, /* words mixed at a time */
-    WEFT_PROOF_CHUNK = 64,  /* changes decoded, and their memory asked for, before they are proven */
+    WEFT_PROOF_CHUNK = 16,  /* changes decoded, and their memory asked for, before they are proven */
 };
 
 /* A proof under way: what changes do to the digest, from the words in memory. */
@@ -110,16 +110,26 @@ void weft_proof_begin(weft_proof *proof, const weft_window *window, weft_proof_m
                       weft_sums *moves);
 /* Takes the changes from index `first` up to `end`, which follow those taken before. */
 weft_status weft_proof_add(weft_proof *proof, weft_changes *changes, size_t first, size_t end);
+/* The same for changes, in any order, to a stretch of plain memory within one run, which starts at bucket
+ * position `linear`, on a word: the new values are written there on the way. Writing is what makes the
+ * order free: a word that changes twice is read with its first change in it the second time. */
+void weft_proof_through(weft_proof *proof, weft_changes *changes, size_t first, size_t end, uint8_t *memory,
+                        size_t bytes, uint64_t linear);
+/* Decodes all `count` changes of two bytes of a bucket and writes them on the way. False if the stream
+ * does not hold them. */
+struct weft_fast_decoder;
+bool weft_proof_fast_through(weft_proof *proof, struct weft_fast_decoder *decoder, size_t count);
 /* What all of them do together. */
 weft_sum weft_proof_finish(weft_proof *proof);
 /* True if words are fetched by callback, which is best done for all changes at once. */
 bool weft_proof_by_callback(const weft_proof *proof);
 
-/* A whole proof: the bucket's delta. */
+/* A whole proof of ascending changes: the bucket's delta. */
 weft_status weft_window_prove(const weft_window *window, weft_changes *changes, weft_proof_mode mode,
                               weft_sums *moves, weft_sum *delta_out);
-/* The same for a bucket that is replaced as a whole by `values`; `fresh` means that nothing was there
- * before. */
+
+/* The proof of a bucket that is replaced as a whole by `values`: its delta; `fresh` means that nothing was
+ * there before. */
 weft_status weft_window_prove_all(const weft_window *window, const void *values, unsigned width, bool fresh,
                                   weft_sums *moves, weft_sum *delta_out);
 
