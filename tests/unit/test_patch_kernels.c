@@ -317,7 +317,7 @@ static void expect_ranks(const weft_patch_kernels *kernels, const weft_tile *til
 static void expect_selection(const weft_patch_kernels *kernels, const weft_tile *tile, unsigned class_index,
                              const uint16_t *members, size_t member_count, unsigned keep, uint32_t first,
                              dice *dice) {
-    static uint32_t ranks[WEFT_TILE];
+    static uint32_t ranks[WEFT_TILE + 1];
     static uint16_t expected[WEFT_TILE];
     size_t count = 0;
     for (size_t i = 0; i < member_count; i++) {
@@ -330,7 +330,9 @@ static void expect_selection(const weft_patch_kernels *kernels, const weft_tile 
     uint16_t *indices = malloc((room + GUARD_ENTRIES) * sizeof *indices);
     assert_non_null(indices);
     memset(indices, GUARD_BYTE, (room + GUARD_ENTRIES) * sizeof *indices);
-    kernels->select(tile, class_index, ranks, count, first, indices);
+    /* the first rank past the tile ends the search */
+    ranks[count] = first + (uint32_t)member_count;
+    assert_int_equal(kernels->select(tile, class_index, ranks, count + 1, first, indices), count);
     assert_memory_equal(indices, expected, count * sizeof *expected);
     for (size_t i = 0; i < GUARD_ENTRIES; i++) {
         assert_int_equal(indices[room + i], GUARD_BYTE * 0x0101);
@@ -425,37 +427,6 @@ static void test_selection_over_empty_blocks(void **state) {
     }
 }
 
-/* ---- bits to positions ---- */
-
-static void test_collect(void **state) {
-    (void)state;
-    dice dice = {6};
-    for (size_t blocks = 0; blocks <= WEFT_TILE_BLOCKS; blocks++) {
-        for (unsigned density = 0; density < 5; density++) {
-            uint64_t *masks = malloc(blocks * sizeof *masks + 1);
-            static uint32_t expected[WEFT_TILE];
-            size_t set = 0;
-            uint32_t first = (uint32_t)dice_below(&dice, UINT32_MAX - WEFT_TILE);
-            assert_non_null(masks);
-            for (size_t i = 0; i < 64 * blocks; i++) {
-                uint64_t bit = dice_below(&dice, 1000000) < densities[density];
-                masks[i / 64] = (i % 64 == 0 ? 0 : masks[i / 64]) | bit << i % 64;
-                if (bit) {
-                    expected[set++] = first + (uint32_t)i;
-                }
-            }
-            for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
-                output output = open_output(set);
-                size_t found =
-                    weft_patch_kernels_for((weft_cpu)level)->collect(masks, blocks, first, output.entries);
-                expect_positions(&output, found, expected, set);
-                close_output(&output);
-            }
-            free(masks);
-        }
-    }
-}
-
 static void test_levels_differ(void **state) {
     (void)state;
     assert_ptr_equal(weft_patch_kernels_for(WEFT_CPU_PORTABLE), &weft_patch_kernels_portable);
@@ -474,7 +445,6 @@ int main(void) {
         cmocka_unit_test(test_classes),
         cmocka_unit_test(test_every_weight_is_classified),
         cmocka_unit_test(test_selection_over_empty_blocks),
-        cmocka_unit_test(test_collect),
         cmocka_unit_test(test_levels_differ),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
