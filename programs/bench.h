@@ -95,7 +95,8 @@ typedef struct bench_row {
     uint64_t bytes;       /* that the times are counted over */
     uint64_t patch_bytes; /* 0: none */
     double encode;
-    double decode;
+    double decode; /* and apply, in one go */
+    double prepare;
     double commit;
     double digest;
 } bench_row;

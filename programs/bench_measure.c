@@ -167,8 +167,23 @@ static int time_diff(bench_session *session, weft_profile profile, bench_row *ro
     return EXIT_DONE;
 }
 
-/* Everything from the patch's bytes to the changed weights. `commit_out` is the pause alone. */
-static weft_status apply_patch(bench_session *session, weft_sums *sums, double *commit_out) {
+/* To live weights: prepared while they are in use, then committed. */
+static weft_status apply_live(weft_apply *apply) {
+    weft_status status;
+    bool more;
+    do {
+        status = weft_apply_prepare(apply);
+        more = status == WEFT_MORE;
+        if (status == WEFT_OK || status == WEFT_MORE) {
+            status = weft_apply_commit(apply);
+        }
+    } while (more && status == WEFT_OK);
+    return status;
+}
+
+/* Everything from the patch's bytes to the changed weights. */
+static weft_status apply_patch(bench_session *session, weft_sums *sums, bool live,
+                               weft_apply_stats *stats) {
     weft_source source = {.memory = session->patch, .size = session->size};
     weft_patch *patch = NULL;
     weft_apply *apply = NULL;
@@ -176,17 +191,11 @@ static weft_status apply_patch(bench_session *session, weft_sums *sums, double *
     if (status == WEFT_OK) {
         status = weft_apply_create(session->context, patch, session->live, sums, &apply);
     }
-    bool more = status == WEFT_OK;
-    while (more) {
-        status = weft_apply_prepare(apply);
-        more = status == WEFT_MORE;
-        if (status == WEFT_OK || status == WEFT_MORE) {
-            status = weft_apply_commit(apply);
-        }
-        more = more && status == WEFT_OK;
+    if (status == WEFT_OK) {
+        status = live ? apply_live(apply) : weft_apply_run(apply);
     }
     if (apply != NULL) {
-        *commit_out = weft_apply_describe(apply).commit_seconds;
+        *stats = weft_apply_describe(apply);
         weft_apply_destroy(apply);
     }
     if (patch != NULL) {
@@ -195,7 +204,7 @@ static weft_status apply_patch(bench_session *session, weft_sums *sums, double *
     return status;
 }
 
-static int time_apply(bench_session *session, bench_row *row) {
+static int time_apply(bench_session *session, bool live, bench_row *row) {
     weft_sums *sums = NULL;
     bench_model_restore(session->model);
     weft_status status = weft_sums_compute(session->context, session->live, &sums);
@@ -203,15 +212,20 @@ static int time_apply(bench_session *session, bench_row *row) {
         return session_fail(session, status);
     }
     bench_chill();
-    double commit = 0, start = clock_seconds();
-    status = apply_patch(session, sums, &commit);
+    weft_apply_stats stats = {0};
+    double start = clock_seconds();
+    status = apply_patch(session, sums, live, &stats);
     double seconds = clock_seconds() - start;
     weft_sums_destroy(sums);
     if (status != WEFT_OK) {
         return session_fail(session, status);
     }
-    keep_smallest(&row->decode, seconds);
-    keep_smallest(&row->commit, commit);
+    if (live) {
+        keep_smallest(&row->prepare, stats.decode_seconds);
+        keep_smallest(&row->commit, stats.commit_seconds);
+    } else {
+        keep_smallest(&row->decode, seconds);
+    }
     return check_live(session->command, session->model, row->name);
 }
 
@@ -226,8 +240,8 @@ int bench_profile(weft_command *command, bench_model *model, weft_profile profil
     for (unsigned i = 0; i < repeat && code == EXIT_DONE; i++) {
         code = time_diff(&session, profile, row);
     }
-    for (unsigned i = 0; i < repeat && code == EXIT_DONE; i++) {
-        code = time_apply(&session, row);
+    for (unsigned i = 0; i < 2 * repeat && code == EXIT_DONE; i++) {
+        code = time_apply(&session, i % 2 == 1, row);
     }
     session_close(&session);
     return code;

@@ -55,7 +55,9 @@ static const char doc[] =
     "Speeds are counted over the model's BF16 bytes, and over 512 MiB for memcpy; x is the ratio to "
     "memcpy with as many threads. Encode is a diff as a publisher makes it: sums of the base known, "
     "those of the new state produced, the patch written to memory. Decode+apply goes from the patch's "
-    "bytes to the changed weights, everything proven on the way; commit is the pause at its end. The "
+    "bytes to the changed weights of a private copy in one go, everything proven on the way. Live weights "
+    "are brought forward in two: prepare decodes and proves and leaves them alone, commit is the pause. "
+    "The "
     "baselines run on one thread and prove nothing. Each result is compared bit for bit with the new "
     "state.\n"
     "\nExamples:\n"
@@ -254,6 +256,7 @@ static json_t *row_json(const bench_results *results, const bench_row *row) {
                         row->patch_bytes > 0 ? json_real(bytes_per_change(results, row)) : json_null());
     set_speed(json, "encode", results, row, row->encode);
     set_speed(json, "decode", results, row, row->decode);
+    set_speed(json, "prepare", results, row, row->prepare);
     json_object_set_new(json, "commit_million_changes_per_second",
                         row->commit > 0 ? json_real(commit_speed(results, row)) : json_null());
     set_speed(json, "digest", results, row, row->digest);
@@ -285,25 +288,26 @@ static int print_json(bench_arguments *arguments, const bench_results *results) 
 
 static void print_speed(const bench_results *results, const bench_row *row, double seconds) {
     if (seconds > 0) {
-        printf("  %7.2f %6.2f", speed(row, seconds), ratio(results, row, seconds));
+        printf("  %6.2f %5.2f", speed(row, seconds), ratio(results, row, seconds));
     } else {
-        printf("  %7s %6s", "", "");
+        printf("  %6s %5s", "", "");
     }
 }
 
 static void print_row(const bench_results *results, const bench_row *row) {
-    printf("%-12s %3u", row->name, row->threads);
+    printf("%-11s %3u", row->name, row->threads);
     if (row->patch_bytes > 0) {
-        printf("  %7.3f", bytes_per_change(results, row));
+        printf("  %6.3f", bytes_per_change(results, row));
     } else {
-        printf("  %7s", "");
+        printf("  %6s", "");
     }
     print_speed(results, row, row->encode);
     print_speed(results, row, row->decode);
+    print_speed(results, row, row->prepare);
     if (row->commit > 0) {
-        printf("  %9.0f", commit_speed(results, row));
+        printf("  %8.0f", commit_speed(results, row));
     } else {
-        printf("  %9s", "");
+        printf("  %8s", "");
     }
     print_speed(results, row, row->digest);
     putchar('\n');
@@ -324,10 +328,10 @@ static void print_text(const bench_results *results) {
            text_count(results->units, units), text_count(results->changed, changed),
            100.0 * (double)results->changed / (double)results->units, weft_cpu_name(), results->threads,
            results->threads == 1 ? "" : "s");
-    printf("%-12s %3s  %7s  %7s %6s  %7s %6s  %9s  %7s %6s\n", "", "", "bytes/", "", "", "decode", "",
-           "commit M", "", "");
-    printf("%-12s %3s  %7s  %7s %6s  %7s %6s  %9s  %7s %6s\n", "", "thr", "change", "encode", "x", "+apply",
-           "x", "changes/s", "digest", "x");
+    printf("%-11s %3s  %6s  %6s %5s  %6s %5s  %6s %5s  %8s  %6s %5s\n", "", "", "bytes/", "", "", "decode",
+           "", "", "", "commit", "", "");
+    printf("%-11s %3s  %6s  %6s %5s  %6s %5s  %6s %5s  %8s  %6s %5s\n", "", "thr", "change", "encode", "x",
+           "+apply", "x", "prep.", "x", "M chg/s", "digest", "x");
     for (size_t i = 0; i < results->count; i++) {
         print_row(results, &results->rows[i]);
     }
