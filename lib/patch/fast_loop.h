@@ -22,7 +22,7 @@ typedef struct weft_fast_decoder {
     const uint8_t *cursor;
     const uint8_t *end; /* followed by WEFT_BITS_SLACK readable bytes */
     uint64_t buffer;
-    int available; /* bits in the buffer; negative once too many were taken */
+    int64_t available; /* bits in the buffer; negative once too many were taken, by however many changes */
     unsigned k;
     uint64_t next; /* the position after the last change */
     uint64_t units;
@@ -51,7 +51,7 @@ static inline void weft_fast_refill(weft_fast_decoder *d) {
 
 static inline void weft_fast_consume(weft_fast_decoder *d, unsigned bits) {
     d->buffer >>= bits;
-    d->available -= (int)bits;
+    d->available -= bits;
 }
 
 static inline int64_t weft_fast_used(const weft_fast_decoder *d) {
