@@ -308,7 +308,7 @@ static void test_every_dtype(void **state) {
     dice dice = {1};
     for (int dtype = WEFT_DTYPE_BOOL; dtype <= WEFT_DTYPE_C64; dtype++) {
         fixture self;
-        enum { UNITS = 4200 };
+        enum { UNITS = 2400 };
         open_single(&self, (weft_dtype)dtype, UNITS);
         for (size_t d = 0; d < DENSITIES; d++) {
             for (int kind = CHANGE_ULP; kind <= CHANGE_RANDOM; kind++) {
@@ -325,9 +325,8 @@ static void test_every_dtype(void **state) {
 static void test_every_size(void **state) {
     (void)state;
     dice dice = {2};
-    const size_t sizes[] = {1,    2,    3,    7,    8,    9,    15,    16,   17,  31,
-                            33,   63,   64,   65,   127,  128,  255,   256,  257, 1023,
-                            4095, 4096, 4097, 8191, 8192, 8193, 12345, 20000};
+    const size_t sizes[] = {1,   2,   3,   7,   8,   9,    15,   16,   17,   31,   33,   63,   64,   65,
+                            127, 128, 255, 256, 257, 1023, 4095, 4096, 4097, 8191, 8192, 8193, 12345};
     const weft_dtype dtypes[] = {WEFT_DTYPE_U8, WEFT_DTYPE_BF16, WEFT_DTYPE_F32, WEFT_DTYPE_I64};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         for (size_t t = 0; t < 4; t++) {
@@ -781,7 +780,7 @@ static void test_hostile_frames(void **state) {
             for (int profile = WEFT_PROFILE_FAST; profile <= WEFT_PROFILE_SMALL; profile++) {
                 encode(&self, (weft_profile)profile);
                 size_t start = payload_start(&self);
-                for (unsigned round = 0; round < 150; round++) {
+                for (unsigned round = 0; round < 100; round++) {
                     self.coder->kernels = weft_patch_kernels_for(round % (weft_cpu_best() + 1));
                     mutate(&self, &dice, round % 3 == 0 ? WEFT_FRAME_LENGTH : start);
                 }
