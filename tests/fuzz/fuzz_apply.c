@@ -236,6 +236,11 @@ static bool measure_frame(world *world, weft_bucket_coder *coder, const weft_fra
 /* Writes into each frame what it does, as far as frames can be decoded, and into the result's place in the
  * footer what all of them do. The file belongs to us, and the payloads point into it. */
 static void fulfil(world *world, const weft_patch *patch, uint8_t *file, size_t size) {
+    weft_apply *apply = NULL;
+    if (weft_apply_create(world->context, patch, world->view, world->sums, &apply) != WEFT_OK) {
+        return; /* other tensors than ours */
+    }
+    weft_apply_destroy(apply);
     weft_bucket_coder coder;
     weft_writer buffer;
     weft_sums *moves = NULL;

@@ -102,7 +102,7 @@ static void decode_all(weft_context *context, const weft_patch *patch) {
         weft_status status = weft_patch_frame(context, patch, i, &buffer, &frame);
         require(asked == status);
         if (status == WEFT_OK) {
-            require(info.first_tensor <= info.last_tensor);
+            require(info.first_tensor < weft_patch_tensor_count(patch));
             require(info.last_tensor < weft_patch_tensor_count(patch));
             decode_frame(context, &coder, &frame);
             weft_bucket_close(&frame.bucket, context);
