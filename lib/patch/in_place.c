@@ -9,7 +9,8 @@
  * `durable`, journal and files are synced in that order too, so that power may fail at any instant.
  *
  * A lock on the checkpoint keeps a second process out. A patch that changes the files' headers cannot be
- * put in place: the checkpoint is rebuilt beside itself and renamed.
+ * put in place: the checkpoint is rebuilt beside itself and renamed. Killed meanwhile, a temporary file
+ * is left, which the next run clears away.
  */
 #include "journal.h"
 
@@ -22,22 +23,39 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* True if `path` leads to what the descriptor is open on. */
+static bool still_there(int descriptor, const char *path) {
+    struct stat held;
+    struct stat found;
+    return fstat(descriptor, &held) == 0 && stat(path, &found) == 0 && held.st_dev == found.st_dev &&
+           held.st_ino == found.st_ino;
+}
+
+/* A process that rebuilds the checkpoint puts another file at the path while we may be waiting to lock the
+ * old one; a lock on that would keep nobody out. */
 static weft_status lock_checkpoint(weft_context *context, const char *path, int *descriptor_out) {
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) {
-        int error = errno;
-        return error == ENOENT ? weft_fail(context, WEFT_NOT_FOUND, "%s: there is no such checkpoint", path)
-                               : weft_fail_errno(context, error, "%s: cannot open", path);
-    }
-    if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
-        int error = errno;
+    for (;;) {
+        int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+        if (descriptor < 0) {
+            int error = errno;
+            return error == ENOENT
+                       ? weft_fail(context, WEFT_NOT_FOUND, "%s: there is no such checkpoint", path)
+                       : weft_fail_errno(context, error, "%s: cannot open", path);
+        }
+        if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
+            int error = errno;
+            close(descriptor);
+            return error == EWOULDBLOCK
+                       ? weft_fail(context, WEFT_BUSY,
+                                   "%s: another process is changing it; try again later", path)
+                       : weft_fail_errno(context, error, "%s: cannot lock", path);
+        }
+        if (still_there(descriptor, path)) {
+            *descriptor_out = descriptor;
+            return WEFT_OK;
+        }
         close(descriptor);
-        return error == EWOULDBLOCK ? weft_fail(context, WEFT_BUSY,
-                                                "%s: another process is changing it; try again later", path)
-                                    : weft_fail_errno(context, error, "%s: cannot lock", path);
     }
-    *descriptor_out = descriptor;
-    return WEFT_OK;
 }
 
 /* ---- recovery ---- */
@@ -62,6 +80,17 @@ static weft_status replay(weft_context *context, const char *path, const char *j
     }
     weft_checkpoint_close(checkpoint);
     return status == WEFT_OK ? remove_journal(context, journal) : status;
+}
+
+/* The directory that holds the journal is the one that temporary checkpoints are made in. */
+static weft_status sweep_beside(weft_context *context, const char *journal) {
+    char *directory = weft_path_parent(context, journal);
+    if (directory == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_temporary_sweep(directory);
+    weft_release(context, directory);
+    return WEFT_OK;
 }
 
 /* With the lock held: replays a whole journal, clears away an unfinished one. */
@@ -99,7 +128,8 @@ weft_status weft_apply_recover(weft_context *context, const char *path, bool *re
         return status;
     }
     bool recovered = false;
-    if (anything_to_recover(journal)) {
+    status = sweep_beside(context, journal);
+    if (status == WEFT_OK && anything_to_recover(journal)) {
         int lock;
         status = lock_checkpoint(context, path, &lock);
         if (status == WEFT_OK) {
@@ -226,10 +256,14 @@ static bool keeps_headers(const weft_patch *patch) {
     return weft_roster_plain(&patch->header.roster) && weft_patch_container(patch) == NULL;
 }
 
+/* `lock` moves on to the new file where one takes the place of the old. */
 static weft_status apply_locked(weft_context *context, const char *path, const char *journal,
-                                const weft_patch *const *patches, size_t count, bool durable) {
+                                const weft_patch *const *patches, size_t count, bool durable, int *lock) {
     bool recovered;
     weft_status status = recover_locked(context, path, journal, &recovered);
+    if (status == WEFT_OK) {
+        status = sweep_beside(context, journal);
+    }
     for (size_t i = 0; i < count && status == WEFT_OK;) {
         size_t length = 0;
         while (i + length < count && keeps_headers(patches[i + length])) {
@@ -242,7 +276,47 @@ static weft_status apply_locked(weft_context *context, const char *path, const c
             length = 1;
         }
         i += length;
+        if (status == WEFT_OK && i < count && !still_there(*lock, path)) {
+            close(*lock);
+            *lock = -1;
+            status = lock_checkpoint(context, path, lock);
+        }
     }
+    return status;
+}
+
+/* A link stays a link: what it leads to is changed. */
+static weft_status resolve(weft_context *context, const char *path, char **resolved_out) {
+    char *resolved = weft_allocate(context, PATH_MAX);
+    if (resolved == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    if (realpath(path, resolved) == NULL) {
+        int error = errno;
+        weft_release(context, resolved);
+        return error == ENOENT ? weft_fail(context, WEFT_NOT_FOUND, "%s: there is no such checkpoint", path)
+                               : weft_fail_errno(context, error, "%s: cannot open", path);
+    }
+    *resolved_out = resolved;
+    return WEFT_OK;
+}
+
+static weft_status apply_resolved(weft_context *context, const char *path, const weft_patch *const *patches,
+                                  size_t count, bool durable) {
+    char *journal;
+    weft_status status = weft_journal_path(context, path, &journal);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    int lock = -1;
+    status = lock_checkpoint(context, path, &lock);
+    if (status == WEFT_OK) {
+        status = apply_locked(context, path, journal, patches, count, durable, &lock);
+    }
+    if (lock >= 0) {
+        close(lock);
+    }
+    weft_release(context, journal);
     return status;
 }
 
@@ -252,18 +326,13 @@ weft_status weft_apply_in_place(weft_context *context, const char *path, const w
     if (count == 0) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "no patch to apply");
     }
-    int lock;
-    weft_status status = lock_checkpoint(context, path, &lock);
+    char *resolved = NULL;
+    weft_status status = resolve(context, path, &resolved);
     if (status != WEFT_OK) {
         return status;
     }
-    char *journal;
-    status = weft_journal_path(context, path, &journal);
-    if (status == WEFT_OK) {
-        status = apply_locked(context, path, journal, patches, count, durable);
-        weft_release(context, journal);
-    }
-    close(lock);
+    status = apply_resolved(context, resolved, patches, count, durable);
+    weft_release(context, resolved);
     if (status == WEFT_OK && digest_out != NULL) {
         *digest_out = patches[count - 1]->footer.result;
     }

@@ -60,6 +60,7 @@ weft_status weft_journal_open(weft_journal *journal, weft_context *context, cons
     journal->file = fdopen(descriptor, "wb");
     if (journal->file == NULL) {
         close(descriptor);
+        unlink(journal->temporary);
         return weft_fail(context, WEFT_NO_MEMORY, "out of memory");
     }
     weft_status status = put(journal, magic, sizeof magic);

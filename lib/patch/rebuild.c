@@ -215,21 +215,23 @@ static weft_status run_step(weft_context *context, step *s, const weft_checkpoin
     return status == WEFT_OK ? prove_output(context, s->view, patches[count - 1]) : status;
 }
 
-/* The first `count` patches either all keep their tensors, or there is one. */
+/* The first `count` patches either all keep their tensors, or there is one. The result is proven and still
+ * under temporary names. */
 static weft_status rebuild_step(weft_context *context, const weft_checkpoint *base,
                                 const weft_patch *const *patches, size_t count, const char *path,
-                                bool durable) {
+                                weft_checkpoint **output_out) {
     step s = {0};
     weft_status status = run_step(context, &s, base, patches, count, path);
     weft_sums_destroy(s.sums);
     weft_view_destroy(s.view);
     weft_sums_destroy(s.base_sums);
     weft_view_destroy(s.base_view);
-    if (status == WEFT_OK) {
-        return weft_checkpoint_finish(s.output, durable);
+    if (status != WEFT_OK) {
+        weft_checkpoint_close(s.output);
+        return status;
     }
-    weft_checkpoint_close(s.output);
-    return status;
+    *output_out = s.output;
+    return WEFT_OK;
 }
 
 static size_t step_length(const weft_patch *const *patches, size_t count) {
@@ -240,45 +242,34 @@ static size_t step_length(const weft_patch *const *patches, size_t count) {
     return length > 0 ? length : 1;
 }
 
-/* An intermediate checkpoint is one file or a fresh directory of plain files. */
-static void remove_intermediate(const weft_checkpoint *checkpoint, const char *path) {
-    const weft_container *container = weft_checkpoint_container(checkpoint);
-    if (!container->sharded) {
-        unlink(path);
-        return;
+/* A name beside the output that no checkpoint has. Intermediate checkpoints are made for it and never get
+ * it. */
+static char *intermediate_path(weft_context *context, const char *output_path) {
+    size_t size = strlen(output_path) + 64;
+    char *path = weft_allocate(context, size);
+    if (path != NULL) {
+        snprintf(path, size, "%s.weft-step-%ld", output_path, (long)getpid());
     }
-    char name[4352];
-    for (size_t i = 0; i < container->file_count; i++) {
-        snprintf(name, sizeof name, "%s/%s", path, container->files[i].name);
-        unlink(name);
-    }
-    snprintf(name, sizeof name, "%s/model.safetensors.index.json", path);
-    unlink(name);
-    rmdir(path);
+    return path;
 }
 
-static weft_status rebuild_from(weft_context *context, const weft_checkpoint *base,
-                                const weft_patch *const *patches, size_t count, const char *output_path,
-                                bool durable, unsigned depth) {
-    size_t length = step_length(patches, count);
-    if (length == count) {
-        return rebuild_step(context, base, patches, count, output_path, durable);
-    }
-    char path[4096];
-    int written = snprintf(path, sizeof path, "%s.weft-step-%ld-%u", output_path, (long)getpid(), depth);
-    if (written < 0 || (size_t)written >= sizeof path) {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT, "%s: the path is too long", output_path);
-    }
-    weft_status status = rebuild_step(context, base, patches, length, path, false);
-    weft_checkpoint *intermediate = NULL;
-    if (status == WEFT_OK) {
-        status = weft_checkpoint_open(context, path, WEFT_OPEN_READ, &intermediate);
+/* Each step starts from what the one before has made; closing that removes it. */
+static weft_status rebuild_steps(weft_context *context, const weft_checkpoint *base,
+                                 const weft_patch *const *patches, size_t count, const char *output_path,
+                                 const char *step_path, weft_checkpoint **output_out) {
+    weft_checkpoint *made = NULL;
+    weft_status status = WEFT_OK;
+    for (size_t done = 0; done < count && status == WEFT_OK;) {
+        size_t length = step_length(patches + done, count - done);
+        weft_checkpoint *next = NULL;
+        status = rebuild_step(context, made != NULL ? made : base, patches + done, length,
+                              done + length == count ? output_path : step_path, &next);
+        weft_checkpoint_close(made);
+        made = next;
+        done += length;
     }
     if (status == WEFT_OK) {
-        status = rebuild_from(context, intermediate, patches + length, count - length, output_path, durable,
-                              depth + 1);
-        remove_intermediate(intermediate, path);
-        weft_checkpoint_close(intermediate);
+        *output_out = made;
     }
     return status;
 }
@@ -290,7 +281,16 @@ weft_status weft_apply_rebuild(weft_context *context, const weft_checkpoint *bas
     if (count == 0) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "no patch to apply");
     }
-    weft_status status = rebuild_from(context, base, patches, count, output_path, durable, 0);
+    char *step_path = intermediate_path(context, output_path);
+    if (step_path == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_checkpoint *output = NULL;
+    weft_status status = rebuild_steps(context, base, patches, count, output_path, step_path, &output);
+    weft_release(context, step_path);
+    if (status == WEFT_OK) {
+        status = weft_checkpoint_finish(output, durable);
+    }
     if (status == WEFT_OK && digest_out != NULL) {
         *digest_out = patches[count - 1]->footer.result;
     }

@@ -26,6 +26,10 @@ weft_status weft_journal_refuse(weft_context *context, const char *path);
 weft_status weft_checkpoint_open_unchecked(weft_context *context, const char *path, weft_open_mode mode,
                                            weft_checkpoint **checkpoint_out);
 
+/* Removes what killed processes left in a directory while they created checkpoints there. Nothing to be
+ * done about failures: whatever stays takes space and does no harm. */
+void weft_temporary_sweep(const char *path);
+
 /* ---- inside ---- */
 
 typedef struct weft_checkpoint_file {
@@ -49,6 +53,8 @@ typedef struct weft_draft {
     bool finished;    /* nothing is temporary any more */
     char *index_path; /* like path and target of a file */
     char *index_target;
+    int lock;       /* descriptor of a temporary directory, else -1 */
+    int index_lock; /* descriptor of a temporary index, else -1 */
 } weft_draft;
 
 struct weft_checkpoint {

@@ -15,8 +15,11 @@
  *    several renames. The old index is set aside first and the new one placed last, so that who goes by
  *    the index sees the old checkpoint, none, or the new one, and never a mixture. If a rename fails, the
  *    old files are put back. After a kill between the renames the directory has no index, and the old
- *    files are still there under names of the form .weft-*.tmp. Old shards that the new index does not
+ *    files are still there under names of the form .weft-*.old. Old shards that the new index does not
  *    name stay: they may be somebody's.
+ *
+ * What a killed process left under a temporary name is as large as a model, and is cleared away by the
+ * next one that comes by. Whoever is at work holds a lock on what it makes: what can be locked is nobody's.
  */
 #include "checkpoint.h"
 
@@ -25,10 +28,12 @@
 #include "index.h"
 #include "safetensors.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -230,29 +235,60 @@ static weft_status place_shards(weft_checkpoint *checkpoint) {
     return WEFT_OK;
 }
 
-static char *temporary_path(weft_context *context, const char *directory, size_t number) {
+/* ---- temporary names ---- */
+
+/* What becomes of a temporary name after a kill. */
+typedef enum temporary_kind {
+    TEMPORARY_FILE,      /* ".tmp": swept */
+    TEMPORARY_DIRECTORY, /* the same */
+    TEMPORARY_ASIDE,     /* ".old": the user's own file, which is never swept */
+} temporary_kind;
+
+static char *temporary_path(weft_context *context, const char *directory, size_t number,
+                            temporary_kind kind) {
     char name[TEMPORARY_NAME];
-    snprintf(name, sizeof(name), ".weft-%ld-%zu.tmp", (long)getpid(), number);
+    snprintf(name, sizeof(name), ".weft-%ld-%zu.%s", (long)getpid(), number,
+             kind == TEMPORARY_ASIDE ? "old" : "tmp");
     return weft_path_join(context, directory, name);
 }
 
-/* Creates a file (or with `directory_wanted` a directory) under a name that nobody has. Exclusive creation
- * settles all races, so the names need not be secret. */
+/* A descriptor of something that did not exist before, or -1 and errno. */
+static int create_exclusively(const char *path, temporary_kind kind) {
+    if (kind != TEMPORARY_DIRECTORY) {
+        return open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    }
+    return mkdir(path, 0777) == 0 ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+}
+
+/* False if a sweep was quicker and took the name for a leftover. Where there are no locks there are no
+ * sweeps either. The lock lasts as long as the descriptor or a mapping made from it. */
+static bool claim_temporary(int descriptor) {
+    struct stat info;
+    if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
+        return errno != EWOULDBLOCK;
+    }
+    return fstat(descriptor, &info) != 0 || info.st_nlink > 0;
+}
+
+/* Creates a file or directory under a name that nobody has. Exclusive creation settles all races, so the
+ * names need not be secret. */
 static weft_status create_temporary(weft_context *context, const char *directory, size_t number,
-                                    bool directory_wanted, char **path_out, int *descriptor_out) {
+                                    temporary_kind kind, char **path_out, int *descriptor_out) {
     for (size_t attempt = 0; attempt < TEMPORARY_ATTEMPTS; attempt++) {
-        char *path = temporary_path(context, directory, number + attempt);
+        char *path = temporary_path(context, directory, number + attempt, kind);
         if (path == NULL) {
             return WEFT_NO_MEMORY;
         }
-        int made =
-            directory_wanted ? mkdir(path, 0777) : open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (made >= 0) {
+        int made = create_exclusively(path, kind);
+        int error = made >= 0 ? EEXIST : errno;
+        if (made >= 0 && (kind == TEMPORARY_ASIDE || claim_temporary(made))) {
             *path_out = path;
             *descriptor_out = made;
             return WEFT_OK;
         }
-        int error = errno;
+        if (made >= 0) {
+            close(made);
+        }
         weft_release(context, path);
         if (error != EEXIST) {
             return weft_fail_errno(context, error, "cannot create a file in %s", directory);
@@ -263,6 +299,76 @@ static weft_status create_temporary(weft_context *context, const char *directory
                      directory);
 }
 
+/* ".weft-<digits>-<digits>.tmp" */
+static bool is_temporary_name(const char *name) {
+    static const char prefix[] = ".weft-";
+    if (strncmp(name, prefix, sizeof(prefix) - 1) != 0) {
+        return false;
+    }
+    const char *cursor = name + sizeof(prefix) - 1;
+    size_t process = strspn(cursor, "0123456789");
+    if (process == 0 || cursor[process] != '-') {
+        return false;
+    }
+    cursor += process + 1;
+    size_t number = strspn(cursor, "0123456789");
+    return number > 0 && strcmp(cursor + number, ".tmp") == 0;
+}
+
+/* The files of a directory that never got its name; it has no directories in it. */
+static void sweep_files(int descriptor) {
+    int copy = dup(descriptor);
+    DIR *directory = copy < 0 ? NULL : fdopendir(copy);
+    if (directory == NULL) {
+        if (copy >= 0) {
+            close(copy);
+        }
+        return;
+    }
+    for (struct dirent *entry = readdir(directory); entry != NULL; entry = readdir(directory)) {
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
+            (void)unlinkat(descriptor, entry->d_name, 0);
+        }
+    }
+    closedir(directory);
+}
+
+static void sweep_entry(int directory, const char *name) {
+    struct stat info;
+    if (fstatat(directory, name, &info, AT_SYMLINK_NOFOLLOW) != 0 ||
+        !(S_ISREG(info.st_mode) || S_ISDIR(info.st_mode))) {
+        return;
+    }
+    bool is_directory = S_ISDIR(info.st_mode);
+    int flags = is_directory ? O_RDONLY | O_DIRECTORY : O_RDWR;
+    int descriptor = openat(directory, name, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (descriptor < 0) {
+        return;
+    }
+    if (flock(descriptor, LOCK_EX | LOCK_NB) == 0) {
+        if (is_directory) {
+            sweep_files(descriptor);
+        }
+        (void)unlinkat(directory, name, is_directory ? AT_REMOVEDIR : 0);
+    }
+    close(descriptor);
+}
+
+void weft_temporary_sweep(const char *path) {
+    DIR *directory = opendir(path);
+    if (directory == NULL) {
+        return;
+    }
+    for (struct dirent *entry = readdir(directory); entry != NULL; entry = readdir(directory)) {
+        if (is_temporary_name(entry->d_name)) {
+            sweep_entry(dirfd(directory), entry->d_name);
+        }
+    }
+    closedir(directory);
+}
+
+/* ---- the directory ---- */
+
 /* A directory that does not exist yet: all of it is temporary until it is renamed. */
 static weft_status place_directory(weft_checkpoint *checkpoint) {
     weft_context *context = checkpoint->context;
@@ -271,8 +377,9 @@ static weft_status place_directory(weft_checkpoint *checkpoint) {
     if (parent == NULL) {
         return WEFT_NO_MEMORY;
     }
-    int unused = 0;
-    weft_status status = create_temporary(context, parent, 0, true, &draft->directory, &unused);
+    weft_temporary_sweep(parent);
+    weft_status status =
+        create_temporary(context, parent, 0, TEMPORARY_DIRECTORY, &draft->directory, &draft->lock);
     weft_release(context, parent);
     draft->fresh = status == WEFT_OK;
     return status;
@@ -385,7 +492,8 @@ static weft_status copy_mode(weft_context *context, const char *target, int desc
 static weft_status create_file(const weft_draft *draft, weft_context *context, const char *name,
                                size_t number, char **path_out, int *descriptor_out) {
     if (!draft->fresh) {
-        return create_temporary(context, draft->directory, number, false, path_out, descriptor_out);
+        return create_temporary(context, draft->directory, number, TEMPORARY_FILE, path_out,
+                                descriptor_out);
     }
     char *path = weft_path_join(context, draft->directory, name);
     if (path == NULL) {
@@ -442,22 +550,19 @@ static weft_status make_file(weft_checkpoint *checkpoint, size_t number) {
 static weft_status make_index(weft_checkpoint *checkpoint) {
     weft_context *context = checkpoint->context;
     weft_draft *draft = checkpoint->draft;
-    int descriptor = -1;
     weft_status status = create_file(draft, context, WEFT_INDEX_NAME, checkpoint->file_count,
-                                     &draft->index_path, &descriptor);
+                                     &draft->index_path, &draft->index_lock);
     if (status != WEFT_OK) {
         return status;
     }
-    status =
-        write_fully(context, descriptor, draft->index_path, checkpoint->index, checkpoint->index_bytes, 0);
-    if (status == WEFT_OK) {
-        status = copy_mode(context, draft->index_target, descriptor, draft->index_path);
-    }
-    close(descriptor);
-    return status;
+    status = write_fully(context, draft->index_lock, draft->index_path, checkpoint->index,
+                         checkpoint->index_bytes, 0);
+    return status == WEFT_OK ? copy_mode(context, draft->index_target, draft->index_lock, draft->index_path)
+                             : status;
 }
 
 static weft_status make_files(weft_checkpoint *checkpoint) {
+    weft_temporary_sweep(checkpoint->draft->directory);
     weft_status status = check_space(checkpoint);
     for (size_t i = 0; i < checkpoint->file_count && status == WEFT_OK; i++) {
         status = make_file(checkpoint, i);
@@ -491,6 +596,8 @@ static weft_status make_draft(weft_checkpoint *checkpoint, const char *path,
     if (checkpoint->draft == NULL) {
         return WEFT_NO_MEMORY;
     }
+    checkpoint->draft->lock = -1;
+    checkpoint->draft->index_lock = -1;
     weft_status status = copy_container(checkpoint, path, container);
     place_kind kind = PLACE_FREE;
     if (status == WEFT_OK) {
@@ -582,7 +689,8 @@ static weft_status set_aside(weft_context *context, const char *directory, size_
                                : weft_fail_errno(context, errno, "cannot replace %s", item->target);
     }
     int descriptor = -1;
-    weft_status status = create_temporary(context, directory, number, false, &item->aside, &descriptor);
+    weft_status status =
+        create_temporary(context, directory, number, TEMPORARY_ASIDE, &item->aside, &descriptor);
     if (status != WEFT_OK) {
         return status;
     }
@@ -704,6 +812,12 @@ void weft_draft_abandon(weft_checkpoint *checkpoint) {
         if (draft->fresh) {
             (void)rmdir(draft->directory);
         }
+    }
+    if (draft->lock >= 0) {
+        close(draft->lock);
+    }
+    if (draft->index_lock >= 0) {
+        close(draft->index_lock);
     }
     weft_release(context, draft->directory);
     weft_release(context, draft->target);
