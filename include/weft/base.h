@@ -79,7 +79,7 @@ typedef struct weft_allocator {
 typedef struct weft_limits {
     uint64_t header_bytes; /* a safetensors header or a patch header; default 128 MiB */
     uint64_t tensors;      /* tensors in a table; default 2^20 */
-    uint64_t bucket_bytes; /* weights that one bucket may cover; default 256 MiB */
+    uint64_t bucket_bytes; /* weights that one bucket may cover; default 32 MiB */
     uint64_t stage_bytes;  /* prepared changes held in memory; default 4 GiB */
 } weft_limits;
 

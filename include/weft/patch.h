@@ -40,13 +40,13 @@ typedef struct weft_diff_options {
     const weft_container *base_container; /* NULL: the patch is between live states */
     const weft_container *new_container;
     const char *const *labels;  /* key, value, …, NULL: carried along, such as "step", "42" */
-    const weft_sums *base_sums; /* what is known of the base; NULL: summed in the same pass */
+    const weft_sums *base_sums; /* what is known of the base; NULL: summed first */
     weft_sums **new_sums_out;   /* NULL, or receives the sums of the new state, over the new view */
     const weft_sink *inverse;   /* NULL, or receives the patch from new to base */
 } weft_diff_options;
 
 typedef struct weft_diff_stats {
-    uint64_t changed;     /* units that differ, in tensors that both states have */
+    uint64_t changed;     /* units that differ, and all of tensors that the base has not in this form */
     uint64_t total;       /* units in the new state */
     uint64_t dense_bytes; /* bytes of the new state */
     uint64_t patch_bytes;

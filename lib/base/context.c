@@ -59,7 +59,7 @@ static weft_limits choose_limits(const weft_limits *wanted) {
     return (weft_limits){
         .header_bytes = or_default(wanted->header_bytes, 128 * MEBIBYTE),
         .tensors = or_default(wanted->tensors, (uint64_t)1 << 20),
-        .bucket_bytes = or_default(wanted->bucket_bytes, 256 * MEBIBYTE),
+        .bucket_bytes = or_default(wanted->bucket_bytes, 32 * MEBIBYTE),
         .stage_bytes = or_default(wanted->stage_bytes, 4096 * MEBIBYTE),
     };
 }

@@ -295,7 +295,10 @@ weft_status weft_frame_read(weft_context *context, const weft_roster *roster, co
         frame->payload_size = weft_reader_left(&reader);
         frame->payload = weft_reader_bytes(&reader, frame->payload_size);
         bool fresh = roster->entries[frame->bucket.spans[0].tensor].fate != WEFT_FATE_KEPT;
-        if (weft_reader_failed(&reader) || frame->changed == 0 || frame->changed > frame->bucket.units ||
+        /* a small bucket of which more than half changed would have been coded densely: such a claim is no
+         * reason to take memory */
+        uint64_t most = frame->coding == WEFT_CODING_SMALL ? frame->bucket.units / 2 : frame->bucket.units;
+        if (weft_reader_failed(&reader) || frame->changed == 0 || frame->changed > most ||
             (fresh && frame->coding != WEFT_CODING_VALUES)) {
             status = weft_fail(context, WEFT_MALFORMED, "a bucket's frame contradicts itself");
         }

@@ -59,6 +59,11 @@ weft_status weft_footer_read(weft_context *context, const uint8_t *data, uint64_
     footer->changed = weft_reader_u64(&reader);
     footer->total = weft_reader_u64(&reader);
     footer->dense_bytes = weft_reader_u64(&reader);
+    if (weft_reader_u64(&reader) != 0) {
+        return weft_fail(context, WEFT_WRONG_VERSION,
+                         "the patch's footer says what this weft does not know; "
+                         "upgrade weft");
+    }
     if (footer->index_offset < header_size || footer->index_offset > file_size - WEFT_FOOTER_BYTES ||
         footer->index_bytes != file_size - WEFT_FOOTER_BYTES - footer->index_offset) {
         return weft_fail(context, WEFT_MALFORMED, "the patch's footer does not fit its %llu bytes",

@@ -59,11 +59,16 @@ static void write_files(weft_writer *writer, bool same, const weft_container *co
     }
 }
 
-static void write_labels(weft_writer *writer, const char *const *labels) {
+static size_t count_labels(const char *const *labels) {
     size_t count = 0;
     while (labels != NULL && labels[2 * count] != NULL) {
         count++;
     }
+    return count;
+}
+
+static void write_labels(weft_writer *writer, const char *const *labels) {
+    size_t count = count_labels(labels);
     weft_writer_varint(writer, count);
     for (size_t i = 0; i < 2 * count; i++) {
         write_text(writer, labels[i], strlen(labels[i]));
@@ -105,7 +110,11 @@ weft_status weft_header_write(weft_context *context, weft_profile profile, const
     write_files(&body, same_files, container);
     write_labels(&body, labels);
     weft_status status = weft_writer_failed(&body) ? WEFT_NO_MEMORY : WEFT_OK;
-    if (status == WEFT_OK && body.size > weft_context_limits(context)->header_bytes) {
+    if (status == WEFT_OK && count_labels(labels) > LABELS_MAX) {
+        status = weft_fail(context, WEFT_INVALID_ARGUMENT, "a patch carries at most %d labels", LABELS_MAX);
+    }
+    if (status == WEFT_OK &&
+        (body.size > weft_context_limits(context)->header_bytes || body.size > UINT32_MAX)) {
         status =
             weft_fail(context, WEFT_LIMIT_EXCEEDED, "the patch's header would be larger than the limit");
     }
@@ -164,10 +173,11 @@ static weft_status read_files(weft_header *header, weft_reader *reader) {
     if (kind != FILES_GIVEN) {
         return WEFT_OK;
     }
-    header->container.sharded = weft_reader_u8(reader) != 0;
+    uint8_t sharded = weft_reader_u8(reader);
+    header->container.sharded = sharded == 1;
     uint64_t count = weft_reader_varint(reader);
     /* a file takes at least two bytes here, and holds a tensor in all but the oddest checkpoints */
-    if (weft_reader_failed(reader) || count == 0 || count > weft_reader_left(reader) / 2 ||
+    if (weft_reader_failed(reader) || sharded > 1 || count == 0 || count > weft_reader_left(reader) / 2 ||
         count > weft_context_limits(header->context)->tensors) {
         return weft_fail(header->context, WEFT_MALFORMED, "the patch's list of files is broken");
     }

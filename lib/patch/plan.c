@@ -210,6 +210,22 @@ static weft_status plan_tensor(planner *p, size_t tensor, const weft_cut *cuts, 
     return place_flat(p, tensor, 0, units, 0, 1);
 }
 
+/* A pattern that names nothing is a mistake that would show only at the receivers. */
+static weft_status check_cuts(weft_context *context, const weft_roster *roster, const weft_cut *cuts,
+                              size_t cut_count) {
+    for (size_t i = 0; i < cut_count; i++) {
+        bool found = false;
+        for (size_t j = 0; j < roster->count && !found; j++) {
+            found = fnmatch(cuts[i].pattern, roster->entries[j].tensor.name, 0) == 0;
+        }
+        if (!found) {
+            return weft_fail(context, WEFT_INVALID_ARGUMENT, "no tensor matches the cut %s",
+                             cuts[i].pattern);
+        }
+    }
+    return WEFT_OK;
+}
+
 weft_status weft_plan_build(weft_plan *plan, const weft_roster *roster, uint64_t bucket_bytes,
                             const weft_cut *cuts, size_t cut_count) {
     planner p = {.plan = plan, .roster = roster};
@@ -221,7 +237,7 @@ weft_status weft_plan_build(weft_plan *plan, const weft_roster *roster, uint64_t
     }
     /* whole cuts of every width fit, so that rounding a piece up to a cut keeps it within the limit */
     p.bucket_bytes -= p.bucket_bytes % (CUT_UNITS * 8);
-    weft_status status = WEFT_OK;
+    weft_status status = check_cuts(plan->context, roster, cuts, cut_count);
     for (size_t i = 0; i < roster->count && status == WEFT_OK; i++) {
         status = plan_tensor(&p, i, cuts, cut_count);
     }

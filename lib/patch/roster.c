@@ -4,6 +4,8 @@
  */
 #include "roster.h"
 
+#include "../tensor/table.h"
+
 #include <string.h>
 
 void weft_roster_open(weft_roster *roster, weft_context *context) {
@@ -91,22 +93,6 @@ void weft_roster_write(const weft_roster *roster, weft_writer *writer) {
     }
 }
 
-/* The bytes of a shape; false if they do not fit 63 bits or are no whole number. */
-static bool shape_bytes(const weft_tensor *tensor, uint64_t *bytes_out) {
-    uint64_t bits = weft_dtype_bits(tensor->dtype);
-    bool empty = false;
-    for (uint32_t d = 0; d < tensor->rank; d++) {
-        empty = empty || tensor->shape[d] == 0;
-    }
-    for (uint32_t d = 0; d < tensor->rank && !empty; d++) {
-        if (__builtin_mul_overflow(bits, tensor->shape[d], &bits) || bits > (uint64_t)INT64_MAX) {
-            return false;
-        }
-    }
-    *bytes_out = empty ? 0 : bits / 8;
-    return empty || bits % 8 == 0;
-}
-
 static weft_status read_entry(weft_roster *roster, weft_reader *reader) {
     weft_context *context = roster->context;
     uint64_t length = weft_reader_varint(reader);
@@ -117,7 +103,8 @@ static weft_status read_entry(weft_roster *roster, weft_reader *reader) {
     uint8_t fate = weft_reader_u8(reader);
     weft_tensor tensor = {.dtype = (weft_dtype)weft_reader_u8(reader), .rank = weft_reader_u8(reader)};
     if (weft_reader_failed(reader) || memchr(name, 0, (size_t)length) != NULL ||
-        fate > WEFT_FATE_REPLACED || weft_dtype_name(tensor.dtype) == NULL || tensor.rank > WEFT_RANK_MAX) {
+        !weft_text_is_utf8(name, (size_t)length) || fate > WEFT_FATE_REPLACED ||
+        weft_dtype_name(tensor.dtype) == NULL || tensor.rank > WEFT_RANK_MAX) {
         return weft_fail(context, WEFT_MALFORMED,
                          "the patch's header describes tensor %zu in a way that "
                          "no writer does",
@@ -126,11 +113,21 @@ static weft_status read_entry(weft_roster *roster, weft_reader *reader) {
     for (uint32_t d = 0; d < tensor.rank; d++) {
         tensor.shape[d] = weft_reader_varint(reader);
     }
-    if (weft_reader_failed(reader) || !shape_bytes(&tensor, &tensor.bytes)) {
-        return weft_fail(context, WEFT_MALFORMED,
-                         "the patch's header gives tensor %.*s an impossible shape", (int)length, name);
+    if (weft_reader_failed(reader)) {
+        return weft_fail(context, WEFT_MALFORMED, "the patch's header ends inside of a tensor's shape");
     }
-    weft_status status = add_entry(roster, &tensor, name, (size_t)length, (weft_fate)fate);
+    char *text = weft_copy_text(context, name, (size_t)length);
+    if (text == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    tensor.name = text;
+    weft_status status =
+        weft_tensor_measure(context, WEFT_MALFORMED, "the patch's header", &tensor, &tensor.bytes);
+    weft_release(context, text);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = add_entry(roster, &tensor, name, (size_t)length, (weft_fate)fate);
     if (status != WEFT_OK) {
         return status;
     }

@@ -72,7 +72,14 @@ weft_status weft_stream_finish(weft_patch_stream *stream, const weft_digest *bas
     };
     weft_roster_measure(stream->roster, &footer.total, &footer.dense_bytes);
     weft_footer_write(&footer, &tail);
-    weft_status status = weft_writer_failed(&tail) ? WEFT_NO_MEMORY : put(stream, tail.data, tail.size);
+    weft_status status = weft_writer_failed(&tail) ? WEFT_NO_MEMORY : WEFT_OK;
+    if (status == WEFT_OK && footer.index_bytes > weft_context_limits(stream->context)->header_bytes) {
+        status = weft_fail(stream->context, WEFT_LIMIT_EXCEEDED,
+                           "the patch's index would be larger than the limit; choose larger buckets");
+    }
+    if (status == WEFT_OK) {
+        status = put(stream, tail.data, tail.size);
+    }
     weft_writer_close(&tail);
     return status;
 }

@@ -65,7 +65,7 @@ static void test_defaults(void **state) {
     const weft_limits *limits = weft_context_limits(context);
     assert_int_equal(limits->header_bytes, 128 << 20);
     assert_int_equal(limits->tensors, 1 << 20);
-    assert_int_equal(limits->bucket_bytes, 256 << 20);
+    assert_int_equal(limits->bucket_bytes, 32 << 20);
     assert_true(limits->stage_bytes == (uint64_t)4 << 30);
     cpu_set_t set;
     assert_int_equal(sched_getaffinity(0, sizeof set, &set), 0);
