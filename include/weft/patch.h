@@ -24,8 +24,8 @@ typedef struct weft_sink {
     void *opaque;
 } weft_sink;
 
-/* Cuts the tensors that match `pattern` ('*' for any characters) into `parts` equal boxes along `dim`,
- * so that a holder of one box receives the buckets of that box only. */
+/* Cuts the tensors that match `pattern`, a shell pattern such as "*.o_proj.weight", into `parts` equal
+ * boxes along `dim`, so that a holder of one box receives the buckets of that box only. */
 typedef struct weft_cut {
     const char *pattern;
     uint32_t dim;

@@ -14,7 +14,7 @@
 
 #include "../base/pool.h"
 
-#include <inttypes.h>
+#include <stdlib.h>
 #include <time.h>
 
 typedef enum apply_phase {
@@ -222,12 +222,62 @@ static weft_status check_delta(const weft_apply *apply, const weft_frame *frame,
         index, tensor_name(apply, frame));
 }
 
+static bool ascending(const weft_changes *changes) {
+    for (size_t i = 1; i < changes->count; i++) {
+        if (changes->positions[i] < changes->positions[i - 1]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static int compare_keys(const void *first, const void *second) {
+    uint64_t a = *(const uint64_t *)first;
+    uint64_t b = *(const uint64_t *)second;
+    return a < b ? -1 : a > b;
+}
+
+/* Decoders keep to the order of runs, and within a run to any. Where the runs are live memory, they are
+ * the segments that a commit writes to. Where they are copies, segments are other pieces: a commit finds
+ * the changes of each only if all are in order. */
+static weft_status sort_changes(weft_context *context, weft_changes *changes) {
+    if (ascending(changes)) {
+        return WEFT_OK;
+    }
+    unsigned width = changes->width;
+    uint64_t *keys = weft_allocate_array(context, changes->count, sizeof *keys);
+    uint8_t *values = weft_allocate_array(context, changes->count, 2 * (size_t)width);
+    weft_status status = keys == NULL || values == NULL ? WEFT_NO_MEMORY : WEFT_OK;
+    if (status == WEFT_OK) {
+        uint8_t *news = values + changes->count * width;
+        for (size_t i = 0; i < changes->count; i++) {
+            keys[i] = (uint64_t)changes->positions[i] << 32 | i;
+        }
+        qsort(keys, changes->count, sizeof *keys, compare_keys);
+        memcpy(values, changes->olds, changes->count * width);
+        memcpy(news, changes->news, changes->count * width);
+        for (size_t i = 0; i < changes->count; i++) {
+            size_t from = (uint32_t)keys[i];
+            changes->positions[i] = (uint32_t)(keys[i] >> 32);
+            weft_unit_store(changes->olds, i, width, weft_unit_load(values, from, width));
+            weft_unit_store(changes->news, i, width, weft_unit_load(news, from, width));
+        }
+    }
+    weft_release(context, keys);
+    weft_release(context, values);
+    return status;
+}
+
 static weft_status stage_sparse(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
                                 size_t index, weft_staged *staged) {
     weft_sum delta;
     weft_changes_open(&staged->changes, apply->context);
     weft_status status = weft_frame_decode(coder, frame, &staged->changes, apply->moves, &delta);
-    return status == WEFT_OK ? check_delta(apply, frame, index, delta) : status;
+    if (status == WEFT_OK) {
+        status = check_delta(apply, frame, index, delta);
+    }
+    return status == WEFT_OK && !coder->from.direct ? sort_changes(apply->context, &staged->changes)
+                                                    : status;
 }
 
 static weft_status stage_dense(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,

@@ -307,8 +307,11 @@ static weft_status run_diff(diff_state *state, const weft_sink *sink, weft_diff_
         status = open_streams(state, sink);
     }
     if (status == WEFT_OK) {
-        weft_roster_measure(&state->forward.roster, &stats->total, &stats->dense_bytes);
-        weft_progress_begin(state->context, "diff", stats->dense_bytes);
+        uint64_t work = 0;
+        for (size_t i = 0; i < state->job_count; i++) {
+            work += state->jobs[i].bucket->units * state->jobs[i].bucket->width;
+        }
+        weft_progress_begin(state->context, "diff", work);
         status = weft_parallel_ordered(state->context, state->job_count, state->window, encode_task,
                                        emit_task, state);
     }

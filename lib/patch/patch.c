@@ -4,6 +4,8 @@
  */
 #include "patch.h"
 
+#include "stream.h"
+
 static weft_status read_source(weft_context *context, const weft_source *source, uint64_t offset,
                                void *data, size_t size) {
     if (offset > source->size || size > source->size - offset) {
@@ -74,6 +76,12 @@ static weft_status open_index(weft_patch *patch, uint64_t header_size) {
     }
     if (status != WEFT_OK) {
         return status;
+    }
+    uint64_t units, bytes;
+    weft_roster_measure(&patch->header.roster, &units, &bytes);
+    if (units != patch->footer.total || bytes != patch->footer.dense_bytes) {
+        return weft_fail(patch->context, WEFT_MALFORMED,
+                         "the patch's footer counts other tensors than its header");
     }
     uint8_t *data;
     size_t tail = (size_t)(size - patch->footer.index_offset);

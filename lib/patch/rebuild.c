@@ -128,6 +128,27 @@ static weft_status create_output(weft_context *context, const weft_checkpoint *b
 
 /* ---- one step ---- */
 
+/* What the patch says becomes of each tensor must be possible for the base. The digests would find out
+ * too, but only after all the work. */
+static weft_status check_fates(weft_context *context, const weft_table *base, const weft_roster *roster) {
+    for (size_t i = 0; i < roster->count; i++) {
+        const weft_roster_entry *entry = &roster->entries[i];
+        int64_t found = weft_table_find(base, entry->tensor.name);
+        bool same = found >= 0 && same_kind(weft_table_at(base, (size_t)found), &entry->tensor);
+        bool possible = entry->fate == WEFT_FATE_ADDED      ? found < 0
+                        : entry->fate == WEFT_FATE_REPLACED ? found >= 0 && !same
+                                                            : same;
+        if (!possible) {
+            return weft_fail(
+                context, WEFT_BASE_MISMATCH,
+                "base mismatch: the patch does not fit what the base has of tensor %s; nothing "
+                "was written",
+                entry->tensor.name);
+        }
+    }
+    return WEFT_OK;
+}
+
 static weft_status check_start(weft_context *context, const weft_sums *sums, const weft_patch *patch) {
     weft_digest here = weft_sums_digest(sums);
     if (weft_digest_equal(&here, &patch->footer.base)) {
@@ -188,6 +209,9 @@ static weft_status run_step(weft_context *context, step *s, const weft_checkpoin
     }
     if (status == WEFT_OK) {
         status = check_start(context, s->base_sums, patches[0]);
+    }
+    if (status == WEFT_OK) {
+        status = check_fates(context, table, &patches[0]->header.roster);
     }
     if (status == WEFT_OK) {
         status = create_output(context, base, patches, count, path, &s->output);

@@ -467,6 +467,18 @@ static void forge_tensor(forgery *self, const char *name, weft_fate fate, weft_d
     weft_writer_varint(&self->body, columns);
 }
 
+/* Counts what the header lists, if it lists anything. */
+static void forge_totals(forgery *self, weft_footer *footer) {
+    weft_roster roster;
+    weft_reader reader = weft_reader_over(self->body.data, self->body.size);
+    weft_roster_open(&roster, self->fixture->context);
+    weft_reader_u8(&reader);
+    if (weft_roster_read(&roster, &reader) == WEFT_OK) {
+        weft_roster_measure(&roster, &footer->total, &footer->dense_bytes);
+    }
+    weft_roster_close(&roster);
+}
+
 /* Seals everything and opens it. */
 static weft_status forge_try(forgery *self) {
     static const uint8_t magic[8] = {0x89, 'W', 'E', 'F', 'T', '\r', '\n', 0x1a};
@@ -481,6 +493,7 @@ static weft_status forge_try(forgery *self) {
     weft_writer_u64(file, XXH3_64bits(file->data, file->size));
     weft_writer_bytes(file, self->frames.data, self->frames.size);
     weft_footer footer = {.index_offset = file->size, .index_bytes = self->index.size};
+    forge_totals(self, &footer);
     size_t before = self->index.size;
     weft_footer_write(&footer, &self->index);
     weft_writer_bytes(file, self->index.data, self->index.size);
