@@ -253,6 +253,32 @@ static void prefetch_part(const uint8_t *tile, unsigned part, unsigned parts) {
     }
 }
 
+/* Brings the changes of a tile from class order into ascending order. Only copies of weights need it: their
+ * tiles may reach over several segments of live memory, and what is kept goes segment by segment. */
+static void sort_tile(weft_changes *changes, size_t first, uint64_t linear) {
+    uint64_t marks[WEFT_TILE_BLOCKS] = {0};
+    uint16_t old_at[WEFT_TILE];
+    uint16_t new_at[WEFT_TILE];
+    uint16_t *olds = changes->olds;
+    uint16_t *news = changes->news;
+    for (size_t i = first; i < changes->count; i++) {
+        size_t index = (size_t)(changes->positions[i] - linear);
+        marks[index / 64] |= (uint64_t)1 << (index % 64);
+        old_at[index] = olds[i];
+        new_at[index] = news[i];
+    }
+    size_t count = first;
+    for (size_t b = 0; b < WEFT_TILE_BLOCKS; b++) {
+        for (uint64_t mask = marks[b]; mask != 0; mask &= mask - 1) {
+            size_t index = 64 * b + (size_t)__builtin_ctzll(mask);
+            changes->positions[count] = (uint32_t)(linear + index);
+            olds[count] = old_at[index];
+            news[count] = new_at[index];
+            count++;
+        }
+    }
+}
+
 static void decode_tile(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
                         const small_header *header, uint8_t *base, size_t units, uint64_t linear,
                         class_cursors *cursors, weft_changes *changes, weft_proof *proof) {
@@ -268,6 +294,9 @@ static void decode_tile(weft_small_decoder *decoder, const weft_patch_kernels *k
     } else {
         memcpy(decoder->scratch, base, 2 * units);
         weft_proof_through(proof, changes, first, changes->count, decoder->scratch, 2 * units, linear);
+        if (!proof->window->direct) {
+            sort_tile(changes, first, linear);
+        }
     }
 }
 
