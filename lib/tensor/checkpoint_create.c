@@ -659,17 +659,11 @@ static weft_status sync_files(const weft_checkpoint *checkpoint) {
     return status;
 }
 
-static weft_status sync_target(const weft_checkpoint *checkpoint) {
-    weft_context *context = checkpoint->context;
+/* The directory whose entries renaming changes. */
+static char *target_directory(const weft_checkpoint *checkpoint) {
     const weft_draft *draft = checkpoint->draft;
-    char *directory = draft->fresh ? weft_path_parent(context, draft->target)
-                                   : weft_copy_text(context, draft->directory, strlen(draft->directory));
-    if (directory == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    weft_status status = sync_path(context, directory);
-    weft_release(context, directory);
-    return status;
+    return draft->fresh ? weft_path_parent(checkpoint->context, draft->target)
+                        : weft_copy_text(checkpoint->context, draft->directory, strlen(draft->directory));
 }
 
 /* One file of a directory that is being replaced. */
@@ -775,23 +769,38 @@ static weft_status publish(weft_checkpoint *checkpoint) {
     return WEFT_OK;
 }
 
+/* All memory is taken before anything is renamed. If the last sync fails, the new checkpoint stands at its
+ * path, but a power cut could still undo that. */
+static weft_status publish_durably(weft_checkpoint *checkpoint) {
+    weft_context *context = checkpoint->context;
+    char *directory = target_directory(checkpoint);
+    if (directory == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_status status = sync_files(checkpoint);
+    if (status == WEFT_OK) {
+        status = publish(checkpoint);
+    }
+    if (status == WEFT_OK) {
+        checkpoint->draft->finished = true;
+        status = sync_path(context, directory);
+    }
+    weft_release(context, directory);
+    return status;
+}
+
 weft_status weft_checkpoint_finish(weft_checkpoint *checkpoint, bool durable) {
     weft_context *context = checkpoint->context;
     weft_context_clear(context);
-    weft_status status = WEFT_OK;
+    weft_status status;
     if (checkpoint->draft == NULL) {
         status = weft_fail(context, WEFT_INVALID_ARGUMENT,
                            "only a checkpoint from weft_checkpoint_create can be finished");
     } else if (durable) {
-        status = sync_files(checkpoint);
-    }
-    if (status == WEFT_OK) {
+        status = publish_durably(checkpoint);
+    } else {
         status = publish(checkpoint);
         checkpoint->draft->finished = status == WEFT_OK;
-    }
-    /* if this fails, the new checkpoint stands at its path, but a power cut could still undo that */
-    if (status == WEFT_OK && durable) {
-        status = sync_target(checkpoint);
     }
     weft_checkpoint_close(checkpoint);
     return status;
