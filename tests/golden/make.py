@@ -32,7 +32,7 @@ sys.path.insert(0, str(HERE.parent / "python"))
 import forge
 import random_checkpoints as checkpoints
 from weft_format import ADDED, DIFFERENCE, DTYPE_OF_NAME, DTYPES, FAST, REMOVED, REPLACED, SMALL
-from weft_format import Dtype, FormatError, Tensor, apply_patch, parse_patch, read_checkpoint
+from weft_format import Dtype, Entry, FormatError, Tensor, apply_patch, parse_patch, read_checkpoint
 
 
 class Golden:
@@ -465,6 +465,8 @@ def make_lying_files(golden, data, pieces):
     error("index-left-over", "a byte behind the last record", index_tail=b"\0")
     error("base-digest", "another base", base=bytes(16))
     error("result-digest", "another result", result=bytes(16))
+    error("footer-total", "another number of units", total=pieces.total + 1)
+    error("footer-dense-bytes", "another number of bytes", dense_bytes=pieces.dense_bytes + 1)
     error("frame-missing", "a frame left out", frames=pieces.frames[1:])
     error("frame-twice", "a frame twice", frames=pieces.frames + pieces.frames[:1])
     longer = replace(pieces.frames[0], index_length=len(pieces.frames[0].seal()) + 1)
@@ -499,16 +501,19 @@ def make_lying_ends(golden, data, pieces):
 
 
 def make_lying_rosters(golden, roster, pieces):
-    """Rosters that break a rule, or that the base does not fit."""
+    """Rosters that break a rule, or that the base does not fit; the footer counts so many units more."""
 
-    def error(case, damage, tensor, **fields):
+    def error(case, damage, tensor, more=0, **fields):
         changed = list(roster)
         changed[tensor] = replace(roster[tensor], **fields)
-        lying = replace(pieces, header=forge.header_body(roster=changed))
+        totals = (pieces.total + more, pieces.dense_bytes + more * roster[tensor].dtype.width)
+        lying = replace(pieces, total=totals[0], dense_bytes=totals[1])
+        lying.header = forge.header_body(roster=changed)
         golden.error(f"roster-{case}", VICTIM, damage, lying.seal())
 
     error("zero-byte", "a name with a zero byte", EMPTY, name=b"z\0")
     error("long-name", "a name of 4097 bytes", EMPTY, name=b"z" * 4097)
+    error("not-utf-8", "a name that is not UTF-8", EMPTY, name=b"z\xff")
     error("order", "names that do not ascend", A, name=b"c")
     error("same-name", "a name twice", A, name=b"b")
     error("fate", "fate 4", A, fate=4)
@@ -517,12 +522,20 @@ def make_lying_rosters(golden, roster, pieces):
     error("rank", "seventeen dimensions", EMPTY, shape=(0,) * 17)
     error("half-byte", "three elements of four bits", EMPTY, dtype=DTYPE_OF_NAME["F4"], shape=(3,))
     error("too-large", "2^63 bits", EMPTY, dtype=DTYPE_OF_NAME["U8"], shape=(2**30, 2**30))
-    error("span-of-removed", "a frame of a tensor that is removed", A, fate=REMOVED)
+    error("span-of-removed", "a frame of a tensor that is removed", A, -64, fate=REMOVED)
     error("mixed-fates", "a bucket with an added tensor", A, fate=ADDED)
-    error("replaced-uncovered", "a replaced tensor without content", EMPTY, fate=REPLACED, shape=(3,))
+    error("replaced-uncovered", "a replaced tensor without content", EMPTY, 3, fate=REPLACED, shape=(3,))
     error("kept-shape", "another shape than the base's", EMPTY, shape=(0, 8))
     error("kept-dtype", "another dtype than the base's", EMPTY, dtype=DTYPE_OF_NAME["F32"])
     error("kept-missing", "a tensor that the base does not have", A, name=b"A")
+    error("added-is-there", "an added tensor that the base has", EMPTY, fate=ADDED)
+    error("removed-shape", "a removed tensor with another shape", EMPTY, fate=REMOVED, shape=(0, 8))
+    error("removed-missing", "a removed tensor that is not there", EMPTY, fate=REMOVED, name=b"o")
+    error("replaced-by-like", "a replaced tensor that stays what it is", EMPTY, fate=REPLACED)
+    error("empty-too-large", "2^63 bits if it were not empty", EMPTY, shape=(0, 2**57))
+    huge = [Entry(b"o%d" % number, ADDED, DTYPE_OF_NAME["U8"], (2**60 - 1,)) for number in range(9)]
+    lying = replace(pieces, header=forge.header_body(roster=roster + huge))
+    golden.error("roster-sum-too-large", VICTIM, "a result of 2^63 bytes", lying.seal())
 
 
 def make_lying_fates(golden):
@@ -689,6 +702,8 @@ def make_lying_small_payloads(golden, pieces):
     error("state-end", "a state that does not end at 2^16", good[:-4] + b"\1\0\1\0")
     many = packed((list(range(40)), [0] * 40))
     error("stream-cut", "a stream that lacks its last word", many[:-2], changed=40)
+    half = packed(([0] * 51, [0] * 51))
+    error("more-than-half", "51 changes of 100 units", half, changed=51)
     error("rank", "a rank outside of the bucket", packed(([5, 94], [0, 1])))
     large = packed(([], []), ([5, 5], [0, 1]), cuts=[200])
     error("rank-of-class", "a rank that its class does not have", large)

@@ -18,7 +18,7 @@ import unittest
 import numpy
 
 import random_checkpoints as checkpoints
-from weft_format import ADDED, DTYPES, KEPT, REMOVED, REPLACED
+from weft_format import DTYPES, KEPT, REMOVED
 from weft_format import FormatError, apply_patch, parse_patch, read_checkpoint, state_digest
 
 COMMAND = os.environ.get("WEFT", "weft")
@@ -55,25 +55,22 @@ class PatchTest(unittest.TestCase):
         return printed
 
     def assert_decodes(self, base, patch, result):
-        """weft_format.py makes the result, and the numbers that inform only are true."""
+        """weft_format.py makes the result, and the counts of changes, which inform only, are true."""
         parsed = parse_patch(patch.read_bytes())
         checkpoint = read_checkpoint(base)
         decoded = apply_patch(checkpoint, parsed)
         self.assertTrue(decoded.contents() == files_of(result), "weft_format.py decodes to something else")
-        self.assert_true_numbers(parsed, checkpoint.tensors(), decoded.tensors())
+        self.assert_true_counts(parsed, checkpoint.tensors(), decoded.tensors())
 
-    def assert_true_numbers(self, patch, old, new):
+    def assert_true_counts(self, patch, old, new):
         changed = 0
         for entry in patch.header.roster:
             if entry.fate == KEPT:
                 changed += int(numpy.count_nonzero(old[entry.name].units != new[entry.name].units))
-            elif entry.fate in (ADDED, REPLACED):
+            elif entry.fate != REMOVED:
                 changed += entry.units
         self.assertEqual(patch.footer.changed, changed)
         self.assertEqual(sum(frame.changed for frame in patch.frames), changed)
-        in_result = [entry for entry in patch.header.roster if entry.fate != REMOVED]
-        self.assertEqual(patch.footer.total, sum(entry.units for entry in in_result))
-        self.assertEqual(patch.footer.dense_bytes, sum(len(tensor.data) for tensor in new.values()))
 
 
 class GoldenTest(PatchTest):

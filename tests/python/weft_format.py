@@ -38,7 +38,7 @@ MAXIMUM_NAME = 4096
 MAXIMUM_RANK = 16
 MAXIMUM_LABELS = 1024
 MAXIMUM_BUCKET_UNITS = 2**32
-MAXIMUM_BUCKET_BYTES = 256 << 20
+MAXIMUM_BUCKET_BYTES = 32 << 20
 MAXIMUM_HEADER = 128 << 20
 MAXIMUM_INDEX = 128 << 20
 MAXIMUM_TENSORS = 2**20
@@ -639,6 +639,7 @@ def parse_patch(data):
     header = read_header(data)
     footer = read_footer(data)
     require(footer.index_offset >= header.size, "the index lies in the header")
+    check_totals(footer, header.roster)
     records = read_index(data, footer, header.roster)
     check_coverage([record.spans for record in records], header.roster)
     frames = read_frames(data[header.size : footer.index_offset], records, header.roster)
@@ -667,6 +668,13 @@ def read_footer(data):
         "the checksum of index and footer does not match",
     )
     return footer
+
+
+def check_totals(footer, roster):
+    result = [entry for entry in roster if entry.fate != REMOVED]
+    require(footer.total == sum(entry.units for entry in result), "the footer counts other units")
+    size = sum(tensor_bytes(entry.dtype, entry.shape) for entry in result)
+    require(footer.dense_bytes == size, "the footer counts other bytes")
 
 
 def read_index(data, footer, roster):
@@ -706,6 +714,7 @@ def read_frame(data, record, roster):
     require(1 <= changed <= frame.units, "a frame of no changes, or of more than there are units")
     is_kept = roster[spans[0].tensor].fate == KEPT
     require(is_kept or coding == VALUES, "new tensors that are not coded as values")
+    require(coding != SMALL or changed <= frame.units // 2, "coding small with more than half changed")
     return frame
 
 
@@ -966,8 +975,10 @@ def compare_roster(roster, tensors):
     expected = {entry.name: entry for entry in roster if entry.fate != ADDED}
     require(set(expected) == set(tensors), "the base has other tensors than the patch's")
     for name, entry in expected.items():
-        is_same = tensors[name].same_kind(entry)
-        require(is_same == (entry.fate != REPLACED), "a tensor of the base has another dtype or shape")
+        if entry.fate == REPLACED:
+            require(not tensors[name].same_kind(entry), "a tensor that is replaced by its like")
+        else:
+            require(tensors[name].same_kind(entry), "a tensor of the base has another dtype or shape")
 
 
 def bucket_delta(spans, roster, old, new):
