@@ -345,7 +345,13 @@ static void sweep_entry(int directory, const char *name) {
     if (descriptor < 0) {
         return;
     }
-    if (flock(descriptor, LOCK_EX | LOCK_NB) == 0) {
+    /* Who made it may have finished, renamed it and let go of the lock since it was opened: what we hold is
+     * then somebody's checkpoint. Under the lock a name that still leads here can no longer change. */
+    struct stat held;
+    struct stat named;
+    if (flock(descriptor, LOCK_EX | LOCK_NB) == 0 && fstat(descriptor, &held) == 0 &&
+        fstatat(directory, name, &named, AT_SYMLINK_NOFOLLOW) == 0 && held.st_dev == named.st_dev &&
+        held.st_ino == named.st_ino) {
         if (is_directory) {
             sweep_files(descriptor);
         }
