@@ -85,13 +85,15 @@ weft_status weft_journal_refuse(weft_context *context, const char *path) {
     return status;
 }
 
-/* A file may be part of a directory that was opened as a whole, and the other way round. */
+/* A file may be part of a directory that was opened as a whole, and the other way round. It is the
+ * directory where the file really lies that counts, not that of a link to it. */
 static weft_status refuse_parent_journal(weft_context *context, const char *path) {
+    char real[PATH_MAX];
     struct stat info;
-    if (stat(path, &info) != 0 || S_ISDIR(info.st_mode)) {
+    if (stat(path, &info) != 0 || S_ISDIR(info.st_mode) || realpath(path, real) == NULL) {
         return WEFT_OK;
     }
-    char *parent = weft_path_parent(context, path);
+    char *parent = weft_path_parent(context, real);
     if (parent == NULL) {
         return WEFT_NO_MEMORY;
     }
