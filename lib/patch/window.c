@@ -38,7 +38,9 @@ static weft_status map_spans(weft_window *window, const int64_t *tensor_map, con
     window->holding = all ? WEFT_HELD_ALL : any ? WEFT_HELD_PART : WEFT_HELD_NONE;
     window->writable = true;
     for (size_t i = 0; i < window->segments.count; i++) {
-        window->writable = window->writable && window->segments.items[i].live->writable;
+        const weft_tensor *live = window->segments.items[i].live;
+        bool reachable = live->access != NULL ? live->access->scatter != NULL : live->data != NULL;
+        window->writable = window->writable && live->writable && reachable;
     }
     return WEFT_OK;
 }
@@ -62,18 +64,21 @@ static bool on_word(uint64_t unit, unsigned width) {
     return unit * width % WEFT_WORD == 0;
 }
 
-/* True if a run can be made of this segment alone, without a copy. */
+/* True if a run can be made of this segment alone, without a copy. What can neither be seen nor be gathered
+ * is left to a copy, which says what is wrong if it cannot be read either. */
 static bool usable(const weft_segment *segment, unsigned width, weft_window_need need) {
+    const weft_tensor *live = segment->live;
     if (!on_word(segment->unit, width)) {
         return false;
     }
-    if (segment->live->access != NULL) {
+    if (live->access != NULL) {
         /* words fetched from there must be this tensor's alone, to the last */
         uint64_t end = segment->live_unit + segment->units;
-        return need == WEFT_NEED_WORDS && on_word(segment->live_unit, width) &&
-               (on_word(end, width) || end == weft_tensor_units(segment->live));
+        return need == WEFT_NEED_WORDS && live->access->gather != NULL &&
+               on_word(segment->live_unit, width) &&
+               (on_word(end, width) || end == weft_tensor_units(live));
     }
-    return segment->live->storage == segment->live->dtype || need == WEFT_NEED_MASTERS;
+    return live->data != NULL && (live->storage == live->dtype || need == WEFT_NEED_MASTERS);
 }
 
 static weft_status run_segments(weft_window *window) {
