@@ -339,7 +339,7 @@ static weft_status decode_fast(weft_bucket_coder *coder, const weft_frame *frame
     for (size_t i = 0; i < chunks + LAG && status == WEFT_OK; i++) {
         if (i < chunks) {
             const weft_run *run = &coder->from.runs[proof->run];
-            decoder.weights = by_callback ? NULL : run->memory - run->linear * changes->width;
+            decoder.weights = (uintptr_t)run->memory - run->linear * changes->width;
             changes->count = i % places * chunk;
             size_t left = count - i * chunk;
             status = weft_fast_decoder_some(&decoder, changes, left < chunk ? left : chunk);

@@ -55,12 +55,3 @@ weft_status weft_changes_grow(weft_changes *changes, size_t more) {
     }
     return resize(changes, changes->count + more + changes->capacity / 2);
 }
-
-void weft_changes_trim(weft_changes *changes) {
-    size_t capacity = changes->capacity;
-    if (changes->count < capacity && resize(changes, changes->count) != WEFT_OK) {
-        /* shrinking failed half-way: every array still holds at least `count` entries */
-        changes->capacity = changes->count;
-        weft_context_clear(changes->context);
-    }
-}

@@ -29,8 +29,6 @@ void weft_changes_close(weft_changes *changes);
 weft_status weft_changes_reset(weft_changes *changes, unsigned width, size_t capacity);
 /* Makes room for `more` changes beyond `count`. */
 weft_status weft_changes_grow(weft_changes *changes, size_t more);
-/* Gives back what was reserved beyond `count`, for lists that are kept. */
-void weft_changes_trim(weft_changes *changes);
 
 /* The unit at `index` of an array of units of `width` bytes. With a constant width these are single
  * instructions, which is why hot loops are inline functions called with literal widths. */

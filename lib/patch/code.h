@@ -94,9 +94,8 @@ typedef struct weft_small_decoder {
 void weft_small_decoder_open(weft_small_decoder *decoder, weft_context *context);
 void weft_small_decoder_close(weft_small_decoder *decoder);
 /* Sets positions, olds and news from the memory of the proof's window, and proves them on the way, while
- * the weights are in the cache. Positions ascend from tile to tile; within one, only
- * if the window is a copy. The proof is one of
- * steps. */
+ * the weights are in the cache. Positions ascend from tile to tile; within one, only if the window is a
+ * copy. The proof is one of steps. */
 weft_status weft_small_decode(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
                               weft_exponent exponent, const uint8_t *payload, size_t size, uint64_t units,
                               size_t count, weft_changes *changes, weft_proof *proof);

@@ -3,8 +3,9 @@
  * code_fast.c: the `fast` coding. One stream of bits, change after change:
  *
  *   gap    Rice code with one parameter k per bucket: the quotient in unary (ones, then a zero), then
- *          the k low bits. A quotient of WEFT_FAST_ESCAPE or more is WEFT_FAST_ESCAPE ones and the gap in
- * 32 bits. step   Elias gamma of the magnitude: its bit length less one in unary, then the bits below the
+ *          the k low bits. A quotient of 24 or more (WEFT_FAST_ESCAPE) is 24 ones and the gap in 32 bits.
+ *
+ *   step   Elias gamma of the magnitude: its bit length less one in unary, then the bits below the
  *          highest; then the sign.
  *
  * A one-ULP step costs two bits and a gap about half a bit more than its entropy. Nothing here looks at

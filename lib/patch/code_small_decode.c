@@ -244,15 +244,6 @@ static void take_class(weft_small_decoder *decoder, const weft_patch_kernels *ke
     cursors->members[c] += decoder->tile.counts[c];
 }
 
-/* Work on a tile leaves the memory idle, so the tile after it is asked for meanwhile: a part with every
- * class, since only so many requests can be under way at once. */
-static void prefetch_part(const uint8_t *tile, unsigned part, unsigned parts) {
-    size_t lines = 2 * WEFT_TILE / 64;
-    for (size_t i = lines * part / parts; i < lines * (part + 1) / parts; i++) {
-        __builtin_prefetch(tile + 64 * i);
-    }
-}
-
 /* Brings the changes of a tile from class order into ascending order. Only copies of weights need it: their
  * tiles may reach over several segments of live memory, and what is kept goes segment by segment. */
 static void sort_tile(weft_changes *changes, size_t first, uint64_t linear) {
@@ -285,7 +276,7 @@ static void decode_tile(weft_small_decoder *decoder, const weft_patch_kernels *k
     size_t first = changes->count;
     kernels->classify(base, units, header->shift, header->cuts, header->classes, &decoder->tile);
     for (unsigned c = 0; c < header->classes; c++) {
-        prefetch_part(base + 2 * WEFT_TILE, c, header->classes);
+        weft_prefetch_part((uintptr_t)base + 2 * WEFT_TILE, 2 * WEFT_TILE, c, header->classes);
         take_class(decoder, kernels, c, linear, cursors, changes);
     }
     if (proof->write) {

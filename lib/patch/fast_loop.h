@@ -26,7 +26,7 @@ typedef struct weft_fast_decoder {
     unsigned k;
     uint64_t next; /* the position after the last change */
     uint64_t units;
-    const uint8_t *weights; /* where position 0 would lie: memory that is asked for on the way */
+    uintptr_t weights; /* the address where position 0 would lie: memory that is asked for on the way */
 } weft_fast_decoder;
 
 static inline uint64_t weft_low_bits(unsigned count) {
@@ -120,7 +120,7 @@ weft_fast_loop(weft_fast_decoder *decoder, uint32_t *positions, void *steps, siz
         if (__builtin_expect(next >= d.units, 0)) {
             return false;
         }
-        __builtin_prefetch(d.weights + next * width, 1);
+        __builtin_prefetch((const void *)(d.weights + next * width), 1);
         positions[i] = (uint32_t)next++;
         weft_unit_store(steps, i, width, weft_fast_step(&d, width));
     }

@@ -59,6 +59,16 @@ static inline void weft_tile_rank(const weft_tile *tile, const uint8_t *class_of
     }
 }
 
+/* Asks for one of `parts` parts of the `bytes` bytes at an address, which need not be anybody's. Work on a
+ * tile leaves the memory idle, so the next tile is asked for meanwhile, and in parts, since only so many
+ * requests can be under way at once. */
+static inline void weft_prefetch_part(uintptr_t address, size_t bytes, unsigned part, unsigned parts) {
+    size_t lines = bytes / 64;
+    for (size_t i = lines * part / parts; i < lines * (part + 1) / parts; i++) {
+        __builtin_prefetch((const void *)(address + 64 * i));
+    }
+}
+
 const weft_patch_kernels *weft_patch_kernels_for(weft_cpu level);
 
 extern const weft_patch_kernels weft_patch_kernels_portable;

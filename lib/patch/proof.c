@@ -246,7 +246,7 @@ bool weft_proof_fast_through(weft_proof *proof, weft_fast_decoder *decoder, size
             return false;
         }
         run = &proof->window->runs[proof->run];
-        __builtin_prefetch(run->memory + 2 * (d.next - run->linear), 1);
+        __builtin_prefetch((const void *)((uintptr_t)run->memory + 2 * (d.next - run->linear)), 1);
         positions[i % RING] = (uint32_t)d.next++;
         steps[i % RING] = (uint16_t)weft_fast_step(&d, 2);
         if (i >= BEHIND) {

@@ -187,23 +187,14 @@ static void load_changes(const stretch *s, weft_changes *changes, size_t found) 
     }
 }
 
-/* Ranking a tile leaves the memory idle, so the next tile is asked for in between, a part at a time, since
- * only so many requests can be under way at once. */
-static void prefetch_part(const uint8_t *tile, size_t bytes, unsigned part, unsigned parts) {
-    size_t lines = bytes / 64;
-    for (size_t i = lines * part / parts; i < lines * (part + 1) / parts; i++) {
-        __builtin_prefetch(tile + 64 * i);
-    }
-}
-
 static void prefetch_next(const stretch *s, size_t first, unsigned width, unsigned part, unsigned parts) {
     size_t next = first + WEFT_TILE;
     if (next + WEFT_TILE > s->units) {
         return;
     }
-    prefetch_part(s->from + next * width, (size_t)WEFT_TILE * width, part, parts);
+    weft_prefetch_part((uintptr_t)s->from + next * width, (size_t)WEFT_TILE * width, part, parts);
     if (s->to_masters == NULL) {
-        prefetch_part(s->to + next * width, (size_t)WEFT_TILE * width, part, parts);
+        weft_prefetch_part((uintptr_t)s->to + next * width, (size_t)WEFT_TILE * width, part, parts);
     }
 }
 
