@@ -127,7 +127,11 @@ static weft_status create(weft_context *context, const weft_patch *patch, const 
     apply->sums = sums;
     apply->rebuild = rebuild;
     unsigned threads = weft_context_threads(context);
-    weft_status status = weft_roster_map(&patch->header.roster, view, &apply->map);
+    weft_roster roster = weft_roster_with(&patch->header.roster, context);
+    weft_status status = weft_sums_check(context, sums, view);
+    if (status == WEFT_OK) {
+        status = weft_roster_map(&roster, view, &apply->map);
+    }
     if (status == WEFT_OK) {
         status = check_roster(apply);
     }

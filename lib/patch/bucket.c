@@ -287,7 +287,8 @@ weft_status weft_frame_read(weft_context *context, const weft_roster *roster, co
     if (length != size || frame->coding < WEFT_CODING_FAST || frame->coding > WEFT_CODING_VALUES) {
         return weft_fail(context, WEFT_MALFORMED, "a bucket's frame has an unknown coding or length");
     }
-    weft_status status = weft_bucket_read_spans(&frame->bucket, roster, &reader);
+    weft_roster here = weft_roster_with(roster, context);
+    weft_status status = weft_bucket_read_spans(&frame->bucket, &here, &reader);
     if (status == WEFT_OK) {
         frame->changed = weft_reader_varint(&reader);
         frame->delta.lanes[0] = weft_reader_u64(&reader);

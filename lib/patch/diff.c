@@ -135,6 +135,8 @@ static weft_status open_sums(diff_state *state) {
     if (state->base_sums == NULL) {
         status = weft_sums_compute(state->context, state->base, &state->own_base_sums);
         state->base_sums = state->own_base_sums;
+    } else {
+        status = weft_sums_check(state->context, state->base_sums, state->base);
     }
     if (status == WEFT_OK) {
         status = weft_sums_zero(state->context, state->base, &state->moves);

@@ -476,7 +476,8 @@ static weft_status run_merge(merge_state *state, const weft_sink *sink, const ch
         status = check_base(state);
     }
     if (status == WEFT_OK && state->base != NULL) {
-        status = weft_roster_map(&state->patches[0]->header.roster, state->base, &state->map);
+        weft_roster roster = weft_roster_with(&state->patches[0]->header.roster, state->context);
+        status = weft_roster_map(&roster, state->base, &state->map);
     }
     if (status == WEFT_OK) {
         status = collect_sources(state);

@@ -154,6 +154,12 @@ weft_status weft_roster_read(weft_roster *roster, weft_reader *reader) {
     return WEFT_OK;
 }
 
+weft_roster weft_roster_with(const weft_roster *roster, weft_context *context) {
+    weft_roster here = *roster;
+    here.context = context;
+    return here;
+}
+
 bool weft_roster_plain(const weft_roster *roster) {
     for (size_t i = 0; i < roster->count; i++) {
         if (roster->entries[i].fate != WEFT_FATE_KEPT) {

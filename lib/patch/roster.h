@@ -28,6 +28,9 @@ void weft_roster_close(weft_roster *roster);
 weft_status weft_roster_build(weft_roster *roster, const weft_view *base, const weft_view *next);
 void weft_roster_write(const weft_roster *roster, weft_writer *writer);
 weft_status weft_roster_read(weft_roster *roster, weft_reader *reader);
+/* The same roster for use with another context, which failures and memory then go to: a patch may be opened
+ * with one context and applied with others. Nothing is owned. */
+weft_roster weft_roster_with(const weft_roster *roster, weft_context *context);
 /* True if every tensor is kept. */
 bool weft_roster_plain(const weft_roster *roster);
 /* For each entry the index of its name in the view, or -1; released by the caller. */

@@ -106,7 +106,9 @@ static bool same_tensor(const weft_tensor *a, const weft_tensor *b) {
            memcmp(a->shape, b->shape, a->rank * sizeof a->shape[0]) == 0;
 }
 
-static weft_status check_same_tensors(weft_context *context, const weft_view *a, const weft_view *b) {
+weft_status weft_sums_check(weft_context *context, const weft_sums *sums, const weft_view *view) {
+    const weft_view *a = sums->view;
+    const weft_view *b = view;
     if (a->count != b->count) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "sums of %zu tensors cannot stand for a view of %zu tensors", a->count, b->count);
@@ -125,7 +127,7 @@ static weft_status check_same_tensors(weft_context *context, const weft_view *a,
 
 weft_status weft_sums_copy(weft_context *context, const weft_sums *source, const weft_view *view,
                            weft_sums **sums_out) {
-    weft_status status = check_same_tensors(context, source->view, view);
+    weft_status status = weft_sums_check(context, source, view);
     if (status != WEFT_OK) {
         return status;
     }
