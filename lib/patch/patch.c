@@ -49,6 +49,10 @@ static weft_status open_header(weft_patch *patch, uint64_t *size_out) {
     if (status == WEFT_OK && size > patch->source.size) {
         status = weft_fail(patch->context, WEFT_TRUNCATED, "the patch is cut short inside of its header");
     }
+    if (status == WEFT_OK && size > weft_context_limits(patch->context)->header_bytes) {
+        status =
+            weft_fail(patch->context, WEFT_LIMIT_EXCEEDED, "the patch's header is larger than the limit");
+    }
     if (status != WEFT_OK) {
         return status;
     }
@@ -185,6 +189,9 @@ size_t weft_patch_tensor_count(const weft_patch *patch) {
 }
 
 const weft_tensor *weft_patch_tensor(const weft_patch *patch, size_t index, weft_fate *fate_out) {
+    if (index >= patch->header.roster.count) {
+        return NULL;
+    }
     const weft_roster_entry *entry = &patch->header.roster.entries[index];
     if (fate_out != NULL) {
         *fate_out = entry->fate;
