@@ -22,9 +22,9 @@ static const char doc[] =
     "Apply one patch, or several in order. Every patch must start from the state that the one "
     "before makes; a patch for another base is refused before anything is written.\v" HELP_CKPT
     "\nWith -o the result is byte for byte the checkpoint that was diffed, and appears complete or not "
-    "at all. In place, all patches are checked and decoded before the first weight changes; a process "
-    "killed at any instant leaves the old or the new state, which the next weft command (or --recover) "
-    "settles.\n"
+    "at all. In place, each patch is a transaction of its own: it is decoded and proven before the first "
+    "weight changes, and a process killed at any instant leaves the state before or after it, which the "
+    "next weft command (or --recover) settles.\n"
     "\nExamples:\n"
     "  weft apply step-40.safetensors 41.weft 42.weft -o step-42.safetensors\n"
     "  weft apply --in-place worker/ 42.weft --durable\n"

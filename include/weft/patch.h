@@ -175,9 +175,9 @@ WEFT_API WEFT_CHECKED weft_status weft_apply_rebuild(weft_context *context, cons
                                                      const char *output_path, bool durable,
                                                      weft_digest *digest_out);
 
-/* Brings the checkpoint at `path` forward in place. Killed at any instant, the next open of the
- * checkpoint finishes or undoes the work: it is at the old state or at the new one. With `durable`
- * that holds for power loss too. */
+/* Brings the checkpoint at `path` forward in place, patch by patch, each a transaction of its own. Killed
+ * at any instant, weft_apply_recover finishes or undoes the work: the checkpoint is at the state before or
+ * after a patch, never between. With `durable` that holds for power loss too. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_in_place(weft_context *context, const char *path,
                                                       const weft_patch *const *patches, size_t count,
                                                       bool durable, weft_digest *digest_out);

@@ -11,6 +11,9 @@
 
 #include <weft/base.h>
 
+/* Files are little-endian, and so are weights in memory: they are loaded as they lie. */
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "weft needs a little-endian machine");
+
 typedef struct weft_reader {
     const uint8_t *cursor;
     const uint8_t *end;

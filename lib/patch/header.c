@@ -133,7 +133,6 @@ weft_status weft_header_measure(weft_context *context, const uint8_t *preamble, 
     uint16_t version = weft_reader_u16(&reader);
     uint16_t flags = weft_reader_u16(&reader);
     uint32_t stored = weft_reader_u32(&reader);
-    uint32_t raw = weft_reader_u32(&reader);
     if (memcmp(start, magic, sizeof magic) != 0) {
         return weft_fail(context, WEFT_MALFORMED, "this is not a weft patch");
     }
@@ -141,11 +140,6 @@ weft_status weft_header_measure(weft_context *context, const uint8_t *preamble, 
         return weft_fail(context, WEFT_WRONG_VERSION,
                          "the patch is of format version %u, this weft reads version %u; upgrade weft",
                          version, WEFT_FORMAT_VERSION);
-    }
-    uint64_t limit = weft_context_limits(context)->header_bytes;
-    if (stored > limit || raw > limit || stored > raw) {
-        return weft_fail(context, stored > raw ? WEFT_MALFORMED : WEFT_LIMIT_EXCEEDED,
-                         "the patch's header of %u bytes (%u stored) is beyond the limit", raw, stored);
     }
     *size_out = (uint64_t)WEFT_PREAMBLE_BYTES + stored + WEFT_CHECKSUM_BYTES;
     return WEFT_OK;
@@ -252,6 +246,10 @@ weft_status weft_header_read(weft_header *header, const uint8_t *data, size_t si
     weft_reader lengths = weft_reader_over(data + 12, 8);
     size_t stored = weft_reader_u32(&lengths);
     size_t raw = weft_reader_u32(&lengths);
+    if (stored > raw || raw > weft_context_limits(context)->header_bytes) {
+        return weft_fail(context, stored > raw ? WEFT_MALFORMED : WEFT_LIMIT_EXCEEDED,
+                         "the patch's header of %zu bytes (%zu stored) is beyond the limit", raw, stored);
+    }
     const uint8_t *body = data + WEFT_PREAMBLE_BYTES;
     if (stored == raw) {
         return read_body(header, body, raw);
