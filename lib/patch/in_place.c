@@ -35,7 +35,8 @@ static bool still_there(int descriptor, const char *path) {
  * old one; a lock on that would keep nobody out. */
 static weft_status lock_checkpoint(weft_context *context, const char *path, int *descriptor_out) {
     for (;;) {
-        int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+        /* without blocking, because the name may turn out to be that of a pipe */
+        int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
         if (descriptor < 0) {
             int error = errno;
             return error == ENOENT
@@ -60,11 +61,22 @@ static weft_status lock_checkpoint(weft_context *context, const char *path, int 
 
 /* ---- recovery ---- */
 
-static weft_status remove_journal(weft_context *context, const char *journal) {
-    if (unlink(journal) != 0 && errno != ENOENT) {
-        return weft_fail_errno(context, errno, "removing the journal %s failed", journal);
+/* A journal that came back after a power cut would be replayed on whatever stands there by then. */
+static weft_status remove_journal(weft_context *context, const char *journal, bool durable) {
+    int directory = -1;
+    weft_status status = durable ? weft_journal_directory(context, journal, &directory) : WEFT_OK;
+    if (status != WEFT_OK) {
+        return status;
     }
-    return WEFT_OK;
+    bool failed = unlink(journal) != 0 && errno != ENOENT;
+    failed = failed || (directory >= 0 && fsync(directory) != 0);
+    if (failed) {
+        status = weft_fail_errno(context, errno, "removing the journal %s failed", journal);
+    }
+    if (directory >= 0) {
+        close(directory);
+    }
+    return status;
 }
 
 static weft_status replay(weft_context *context, const char *path, const char *journal) {
@@ -79,7 +91,7 @@ static weft_status replay(weft_context *context, const char *path, const char *j
         status = weft_checkpoint_flush(checkpoint);
     }
     weft_checkpoint_close(checkpoint);
-    return status == WEFT_OK ? remove_journal(context, journal) : status;
+    return status == WEFT_OK ? remove_journal(context, journal, durable) : status;
 }
 
 /* The directory that holds the journal is the one that temporary checkpoints are made in. */
@@ -165,33 +177,28 @@ static weft_status write_journal(weft_journal *journal, weft_apply *apply, bool 
     return status;
 }
 
-/* Changes that are no longer in memory are taken from the journal, and the sums from the files. */
+/* Changes that are no longer in memory are taken from the journal. The last ones still are, and with them
+ * the moves of all: to commit them moves the sums. */
 static weft_status commit(weft_context *context, weft_apply *apply, const char *journal,
-                          weft_checkpoint *checkpoint, const weft_view *view, weft_sums **sums, bool staged,
-                          bool durable) {
-    weft_status status;
-    if (staged) {
+                          weft_checkpoint *checkpoint, bool staged, bool durable) {
+    bool ignored;
+    weft_status status =
+        staged ? WEFT_OK
+               : weft_journal_replay(context, journal, weft_checkpoint_table(checkpoint), &ignored);
+    if (status == WEFT_OK) {
         status = weft_apply_commit(apply);
-    } else {
-        bool ignored;
-        status = weft_journal_replay(context, journal, weft_checkpoint_table(checkpoint), &ignored);
-        weft_sums_destroy(*sums);
-        *sums = NULL;
-        if (status == WEFT_OK) {
-            status = weft_sums_compute(context, view, sums);
-        }
     }
     if (status == WEFT_OK && durable) {
         status = weft_checkpoint_flush(checkpoint);
     }
-    return status == WEFT_OK ? remove_journal(context, journal) : status;
+    return status == WEFT_OK ? remove_journal(context, journal, durable) : status;
 }
 
 static weft_status apply_journaled(weft_context *context, weft_checkpoint *checkpoint,
-                                   const weft_view *view, weft_sums **sums, const char *journal_path,
+                                   const weft_view *view, weft_sums *sums, const char *journal_path,
                                    const weft_patch *patch, bool durable) {
     weft_apply *apply;
-    weft_status status = weft_apply_create(context, patch, view, *sums, &apply);
+    weft_status status = weft_apply_create(context, patch, view, sums, &apply);
     if (status != WEFT_OK) {
         return status;
     }
@@ -203,7 +210,7 @@ static weft_status apply_journaled(weft_context *context, weft_checkpoint *check
     }
     weft_journal_close(&journal);
     if (status == WEFT_OK) {
-        status = commit(context, apply, journal_path, checkpoint, view, sums, staged, durable);
+        status = commit(context, apply, journal_path, checkpoint, staged, durable);
     }
     weft_apply_destroy(apply);
     return status;
@@ -218,12 +225,16 @@ static weft_status apply_kept(weft_context *context, const char *path, const cha
     if (status == WEFT_OK) {
         status = weft_view_create(context, weft_checkpoint_table(checkpoint), &view);
     }
+    /* a journal makes the new state of the old one, which must itself be on the disk */
+    if (status == WEFT_OK && durable) {
+        status = weft_checkpoint_flush(checkpoint);
+    }
     weft_sums *sums = NULL;
     if (status == WEFT_OK) {
         status = weft_sums_compute(context, view, &sums);
     }
     for (size_t i = 0; i < count && status == WEFT_OK; i++) {
-        status = apply_journaled(context, checkpoint, view, &sums, journal, patches[i], durable);
+        status = apply_journaled(context, checkpoint, view, sums, journal, patches[i], durable);
     }
     weft_sums_destroy(sums);
     weft_view_destroy(view);

@@ -4,10 +4,10 @@
  */
 #include "journal.h"
 
+#include "../tensor/checkpoint.h"
+
 #include <errno.h>
 #include <fcntl.h>
-#include <libgen.h>
-#include <limits.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -53,7 +53,7 @@ weft_status weft_journal_open(weft_journal *journal, weft_context *context, cons
         return weft_fail(context, WEFT_NO_MEMORY, "out of memory");
     }
     XXH3_64bits_reset(journal->hash);
-    int descriptor = open(journal->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    int descriptor = open(journal->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (descriptor < 0) {
         return weft_fail_errno(context, errno, "creating the journal %s failed", journal->temporary);
     }
@@ -149,19 +149,36 @@ weft_status weft_journal_append(weft_journal *journal, const weft_apply *apply) 
     return status;
 }
 
-static weft_status sync_directory(weft_context *context, const char *path) {
-    char copy[PATH_MAX];
-    snprintf(copy, sizeof copy, "%s", path);
-    const char *directory = dirname(copy);
-    int descriptor = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (descriptor < 0 || fsync(descriptor) != 0) {
-        int error = errno;
-        if (descriptor >= 0) {
-            close(descriptor);
-        }
-        return weft_fail_errno(context, error, "syncing the directory %s failed", directory);
+weft_status weft_journal_directory(weft_context *context, const char *path, int *descriptor_out) {
+    char *directory = weft_path_parent(context, path);
+    if (directory == NULL) {
+        return WEFT_NO_MEMORY;
     }
-    close(descriptor);
+    int descriptor = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    weft_status status = WEFT_OK;
+    if (descriptor < 0) {
+        status = weft_fail_errno(context, errno, "opening the directory %s failed", directory);
+    } else {
+        *descriptor_out = descriptor;
+    }
+    weft_release(context, directory);
+    return status;
+}
+
+/* Gives the whole journal its name, for good if `directory` is its directory's descriptor and not -1. */
+static weft_status give_name(weft_journal *journal, int directory) {
+    bool failed = fflush(journal->file) != 0;
+    failed = failed || (journal->durable && fsync(fileno(journal->file)) != 0);
+    if (failed || rename(journal->temporary, journal->path) != 0) {
+        return weft_fail_errno(journal->context, errno,
+                               "writing the journal %s failed; the checkpoint is unchanged", journal->path);
+    }
+    weft_release(journal->context, journal->temporary);
+    journal->temporary = NULL;
+    if (directory >= 0 && fsync(directory) != 0) {
+        return weft_fail_errno(journal->context, errno, "syncing the directory of %s failed",
+                               journal->path);
+    }
     return WEFT_OK;
 }
 
@@ -175,15 +192,17 @@ weft_status weft_journal_publish(weft_journal *journal) {
     if (status != WEFT_OK) {
         return status;
     }
-    bool failed = fflush(journal->file) != 0;
-    failed = failed || (journal->durable && fsync(fileno(journal->file)) != 0);
-    if (failed || rename(journal->temporary, journal->path) != 0) {
-        return weft_fail_errno(journal->context, errno,
-                               "writing the journal %s failed; the checkpoint is unchanged", journal->path);
+    int directory = -1;
+    if (journal->durable) {
+        status = weft_journal_directory(journal->context, journal->path, &directory);
     }
-    weft_release(journal->context, journal->temporary);
-    journal->temporary = NULL;
-    return journal->durable ? sync_directory(journal->context, journal->path) : WEFT_OK;
+    if (status == WEFT_OK) {
+        status = give_name(journal, directory);
+    }
+    if (directory >= 0) {
+        close(directory);
+    }
+    return status;
 }
 
 void weft_journal_close(weft_journal *journal) {

@@ -35,6 +35,9 @@ weft_status weft_journal_open(weft_journal *journal, weft_context *context, cons
 weft_status weft_journal_append(weft_journal *journal, const weft_apply *apply);
 /* Makes it whole and visible. From here on the new state will be reached. */
 weft_status weft_journal_publish(weft_journal *journal);
+/* Opens the directory of the journal at `path`, to sync what will be done in it: all that can fail for want
+ * of memory is behind one before that. */
+weft_status weft_journal_directory(weft_context *context, const char *path, int *descriptor_out);
 /* Closes; what was not published is removed. */
 void weft_journal_close(weft_journal *journal);
 /* Writes everything that the journal at `path` says into the table's tensors. */
