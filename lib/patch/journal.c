@@ -13,7 +13,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-static const char magic[8] = {'W', 'E', 'F', 'T', 'J', 'R', 'N', '1'};
+static const char magic[8] = {'W', 'E', 'F', 'T', 'J', 'R', 'N', '2'};
 
 enum { RECORD_END = 0, RECORD_SPARSE = 1, RECORD_RANGE = 2 };
 
@@ -106,6 +106,10 @@ static weft_status put_sparse(weft_journal *journal, const weft_staged *staged) 
             status = put_units(journal, segment, changes->positions + first, count);
         }
         if (status == WEFT_OK) {
+            const uint8_t *olds = changes->olds;
+            status = put(journal, olds + first * changes->width, count * changes->width);
+        }
+        if (status == WEFT_OK) {
             const uint8_t *news = changes->news;
             status = put(journal, news + first * changes->width, count * changes->width);
         }
@@ -125,9 +129,13 @@ static weft_status put_dense(weft_journal *journal, const weft_staged *staged) {
         if (status == WEFT_OK) {
             status = put(journal, &segment->live_unit, sizeof segment->live_unit);
         }
+        size_t start = (size_t)segment->linear * staged->width;
+        size_t bytes = (size_t)segment->units * staged->width;
         if (status == WEFT_OK) {
-            status = put(journal, staged->dense_news + segment->linear * staged->width,
-                         (size_t)segment->units * staged->width);
+            status = put(journal, staged->dense_olds + start, bytes);
+        }
+        if (status == WEFT_OK) {
+            status = put(journal, staged->dense_news + start, bytes);
         }
         if (status != WEFT_OK) {
             return status;
@@ -227,59 +235,92 @@ static weft_status broken(weft_context *context, const char *path) {
                      path);
 }
 
+static weft_status foreign(weft_context *context, const char *path) {
+    return weft_fail(
+        context, WEFT_BASE_MISMATCH,
+        "the journal %s was written for other weights than those beside it, which were replaced "
+        "or changed since; nothing was written; if they are what you want, remove the journal",
+        path);
+}
+
+/* What one pass over the records does, and what it found. */
+typedef struct replay_pass {
+    bool write;   /* else only look */
+    bool foreign; /* some byte is neither the old nor the new one */
+} replay_pass;
+
 /* True if `count` units of `width` bytes starting at `first` lie in the tensor. */
 static bool range_fits(const weft_tensor *tensor, uint64_t first, uint64_t count) {
     uint64_t units = weft_tensor_units(tensor);
     return first <= units && count <= units - first;
 }
 
-static bool replay_sparse(weft_reader *reader, const weft_tensor *tensor, unsigned width, uint64_t count) {
-    if (count > weft_reader_left(reader) / (8 + width)) {
+/* A kill may fall between two bytes of a unit that is not aligned, hence byte by byte. */
+static void replay_place(replay_pass *pass, uint8_t *place, const uint8_t *olds, const uint8_t *news,
+                         size_t bytes) {
+    if (pass->write) {
+        memcpy(place, news, bytes);
+        return;
+    }
+    for (size_t i = 0; i < bytes; i++) {
+        pass->foreign = pass->foreign || (place[i] != olds[i] && place[i] != news[i]);
+    }
+}
+
+static bool replay_sparse(replay_pass *pass, weft_reader *reader, const weft_tensor *tensor, unsigned width,
+                          uint64_t count) {
+    if (count > weft_reader_left(reader) / (8 + 2 * width)) {
         return false;
     }
     const uint8_t *units = weft_reader_bytes(reader, (size_t)count * 8);
-    const uint8_t *values = weft_reader_bytes(reader, (size_t)count * width);
+    const uint8_t *olds = weft_reader_bytes(reader, (size_t)count * width);
+    const uint8_t *news = weft_reader_bytes(reader, (size_t)count * width);
     for (uint64_t i = 0; i < count; i++) {
         uint64_t unit;
         memcpy(&unit, units + 8 * i, 8);
         if (!range_fits(tensor, unit, 1)) {
             return false;
         }
-        memcpy((uint8_t *)tensor->data + unit * width, values + i * width, width);
+        replay_place(pass, (uint8_t *)tensor->data + unit * width, olds + i * width, news + i * width,
+                     width);
     }
     return true;
 }
 
-static bool replay_range(weft_reader *reader, const weft_tensor *tensor, unsigned width, uint64_t count) {
+static bool replay_range(replay_pass *pass, weft_reader *reader, const weft_tensor *tensor, unsigned width,
+                         uint64_t count) {
     uint64_t first = weft_reader_u64(reader);
-    if (weft_reader_failed(reader) || count > weft_reader_left(reader) / width ||
+    if (weft_reader_failed(reader) || count > weft_reader_left(reader) / (2 * width) ||
         !range_fits(tensor, first, count)) {
         return false;
     }
-    const uint8_t *values = weft_reader_bytes(reader, (size_t)count * width);
-    memcpy((uint8_t *)tensor->data + first * width, values, (size_t)count * width);
+    const uint8_t *olds = weft_reader_bytes(reader, (size_t)count * width);
+    const uint8_t *news = weft_reader_bytes(reader, (size_t)count * width);
+    if (count > 0) {
+        replay_place(pass, (uint8_t *)tensor->data + first * width, olds, news, (size_t)count * width);
+    }
     return true;
 }
 
-static bool replay_records(weft_reader *reader, const weft_table *table) {
+static bool replay_records(replay_pass *pass, weft_reader reader, const weft_table *table) {
     for (;;) {
-        uint8_t kind = weft_reader_u8(reader);
-        if (weft_reader_failed(reader) || kind > RECORD_RANGE) {
+        uint8_t kind = weft_reader_u8(&reader);
+        if (weft_reader_failed(&reader) || kind > RECORD_RANGE) {
             return false;
         }
         if (kind == RECORD_END) {
-            return weft_reader_left(reader) == 0;
+            return weft_reader_left(&reader) == 0;
         }
-        uint64_t index = weft_reader_u64(reader);
-        unsigned width = weft_reader_u8(reader);
-        uint64_t count = weft_reader_u64(reader);
-        if (weft_reader_failed(reader) || index >= weft_table_count(table) ||
+        uint64_t index = weft_reader_u64(&reader);
+        unsigned width = weft_reader_u8(&reader);
+        uint64_t count = weft_reader_u64(&reader);
+        if (weft_reader_failed(&reader) || index >= weft_table_count(table) ||
             width != weft_dtype_width(weft_table_at(table, (size_t)index)->dtype)) {
             return false;
         }
         const weft_tensor *tensor = weft_table_at(table, (size_t)index);
-        bool good = kind == RECORD_SPARSE ? replay_sparse(reader, tensor, width, count)
-                                          : replay_range(reader, tensor, width, count);
+        bool good = kind == RECORD_SPARSE ? replay_sparse(pass, &reader, tensor, width, count)
+                                          : replay_range(pass, &reader, tensor, width, count);
         if (!good) {
             return false;
         }
@@ -297,7 +338,14 @@ static weft_status replay_bytes(weft_context *context, const char *path, const u
     }
     weft_reader reader = weft_reader_over(data + sizeof magic, size - sizeof magic - 8);
     *durable_out = weft_reader_u8(&reader) != 0;
-    return replay_records(&reader, table) ? WEFT_OK : broken(context, path);
+    /* the first pass proves that the second can do no harm; records that do not fit are those of a journal
+     * for another checkpoint, since its checksum is right */
+    replay_pass look = {.write = false};
+    if (!replay_records(&look, reader, table) || look.foreign) {
+        return foreign(context, path);
+    }
+    replay_pass write = {.write = true};
+    return replay_records(&write, reader, table) ? WEFT_OK : broken(context, path);
 }
 
 weft_status weft_journal_replay(weft_context *context, const char *path, const weft_table *table,

@@ -6,9 +6,13 @@
  * written under a temporary name and renamed when it is whole, so that a journal that can be seen is a
  * journal that can be replayed; replaying twice does no harm, since it holds absolute values.
  *
- *   "WEFTJRN1"  u8 durable
+ * Old values are there so that a journal knows its checkpoint: where it was killed, every byte is the old
+ * or the new one. Anything else was put there since, and is not to be written over.
+ *
+ *   "WEFTJRN2"  u8 durable
  *   records:    u8 1 (sparse) or 2 (range)  u64 table index  u8 width  u64 count
- *               sparse: count x u64 unit, count values;  range: u64 first unit, count values
+ *               sparse: count x u64 unit;  range: u64 first unit
+ *               count old values, count new values
  *   end:        u8 0, u64 XXH3-64 of all bytes before it
  */
 #ifndef WEFT_PATCH_JOURNAL_H
@@ -40,7 +44,8 @@ weft_status weft_journal_publish(weft_journal *journal);
 weft_status weft_journal_directory(weft_context *context, const char *path, int *descriptor_out);
 /* Closes; what was not published is removed. */
 void weft_journal_close(weft_journal *journal);
-/* Writes everything that the journal at `path` says into the table's tensors. */
+/* Writes everything that the journal at `path` says into the table's tensors, or nothing, with
+ * WEFT_BASE_MISMATCH, if they are not those that it was written for. */
 weft_status weft_journal_replay(weft_context *context, const char *path, const weft_table *table,
                                 bool *durable_out);
 
