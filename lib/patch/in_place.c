@@ -8,9 +8,9 @@
  * next run clears away. Killed after it, the next run replays the journal and is at the new state. With
  * `durable`, journal and files are synced in that order too, so that power may fail at any instant.
  *
- * A lock on the checkpoint keeps a second process out. A patch that changes the files' headers cannot be
- * put in place: the checkpoint is rebuilt beside itself and renamed. Killed meanwhile, a temporary file
- * is left, which the next run clears away.
+ * A lock on the checkpoint, and on the files of a directory, keeps a second process out. A patch that
+ * changes the files' headers cannot be put in place: the checkpoint is rebuilt beside itself and renamed.
+ * Killed meanwhile, a temporary file is left, which the next run clears away.
  */
 #include "journal.h"
 
@@ -31,6 +31,12 @@ static bool still_there(int descriptor, const char *path) {
            held.st_ino == found.st_ino;
 }
 
+static weft_status lock_failed(weft_context *context, const char *path, int error) {
+    return error == EWOULDBLOCK
+               ? weft_fail(context, WEFT_BUSY, "%s: another process is changing it; try again later", path)
+               : weft_fail_errno(context, error, "%s: cannot lock", path);
+}
+
 /* A process that rebuilds the checkpoint puts another file at the path while we may be waiting to lock the
  * old one; a lock on that would keep nobody out. */
 static weft_status lock_checkpoint(weft_context *context, const char *path, int *descriptor_out) {
@@ -46,10 +52,7 @@ static weft_status lock_checkpoint(weft_context *context, const char *path, int 
         if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
             int error = errno;
             close(descriptor);
-            return error == EWOULDBLOCK
-                       ? weft_fail(context, WEFT_BUSY,
-                                   "%s: another process is changing it; try again later", path)
-                       : weft_fail_errno(context, error, "%s: cannot lock", path);
+            return lock_failed(context, path, error);
         }
         if (still_there(descriptor, path)) {
             *descriptor_out = descriptor;
@@ -57,6 +60,33 @@ static weft_status lock_checkpoint(weft_context *context, const char *path, int 
         }
         close(descriptor);
     }
+}
+
+/* Opens a checkpoint whose path is locked. Somebody else may go by the name of one of the files in a
+ * directory, and the other way round, so the files of a directory are locked too. `open_checkpoint` is
+ * one of the two ways to open one. */
+static weft_status open_locked(weft_context *context, const char *path,
+                               weft_status (*open_checkpoint)(weft_context *, const char *, weft_open_mode,
+                                                              weft_checkpoint **),
+                               weft_checkpoint **checkpoint_out) {
+    weft_checkpoint *checkpoint;
+    struct stat info;
+    weft_status status = open_checkpoint(context, path, WEFT_OPEN_WRITE, &checkpoint);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    bool directory = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    for (size_t i = 0; directory && i < checkpoint->file_count && status == WEFT_OK; i++) {
+        if (flock(checkpoint->files[i].descriptor, LOCK_EX | LOCK_NB) != 0) {
+            status = lock_failed(context, checkpoint->files[i].path, errno);
+        }
+    }
+    if (status != WEFT_OK) {
+        weft_checkpoint_close(checkpoint);
+        return status;
+    }
+    *checkpoint_out = checkpoint;
+    return WEFT_OK;
 }
 
 /* ---- recovery ---- */
@@ -81,7 +111,7 @@ static weft_status remove_journal(weft_context *context, const char *journal, bo
 
 static weft_status replay(weft_context *context, const char *path, const char *journal) {
     weft_checkpoint *checkpoint;
-    weft_status status = weft_checkpoint_open_unchecked(context, path, WEFT_OPEN_WRITE, &checkpoint);
+    weft_status status = open_locked(context, path, weft_checkpoint_open_unchecked, &checkpoint);
     if (status != WEFT_OK) {
         return status;
     }
@@ -221,7 +251,7 @@ static weft_status apply_kept(weft_context *context, const char *path, const cha
                               const weft_patch *const *patches, size_t count, bool durable) {
     weft_checkpoint *checkpoint = NULL;
     weft_view *view = NULL;
-    weft_status status = weft_checkpoint_open(context, path, WEFT_OPEN_WRITE, &checkpoint);
+    weft_status status = open_locked(context, path, weft_checkpoint_open, &checkpoint);
     if (status == WEFT_OK) {
         status = weft_view_create(context, weft_checkpoint_table(checkpoint), &view);
     }
