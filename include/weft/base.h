@@ -111,8 +111,8 @@ WEFT_API unsigned weft_context_threads(const weft_context *context);
  * once per process, forces one of them; a name that this machine cannot run is passed over. */
 WEFT_API const char *weft_cpu_name(void);
 
-/* FP32 to BF16, to nearest even, as torch.Tensor.to(torch.bfloat16) does it: every NaN becomes
- * 0x7FC0, subnormals are kept. */
+/* FP32 to BF16, to nearest even, subnormals kept: bit for bit what PyTorch makes of every number. Every
+ * NaN becomes 0x7FC0, as PyTorch defines it for one value (its vector loops on x86 give 0xFFFF instead). */
 WEFT_API void weft_bf16_from_f32(const float *input, uint16_t *output, size_t count);
 
 #ifdef __cplusplus

@@ -21,7 +21,7 @@ weft_cpu weft_cpu_level(void);
 /* The best that this machine runs. Tests go through all levels up to it. */
 weft_cpu weft_cpu_best(void);
 
-/* PyTorch's cast of one value; the reference for the vector forms. */
+/* PyTorch's cast of one value, NaNs included; the reference for the vector forms. */
 static inline uint16_t weft_bf16_round(uint32_t bits) {
     if ((bits & 0x7fffffffu) > 0x7f800000u) {
         return 0x7fc0;

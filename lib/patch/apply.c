@@ -81,6 +81,7 @@ static weft_status check_roster(weft_apply *apply) {
             "the patch adds, removes or replaces tensors and cannot be applied to live weights; "
             "rebuild the checkpoint (weft apply BASE PATCH -o OUT)");
     }
+    size_t known = 0;
     for (size_t i = 0; i < roster->count; i++) {
         if (roster->entries[i].fate == WEFT_FATE_REMOVED) {
             continue;
@@ -89,6 +90,12 @@ static weft_status check_roster(weft_apply *apply) {
         if (status != WEFT_OK) {
             return status;
         }
+        known += apply->map[i] >= 0;
+    }
+    if (known != weft_view_count(apply->view)) {
+        return weft_fail(apply->context, WEFT_BASE_MISMATCH,
+                         "base mismatch: there are %zu tensors here that the patch does not know",
+                         weft_view_count(apply->view) - known);
     }
     return WEFT_OK;
 }

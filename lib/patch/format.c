@@ -140,6 +140,34 @@ static int compare_spans(const void *first, const void *second) {
     return by_column != 0 ? by_column : order(a->span.start, b->span.start);
 }
 
+/* Tensors that the base has not in this form are there whole, or the result would hold what nobody wrote.
+ */
+static weft_status check_fresh(const weft_frame_index *index, const weft_roster *roster) {
+    uint64_t *covered = weft_allocate_zeroed(index->context, roster->count, sizeof *covered);
+    if (covered == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    for (size_t i = 0; i < index->count; i++) {
+        const weft_bucket *bucket = &index->entries[i].bucket;
+        for (size_t j = 0; j < bucket->span_count; j++) {
+            covered[bucket->spans[j].tensor] += bucket->spans[j].span.run * bucket->spans[j].span.count;
+        }
+    }
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < roster->count && status == WEFT_OK; i++) {
+        const weft_roster_entry *entry = &roster->entries[i];
+        bool fresh = entry->fate == WEFT_FATE_ADDED || entry->fate == WEFT_FATE_REPLACED;
+        if (fresh && covered[i] != weft_tensor_units(&entry->tensor)) {
+            status = weft_fail(index->context, WEFT_MALFORMED,
+                               "the patch does not hold all of tensor %s, "
+                               "which the base has not",
+                               entry->tensor.name);
+        }
+    }
+    weft_release(index->context, covered);
+    return status;
+}
+
 weft_status weft_frame_index_check(const weft_frame_index *index, const weft_roster *roster) {
     size_t total = 0;
     for (size_t i = 0; i < index->count; i++) {
@@ -170,7 +198,7 @@ weft_status weft_frame_index_check(const weft_frame_index *index, const weft_ros
         }
     }
     weft_release(index->context, spans);
-    return status;
+    return status == WEFT_OK ? check_fresh(index, roster) : status;
 }
 
 /* A span takes four bytes, except for whole tensors, of which there can be no more than tensors: an index

@@ -69,7 +69,7 @@ typedef struct weft_footer {
 
 void weft_frame_index_open(weft_frame_index *index, weft_context *context);
 void weft_frame_index_close(weft_frame_index *index);
-/* Refuses buckets of which two cover the same weight. */
+/* Refuses buckets of which two cover the same weight, or that leave out a part of a new tensor. */
 weft_status weft_frame_index_check(const weft_frame_index *index, const weft_roster *roster);
 /* One record of the index; `count` of them follow a varint that counts them. */
 void weft_frame_index_write_entry(const weft_bucket *bucket, const weft_roster *roster, uint64_t length,

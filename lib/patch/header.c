@@ -136,10 +136,15 @@ weft_status weft_header_measure(weft_context *context, const uint8_t *preamble, 
     if (memcmp(start, magic, sizeof magic) != 0) {
         return weft_fail(context, WEFT_MALFORMED, "this is not a weft patch");
     }
-    if (version != WEFT_FORMAT_VERSION || flags != 0) {
+    if (version != WEFT_FORMAT_VERSION) {
         return weft_fail(context, WEFT_WRONG_VERSION,
                          "the patch is of format version %u, this weft reads version %u; upgrade weft",
                          version, WEFT_FORMAT_VERSION);
+    }
+    if (flags != 0) {
+        return weft_fail(context, WEFT_WRONG_VERSION,
+                         "the patch needs features (flags %#x) that this weft does not know; upgrade weft",
+                         flags);
     }
     *size_out = (uint64_t)WEFT_PREAMBLE_BYTES + stored + WEFT_CHECKSUM_BYTES;
     return WEFT_OK;

@@ -141,7 +141,10 @@ static weft_status read_entry(weft_roster *roster, weft_reader *reader) {
 
 weft_status weft_roster_read(weft_roster *roster, weft_reader *reader) {
     uint64_t count = weft_reader_varint(reader);
-    if (weft_reader_failed(reader) || count > weft_context_limits(roster->context)->tensors) {
+    if (weft_reader_failed(reader)) {
+        return weft_fail(roster->context, WEFT_MALFORMED, "the patch's header does not count its tensors");
+    }
+    if (count > weft_context_limits(roster->context)->tensors) {
         return weft_fail(roster->context, WEFT_LIMIT_EXCEEDED,
                          "the patch lists more tensors than the limit");
     }
