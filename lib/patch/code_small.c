@@ -182,11 +182,12 @@ void weft_small_encoder_begin(weft_small_encoder *encoder, weft_exponent exponen
 
 /* ---- ranking ---- */
 
+/* With room for one more than asked for, so that there is memory to point at even for none. */
 static weft_status reserve_encoder(weft_small_encoder *encoder, size_t count) {
-    if (count <= encoder->capacity) {
+    if (count < encoder->capacity) {
         return WEFT_OK;
     }
-    size_t capacity = count + count / 2;
+    size_t capacity = count + count / 2 + 1;
     uint8_t *class_of = weft_reallocate_array(encoder->context, encoder->class_of, capacity, 1);
     if (class_of == NULL) {
         return WEFT_NO_MEMORY;
