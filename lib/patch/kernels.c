@@ -36,16 +36,20 @@ static size_t diff_masters_portable(const void *base, const void *masters, size_
 
 static void classify_portable(const void *weights, size_t count, unsigned shift, const uint8_t *cuts,
                               unsigned classes, weft_tile *tile) {
-    memset(tile, 0, sizeof *tile);
-    for (size_t i = 0; i < count; i++) {
-        unsigned exponent = (unsigned)(weight_at(weights, i) & 0x7fff) >> shift;
-        unsigned c = 0;
+    uint8_t class_of[256];
+    unsigned c = 0;
+    for (unsigned exponent = 0; exponent < 256; exponent++) {
         while (c + 1 < classes && exponent >= cuts[c + 1]) {
             c++;
         }
-        tile->masks[c][i / 64] |= (uint64_t)1 << (i % 64);
+        class_of[exponent] = (uint8_t)c;
     }
-    for (unsigned c = 0; c < classes; c++) {
+    memset(tile, 0, sizeof *tile);
+    for (size_t i = 0; i < count; i++) {
+        unsigned exponent = (unsigned)(weight_at(weights, i) & 0x7fff) >> shift;
+        tile->masks[class_of[exponent]][i / 64] |= (uint64_t)1 << (i % 64);
+    }
+    for (c = 0; c < classes; c++) {
         uint32_t members = 0;
         for (size_t b = 0; b < WEFT_TILE_BLOCKS; b++) {
             tile->before[c][b] = (uint16_t)members;
