@@ -29,7 +29,8 @@ static const struct argp_option options[] = {
      1},
     {"cut", OPTION_CUT, "PATTERN:DIM:PARTS", 0,
      "Cut the tensors that match PATTERN ('*' for any characters) into PARTS equal parts along "
-     "dimension DIM, so that a tensor-parallel rank needs only the buckets of its part; may be repeated",
+     "dimension DIM, so that a tensor-parallel rank needs only the buckets of its part; with 1 part, each "
+     "such tensor has buckets of its own, for holders of some experts; may be repeated",
      1},
     {"label", OPTION_LABEL, "KEY=VALUE", 0, "Text carried along in the patch; may be repeated", 1},
     {"durable", OPTION_DURABLE, NULL, 0, "Return only when the patch would survive a power loss", 1},

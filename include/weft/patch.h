@@ -25,7 +25,8 @@ typedef struct weft_sink {
 } weft_sink;
 
 /* Cuts the tensors that match `pattern`, a shell pattern such as "*.o_proj.weight", into `parts` equal
- * boxes along `dim`, so that a holder of one box receives the buckets of that box only. */
+ * boxes along `dim`, so that a holder of one box receives the buckets of that box only. One part keeps
+ * each tensor in buckets of its own, for holders of some tensors only, such as some experts. */
 typedef struct weft_cut {
     const char *pattern;
     uint32_t dim;

@@ -4,8 +4,9 @@
  *
  * A tensor larger than a bucket is cut into even flat pieces; smaller ones of the same dtype share a
  * bucket, in name order. A tensor that the publisher cuts along a dimension becomes boxes, and boxes
- * share buckets only with boxes of the same part, so that a holder of one part needs no other. All cuts
- * fall on 16-byte words: the digest is additive over words, so a bucket can be proven alone.
+ * share buckets only with boxes of the same part, so that a holder of one part needs no other; a cut into
+ * one part keeps a tensor alone. All cuts fall on 16-byte words: the digest is additive over words, so a
+ * bucket can be proven alone.
  */
 #include "plan.h"
 
@@ -33,13 +34,17 @@ void weft_plan_close(weft_plan *plan) {
 
 weft_status weft_bucket_add(weft_bucket *bucket, weft_context *context, size_t tensor,
                             const weft_tensor *description, const weft_span *span) {
-    weft_bucket_span *spans =
-        weft_reallocate_array(context, bucket->spans, bucket->span_count + 1, sizeof *spans);
-    if (spans == NULL) {
-        return WEFT_NO_MEMORY;
+    size_t count = bucket->span_count;
+    /* the room doubles each time it is used up, which is when the count is a power of two */
+    if ((count & (count - 1)) == 0) {
+        size_t room = count == 0 ? 1 : 2 * count;
+        weft_bucket_span *spans = weft_reallocate_array(context, bucket->spans, room, sizeof *spans);
+        if (spans == NULL) {
+            return WEFT_NO_MEMORY;
+        }
+        bucket->spans = spans;
     }
-    bucket->spans = spans;
-    spans[bucket->span_count++] = (weft_bucket_span){tensor, *span};
+    bucket->spans[bucket->span_count++] = (weft_bucket_span){tensor, *span};
     bucket->dtype = description->dtype;
     bucket->width = weft_dtype_width(description->dtype);
     bucket->units += span->run * span->count;
@@ -104,6 +109,8 @@ static open_bucket *find_open(planner *p, weft_dtype dtype, uint32_t part, uint3
     return &open[p->open_count++];
 }
 
+enum { ALONE = 0 /* in place of a number of parts: the span shares its bucket with no other */ };
+
 /* Puts a span into the bucket of its kind, which is closed first if it would grow too large. */
 static weft_status place(planner *p, size_t tensor, const weft_span *span, uint32_t part, uint32_t parts) {
     const weft_roster_entry *entry = &p->roster->entries[tensor];
@@ -120,7 +127,8 @@ static weft_status place(planner *p, size_t tensor, const weft_span *span, uint3
             return status;
         }
     }
-    return weft_bucket_add(&open->bucket, p->plan->context, tensor, &entry->tensor, span);
+    weft_status status = weft_bucket_add(&open->bucket, p->plan->context, tensor, &entry->tensor, span);
+    return status == WEFT_OK && parts == ALONE ? emit(p, open) : status;
 }
 
 static uint64_t divide_up(uint64_t value, uint64_t by) {
@@ -172,6 +180,9 @@ static weft_status place_cut(planner *p, size_t tensor, const weft_cut *cut) {
         return cut_failed(p, tensor, cut, "has no such dimension, or it is not divisible");
     }
     uint64_t units = weft_tensor_units(t);
+    if (cut->parts == 1) {
+        return place_flat(p, tensor, 0, units, 0, ALONE);
+    }
     uint64_t outer = 1;
     for (uint32_t d = 0; d < cut->dim; d++) {
         outer *= t->shape[d];

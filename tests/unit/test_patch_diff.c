@@ -946,6 +946,27 @@ static void test_plans_cover_everything_once(void **state) {
     }
 }
 
+/* A cut into one part: the tensors that match share their buckets with nobody, the others still do. */
+static void test_plan_of_tensors_alone(void **state) {
+    (void)state;
+    plan_fixture self;
+    open_plan(&self, 0);
+    plan_tensor(&self, "experts.0", WEFT_DTYPE_BF16, 64, 64, 0);
+    plan_tensor(&self, "experts.1", WEFT_DTYPE_BF16, 64, 64, 0);
+    plan_tensor(&self, "norm.0", WEFT_DTYPE_BF16, 64, 0, 0);
+    plan_tensor(&self, "norm.1", WEFT_DTYPE_BF16, 64, 0, 0);
+    const weft_cut cut = {"experts.*", 0, 1};
+    assert_int_equal(build_plan(&self, 0, &cut, 1), WEFT_OK);
+    expect_plan(&self, 8 << 20);
+    assert_int_equal(self.plan.count, 3);
+    for (size_t i = 0; i < self.plan.count; i++) {
+        const weft_bucket *bucket = &self.plan.items[i].bucket;
+        bool expert = strncmp(self.roster.entries[bucket->spans[0].tensor].tensor.name, "experts", 7) == 0;
+        assert_int_equal(bucket->span_count, expert ? 1 : 2);
+    }
+    close_plan(&self);
+}
+
 /* The largest bucket of a plan, in bytes. */
 static uint64_t largest_bucket(const plan_fixture *self) {
     uint64_t largest = 0;
@@ -1053,10 +1074,10 @@ static void test_wrong_plans(void **state) {
     plan_tensor(&self, "odd", WEFT_DTYPE_BF16, 63, 36, 0);
     plan_tensor(&self, "packed", WEFT_DTYPE_F4, 2, 33, 0);
     plan_tensor(&self, "rows", WEFT_DTYPE_BF16, 1024, 4096, 0);
-    plan_tensor(&self, "wide", WEFT_DTYPE_F64, 2, 1 << 18, 0);
+    plan_tensor(&self, "wide", WEFT_DTYPE_F64, 2, 1 << 19, 0);
     const weft_cut wrong[] = {
         {"even", 2, 2}, {"even", 0, 0}, {"even", 0, 3},   {"even", 1, 16}, {"odd", 0, 2},
-        {"odd", 1, 4},  {"odd", 1, 9},  {"packed", 1, 1}, {"wide", 1, 1},
+        {"odd", 1, 4},  {"odd", 1, 9},  {"packed", 1, 3}, {"wide", 1, 2},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         assert_int_equal(build_plan(&self, 65536, &wrong[i], 1), WEFT_INVALID_ARGUMENT);
@@ -1317,6 +1338,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_sums),
         cmocka_unit_test(test_changing_tensors),
         cmocka_unit_test(test_plans_cover_everything_once),
+        cmocka_unit_test(test_plan_of_tensors_alone),
         cmocka_unit_test(test_buckets_stay_within_their_size),
         cmocka_unit_test(test_cuts),
         cmocka_unit_test(test_cut_patterns),
