@@ -221,6 +221,17 @@ static const char *tensor_name(const weft_apply *apply, const weft_frame *frame)
     return apply->patch->header.roster.entries[frame->bucket.spans[0].tensor].tensor.name;
 }
 
+/* The end of a message about something that was found wrong. */
+static const char *consequence(const weft_apply *apply) {
+    if (apply->rebuild) {
+        return "nothing was written";
+    }
+    if (apply->phase == PHASE_RUN) {
+        return "the copy is between two states";
+    }
+    return apply->settled > 0 ? "what earlier steps committed stays" : "nothing was changed";
+}
+
 static weft_status check_delta(const weft_apply *apply, const weft_frame *frame, size_t index,
                                weft_sum delta) {
     if (weft_sum_equal(delta, frame->delta)) {
@@ -229,8 +240,8 @@ static weft_status check_delta(const weft_apply *apply, const weft_frame *frame,
     return weft_fail(
         apply->context, WEFT_DIGEST_MISMATCH,
         "bucket %zu, tensor %s: the weights here are not those that the patch was made for, or "
-        "the patch is wrong; nothing was changed; verify the base and fetch both again",
-        index, tensor_name(apply, frame));
+        "the patch is wrong; %s; verify the base and fetch both again",
+        index, tensor_name(apply, frame), consequence(apply));
 }
 
 static bool ascending(const weft_changes *changes) {
@@ -500,8 +511,8 @@ static weft_status check_result(weft_apply *apply) {
     weft_digest_format(&result, made);
     weft_digest_format(&apply->patch->footer.result, promised);
     return weft_fail(apply->context, WEFT_DIGEST_MISMATCH,
-                     "the patch would make %s but promises %s; nothing was changed; fetch it again", made,
-                     promised);
+                     "the patch would make %s but promises %s; %s; fetch it again", made, promised,
+                     consequence(apply));
 }
 
 static void count_staged(weft_apply *apply, size_t first, size_t end) {
@@ -580,6 +591,7 @@ weft_status weft_apply_run(weft_apply *apply) {
     double start = now();
     size_t count = apply->patch->index.count;
     weft_progress_begin(apply->context, "apply", apply->patch->footer.dense_bytes);
+    apply->phase = PHASE_RUN;
     apply->staged_count = count;
     weft_status status = weft_parallel(apply->context, count, run_task, apply);
     if (status == WEFT_OK) {
@@ -588,13 +600,11 @@ weft_status weft_apply_run(weft_apply *apply) {
     count_staged(apply, 0, count);
     drop_staged(apply);
     if (status != WEFT_OK) {
-        apply->phase = PHASE_RUN;
         return status;
     }
     weft_sums_merge(apply->sums, apply->moves, false);
     apply->next = count;
     apply->stats.decode_seconds = now() - start;
-    apply->phase = PHASE_RUN;
     return WEFT_OK;
 }
 
