@@ -13,6 +13,7 @@
 #include "apply.h"
 
 #include "../base/pool.h"
+#include "../tensor/table.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -64,8 +65,7 @@ static weft_status check_tensor(weft_context *context, const weft_roster_entry *
                    : WEFT_OK;
     }
     const weft_tensor *here = weft_view_at(view, (size_t)index);
-    if (here->dtype != entry->tensor.dtype || here->rank != entry->tensor.rank ||
-        memcmp(here->shape, entry->tensor.shape, here->rank * sizeof here->shape[0]) != 0) {
+    if (!weft_tensor_alike(here, &entry->tensor)) {
         return weft_fail(context, WEFT_BASE_MISMATCH,
                          "base mismatch: tensor %s has another dtype or shape here than in the patch",
                          entry->tensor.name);

@@ -8,6 +8,7 @@
  * walked through all states, each patch is proven on the way, and first and last state are diffed.
  */
 #include "../base/pool.h"
+#include "../tensor/table.h"
 #include "patch.h"
 #include "stream.h"
 
@@ -69,8 +70,7 @@ static bool same_roster(const weft_roster *a, const weft_roster *b) {
     for (size_t i = 0; i < a->count; i++) {
         const weft_tensor *x = &a->entries[i].tensor;
         const weft_tensor *y = &b->entries[i].tensor;
-        if (strcmp(x->name, y->name) != 0 || x->dtype != y->dtype || x->rank != y->rank ||
-            memcmp(x->shape, y->shape, x->rank * sizeof x->shape[0]) != 0) {
+        if (strcmp(x->name, y->name) != 0 || !weft_tensor_alike(x, y)) {
             return false;
         }
     }

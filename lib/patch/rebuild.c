@@ -11,6 +11,7 @@
 
 #include "../base/pool.h"
 #include "../tensor/safetensors.h"
+#include "../tensor/table.h"
 
 #include <stdio.h>
 #include <unistd.h>
@@ -30,11 +31,6 @@ typedef struct copy_work {
     copy_piece *pieces;
     size_t count;
 } copy_work;
-
-static bool same_kind(const weft_tensor *a, const weft_tensor *b) {
-    return a->dtype == b->dtype && a->rank == b->rank &&
-           memcmp(a->shape, b->shape, a->rank * sizeof a->shape[0]) == 0;
-}
 
 static weft_status add_pieces(copy_work *work, const weft_tensor *from, const weft_tensor *to) {
     size_t more = (size_t)((from->bytes + COPY_BYTES - 1) / COPY_BYTES);
@@ -67,7 +63,8 @@ static weft_status copy_kept(weft_context *context, const weft_table *from, cons
     for (size_t i = 0; i < weft_table_count(to) && status == WEFT_OK; i++) {
         const weft_tensor *target = weft_table_at(to, i);
         int64_t found = weft_table_find(from, target->name);
-        if (found >= 0 && same_kind(target, weft_table_at(from, (size_t)found)) && target->bytes > 0) {
+        if (found >= 0 && weft_tensor_alike(target, weft_table_at(from, (size_t)found)) &&
+            target->bytes > 0) {
             status = add_pieces(&work, weft_table_at(from, (size_t)found), target);
         }
     }
@@ -134,7 +131,7 @@ static weft_status check_fates(weft_context *context, const weft_table *base, co
     for (size_t i = 0; i < roster->count; i++) {
         const weft_roster_entry *entry = &roster->entries[i];
         int64_t found = weft_table_find(base, entry->tensor.name);
-        bool same = found >= 0 && same_kind(weft_table_at(base, (size_t)found), &entry->tensor);
+        bool same = found >= 0 && weft_tensor_alike(weft_table_at(base, (size_t)found), &entry->tensor);
         bool possible = entry->fate == WEFT_FATE_ADDED      ? found < 0
                         : entry->fate == WEFT_FATE_REPLACED ? found >= 0 && !same
                                                             : same;

@@ -50,11 +50,6 @@ static weft_status add_entry(weft_roster *roster, const weft_tensor *tensor, con
     return WEFT_OK;
 }
 
-static bool same_kind(const weft_tensor *a, const weft_tensor *b) {
-    return a->dtype == b->dtype && a->rank == b->rank &&
-           memcmp(a->shape, b->shape, a->rank * sizeof a->shape[0]) == 0;
-}
-
 weft_status weft_roster_build(weft_roster *roster, const weft_view *base, const weft_view *next) {
     size_t i = 0;
     size_t j = 0;
@@ -62,10 +57,10 @@ weft_status weft_roster_build(weft_roster *roster, const weft_view *base, const 
         const weft_tensor *before = i < weft_view_count(base) ? weft_view_at(base, i) : NULL;
         const weft_tensor *after = j < weft_view_count(next) ? weft_view_at(next, j) : NULL;
         int order = before == NULL ? 1 : after == NULL ? -1 : strcmp(before->name, after->name);
-        weft_fate fate = order < 0                  ? WEFT_FATE_REMOVED
-                         : order > 0                ? WEFT_FATE_ADDED
-                         : same_kind(before, after) ? WEFT_FATE_KEPT
-                                                    : WEFT_FATE_REPLACED;
+        weft_fate fate = order < 0                          ? WEFT_FATE_REMOVED
+                         : order > 0                        ? WEFT_FATE_ADDED
+                         : weft_tensor_alike(before, after) ? WEFT_FATE_KEPT
+                                                            : WEFT_FATE_REPLACED;
         const weft_tensor *tensor = order < 0 ? before : after;
         weft_status status = add_entry(roster, tensor, tensor->name, strlen(tensor->name), fate);
         if (status != WEFT_OK) {

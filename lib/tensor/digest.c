@@ -102,8 +102,7 @@ void weft_sums_destroy(weft_sums *sums) {
 }
 
 static bool same_tensor(const weft_tensor *a, const weft_tensor *b) {
-    return strcmp(a->name, b->name) == 0 && a->dtype == b->dtype && a->rank == b->rank &&
-           memcmp(a->shape, b->shape, a->rank * sizeof a->shape[0]) == 0;
+    return strcmp(a->name, b->name) == 0 && weft_tensor_alike(a, b);
 }
 
 weft_status weft_sums_check(weft_context *context, const weft_sums *sums, const weft_view *view) {

@@ -83,6 +83,11 @@ weft_status weft_tensor_measure(weft_context *context, weft_status status, const
     return WEFT_OK;
 }
 
+bool weft_tensor_alike(const weft_tensor *a, const weft_tensor *b) {
+    return a->dtype == b->dtype && a->rank == b->rank &&
+           memcmp(a->shape, b->shape, a->rank * sizeof a->shape[0]) == 0;
+}
+
 /* ---- the tree ---- */
 
 static const char *node_name(const weft_table *table, uint32_t node) {

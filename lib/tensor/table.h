@@ -13,6 +13,9 @@
 weft_status weft_tensor_measure(weft_context *context, weft_status status, const char *where,
                                 const weft_tensor *tensor, uint64_t *bytes_out);
 
+/* True if both have the same dtype and shape. */
+bool weft_tensor_alike(const weft_tensor *a, const weft_tensor *b);
+
 /* Tells `count` tensors from index `first` that their bytes lie one behind the other from `data` on. */
 void weft_table_bind(weft_table *table, size_t first, size_t count, void *data);
 
