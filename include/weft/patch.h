@@ -76,8 +76,8 @@ typedef struct weft_source {
 
 typedef struct weft_patch weft_patch;
 
-/* Reads and checks header, index and footer. Buckets are read as they are needed. The source must
- * outlive the patch. */
+/* Reads and checks header, index and footer. Buckets are read as they are needed. What the source stands
+ * for must outlive the patch. An open patch does not change: several contexts may use it at once. */
 WEFT_API WEFT_CHECKED weft_status weft_patch_open(weft_context *context, const weft_source *source,
                                                   weft_patch **patch_out);
 WEFT_API void weft_patch_close(weft_patch *patch);
@@ -110,7 +110,7 @@ typedef enum weft_fate {
     WEFT_FATE_REPLACED = 3, /* another dtype or shape */
 } weft_fate;
 
-/* The n-th tensor that the patch knows of, in name order, removed ones included. */
+/* The n-th tensor that the patch knows of, in name order, removed ones included; NULL past the last. */
 WEFT_API size_t weft_patch_tensor_count(const weft_patch *patch);
 WEFT_API const weft_tensor *weft_patch_tensor(const weft_patch *patch, size_t index, weft_fate *fate_out);
 

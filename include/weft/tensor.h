@@ -54,9 +54,11 @@ enum { WEFT_RANK_MAX = 16, WEFT_NAME_MAX = 4096 };
 typedef struct weft_access {
     /* contiguous bytes */
     weft_status (*read)(void *opaque, uint64_t offset, void *output, size_t size);
-    /* `count` words of 16 bytes, the i-th from byte 16 * words[i]; a tensor's last word may be short */
+    /* `count` words of 16 bytes, the i-th from byte 16 * words[i]; a tensor's last word may be short. If
+     * NULL, `read` is used */
     weft_status (*gather)(void *opaque, const uint64_t *words, size_t count, void *output);
-    /* `count` units of the dtype's width, the i-th to unit index units[i] */
+    /* `count` units of the dtype's width, the i-th to unit index units[i]. If NULL, the tensor cannot be
+     * changed */
     weft_status (*scatter)(void *opaque, const uint64_t *units, size_t count, const void *values);
 } weft_access;
 

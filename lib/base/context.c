@@ -160,10 +160,21 @@ void weft_context_clear(weft_context *context) {
     current_text(context)[0] = '\0';
 }
 
+/* Texts quote names from hostile files and end up on terminals: one line, and nothing that moves a cursor.
+ */
+static void write_text(char *text, const char *format, va_list arguments) {
+    vsnprintf(text, WEFT_ERROR_TEXT, format, arguments);
+    for (char *byte = text; *byte != '\0'; byte++) {
+        if ((unsigned char)*byte < 0x20 || *byte == 0x7f) {
+            *byte = '?';
+        }
+    }
+}
+
 weft_status weft_fail(weft_context *context, weft_status status, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(current_text(context), WEFT_ERROR_TEXT, format, arguments);
+    write_text(current_text(context), format, arguments);
     va_end(arguments);
     return status;
 }
@@ -172,7 +183,7 @@ weft_status weft_fail_errno(weft_context *context, int error, const char *format
     char *text = current_text(context);
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(text, WEFT_ERROR_TEXT, format, arguments);
+    write_text(text, format, arguments);
     va_end(arguments);
     char buffer[128];
     size_t length = strlen(text);

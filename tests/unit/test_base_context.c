@@ -189,6 +189,8 @@ static void test_error_text(void **state) {
     faults_reset(&faults, 0);
     assert_int_equal(weft_fail(context, WEFT_MALFORMED, "%s at byte %d", "rubbish", 7), WEFT_MALFORMED);
     assert_string_equal(weft_context_error(context), "rubbish at byte 7");
+    weft_fail(context, WEFT_MALFORMED, "tensor %s", "a\nb\x1b[2Jc\x7f\t\xc3\xa9");
+    assert_string_equal(weft_context_error(context), "tensor a?b?[2Jc??\xc3\xa9");
     assert_int_equal(weft_fail(context, WEFT_NOT_FOUND, "second"), WEFT_NOT_FOUND);
     assert_string_equal(weft_context_error(context), "second");
     weft_context_clear(context);
