@@ -6,6 +6,9 @@
  * input to believe, how many threads to use, where to report progress, and the text of the last error.
  * There is no global state: two contexts never influence each other. One thread at a time uses a
  * context; the library's own workers share it safely.
+ *
+ * While the major version is 0, structures may grow from one minor version to the next: build against the
+ * headers of the library that you run with. The name of the shared library changes with the minor version.
  */
 #ifndef WEFT_BASE_H
 #define WEFT_BASE_H
@@ -77,7 +80,7 @@ typedef struct weft_allocator {
 
 /* How much to believe of what a file claims. Zero in a field means its default. */
 typedef struct weft_limits {
-    uint64_t header_bytes; /* a safetensors header or a patch header; default 128 MiB */
+    uint64_t header_bytes; /* a safetensors header, a patch's header or index; default 32 MiB */
     uint64_t tensors;      /* tensors in a table; default 2^20 */
     uint64_t bucket_bytes; /* weights that one bucket may cover; default 32 MiB */
     uint64_t stage_bytes;  /* prepared changes held in memory; default 4 GiB */

@@ -57,7 +57,7 @@ static uint64_t or_default(uint64_t value, uint64_t otherwise) {
 
 static weft_limits choose_limits(const weft_limits *wanted) {
     return (weft_limits){
-        .header_bytes = or_default(wanted->header_bytes, 128 * MEBIBYTE),
+        .header_bytes = or_default(wanted->header_bytes, 32 * MEBIBYTE),
         .tensors = or_default(wanted->tensors, (uint64_t)1 << 20),
         .bucket_bytes = or_default(wanted->bucket_bytes, 32 * MEBIBYTE),
         .stage_bytes = or_default(wanted->stage_bytes, 4096 * MEBIBYTE),

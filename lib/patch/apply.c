@@ -481,7 +481,7 @@ static size_t fitting_buckets(const weft_apply *apply) {
     size_t count = 0;
     for (size_t i = apply->next; i < apply->patch->index.count; i++) {
         const weft_bucket *bucket = &apply->patch->index.entries[i].bucket;
-        used += 2 * bucket->units * bucket->width;
+        used += bucket->units * (sizeof(uint32_t) + 2 * (uint64_t)bucket->width);
         if (used > limit) {
             break;
         }
@@ -645,9 +645,16 @@ weft_status weft_apply_commit(weft_apply *apply) {
     double start = now();
     weft_status status = write_all(apply, false);
     if (status != WEFT_OK) {
-        /* only callbacks can fail; the text of their failure is the one to keep */
-        apply->phase = write_all(apply, true) == WEFT_OK ? PHASE_PREPARED : PHASE_BROKEN;
-        return status;
+        /* only callbacks can fail; if the old values can be put back, the text of that failure is kept */
+        if (write_all(apply, true) == WEFT_OK) {
+            apply->phase = PHASE_PREPARED;
+            return status;
+        }
+        apply->phase = PHASE_BROKEN;
+        return weft_fail(
+            apply->context, status,
+            "a scatter callback failed while committing, and again while the old values were put "
+            "back: the weights are between two states; roll back once it works, or load them anew");
     }
     weft_sums_merge(apply->sums, apply->moves, false);
     apply->phase = PHASE_COMMITTED;

@@ -4,6 +4,8 @@
  */
 #include "format.h"
 
+#include "../tensor/table.h"
+
 #include <string.h>
 #include <xxhash.h>
 #include <zstd.h>
@@ -61,7 +63,7 @@ static void write_files(weft_writer *writer, bool same, const weft_container *co
 
 static size_t count_labels(const char *const *labels) {
     size_t count = 0;
-    while (labels != NULL && labels[2 * count] != NULL) {
+    while (labels != NULL && labels[2 * count] != NULL && labels[2 * count + 1] != NULL) {
         count++;
     }
     return count;
@@ -112,6 +114,10 @@ weft_status weft_header_write(weft_context *context, weft_profile profile, const
     weft_status status = weft_writer_failed(&body) ? WEFT_NO_MEMORY : WEFT_OK;
     if (status == WEFT_OK && count_labels(labels) > LABELS_MAX) {
         status = weft_fail(context, WEFT_INVALID_ARGUMENT, "a patch carries at most %d labels", LABELS_MAX);
+    }
+    if (status == WEFT_OK && labels != NULL && labels[2 * count_labels(labels)] != NULL) {
+        status = weft_fail(context, WEFT_INVALID_ARGUMENT, "the label %s has no value",
+                           labels[2 * count_labels(labels)]);
     }
     if (status == WEFT_OK &&
         (body.size > weft_context_limits(context)->header_bytes || body.size > UINT32_MAX)) {

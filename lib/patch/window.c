@@ -212,19 +212,26 @@ static void scatter_memory(uint8_t *memory, const uint32_t *positions, const voi
     }
 }
 
+/* Hands `count` units to the scatter callback, those at `positions` or, without them, all from the
+ * segment's first on. In pieces on the stack: a commit must not fail for want of memory. */
 static weft_status scatter_callback(weft_context *context, const weft_segment *segment,
-                                    const uint32_t *positions, const void *values, size_t count) {
-    uint64_t *units = weft_allocate_array(context, count, sizeof *units);
-    if (units == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    for (size_t i = 0; i < count; i++) {
-        units[i] = segment->live_unit + (positions[i] - segment->linear);
-    }
-    weft_status status = segment->live->access->scatter(segment->live->opaque, units, count, values);
-    weft_release(context, units);
-    if (status != WEFT_OK) {
-        return weft_fail(context, status, "the scatter callback of tensor %s failed", segment->live->name);
+                                    const uint32_t *positions, const uint8_t *values, uint64_t count,
+                                    unsigned width) {
+    enum { PIECE = 4096 };
+    uint64_t units[PIECE];
+    for (uint64_t done = 0; done < count;) {
+        size_t some = count - done < PIECE ? (size_t)(count - done) : PIECE;
+        for (size_t i = 0; i < some; i++) {
+            uint64_t offset = positions != NULL ? positions[done + i] - segment->linear : done + i;
+            units[i] = segment->live_unit + offset;
+        }
+        weft_status status =
+            segment->live->access->scatter(segment->live->opaque, units, some, values + done * width);
+        if (status != WEFT_OK) {
+            return weft_fail(context, status, "the scatter callback of tensor %s failed",
+                             segment->live->name);
+        }
+        done += some;
     }
     return WEFT_OK;
 }
@@ -253,8 +260,8 @@ weft_status weft_window_scatter(const weft_window *window, const weft_changes *c
         const uint8_t *chosen = values + first * changes->width;
         uint8_t *memory = weft_segment_memory(segment);
         if (end > first && memory == NULL) {
-            weft_status status =
-                scatter_callback(window->context, segment, changes->positions + first, chosen, end - first);
+            weft_status status = scatter_callback(window->context, segment, changes->positions + first,
+                                                  chosen, end - first, changes->width);
             if (status != WEFT_OK) {
                 return status;
             }
@@ -263,27 +270,6 @@ weft_status weft_window_scatter(const weft_window *window, const weft_changes *c
                            changes->width);
         }
         first = end;
-    }
-    return WEFT_OK;
-}
-
-static weft_status fill_callback(weft_context *context, const weft_segment *segment, const uint8_t *values,
-                                 unsigned width) {
-    enum { PIECE = 4096 };
-    uint64_t units[PIECE];
-    for (uint64_t done = 0; done < segment->units;) {
-        uint64_t left = segment->units - done;
-        size_t count = left < PIECE ? (size_t)left : PIECE;
-        for (size_t i = 0; i < count; i++) {
-            units[i] = segment->live_unit + done + i;
-        }
-        weft_status status =
-            segment->live->access->scatter(segment->live->opaque, units, count, values + done * width);
-        if (status != WEFT_OK) {
-            return weft_fail(context, status, "the scatter callback of tensor %s failed",
-                             segment->live->name);
-        }
-        done += count;
     }
     return WEFT_OK;
 }
@@ -297,7 +283,8 @@ weft_status weft_window_fill(const weft_window *window, const void *values, unsi
             memcpy(memory, source, (size_t)segment->units * width);
             continue;
         }
-        weft_status status = fill_callback(window->context, segment, source, width);
+        weft_status status =
+            scatter_callback(window->context, segment, NULL, source, segment->units, width);
         if (status != WEFT_OK) {
             return status;
         }

@@ -63,7 +63,7 @@ static void test_defaults(void **state) {
     weft_context *context = NULL;
     assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
     const weft_limits *limits = weft_context_limits(context);
-    assert_int_equal(limits->header_bytes, 128 << 20);
+    assert_int_equal(limits->header_bytes, 32 << 20);
     assert_int_equal(limits->tensors, 1 << 20);
     assert_int_equal(limits->bucket_bytes, 32 << 20);
     assert_true(limits->stage_bytes == (uint64_t)4 << 30);
