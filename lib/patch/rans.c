@@ -143,23 +143,62 @@ void weft_rans_encoder_open(weft_rans_encoder *encoder, uint8_t *room, size_t si
     }
 }
 
-static inline void encode_symbol(weft_rans_encoder *encoder, unsigned lane, uint32_t frequency,
-                                 uint32_t start) {
-    uint32_t state = encoder->states[lane];
-    if (state >= (uint64_t)frequency << 20) {
-        uint16_t word = (uint16_t)state;
-        encoder->cursor -= 2;
-        memcpy(encoder->cursor, &word, 2);
-        state >>= 16;
+/* A token as the encoder needs it. Division by the frequency is multiplication by `inverse` and a shift by
+ * 64, which is exact for 32-bit states; the inverse of 1 does not fit and counts as 0. */
+typedef struct coded_token {
+    uint64_t inverse;
+    uint32_t frequency;
+    uint32_t start;
+} coded_token;
+
+static inline uint32_t divide(uint32_t state, const coded_token *token) {
+    uint32_t quotient = (uint32_t)(((unsigned __int128)state * token->inverse) >> 64);
+    return token->inverse == 0 ? state : quotient;
+}
+
+/* Codes one symbol and moves the cursor down by a word if the state is full, without a branch: whether it
+ * is is as good as random. The word below the cursor may be written either way. */
+static inline uint32_t encode_symbol(uint32_t state, const coded_token *token, uint8_t **cursor) {
+    uint16_t word = (uint16_t)state;
+    uint32_t full = state >= (uint64_t)token->frequency << 20;
+    memcpy(*cursor - 2, &word, 2);
+    *cursor -= 2 * full;
+    state = full ? state >> 16 : state;
+    uint32_t quotient = divide(state, token);
+    return (quotient << WEFT_RANS_BITS) + (state - quotient * token->frequency) + token->start;
+}
+
+static void prepare_tokens(const weft_rans_table *table, coded_token *tokens) {
+    for (unsigned t = 0; t < table->tokens; t++) {
+        uint32_t frequency = table->frequencies[t];
+        tokens[t].inverse = frequency > 1 ? UINT64_MAX / frequency + 1 : 0;
+        tokens[t].frequency = frequency;
+        tokens[t].start = table->starts[t];
     }
-    encoder->states[lane] = ((state / frequency) << WEFT_RANS_BITS) + state % frequency + start;
 }
 
 void weft_rans_encode(weft_rans_encoder *encoder, const weft_rans_table *table, const uint8_t *symbols,
                       size_t count) {
-    for (size_t i = count; i-- > 0;) {
-        encode_symbol(encoder, i & 3, table->frequencies[symbols[i]], table->starts[symbols[i]]);
+    coded_token tokens[WEFT_RANS_TOKENS];
+    prepare_tokens(table, tokens);
+    uint8_t *cursor = encoder->cursor;
+    uint32_t *states = encoder->states;
+    size_t i = count;
+    for (; i % 4 != 0; i--) {
+        states[(i - 1) % 4] = encode_symbol(states[(i - 1) % 4], &tokens[symbols[i - 1]], &cursor);
     }
+    uint32_t s0 = states[0], s1 = states[1], s2 = states[2], s3 = states[3];
+    for (; i > 0; i -= 4) {
+        s3 = encode_symbol(s3, &tokens[symbols[i - 1]], &cursor);
+        s2 = encode_symbol(s2, &tokens[symbols[i - 2]], &cursor);
+        s1 = encode_symbol(s1, &tokens[symbols[i - 3]], &cursor);
+        s0 = encode_symbol(s0, &tokens[symbols[i - 4]], &cursor);
+    }
+    states[0] = s0;
+    states[1] = s1;
+    states[2] = s2;
+    states[3] = s3;
+    encoder->cursor = cursor;
 }
 
 const uint8_t *weft_rans_encoder_finish(weft_rans_encoder *encoder) {

@@ -187,17 +187,6 @@ static void load_changes(const stretch *s, weft_changes *changes, size_t found) 
     }
 }
 
-static void prefetch_next(const stretch *s, size_t first, unsigned width, unsigned part, unsigned parts) {
-    size_t next = first + WEFT_TILE;
-    if (next + WEFT_TILE > s->units) {
-        return;
-    }
-    weft_prefetch_part((uintptr_t)s->from + next * width, (size_t)WEFT_TILE * width, part, parts);
-    if (s->to_masters == NULL) {
-        weft_prefetch_part((uintptr_t)s->to + next * width, (size_t)WEFT_TILE * width, part, parts);
-    }
-}
-
 /* Goes on until `most` changes are found. */
 static weft_status scan_stretch(weft_bucket_coder *coder, const stretch *s, bool small, uint64_t most) {
     weft_changes *changes = &coder->changes;
@@ -215,10 +204,8 @@ static weft_status scan_stretch(weft_bucket_coder *coder, const stretch *s, bool
         load_changes(s, changes, found);
         changes->count += found;
         if (small) {
-            prefetch_next(s, first, width, 0, 2);
             status = weft_small_encoder_tile(&coder->small_encoder, coder->kernels, s->from + first * width,
                                              units, s->linear + first, changes, before);
-            prefetch_next(s, first, width, 1, 2);
         }
     }
     return status;
