@@ -136,7 +136,10 @@ static int apply_patches(apply_arguments *arguments, const patch_list *list) {
                                      &digest);
     } else {
         weft_model base;
-        int code = model_open(command, path, &base);
+        int code = output_guard(command, arguments->output, path);
+        if (code == EXIT_DONE) {
+            code = model_open(command, path, &base);
+        }
         if (code != EXIT_DONE) {
             return code;
         }

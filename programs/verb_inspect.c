@@ -16,7 +16,7 @@ enum { OPTION_TENSORS = 0x100, OPTION_BUCKETS, OPTION_LABEL };
 static const struct argp_option options[] = {
     {"tensors", OPTION_TENSORS, NULL, 0, "List the tensors; of a patch, with what becomes of them", 1},
     {"buckets", OPTION_BUCKETS, NULL, 0, "List the buckets of a patch, checking each", 1},
-    {"label", OPTION_LABEL, "KEY", 0, "Show this label of a patch; may be repeated", 1},
+    {"label", OPTION_LABEL, "KEY", 0, "Show only this label of a patch; may be repeated", 1},
     {0},
 };
 
@@ -168,9 +168,14 @@ static int show_buckets(inspect_arguments *arguments, const weft_patch *patch, j
 
 static json_t *labels_json(const inspect_arguments *arguments, const weft_patch *patch) {
     json_t *labels = json_object();
+    for (size_t i = 0; i < weft_patch_label_count(patch); i++) {
+        const char *key = weft_patch_label_key(patch, i);
+        json_object_set_new(labels, key, json_string(weft_patch_label(patch, key)));
+    }
     for (size_t i = 0; i < arguments->label_count; i++) {
-        const char *value = weft_patch_label(patch, arguments->labels[i]);
-        json_object_set_new(labels, arguments->labels[i], value != NULL ? json_string(value) : json_null());
+        if (weft_patch_label(patch, arguments->labels[i]) == NULL) {
+            json_object_set_new(labels, arguments->labels[i], json_null());
+        }
     }
     return labels;
 }
@@ -220,14 +225,22 @@ static int print_patch_json(inspect_arguments *arguments, const weft_patch *patc
     return command_print_json(&arguments->command, stdout, json);
 }
 
+static void print_label(const char *key, const char *value) {
+    fputs("label     ", stdout);
+    text_print(stdout, key);
+    fputs(value != NULL ? " = " : " is not set", stdout);
+    text_print(stdout, value != NULL ? value : "");
+    putchar('\n');
+}
+
+/* All labels, or those that were asked for. */
 static void print_patch_labels(const inspect_arguments *arguments, const weft_patch *patch) {
     for (size_t i = 0; i < arguments->label_count; i++) {
-        const char *value = weft_patch_label(patch, arguments->labels[i]);
-        fputs("label     ", stdout);
-        text_print(stdout, arguments->labels[i]);
-        fputs(value != NULL ? " = " : " is not set", stdout);
-        text_print(stdout, value != NULL ? value : "");
-        putchar('\n');
+        print_label(arguments->labels[i], weft_patch_label(patch, arguments->labels[i]));
+    }
+    for (size_t i = 0; arguments->label_count == 0 && i < weft_patch_label_count(patch); i++) {
+        const char *key = weft_patch_label_key(patch, i);
+        print_label(key, weft_patch_label(patch, key));
     }
 }
 

@@ -102,6 +102,9 @@ WEFT_API const weft_table *weft_patch_table(const weft_patch *patch);
 WEFT_API const weft_container *weft_patch_container(const weft_patch *patch);
 /* The value of a label, or NULL. */
 WEFT_API const char *weft_patch_label(const weft_patch *patch, const char *key);
+WEFT_API size_t weft_patch_label_count(const weft_patch *patch);
+/* The key of the n-th label, or NULL past the last. */
+WEFT_API const char *weft_patch_label_key(const weft_patch *patch, size_t index);
 
 typedef enum weft_fate {
     WEFT_FATE_KEPT = 0,

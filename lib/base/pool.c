@@ -188,12 +188,17 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* Signals are for the threads of the program, not for ours. A thread that cannot be started is done
- * without. */
+/* Signals are for the threads of the program, not for ours, except for those that a thread's own fault
+ * raises: blocked, they would end the process before its handler is asked. A thread that cannot be started
+ * is done without. */
 static void start_workers(weft_pool *pool, unsigned wanted) {
     sigset_t all;
     sigset_t before;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGILL);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (unsigned i = 0; i < wanted; i++) {
         weft_worker *worker = &pool->workers[i];

@@ -73,6 +73,25 @@ static weft_status compress_planes(weft_context *context, const uint8_t *planes,
     return WEFT_OK;
 }
 
+/* A higher level finds more repetition and codes the rest no better, sometimes worse: the smallest of both
+ * is kept. */
+static weft_status compress_smallest(weft_context *context, const uint8_t *planes, size_t bytes,
+                                     weft_writer *writer) {
+    weft_writer other;
+    weft_writer_open(&other, context);
+    size_t start = writer->size;
+    weft_status status = compress_planes(context, planes, bytes, 1, writer);
+    if (status == WEFT_OK) {
+        status = compress_planes(context, planes, bytes, 3, &other);
+    }
+    if (status == WEFT_OK && other.size < writer->size - start) {
+        writer->size = start;
+        weft_writer_bytes(writer, other.data, other.size);
+    }
+    weft_writer_close(&other);
+    return status;
+}
+
 weft_status weft_dense_encode(weft_context *context, const void *base, const void *values, size_t units,
                               unsigned width, weft_profile profile, weft_writer *writer) {
     uint8_t *planes = weft_allocate_array(context, units, width);
@@ -80,8 +99,9 @@ weft_status weft_dense_encode(weft_context *context, const void *base, const voi
         return WEFT_NO_MEMORY;
     }
     split_planes(base, values, units, width, planes);
-    int level = profile == WEFT_PROFILE_SMALL ? 3 : 1;
-    weft_status status = compress_planes(context, planes, units * width, level, writer);
+    weft_status status = profile == WEFT_PROFILE_SMALL
+                             ? compress_smallest(context, planes, units * width, writer)
+                             : compress_planes(context, planes, units * width, 1, writer);
     weft_release(context, planes);
     return status;
 }

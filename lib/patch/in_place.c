@@ -248,7 +248,8 @@ static weft_status apply_journaled(weft_context *context, weft_checkpoint *check
 
 /* A run of patches that leave the files' headers alone, one transaction each. */
 static weft_status apply_kept(weft_context *context, const char *path, const char *journal,
-                              const weft_patch *const *patches, size_t count, bool durable) {
+                              const weft_patch *const *patches, size_t first, size_t count, size_t total,
+                              bool durable) {
     weft_checkpoint *checkpoint = NULL;
     weft_view *view = NULL;
     weft_status status = open_locked(context, path, weft_checkpoint_open, &checkpoint);
@@ -264,7 +265,8 @@ static weft_status apply_kept(weft_context *context, const char *path, const cha
         status = weft_sums_compute(context, view, &sums);
     }
     for (size_t i = 0; i < count && status == WEFT_OK; i++) {
-        status = apply_journaled(context, checkpoint, view, sums, journal, patches[i], durable);
+        status = apply_journaled(context, checkpoint, view, sums, journal, patches[first + i], durable);
+        status = weft_patch_blame(context, status, first + i, total, "; those before it are applied");
     }
     weft_sums_destroy(sums);
     weft_view_destroy(view);
@@ -311,9 +313,10 @@ static weft_status apply_locked(weft_context *context, const char *path, const c
             length++;
         }
         if (length > 0) {
-            status = apply_kept(context, path, journal, patches + i, length, durable);
+            status = apply_kept(context, path, journal, patches, i, length, count, durable);
         } else {
             status = apply_rewritten(context, path, patches[i], durable);
+            status = weft_patch_blame(context, status, i, count, "; those before it are applied");
             length = 1;
         }
         i += length;

@@ -6,6 +6,8 @@
 
 #include "stream.h"
 
+#include <stdio.h>
+
 static weft_status read_source(weft_context *context, const weft_source *source, uint64_t offset,
                                void *data, size_t size) {
     if (offset > source->size || size > source->size - offset) {
@@ -184,6 +186,14 @@ const char *weft_patch_label(const weft_patch *patch, const char *key) {
     return NULL;
 }
 
+size_t weft_patch_label_count(const weft_patch *patch) {
+    return patch->header.label_count / 2;
+}
+
+const char *weft_patch_label_key(const weft_patch *patch, size_t index) {
+    return index < weft_patch_label_count(patch) ? patch->header.labels[2 * index] : NULL;
+}
+
 size_t weft_patch_tensor_count(const weft_patch *patch) {
     return patch->header.roster.count;
 }
@@ -257,4 +267,15 @@ weft_status weft_patch_bucket(weft_context *context, const weft_patch *patch, si
     }
     weft_writer_close(&buffer);
     return status;
+}
+
+weft_status weft_patch_blame(weft_context *context, weft_status status, size_t index, size_t count,
+                             const char *what) {
+    if (status == WEFT_OK || count < 2) {
+        return status;
+    }
+    char text[1024];
+    snprintf(text, sizeof text, "%s", weft_context_error(context));
+    return weft_fail(context, status, "patch %zu of %zu: %s%s", index + 1, count, text,
+                     index > 0 ? what : "");
 }

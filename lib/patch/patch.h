@@ -22,4 +22,9 @@ struct weft_patch {
 weft_status weft_patch_frame(weft_context *context, const weft_patch *patch, size_t index,
                              weft_writer *buffer, weft_frame *frame);
 
+/* Says which of several patches failed, and `what` has happened to those before it; with one patch the text
+ * stays as it is. Returns `status`. */
+weft_status weft_patch_blame(weft_context *context, weft_status status, size_t index, size_t count,
+                             const char *what);
+
 #endif

@@ -198,20 +198,22 @@ typedef struct step {
 } step;
 
 static weft_status run_step(weft_context *context, step *s, const weft_checkpoint *base,
-                            const weft_patch *const *patches, size_t count, const char *path) {
+                            const weft_patch *const *patches, size_t first, size_t count, size_t total,
+                            const char *path) {
     const weft_table *table = weft_checkpoint_table(base);
     weft_status status = weft_view_create(context, table, &s->base_view);
     if (status == WEFT_OK) {
         status = weft_sums_compute(context, s->base_view, &s->base_sums);
     }
     if (status == WEFT_OK) {
-        status = check_start(context, s->base_sums, patches[0]);
+        status = check_start(context, s->base_sums, patches[first]);
+        status = weft_patch_blame(context, status, first, total, "");
     }
     if (status == WEFT_OK) {
-        status = check_fates(context, table, &patches[0]->header.roster);
+        status = check_fates(context, table, &patches[first]->header.roster);
     }
     if (status == WEFT_OK) {
-        status = create_output(context, base, patches, count, path, &s->output);
+        status = create_output(context, base, patches + first, count, path, &s->output);
     }
     if (status == WEFT_OK) {
         status = copy_kept(context, table, weft_checkpoint_table(s->output));
@@ -227,22 +229,23 @@ static weft_status run_step(weft_context *context, step *s, const weft_checkpoin
     }
     for (size_t i = 0; i < count && status == WEFT_OK; i++) {
         if (i > 0) {
-            status = check_start(context, s->sums, patches[i]);
+            status = check_start(context, s->sums, patches[first + i]);
         }
         if (status == WEFT_OK) {
-            status = apply_one(context, patches[i], s->view, s->sums);
+            status = apply_one(context, patches[first + i], s->view, s->sums);
         }
+        status = weft_patch_blame(context, status, first + i, total, "");
     }
-    return status == WEFT_OK ? prove_output(context, s->view, patches[count - 1]) : status;
+    return status == WEFT_OK ? prove_output(context, s->view, patches[first + count - 1]) : status;
 }
 
-/* The first `count` patches either all keep their tensors, or there is one. The result is proven and still
- * under temporary names. */
+/* The `count` patches from `first` on either all keep their tensors, or there is one. The result is proven
+ * and still under temporary names. */
 static weft_status rebuild_step(weft_context *context, const weft_checkpoint *base,
-                                const weft_patch *const *patches, size_t count, const char *path,
-                                weft_checkpoint **output_out) {
+                                const weft_patch *const *patches, size_t first, size_t count, size_t total,
+                                const char *path, weft_checkpoint **output_out) {
     step s = {0};
-    weft_status status = run_step(context, &s, base, patches, count, path);
+    weft_status status = run_step(context, &s, base, patches, first, count, total, path);
     weft_sums_destroy(s.sums);
     weft_view_destroy(s.view);
     weft_sums_destroy(s.base_sums);
@@ -283,7 +286,7 @@ static weft_status rebuild_steps(weft_context *context, const weft_checkpoint *b
     for (size_t done = 0; done < count && status == WEFT_OK;) {
         size_t length = step_length(patches + done, count - done);
         weft_checkpoint *next = NULL;
-        status = rebuild_step(context, made != NULL ? made : base, patches + done, length,
+        status = rebuild_step(context, made != NULL ? made : base, patches, done, length, count,
                               done + length == count ? output_path : step_path, &next);
         weft_checkpoint_close(made);
         made = next;
