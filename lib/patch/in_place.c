@@ -314,6 +314,13 @@ static weft_status apply_locked(weft_context *context, const char *path, const c
         }
         if (length > 0) {
             status = apply_kept(context, path, journal, patches, i, length, count, durable);
+            if (status == WEFT_OK && !still_there(*lock, path)) {
+                status =
+                    weft_fail(context, WEFT_IO_FAILED,
+                              "%s was removed or replaced while it was changed; what was changed is gone "
+                              "with it",
+                              path);
+            }
         } else {
             status = apply_rewritten(context, path, patches[i], durable);
             status = weft_patch_blame(context, status, i, count, "; those before it are applied");
