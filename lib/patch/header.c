@@ -4,6 +4,8 @@
  */
 #include "format.h"
 
+#include "fold.h"
+
 #include "../tensor/table.h"
 
 #include <string.h>
@@ -12,7 +14,8 @@
 
 static const uint8_t magic[8] = {0x89, 'W', 'E', 'F', 'T', '\r', '\n', 0x1a};
 
-enum { FILES_NONE = 0, FILES_SAME = 1, FILES_GIVEN = 2, HEADER_LEVEL = 19, LABELS_MAX = 1024 };
+enum { FILES_NONE = 0, FILES_SAME = 1, FILES_GIVEN = 2, FILES_FOLDED = 3 };
+enum { HEADER_LEVEL = 19, LABELS_MAX = 1024 };
 
 void weft_header_open(weft_header *header, weft_context *context) {
     memset(header, 0, sizeof *header);
@@ -43,21 +46,46 @@ static void write_text(weft_writer *writer, const char *text, size_t length) {
     weft_writer_bytes(writer, text, length);
 }
 
-static void write_files(weft_writer *writer, bool same, const weft_container *container) {
-    if (same || container == NULL) {
-        weft_writer_u8(writer, same ? FILES_SAME : FILES_NONE);
-        return;
-    }
-    weft_writer_u8(writer, FILES_GIVEN);
+/* Appends all that follows the kind; false if a header cannot be folded. */
+static bool write_given(weft_writer *writer, const weft_container *container, bool folded) {
     weft_writer_u8(writer, container->sharded);
     weft_writer_varint(writer, container->file_count);
     for (size_t i = 0; i < container->file_count; i++) {
         const weft_container_file *file = &container->files[i];
         write_text(writer, file->name, strlen(file->name));
-        write_text(writer, file->header, file->header_bytes);
+        if (!folded) {
+            write_text(writer, file->header, file->header_bytes);
+            continue;
+        }
+        weft_writer text;
+        weft_writer_open(&text, writer->context);
+        bool possible = weft_fold_offsets(file->header, file->header_bytes, &text);
+        if (possible) {
+            write_text(writer, (const char *)text.data, text.size);
+        }
+        writer->failed = writer->failed || weft_writer_failed(&text);
+        weft_writer_close(&text);
+        if (!possible) {
+            return false;
+        }
     }
     if (container->sharded) {
         write_text(writer, container->index, container->index_bytes);
+    }
+    return true;
+}
+
+static void write_files(weft_writer *writer, bool same, const weft_container *container) {
+    if (same || container == NULL) {
+        weft_writer_u8(writer, same ? FILES_SAME : FILES_NONE);
+        return;
+    }
+    size_t start = writer->size;
+    weft_writer_u8(writer, FILES_FOLDED);
+    if (!write_given(writer, container, true)) {
+        writer->size = start;
+        weft_writer_u8(writer, FILES_GIVEN);
+        write_given(writer, container, false);
     }
 }
 
@@ -168,14 +196,32 @@ static weft_status read_text(weft_context *context, weft_reader *reader, const c
     return *text_out == NULL ? WEFT_NO_MEMORY : WEFT_OK;
 }
 
+static weft_status unfold_header(weft_context *context, weft_container_file *file) {
+    weft_writer text;
+    weft_writer_open(&text, context);
+    weft_status status = weft_unfold_offsets(context, file->header, file->header_bytes, &text);
+    char *unfolded = NULL;
+    if (status == WEFT_OK) {
+        unfolded = weft_copy_text(context, (const char *)text.data, text.size);
+        status = unfolded == NULL ? WEFT_NO_MEMORY : WEFT_OK;
+    }
+    if (status == WEFT_OK) {
+        weft_release(context, (char *)(uintptr_t)file->header);
+        file->header = unfolded;
+        file->header_bytes = text.size;
+    }
+    weft_writer_close(&text);
+    return status;
+}
+
 static weft_status read_files(weft_header *header, weft_reader *reader) {
     uint8_t kind = weft_reader_u8(reader);
     header->same_files = kind == FILES_SAME;
-    if (weft_reader_failed(reader) || kind > FILES_GIVEN) {
+    if (weft_reader_failed(reader) || kind > FILES_FOLDED) {
         return weft_fail(header->context, WEFT_MALFORMED,
                          "the patch's header does not say which files result");
     }
-    if (kind != FILES_GIVEN) {
+    if (kind < FILES_GIVEN) {
         return WEFT_OK;
     }
     uint8_t sharded = weft_reader_u8(reader);
@@ -198,6 +244,9 @@ static weft_status read_files(weft_header *header, weft_reader *reader) {
         status = read_text(header->context, reader, &files[i].name, &length);
         if (status == WEFT_OK) {
             status = read_text(header->context, reader, &files[i].header, &files[i].header_bytes);
+        }
+        if (status == WEFT_OK && kind == FILES_FOLDED) {
+            status = unfold_header(header->context, &files[i]);
         }
     }
     if (status == WEFT_OK && header->container.sharded) {

@@ -288,6 +288,8 @@ def make_files(golden):
     golden.diff("shards-split", "single-0.safetensors", "shards-2")
     golden.diff("header-order", "single-0.safetensors", "single-1.safetensors", "--profile", "fast")
     golden.diff("header-metadata", "single-0.safetensors", "single-0-metadata.safetensors", *labels)
+    golden.diff("folded-metadata", "single-0.safetensors", "single-0-metadata.safetensors", *labels)
+    golden.diff("folded-shards", "single-0.safetensors", "shards-2")
     golden.diff("unchanged", "single-0.safetensors", "single-0.safetensors")
     golden.diff("unchanged-nothing", "nothing.safetensors", "nothing.safetensors")
     golden.diff("all-new", "nothing.safetensors", "single-0.safetensors")
@@ -574,8 +576,11 @@ def make_lying_file_lists(golden):
         index = json.dumps({"weight_map": {tensor: name for tensor in tensors}}).encode()
         return b"\2\1\1" + forge.text(name.encode()) + forge.text(text) + forge.text(index)
 
-    error("kind", "kind 3", b"\3")
+    error("kind", "kind 9", b"\x09")
     error("none-given", "a list of no files", b"\2\0\0")
+    for name, broken in {"no-number": b'{"a":\1]}', "no-end": b'{"a":\0015', "zeros": b'{"a":\00105]}'}.items():
+        folded = b"\3\0\1" + forge.text(b"") + forge.text(broken)
+        error(f"folded-{name}", "a folded header whose mark is not followed by a number and a bracket", folded)
     two_files = b"\2\0\2" + (forge.text(b"") + forge.text(text)) * 2
     error("two-single", "two files that are not sharded", two_files)
     error("not-json", "a header that is not JSON", single(b"x" * 16))

@@ -435,10 +435,32 @@ def read_entry(cursor):
     return Entry(name, fate, DTYPE_OF_NUMBER[number], shape)
 
 
+def unfold(text):
+    """The header of a file from its folded form: lengths of data become pairs of offsets again."""
+    output, following = bytearray(), 0
+    position = 0
+    while position < len(text):
+        mark = text[position]
+        position += 1
+        if mark not in (1, 2):
+            output.append(mark)
+            continue
+        end = text.find(b"]", position)
+        digits = text[position:end] if end >= 0 else b""
+        require(digits.isdigit() and (digits == b"0" or digits[:1] != b"0"), "broken offsets in a folded header")
+        position = end + 1
+        separator = b", " if mark == 2 else b","
+        output += b"[%d" % following + separator
+        following += int(digits)
+        require(following < 1 << 63, "broken offsets in a folded header")
+        output += b"%d]" % following
+    return bytes(output)
+
+
 def read_files(cursor):
     kind = cursor.unsigned(1)
-    require(kind < 3, "unknown kind of files")
-    if kind != 2:
+    require(kind < 4, "unknown kind of files")
+    if kind < 2:
         return Files(["none", "same"][kind])
     sharded = cursor.unsigned(1)
     require(sharded < 2, "sharded is neither 0 nor 1")
@@ -446,6 +468,8 @@ def read_files(cursor):
     require(1 <= count <= MAXIMUM_FILES, "no files, or too many")
     require(sharded or count == 1, "several files that are not sharded")
     files = tuple(File(cursor.text(), cursor.text()) for _ in range(count))
+    if kind == 3:
+        files = tuple(File(file.name, unfold(file.header)) for file in files)
     for one, next_one in zip(files, files[1:]):
         require(one.name < next_one.name, "names of files do not ascend")
     for file in files:

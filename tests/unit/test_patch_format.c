@@ -3,6 +3,7 @@
  * The patch file around its buckets: header, index and footer written and read back; every truncation and
  * every flipped bit refused; files that lie behind correct checksums; and how little memory a lie can take.
  */
+#include "../../lib/patch/fold.h"
 #include "../../lib/patch/patch.h"
 #include "../../lib/patch/stream.h"
 #include "faults.h"
@@ -903,16 +904,77 @@ static void test_huge_buckets(void **state) {
     close_fixture(&self);
 }
 
+/* ---- folded headers ---- */
+
+static void expect_fold(weft_context *context, const char *text, const char *folded) {
+    weft_writer writer;
+    weft_writer original;
+    weft_writer_open(&writer, context);
+    weft_writer_open(&original, context);
+    assert_true(weft_fold_offsets(text, strlen(text), &writer));
+    assert_int_equal(writer.size, strlen(folded));
+    assert_memory_equal(writer.data, folded, writer.size);
+    assert_int_equal(weft_unfold_offsets(context, (const char *)writer.data, writer.size, &original),
+                     WEFT_OK);
+    assert_int_equal(original.size, strlen(text));
+    assert_memory_equal(original.data, text, original.size);
+    weft_writer_close(&writer);
+    weft_writer_close(&original);
+}
+
+static void test_folding(void **state) {
+    (void)state;
+    weft_context *context;
+    assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
+    expect_fold(context, "{}", "{}");
+    expect_fold(context, "{\"a\":{\"data_offsets\":[0,10]},\"b\":{\"data_offsets\":[10,10]}}",
+                "{\"a\":{\"data_offsets\":\00110]},\"b\":{\"data_offsets\":\0010]}}");
+    expect_fold(context, "{\"a\":{\"data_offsets\": [0, 8]}}", "{\"a\":{\"data_offsets\": \0028]}}");
+    /* what does not follow, is no pair or has another spelling stays */
+    expect_fold(context, "\"data_offsets\":[4,10] \"data_offsets\":[0,4]",
+                "\"data_offsets\":[4,10] \"data_offsets\":\0014]");
+    const char *const untouched[] = {
+        "\"data_offsets\":",        "\"data_offsets\":[",      "\"data_offsets\":[0,",
+        "\"data_offsets\":[0,1",    "\"data_offsets\":[0,01]", "\"data_offsets\":[00,1]",
+        "\"data_offsets\":[0,1,2]", "\"data_offsets\":[0 ,1]", "\"data_offsets\":[0,99999999999999999999]",
+        "\"shape\":[0,8]",
+    };
+    for (size_t i = 0; i < sizeof untouched / sizeof *untouched; i++) {
+        expect_fold(context, untouched[i], untouched[i]);
+    }
+    weft_writer writer;
+    weft_writer_open(&writer, context);
+    assert_false(weft_fold_offsets("a\001", 2, &writer));
+    assert_false(weft_fold_offsets("a\002", 2, &writer));
+    const char *const broken[] = {"\001",    "\001]",  "\0015",
+                                  "\00105]", "\002x]", "\00199999999999999999999]"};
+    for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
+        assert_int_equal(weft_unfold_offsets(context, broken[i], strlen(broken[i]), &writer),
+                         WEFT_MALFORMED);
+    }
+    weft_writer_close(&writer);
+    weft_context_destroy(context);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_questions),        cmocka_unit_test(test_containers),
-        cmocka_unit_test(test_large_roster),     cmocka_unit_test(test_truncation),
-        cmocka_unit_test(test_trailing_bytes),   cmocka_unit_test(test_every_flipped_bit),
-        cmocka_unit_test(test_source_callbacks), cmocka_unit_test(test_overlaps),
-        cmocka_unit_test(test_exchanged_frames), cmocka_unit_test(test_index_lies),
-        cmocka_unit_test(test_repeated_tensors), cmocka_unit_test(test_versions),
-        cmocka_unit_test(test_header_lies),      cmocka_unit_test(test_impossible_shapes),
-        cmocka_unit_test(test_absurd_counts),    cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_folding),
+        cmocka_unit_test(test_questions),
+        cmocka_unit_test(test_containers),
+        cmocka_unit_test(test_large_roster),
+        cmocka_unit_test(test_truncation),
+        cmocka_unit_test(test_trailing_bytes),
+        cmocka_unit_test(test_every_flipped_bit),
+        cmocka_unit_test(test_source_callbacks),
+        cmocka_unit_test(test_overlaps),
+        cmocka_unit_test(test_exchanged_frames),
+        cmocka_unit_test(test_index_lies),
+        cmocka_unit_test(test_repeated_tensors),
+        cmocka_unit_test(test_versions),
+        cmocka_unit_test(test_header_lies),
+        cmocka_unit_test(test_impossible_shapes),
+        cmocka_unit_test(test_absurd_counts),
+        cmocka_unit_test(test_limits),
         cmocka_unit_test(test_huge_buckets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
