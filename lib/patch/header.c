@@ -196,6 +196,16 @@ static weft_status read_text(weft_context *context, weft_reader *reader, const c
     return *text_out == NULL ? WEFT_NO_MEMORY : WEFT_OK;
 }
 
+/* A text that is shown to people or names something. */
+static weft_status read_words(weft_context *context, weft_reader *reader, const char **text_out) {
+    size_t length = 0;
+    weft_status status = read_text(context, reader, text_out, &length);
+    if (status == WEFT_OK && (strlen(*text_out) != length || !weft_text_is_utf8(*text_out, length))) {
+        status = weft_fail(context, WEFT_MALFORMED, "a name or label in the patch's header is not UTF-8");
+    }
+    return status;
+}
+
 static weft_status unfold_header(weft_context *context, weft_container_file *file) {
     weft_writer text;
     weft_writer_open(&text, context);
@@ -240,8 +250,7 @@ static weft_status read_files(weft_header *header, weft_reader *reader) {
     header->container.file_count = (size_t)count;
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < count && status == WEFT_OK; i++) {
-        size_t length;
-        status = read_text(header->context, reader, &files[i].name, &length);
+        status = read_words(header->context, reader, &files[i].name);
         if (status == WEFT_OK) {
             status = read_text(header->context, reader, &files[i].header, &files[i].header_bytes);
         }
@@ -266,12 +275,11 @@ static weft_status read_labels(weft_header *header, weft_reader *reader) {
         return WEFT_NO_MEMORY;
     }
     for (uint64_t i = 0; i < 2 * pairs; i++) {
-        size_t length;
-        weft_status status = read_text(header->context, reader, &header->labels[i], &length);
+        header->label_count++;
+        weft_status status = read_words(header->context, reader, &header->labels[i]);
         if (status != WEFT_OK) {
             return status;
         }
-        header->label_count++;
     }
     return WEFT_OK;
 }
