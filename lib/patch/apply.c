@@ -104,21 +104,7 @@ static weft_status check_base(weft_apply *apply) {
     if (apply->rebuild || !weft_view_complete(apply->view)) {
         return WEFT_OK;
     }
-    weft_digest here = weft_sums_digest(apply->sums);
-    if (weft_digest_equal(&here, &apply->patch->footer.base)) {
-        return WEFT_OK;
-    }
-    char have[WEFT_DIGEST_TEXT];
-    char want[WEFT_DIGEST_TEXT];
-    weft_digest_format(&here, have);
-    weft_digest_format(&apply->patch->footer.base, want);
-    bool done = weft_digest_equal(&here, &apply->patch->footer.result);
-    return weft_fail(apply->context, WEFT_BASE_MISMATCH,
-                     "base mismatch: these weights are at %s, the patch "
-                     "needs %s%s",
-                     have, want,
-                     done ? "; they are already at the patch's result, nothing is to do"
-                          : "; apply the patches in between first, or start from that checkpoint");
+    return weft_patch_check_base(apply->context, apply->patch, apply->sums);
 }
 
 static weft_status create(weft_context *context, const weft_patch *patch, const weft_view *view,

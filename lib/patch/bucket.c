@@ -310,18 +310,14 @@ weft_status weft_frame_read(weft_context *context, const weft_roster *roster, co
     return status;
 }
 
-bool weft_frame_needs_base(const weft_frame *frame) {
-    return frame->coding == WEFT_CODING_SMALL || frame->coding == WEFT_CODING_DIFFERENCE;
-}
-
 bool weft_frame_dense(const weft_frame *frame) {
     return frame->coding == WEFT_CODING_DIFFERENCE || frame->coding == WEFT_CODING_VALUES;
 }
 
-/* Decodes a few changes at a time, which asks for their memory, and proves those that were decoded a few
- * chunks before, whose memory is there by now. A proof that writes needs no changes once they are proven:
- * its chunks take turns in a few places. */
-enum { CHUNKS = 8, LAG = 1 };
+/* Decodes a few changes at a time, which asks for their memory, and proves those of the chunk before, whose
+ * memory is there by now. A proof that writes needs no changes once they are proven: its chunks take turns
+ * in two places. */
+enum { CHUNKS = 2, LAG = 1 };
 
 static weft_status decode_fast(weft_bucket_coder *coder, const weft_frame *frame, weft_changes *changes,
                                weft_proof *proof) {

@@ -76,8 +76,6 @@ typedef struct weft_frame {
 
 weft_status weft_frame_read(weft_context *context, const weft_roster *roster, const uint8_t *data,
                             size_t size, weft_frame *frame);
-/* True if decoding looks at the weights that are there. */
-bool weft_frame_needs_base(const weft_frame *frame);
 bool weft_frame_dense(const weft_frame *frame);
 
 /* Sparse codings: fills `changes` from the window coder->from, which must be set, and proves them. */

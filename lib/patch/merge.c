@@ -114,17 +114,9 @@ static weft_status check_base(const merge_state *state) {
     if (status != WEFT_OK) {
         return status;
     }
-    weft_digest here = weft_sums_digest(sums);
+    status = weft_patch_check_base(state->context, state->patches[0], sums);
     weft_sums_destroy(sums);
-    if (weft_digest_equal(&here, &state->patches[0]->footer.base)) {
-        return WEFT_OK;
-    }
-    char have[WEFT_DIGEST_TEXT];
-    char want[WEFT_DIGEST_TEXT];
-    weft_digest_format(&here, have);
-    weft_digest_format(&state->patches[0]->footer.base, want);
-    return weft_fail(state->context, WEFT_BASE_MISMATCH,
-                     "base mismatch: the base is at %s, the first patch needs %s", have, want);
+    return status;
 }
 
 /* ---- grouping ---- */

@@ -269,6 +269,22 @@ weft_status weft_patch_bucket(weft_context *context, const weft_patch *patch, si
     return status;
 }
 
+weft_status weft_patch_check_base(weft_context *context, const weft_patch *patch, const weft_sums *sums) {
+    weft_digest here = weft_sums_digest(sums);
+    if (weft_digest_equal(&here, &patch->footer.base)) {
+        return WEFT_OK;
+    }
+    char have[WEFT_DIGEST_TEXT];
+    char want[WEFT_DIGEST_TEXT];
+    weft_digest_format(&here, have);
+    weft_digest_format(&patch->footer.base, want);
+    bool done = weft_digest_equal(&here, &patch->footer.result);
+    return weft_fail(context, WEFT_BASE_MISMATCH,
+                     "base mismatch: these weights are at %s, the patch needs %s; %s", have, want,
+                     done ? "they are already at the patch's result, nothing is to do"
+                          : "apply the patches in between first, or start from that checkpoint");
+}
+
 weft_status weft_patch_blame(weft_context *context, weft_status status, size_t index, size_t count,
                              const char *what) {
     if (status == WEFT_OK || count < 2) {

@@ -22,6 +22,8 @@ struct weft_patch {
 weft_status weft_patch_frame(weft_context *context, const weft_patch *patch, size_t index,
                              weft_writer *buffer, weft_frame *frame);
 
+/* WEFT_BASE_MISMATCH unless the sums are those of the patch's base. */
+weft_status weft_patch_check_base(weft_context *context, const weft_patch *patch, const weft_sums *sums);
 /* Says which of several patches failed, and `what` has happened to those before it; with one patch the text
  * stays as it is. Returns `status`. */
 weft_status weft_patch_blame(weft_context *context, weft_status status, size_t index, size_t count,

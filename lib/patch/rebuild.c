@@ -146,21 +146,6 @@ static weft_status check_fates(weft_context *context, const weft_table *base, co
     return WEFT_OK;
 }
 
-static weft_status check_start(weft_context *context, const weft_sums *sums, const weft_patch *patch) {
-    weft_digest here = weft_sums_digest(sums);
-    if (weft_digest_equal(&here, &patch->footer.base)) {
-        return WEFT_OK;
-    }
-    char have[WEFT_DIGEST_TEXT];
-    char want[WEFT_DIGEST_TEXT];
-    weft_digest_format(&here, have);
-    weft_digest_format(&patch->footer.base, want);
-    return weft_fail(context, WEFT_BASE_MISMATCH,
-                     "base mismatch: the base is at %s, the patch needs %s; nothing was written; apply the "
-                     "patches in between first, or start from that checkpoint",
-                     have, want);
-}
-
 static weft_status apply_one(weft_context *context, const weft_patch *patch, const weft_view *view,
                              weft_sums *sums) {
     weft_apply *apply;
@@ -206,7 +191,7 @@ static weft_status run_step(weft_context *context, step *s, const weft_checkpoin
         status = weft_sums_compute(context, s->base_view, &s->base_sums);
     }
     if (status == WEFT_OK) {
-        status = check_start(context, s->base_sums, patches[first]);
+        status = weft_patch_check_base(context, patches[first], s->base_sums);
         status = weft_patch_blame(context, status, first, total, "");
     }
     if (status == WEFT_OK) {
@@ -229,7 +214,7 @@ static weft_status run_step(weft_context *context, step *s, const weft_checkpoin
     }
     for (size_t i = 0; i < count && status == WEFT_OK; i++) {
         if (i > 0) {
-            status = check_start(context, s->sums, patches[first + i]);
+            status = weft_patch_check_base(context, patches[first + i], s->sums);
         }
         if (status == WEFT_OK) {
             status = apply_one(context, patches[first + i], s->view, s->sums);

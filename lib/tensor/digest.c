@@ -124,24 +124,6 @@ weft_status weft_sums_check(weft_context *context, const weft_sums *sums, const 
     return WEFT_OK;
 }
 
-weft_status weft_sums_copy(weft_context *context, const weft_sums *source, const weft_view *view,
-                           weft_sums **sums_out) {
-    weft_status status = weft_sums_check(context, source, view);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    weft_sums *sums;
-    status = weft_sums_zero(context, view, &sums);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    for (size_t i = 0; i < grain_total(sums); i++) {
-        grain_store(&sums->grains[i], grain_load(&source->grains[i]));
-    }
-    *sums_out = sums;
-    return WEFT_OK;
-}
-
 void weft_sums_add_common(weft_sums *sums, const weft_sums *source) {
     for (size_t i = 0; i < weft_view_count(source->view); i++) {
         const weft_tensor *tensor = weft_view_at(source->view, i);

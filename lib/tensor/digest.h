@@ -51,9 +51,6 @@ static inline bool weft_sum_equal(weft_sum a, weft_sum b) {
 weft_status weft_sums_zero(weft_context *context, const weft_view *view, weft_sums **sums_out);
 /* WEFT_INVALID_ARGUMENT unless the sums are those of a view of the same tensors, held alike. */
 weft_status weft_sums_check(weft_context *context, const weft_sums *sums, const weft_view *view);
-/* Copies `source` onto another view of the same tensors. */
-weft_status weft_sums_copy(weft_context *context, const weft_sums *source, const weft_view *view,
-                           weft_sums **sums_out);
 /* Adds the sums of every tensor that both have, with the same name, dtype and shape. */
 void weft_sums_add_common(weft_sums *sums, const weft_sums *source);
 /* Adds to the grain that holds `byte` of the tensor. Atomic: workers may add at the same time. */

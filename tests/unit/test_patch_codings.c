@@ -231,7 +231,7 @@ static void expect_dense(fixture *self, const weft_frame *frame) {
     size_t bytes = (size_t)self->bucket.units * self->bucket.width;
     uint8_t *output = malloc(bytes);
     assert_non_null(output);
-    const void *base = weft_frame_needs_base(frame) ? self->base : NULL;
+    const void *base = frame->coding == WEFT_CODING_DIFFERENCE ? self->base : NULL;
     assert_int_equal(weft_frame_decode_dense(self->context, frame, base, output), WEFT_OK);
     assert_memory_equal(output, self->next, bytes);
     assert_int_equal(weft_window_set_memory(&self->coder->from, &frame->bucket, self->base), WEFT_OK);
