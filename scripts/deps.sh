@@ -32,6 +32,14 @@ if [ "$(id -u)" -ne 0 ]; then
     as_root=(sudo -n)
 fi
 echo "deps: installing ${missing[*]}"
+# nginx and prometheus are only tools of the tests here: Debian's policy hook keeps them from starting
+# as services. A hook that is already there decides by itself.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    trap '"${as_root[@]}" rm -f "$policy"' EXIT
+    printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" > /dev/null
+    "${as_root[@]}" chmod 755 "$policy"
+fi
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q update
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "${missing[@]}"
 echo "deps: installed ${#missing[@]} packages"

@@ -54,12 +54,16 @@ typedef enum weft_status {
     WEFT_CHECKSUM_MISMATCH = -300,
     WEFT_BASE_MISMATCH = -301,
     WEFT_DIGEST_MISMATCH = -302,
+    WEFT_SIGNATURE_MISMATCH = -303,
 
     /* local input and output */
     WEFT_IO_FAILED = -400,
     WEFT_NO_SPACE = -401,
 
-    /* -500: remote, used from lib/store on */
+    /* remote: a store, or what lies between */
+    WEFT_REMOTE_FAILED = -500, /* not reached, or it failed, after all attempts; later may work */
+    WEFT_REMOTE_DENIED = -501, /* it wants other credentials, or cannot prove who it is */
+    WEFT_CONFLICT = -502,      /* somebody else wrote in between */
 
     /* resources */
     WEFT_NO_MEMORY = -600,

@@ -30,10 +30,18 @@ const char *weft_status_name(weft_status status) {
         return "base mismatch";
     case WEFT_DIGEST_MISMATCH:
         return "digest mismatch";
+    case WEFT_SIGNATURE_MISMATCH:
+        return "signature mismatch";
     case WEFT_IO_FAILED:
         return "input/output failed";
     case WEFT_NO_SPACE:
         return "no space";
+    case WEFT_REMOTE_FAILED:
+        return "remote failed";
+    case WEFT_REMOTE_DENIED:
+        return "remote denied";
+    case WEFT_CONFLICT:
+        return "conflict";
     case WEFT_NO_MEMORY:
         return "no memory";
     case WEFT_LIMIT_EXCEEDED:

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * store.h: where objects lie. A directory or an HTTP(S) server, behind one table of operations.
+ *
+ * An object is bytes under a key. It appears whole or not at all, and a reader never sees a part of one
+ * put and a part of another. Nothing here knows what the bytes mean, and nothing needs a listing.
+ *
+ * Several threads may use one store at once, each with a context of its own: an operation takes the
+ * context of the caller for its error text and memory.
+ */
+#ifndef WEFT_STORE_H
+#define WEFT_STORE_H
+
+#include <weft/base.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { WEFT_STORE_KEY_MAX = 200, WEFT_STORE_TAG_MAX = 128 };
+
+/* What identifies one content of a key to conditional operations: an entity tag. Empty if the backend has
+ * none. Equal tags mean equal bytes. */
+typedef struct weft_store_tag {
+    char text[WEFT_STORE_TAG_MAX];
+} weft_store_tag;
+
+typedef struct weft_store_options {
+    const char *token;      /* sent as a bearer token; NULL: none */
+    const char *ca_file;    /* PEM certificates to trust instead of the system's; NULL: the system's */
+    double connect_seconds; /* to reach the server; 0: 10 */
+    double stall_seconds;   /* without a byte moving before a transfer is given up; 0: 20 */
+    unsigned attempts;      /* of one operation, the first included; 0: 5 */
+    double backoff_seconds; /* before the second attempt, doubled and jittered from then on; 0: 0.1 */
+    unsigned transfers;     /* on the way at once; 0: 8 */
+    bool volatile_writes;   /* directory: leave out the syncs that make a put outlast a power cut */
+} weft_store_options;
+
+typedef struct weft_store weft_store;
+
+/* `url` is a path, file:///path, or http(s)://host[:port]/prefix. `options` may be NULL and is copied. A
+ * directory need not exist yet: the first put makes it. Nothing is sent yet. */
+WEFT_API WEFT_CHECKED weft_status weft_store_open(weft_context *context, const char *url,
+                                                  const weft_store_options *options,
+                                                  weft_store **store_out);
+WEFT_API void weft_store_close(weft_store *store);
+/* The URL that it was opened with, without credentials. */
+WEFT_API const char *weft_store_url(const weft_store *store);
+
+/* Keys are made of [A-Za-z0-9._~-] in parts divided by single slashes; no part is "." or ".." or begins
+ * with ".". */
+WEFT_API bool weft_store_key_valid(const char *key);
+
+typedef struct weft_store_get_request {
+    const char *key;
+    uint64_t offset;
+    uint64_t length; /* at most so many bytes from `offset`; what lies beyond the end is left out */
+    void *buffer;    /* takes `length` bytes */
+    const weft_store_tag *unless; /* NULL, or what the caller has: the same again is not sent */
+} weft_store_get_request;
+
+typedef struct weft_store_get_result {
+    uint64_t received;
+    uint64_t size; /* of the whole object */
+    weft_store_tag tag;
+    bool unchanged; /* `unless` still holds; nothing was received */
+} weft_store_get_result;
+
+/* WEFT_NOT_FOUND if there is no such object. A transfer that breaks off goes on where it stopped, if the
+ * object is still the same one. */
+WEFT_API WEFT_CHECKED weft_status weft_store_get(weft_context *context, weft_store *store,
+                                                 const weft_store_get_request *request,
+                                                 weft_store_get_result *result_out);
+
+/* Where the bytes of a put come from. The size need not be known in advance. `read` waits until at least
+ * one byte from `offset` on is there, gives at most `capacity` of them, and zero only at the end. It is
+ * called by one thread at a time, and again from the beginning when an attempt has failed. */
+typedef struct weft_store_feed {
+    uint64_t size; /* UINT64_MAX: not known yet */
+    weft_status (*read)(void *opaque, uint64_t offset, void *data, size_t capacity, size_t *count_out);
+    void *opaque;
+} weft_store_feed;
+
+typedef enum weft_store_condition {
+    WEFT_STORE_ALWAYS = 0,
+    WEFT_STORE_IF_ABSENT = 1, /* only if there is no object under the key */
+    WEFT_STORE_IF_SAME = 2,   /* only if the object is still the one with `tag` */
+} weft_store_condition;
+
+typedef struct weft_store_put_request {
+    const char *key;
+    weft_store_feed feed;
+    weft_store_condition condition;
+    weft_store_tag tag;
+} weft_store_put_request;
+
+/* The object is there, whole, when this returns WEFT_OK. WEFT_CONFLICT if the condition did not hold,
+ * WEFT_UNSUPPORTED if the backend cannot tell. A conditional put whose answer was lost is looked up before
+ * it is said to have failed. `tag_out` may be NULL. */
+WEFT_API WEFT_CHECKED weft_status weft_store_put(weft_context *context, weft_store *store,
+                                                 const weft_store_put_request *request,
+                                                 weft_store_tag *tag_out);
+/* A put of bytes in memory. */
+WEFT_API WEFT_CHECKED weft_status weft_store_put_bytes(weft_context *context, weft_store *store,
+                                                       const char *key, const void *data, size_t size,
+                                                       weft_store_condition condition,
+                                                       const weft_store_tag *tag, weft_store_tag *tag_out);
+
+/* Size and tag, without the bytes. WEFT_NOT_FOUND if there is no such object. */
+WEFT_API WEFT_CHECKED weft_status weft_store_head(weft_context *context, weft_store *store, const char *key,
+                                                  uint64_t *size_out, weft_store_tag *tag_out);
+
+/* WEFT_OK too if there was no such object. */
+WEFT_API WEFT_CHECKED weft_status weft_store_remove(weft_context *context, weft_store *store,
+                                                    const char *key);
+
+/* Waits on the server until there is a head of a version above `after`, and gives the bytes of that head.
+ * WEFT_MORE if there was none within `seconds`; WEFT_UNSUPPORTED if the store cannot wait (then poll; this
+ * costs at most one request to find out). */
+WEFT_API WEFT_CHECKED weft_status weft_store_watch(weft_context *context, weft_store *store, uint64_t after,
+                                                   double seconds, void *buffer, size_t capacity,
+                                                   size_t *received_out);
+
+/* True if puts can be conditional. Costs no request: a backend that cannot know says false. */
+WEFT_API bool weft_store_conditional(const weft_store *store);
+
+/* Calls `visit` for every object under a prefix of whole parts ("pages"), in no order, with its age by the
+ * store's own clock. WEFT_UNSUPPORTED where there is no listing. Return false from `visit` to stop. */
+typedef bool (*weft_store_visit)(void *opaque, const char *key, uint64_t size, double age_seconds);
+WEFT_API WEFT_CHECKED weft_status weft_store_list(weft_context *context, weft_store *store,
+                                                  const char *prefix, weft_store_visit visit, void *opaque);
+
+/* ---- a backend of one's own ----
+ *
+ * The table that every store stands on. Keys are checked before they come here. Operations that a backend
+ * does not have are NULL, except get, put, head, remove and close. */
+typedef struct weft_store_operations {
+    const char *name;
+    bool conditional;
+    weft_status (*get)(void *self, weft_context *context, const weft_store_get_request *request,
+                       weft_store_get_result *result_out);
+    weft_status (*put)(void *self, weft_context *context, const weft_store_put_request *request,
+                       weft_store_tag *tag_out);
+    weft_status (*head)(void *self, weft_context *context, const char *key, uint64_t *size_out,
+                        weft_store_tag *tag_out);
+    weft_status (*remove)(void *self, weft_context *context, const char *key);
+    weft_status (*watch)(void *self, weft_context *context, uint64_t after, double seconds, void *buffer,
+                         size_t capacity, size_t *received_out);
+    weft_status (*list)(void *self, weft_context *context, const char *prefix, weft_store_visit visit,
+                        void *opaque);
+    void (*close)(void *self);
+} weft_store_operations;
+
+/* A store over the caller's table; `self` belongs to it and is closed with it. On failure `self` stays the
+ * caller's. */
+WEFT_API WEFT_CHECKED weft_status weft_store_create(weft_context *context, const char *url,
+                                                    const weft_store_operations *operations, void *self,
+                                                    weft_store **store_out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

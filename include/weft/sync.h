@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sync.h: PULSESync. A publisher puts each new state of a model into a store as a patch; subscribers bring
+ * their copies to exactly that state. doc/FORMAT.md specifies the objects, doc/ARCHITECTURE.md the
+ * protocol.
+ */
+#ifndef WEFT_SYNC_H
+#define WEFT_SYNC_H
+
+#include <weft/patch.h>
+#include <weft/store.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- keys ----
+ *
+ * Ed25519. Who publishes signs heads with the secret half; who follows trusts the public half. */
+
+typedef struct weft_key weft_key;
+
+/* A new pair. */
+WEFT_API WEFT_CHECKED weft_status weft_key_generate(weft_context *context, weft_key **key_out);
+/* PEM, as OpenSSL writes it: a private key ("PRIVATE KEY") or a public one ("PUBLIC KEY"). */
+WEFT_API WEFT_CHECKED weft_status weft_key_read(weft_context *context, const char *path,
+                                                weft_key **key_out);
+/* Writes both halves. The secret file is readable by its owner only. Files that exist are refused. */
+WEFT_API WEFT_CHECKED weft_status weft_key_write(weft_context *context, const weft_key *key,
+                                                 const char *secret_path, const char *public_path);
+WEFT_API void weft_key_destroy(weft_key *key);
+WEFT_API bool weft_key_secret(const weft_key *key);
+/* The public half in hexadecimal, terminated. */
+enum { WEFT_KEY_TEXT = 65 };
+WEFT_API void weft_key_format(const weft_key *key, char text[WEFT_KEY_TEXT]);
+
+/* ---- the head ----
+ *
+ * The one mutable object of a run, one per epoch: which version is the newest, and where to find it. */
+
+enum { WEFT_HEAD_MAX = 4096, WEFT_RUN_TEXT = 33, WEFT_HASH_BYTES = 32 };
+
+typedef struct weft_head_info {
+    char run[WEFT_RUN_TEXT]; /* which run; hexadecimal */
+    uint64_t epoch;          /* of the writer; a new writer begins a new one */
+    uint64_t sequence;       /* of the heads of an epoch */
+    uint64_t version;        /* the newest; 0: nothing is published yet */
+    weft_digest digest;      /* of the newest version's state */
+    uint64_t milliseconds;   /* since 1970, when it was published, by the publisher's clock */
+    uint64_t patch_bytes;    /* of the newest version's patch; 0 if it came as an anchor only */
+    uint64_t dense_bytes;    /* of the model */
+    uint64_t changed, total; /* elements */
+    bool is_signed;
+} weft_head_info;
+
+/* The key of an epoch's head. */
+enum { WEFT_HEAD_KEY = 32 };
+WEFT_API void weft_head_key(uint64_t epoch, char key[WEFT_HEAD_KEY]);
+/* What a head says. With `trusted`, a head that is not signed by that key is WEFT_SIGNATURE_MISMATCH. */
+WEFT_API WEFT_CHECKED weft_status weft_head_inspect(weft_context *context, const void *data, size_t size,
+                                                    const weft_key *trusted, weft_head_info *info_out);
+/* Finds the newest head of a store. WEFT_NOT_FOUND if there is none. `data` takes WEFT_HEAD_MAX bytes. */
+WEFT_API WEFT_CHECKED weft_status weft_head_find(weft_context *context, weft_store *store,
+                                                 uint64_t least_epoch, uint8_t *data, size_t *size_out,
+                                                 uint64_t *epoch_out);
+
+/* ---- publishing ---- */
+
+typedef struct weft_publisher_options {
+    weft_profile profile;
+    uint64_t bucket_bytes; /* 0: 8 MiB */
+    const weft_cut *cuts;
+    size_t cut_count;
+    const weft_container *container; /* the files that the tensors come from; NULL: one file is made up */
+    const weft_key *key;             /* signs heads; NULL: they are not signed */
+    /* A new anchor is written when the patches since the last one add up to so many times its size; 0: 1.
+     * Below zero: never, but for the first version and what the store must have. */
+    double anchor_ratio;
+    unsigned keep_anchors;       /* versions since so many anchors stay; 0: 2 */
+    const char *mirror_path;     /* a checkpoint of ours that holds what was published last; NULL: memory */
+    const char *spool_directory; /* for anchors on their way; NULL: TMPDIR or /tmp */
+    bool anchors_in_background;  /* false: a due anchor is written before publish returns */
+    /* Called when a background anchor has ended, from its thread; may be NULL. */
+    void (*anchor_done)(void *opaque, weft_status status, uint64_t version, uint64_t bytes, double seconds,
+                        const char *text);
+    void *anchor_opaque;
+} weft_publisher_options;
+
+typedef struct weft_publish_result {
+    uint64_t version;
+    uint64_t epoch;
+    weft_diff_stats diff;    /* of an anchor-only version: counts and digest only */
+    uint64_t uploaded_bytes; /* all objects of this publish, the head included */
+    uint64_t requests;       /* store operations */
+    bool anchored;           /* an anchor was written before the call returned */
+    bool unchanged;          /* nothing differed from the last version; nothing was published */
+    double diff_seconds;     /* diff and encode; the upload runs beside it */
+    double upload_seconds;   /* from the end of encoding until all objects were there */
+    double head_seconds;     /* until the head had moved: from then on the version is visible */
+    double mirror_seconds;   /* until the next publish can begin */
+} weft_publish_result;
+
+typedef struct weft_publisher weft_publisher;
+
+/* Takes over the run in `store`, or begins one: every earlier publisher of it is fenced from now on. The
+ * state that was published last is rebuilt from the store alone (unless the mirror file holds it). `view`
+ * is what will be published: live memory, FP32 masters of BF16 tensors included, or a checkpoint. It must
+ * be complete, and it and the store must outlive the publisher. `options` may be NULL. */
+WEFT_API WEFT_CHECKED weft_status weft_publisher_open(weft_context *context, weft_store *store,
+                                                      const weft_view *view,
+                                                      const weft_publisher_options *options,
+                                                      weft_publisher **publisher_out);
+/* Publishes what the view holds now; the weights must stay still meanwhile. On failure nothing is
+ * published, and the next call publishes whatever the view holds then: retry or skip, nothing drifts.
+ * WEFT_CONFLICT: another publisher has taken over, and this one is finished. `labels` (key, value, …, NULL)
+ * and `result_out` may be NULL. */
+WEFT_API WEFT_CHECKED weft_status weft_publisher_publish(weft_publisher *publisher,
+                                                         const char *const *labels,
+                                                         weft_publish_result *result_out);
+/* Writes an anchor of the newest version now, unless it has one. */
+WEFT_API WEFT_CHECKED weft_status weft_publisher_anchor(weft_publisher *publisher, uint64_t *bytes_out);
+/* Waits for the background. The status of the last anchor, if that failed. */
+WEFT_API WEFT_CHECKED weft_status weft_publisher_settle(weft_publisher *publisher);
+WEFT_API uint64_t weft_publisher_version(const weft_publisher *publisher);
+WEFT_API uint64_t weft_publisher_epoch(const weft_publisher *publisher);
+/* Settles, and releases everything. */
+WEFT_API void weft_publisher_close(weft_publisher *publisher);
+
+/* ---- following ---- */
+
+typedef enum weft_sync_phase {
+    WEFT_SYNC_WAIT = 0,   /* for a version to come */
+    WEFT_SYNC_FETCH = 1,  /* until the last byte was here; decoding runs beside it */
+    WEFT_SYNC_DECODE = 2, /* the rest of decoding and proving, after the last byte */
+    WEFT_SYNC_VERIFY = 3, /* the audit of other parts of the model */
+    WEFT_SYNC_COMMIT = 4, /* the pause */
+} weft_sync_phase;
+
+WEFT_API const char *weft_sync_phase_name(weft_sync_phase phase);
+
+/* One phase of one step has ended. `bytes`: fetched, decoded, audited or written. */
+typedef void (*weft_sync_phase_function)(void *opaque, weft_sync_phase phase, uint64_t version,
+                                         double seconds, uint64_t bytes);
+
+typedef struct weft_subscriber_options {
+    const weft_key *trusted; /* heads must be signed by it; NULL: what the store says is believed */
+    const char *state_path;  /* remembers the newest head seen, across restarts; NULL: not kept. Of a file
+                                replica: a name beside it is used if this is NULL */
+    uint64_t audit_bytes;    /* of weights re-summed at each version, in turn; 0: 16 MiB; UINT64_MAX: all */
+    double poll_seconds;     /* between looks where the store cannot wait; 0: 0.5, of a directory 0.02 */
+    uint64_t fetch_bytes;    /* held of objects on the way; 0: 256 MiB */
+    bool empty;              /* live memory holds nothing yet: its contents are neither read nor believed */
+    bool durable;            /* file replica: survive power loss */
+    weft_sync_phase_function phase;
+    void *phase_opaque;
+} weft_subscriber_options;
+
+typedef struct weft_subscriber weft_subscriber;
+
+/* Follows into live memory. The view and the store must outlive the subscriber. A view that does not hold
+ * the whole model must begin empty. */
+WEFT_API WEFT_CHECKED weft_status weft_subscriber_open(weft_context *context, weft_store *store,
+                                                       const weft_view *view,
+                                                       const weft_subscriber_options *options,
+                                                       weft_subscriber **subscriber_out);
+/* The same through a layout: what the checkpoint's tensors are is read from the store. Begins empty. */
+WEFT_API WEFT_CHECKED weft_status weft_subscriber_open_layout(weft_context *context, weft_store *store,
+                                                              const weft_table *table,
+                                                              const weft_layout *layout,
+                                                              const weft_subscriber_options *options,
+                                                              weft_subscriber **subscriber_out);
+/* Follows into a checkpoint on disk, which need not exist yet. It is locked until the close. */
+WEFT_API WEFT_CHECKED weft_status weft_subscriber_open_file(weft_context *context, weft_store *store,
+                                                            const char *path,
+                                                            const weft_subscriber_options *options,
+                                                            weft_subscriber **subscriber_out);
+WEFT_API void weft_subscriber_close(weft_subscriber *subscriber);
+
+/* Waits until the store has something newer than this replica. WEFT_MORE: not within `seconds`. */
+WEFT_API WEFT_CHECKED weft_status weft_subscriber_wait(weft_subscriber *subscriber, double seconds,
+                                                       uint64_t *version_out);
+/* Fetches, checks, decodes and proves what leads to `version` (0: the newest), by the cheapest way, and
+ * leaves the weights alone; they may be in use. WEFT_MORE: one step of several is prepared; commit it,
+ * which leads to a published version too, and prepare again. With nothing to do, WEFT_OK, and commit does
+ * nothing. */
+WEFT_API WEFT_CHECKED weft_status weft_subscriber_prepare(weft_subscriber *subscriber, uint64_t version);
+/* Puts the prepared step in place: the pause. */
+WEFT_API WEFT_CHECKED weft_status weft_subscriber_commit(weft_subscriber *subscriber);
+/* Drops what is prepared; after a commit to live memory, puts the version before back, once. */
+WEFT_API WEFT_CHECKED weft_status weft_subscriber_rollback(weft_subscriber *subscriber);
+/* prepare and commit until `version` (0: the newest) is reached. */
+WEFT_API WEFT_CHECKED weft_status weft_subscriber_pull(weft_subscriber *subscriber, uint64_t version);
+/* Re-sums everything against the promised digest. WEFT_DIGEST_MISMATCH: the weights were changed by
+ * somebody else; the next prepare starts from an anchor. */
+WEFT_API WEFT_CHECKED weft_status weft_subscriber_verify(weft_subscriber *subscriber);
+
+typedef struct weft_subscriber_info {
+    uint64_t version; /* of the replica; 0: it is at no published version */
+    weft_digest digest;
+    uint64_t newest; /* that the store was last seen to have */
+    uint64_t epoch;
+    uint64_t sequence;
+    uint64_t fetched_bytes; /* since the open, heads and pages included */
+    uint64_t requests;
+    uint64_t patches; /* applied since the open */
+    uint64_t anchors;
+    uint64_t healed;       /* objects that were damaged or missing and gone round */
+    double pause_seconds;  /* the last commit */
+    uint64_t milliseconds; /* when the replica's version was published */
+} weft_subscriber_info;
+
+WEFT_API weft_subscriber_info weft_subscriber_describe(const weft_subscriber *subscriber);
+/* A label of the replica's version, or NULL. Valid until the next call. */
+WEFT_API const char *weft_subscriber_label(const weft_subscriber *subscriber, const char *key);
+
+/* ---- the audit trail, and what it no longer needs ---- */
+
+typedef struct weft_log_entry {
+    uint64_t version;
+    uint64_t epoch;
+    weft_digest digest;
+    uint64_t milliseconds;
+    uint64_t patch_bytes;  /* 0: none */
+    uint64_t anchor_bytes; /* 0: none */
+    uint64_t changed, total, dense_bytes;
+    bool kept;                 /* its objects are still promised to be there */
+    const char *const *labels; /* key, value, …, NULL; valid during the call */
+} weft_log_entry;
+
+/* Return false to stop. */
+typedef bool (*weft_log_visit)(void *opaque, const weft_log_entry *entry);
+/* Walks the hash-linked history from the newest version back, checking every link. */
+WEFT_API WEFT_CHECKED weft_status weft_log_walk(weft_context *context, weft_store *store,
+                                                const weft_key *trusted, weft_log_visit visit,
+                                                void *opaque);
+
+typedef struct weft_gc_options {
+    const weft_key *trusted;
+    double grace_seconds; /* since an object was last needed; below zero: 3600 */
+    bool dry_run;
+    /* Called for each object removed, or that would be; may be NULL. */
+    void (*removed)(void *opaque, const char *key, uint64_t bytes);
+    void *opaque;
+} weft_gc_options;
+
+typedef struct weft_gc_result {
+    uint64_t objects;
+    uint64_t bytes;   /* as far as known */
+    uint64_t waiting; /* no longer needed, within the grace period */
+    uint64_t oldest;  /* the oldest version that is kept */
+} weft_gc_result;
+
+/* Removes what no kept version needs. Which versions are kept, the publisher has decided and written into
+ * the history. Where the store has a listing, leftovers of failed publishes go too. */
+WEFT_API WEFT_CHECKED weft_status weft_gc_run(weft_context *context, weft_store *store,
+                                              const weft_gc_options *options, weft_gc_result *result_out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
