@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * record.h: the history of a run as it lies in the store. doc/FORMAT.md specifies the JSON.
+ *
+ *   blob      a small object that is fetched whole: its key, size and SHA-256
+ *   object    a large one: its key, size and the SHA-256 of each of its chunks, so that a chunk can be
+ *             checked, fetched again or passed on alone; long lists of hashes are a blob of their own
+ *   record    one version: the state's digest, the patch that leads there, labels
+ *   page      the newest records, all anchors that are kept, and a link to the page before
+ *
+ * Everything here came from outside once: parsing checks all of it.
+ */
+#ifndef WEFT_SYNC_RECORD_H
+#define WEFT_SYNC_RECORD_H
+
+#include "../base/bytes.h"
+#include "hash.h"
+
+#include <jansson.h>
+
+enum {
+    WEFT_SYNC_FORMAT = 1,
+    WEFT_PAGE_MAX = 1 << 20,
+    WEFT_CHUNK_BYTES = 1 << 20,
+    WEFT_CHUNKS_INLINE = 16,
+    WEFT_KEY_SIZE = WEFT_STORE_KEY_MAX + 1,
+    /* Pages that end at a multiple of the long step hold that many records, others those since the last
+     * multiple of the short step: the newest page stays small, and a walk over the whole history takes few
+     * fetches. */
+    WEFT_PAGE_SHORT = 8,
+    WEFT_PAGE_LONG = 64,
+    WEFT_ANCHORS_MAX = 16,
+    WEFT_LABEL_BYTES = 1024, /* of all labels of a version together: the head has to hold them */
+};
+
+typedef struct weft_blob {
+    char key[WEFT_KEY_SIZE];
+    uint64_t bytes;
+    weft_hash hash;
+} weft_blob;
+
+typedef struct weft_object {
+    char key[WEFT_KEY_SIZE];
+    uint64_t bytes;
+    uint64_t chunk_bytes;
+    bool listed; /* the hashes are in `list`, side by side; else in `chunks` */
+    weft_hash chunks[WEFT_CHUNKS_INLINE];
+    weft_blob list;
+} weft_object;
+
+uint64_t weft_object_chunks(const weft_object *object);
+
+/* Owned strings, ended by NULL. */
+typedef struct weft_texts {
+    char **items;
+    size_t count;
+} weft_texts;
+
+weft_status weft_texts_add(weft_texts *texts, weft_context *context, const char *text);
+void weft_texts_close(weft_texts *texts, weft_context *context);
+
+typedef struct weft_record {
+    uint64_t version;
+    uint64_t epoch;
+    uint64_t milliseconds;
+    uint64_t floor; /* the oldest version that is still kept */
+    weft_digest digest;
+    uint64_t changed;
+    uint64_t total;
+    uint64_t dense_bytes;
+    bool patched; /* else an anchor alone leads here */
+    weft_digest base;
+    weft_object patch;
+    weft_texts labels;  /* key, value, … */
+    weft_texts retired; /* keys of objects that nothing needs from this version on */
+} weft_record;
+
+void weft_record_close(weft_record *record, weft_context *context);
+weft_status weft_record_copy(weft_context *context, const weft_record *from, weft_record *to);
+json_t *weft_record_format(const weft_record *record);
+/* `where` begins the text of a failure. */
+weft_status weft_record_parse(weft_context *context, const char *where, const json_t *json,
+                              weft_record *record);
+
+typedef struct weft_anchor {
+    uint64_t version;
+    weft_digest digest;
+    weft_object object;
+} weft_anchor;
+
+typedef struct weft_page {
+    weft_context *context;
+    char run[WEFT_RUN_TEXT];
+    bool linked; /* there is a page before */
+    weft_blob previous;
+    char replaces[WEFT_KEY_SIZE]; /* the page that this one replaces for the same version, or "" */
+    size_t anchor_count;
+    weft_anchor anchors[WEFT_ANCHORS_MAX]; /* newest first */
+    size_t record_count;
+    weft_record records[WEFT_PAGE_LONG]; /* versions ascending, without gaps */
+} weft_page;
+
+void weft_page_open(weft_page *page, weft_context *context);
+void weft_page_close(weft_page *page);
+/* The first version on the page that ends at `version`. */
+uint64_t weft_page_first(uint64_t version);
+weft_status weft_page_format(const weft_page *page, weft_writer *writer);
+/* The page must be open and empty. */
+weft_status weft_page_parse(weft_page *page, const char *where, const void *data, size_t size);
+
+/* Parts that heads share. NULL from a formatter means no memory and may be handed on. */
+json_t *weft_blob_format(const weft_blob *blob);
+weft_status weft_blob_parse(weft_context *context, const char *where, const json_t *json, weft_blob *blob);
+/* False unless the member is there and of its kind. */
+bool weft_json_count(const json_t *json, const char *name, uint64_t *value_out);
+bool weft_json_text(const json_t *json, const char *name, char *text, size_t size);
+/* Refuses objects of another kind, and of formats that are still to come. */
+weft_status weft_sync_check_kind(weft_context *context, const char *where, const json_t *json,
+                                 const char *kind);
+
+/* Fetches a blob, and again if it came damaged. The caller releases the data. */
+weft_status weft_blob_fetch(weft_context *context, weft_store *store, const weft_blob *blob,
+                            uint64_t most_bytes, uint8_t **data_out);
+
+#endif
