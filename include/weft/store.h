@@ -39,7 +39,8 @@ typedef struct weft_store_options {
 typedef struct weft_store weft_store;
 
 /* `url` is a path, file:///path, or http(s)://host[:port]/prefix. `options` may be NULL and is copied. A
- * directory need not exist yet: the first put makes it. Nothing is sent yet. */
+ * directory need not exist yet: the first put makes it. Nothing is sent yet. The store's own memory is the
+ * context's, which must outlive it. */
 WEFT_API WEFT_CHECKED weft_status weft_store_open(weft_context *context, const char *url,
                                                   const weft_store_options *options,
                                                   weft_store **store_out);
@@ -124,8 +125,9 @@ WEFT_API WEFT_CHECKED weft_status weft_store_watch(weft_context *context, weft_s
 /* True if puts can be conditional. Costs no request: a backend that cannot know says false. */
 WEFT_API bool weft_store_conditional(const weft_store *store);
 
-/* Calls `visit` for every object under a prefix of whole parts ("pages"), in no order, with its age by the
- * store's own clock. WEFT_UNSUPPORTED where there is no listing. Return false from `visit` to stop. */
+/* Calls `visit` for every object under a prefix of whole parts ("pages", or "" for all), in no order, with
+ * its age by the store's own clock. WEFT_UNSUPPORTED where there is no listing. Return false from `visit`
+ * to stop. */
 typedef bool (*weft_store_visit)(void *opaque, const char *key, uint64_t size, double age_seconds);
 WEFT_API WEFT_CHECKED weft_status weft_store_list(weft_context *context, weft_store *store,
                                                   const char *prefix, weft_store_visit visit, void *opaque);
@@ -136,7 +138,7 @@ WEFT_API WEFT_CHECKED weft_status weft_store_list(weft_context *context, weft_st
  * does not have are NULL, except get, put, head, remove and close. */
 typedef struct weft_store_operations {
     const char *name;
-    bool conditional;
+    bool (*conditional)(void *self); /* as weft_store_conditional; NULL: never */
     weft_status (*get)(void *self, weft_context *context, const weft_store_get_request *request,
                        weft_store_get_result *result_out);
     weft_status (*put)(void *self, weft_context *context, const weft_store_put_request *request,

@@ -1,0 +1,692 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * directory.c: a store in a directory, on a local or a network file system. An object is the file
+ * root/key.
+ *
+ * A put writes a temporary file in the root (".tmp-…": no key begins with a dot), syncs it, and renames it
+ * to its place, so that a reader opens one content or another and never a mixture. The writer holds a lock
+ * on its temporary; what can be locked is a leftover of a killed process, and is swept by the first put of
+ * the next store.
+ *
+ * A tag is made of inode, size and modification time. Inodes are used again and the kernel's clock ticks
+ * slowly, so a put sets the modification time itself, to the nanosecond: no two contents share a tag. The
+ * change time is left out, since links and renames move it while the bytes stay.
+ *
+ * IF_ABSENT is a link(2), which fails if the name is taken. IF_SAME compares and renames under a lock that
+ * all such puts of a root take; puts without a condition and removals do not take part in it.
+ */
+#include "backends.h"
+
+#include "../base/context.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TEMPORARY_PREFIX ".tmp-"
+#define LOCK_NAME ".lock"
+
+enum {
+    ROOT_MAX = PATH_MAX - WEFT_STORE_KEY_MAX - 2,
+    STALE_ATTEMPTS = 5,     /* to open a file that a network file system lost track of */
+    TEMPORARY_ATTEMPTS = 8, /* to make one that no sweep takes */
+    COPY_BYTES = 1 << 20,
+};
+
+/* Write-back begins whenever so much was written, so that the sync at the end finds little to do. */
+static const uint64_t WRITE_BACK_BYTES = (uint64_t)8 << 20;
+
+typedef struct directory_store {
+    weft_context *context; /* for memory only */
+    char *root;
+    bool durable;
+    atomic_bool swept;
+} directory_store;
+
+/* Key "" is the root itself. */
+static void join_path(const directory_store *store, const char *key, char path[PATH_MAX]) {
+    if (*key == '\0') {
+        snprintf(path, PATH_MAX, "%s", store->root);
+    } else {
+        snprintf(path, PATH_MAX, "%s/%s", store->root, key);
+    }
+}
+
+/* ---- reading ---- */
+
+static void make_tag(const struct stat *info, weft_store_tag *tag) {
+    memset(tag, 0, sizeof(*tag));
+    snprintf(tag->text, sizeof(tag->text), "%llx-%llx-%llx.%lx", (unsigned long long)info->st_ino,
+             (unsigned long long)info->st_size, (unsigned long long)info->st_mtim.tv_sec,
+             (unsigned long)info->st_mtim.tv_nsec);
+}
+
+/* Opens an object and says what it is. Returns 0, or an errno, where ENOENT means that there is no object,
+ * whatever else lies there. The file system tells of a new content at an open (close-to-open consistency),
+ * hence descriptors are not kept. */
+static int open_object(const char *path, int *descriptor_out, struct stat *info) {
+    int descriptor = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (descriptor < 0) {
+        return errno == ENOTDIR || errno == ELOOP || errno == ENXIO ? ENOENT : errno;
+    }
+    int error = fstat(descriptor, info) != 0 ? errno : S_ISREG(info->st_mode) ? 0 : ENOENT;
+    if (error != 0) {
+        close(descriptor);
+        return error;
+    }
+    *descriptor_out = descriptor;
+    return 0;
+}
+
+static int stat_object(const char *path, struct stat *info) {
+    int error = ESTALE;
+    for (int attempt = 0; attempt < STALE_ATTEMPTS && error == ESTALE; attempt++) {
+        int descriptor = -1;
+        error = open_object(path, &descriptor, info);
+        if (error == 0) {
+            close(descriptor);
+        }
+    }
+    return error;
+}
+
+static weft_status fail_read(weft_context *context, int error, const char *path) {
+    if (error == ENOENT) {
+        return weft_fail(context, WEFT_NOT_FOUND, "there is no object at %s", path);
+    }
+    return weft_fail_errno(context, error, "cannot read %s", path);
+}
+
+static int read_range(int descriptor, const weft_store_get_request *request, uint64_t *received_out) {
+    uint64_t received = 0;
+    while (received < request->length && request->offset <= (uint64_t)INT64_MAX - received) {
+        uint64_t left = request->length - received;
+        size_t want = left < SSIZE_MAX ? (size_t)left : SSIZE_MAX;
+        ssize_t got = pread(descriptor, (uint8_t *)request->buffer + received, want,
+                            (off_t)(request->offset + received));
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got < 0) {
+            return errno;
+        }
+        if (got == 0) {
+            break;
+        }
+        received += (uint64_t)got;
+    }
+    *received_out = received;
+    return 0;
+}
+
+static int try_get(const char *path, const weft_store_get_request *request, weft_store_get_result *result) {
+    int descriptor = -1;
+    struct stat info;
+    int error = open_object(path, &descriptor, &info);
+    if (error != 0) {
+        return error;
+    }
+    memset(result, 0, sizeof(*result));
+    result->size = (uint64_t)info.st_size;
+    make_tag(&info, &result->tag);
+    result->unchanged = request->unless != NULL &&
+                        strncmp(request->unless->text, result->tag.text, sizeof(result->tag.text)) == 0;
+    if (!result->unchanged) {
+        error = read_range(descriptor, request, &result->received);
+    }
+    close(descriptor);
+    return error;
+}
+
+static weft_status directory_get(void *self, weft_context *context, const weft_store_get_request *request,
+                                 weft_store_get_result *result_out) {
+    char path[PATH_MAX];
+    join_path(self, request->key, path);
+    weft_store_get_result result;
+    int error = ESTALE;
+    for (int attempt = 0; attempt < STALE_ATTEMPTS && error == ESTALE; attempt++) {
+        error = try_get(path, request, &result);
+    }
+    if (error != 0) {
+        return fail_read(context, error, path);
+    }
+    *result_out = result;
+    return WEFT_OK;
+}
+
+static weft_status directory_head(void *self, weft_context *context, const char *key, uint64_t *size_out,
+                                  weft_store_tag *tag_out) {
+    char path[PATH_MAX];
+    join_path(self, key, path);
+    struct stat info;
+    int error = stat_object(path, &info);
+    if (error != 0) {
+        return fail_read(context, error, path);
+    }
+    *size_out = (uint64_t)info.st_size;
+    make_tag(&info, tag_out);
+    return WEFT_OK;
+}
+
+/* ---- temporaries ---- */
+
+static void sweep_entry(int directory, const char *name) {
+    int descriptor = openat(directory, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (descriptor < 0) {
+        return;
+    }
+    /* Its writer may have finished and renamed it since it was opened: then it is an object. Under the lock
+     * a name that still leads here can no longer change. */
+    struct stat held;
+    struct stat named;
+    if (flock(descriptor, LOCK_EX | LOCK_NB) == 0 && fstat(descriptor, &held) == 0 &&
+        S_ISREG(held.st_mode) && fstatat(directory, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+        held.st_dev == named.st_dev && held.st_ino == named.st_ino) {
+        (void)unlinkat(directory, name, 0);
+    }
+    close(descriptor);
+}
+
+/* Whatever stays takes space and does no harm, so failures are nobody's business. */
+static void sweep_once(directory_store *store) {
+    if (atomic_exchange(&store->swept, true)) {
+        return;
+    }
+    DIR *directory = opendir(store->root);
+    if (directory == NULL) {
+        return;
+    }
+    for (struct dirent *entry = readdir(directory); entry != NULL; entry = readdir(directory)) {
+        if (strncmp(entry->d_name, TEMPORARY_PREFIX, strlen(TEMPORARY_PREFIX)) == 0) {
+            sweep_entry(dirfd(directory), entry->d_name);
+        }
+    }
+    closedir(directory);
+}
+
+/* False if a sweep was quicker. Where there are no locks there are no sweeps either. */
+static bool claim_temporary(int descriptor) {
+    struct stat info;
+    if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
+        return errno != EWOULDBLOCK;
+    }
+    return fstat(descriptor, &info) != 0 || info.st_nlink > 0;
+}
+
+static int create_temporary(const directory_store *store, char path[PATH_MAX]) {
+    for (int attempt = 0; attempt < TEMPORARY_ATTEMPTS; attempt++) {
+        unsigned long long number = 0;
+        if (getrandom(&number, sizeof(number), 0) != (ssize_t)sizeof(number)) {
+            return -1;
+        }
+        char name[64];
+        snprintf(name, sizeof(name), TEMPORARY_PREFIX "%016llx", number);
+        join_path(store, name, path);
+        int descriptor = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (descriptor < 0 && errno != EEXIST) {
+            return -1;
+        }
+        if (descriptor >= 0 && claim_temporary(descriptor)) {
+            return descriptor;
+        }
+        if (descriptor >= 0) {
+            close(descriptor);
+        }
+    }
+    errno = EEXIST;
+    return -1;
+}
+
+/* ---- directories ---- */
+
+/* Some file systems cannot sync a directory, and say that the argument is wrong. */
+static int sync_directory(const char *path) {
+    int descriptor = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (descriptor < 0) {
+        return errno;
+    }
+    int error = fsync(descriptor) == 0 || errno == EINVAL || errno == ENOTSUP ? 0 : errno;
+    close(descriptor);
+    return error;
+}
+
+/* Cuts the last part of a path off. False if there is none above it. */
+static bool cut_parent(char *path) {
+    char *slash = strrchr(path, '/');
+    if (slash == NULL) {
+        bool below = strcmp(path, ".") != 0;
+        strcpy(path, ".");
+        return below;
+    }
+    if (slash == path) {
+        bool below = path[1] != '\0';
+        path[1] = '\0';
+        return below;
+    }
+    *slash = '\0';
+    return true;
+}
+
+static int make_directory(const directory_store *store, const char *path) {
+    if (mkdir(path, 0777) != 0) {
+        return errno;
+    }
+    char parent[PATH_MAX];
+    snprintf(parent, sizeof(parent), "%s", path);
+    return store->durable && cut_parent(parent) ? sync_directory(parent) : 0;
+}
+
+/* Makes a directory and those above it, as far as they are missing: the slashes of `path` are closed one by
+ * one from the right until a parent is there, and opened again on the way back. */
+static int make_directories(const directory_store *store, char path[PATH_MAX]) {
+    size_t length = strlen(path);
+    int error = make_directory(store, path);
+    while (error == ENOENT) {
+        char *slash = strrchr(path, '/');
+        if (slash == NULL || slash == path) {
+            return ENOENT;
+        }
+        *slash = '\0';
+        error = make_directory(store, path);
+    }
+    while ((error == 0 || error == EEXIST) && strlen(path) < length) {
+        path[strlen(path)] = '/';
+        error = make_directory(store, path);
+    }
+    return error == EEXIST ? 0 : error;
+}
+
+static weft_status make_root(directory_store *store, weft_context *context) {
+    char path[PATH_MAX];
+    join_path(store, "", path);
+    int error = access(path, F_OK) == 0 ? 0 : make_directories(store, path);
+    if (error != 0) {
+        return weft_fail_errno(context, error, "cannot make the store's directory %s", store->root);
+    }
+    sweep_once(store);
+    return WEFT_OK;
+}
+
+/* ---- writing ---- */
+
+typedef struct draft {
+    const directory_store *store;
+    weft_context *context;
+    const weft_store_put_request *request;
+    char temporary[PATH_MAX];
+    char target[PATH_MAX];
+    int descriptor;
+    uint64_t written;
+    uint64_t flushed; /* write-back was begun up to here */
+} draft;
+
+static weft_status write_all(draft *draft, const uint8_t *data, size_t size) {
+    while (size > 0) {
+        ssize_t put = pwrite(draft->descriptor, data, size, (off_t)draft->written);
+        if (put < 0 && errno == EINTR) {
+            continue;
+        }
+        if (put < 0) {
+            return weft_fail_errno(draft->context, errno, "cannot write %s (for %s)", draft->temporary,
+                                   draft->request->key);
+        }
+        data += put;
+        size -= (size_t)put;
+        draft->written += (uint64_t)put;
+    }
+    if (draft->store->durable && draft->written - draft->flushed >= WRITE_BACK_BYTES) {
+        /* Only a beginning: the sync at the end is what counts, and reports errors. */
+        (void)sync_file_range(draft->descriptor, (off_t)draft->flushed,
+                              (off_t)(draft->written - draft->flushed), SYNC_FILE_RANGE_WRITE);
+        draft->flushed = draft->written;
+    }
+    return WEFT_OK;
+}
+
+static weft_status copy_feed(draft *draft, uint8_t *buffer, size_t capacity) {
+    const weft_store_feed *feed = &draft->request->feed;
+    while (draft->written < feed->size) {
+        uint64_t left = feed->size - draft->written;
+        size_t want = left < capacity ? (size_t)left : capacity;
+        size_t count = 0;
+        weft_status status = feed->read(feed->opaque, draft->written, buffer, want, &count);
+        if (status != WEFT_OK) {
+            return status;
+        }
+        if (count == 0 && feed->size != UINT64_MAX) {
+            return weft_fail(draft->context, WEFT_INVALID_ARGUMENT,
+                             "the bytes for %s ended at %llu, although %llu were promised",
+                             draft->request->key, (unsigned long long)draft->written,
+                             (unsigned long long)feed->size);
+        }
+        if (count == 0) {
+            return WEFT_OK;
+        }
+        status = write_all(draft, buffer, count < want ? count : want);
+        if (status != WEFT_OK) {
+            return status;
+        }
+    }
+    return WEFT_OK;
+}
+
+static weft_status write_draft(draft *draft) {
+    uint64_t size = draft->request->feed.size;
+    size_t capacity = size < COPY_BYTES ? (size_t)size : COPY_BYTES;
+    uint8_t *buffer = weft_allocate(draft->context, capacity);
+    if (buffer == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_status status = copy_feed(draft, buffer, capacity);
+    weft_release(draft->context, buffer);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    /* See above: makes tags unique. */
+    struct timespec times[2];
+    clock_gettime(CLOCK_REALTIME, &times[0]);
+    times[1] = times[0];
+    if (futimens(draft->descriptor, times) != 0 ||
+        (draft->store->durable && fsync(draft->descriptor) != 0)) {
+        return weft_fail_errno(draft->context, errno, "cannot write %s (for %s)", draft->temporary,
+                               draft->request->key);
+    }
+    return WEFT_OK;
+}
+
+static weft_status fail_conflict(const draft *draft) {
+    return weft_fail(draft->context, WEFT_CONFLICT, "%s %s", draft->target,
+                     draft->request->condition == WEFT_STORE_IF_ABSENT
+                         ? "exists already"
+                         : "is no longer the one that was to be replaced");
+}
+
+static weft_status fail_place(const draft *draft, int error) {
+    return weft_fail_errno(draft->context, error, "cannot put %s in place", draft->target);
+}
+
+static weft_status place_always(draft *draft) {
+    return rename(draft->temporary, draft->target) == 0 ? WEFT_OK : fail_place(draft, errno);
+}
+
+/* A link that is made on a server whose answer is lost is tried again, and then fails: the number of links
+ * says whether the name is ours. */
+static weft_status place_absent(draft *draft) {
+    if (link(draft->temporary, draft->target) != 0) {
+        int error = errno;
+        struct stat info;
+        if (fstat(draft->descriptor, &info) != 0 || info.st_nlink != 2) {
+            return error == EEXIST ? fail_conflict(draft) : fail_place(draft, error);
+        }
+    }
+    (void)unlink(draft->temporary); /* if it stays, a sweep takes it */
+    return WEFT_OK;
+}
+
+static weft_status check_same(const draft *draft) {
+    struct stat info;
+    int error = stat_object(draft->target, &info);
+    if (error != 0 && error != ENOENT) {
+        return fail_read(draft->context, error, draft->target);
+    }
+    weft_store_tag tag = {{0}};
+    if (error == 0) {
+        make_tag(&info, &tag);
+    }
+    return strcmp(tag.text, draft->request->tag.text) == 0 ? WEFT_OK : fail_conflict(draft);
+}
+
+static weft_status place_same(draft *draft) {
+    char path[PATH_MAX];
+    join_path(draft->store, LOCK_NAME, path);
+    int lock = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (lock < 0) {
+        return weft_fail_errno(draft->context, errno, "cannot open the lock %s", path);
+    }
+    int error = 0;
+    while (flock(lock, LOCK_EX) != 0 && error == 0) {
+        error = errno == EINTR ? 0 : errno;
+    }
+    weft_status status =
+        error != 0 ? weft_fail_errno(draft->context, error, "cannot lock %s", path) : check_same(draft);
+    if (status == WEFT_OK) {
+        status = place_always(draft);
+    }
+    close(lock);
+    return status;
+}
+
+static weft_status place_draft(draft *draft) {
+    char parent[PATH_MAX];
+    snprintf(parent, sizeof(parent), "%s", draft->target);
+    cut_parent(parent);
+    char made[PATH_MAX];
+    snprintf(made, sizeof(made), "%s", parent);
+    int error = access(parent, F_OK) == 0 ? 0 : make_directories(draft->store, made);
+    if (error != 0) {
+        return weft_fail_errno(draft->context, error, "cannot make the directory %s", parent);
+    }
+    weft_status status = draft->request->condition == WEFT_STORE_ALWAYS      ? place_always(draft)
+                         : draft->request->condition == WEFT_STORE_IF_ABSENT ? place_absent(draft)
+                                                                             : place_same(draft);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    error = draft->store->durable ? sync_directory(parent) : 0;
+    return error == 0 ? WEFT_OK : weft_fail_errno(draft->context, error, "cannot sync %s", parent);
+}
+
+/* Spares who comes too late the writing; the decision is made when the object is put in place. */
+static weft_status check_early(const draft *draft) {
+    struct stat info;
+    switch (draft->request->condition) {
+    case WEFT_STORE_IF_ABSENT:
+        return lstat(draft->target, &info) == 0 ? fail_conflict(draft) : WEFT_OK;
+    case WEFT_STORE_IF_SAME:
+        return check_same(draft);
+    default:
+        return WEFT_OK;
+    }
+}
+
+static weft_status finish_put(draft *draft, weft_store_tag *tag_out) {
+    weft_status status = write_draft(draft);
+    if (status == WEFT_OK) {
+        status = place_draft(draft);
+    }
+    struct stat info;
+    if (status == WEFT_OK && fstat(draft->descriptor, &info) != 0) {
+        status = fail_place(draft, errno);
+    }
+    if (status != WEFT_OK) {
+        (void)unlink(draft->temporary);
+        return status;
+    }
+    make_tag(&info, tag_out);
+    return WEFT_OK;
+}
+
+static weft_status directory_put(void *self, weft_context *context, const weft_store_put_request *request,
+                                 weft_store_tag *tag_out) {
+    draft draft = {.store = self, .context = context, .request = request};
+    join_path(self, request->key, draft.target);
+    weft_status status = check_early(&draft);
+    if (status == WEFT_OK) {
+        status = make_root(self, context);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    draft.descriptor = create_temporary(self, draft.temporary);
+    if (draft.descriptor < 0) {
+        return weft_fail_errno(context, errno, "cannot create a file in %s (for %s)", draft.store->root,
+                               request->key);
+    }
+    status = finish_put(&draft, tag_out);
+    close(draft.descriptor);
+    return status;
+}
+
+static weft_status directory_remove(void *self, weft_context *context, const char *key) {
+    char path[PATH_MAX];
+    join_path(self, key, path);
+    struct stat info;
+    if (lstat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
+        return WEFT_OK;
+    }
+    if (unlink(path) != 0 && errno != ENOENT && errno != ENOTDIR) {
+        return weft_fail_errno(context, errno, "cannot remove %s", path);
+    }
+    return WEFT_OK;
+}
+
+/* ---- listing ---- */
+
+typedef struct walk {
+    const directory_store *store;
+    weft_context *context;
+    weft_store_visit visit;
+    void *opaque;
+    struct timespec now;
+    char key[WEFT_STORE_KEY_MAX + NAME_MAX + 2]; /* of where the walk is */
+    bool stopped;
+} walk;
+
+static weft_status walk_directory(walk *walk);
+
+/* Ages go by the change time, which nobody can set: it is the store's own clock, and at least as late as
+ * the put. */
+static weft_status walk_entry(walk *walk, int directory, const char *name) {
+    struct stat info;
+    if (!weft_store_key_valid(walk->key) || fstatat(directory, name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
+        return WEFT_OK; /* not ours, or gone meanwhile */
+    }
+    if (S_ISDIR(info.st_mode)) {
+        return walk_directory(walk);
+    }
+    if (S_ISREG(info.st_mode)) {
+        double age = (double)(walk->now.tv_sec - info.st_ctim.tv_sec) +
+                     (double)(walk->now.tv_nsec - info.st_ctim.tv_nsec) * 1e-9;
+        walk->stopped = !walk->visit(walk->opaque, walk->key, (uint64_t)info.st_size, age > 0 ? age : 0);
+    }
+    return WEFT_OK;
+}
+
+static weft_status walk_directory(walk *walk) {
+    char path[PATH_MAX];
+    join_path(walk->store, walk->key, path);
+    DIR *directory = opendir(path);
+    if (directory == NULL && (errno == ENOENT || errno == ENOTDIR)) {
+        return WEFT_OK;
+    }
+    if (directory == NULL) {
+        return weft_fail_errno(walk->context, errno, "cannot list %s", path);
+    }
+    size_t length = strlen(walk->key);
+    weft_status status = WEFT_OK;
+    while (status == WEFT_OK && !walk->stopped) {
+        errno = 0;
+        struct dirent *entry = readdir(directory);
+        if (entry == NULL && errno != 0) {
+            status = weft_fail_errno(walk->context, errno, "cannot list %s", path);
+        }
+        if (entry == NULL) {
+            break;
+        }
+        snprintf(walk->key + length, sizeof(walk->key) - length, "%s%s", length > 0 ? "/" : "",
+                 entry->d_name);
+        status = walk_entry(walk, dirfd(directory), entry->d_name);
+    }
+    walk->key[length] = '\0';
+    closedir(directory);
+    return status;
+}
+
+/* A file server's clock shows in the times that it gives to a new file. */
+static struct timespec store_clock(const directory_store *store) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    char path[PATH_MAX];
+    int descriptor = create_temporary(store, path);
+    struct stat info;
+    if (descriptor >= 0) {
+        if (fstat(descriptor, &info) == 0) {
+            now = info.st_ctim;
+        }
+        (void)unlink(path);
+        close(descriptor);
+    }
+    return now;
+}
+
+static weft_status directory_list(void *self, weft_context *context, const char *prefix,
+                                  weft_store_visit visit, void *opaque) {
+    walk walk = {.store = self, .context = context, .visit = visit, .opaque = opaque};
+    walk.now = store_clock(self);
+    snprintf(walk.key, sizeof(walk.key), "%s", prefix);
+    return walk_directory(&walk);
+}
+
+/* ---- life ---- */
+
+static bool directory_conditional(void *self) {
+    (void)self;
+    return true;
+}
+
+static void directory_close(void *self) {
+    directory_store *store = self;
+    weft_context *context = store->context;
+    weft_release(context, store->root);
+    weft_release(context, store);
+}
+
+weft_status weft_directory_open(weft_context *context, const char *root, const weft_store_options *options,
+                                void **self_out) {
+    size_t length = strlen(root);
+    while (length > 1 && root[length - 1] == '/') {
+        length--;
+    }
+    if (length > ROOT_MAX) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "the path of the store is longer than %d bytes: %.100s…", ROOT_MAX, root);
+    }
+    struct stat info;
+    if (stat(root, &info) == 0 && !S_ISDIR(info.st_mode)) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "the store %s is not a directory", root);
+    }
+    directory_store *store = weft_allocate_zeroed(context, 1, sizeof(*store));
+    if (store == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    store->root = weft_copy_text(context, root, length);
+    if (store->root == NULL) {
+        weft_release(context, store);
+        return WEFT_NO_MEMORY;
+    }
+    store->context = context;
+    store->durable = !options->volatile_writes;
+    atomic_init(&store->swept, false);
+    *self_out = store;
+    return WEFT_OK;
+}
+
+const weft_store_operations weft_directory_operations = {
+    .name = "directory",
+    .conditional = directory_conditional,
+    .get = directory_get,
+    .put = directory_put,
+    .head = directory_head,
+    .remove = directory_remove,
+    .list = directory_list,
+    .close = directory_close,
+};

@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * store.c: what all stores share. URLs, the check of keys and of requests, and the way to the backend.
+ *
+ * Backends see only keys that are valid, conditions that make sense and options that are there.
+ */
+#include "backends.h"
+
+#include "../base/context.h"
+
+#include <string.h>
+
+#define SCHEMES "a path or file://"
+
+struct weft_store {
+    weft_context *context; /* for the store's own memory only: its text belongs to other threads' callers */
+    const weft_store_operations *operations;
+    void *self;
+    char *url;
+};
+
+/* ---- keys ---- */
+
+static bool is_key_byte(char byte) {
+    return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') || (byte >= '0' && byte <= '9') ||
+           byte == '.' || byte == '_' || byte == '~' || byte == '-';
+}
+
+bool weft_store_key_valid(const char *key) {
+    if (key == NULL || strnlen(key, WEFT_STORE_KEY_MAX + 1) > WEFT_STORE_KEY_MAX) {
+        return false;
+    }
+    bool begins = true; /* a part does */
+    for (const char *byte = key; *byte != '\0'; byte++) {
+        if (*byte == '/' ? begins : !is_key_byte(*byte) || (begins && *byte == '.')) {
+            return false;
+        }
+        begins = *byte == '/';
+    }
+    return !begins;
+}
+
+static weft_status check_key(weft_context *context, const char *key) {
+    if (!weft_store_key_valid(key)) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "\"%s\" is not a key: at most %d of A-Z a-z 0-9 . _ ~ - in parts divided by "
+                         "single slashes, none of which begins with a dot",
+                         key != NULL ? key : "(null)", WEFT_STORE_KEY_MAX);
+    }
+    return WEFT_OK;
+}
+
+/* ---- opening ---- */
+
+/* The length of "scheme" in "scheme://…", or 0 for a path. */
+static size_t scheme_length(const char *url) {
+    size_t length = strspn(url, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-.");
+    return strncmp(url + length, "://", 3) == 0 ? length : 0;
+}
+
+static bool has_scheme(const char *url, const char *scheme) {
+    size_t length = scheme_length(url);
+    return length == strlen(scheme) && strncasecmp(url, scheme, length) == 0;
+}
+
+weft_status weft_store_create(weft_context *context, const char *url,
+                              const weft_store_operations *operations, void *self, weft_store **store_out) {
+    weft_context_clear(context);
+    if (url == NULL || operations == NULL || operations->get == NULL || operations->put == NULL ||
+        operations->head == NULL || operations->remove == NULL || operations->close == NULL) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "a store needs a URL, and get, put, head, remove and close");
+    }
+    weft_store *store = weft_allocate_zeroed(context, 1, sizeof(*store));
+    if (store == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    store->url = weft_copy_text(context, url, strlen(url));
+    if (store->url == NULL) {
+        weft_release(context, store);
+        return WEFT_NO_MEMORY;
+    }
+    store->context = context;
+    store->operations = operations;
+    store->self = self;
+    *store_out = store;
+    return WEFT_OK;
+}
+
+static weft_status open_directory(weft_context *context, const char *url, const weft_store_options *options,
+                                  void **self_out) {
+    const char *root = url;
+    if (has_scheme(url, "file")) {
+        root = url + strlen("file://");
+        if (*root != '/') {
+            return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                             "\"%s\" names a host: write file:///path, or the path alone", url);
+        }
+    }
+    return weft_directory_open(context, root, options, self_out);
+}
+
+/* Texts and output of ours quote URLs: a password in one would soon stand in a log. */
+static weft_status check_url(weft_context *context, const char *url) {
+    if (url == NULL || *url == '\0') {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "the store's URL is empty: give " SCHEMES);
+    }
+    size_t scheme = scheme_length(url);
+    if (scheme > 0 && !has_scheme(url, "file")) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "cannot open a store at %.*s://: this build understands " SCHEMES, (int)scheme,
+                         url);
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_store_open(weft_context *context, const char *url, const weft_store_options *options,
+                            weft_store **store_out) {
+    const weft_store_options defaults = {0};
+    weft_context_clear(context);
+    if (options == NULL) {
+        options = &defaults;
+    }
+    weft_status status = check_url(context, url);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    const weft_store_operations *operations = &weft_directory_operations;
+    void *self = NULL;
+    status = open_directory(context, url, options, &self);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = weft_store_create(context, url, operations, self, store_out);
+    if (status != WEFT_OK) {
+        operations->close(self);
+    }
+    return status;
+}
+
+void weft_store_close(weft_store *store) {
+    if (store == NULL) {
+        return;
+    }
+    store->operations->close(store->self);
+    weft_release(store->context, store->url);
+    weft_release(store->context, store);
+}
+
+const char *weft_store_url(const weft_store *store) {
+    return store->url;
+}
+
+bool weft_store_conditional(const weft_store *store) {
+    return store->operations->conditional != NULL && store->operations->conditional(store->self);
+}
+
+/* ---- operations ---- */
+
+weft_status weft_store_get(weft_context *context, weft_store *store, const weft_store_get_request *request,
+                           weft_store_get_result *result_out) {
+    weft_context_clear(context);
+    weft_status status = check_key(context, request->key);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (request->buffer == NULL && request->length > 0) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "the get of %s has no buffer", request->key);
+    }
+    return store->operations->get(store->self, context, request, result_out);
+}
+
+static weft_status check_put(weft_context *context, const weft_store_put_request *request) {
+    weft_status status = check_key(context, request->key);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (request->feed.read == NULL) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "the put of %s has no bytes to read",
+                         request->key);
+    }
+    if (request->condition != WEFT_STORE_ALWAYS && request->condition != WEFT_STORE_IF_ABSENT &&
+        request->condition != WEFT_STORE_IF_SAME) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "the put of %s has the unknown condition %d",
+                         request->key, (int)request->condition);
+    }
+    if (request->condition == WEFT_STORE_IF_SAME &&
+        (request->tag.text[0] == '\0' ||
+         memchr(request->tag.text, '\0', sizeof(request->tag.text)) == NULL)) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "the put of %s is to replace one content only, but has no tag of it",
+                         request->key);
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_store_put(weft_context *context, weft_store *store, const weft_store_put_request *request,
+                           weft_store_tag *tag_out) {
+    weft_context_clear(context);
+    weft_status status = check_put(context, request);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_store_tag tag;
+    return store->operations->put(store->self, context, request, tag_out != NULL ? tag_out : &tag);
+}
+
+typedef struct memory_feed {
+    const uint8_t *data;
+    size_t size;
+} memory_feed;
+
+static weft_status read_memory(void *opaque, uint64_t offset, void *data, size_t capacity,
+                               size_t *count_out) {
+    const memory_feed *feed = opaque;
+    size_t left = offset < feed->size ? feed->size - (size_t)offset : 0;
+    size_t count = left < capacity ? left : capacity;
+    if (count > 0) {
+        memcpy(data, feed->data + offset, count);
+    }
+    *count_out = count;
+    return WEFT_OK;
+}
+
+weft_status weft_store_put_bytes(weft_context *context, weft_store *store, const char *key,
+                                 const void *data, size_t size, weft_store_condition condition,
+                                 const weft_store_tag *tag, weft_store_tag *tag_out) {
+    memory_feed feed = {data, size};
+    weft_store_put_request request = {
+        .key = key,
+        .feed = {.size = size, .read = read_memory, .opaque = &feed},
+        .condition = condition,
+    };
+    if (tag != NULL) {
+        request.tag = *tag;
+    }
+    return weft_store_put(context, store, &request, tag_out);
+}
+
+weft_status weft_store_head(weft_context *context, weft_store *store, const char *key, uint64_t *size_out,
+                            weft_store_tag *tag_out) {
+    weft_context_clear(context);
+    weft_status status = check_key(context, key);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    uint64_t size = 0;
+    weft_store_tag tag;
+    return store->operations->head(store->self, context, key, size_out != NULL ? size_out : &size,
+                                   tag_out != NULL ? tag_out : &tag);
+}
+
+weft_status weft_store_remove(weft_context *context, weft_store *store, const char *key) {
+    weft_context_clear(context);
+    weft_status status = check_key(context, key);
+    return status == WEFT_OK ? store->operations->remove(store->self, context, key) : status;
+}
+
+weft_status weft_store_watch(weft_context *context, weft_store *store, uint64_t after, double seconds,
+                             void *buffer, size_t capacity, size_t *received_out) {
+    weft_context_clear(context);
+    if (store->operations->watch == NULL) {
+        return weft_fail(context, WEFT_UNSUPPORTED, "the store at %s cannot wait for a version; poll it",
+                         store->url);
+    }
+    return store->operations->watch(store->self, context, after, seconds > 0 ? seconds : 0, buffer,
+                                    capacity, received_out);
+}
+
+weft_status weft_store_list(weft_context *context, weft_store *store, const char *prefix,
+                            weft_store_visit visit, void *opaque) {
+    weft_context_clear(context);
+    if (prefix == NULL || (*prefix != '\0' && !weft_store_key_valid(prefix))) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "\"%s\" is not a prefix of keys",
+                         prefix != NULL ? prefix : "(null)");
+    }
+    if (store->operations->list == NULL) {
+        return weft_fail(context, WEFT_UNSUPPORTED, "the store at %s cannot be listed", store->url);
+    }
+    return store->operations->list(store->self, context, prefix, visit, opaque);
+}
