@@ -15,7 +15,7 @@
  * IF_ABSENT is a link(2), which fails if the name is taken. IF_SAME compares and renames under a lock that
  * all such puts of a root take; puts without a condition and removals do not take part in it.
  */
-#include "backends.h"
+#include "directory.h"
 
 #include "../base/context.h"
 
@@ -160,6 +160,23 @@ static weft_status directory_get(void *self, weft_context *context, const weft_s
         return fail_read(context, error, path);
     }
     *result_out = result;
+    return WEFT_OK;
+}
+
+weft_status weft_directory_object(weft_context *context, void *self, const char *key, int *descriptor_out,
+                                  uint64_t *size_out, weft_store_tag *tag_out) {
+    char path[PATH_MAX];
+    join_path(self, key, path);
+    struct stat info;
+    int error = ESTALE;
+    for (int attempt = 0; attempt < STALE_ATTEMPTS && error == ESTALE; attempt++) {
+        error = open_object(path, descriptor_out, &info);
+    }
+    if (error != 0) {
+        return fail_read(context, error, path);
+    }
+    *size_out = (uint64_t)info.st_size;
+    make_tag(&info, tag_out);
     return WEFT_OK;
 }
 
@@ -379,7 +396,7 @@ static weft_status copy_feed(draft *draft, uint8_t *buffer, size_t capacity) {
     return WEFT_OK;
 }
 
-static weft_status write_draft(draft *draft) {
+static weft_status write_feed(draft *draft) {
     uint64_t size = draft->request->feed.size;
     size_t capacity = size < COPY_BYTES ? (size_t)size : COPY_BYTES;
     uint8_t *buffer = weft_allocate(draft->context, capacity);
@@ -388,9 +405,10 @@ static weft_status write_draft(draft *draft) {
     }
     weft_status status = copy_feed(draft, buffer, capacity);
     weft_release(draft->context, buffer);
-    if (status != WEFT_OK) {
-        return status;
-    }
+    return status;
+}
+
+static weft_status seal_draft(draft *draft) {
     /* See above: makes tags unique. */
     struct timespec times[2];
     clock_gettime(CLOCK_REALTIME, &times[0]);
@@ -498,8 +516,25 @@ static weft_status check_early(const draft *draft) {
     }
 }
 
+static weft_status begin_put(draft *draft, directory_store *store) {
+    join_path(store, draft->request->key, draft->target);
+    weft_status status = check_early(draft);
+    if (status == WEFT_OK) {
+        status = make_root(store, draft->context);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    draft->descriptor = create_temporary(store, draft->temporary);
+    if (draft->descriptor < 0) {
+        return weft_fail_errno(draft->context, errno, "cannot create a file in %s (for %s)", store->root,
+                               draft->request->key);
+    }
+    return WEFT_OK;
+}
+
 static weft_status finish_put(draft *draft, weft_store_tag *tag_out) {
-    weft_status status = write_draft(draft);
+    weft_status status = seal_draft(draft);
     if (status == WEFT_OK) {
         status = place_draft(draft);
     }
@@ -507,33 +542,76 @@ static weft_status finish_put(draft *draft, weft_store_tag *tag_out) {
     if (status == WEFT_OK && fstat(draft->descriptor, &info) != 0) {
         status = fail_place(draft, errno);
     }
+    if (status == WEFT_OK) {
+        make_tag(&info, tag_out);
+    }
+    return status;
+}
+
+static void end_put(draft *draft, weft_status status) {
     if (status != WEFT_OK) {
         (void)unlink(draft->temporary);
-        return status;
     }
-    make_tag(&info, tag_out);
-    return WEFT_OK;
+    close(draft->descriptor);
 }
 
 static weft_status directory_put(void *self, weft_context *context, const weft_store_put_request *request,
                                  weft_store_tag *tag_out) {
     draft draft = {.store = self, .context = context, .request = request};
-    join_path(self, request->key, draft.target);
-    weft_status status = check_early(&draft);
-    if (status == WEFT_OK) {
-        status = make_root(self, context);
-    }
+    weft_status status = begin_put(&draft, self);
     if (status != WEFT_OK) {
         return status;
     }
-    draft.descriptor = create_temporary(self, draft.temporary);
-    if (draft.descriptor < 0) {
-        return weft_fail_errno(context, errno, "cannot create a file in %s (for %s)", draft.store->root,
-                               request->key);
+    status = write_feed(&draft);
+    if (status == WEFT_OK) {
+        status = finish_put(&draft, tag_out);
     }
-    status = finish_put(&draft, tag_out);
-    close(draft.descriptor);
+    end_put(&draft, status);
     return status;
+}
+
+struct weft_draft {
+    draft draft;
+    weft_store_put_request request;
+    char key[WEFT_STORE_KEY_MAX + 1];
+};
+
+weft_status weft_draft_open(weft_context *context, void *self, const weft_store_put_request *request,
+                            weft_draft **draft_out) {
+    weft_context_clear(context);
+    weft_draft *draft = weft_allocate_zeroed(context, 1, sizeof(*draft));
+    if (draft == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    snprintf(draft->key, sizeof(draft->key), "%s", request->key);
+    draft->request = *request;
+    draft->request.key = draft->key;
+    draft->draft.store = self;
+    draft->draft.context = context;
+    draft->draft.request = &draft->request;
+    weft_status status = begin_put(&draft->draft, self);
+    if (status != WEFT_OK) {
+        weft_release(context, draft);
+        return status;
+    }
+    *draft_out = draft;
+    return WEFT_OK;
+}
+
+weft_status weft_draft_append(weft_draft *draft, const void *data, size_t size) {
+    return write_all(&draft->draft, data, size);
+}
+
+weft_status weft_draft_finish(weft_draft *draft, weft_store_tag *tag_out) {
+    weft_status status = finish_put(&draft->draft, tag_out);
+    end_put(&draft->draft, status);
+    weft_release(draft->draft.context, draft);
+    return status;
+}
+
+void weft_draft_abandon(weft_draft *draft) {
+    end_put(&draft->draft, WEFT_CANCELLED);
+    weft_release(draft->draft.context, draft);
 }
 
 static weft_status directory_remove(void *self, weft_context *context, const char *key) {

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * directory.h: a directory store for who serves it to others: objects as descriptors, and puts whose bytes
+ * come in turns. `self` is what weft_directory_open gave; keys are checked by the caller.
+ */
+#ifndef WEFT_STORE_DIRECTORY_H
+#define WEFT_STORE_DIRECTORY_H
+
+#include "backends.h"
+
+/* An open object, which stays what it is until the caller closes the descriptor. WEFT_NOT_FOUND if there is
+ * none. */
+weft_status weft_directory_object(weft_context *context, void *self, const char *key, int *descriptor_out,
+                                  uint64_t *size_out, weft_store_tag *tag_out);
+
+/* A put that is being written: a temporary file. `feed` of the request is not used. The context and the
+ * store must outlive it. */
+typedef struct weft_draft weft_draft;
+
+/* WEFT_CONFLICT if the condition does not hold already now. */
+weft_status weft_draft_open(weft_context *context, void *self, const weft_store_put_request *request,
+                            weft_draft **draft_out);
+weft_status weft_draft_append(weft_draft *draft, const void *data, size_t size);
+/* The object is there, whole, when this returns WEFT_OK. The draft is gone in any case. */
+weft_status weft_draft_finish(weft_draft *draft, weft_store_tag *tag_out);
+void weft_draft_abandon(weft_draft *draft);
+
+#endif
