@@ -33,6 +33,9 @@ typedef struct weft_cut {
     uint32_t parts;
 } weft_cut;
 
+/* How a base that was brought forward while it was diffed can be brought back. */
+typedef struct weft_trail weft_trail;
+
 typedef struct weft_diff_options {
     weft_profile profile;
     uint64_t bucket_bytes; /* weights per bucket; 0: 8 MiB */
@@ -44,6 +47,10 @@ typedef struct weft_diff_options {
     const weft_sums *base_sums; /* what is known of the base; NULL: summed first */
     weft_sums **new_sums_out;   /* NULL, or receives the sums of the new state, over the new view */
     const weft_sink *inverse;   /* NULL, or receives the patch from new to base */
+    /* NULL, or the base, a private copy in writable memory, is brought to the new state on the way, which
+     * costs least while it is in the cache; the trail can undo that. Not together with `inverse`, and only
+     * between states of the same tensors. If the diff fails, the base is as it was. */
+    weft_trail **trail_out;
 } weft_diff_options;
 
 typedef struct weft_diff_stats {
@@ -62,6 +69,10 @@ typedef struct weft_diff_stats {
 WEFT_API WEFT_CHECKED weft_status weft_diff(weft_context *context, const weft_view *base,
                                             const weft_view *next, const weft_diff_options *options,
                                             const weft_sink *sink, weft_diff_stats *stats);
+
+/* Puts the old values back. */
+WEFT_API WEFT_CHECKED weft_status weft_trail_undo(weft_context *context, const weft_trail *trail);
+WEFT_API void weft_trail_destroy(weft_trail *trail);
 
 /* ---- a patch, opened ---- */
 

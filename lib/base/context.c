@@ -126,6 +126,13 @@ const weft_limits *weft_context_limits(const weft_context *context) {
     return &context->limits;
 }
 
+weft_status weft_context_derive(weft_context *context, weft_context **derived_out) {
+    weft_context_options options = {
+        .allocator = context->allocator, .limits = context->limits, .threads = 1};
+    weft_status status = weft_context_create(&options, derived_out);
+    return status == WEFT_OK ? WEFT_OK : weft_fail(context, status, "out of memory for a thread");
+}
+
 /* ---- failure ---- */
 
 weft_frame *weft_frame_find(const weft_context *context) {

@@ -26,6 +26,12 @@ typedef enum apply_phase {
     PHASE_BROKEN, /* a callback failed while writing and the old values could not be put back */
 } apply_phase;
 
+typedef enum apply_kind {
+    APPLY_LIVE,    /* from the patch's base to its result */
+    APPLY_REBUILD, /* into a new place, where tensors that the patch brings hold nothing yet */
+    APPLY_REPLACE, /* the same over weights that can be gone back to */
+} apply_kind;
+
 struct weft_apply {
     weft_context *context;
     const weft_patch *patch;
@@ -33,7 +39,7 @@ struct weft_apply {
     weft_sums *sums;
     weft_sums *moves; /* of everything prepared since the last commit */
     int64_t *map;     /* patch tensor to view tensor */
-    bool rebuild;
+    apply_kind kind;
     apply_phase phase;
     size_t next;     /* first bucket that is not staged or done */
     size_t previous; /* `next` before the last prepare */
@@ -75,7 +81,7 @@ static weft_status check_tensor(weft_context *context, const weft_roster_entry *
 
 static weft_status check_roster(weft_apply *apply) {
     const weft_roster *roster = &apply->patch->header.roster;
-    if (!apply->rebuild && !weft_roster_plain(roster)) {
+    if (apply->kind == APPLY_LIVE && !weft_roster_plain(roster)) {
         return weft_fail(
             apply->context, WEFT_UNSUPPORTED,
             "the patch adds, removes or replaces tensors and cannot be applied to live weights; "
@@ -101,14 +107,14 @@ static weft_status check_roster(weft_apply *apply) {
 }
 
 static weft_status check_base(weft_apply *apply) {
-    if (apply->rebuild || !weft_view_complete(apply->view)) {
+    if (apply->kind != APPLY_LIVE || !weft_view_complete(apply->view)) {
         return WEFT_OK;
     }
     return weft_patch_check_base(apply->context, apply->patch, apply->sums);
 }
 
 static weft_status create(weft_context *context, const weft_patch *patch, const weft_view *view,
-                          weft_sums *sums, bool rebuild, weft_apply **apply_out) {
+                          weft_sums *sums, apply_kind kind, weft_apply **apply_out) {
     weft_context_clear(context);
     weft_apply *apply = weft_allocate_zeroed(context, 1, sizeof *apply);
     if (apply == NULL) {
@@ -118,7 +124,7 @@ static weft_status create(weft_context *context, const weft_patch *patch, const 
     apply->patch = patch;
     apply->view = view;
     apply->sums = sums;
-    apply->rebuild = rebuild;
+    apply->kind = kind;
     unsigned threads = weft_context_threads(context);
     weft_roster roster = weft_roster_with(&patch->header.roster, context);
     weft_status status = weft_sums_check(context, sums, view);
@@ -155,15 +161,20 @@ static weft_status create(weft_context *context, const weft_patch *patch, const 
 
 weft_status weft_apply_create(weft_context *context, const weft_patch *patch, const weft_view *view,
                               weft_sums *sums, weft_apply **apply_out) {
-    return create(context, patch, view, sums, false, apply_out);
+    return create(context, patch, view, sums, APPLY_LIVE, apply_out);
 }
 
 weft_status weft_apply_create_rebuild(weft_context *context, const weft_patch *patch, const weft_view *view,
                                       weft_sums *sums, weft_apply **apply_out) {
-    return create(context, patch, view, sums, true, apply_out);
+    return create(context, patch, view, sums, APPLY_REBUILD, apply_out);
 }
 
-static void release_staged(weft_context *context, weft_staged *staged) {
+weft_status weft_apply_create_replace(weft_context *context, const weft_patch *patch, const weft_view *view,
+                                      weft_sums *sums, weft_apply **apply_out) {
+    return create(context, patch, view, sums, APPLY_REPLACE, apply_out);
+}
+
+void weft_staged_release(weft_context *context, weft_staged *staged) {
     weft_segments_close(&staged->window.segments);
     weft_release(context, staged->changes.positions);
     weft_release(context, staged->changes.olds);
@@ -176,7 +187,7 @@ static void release_staged(weft_context *context, weft_staged *staged) {
 static void drop_staged(weft_apply *apply) {
     for (size_t i = 0; i < apply->staged_count; i++) {
         if (apply->staged[i].used) {
-            release_staged(apply->context, &apply->staged[i]);
+            weft_staged_release(apply->context, &apply->staged[i]);
         }
     }
     apply->staged_count = 0;
@@ -209,7 +220,7 @@ static const char *tensor_name(const weft_apply *apply, const weft_frame *frame)
 
 /* The end of a message about something that was found wrong. */
 static const char *consequence(const weft_apply *apply) {
-    if (apply->rebuild) {
+    if (apply->kind == APPLY_REBUILD) {
         return "nothing was written";
     }
     if (apply->phase == PHASE_RUN) {
@@ -294,13 +305,14 @@ static weft_status stage_dense(weft_apply *apply, weft_bucket_coder *coder, cons
     size_t bytes = (size_t)frame->bucket.units * frame->bucket.width;
     weft_status status = WEFT_OK;
     staged->dense_news = weft_allocate(context, bytes);
-    if (!fresh) {
+    bool restorable = !fresh || apply->kind == APPLY_REPLACE;
+    if (restorable) {
         staged->dense_olds = weft_allocate(context, bytes);
     }
-    if (staged->dense_news == NULL || (!fresh && staged->dense_olds == NULL)) {
+    if (staged->dense_news == NULL || (restorable && staged->dense_olds == NULL)) {
         return WEFT_NO_MEMORY;
     }
-    if (!fresh) {
+    if (restorable) {
         status = weft_window_copy(&coder->from, staged->dense_olds, frame->bucket.width);
     }
     if (status == WEFT_OK) {
@@ -377,7 +389,7 @@ static weft_status stage_frame(weft_apply *apply, weft_bucket_coder *coder, cons
     return status;
 }
 
-static weft_status write_staged(const weft_staged *staged, bool restore) {
+weft_status weft_staged_write(const weft_staged *staged, bool restore) {
     if (!staged->used) {
         return WEFT_OK;
     }
@@ -446,9 +458,9 @@ static weft_status run_frame(weft_apply *apply, weft_bucket_coder *coder, const 
         status = stage_frame(apply, coder, frame, index);
     }
     if (status == WEFT_OK) {
-        status = write_staged(&apply->staged[index], false);
+        status = weft_staged_write(&apply->staged[index], false);
     }
-    release_staged(apply->context, &apply->staged[index]);
+    weft_staged_release(apply->context, &apply->staged[index]);
     note_frame(&apply->staged[index], frame);
     return status;
 }
@@ -614,7 +626,7 @@ typedef struct write_pass {
 static weft_status write_task(void *argument, size_t index, unsigned worker) {
     (void)worker;
     const write_pass *pass = argument;
-    return write_staged(&pass->apply->staged[index], pass->restore);
+    return weft_staged_write(&pass->apply->staged[index], pass->restore);
 }
 
 static weft_status write_all(weft_apply *apply, bool restore) {

@@ -9,6 +9,7 @@
 #include "../base/pool.h"
 #include "bucket.h"
 #include "stream.h"
+#include "trail.h"
 
 /* What is done for one bucket. */
 typedef enum job_kind {
@@ -58,6 +59,7 @@ typedef struct diff_state {
     weft_sums *own_base_sums;
     weft_sums *moves;    /* over the base view */
     weft_sums *new_sums; /* over the next view */
+    weft_trail *trail;
 } diff_state;
 
 /* ---- setting up ---- */
@@ -147,6 +149,18 @@ static weft_status open_sums(diff_state *state) {
     return status;
 }
 
+static weft_status open_trail(diff_state *state) {
+    if (state->options.trail_out == NULL) {
+        return WEFT_OK;
+    }
+    if (state->options.inverse != NULL || !weft_roster_plain(&state->forward.roster)) {
+        return weft_fail(state->context, WEFT_INVALID_ARGUMENT,
+                         "a base can follow its diff only between states of the same tensors, and without "
+                         "an inverse");
+    }
+    return weft_trail_create(state->context, state->job_count, &state->trail);
+}
+
 static bool same_container(const weft_container *a, const weft_container *b) {
     if (a == NULL || b == NULL || a->sharded != b->sharded || a->file_count != b->file_count ||
         a->index_bytes != b->index_bytes) {
@@ -180,13 +194,16 @@ static weft_status open_streams(diff_state *state, const weft_sink *sink) {
 
 /* ---- the pass ---- */
 
-static weft_status encode_both(diff_state *state, weft_bucket_coder *coder, const diff_job *job,
-                               diff_slot *slot) {
+static weft_status encode_both(diff_state *state, weft_bucket_coder *coder, size_t index, diff_slot *slot) {
+    const diff_job *job = &state->jobs[index];
     weft_bucket_side base = {state->base, state->forward.from_map};
     weft_bucket_side next = {state->next, state->forward.to_map};
     weft_status status =
         weft_bucket_encode(coder, job->bucket, &state->forward.roster, state->options.profile, &base, &next,
                            state->moves, &slot->forward, &slot->forward_result);
+    if (status == WEFT_OK && state->trail != NULL) {
+        status = weft_trail_advance(state->trail, index, coder, job->bucket, &next, &slot->forward_result);
+    }
     if (status != WEFT_OK || !state->inverse.open || !slot->forward_result.present) {
         return status;
     }
@@ -207,7 +224,7 @@ static weft_status encode_task(void *argument, size_t index, unsigned worker) {
     slot->inverse_result = (weft_frame_result){0, false};
     weft_status status = WEFT_OK;
     if (job->kind == JOB_BOTH) {
-        status = encode_both(state, coder, job, slot);
+        status = encode_both(state, coder, index, slot);
     } else if (job->kind == JOB_FORWARD) {
         weft_bucket_side next = {state->next, state->forward.to_map};
         status =
@@ -306,6 +323,9 @@ static weft_status run_diff(diff_state *state, const weft_sink *sink, weft_diff_
         status = open_sums(state);
     }
     if (status == WEFT_OK) {
+        status = open_trail(state);
+    }
+    if (status == WEFT_OK) {
         status = open_streams(state, sink);
     }
     if (status == WEFT_OK) {
@@ -321,6 +341,17 @@ static weft_status run_diff(diff_state *state, const weft_sink *sink, weft_diff_
         status = finish_streams(state, stats);
     }
     return status;
+}
+
+/* The base of a diff that failed is put back; its memory is plain, and that cannot fail. */
+static weft_status end_trail(diff_state *state, weft_status status) {
+    if (status == WEFT_OK) {
+        *state->options.trail_out = state->trail;
+        return WEFT_OK;
+    }
+    weft_status undone = weft_trail_undo(state->context, state->trail);
+    weft_trail_destroy(state->trail);
+    return undone == WEFT_OK ? status : undone;
 }
 
 weft_status weft_diff(weft_context *context, const weft_view *base, const weft_view *next,
@@ -342,6 +373,9 @@ weft_status weft_diff(weft_context *context, const weft_view *base, const weft_v
     if (status == WEFT_OK && state.options.new_sums_out != NULL) {
         *state.options.new_sums_out = state.new_sums;
         state.new_sums = NULL;
+    }
+    if (state.trail != NULL) {
+        status = end_trail(&state, status);
     }
     close_state(&state);
     return status;

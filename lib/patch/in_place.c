@@ -12,6 +12,7 @@
  * changes the files' headers cannot be put in place: the checkpoint is rebuilt beside itself and renamed.
  * Killed meanwhile, a temporary file is left, which the next run clears away.
  */
+#include "in_place.h"
 #include "journal.h"
 
 #include "../tensor/checkpoint.h"
@@ -186,155 +187,26 @@ weft_status weft_apply_recover(weft_context *context, const char *path, bool *re
     return status;
 }
 
-/* ---- applying ---- */
+/* ---- a checkpoint, held ---- */
 
-/* Prepares everything, in as many portions as the staging limit asks for, into the journal. If there was
- * one portion only, it stays staged and is committed from memory. */
-static weft_status write_journal(weft_journal *journal, weft_apply *apply, bool *staged_out) {
-    weft_status status = weft_apply_prepare(apply);
-    *staged_out = status == WEFT_OK;
-    while (status >= 0) {
-        weft_status appended = weft_journal_append(journal, apply);
-        if (appended != WEFT_OK) {
-            return appended;
-        }
-        if (status == WEFT_OK) {
-            return weft_journal_publish(journal);
-        }
-        weft_apply_drain(apply);
-        status = weft_apply_prepare(apply);
-    }
-    return status;
-}
+struct weft_in_place {
+    weft_context *context;
+    char *path; /* with links followed */
+    char *journal_path;
+    int lock;
+    bool durable;
 
-/* Changes that are no longer in memory are taken from the journal. The last ones still are, and with them
- * the moves of all: to commit them moves the sums. */
-static weft_status commit(weft_context *context, weft_apply *apply, const char *journal,
-                          weft_checkpoint *checkpoint, bool staged, bool durable) {
-    bool ignored;
-    weft_status status =
-        staged ? WEFT_OK
-               : weft_journal_replay(context, journal, weft_checkpoint_table(checkpoint), &ignored);
-    if (status == WEFT_OK) {
-        status = weft_apply_commit(apply);
-    }
-    if (status == WEFT_OK && durable) {
-        status = weft_checkpoint_flush(checkpoint);
-    }
-    return status == WEFT_OK ? remove_journal(context, journal, durable) : status;
-}
-
-static weft_status apply_journaled(weft_context *context, weft_checkpoint *checkpoint,
-                                   const weft_view *view, weft_sums *sums, const char *journal_path,
-                                   const weft_patch *patch, bool durable) {
-    weft_apply *apply;
-    weft_status status = weft_apply_create(context, patch, view, sums, &apply);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    weft_journal journal;
-    bool staged = false;
-    status = weft_journal_open(&journal, context, journal_path, weft_checkpoint_table(checkpoint), durable);
-    if (status == WEFT_OK) {
-        status = write_journal(&journal, apply, &staged);
-    }
-    weft_journal_close(&journal);
-    if (status == WEFT_OK) {
-        status = commit(context, apply, journal_path, checkpoint, staged, durable);
-    }
-    weft_apply_destroy(apply);
-    return status;
-}
-
-/* A run of patches that leave the files' headers alone, one transaction each. */
-static weft_status apply_kept(weft_context *context, const char *path, const char *journal,
-                              const weft_patch *const *patches, size_t first, size_t count, size_t total,
-                              bool durable) {
-    weft_checkpoint *checkpoint = NULL;
-    weft_view *view = NULL;
-    weft_status status = open_locked(context, path, weft_checkpoint_open, &checkpoint);
-    if (status == WEFT_OK) {
-        status = weft_view_create(context, weft_checkpoint_table(checkpoint), &view);
-    }
-    /* a journal makes the new state of the old one, which must itself be on the disk */
-    if (status == WEFT_OK && durable) {
-        status = weft_checkpoint_flush(checkpoint);
-    }
-    weft_sums *sums = NULL;
-    if (status == WEFT_OK) {
-        status = weft_sums_compute(context, view, &sums);
-    }
-    for (size_t i = 0; i < count && status == WEFT_OK; i++) {
-        status = apply_journaled(context, checkpoint, view, sums, journal, patches[first + i], durable);
-        status = weft_patch_blame(context, status, first + i, total, "; those before it are applied");
-    }
-    weft_sums_destroy(sums);
-    weft_view_destroy(view);
-    weft_checkpoint_close(checkpoint);
-    return status;
-}
-
-static weft_status apply_rewritten(weft_context *context, const char *path, const weft_patch *patch,
-                                   bool durable) {
+    /* while it is mapped */
     weft_checkpoint *checkpoint;
-    weft_status status = weft_checkpoint_open(context, path, WEFT_OPEN_READ, &checkpoint);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    const weft_container *given = weft_patch_container(patch);
-    if (weft_checkpoint_container(checkpoint)->sharded || (given != NULL && given->sharded)) {
-        status =
-            weft_fail(context, WEFT_UNSUPPORTED,
-                      "%s: the patch changes the files of a sharded checkpoint, which cannot be done in "
-                      "place and be safe; use weft apply %s PATCH -o OUT",
-                      path, path);
-    } else {
-        status = weft_apply_rebuild(context, checkpoint, &patch, 1, path, durable, NULL);
-    }
-    weft_checkpoint_close(checkpoint);
-    return status;
-}
+    weft_view *view;
+    weft_sums *sums;
 
-static bool keeps_headers(const weft_patch *patch) {
-    return weft_roster_plain(&patch->header.roster) && weft_patch_container(patch) == NULL;
-}
-
-/* `lock` moves on to the new file where one takes the place of the old. */
-static weft_status apply_locked(weft_context *context, const char *path, const char *journal,
-                                const weft_patch *const *patches, size_t count, bool durable, int *lock) {
-    bool recovered;
-    weft_status status = recover_locked(context, path, journal, &recovered);
-    if (status == WEFT_OK) {
-        status = sweep_beside(context, journal);
-    }
-    for (size_t i = 0; i < count && status == WEFT_OK;) {
-        size_t length = 0;
-        while (i + length < count && keeps_headers(patches[i + length])) {
-            length++;
-        }
-        if (length > 0) {
-            status = apply_kept(context, path, journal, patches, i, length, count, durable);
-            if (status == WEFT_OK && !still_there(*lock, path)) {
-                status =
-                    weft_fail(context, WEFT_IO_FAILED,
-                              "%s was removed or replaced while it was changed; what was changed is gone "
-                              "with it",
-                              path);
-            }
-        } else {
-            status = apply_rewritten(context, path, patches[i], durable);
-            status = weft_patch_blame(context, status, i, count, "; those before it are applied");
-            length = 1;
-        }
-        i += length;
-        if (status == WEFT_OK && i < count && !still_there(*lock, path)) {
-            close(*lock);
-            *lock = -1;
-            status = lock_checkpoint(context, path, lock);
-        }
-    }
-    return status;
-}
+    /* while a patch is prepared: either changes in a journal, or a new checkpoint without its name */
+    weft_apply *apply;
+    weft_journal journal;
+    bool staged; /* all changes are in memory too */
+    weft_checkpoint *draft;
+};
 
 /* A link stays a link: what it leads to is changed. */
 static weft_status resolve(weft_context *context, const char *path, char **resolved_out) {
@@ -352,23 +224,225 @@ static weft_status resolve(weft_context *context, const char *path, char **resol
     return WEFT_OK;
 }
 
-static weft_status apply_resolved(weft_context *context, const char *path, const weft_patch *const *patches,
-                                  size_t count, bool durable) {
-    char *journal;
-    weft_status status = weft_journal_path(context, path, &journal);
+static void unload(weft_in_place *place) {
+    weft_sums_destroy(place->sums);
+    weft_view_destroy(place->view);
+    weft_checkpoint_close(place->checkpoint);
+    place->sums = NULL;
+    place->view = NULL;
+    place->checkpoint = NULL;
+}
+
+void weft_in_place_close(weft_in_place *place) {
+    if (place == NULL) {
+        return;
+    }
+    weft_in_place_rollback(place);
+    unload(place);
+    if (place->lock >= 0) {
+        close(place->lock);
+    }
+    weft_release(place->context, place->journal_path);
+    weft_release(place->context, place->path);
+    weft_release(place->context, place);
+}
+
+weft_status weft_in_place_open(weft_context *context, const char *path, bool durable,
+                               weft_in_place **place_out) {
+    weft_in_place *place = weft_allocate_zeroed(context, 1, sizeof *place);
+    if (place == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    place->context = context;
+    place->durable = durable;
+    place->lock = -1;
+    bool recovered;
+    weft_status status = resolve(context, path, &place->path);
+    if (status == WEFT_OK) {
+        status = weft_journal_path(context, place->path, &place->journal_path);
+    }
+    if (status == WEFT_OK) {
+        status = lock_checkpoint(context, place->path, &place->lock);
+    }
+    if (status == WEFT_OK) {
+        status = recover_locked(context, place->path, place->journal_path, &recovered);
+    }
+    if (status == WEFT_OK) {
+        status = sweep_beside(context, place->journal_path);
+    }
+    if (status != WEFT_OK) {
+        weft_in_place_close(place);
+        return status;
+    }
+    *place_out = place;
+    return WEFT_OK;
+}
+
+weft_status weft_in_place_load(weft_in_place *place) {
+    weft_context *context = place->context;
+    if (place->sums != NULL) {
+        return WEFT_OK;
+    }
+    weft_status status = open_locked(context, place->path, weft_checkpoint_open, &place->checkpoint);
+    if (status == WEFT_OK) {
+        status = weft_view_create(context, weft_checkpoint_table(place->checkpoint), &place->view);
+    }
+    /* a journal makes the new state of the old one, which must itself be on the disk */
+    if (status == WEFT_OK && place->durable) {
+        status = weft_checkpoint_flush(place->checkpoint);
+    }
+    if (status == WEFT_OK) {
+        status = weft_sums_compute(context, place->view, &place->sums);
+    }
+    if (status != WEFT_OK) {
+        unload(place);
+    }
+    return status;
+}
+
+weft_sums *weft_in_place_sums(const weft_in_place *place) {
+    return place->sums;
+}
+
+const weft_checkpoint *weft_in_place_checkpoint(const weft_in_place *place) {
+    return place->checkpoint;
+}
+
+/* ---- preparing ---- */
+
+/* Prepares everything, in as many portions as the staging limit asks for, into the journal. If there was
+ * one portion only, it stays staged and is committed from memory. */
+static weft_status write_journal(weft_in_place *place) {
+    weft_status status = weft_apply_prepare(place->apply);
+    place->staged = status == WEFT_OK;
+    while (status >= 0) {
+        weft_status appended = weft_journal_append(&place->journal, place->apply);
+        if (appended != WEFT_OK || status == WEFT_OK) {
+            return appended;
+        }
+        weft_apply_drain(place->apply);
+        status = weft_apply_prepare(place->apply);
+    }
+    return status;
+}
+
+static weft_status prepare_changes(weft_in_place *place, const weft_patch *patch) {
+    weft_status status = weft_in_place_load(place);
     if (status != WEFT_OK) {
         return status;
     }
-    int lock = -1;
-    status = lock_checkpoint(context, path, &lock);
+    status = weft_apply_create(place->context, patch, place->view, place->sums, &place->apply);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = weft_journal_open(&place->journal, place->context, place->journal_path,
+                               weft_checkpoint_table(place->checkpoint), place->durable);
     if (status == WEFT_OK) {
-        status = apply_locked(context, path, journal, patches, count, durable, &lock);
+        status = write_journal(place);
     }
-    if (lock >= 0) {
-        close(lock);
+    if (status != WEFT_OK) {
+        weft_in_place_rollback(place);
     }
-    weft_release(context, journal);
     return status;
+}
+
+static weft_status prepare_rewrite(weft_in_place *place, const weft_patch *patch) {
+    weft_context *context = place->context;
+    weft_checkpoint *checkpoint;
+    weft_status status = weft_checkpoint_open(context, place->path, WEFT_OPEN_READ, &checkpoint);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    const weft_container *given = weft_patch_container(patch);
+    if (weft_checkpoint_container(checkpoint)->sharded || (given != NULL && given->sharded)) {
+        status =
+            weft_fail(context, WEFT_UNSUPPORTED,
+                      "%s: the patch changes the files of a sharded checkpoint, which cannot be done in "
+                      "place and be safe; use weft apply %s PATCH -o OUT",
+                      place->path, place->path);
+    } else {
+        status = weft_apply_rebuild_draft(context, checkpoint, &patch, 1, place->path, &place->draft);
+    }
+    weft_checkpoint_close(checkpoint);
+    return status;
+}
+
+static bool keeps_headers(const weft_patch *patch) {
+    return weft_roster_plain(&patch->header.roster) && weft_patch_container(patch) == NULL;
+}
+
+weft_status weft_in_place_prepare(weft_in_place *place, const weft_patch *patch) {
+    weft_in_place_rollback(place);
+    return keeps_headers(patch) ? prepare_changes(place, patch) : prepare_rewrite(place, patch);
+}
+
+void weft_in_place_rollback(weft_in_place *place) {
+    if (place->apply != NULL) {
+        weft_journal_close(&place->journal);
+        weft_apply_destroy(place->apply);
+        place->apply = NULL;
+    }
+    weft_checkpoint_close(place->draft);
+    place->draft = NULL;
+}
+
+/* ---- committing ---- */
+
+/* Changes that are no longer in memory are taken from the journal. The last ones still are, and with them
+ * the moves of all: to commit them moves the sums. */
+static weft_status write_changes(weft_in_place *place) {
+    weft_context *context = place->context;
+    bool ignored;
+    weft_status status = weft_journal_publish(&place->journal);
+    if (status == WEFT_OK && !place->staged) {
+        status = weft_journal_replay(context, place->journal_path, weft_checkpoint_table(place->checkpoint),
+                                     &ignored);
+    }
+    if (status == WEFT_OK) {
+        status = weft_apply_commit(place->apply);
+    }
+    if (status == WEFT_OK && place->durable) {
+        status = weft_checkpoint_flush(place->checkpoint);
+    }
+    return status == WEFT_OK ? remove_journal(context, place->journal_path, place->durable) : status;
+}
+
+static weft_status commit_changes(weft_in_place *place) {
+    weft_status status = write_changes(place);
+    weft_in_place_rollback(place);
+    if (status != WEFT_OK) {
+        /* what stands in the files is no longer known */
+        unload(place);
+        return status;
+    }
+    if (!still_there(place->lock, place->path)) {
+        return weft_fail(
+            place->context, WEFT_IO_FAILED,
+            "%s was removed or replaced while it was changed; what was changed is gone with it",
+            place->path);
+    }
+    return WEFT_OK;
+}
+
+/* The lock moves on to the new file. */
+static weft_status commit_rewrite(weft_in_place *place) {
+    weft_checkpoint *draft = place->draft;
+    place->draft = NULL;
+    weft_status status = weft_checkpoint_finish(draft, place->durable);
+    unload(place);
+    if (status == WEFT_OK && !still_there(place->lock, place->path)) {
+        close(place->lock);
+        place->lock = -1;
+        status = lock_checkpoint(place->context, place->path, &place->lock);
+    }
+    return status;
+}
+
+weft_status weft_in_place_commit(weft_in_place *place) {
+    if (place->draft != NULL) {
+        return commit_rewrite(place);
+    }
+    return place->apply != NULL ? commit_changes(place) : WEFT_OK;
 }
 
 weft_status weft_apply_in_place(weft_context *context, const char *path, const weft_patch *const *patches,
@@ -377,13 +451,16 @@ weft_status weft_apply_in_place(weft_context *context, const char *path, const w
     if (count == 0) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "no patch to apply");
     }
-    char *resolved = NULL;
-    weft_status status = resolve(context, path, &resolved);
-    if (status != WEFT_OK) {
-        return status;
+    weft_in_place *place = NULL;
+    weft_status status = weft_in_place_open(context, path, durable, &place);
+    for (size_t i = 0; i < count && status == WEFT_OK; i++) {
+        status = weft_in_place_prepare(place, patches[i]);
+        if (status == WEFT_OK) {
+            status = weft_in_place_commit(place);
+        }
+        status = weft_patch_blame(context, status, i, count, "; those before it are applied");
     }
-    status = apply_resolved(context, resolved, patches, count, durable);
-    weft_release(context, resolved);
+    weft_in_place_close(place);
     if (status == WEFT_OK && digest_out != NULL) {
         *digest_out = patches[count - 1]->footer.result;
     }

@@ -81,7 +81,7 @@ static weft_status copy_kept(weft_context *context, const weft_table *from, cons
 /* The files that the patches lead to: those that the last patch to name any names, or the base's. */
 static const weft_container *result_container(const weft_checkpoint *base, const weft_patch *const *patches,
                                               size_t count) {
-    const weft_container *container = weft_checkpoint_container(base);
+    const weft_container *container = base != NULL ? weft_checkpoint_container(base) : NULL;
     for (size_t i = 0; i < count; i++) {
         const weft_container *given = weft_patch_container(patches[i]);
         container = given != NULL ? given : container;
@@ -120,7 +120,12 @@ static weft_status create_output(weft_context *context, const weft_checkpoint *b
     if (!plain && weft_patch_container(patches[0]) == NULL) {
         return create_single(context, weft_patch_table(patches[0]), path, output_out);
     }
-    return weft_checkpoint_create(context, path, result_container(base, patches, count), output_out);
+    const weft_container *container = result_container(base, patches, count);
+    if (container == NULL) {
+        return weft_fail(context, WEFT_BASE_MISMATCH,
+                         "base mismatch: the patch needs a base to start from");
+    }
+    return weft_checkpoint_create(context, path, container, output_out);
 }
 
 /* ---- one step ---- */
@@ -175,6 +180,7 @@ static weft_status prove_output(weft_context *context, const weft_view *view, co
 }
 
 typedef struct step {
+    weft_table *nothing; /* what there is without a base */
     weft_view *base_view;
     weft_sums *base_sums;
     weft_checkpoint *output;
@@ -185,8 +191,11 @@ typedef struct step {
 static weft_status run_step(weft_context *context, step *s, const weft_checkpoint *base,
                             const weft_patch *const *patches, size_t first, size_t count, size_t total,
                             const char *path) {
-    const weft_table *table = weft_checkpoint_table(base);
-    weft_status status = weft_view_create(context, table, &s->base_view);
+    weft_status status = base == NULL ? weft_table_create(context, &s->nothing) : WEFT_OK;
+    const weft_table *table = base != NULL ? weft_checkpoint_table(base) : s->nothing;
+    if (status == WEFT_OK) {
+        status = weft_view_create(context, table, &s->base_view);
+    }
     if (status == WEFT_OK) {
         status = weft_sums_compute(context, s->base_view, &s->base_sums);
     }
@@ -235,6 +244,7 @@ static weft_status rebuild_step(weft_context *context, const weft_checkpoint *ba
     weft_view_destroy(s.view);
     weft_sums_destroy(s.base_sums);
     weft_view_destroy(s.base_view);
+    weft_table_destroy(s.nothing);
     if (status != WEFT_OK) {
         weft_checkpoint_close(s.output);
         return status;
@@ -283,10 +293,9 @@ static weft_status rebuild_steps(weft_context *context, const weft_checkpoint *b
     return status;
 }
 
-weft_status weft_apply_rebuild(weft_context *context, const weft_checkpoint *base,
-                               const weft_patch *const *patches, size_t count, const char *output_path,
-                               bool durable, weft_digest *digest_out) {
-    weft_context_clear(context);
+weft_status weft_apply_rebuild_draft(weft_context *context, const weft_checkpoint *base,
+                                     const weft_patch *const *patches, size_t count,
+                                     const char *output_path, weft_checkpoint **draft_out) {
     if (count == 0) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "no patch to apply");
     }
@@ -294,9 +303,17 @@ weft_status weft_apply_rebuild(weft_context *context, const weft_checkpoint *bas
     if (step_path == NULL) {
         return WEFT_NO_MEMORY;
     }
-    weft_checkpoint *output = NULL;
-    weft_status status = rebuild_steps(context, base, patches, count, output_path, step_path, &output);
+    weft_status status = rebuild_steps(context, base, patches, count, output_path, step_path, draft_out);
     weft_release(context, step_path);
+    return status;
+}
+
+weft_status weft_apply_rebuild(weft_context *context, const weft_checkpoint *base,
+                               const weft_patch *const *patches, size_t count, const char *output_path,
+                               bool durable, weft_digest *digest_out) {
+    weft_context_clear(context);
+    weft_checkpoint *output = NULL;
+    weft_status status = weft_apply_rebuild_draft(context, base, patches, count, output_path, &output);
     if (status == WEFT_OK) {
         status = weft_checkpoint_finish(output, durable);
     }

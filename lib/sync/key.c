@@ -102,7 +102,7 @@ static weft_status open_new(weft_context *context, const char *path, mode_t mode
 }
 
 static weft_status write_half(weft_context *context, const weft_key *key, const char *path, bool secret) {
-    FILE *file;
+    FILE *file = NULL;
     weft_status status = open_new(context, path, secret ? 0600 : 0644, &file);
     if (status != WEFT_OK) {
         return status;

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * trail.h: a base that follows its diff. A publisher keeps a copy of what it published last; to bring it
+ * forward afterwards would mean to visit every change again, in cold memory.
+ */
+#ifndef WEFT_PATCH_TRAIL_H
+#define WEFT_PATCH_TRAIL_H
+
+#include "bucket.h"
+
+/* `count` buckets. */
+weft_status weft_trail_create(weft_context *context, size_t count, weft_trail **trail_out);
+/* Brings the window coder->from to what coder->to holds, right after that bucket was encoded, and keeps
+ * what it held. Workers may do so for different buckets at once. */
+weft_status weft_trail_advance(weft_trail *trail, size_t index, weft_bucket_coder *coder,
+                               const weft_bucket *bucket, const weft_bucket_side *to,
+                               const weft_frame_result *result);
+
+#endif

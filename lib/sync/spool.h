@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * spool.h: bytes of an object between the one who makes them and the store.
+ *
+ * The maker writes from front to back; an upload reads beside it, as far as there is something, and from
+ * the beginning again when an attempt has failed. Chunks are hashed as they fill. A small object stays in
+ * memory; a large one, an anchor, lies in a file that has no name.
+ */
+#ifndef WEFT_SYNC_SPOOL_H
+#define WEFT_SYNC_SPOOL_H
+
+#include "record.h"
+
+typedef struct weft_spool weft_spool;
+
+/* `directory` NULL: in memory. */
+weft_status weft_spool_open(weft_context *context, const char *directory, weft_spool **spool_out);
+void weft_spool_close(weft_spool *spool);
+
+/* The maker's side. */
+weft_sink weft_spool_sink(weft_spool *spool);
+/* No more comes. Readers see the end; or with a failure, they fail. */
+weft_status weft_spool_finish(weft_spool *spool, weft_status status);
+
+/* The reader's side. */
+weft_store_feed weft_spool_feed(weft_spool *spool);
+
+/* After the end. */
+uint64_t weft_spool_size(const weft_spool *spool);
+/* All bytes, for a spool in memory: a source that outlives nothing but the spool. */
+weft_source weft_spool_source(weft_spool *spool);
+/* The object that the bytes are; hashes beyond what a record holds are put into the store as `list_key`. */
+weft_status weft_spool_describe(weft_context *context, weft_spool *spool, const char *key,
+                                const char *list_key, weft_store *store, weft_object *object);
+
+/* One put in a thread of its own. */
+typedef struct weft_upload weft_upload;
+
+weft_status weft_upload_start(weft_context *context, weft_store *store, const char *key, weft_spool *spool,
+                              weft_upload **upload_out);
+/* Waits for the end, releases, and tells how it went. */
+weft_status weft_upload_join(weft_context *context, weft_upload *upload);
+
+#endif
