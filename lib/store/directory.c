@@ -570,16 +570,17 @@ static weft_status directory_put(void *self, weft_context *context, const weft_s
     return status;
 }
 
-struct weft_draft {
+struct weft_directory_draft {
     draft draft;
     weft_store_put_request request;
     char key[WEFT_STORE_KEY_MAX + 1];
 };
 
-weft_status weft_draft_open(weft_context *context, void *self, const weft_store_put_request *request,
-                            weft_draft **draft_out) {
+weft_status weft_directory_draft_open(weft_context *context, void *self,
+                                      const weft_store_put_request *request,
+                                      weft_directory_draft **draft_out) {
     weft_context_clear(context);
-    weft_draft *draft = weft_allocate_zeroed(context, 1, sizeof(*draft));
+    weft_directory_draft *draft = weft_allocate_zeroed(context, 1, sizeof(*draft));
     if (draft == NULL) {
         return WEFT_NO_MEMORY;
     }
@@ -598,18 +599,18 @@ weft_status weft_draft_open(weft_context *context, void *self, const weft_store_
     return WEFT_OK;
 }
 
-weft_status weft_draft_append(weft_draft *draft, const void *data, size_t size) {
+weft_status weft_directory_draft_append(weft_directory_draft *draft, const void *data, size_t size) {
     return write_all(&draft->draft, data, size);
 }
 
-weft_status weft_draft_finish(weft_draft *draft, weft_store_tag *tag_out) {
+weft_status weft_directory_draft_finish(weft_directory_draft *draft, weft_store_tag *tag_out) {
     weft_status status = finish_put(&draft->draft, tag_out);
     end_put(&draft->draft, status);
     weft_release(draft->draft.context, draft);
     return status;
 }
 
-void weft_draft_abandon(weft_draft *draft) {
+void weft_directory_draft_abandon(weft_directory_draft *draft) {
     end_put(&draft->draft, WEFT_CANCELLED);
     weft_release(draft->draft.context, draft);
 }

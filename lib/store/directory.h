@@ -15,14 +15,15 @@ weft_status weft_directory_object(weft_context *context, void *self, const char 
 
 /* A put that is being written: a temporary file. `feed` of the request is not used. The context and the
  * store must outlive it. */
-typedef struct weft_draft weft_draft;
+typedef struct weft_directory_draft weft_directory_draft;
 
 /* WEFT_CONFLICT if the condition does not hold already now. */
-weft_status weft_draft_open(weft_context *context, void *self, const weft_store_put_request *request,
-                            weft_draft **draft_out);
-weft_status weft_draft_append(weft_draft *draft, const void *data, size_t size);
+weft_status weft_directory_draft_open(weft_context *context, void *self,
+                                      const weft_store_put_request *request,
+                                      weft_directory_draft **draft_out);
+weft_status weft_directory_draft_append(weft_directory_draft *draft, const void *data, size_t size);
 /* The object is there, whole, when this returns WEFT_OK. The draft is gone in any case. */
-weft_status weft_draft_finish(weft_draft *draft, weft_store_tag *tag_out);
-void weft_draft_abandon(weft_draft *draft);
+weft_status weft_directory_draft_finish(weft_directory_draft *draft, weft_store_tag *tag_out);
+void weft_directory_draft_abandon(weft_directory_draft *draft);
 
 #endif
