@@ -198,6 +198,7 @@ int verb_inspect(int argc, char **argv);
 int verb_digest(int argc, char **argv);
 int verb_verify(int argc, char **argv);
 int verb_stats(int argc, char **argv);
+int verb_serve(int argc, char **argv);
 int verb_bench(int argc, char **argv);
 
 #endif

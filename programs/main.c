@@ -22,6 +22,7 @@ static const weft_verb verbs[] = {
     {"digest", "CKPT", "name the state of a checkpoint", verb_digest},
     {"verify", "CKPT [PATCH]", "check a checkpoint, alone or against a patch", verb_verify},
     {"stats", "BASE NEW", "what changed, where, and what it costs", verb_stats},
+    {"serve", "DIR", "serve a store over HTTP or HTTPS", verb_serve},
     {"bench", "", "this machine against its limits, in one table", verb_bench},
 };
 enum { VERB_COUNT = sizeof verbs / sizeof verbs[0] };

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * serve.h: the parts of `weft serve`: one server, its requests, and who does what for them.
+ *
+ * libmicrohttpd's threads (epoll, a few of them) read and write sockets and call us; what they call must
+ * not wait. What waits for a disk to sync runs on the threads of serve_jobs.c, and who waits for a head is
+ * suspended and costs no thread at all (serve_watch.c). A request belongs to one thread at a time: it
+ * passes from libmicrohttpd to a job or to the watch when it is suspended, and back when it is resumed.
+ */
+#ifndef WEFT_PROGRAMS_SERVE_H
+#define WEFT_PROGRAMS_SERVE_H
+
+#include "../lib/store/directory.h"
+#include "command.h"
+
+#include <microhttpd.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+typedef struct serve_server serve_server;
+typedef struct serve_request serve_request;
+
+/* ---- serve_tokens.c: who may do what ---- */
+
+enum { TOKEN_HASH = 32 };
+
+/* Of tokens only the SHA-256 is kept: all have the same length, and a comparison tells nothing of where two
+ * differ. */
+typedef struct serve_tokens {
+    uint8_t (*hashes)[TOKEN_HASH];
+    size_t count;
+} serve_tokens;
+
+/* One token per line; empty lines and the ends of lines do not count. Warns if others can read the file. */
+int serve_tokens_read(weft_command *command, const char *path, serve_tokens *tokens);
+void serve_tokens_close(serve_tokens *tokens);
+
+/* 0 if the request may read, or write; else the code of the refusal: 401 or 403. */
+unsigned serve_tokens_refusal(const serve_server *server, struct MHD_Connection *connection, bool writes);
+
+/* ---- serve_metrics.c: what is counted ---- */
+
+typedef enum serve_method {
+    METHOD_GET,
+    METHOD_HEAD,
+    METHOD_PUT,
+    METHOD_DELETE,
+    METHOD_OTHER,
+    METHOD_COUNT,
+} serve_method;
+
+typedef enum serve_route { ROUTE_OBJECT, ROUTE_WATCH, ROUTE_INFO, ROUTE_COUNT } serve_route;
+
+enum { CODE_COUNT = 20, BUCKET_COUNT = 10, ERROR_COUNT = 8, ERROR_TEXT = 300 };
+
+typedef struct serve_histogram {
+    atomic_uint_fast64_t buckets[BUCKET_COUNT]; /* not cumulative; the last one has no upper bound */
+    atomic_uint_fast64_t microseconds;
+} serve_histogram;
+
+typedef struct serve_error {
+    double at; /* seconds since 1970 */
+    char text[ERROR_TEXT];
+} serve_error;
+
+typedef struct serve_metrics {
+    double started;
+    atomic_uint_fast64_t requests[METHOD_COUNT][CODE_COUNT];
+    atomic_uint_fast64_t cut; /* requests that ended without an answer being sent whole */
+    atomic_uint_fast64_t sent, received;
+    atomic_uint_fast64_t connections;
+    atomic_uint_fast64_t active; /* requests being worked on */
+    serve_histogram seconds[ROUTE_COUNT];
+    pthread_mutex_t mutex; /* of what follows, and of stderr */
+    serve_error errors[ERROR_COUNT];
+    uint64_t error_count;
+    double printed; /* when an error was last printed */
+} serve_metrics;
+
+void serve_metrics_open(serve_metrics *metrics);
+void serve_metrics_close(serve_metrics *metrics);
+/* Counts a request that has ended. */
+void serve_metrics_count(serve_metrics *metrics, const serve_request *request, bool whole);
+/* A failure of the server's own, kept for the status and printed on stderr, at most once per second. */
+void serve_report(serve_server *server, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The bodies of /metrics, /v1/status and /; NULL if there is no memory. The caller frees them. */
+char *serve_text_metrics(serve_server *server, size_t *size_out);
+char *serve_text_status(serve_server *server, size_t *size_out);
+char *serve_text_welcome(serve_server *server, size_t *size_out);
+
+/* ---- serve_jobs.c: work that waits for a disk ---- */
+
+enum { JOB_THREADS = 4 };
+
+typedef struct serve_jobs {
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
+    serve_request *first, *last;
+    pthread_t threads[JOB_THREADS];
+    size_t thread_count;
+    bool closing;
+} serve_jobs;
+
+bool serve_jobs_open(serve_jobs *jobs);
+/* Suspends the connection of a request and has request->job called by another thread, which then resumes
+ * it. Once the threads have finished, it calls the job itself and returns false: nothing is suspended. */
+bool serve_jobs_defer(serve_jobs *jobs, serve_request *request);
+/* Does what is there, and ends the threads. */
+void serve_jobs_finish(serve_jobs *jobs);
+void serve_jobs_close(serve_jobs *jobs);
+
+/* ---- serve_watch.c: the newest head, and who waits for it ---- */
+
+typedef struct serve_head {
+    bool known;
+    uint8_t data[WEFT_HEAD_MAX];
+    size_t size;
+    weft_head_info info;
+} serve_head;
+
+typedef struct serve_watch {
+    serve_server *server;
+    weft_context *context; /* of the thread */
+    pthread_mutex_t mutex;
+    serve_head head;
+    serve_request *waiting; /* a list through request->next, in no order */
+    size_t count;
+    bool closing;
+    bool complained; /* about a head that cannot be read, since one could be */
+    int notifier;    /* inotify; -1: there is none, and looking now and then must do */
+    int poke;        /* an eventfd */
+    pthread_t thread;
+} serve_watch;
+
+bool serve_watch_open(serve_watch *watch, serve_server *server);
+
+typedef enum serve_verdict {
+    VERDICT_HEAD,      /* answer with `head_out` */
+    VERDICT_NONE,      /* nothing newer: 204 */
+    VERDICT_FULL,      /* too many wait already: 503 */
+    VERDICT_SUSPENDED, /* call again when resumed */
+} serve_verdict;
+/* Suspends the request unless there is something newer than request->after, or no time or room to wait. */
+serve_verdict serve_watch_ask(serve_watch *watch, serve_request *request, serve_head *head_out);
+/* There may be a new head. */
+void serve_watch_poke(serve_watch *watch);
+serve_head serve_watch_head(serve_watch *watch, size_t *watchers_out);
+/* Sends those who wait away, and from now on nobody waits. */
+void serve_watch_dismiss(serve_watch *watch);
+void serve_watch_close(serve_watch *watch);
+
+/* ---- serve_request.c: from the first byte to the last ---- */
+
+struct serve_request {
+    serve_server *server;
+    struct MHD_Connection *connection;
+    weft_context *context; /* this request's own */
+    serve_method method;
+    serve_route route;
+    double started;
+    char key[WEFT_STORE_KEY_MAX + 1];
+    uint64_t expected; /* bytes of the body; UINT64_MAX: not announced */
+    uint64_t received;
+    uint64_t discarded;
+    /* an answer that is already decided, while the rest of the body is discarded */
+    unsigned refusal; /* 0: none */
+    const char *refusal_text;
+    /* the answer */
+    unsigned code; /* 0: none was given yet */
+    uint64_t body; /* bytes of the answer */
+    /* a put or a removal */
+    weft_directory_draft *draft;
+    bool replaces;
+    void (*job)(serve_request *request);
+    bool job_done;
+    weft_status status;
+    weft_store_tag tag;
+    serve_request *next; /* in the list of jobs, or of who waits */
+    /* a watch */
+    uint64_t after;
+    double deadline; /* 0: not waited yet */
+};
+
+/* Callbacks of libmicrohttpd. */
+enum MHD_Result serve_request_handle(void *opaque, struct MHD_Connection *connection, const char *url,
+                                     const char *method, const char *version, const char *data,
+                                     size_t *data_size, void **state);
+void serve_request_complete(void *opaque, struct MHD_Connection *connection, void **state,
+                            enum MHD_RequestTerminationCode ending);
+
+/* The value of a field, or NULL. */
+const char *serve_field(const serve_request *request, const char *name);
+/* Decides the answer now; it is sent when the body was read, or at once if that would be too much. */
+void serve_refuse(serve_request *request, unsigned code, const char *text);
+/* Sends an answer, which it takes. NULL: there was no memory for it. */
+enum MHD_Result serve_answer(serve_request *request, unsigned code, struct MHD_Response *response);
+enum MHD_Result serve_answer_text(serve_request *request, unsigned code, const char *text);
+enum MHD_Result serve_answer_empty(serve_request *request, unsigned code);
+/* The code for a failure of the store. */
+unsigned serve_status_code(weft_status status);
+/* Reports what the last call with the request's context said, if the failure is the server's own. */
+void serve_report_status(serve_request *request, weft_status status);
+struct MHD_Response *serve_response_empty(void);
+void serve_response_tag(struct MHD_Response *response, const weft_store_tag *tag);
+
+/* ---- serve_objects.c: GET, HEAD, PUT and DELETE of objects ---- */
+
+/* Before the body. */
+void serve_object_begin(serve_request *request);
+/* A piece of a put's body. */
+void serve_object_append(serve_request *request, const char *data, size_t size);
+/* After the body, and again when a job is done. */
+enum MHD_Result serve_object_end(serve_request *request);
+
+/* ---- the server ---- */
+
+struct serve_server {
+    weft_command *command;
+    const char *directory;
+    const char *url;
+    bool read_only;
+    uint64_t max_object;
+    unsigned max_connections;
+    unsigned max_watchers;
+    unsigned idle_seconds;
+    double watch_seconds;
+    atomic_bool stopping;
+    serve_tokens read_tokens;
+    serve_tokens write_tokens;
+    void *files;       /* the directory itself, for descriptors and drafts */
+    weft_store *store; /* over `files` */
+    serve_metrics metrics;
+    serve_jobs jobs;
+    serve_watch watch;
+};
+
+#endif

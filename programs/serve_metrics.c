@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * serve_metrics.c: what is counted, and how it is told: Prometheus' text format at /metrics, JSON at
+ * /v1/status, a few lines for people at /.
+ */
+#include "serve.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static const char *const method_names[METHOD_COUNT] = {"GET", "HEAD", "PUT", "DELETE", "other"};
+static const char *const route_names[ROUTE_COUNT] = {"object", "watch", "info"};
+
+/* The codes that we give. The last place is for others, which there should not be. */
+static const unsigned codes[CODE_COUNT] = {200, 201, 204, 206, 304, 400, 401, 403, 404, 405,
+                                           409, 412, 413, 416, 500, 501, 503, 507, 431, 0};
+
+/* Upper bounds in seconds. */
+static const double bounds[BUCKET_COUNT] = {0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 300, INFINITY};
+
+static double wall_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+void serve_metrics_open(serve_metrics *metrics) {
+    metrics->started = clock_seconds();
+    metrics->printed = -1;
+    pthread_mutex_init(&metrics->mutex, NULL);
+}
+
+void serve_metrics_close(serve_metrics *metrics) {
+    pthread_mutex_destroy(&metrics->mutex);
+}
+
+/* ---- counting ---- */
+
+static void count_seconds(serve_histogram *histogram, double seconds) {
+    size_t bucket = 0;
+    while (seconds > bounds[bucket]) {
+        bucket++;
+    }
+    atomic_fetch_add(&histogram->buckets[bucket], 1);
+    atomic_fetch_add(&histogram->microseconds, (uint64_t)(seconds * 1e6));
+}
+
+void serve_metrics_count(serve_metrics *metrics, const serve_request *request, bool whole) {
+    atomic_fetch_add(&metrics->received, request->received);
+    if (!whole || request->code == 0) {
+        atomic_fetch_add(&metrics->cut, 1);
+        return;
+    }
+    size_t code = 0;
+    while (code + 1 < CODE_COUNT && codes[code] != request->code) {
+        code++;
+    }
+    atomic_fetch_add(&metrics->requests[request->method][code], 1);
+    atomic_fetch_add(&metrics->sent, request->body);
+    count_seconds(&metrics->seconds[request->route], clock_seconds() - request->started);
+}
+
+void serve_report(serve_server *server, const char *format, ...) {
+    serve_metrics *metrics = &server->metrics;
+    serve_error error = {.at = wall_seconds()};
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error.text, sizeof error.text, format, arguments);
+    va_end(arguments);
+    pthread_mutex_lock(&metrics->mutex);
+    metrics->errors[metrics->error_count++ % ERROR_COUNT] = error;
+    double now = clock_seconds();
+    if (!server->command->quiet && (metrics->printed < 0 || now - metrics->printed >= 1)) {
+        metrics->printed = now;
+        fprintf(stderr, "%s: ", server->command->name);
+        text_print(stderr, error.text);
+        putc('\n', stderr);
+    }
+    pthread_mutex_unlock(&metrics->mutex);
+}
+
+/* ---- Prometheus ---- */
+
+static void print_one(FILE *out, const char *name, const char *type, const char *help, double value) {
+    fprintf(out, "# HELP %s %s\n# TYPE %s %s\n%s %.17g\n", name, help, name, type, name, value);
+}
+
+static void print_requests(FILE *out, serve_metrics *metrics) {
+    fputs("# HELP weft_serve_requests_total Requests that were answered, by method and status code.\n"
+          "# TYPE weft_serve_requests_total counter\n",
+          out);
+    for (size_t m = 0; m < METHOD_COUNT; m++) {
+        for (size_t c = 0; c < CODE_COUNT; c++) {
+            uint64_t count = atomic_load(&metrics->requests[m][c]);
+            if (count > 0) {
+                fprintf(out, "weft_serve_requests_total{method=\"%s\",code=\"%u\"} %" PRIu64 "\n",
+                        method_names[m], codes[c], count);
+            }
+        }
+    }
+}
+
+static void print_seconds(FILE *out, serve_metrics *metrics) {
+    static const char name[] = "weft_serve_request_seconds";
+    fprintf(out,
+            "# HELP %s Time from a request's header to the last byte of its answer; a watch waits.\n"
+            "# TYPE %s histogram\n",
+            name, name);
+    for (size_t r = 0; r < ROUTE_COUNT; r++) {
+        uint64_t count = 0;
+        for (size_t b = 0; b < BUCKET_COUNT; b++) {
+            char bound[16] = "+Inf";
+            if (b + 1 < BUCKET_COUNT) {
+                snprintf(bound, sizeof bound, "%g", bounds[b]);
+            }
+            count += atomic_load(&metrics->seconds[r].buckets[b]);
+            fprintf(out, "%s_bucket{route=\"%s\",le=\"%s\"} %" PRIu64 "\n", name, route_names[r], bound,
+                    count);
+        }
+        fprintf(out, "%s_sum{route=\"%s\"} %.6f\n", name, route_names[r],
+                1e-6 * (double)atomic_load(&metrics->seconds[r].microseconds));
+        fprintf(out, "%s_count{route=\"%s\"} %" PRIu64 "\n", name, route_names[r], count);
+    }
+}
+
+static void print_head(FILE *out, const serve_head *head) {
+    print_one(out, "weft_serve_version", "gauge", "The newest published version; 0 before the first.",
+              (double)head->info.version);
+    print_one(out, "weft_serve_epoch", "gauge", "The publisher's epoch; 0 before the first.",
+              (double)head->info.epoch);
+    print_one(out, "weft_serve_published_timestamp_seconds", "gauge",
+              "When the newest version was published, by the publisher's clock.",
+              1e-3 * (double)head->info.milliseconds);
+    print_one(out, "weft_serve_patch_bytes", "gauge", "Size of the newest version's patch.",
+              (double)head->info.patch_bytes);
+    print_one(out, "weft_serve_dense_bytes", "gauge", "Size of the model.", (double)head->info.dense_bytes);
+    print_one(out, "weft_serve_changed_ratio", "gauge",
+              "Part of the model's elements that the newest version changed.",
+              head->info.total > 0 ? (double)head->info.changed / (double)head->info.total : 0);
+}
+
+static uint64_t count_errors(serve_metrics *metrics) {
+    pthread_mutex_lock(&metrics->mutex);
+    uint64_t count = metrics->error_count;
+    pthread_mutex_unlock(&metrics->mutex);
+    return count;
+}
+
+static void print_counters(FILE *out, serve_metrics *metrics) {
+    print_requests(out, metrics);
+    print_one(out, "weft_serve_requests_cut_total", "counter",
+              "Requests that ended before their answer was sent whole.",
+              (double)atomic_load(&metrics->cut));
+    print_one(out, "weft_serve_bytes_sent_total", "counter", "Bytes of bodies that were sent whole.",
+              (double)atomic_load(&metrics->sent));
+    print_one(out, "weft_serve_bytes_received_total", "counter", "Bytes of bodies that were received.",
+              (double)atomic_load(&metrics->received));
+    print_one(out, "weft_serve_errors_total", "counter",
+              "Failures of the server's own, such as a full disk.", (double)count_errors(metrics));
+    print_seconds(out, metrics);
+}
+
+static void print_gauges(FILE *out, serve_server *server, size_t watchers) {
+    print_one(out, "weft_serve_uptime_seconds", "gauge", "Time since the server was started.",
+              clock_seconds() - server->metrics.started);
+    print_one(out, "weft_serve_connections", "gauge", "Open connections.",
+              (double)atomic_load(&server->metrics.connections));
+    print_one(out, "weft_serve_connections_limit", "gauge", "Connections that may be open at once.",
+              server->max_connections);
+    print_one(out, "weft_serve_watchers", "gauge", "Requests that wait for a new version.",
+              (double)watchers);
+}
+
+char *serve_text_metrics(serve_server *server, size_t *size_out) {
+    char *text = NULL;
+    FILE *out = open_memstream(&text, size_out);
+    if (out == NULL) {
+        return NULL;
+    }
+    size_t watchers = 0;
+    serve_head head = serve_watch_head(&server->watch, &watchers);
+    print_counters(out, &server->metrics);
+    print_gauges(out, server, watchers);
+    print_head(out, &head);
+    if (fclose(out) != 0) {
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
+/* ---- JSON ---- */
+
+static json_t *json_head(const serve_head *head) {
+    if (!head->known) {
+        return json_null();
+    }
+    const weft_head_info *info = &head->info;
+    double age = wall_seconds() - 1e-3 * (double)info->milliseconds;
+    json_t *json = json_object();
+    json_object_set_new(json, "run", json_string(info->run));
+    json_object_set_new(json, "epoch", json_count(info->epoch));
+    json_object_set_new(json, "sequence", json_count(info->sequence));
+    json_object_set_new(json, "version", json_count(info->version));
+    json_object_set_new(json, "digest", json_digest(&info->digest));
+    json_object_set_new(json, "published_milliseconds", json_count(info->milliseconds));
+    json_object_set_new(json, "age_seconds", json_real(age));
+    json_object_set_new(json, "patch_bytes", json_count(info->patch_bytes));
+    json_object_set_new(json, "dense_bytes", json_count(info->dense_bytes));
+    json_object_set_new(json, "density", json_ratio((double)info->changed, (double)info->total));
+    json_object_set_new(json, "signed", json_boolean(info->is_signed));
+    return json;
+}
+
+static json_t *json_requests(serve_metrics *metrics) {
+    json_t *json = json_object();
+    for (size_t m = 0; m < METHOD_COUNT; m++) {
+        json_t *method = json_object();
+        for (size_t c = 0; c < CODE_COUNT; c++) {
+            uint64_t count = atomic_load(&metrics->requests[m][c]);
+            if (count > 0) {
+                char code[16];
+                snprintf(code, sizeof code, "%u", codes[c]);
+                json_object_set_new(method, code, json_count(count));
+            }
+        }
+        json_object_set_new(json, method_names[m], method);
+    }
+    return json;
+}
+
+/* The newest first. */
+static json_t *json_errors(serve_metrics *metrics) {
+    json_t *json = json_array();
+    double now = wall_seconds();
+    pthread_mutex_lock(&metrics->mutex);
+    for (uint64_t i = 0; i < ERROR_COUNT && i < metrics->error_count; i++) {
+        const serve_error *error = &metrics->errors[(metrics->error_count - 1 - i) % ERROR_COUNT];
+        json_t *entry = json_object();
+        json_object_set_new(entry, "age_seconds", json_real(now - error->at));
+        json_object_set_new(entry, "text", json_string(error->text));
+        json_array_append_new(json, entry);
+    }
+    pthread_mutex_unlock(&metrics->mutex);
+    return json;
+}
+
+char *serve_text_status(serve_server *server, size_t *size_out) {
+    serve_metrics *metrics = &server->metrics;
+    size_t watchers = 0;
+    serve_head head = serve_watch_head(&server->watch, &watchers);
+    char version[32];
+    snprintf(version, sizeof version, "%d.%d.%d", WEFT_VERSION_MAJOR, WEFT_VERSION_MINOR,
+             WEFT_VERSION_PATCH);
+    json_t *json = json_object();
+    json_object_set_new(json, "weft", json_string(version));
+    json_object_set_new(json, "head", json_head(&head));
+    json_object_set_new(json, "read_only", json_boolean(server->read_only));
+    json_object_set_new(json, "uptime_seconds", json_real(clock_seconds() - metrics->started));
+    json_object_set_new(json, "connections", json_count(atomic_load(&metrics->connections)));
+    json_object_set_new(json, "watchers", json_count(watchers));
+    json_object_set_new(json, "requests", json_requests(metrics));
+    json_object_set_new(json, "requests_cut", json_count(atomic_load(&metrics->cut)));
+    json_object_set_new(json, "bytes_sent", json_count(atomic_load(&metrics->sent)));
+    json_object_set_new(json, "bytes_received", json_count(atomic_load(&metrics->received)));
+    json_object_set_new(json, "errors", json_errors(metrics));
+    char *text = json_dumps(json, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    json_decref(json);
+    *size_out = text == NULL ? 0 : strlen(text);
+    return text;
+}
+
+/* ---- for people ---- */
+
+char *serve_text_welcome(serve_server *server, size_t *size_out) {
+    char *text = NULL;
+    size_t watchers = 0;
+    serve_head head = serve_watch_head(&server->watch, &watchers);
+    FILE *out = open_memstream(&text, size_out);
+    if (out == NULL) {
+        return NULL;
+    }
+    fprintf(out,
+            "This is a weft store: versions of a model's weights, as exact patches.\n\n"
+            "Newest version: %" PRIu64 "\nWatching now:   %zu\n\n"
+            "  /v1/status           what is here, and what was done, as JSON\n"
+            "  /metrics             the same for Prometheus\n"
+            "  /v1/watch?after=N    waits for a version above N and answers with its head\n"
+            "  /KEY                 an object: GET, HEAD%s\n\n"
+            "To follow it:  weft follow %s model.safetensors\n",
+            head.info.version, watchers, server->read_only ? "" : ", PUT, DELETE", server->url);
+    if (fclose(out) != 0) {
+        free(text);
+        return NULL;
+    }
+    return text;
+}

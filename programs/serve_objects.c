@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * serve_objects.c: objects over HTTP: GET and HEAD with ranges and conditions, PUT that appears whole or
+ * not at all, DELETE.
+ *
+ * A GET's body goes from a descriptor to the socket and costs no memory. A PUT's body goes to a temporary
+ * file as it comes; when it is there, a job syncs it and puts it in place.
+ */
+#include "serve.h"
+#include "serve_fields.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+
+static bool starts_with(const char *text, const char *prefix) {
+    return strncmp(text, prefix, strlen(prefix)) == 0;
+}
+
+/* ---- reading ---- */
+
+/* Immutable objects may be kept for ever; of what we do not know we say nothing. */
+static const char *cache_policy(const char *key) {
+    static const char *const immutable[] = {"pages/", "patches/", "anchors/", "chunks/"};
+    for (size_t i = 0; i < sizeof immutable / sizeof immutable[0]; i++) {
+        if (starts_with(key, immutable[i])) {
+            return "public, max-age=31536000, immutable";
+        }
+    }
+    return "no-cache";
+}
+
+static void add_object_fields(const serve_request *request, struct MHD_Response *response) {
+    serve_response_tag(response, &request->tag);
+    MHD_add_response_header(response, "Accept-Ranges", "bytes");
+    MHD_add_response_header(response, "Cache-Control", cache_policy(request->key));
+    MHD_add_response_header(response, "Content-Type",
+                            starts_with(request->key, "heads/") ? "application/json"
+                                                                : "application/octet-stream");
+}
+
+/* The range that is asked for, unless If-Range says that it was of another content. */
+static serve_range choose_range(const serve_request *request, uint64_t size) {
+    const char *condition = serve_field(request, "If-Range");
+    if (request->method != METHOD_GET ||
+        (condition != NULL &&
+         (serve_tags_any(condition) || !serve_tags_hold(condition, request->tag.text, false)))) {
+        return (serve_range){.kind = RANGE_WHOLE};
+    }
+    return serve_range_parse(serve_field(request, "Range"), size);
+}
+
+static enum MHD_Result send_range(serve_request *request, unsigned code, int descriptor, serve_range range,
+                                  uint64_t size) {
+    struct MHD_Response *response =
+        range.length == 0 ? serve_response_empty()
+                          : MHD_create_response_from_fd_at_offset64(range.length, descriptor, range.offset);
+    if (range.length == 0 || response == NULL) {
+        close(descriptor);
+    }
+    if (response != NULL) {
+        add_object_fields(request, response);
+    }
+    if (response != NULL && code == MHD_HTTP_PARTIAL_CONTENT) {
+        char text[80];
+        snprintf(text, sizeof text, "bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64, range.offset,
+                 range.offset + range.length - 1, size);
+        MHD_add_response_header(response, "Content-Range", text);
+    }
+    request->body = request->method == METHOD_HEAD ? 0 : range.length;
+    return serve_answer(request, code, response);
+}
+
+static enum MHD_Result send_unsatisfiable(serve_request *request, uint64_t size) {
+    struct MHD_Response *response = serve_response_empty();
+    if (response != NULL) {
+        char text[48];
+        snprintf(text, sizeof text, "bytes */%" PRIu64, size);
+        MHD_add_response_header(response, "Content-Range", text);
+    }
+    return serve_answer(request, MHD_HTTP_RANGE_NOT_SATISFIABLE, response);
+}
+
+static enum MHD_Result send_unchanged(serve_request *request) {
+    struct MHD_Response *response = serve_response_empty();
+    if (response != NULL) {
+        serve_response_tag(response, &request->tag);
+        MHD_add_response_header(response, "Cache-Control", cache_policy(request->key));
+    }
+    return serve_answer(request, MHD_HTTP_NOT_MODIFIED, response);
+}
+
+static enum MHD_Result send_object(serve_request *request, int descriptor, uint64_t size) {
+    const char *match = serve_field(request, "If-Match");
+    const char *none_match = serve_field(request, "If-None-Match");
+    serve_range range = choose_range(request, size);
+    if (match != NULL && !serve_tags_hold(match, request->tag.text, false)) {
+        close(descriptor);
+        return serve_answer_text(request, MHD_HTTP_PRECONDITION_FAILED, "the object is another one");
+    }
+    if (none_match != NULL && serve_tags_hold(none_match, request->tag.text, true)) {
+        close(descriptor);
+        return send_unchanged(request);
+    }
+    if (range.kind == RANGE_UNSATISFIABLE) {
+        close(descriptor);
+        return send_unsatisfiable(request, size);
+    }
+    if (range.kind == RANGE_WHOLE) {
+        range.length = size;
+        return send_range(request, MHD_HTTP_OK, descriptor, range, size);
+    }
+    return send_range(request, MHD_HTTP_PARTIAL_CONTENT, descriptor, range, size);
+}
+
+/* ---- answers about the store's failures ---- */
+
+/* Texts of the store name files of this machine: they are for its owner, not for the client. */
+static const char *failure_text(weft_status status) {
+    switch (status) {
+    case WEFT_NOT_FOUND:
+        return "there is no such object";
+    case WEFT_CONFLICT:
+        return "the condition does not hold: the object is there already, or is another one";
+    case WEFT_NO_SPACE:
+        return "the server's disk is full";
+    default:
+        return "the server cannot read or write its files; its log says why";
+    }
+}
+
+static void refuse_failure(serve_request *request, weft_status status) {
+    serve_report_status(request, status);
+    serve_refuse(request, serve_status_code(status), failure_text(status));
+}
+
+static enum MHD_Result answer_failure(serve_request *request, weft_status status) {
+    serve_report_status(request, status);
+    return serve_answer_text(request, serve_status_code(status), failure_text(status));
+}
+
+static enum MHD_Result get_object(serve_request *request) {
+    int descriptor = -1;
+    uint64_t size = 0;
+    weft_status status = weft_directory_object(request->context, request->server->files, request->key,
+                                               &descriptor, &size, &request->tag);
+    return status == WEFT_OK ? send_object(request, descriptor, size) : answer_failure(request, status);
+}
+
+/* ---- writing ---- */
+
+/* Turns If-Match into the tag that has to be there still when the object is put in place. */
+static weft_status require_match(serve_request *request, const char *match, weft_store_put_request *put) {
+    if (!request->replaces || !serve_tags_hold(match, request->tag.text, false)) {
+        return WEFT_CONFLICT;
+    }
+    put->condition = WEFT_STORE_IF_SAME;
+    put->tag = request->tag;
+    return WEFT_OK;
+}
+
+static weft_status read_conditions(serve_request *request, weft_store_put_request *put) {
+    const char *match = serve_field(request, "If-Match");
+    uint64_t size = 0;
+    weft_status status =
+        weft_store_head(request->context, request->server->store, request->key, &size, &request->tag);
+    request->replaces = status == WEFT_OK;
+    if (status != WEFT_OK && status != WEFT_NOT_FOUND) {
+        return status;
+    }
+    if (serve_field(request, "If-None-Match") != NULL) {
+        put->condition = WEFT_STORE_IF_ABSENT;
+        return WEFT_OK;
+    }
+    return match == NULL ? WEFT_OK : require_match(request, match, put);
+}
+
+static void begin_put(serve_request *request) {
+    const char *none_match = serve_field(request, "If-None-Match");
+    if (request->expected != UINT64_MAX && request->expected > request->server->max_object) {
+        serve_refuse(request, MHD_HTTP_CONTENT_TOO_LARGE, "the object is larger than this server takes");
+        return;
+    }
+    if (serve_field(request, "Content-Range") != NULL || serve_field(request, "Content-Encoding") != NULL) {
+        serve_refuse(request, MHD_HTTP_BAD_REQUEST, "objects are put whole and as they are");
+        return;
+    }
+    if (none_match != NULL && (!serve_tags_any(none_match) || serve_field(request, "If-Match") != NULL)) {
+        serve_refuse(request, MHD_HTTP_BAD_REQUEST, "a put knows If-None-Match: * or If-Match");
+        return;
+    }
+    weft_store_put_request put = {.key = request->key};
+    weft_status status = read_conditions(request, &put);
+    if (status == WEFT_OK) {
+        status = weft_directory_draft_open(request->context, request->server->files, &put, &request->draft);
+    }
+    if (status != WEFT_OK) {
+        refuse_failure(request, status);
+    }
+}
+
+void serve_object_begin(serve_request *request) {
+    if (request->method == METHOD_PUT) {
+        begin_put(request);
+    } else if (request->method == METHOD_DELETE && (serve_field(request, "If-Match") != NULL ||
+                                                    serve_field(request, "If-None-Match") != NULL)) {
+        serve_refuse(request, MHD_HTTP_NOT_IMPLEMENTED, "removals cannot be conditional");
+    }
+}
+
+static void drop_draft(serve_request *request) {
+    weft_directory_draft_abandon(request->draft);
+    request->draft = NULL;
+}
+
+void serve_object_append(serve_request *request, const char *data, size_t size) {
+    if (request->received > request->server->max_object) {
+        serve_refuse(request, MHD_HTTP_CONTENT_TOO_LARGE, "the object is larger than this server takes");
+        drop_draft(request);
+        return;
+    }
+    weft_status status = weft_directory_draft_append(request->draft, data, size);
+    if (status != WEFT_OK) {
+        refuse_failure(request, status);
+        drop_draft(request);
+    }
+}
+
+static void finish_put(serve_request *request) {
+    weft_directory_draft *draft = request->draft;
+    request->draft = NULL;
+    request->status = weft_directory_draft_finish(draft, &request->tag);
+    if (request->status == WEFT_OK && starts_with(request->key, "heads/")) {
+        serve_watch_poke(&request->server->watch);
+    }
+}
+
+static void finish_remove(serve_request *request) {
+    request->status = weft_store_remove(request->context, request->server->store, request->key);
+}
+
+static enum MHD_Result answer_written(serve_request *request) {
+    if (request->status != WEFT_OK) {
+        return answer_failure(request, request->status);
+    }
+    if (request->method == METHOD_DELETE) {
+        return serve_answer_empty(request, MHD_HTTP_NO_CONTENT);
+    }
+    struct MHD_Response *response = serve_response_empty();
+    if (response != NULL) {
+        serve_response_tag(response, &request->tag);
+    }
+    return serve_answer(request, request->replaces ? MHD_HTTP_NO_CONTENT : MHD_HTTP_CREATED, response);
+}
+
+enum MHD_Result serve_object_end(serve_request *request) {
+    if (request->method == METHOD_GET || request->method == METHOD_HEAD) {
+        return get_object(request);
+    }
+    if (!request->job_done) {
+        request->job = request->method == METHOD_PUT ? finish_put : finish_remove;
+        if (serve_jobs_defer(&request->server->jobs, request)) {
+            return MHD_YES;
+        }
+    }
+    return answer_written(request);
+}

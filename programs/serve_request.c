@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * serve_request.c: one request from its header to its end: where it goes, whether it may, what becomes of
+ * its body, and what every answer carries.
+ *
+ * libmicrohttpd calls serve_request_handle once when the header is there, once for each piece of a body,
+ * and once when the body has ended, and again whenever a suspended connection is resumed. Answers are given
+ * at the end, so that a refused request leaves its connection usable; a body that nobody wants is read for
+ * that up to DISCARD_BYTES. Where more is announced, or the client still waits for a "100 Continue", the
+ * refusal is sent at once and the connection closed.
+ */
+#include "serve.h"
+#include "serve_fields.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+static const uint64_t DISCARD_BYTES = (uint64_t)8 << 20;
+
+const char *serve_field(const serve_request *request, const char *name) {
+    return MHD_lookup_connection_value(request->connection, MHD_HEADER_KIND, name);
+}
+
+/* ---- answers ---- */
+
+static const char *allowed_methods(const serve_request *request) {
+    if (request->route == ROUTE_OBJECT) {
+        return request->server->read_only ? "GET, HEAD" : "GET, HEAD, PUT, DELETE";
+    }
+    return request->route == ROUTE_WATCH ? "GET" : "GET, HEAD";
+}
+
+/* What RFC 9110 wants to be with certain codes, and what we want to be with all. */
+static void add_common_fields(const serve_request *request, unsigned code, struct MHD_Response *response) {
+    MHD_add_response_header(response, "Weft-Server", "1");
+    MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    if (code == MHD_HTTP_UNAUTHORIZED) {
+        MHD_add_response_header(response, "WWW-Authenticate", "Bearer realm=\"weft\"");
+    }
+    if (code == MHD_HTTP_METHOD_NOT_ALLOWED) {
+        MHD_add_response_header(response, "Allow", allowed_methods(request));
+    }
+    if (code == MHD_HTTP_SERVICE_UNAVAILABLE) {
+        MHD_add_response_header(response, "Retry-After", "1");
+    }
+    if (atomic_load(&request->server->stopping)) {
+        MHD_add_response_header(response, "Connection", "close");
+    }
+}
+
+enum MHD_Result serve_answer(serve_request *request, unsigned code, struct MHD_Response *response) {
+    if (response == NULL) {
+        return MHD_NO;
+    }
+    add_common_fields(request, code, response);
+    request->code = code;
+    enum MHD_Result result = MHD_queue_response(request->connection, code, response);
+    MHD_destroy_response(response);
+    return result;
+}
+
+enum MHD_Result serve_answer_text(serve_request *request, unsigned code, const char *text) {
+    char line[256];
+    int length = snprintf(line, sizeof line, "%s\n", text);
+    size_t size = (size_t)length < sizeof line ? (size_t)length : sizeof line - 1;
+    struct MHD_Response *response = MHD_create_response_from_buffer(size, line, MHD_RESPMEM_MUST_COPY);
+    if (response != NULL) {
+        MHD_add_response_header(response, "Content-Type", "text/plain; charset=utf-8");
+    }
+    request->body = request->method == METHOD_HEAD ? 0 : size;
+    return serve_answer(request, code, response);
+}
+
+struct MHD_Response *serve_response_empty(void) {
+    static char nothing[1];
+    return MHD_create_response_from_buffer(0, nothing, MHD_RESPMEM_PERSISTENT);
+}
+
+enum MHD_Result serve_answer_empty(serve_request *request, unsigned code) {
+    return serve_answer(request, code, serve_response_empty());
+}
+
+void serve_response_tag(struct MHD_Response *response, const weft_store_tag *tag) {
+    char text[WEFT_STORE_TAG_MAX + 2];
+    snprintf(text, sizeof text, "\"%s\"", tag->text);
+    MHD_add_response_header(response, "ETag", text);
+}
+
+unsigned serve_status_code(weft_status status) {
+    switch (status) {
+    case WEFT_NOT_FOUND:
+        return MHD_HTTP_NOT_FOUND;
+    case WEFT_CONFLICT:
+        return MHD_HTTP_PRECONDITION_FAILED;
+    case WEFT_NO_SPACE:
+        return MHD_HTTP_INSUFFICIENT_STORAGE;
+    case WEFT_NO_MEMORY:
+        return MHD_HTTP_SERVICE_UNAVAILABLE;
+    default:
+        return MHD_HTTP_INTERNAL_SERVER_ERROR;
+    }
+}
+
+void serve_report_status(serve_request *request, weft_status status) {
+    static const char *const methods[METHOD_COUNT] = {"GET", "HEAD", "PUT", "DELETE", "?"};
+    if (serve_status_code(status) >= MHD_HTTP_INTERNAL_SERVER_ERROR) {
+        const char *text = weft_context_error(request->context);
+        serve_report(request->server, "%s %s: %s", methods[request->method], request->key,
+                     *text != 0 ? text : weft_status_name(status));
+    }
+}
+
+void serve_refuse(serve_request *request, unsigned code, const char *text) {
+    request->refusal = code;
+    request->refusal_text = text;
+}
+
+/* ---- the header ---- */
+
+static serve_method parse_method(const char *method) {
+    static const char *const names[] = {"GET", "HEAD", "PUT", "DELETE"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(method, names[i]) == 0) {
+            return (serve_method)i;
+        }
+    }
+    return METHOD_OTHER;
+}
+
+typedef struct framing {
+    unsigned lengths;
+    unsigned encodings;
+} framing;
+
+static enum MHD_Result count_framing(void *opaque, enum MHD_ValueKind kind, const char *name,
+                                     const char *value) {
+    framing *counts = opaque;
+    (void)kind;
+    (void)value;
+    counts->lengths += strcasecmp(name, "Content-Length") == 0;
+    counts->encodings += strcasecmp(name, "Transfer-Encoding") == 0;
+    return MHD_YES;
+}
+
+/* How long the body is. Two ways to say it are how requests are smuggled past a proxy. */
+static void read_framing(serve_request *request) {
+    framing counts = {0};
+    MHD_get_connection_values(request->connection, MHD_HEADER_KIND, count_framing, &counts);
+    const char *length = serve_field(request, "Content-Length");
+    if (counts.lengths + counts.encodings > 1) {
+        request->expected = UINT64_MAX;
+        serve_refuse(request, MHD_HTTP_BAD_REQUEST, "the length of the body is said more than once");
+    } else if (counts.encodings > 0) {
+        request->expected = UINT64_MAX;
+    } else if (length != NULL && !serve_number(length, &request->expected)) {
+        request->expected = UINT64_MAX;
+        serve_refuse(request, MHD_HTTP_BAD_REQUEST, "the length of the body is not a number");
+    }
+}
+
+static void begin_watch(serve_request *request) {
+    const char *after = MHD_lookup_connection_value(request->connection, MHD_GET_ARGUMENT_KIND, "after");
+    const char *seconds =
+        MHD_lookup_connection_value(request->connection, MHD_GET_ARGUMENT_KIND, "seconds");
+    double wait = request->server->watch_seconds;
+    double wanted = wait;
+    if ((after != NULL && !serve_number(after, &request->after)) ||
+        (seconds != NULL && !serve_seconds(seconds, &wanted))) {
+        serve_refuse(request, MHD_HTTP_BAD_REQUEST, "give /v1/watch?after=VERSION&seconds=SECONDS");
+    }
+    request->deadline = request->started + (wanted < wait ? wanted : wait);
+}
+
+typedef struct page {
+    const char *path;
+    const char *type;
+    char *(*text)(serve_server *server, size_t *size_out);
+} page;
+
+static const page pages[] = {
+    {"", "text/plain; charset=utf-8", serve_text_welcome},
+    {"v1/status", "application/json", serve_text_status},
+    {"metrics", "text/plain; version=0.0.4; charset=utf-8", serve_text_metrics},
+};
+
+static const page *find_page(const char *path) {
+    for (size_t i = 0; i < sizeof pages / sizeof pages[0]; i++) {
+        if (strcmp(pages[i].path, path) == 0) {
+            return &pages[i];
+        }
+    }
+    return NULL;
+}
+
+static void find_route(serve_request *request, const char *url) {
+    if (!serve_path_decode(url, request->key, sizeof request->key)) {
+        request->key[0] = 0;
+        serve_refuse(request, MHD_HTTP_BAD_REQUEST, "this path cannot be the key of an object");
+    } else if (find_page(request->key) != NULL) {
+        request->route = ROUTE_INFO;
+    } else if (strcmp(request->key, "v1/watch") == 0) {
+        request->route = ROUTE_WATCH;
+    } else if (strncmp(request->key, "v1/", 3) == 0) {
+        serve_refuse(request, MHD_HTTP_NOT_FOUND, "there is nothing at this path");
+    } else if (!weft_store_key_valid(request->key)) {
+        serve_refuse(request, MHD_HTTP_BAD_REQUEST, "this path cannot be the key of an object");
+    }
+}
+
+static bool is_method_allowed(const serve_request *request) {
+    switch (request->method) {
+    case METHOD_GET:
+        return true;
+    case METHOD_HEAD:
+        return request->route != ROUTE_WATCH;
+    case METHOD_PUT:
+    case METHOD_DELETE:
+        return request->route == ROUTE_OBJECT;
+    default:
+        return false;
+    }
+}
+
+static void check_permission(serve_request *request) {
+    bool writes = request->method == METHOD_PUT || request->method == METHOD_DELETE;
+    if (!is_method_allowed(request)) {
+        serve_refuse(request, MHD_HTTP_METHOD_NOT_ALLOWED, "this method is not for this path");
+        return;
+    }
+    unsigned code = serve_tokens_refusal(request->server, request->connection, writes);
+    if (code == MHD_HTTP_UNAUTHORIZED) {
+        serve_refuse(request, code, "send a token: Authorization: Bearer TOKEN");
+    } else if (code != 0) {
+        serve_refuse(request, code, "this token may read and not write");
+    } else if (writes && request->server->read_only) {
+        serve_refuse(request, MHD_HTTP_FORBIDDEN, "this server is read-only");
+    }
+}
+
+static void begin(serve_request *request, const char *url) {
+    read_framing(request);
+    if (request->refusal == 0) {
+        find_route(request, url);
+    }
+    if (request->refusal == 0) {
+        check_permission(request);
+    }
+    if (request->refusal == 0 && request->route == ROUTE_WATCH) {
+        begin_watch(request);
+    }
+    if (request->refusal == 0 && request->route == ROUTE_OBJECT) {
+        serve_object_begin(request);
+    }
+}
+
+/* ---- the body ---- */
+
+/* True if a refusal cannot wait for the end of the body. */
+static bool is_urgent(const serve_request *request) {
+    bool announced = request->expected != UINT64_MAX;
+    return request->refusal != 0 && request->expected > 0 &&
+           (serve_field(request, "Expect") != NULL || (announced && request->expected > DISCARD_BYTES));
+}
+
+static enum MHD_Result take_body(serve_request *request, const char *data, size_t size) {
+    request->received += size;
+    if (request->refusal == 0 && request->method == METHOD_PUT) {
+        serve_object_append(request, data, size);
+        return MHD_YES;
+    }
+    request->discarded += size;
+    return request->discarded <= DISCARD_BYTES ? MHD_YES : MHD_NO;
+}
+
+/* ---- the end ---- */
+
+static enum MHD_Result end_watch(serve_request *request) {
+    serve_head head;
+    switch (serve_watch_ask(&request->server->watch, request, &head)) {
+    case VERDICT_SUSPENDED:
+        return MHD_YES;
+    case VERDICT_FULL:
+        return serve_answer_text(request, MHD_HTTP_SERVICE_UNAVAILABLE, "too many are watching already");
+    case VERDICT_NONE:
+        return serve_answer_empty(request, MHD_HTTP_NO_CONTENT);
+    default:
+        break;
+    }
+    struct MHD_Response *response =
+        MHD_create_response_from_buffer(head.size, head.data, MHD_RESPMEM_MUST_COPY);
+    if (response != NULL) {
+        MHD_add_response_header(response, "Content-Type", "application/json");
+        MHD_add_response_header(response, "Cache-Control", "no-store");
+    }
+    request->body = head.size;
+    return serve_answer(request, MHD_HTTP_OK, response);
+}
+
+static enum MHD_Result end_page(serve_request *request) {
+    const page *page = find_page(request->key);
+    size_t size = 0;
+    char *text = page->text(request->server, &size);
+    if (text == NULL) {
+        return serve_answer_text(request, MHD_HTTP_SERVICE_UNAVAILABLE, "no memory for this page");
+    }
+    struct MHD_Response *response = MHD_create_response_from_buffer(size, text, MHD_RESPMEM_MUST_FREE);
+    if (response == NULL) {
+        free(text);
+        return MHD_NO;
+    }
+    MHD_add_response_header(response, "Content-Type", page->type);
+    MHD_add_response_header(response, "Cache-Control", "no-store");
+    request->body = request->method == METHOD_HEAD ? 0 : size;
+    return serve_answer(request, MHD_HTTP_OK, response);
+}
+
+static enum MHD_Result end(serve_request *request) {
+    if (request->refusal != 0) {
+        return serve_answer_text(request, request->refusal, request->refusal_text);
+    }
+    switch (request->route) {
+    case ROUTE_WATCH:
+        return end_watch(request);
+    case ROUTE_INFO:
+        return end_page(request);
+    default:
+        return serve_object_end(request);
+    }
+}
+
+/* ---- callbacks ---- */
+
+static serve_request *open_request(serve_server *server, struct MHD_Connection *connection,
+                                   const char *method) {
+    serve_request *request = calloc(1, sizeof *request);
+    weft_context_options options = {.threads = 1};
+    if (request == NULL || weft_context_create(&options, &request->context) != WEFT_OK) {
+        free(request);
+        return NULL;
+    }
+    request->server = server;
+    request->connection = connection;
+    request->method = parse_method(method);
+    request->started = clock_seconds();
+    atomic_fetch_add(&server->metrics.active, 1);
+    return request;
+}
+
+enum MHD_Result serve_request_handle(void *opaque, struct MHD_Connection *connection, const char *url,
+                                     const char *method, const char *version, const char *data,
+                                     size_t *data_size, void **state) {
+    serve_request *request = *state;
+    (void)version;
+    if (request == NULL) {
+        request = open_request(opaque, connection, method);
+        *state = request;
+        if (request == NULL) {
+            return MHD_NO;
+        }
+        begin(request, url);
+        return is_urgent(request) ? end(request) : MHD_YES;
+    }
+    if (*data_size > 0) {
+        size_t size = *data_size;
+        *data_size = 0;
+        return take_body(request, data, size);
+    }
+    return end(request);
+}
+
+void serve_request_complete(void *opaque, struct MHD_Connection *connection, void **state,
+                            enum MHD_RequestTerminationCode ending) {
+    serve_server *server = opaque;
+    serve_request *request = *state;
+    (void)connection;
+    if (request == NULL) {
+        return;
+    }
+    if (request->draft != NULL) {
+        weft_directory_draft_abandon(request->draft);
+    }
+    serve_metrics_count(&server->metrics, request, ending == MHD_REQUEST_TERMINATED_COMPLETED_OK);
+    weft_context_destroy(request->context);
+    free(request);
+    *state = NULL;
+    atomic_fetch_sub(&server->metrics.active, 1);
+}

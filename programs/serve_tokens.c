@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * serve_tokens.c: bearer tokens: reading them from files, and asking a request for one.
+ *
+ * Who has a write token may read too. With a read token, all reading needs one of the two; with a write
+ * token, all writing needs it.
+ */
+#include "serve.h"
+#include "serve_fields.h"
+
+#include <errno.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { MOST_TOKENS = 1024, LONGEST_TOKEN = 4096 };
+
+static bool hash_token(const char *token, size_t length, uint8_t hash[TOKEN_HASH]) {
+    return EVP_Digest(token, length, hash, NULL, EVP_sha256(), NULL) == 1;
+}
+
+static int add_token(weft_command *command, const char *path, const char *token, size_t length,
+                     serve_tokens *tokens) {
+    if (length > LONGEST_TOKEN || tokens->count == MOST_TOKENS) {
+        return command_error(command, EXIT_USAGE, "%s: more than %d tokens, or one of more than %d bytes",
+                             path, MOST_TOKENS, LONGEST_TOKEN);
+    }
+    void *hashes = realloc(tokens->hashes, (tokens->count + 1) * sizeof *tokens->hashes);
+    if (hashes == NULL) {
+        return command_error(command, EXIT_FAILED, "no memory for the tokens of %s", path);
+    }
+    tokens->hashes = hashes;
+    if (!hash_token(token, length, tokens->hashes[tokens->count])) {
+        return command_error(command, EXIT_FAILED, "cannot compute a SHA-256");
+    }
+    tokens->count++;
+    return EXIT_DONE;
+}
+
+static int read_lines(weft_command *command, const char *path, FILE *file, serve_tokens *tokens) {
+    char *line = NULL;
+    size_t capacity = 0;
+    int code = EXIT_DONE;
+    for (ssize_t length; code == EXIT_DONE && (length = getline(&line, &capacity, file)) >= 0;) {
+        while (length > 0 && strchr(" \t\r\n", line[length - 1]) != NULL) {
+            length--;
+        }
+        if (length > 0) {
+            code = add_token(command, path, line, (size_t)length, tokens);
+        }
+    }
+    if (line != NULL) {
+        OPENSSL_cleanse(line, capacity);
+    }
+    free(line);
+    if (code == EXIT_DONE && ferror(file)) {
+        return command_error(command, EXIT_FAILED, "cannot read the tokens in %s: %s", path,
+                             strerror(errno));
+    }
+    if (code == EXIT_DONE && tokens->count == 0) {
+        return command_error(command, EXIT_USAGE,
+                             "%s holds no token; write one into it, on a line of its own", path);
+    }
+    return code;
+}
+
+int serve_tokens_read(weft_command *command, const char *path, serve_tokens *tokens) {
+    FILE *file = fopen(path, "re");
+    if (file == NULL) {
+        return command_error(command, EXIT_FAILED, "cannot open the token file %s: %s", path,
+                             strerror(errno));
+    }
+    struct stat info;
+    if (fstat(fileno(file), &info) == 0 && S_ISREG(info.st_mode) && (info.st_mode & 077) != 0) {
+        command_note(command, "warning: others can read the token file %s; run chmod 600 on it", path);
+    }
+    int code = read_lines(command, path, file, tokens);
+    fclose(file);
+    return code;
+}
+
+void serve_tokens_close(serve_tokens *tokens) {
+    free(tokens->hashes);
+    *tokens = (serve_tokens){0};
+}
+
+/* Looks at all of them, whichever it is. */
+static bool holds(const serve_tokens *tokens, const uint8_t hash[TOKEN_HASH]) {
+    bool found = false;
+    for (size_t i = 0; i < tokens->count; i++) {
+        found |= CRYPTO_memcmp(tokens->hashes[i], hash, TOKEN_HASH) == 0;
+    }
+    return found;
+}
+
+unsigned serve_tokens_refusal(const serve_server *server, struct MHD_Connection *connection, bool writes) {
+    const serve_tokens *needed = writes ? &server->write_tokens : &server->read_tokens;
+    if (needed->count == 0) {
+        return 0;
+    }
+    const char *field = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Authorization");
+    size_t length = 0;
+    const char *token = field == NULL ? NULL : serve_bearer(field, &length);
+    uint8_t hash[TOKEN_HASH];
+    if (token == NULL || length > LONGEST_TOKEN || !hash_token(token, length, hash)) {
+        return MHD_HTTP_UNAUTHORIZED;
+    }
+    bool may_read = holds(&server->read_tokens, hash);
+    if (holds(&server->write_tokens, hash) || (may_read && !writes)) {
+        return 0;
+    }
+    return may_read ? MHD_HTTP_FORBIDDEN : MHD_HTTP_UNAUTHORIZED;
+}
