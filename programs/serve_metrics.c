@@ -9,7 +9,6 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 static const char *const method_names[METHOD_COUNT] = {"GET", "HEAD", "PUT", "DELETE", "other"};
@@ -268,9 +267,18 @@ char *serve_text_status(serve_server *server, size_t *size_out) {
     json_object_set_new(json, "bytes_sent", json_count(atomic_load(&metrics->sent)));
     json_object_set_new(json, "bytes_received", json_count(atomic_load(&metrics->received)));
     json_object_set_new(json, "errors", json_errors(metrics));
-    char *text = json_dumps(json, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    char *text = NULL;
+    FILE *out = open_memstream(&text, size_out);
+    bool failed = out == NULL || json_dumpf(json, out, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0;
     json_decref(json);
-    *size_out = text == NULL ? 0 : strlen(text);
+    if (out != NULL) {
+        putc('\n', out);
+        failed |= fclose(out) != 0;
+    }
+    if (failed) {
+        free(text);
+        return NULL;
+    }
     return text;
 }
 

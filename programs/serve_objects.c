@@ -50,6 +50,7 @@ static serve_range choose_range(const serve_request *request, uint64_t size) {
     return serve_range_parse(serve_field(request, "Range"), size);
 }
 
+/* Of a 304, as of a HEAD, only the fields are sent, with the length that a 200 would have. */
 static enum MHD_Result send_range(serve_request *request, unsigned code, int descriptor, serve_range range,
                                   uint64_t size) {
     struct MHD_Response *response =
@@ -67,7 +68,8 @@ static enum MHD_Result send_range(serve_request *request, unsigned code, int des
                  range.offset + range.length - 1, size);
         MHD_add_response_header(response, "Content-Range", text);
     }
-    request->body = request->method == METHOD_HEAD ? 0 : range.length;
+    bool has_body = request->method == METHOD_GET && code != MHD_HTTP_NOT_MODIFIED;
+    request->body = has_body ? range.length : 0;
     return serve_answer(request, code, response);
 }
 
@@ -81,34 +83,24 @@ static enum MHD_Result send_unsatisfiable(serve_request *request, uint64_t size)
     return serve_answer(request, MHD_HTTP_RANGE_NOT_SATISFIABLE, response);
 }
 
-static enum MHD_Result send_unchanged(serve_request *request) {
-    struct MHD_Response *response = serve_response_empty();
-    if (response != NULL) {
-        serve_response_tag(response, &request->tag);
-        MHD_add_response_header(response, "Cache-Control", cache_policy(request->key));
-    }
-    return serve_answer(request, MHD_HTTP_NOT_MODIFIED, response);
-}
-
 static enum MHD_Result send_object(serve_request *request, int descriptor, uint64_t size) {
     const char *match = serve_field(request, "If-Match");
     const char *none_match = serve_field(request, "If-None-Match");
+    const serve_range whole = {.kind = RANGE_WHOLE, .length = size};
     serve_range range = choose_range(request, size);
     if (match != NULL && !serve_tags_hold(match, request->tag.text, false)) {
         close(descriptor);
         return serve_answer_text(request, MHD_HTTP_PRECONDITION_FAILED, "the object is another one");
     }
     if (none_match != NULL && serve_tags_hold(none_match, request->tag.text, true)) {
-        close(descriptor);
-        return send_unchanged(request);
+        return send_range(request, MHD_HTTP_NOT_MODIFIED, descriptor, whole, size);
     }
     if (range.kind == RANGE_UNSATISFIABLE) {
         close(descriptor);
         return send_unsatisfiable(request, size);
     }
     if (range.kind == RANGE_WHOLE) {
-        range.length = size;
-        return send_range(request, MHD_HTTP_OK, descriptor, range, size);
+        return send_range(request, MHD_HTTP_OK, descriptor, whole, size);
     }
     return send_range(request, MHD_HTTP_PARTIAL_CONTENT, descriptor, range, size);
 }
