@@ -352,6 +352,15 @@ FILE *fopen64(const char *path, const char *mode) {
     return fopen(path, mode);
 }
 
+int mkostemp(char *path, int flags) {
+    int (*real)(char *, int) = next("mkostemp");
+    return strike_path("open", AT_FDCWD, path) ? -1 : real(path, flags);
+}
+
+int mkstemp(char *path) {
+    return mkostemp(path, 0);
+}
+
 int renameat(int from_directory, const char *from, int to_directory, const char *to) {
     int (*real)(int, const char *, int, const char *) = next("renameat");
     return strike_path("rename", to_directory, to) ? -1 : real(from_directory, from, to_directory, to);
