@@ -150,6 +150,7 @@ typedef struct weft_subscriber_options {
     double poll_seconds;     /* between looks where the store cannot wait; 0: 0.5, of a directory 0.02 */
     uint64_t fetch_bytes;    /* held of objects on the way; 0: 256 MiB */
     bool empty;              /* live memory holds nothing yet: its contents are neither read nor believed */
+    bool replace;            /* file replica: a model that is of no version of the run may be replaced */
     bool durable;            /* file replica: survive power loss */
     weft_sync_phase_function phase;
     void *phase_opaque;

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * follow.c: finding, checking and remembering the newest head.
+ *
+ * A head that is older than one seen before is passed over: it comes from a store that is not consistent
+ * yet, or from somebody who repeats old heads. A head that was damaged on its way is fetched again. One
+ * that is whole but wrongly signed is an error, and so is one of another run.
+ */
+#include "follow.h"
+
+#include "../base/context.h"
+#include "planner.h"
+
+#include <string.h>
+
+enum { DAMAGE_ATTEMPTS = 4 };
+
+weft_status weft_follow_open(weft_follow *follow, weft_context *context, weft_store *store,
+                             const weft_key *trusted, const char *mark_path, bool durable) {
+    *follow = (weft_follow){.context = context, .store = store, .trusted = trusted, .durable = durable};
+    if (mark_path == NULL) {
+        return WEFT_OK;
+    }
+    follow->mark_path = weft_copy_text(context, mark_path, strlen(mark_path));
+    return follow->mark_path != NULL ? weft_watermark_read(context, mark_path, &follow->mark)
+                                     : WEFT_NO_MEMORY;
+}
+
+void weft_follow_close(weft_follow *follow) {
+    weft_sync_head_close(&follow->head, follow->context);
+    weft_release(follow->context, follow->mark_path);
+}
+
+static weft_status check_run(const weft_follow *follow, const weft_sync_head *head) {
+    if (follow->mark.run[0] == '\0' || strcmp(follow->mark.run, head->run) == 0) {
+        return WEFT_OK;
+    }
+    return weft_fail(follow->context, WEFT_INVALID_ARGUMENT,
+                     "%s holds run %s, but this replica follows run %s; choose another place for it%s%s%s",
+                     weft_store_url(follow->store), head->run, follow->mark.run,
+                     follow->mark_path != NULL ? ", or remove " : "",
+                     follow->mark_path != NULL ? follow->mark_path : "",
+                     follow->mark_path != NULL ? " to let it change runs" : "");
+}
+
+/* What was seen is written down before anything is done about it. */
+static weft_status remember(weft_follow *follow, const weft_sync_head *head) {
+    weft_watermark mark = {.epoch = head->epoch, .sequence = head->sequence};
+    memcpy(mark.run, head->run, sizeof mark.run);
+    weft_status status =
+        follow->mark_path != NULL && follow->keeping
+            ? weft_watermark_write(follow->context, follow->mark_path, &mark, follow->durable)
+            : WEFT_OK;
+    if (status == WEFT_OK) {
+        follow->mark = mark;
+    }
+    return status;
+}
+
+weft_status weft_follow_keep(weft_follow *follow) {
+    if (follow->keeping || follow->mark_path == NULL) {
+        return WEFT_OK;
+    }
+    follow->keeping = true;
+    return follow->mark.run[0] != '\0'
+               ? weft_watermark_write(follow->context, follow->mark_path, &follow->mark, follow->durable)
+               : WEFT_OK;
+}
+
+/* Takes over `head` if it is news. A replica that was restarted has seen the newest head before, and must
+ * take it again. */
+static weft_status accept(weft_follow *follow, weft_sync_head *head) {
+    weft_status status = check_run(follow, head);
+    bool newer = weft_sync_head_newer(head, follow->mark.epoch, follow->mark.sequence);
+    bool again =
+        !follow->seen && head->epoch == follow->mark.epoch && head->sequence == follow->mark.sequence;
+    if (status == WEFT_OK && newer) {
+        status = remember(follow, head);
+    }
+    if (status != WEFT_OK || (!newer && !again)) {
+        weft_sync_head_close(head, follow->context);
+        return status == WEFT_OK ? WEFT_MORE : status;
+    }
+    weft_sync_head_close(&follow->head, follow->context);
+    follow->head = *head;
+    follow->seen = true;
+    return WEFT_OK;
+}
+
+static weft_status take(weft_follow *follow, const uint8_t *data, size_t size) {
+    weft_sync_head head;
+    weft_status status = weft_sync_head_parse(follow->context, weft_store_url(follow->store), data, size,
+                                              follow->trusted, &head);
+    return status == WEFT_OK ? accept(follow, &head) : status;
+}
+
+/* ---- looking ---- */
+
+/* The head of the epoch that was seen last, then those of later ones. */
+static weft_status read_later(weft_follow *follow, uint8_t *data, size_t *size_out, weft_store_tag *tag) {
+    uint64_t epoch = follow->mark.epoch;
+    weft_status found = weft_sync_head_read(follow->context, follow->store, epoch,
+                                            follow->seen ? &follow->tag : NULL, data, size_out, tag);
+    /* a head that was there is only hidden for a while */
+    found = found == WEFT_NOT_FOUND ? WEFT_MORE : found;
+    weft_status status = found < 0 ? found : WEFT_OK;
+    while (status == WEFT_OK) {
+        status = weft_sync_head_read(follow->context, follow->store, ++epoch, NULL, data, size_out, tag);
+        found = status == WEFT_OK ? WEFT_OK : found;
+    }
+    return status == WEFT_NOT_FOUND ? found : status;
+}
+
+static weft_status look_once(weft_follow *follow) {
+    uint8_t data[WEFT_HEAD_MAX];
+    size_t size;
+    weft_store_tag tag = {""};
+    weft_status status;
+    if (follow->mark.epoch == 0) {
+        uint64_t epoch;
+        status = weft_head_find(follow->context, follow->store, 1, data, &size, &epoch);
+    } else {
+        status = read_later(follow, data, &size, &tag);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = take(follow, data, size);
+    if (status >= 0) {
+        follow->tag = tag;
+    }
+    return status;
+}
+
+weft_status weft_follow_look(weft_follow *follow) {
+    weft_status status = look_once(follow);
+    double pause = 0.02;
+    for (int i = 1; i < DAMAGE_ATTEMPTS && status == WEFT_CHECKSUM_MISMATCH; i++) {
+        status = weft_sync_sleep(follow->context, pause);
+        pause *= 2;
+        if (status == WEFT_OK) {
+            status = look_once(follow);
+        }
+    }
+    return status;
+}
+
+weft_status weft_follow_watch(weft_follow *follow, uint64_t after, double seconds) {
+    if (follow->polls) {
+        return WEFT_UNSUPPORTED;
+    }
+    uint8_t data[WEFT_HEAD_MAX];
+    size_t size;
+    weft_status status =
+        weft_store_watch(follow->context, follow->store, after, seconds, data, sizeof data, &size);
+    follow->polls = status == WEFT_UNSUPPORTED;
+    if (status != WEFT_OK) {
+        return status;
+    }
+    follow->tag = (weft_store_tag){""};
+    status = take(follow, data, size);
+    return status == WEFT_CHECKSUM_MISMATCH ? weft_follow_look(follow) : status;
+}

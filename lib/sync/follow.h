@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * follow.h: the newest head of a run, as one reader sees it: never older than what it saw before.
+ */
+#ifndef WEFT_SYNC_FOLLOW_H
+#define WEFT_SYNC_FOLLOW_H
+
+#include "head.h"
+#include "watermark.h"
+
+typedef struct weft_follow {
+    weft_context *context;
+    weft_store *store;
+    const weft_key *trusted;
+    char *mark_path; /* NULL: the watermark is not kept */
+    bool durable;
+    bool keeping; /* the watermark is written; before that the replica is not ours */
+    weft_watermark mark;
+    bool seen; /* `head` holds */
+    weft_sync_head head;
+    weft_store_tag tag; /* of that head's object */
+    bool polls;         /* the store cannot wait */
+} weft_follow;
+
+/* Reads the watermark. `mark_path` may be NULL. */
+weft_status weft_follow_open(weft_follow *follow, weft_context *context, weft_store *store,
+                             const weft_key *trusted, const char *mark_path, bool durable);
+void weft_follow_close(weft_follow *follow);
+/* From now on the watermark is written; at once, if something was seen. */
+weft_status weft_follow_keep(weft_follow *follow);
+
+/* Looks for a newer head. WEFT_MORE: there is none. WEFT_NOT_FOUND: there is no head at all. */
+weft_status weft_follow_look(weft_follow *follow);
+/* The same, waiting on the store for one with a version above `after` for at most `seconds`.
+ * WEFT_UNSUPPORTED: the store cannot wait. */
+weft_status weft_follow_watch(weft_follow *follow, uint64_t after, double seconds);
+
+#endif

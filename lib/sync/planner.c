@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * planner.c: which patches, or which anchor and which patches, cost the fewest bytes.
+ *
+ * The walk goes back from the wanted version, adding up patches. Where it meets the state that the replica
+ * is at, the patches so far are a way; where it meets an anchor, that and the patches are one. It ends when
+ * the patches alone cost more than the best way found.
+ */
+#include "planner.h"
+
+#include "../base/context.h"
+
+#include <string.h>
+#include <time.h>
+
+double weft_sync_now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+weft_status weft_sync_sleep(weft_context *context, double seconds) {
+    double end = weft_sync_now() + seconds;
+    weft_status status = weft_progress_add(context, 0);
+    for (double left = seconds; left > 0 && status == WEFT_OK; left = end - weft_sync_now()) {
+        double slice = left < 0.1 ? left : 0.1;
+        struct timespec time = {0, (long)(slice * 1e9)};
+        nanosleep(&time, NULL);
+        status = weft_progress_add(context, 0);
+    }
+    return status;
+}
+
+/* ---- pages ---- */
+
+static weft_status fetch_visible(weft_context *context, weft_store *store, const weft_blob *blob,
+                                 uint8_t **data_out) {
+    double end = weft_sync_now() + WEFT_VISIBLE_SECONDS;
+    double pause = 0.05;
+    weft_status status = weft_blob_fetch(context, store, blob, WEFT_PAGE_MAX, data_out);
+    while (status == WEFT_NOT_FOUND && weft_sync_now() < end) {
+        status = weft_sync_sleep(context, pause);
+        pause *= 2;
+        if (status == WEFT_OK) {
+            status = weft_blob_fetch(context, store, blob, WEFT_PAGE_MAX, data_out);
+        }
+    }
+    return status;
+}
+
+weft_status weft_history_page(weft_context *context, weft_store *store, const weft_blob *blob,
+                              const char *run, weft_page **page_out) {
+    uint8_t *data;
+    weft_status status = fetch_visible(context, store, blob, &data);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_page *page = weft_allocate(context, sizeof *page);
+    if (page == NULL) {
+        weft_release(context, data);
+        return WEFT_NO_MEMORY;
+    }
+    weft_page_open(page, context);
+    status = weft_page_parse(page, blob->key, data, (size_t)blob->bytes);
+    weft_release(context, data);
+    if (status == WEFT_OK && strcmp(page->run, run) != 0) {
+        status = weft_fail(context, WEFT_MALFORMED, "%s belongs to run %s, not to run %s", blob->key,
+                           page->run, run);
+    }
+    if (status != WEFT_OK) {
+        weft_history_release(context, page);
+        return status;
+    }
+    *page_out = page;
+    return WEFT_OK;
+}
+
+void weft_history_release(weft_context *context, weft_page *page) {
+    if (page != NULL) {
+        weft_page_close(page);
+        weft_release(context, page);
+    }
+}
+
+/* ---- routes ---- */
+
+void weft_route_open(weft_route *route, weft_context *context) {
+    *route = (weft_route){.context = context};
+}
+
+void weft_route_clear(weft_route *route) {
+    weft_context *context = route->context;
+    for (size_t i = 0; i < route->count; i++) {
+        weft_record_close(&route->steps[i].record, context);
+    }
+    weft_release(context, route->steps);
+    weft_route_open(route, context);
+}
+
+static weft_status add_step(weft_route *route, bool anchor, const weft_object *object,
+                            const weft_record *record) {
+    weft_route_step *steps =
+        weft_reallocate_array(route->context, route->steps, route->count + 1, sizeof *steps);
+    if (steps == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    route->steps = steps;
+    steps[route->count].anchor = anchor;
+    steps[route->count].object = *object;
+    weft_status status = weft_record_copy(route->context, record, &steps[route->count].record);
+    if (status == WEFT_OK) {
+        route->count++;
+        route->bytes += object->bytes;
+    }
+    return status;
+}
+
+static void reverse_steps(weft_route *route) {
+    for (size_t i = 0; i < route->count / 2; i++) {
+        weft_route_step step = route->steps[i];
+        route->steps[i] = route->steps[route->count - 1 - i];
+        route->steps[route->count - 1 - i] = step;
+    }
+}
+
+static bool avoided(const weft_route_request *request, const char *key) {
+    for (size_t i = 0; i < request->avoid->count; i++) {
+        if (strcmp(request->avoid->items[i], key) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_start(const weft_route_request *request, const weft_digest *digest) {
+    return request->from != NULL && weft_digest_equal(request->from, digest);
+}
+
+/* ---- the walk ---- */
+
+typedef struct walk {
+    const weft_route_request *request;
+    weft_route *route;    /* patches from the wanted version back, newest first */
+    weft_anchor *anchors; /* of the newest page */
+    size_t anchor_count;
+    bool found;
+    size_t patches;            /* of the best way: the first so many of the route, */
+    const weft_anchor *anchor; /* from here, or NULL: from where the replica is */
+    weft_record anchor_record; /* of that version, or of version 0 */
+    uint64_t bytes;
+} walk;
+
+static const weft_anchor *anchor_at(const walk *w, const weft_record *record) {
+    for (size_t i = 0; i < w->anchor_count; i++) {
+        const weft_anchor *anchor = &w->anchors[i];
+        if (anchor->version == record->version && weft_digest_equal(&anchor->digest, &record->digest) &&
+            !avoided(w->request, anchor->object.key)) {
+            return anchor;
+        }
+    }
+    return NULL;
+}
+
+static weft_status consider(walk *w, const weft_anchor *anchor, const weft_record *record) {
+    uint64_t bytes = w->route->bytes + (anchor != NULL ? anchor->object.bytes : 0);
+    if (w->found && bytes >= w->bytes) {
+        return WEFT_OK;
+    }
+    weft_context *context = w->route->context;
+    weft_record copy = {0};
+    weft_status status = anchor != NULL ? weft_record_copy(context, record, &copy) : WEFT_OK;
+    if (status == WEFT_OK) {
+        weft_record_close(&w->anchor_record, context);
+        w->anchor_record = copy;
+        w->anchor = anchor;
+        w->found = true;
+        w->patches = w->route->count;
+        w->bytes = bytes;
+    }
+    return status;
+}
+
+/* WEFT_MORE: go on with the version before. */
+static weft_status visit(walk *w, const weft_record *record) {
+    if (is_start(w->request, &record->digest)) {
+        return consider(w, NULL, record);
+    }
+    const weft_anchor *anchor = anchor_at(w, record);
+    if (anchor != NULL) {
+        weft_status status = consider(w, anchor, record);
+        if (status != WEFT_OK) {
+            return status;
+        }
+    }
+    if (!record->patched || avoided(w->request, record->patch.key) ||
+        (w->found && w->route->bytes + record->patch.bytes >= w->bytes)) {
+        return WEFT_OK;
+    }
+    weft_status status = add_step(w->route, false, &record->patch, record);
+    return status == WEFT_OK ? WEFT_MORE : status;
+}
+
+static weft_status visit_page(walk *w, const weft_page *page) {
+    weft_status status = WEFT_MORE;
+    for (size_t i = page->record_count; i > 0 && status == WEFT_MORE; i--) {
+        if (page->records[i - 1].version <= w->request->version) {
+            status = visit(w, &page->records[i - 1]);
+        }
+    }
+    return status;
+}
+
+static weft_status keep_anchors(walk *w, const weft_page *page) {
+    weft_context *context = w->route->context;
+    w->anchors = weft_allocate_array(context, page->anchor_count, sizeof *w->anchors);
+    if (w->anchors == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    memcpy(w->anchors, page->anchors, page->anchor_count * sizeof *w->anchors);
+    w->anchor_count = page->anchor_count;
+    return WEFT_OK;
+}
+
+/* Pages link back with falling versions, so a walk ends. */
+static weft_status walk_pages(walk *w) {
+    const weft_route_request *request = w->request;
+    weft_context *context = w->route->context;
+    weft_blob blob = request->head->page;
+    uint64_t last = request->head->newest.version + 1;
+    weft_status status = WEFT_MORE;
+    while (status == WEFT_MORE) {
+        weft_page *page;
+        status = weft_history_page(context, request->store, &blob, request->head->run, &page);
+        if (status != WEFT_OK) {
+            return status;
+        }
+        uint64_t first = page->records[0].version;
+        if (page->records[page->record_count - 1].version != last - 1) {
+            status = weft_fail(context, WEFT_MALFORMED, "%s: the history is not without gaps", blob.key);
+        }
+        if (status == WEFT_OK && w->anchors == NULL) {
+            status = keep_anchors(w, page);
+        }
+        status = status == WEFT_OK ? visit_page(w, page) : status;
+        if (status == WEFT_MORE && !page->linked) {
+            status = WEFT_OK;
+        }
+        blob = page->previous;
+        last = first;
+        weft_history_release(context, page);
+    }
+    return status;
+}
+
+/* Cuts the route down to the best way, in the order in which it is gone. */
+static weft_status settle(walk *w) {
+    weft_route *route = w->route;
+    while (route->count > w->patches) {
+        route->bytes -= route->steps[--route->count].object.bytes;
+        weft_record_close(&route->steps[route->count].record, route->context);
+    }
+    weft_status status = WEFT_OK;
+    if (w->anchor != NULL) {
+        status = add_step(route, true, &w->anchor->object, &w->anchor_record);
+    }
+    reverse_steps(route);
+    return status;
+}
+
+/* One behind is the usual case, and the head alone knows the way. */
+static bool next_in_line(const weft_route_request *request) {
+    const weft_record *newest = &request->head->newest;
+    return request->version == newest->version && newest->patched && is_start(request, &newest->base) &&
+           !avoided(request, newest->patch.key);
+}
+
+weft_status weft_route_plan(weft_route *route, const weft_route_request *request) {
+    if (next_in_line(request)) {
+        return add_step(route, false, &request->head->newest.patch, &request->head->newest);
+    }
+    walk w = {.request = request, .route = route};
+    weft_status status = walk_pages(&w);
+    if (status == WEFT_OK && !w.found) {
+        status = weft_fail(route->context, WEFT_NOT_FOUND, "%s: no way leads to version %llu%s",
+                           weft_store_url(request->store), (unsigned long long)request->version,
+                           request->avoid->count > 0 ? " around what is damaged or missing"
+                                                     : ": what it needs is no longer kept");
+    }
+    if (status == WEFT_OK) {
+        status = settle(&w);
+    }
+    weft_record_close(&w.anchor_record, route->context);
+    weft_release(route->context, w.anchors);
+    if (status != WEFT_OK) {
+        weft_route_clear(route);
+    }
+    return status;
+}
