@@ -64,7 +64,7 @@ typedef struct weft_store_get_result {
     uint64_t received;
     uint64_t size; /* of the whole object */
     weft_store_tag tag;
-    bool unchanged; /* `unless` still holds; nothing was received */
+    bool unchanged; /* `unless` still holds; nothing was received, and the size may be left at 0 */
 } weft_store_get_result;
 
 /* WEFT_NOT_FOUND if there is no such object. A transfer that breaks off goes on where it stopped, if the

@@ -370,29 +370,17 @@ static weft_status write_all(draft *draft, const uint8_t *data, size_t size) {
 }
 
 static weft_status copy_feed(draft *draft, uint8_t *buffer, size_t capacity) {
-    const weft_store_feed *feed = &draft->request->feed;
-    while (draft->written < feed->size) {
-        uint64_t left = feed->size - draft->written;
-        size_t want = left < capacity ? (size_t)left : capacity;
-        size_t count = 0;
-        weft_status status = feed->read(feed->opaque, draft->written, buffer, want, &count);
+    size_t count = 0;
+    do {
+        weft_status status =
+            weft_store_feed_read(draft->context, draft->request, draft->written, buffer, capacity, &count);
+        if (status == WEFT_OK) {
+            status = write_all(draft, buffer, count);
+        }
         if (status != WEFT_OK) {
             return status;
         }
-        if (count == 0 && feed->size != UINT64_MAX) {
-            return weft_fail(draft->context, WEFT_INVALID_ARGUMENT,
-                             "the bytes for %s ended at %llu, although %llu were promised",
-                             draft->request->key, (unsigned long long)draft->written,
-                             (unsigned long long)feed->size);
-        }
-        if (count == 0) {
-            return WEFT_OK;
-        }
-        status = write_all(draft, buffer, count < want ? count : want);
-        if (status != WEFT_OK) {
-            return status;
-        }
-    }
+    } while (count > 0);
     return WEFT_OK;
 }
 

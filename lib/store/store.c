@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-#define SCHEMES "a path or file://"
+#define SCHEMES "a path, file://, http:// and https://"
 
 struct weft_store {
     weft_context *context; /* for the store's own memory only: its text belongs to other threads' callers */
@@ -63,6 +63,10 @@ static bool has_scheme(const char *url, const char *scheme) {
     return length == strlen(scheme) && strncasecmp(url, scheme, length) == 0;
 }
 
+static bool is_http(const char *url) {
+    return has_scheme(url, "http") || has_scheme(url, "https");
+}
+
 weft_status weft_store_create(weft_context *context, const char *url,
                               const weft_store_operations *operations, void *self, weft_store **store_out) {
     weft_context_clear(context);
@@ -100,13 +104,13 @@ static weft_status open_directory(weft_context *context, const char *url, const 
     return weft_directory_open(context, root, options, self_out);
 }
 
-/* Texts and output of ours quote URLs: a password in one would soon stand in a log. */
 static weft_status check_url(weft_context *context, const char *url) {
     if (url == NULL || *url == '\0') {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT, "the store's URL is empty: give " SCHEMES);
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "the store's URL is empty: this build understands " SCHEMES);
     }
     size_t scheme = scheme_length(url);
-    if (scheme > 0 && !has_scheme(url, "file")) {
+    if (scheme > 0 && !has_scheme(url, "file") && !is_http(url)) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "cannot open a store at %.*s://: this build understands " SCHEMES, (int)scheme,
                          url);
@@ -125,9 +129,11 @@ weft_status weft_store_open(weft_context *context, const char *url, const weft_s
     if (status != WEFT_OK) {
         return status;
     }
-    const weft_store_operations *operations = &weft_directory_operations;
+    const weft_store_operations *operations =
+        is_http(url) ? &weft_http_operations : &weft_directory_operations;
     void *self = NULL;
-    status = open_directory(context, url, options, &self);
+    status = is_http(url) ? weft_http_open(context, url, options, &self)
+                          : open_directory(context, url, options, &self);
     if (status != WEFT_OK) {
         return status;
     }
@@ -203,6 +209,32 @@ weft_status weft_store_put(weft_context *context, weft_store *store, const weft_
     }
     weft_store_tag tag;
     return store->operations->put(store->self, context, request, tag_out != NULL ? tag_out : &tag);
+}
+
+weft_status weft_store_feed_read(weft_context *context, const weft_store_put_request *request,
+                                 uint64_t offset, void *data, size_t capacity, size_t *count_out) {
+    const weft_store_feed *feed = &request->feed;
+    uint64_t left = feed->size - offset;
+    size_t want = left < capacity ? (size_t)left : capacity;
+    size_t count = 0;
+    if (want > 0) {
+        weft_status status = feed->read(feed->opaque, offset, data, want, &count);
+        if (status != WEFT_OK) {
+            return status;
+        }
+        if (count > want) {
+            return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                             "the feed of %s gave %zu bytes where there was room for %zu", request->key,
+                             count, want);
+        }
+        if (count == 0 && feed->size != UINT64_MAX) {
+            return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                             "the bytes for %s ended at %llu, although %llu were promised", request->key,
+                             (unsigned long long)offset, (unsigned long long)feed->size);
+        }
+    }
+    *count_out = count;
+    return WEFT_OK;
 }
 
 typedef struct memory_feed {

@@ -1,0 +1,435 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * http_engine.c: the thread behind all exchanges of a store.
+ *
+ * One mutex guards the queue and what callers and thread tell each other about an exchange; it is never
+ * held while curl or a feed runs. An exchange lies in its caller's frame: from the queueing until `over` it
+ * is the thread's, then the caller's again.
+ *
+ * Stalls are found here and not by curl: a put that waits for its own feed must not count as one.
+ */
+#include "http_engine.h"
+
+#include "../base/context.h"
+#include "backends.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <time.h>
+
+enum {
+    PIPE_BYTES = 1 << 20,
+    IDLE_CONNECTIONS = 4, /* kept beside one for each transfer */
+    POLL_MILLISECONDS = 1000,
+};
+
+struct weft_http_engine {
+    weft_context *context; /* for memory only */
+    const weft_http_settings *settings;
+    unsigned transfers;
+    CURLM *multi;
+
+    pthread_mutex_t mutex;
+    pthread_cond_t ended; /* the engine ends, or a caller has left */
+    pthread_t thread;
+    bool started;
+    bool ending;
+    unsigned callers;
+    weft_http_exchange *queue; /* in order of arrival */
+    weft_http_exchange **queue_end;
+
+    /* the thread's */
+    weft_http_exchange *active;
+    unsigned active_count; /* without those that wait on the server */
+};
+
+static pthread_once_t curl_once = PTHREAD_ONCE_INIT;
+static CURLcode curl_ready;
+
+static void start_curl(void) {
+    curl_ready = curl_global_init(CURL_GLOBAL_DEFAULT);
+}
+
+static double monotonic_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* ---- the thread ---- */
+
+static void end_exchange(weft_http_engine *engine, weft_http_exchange *exchange, CURLcode code) {
+    weft_http_exchange **link = &engine->active;
+    while (*link != exchange) {
+        link = &(*link)->next;
+    }
+    *link = exchange->next;
+    engine->active_count -= exchange->wait_seconds > 0 ? 0 : 1;
+    weft_http_exchange_finish(exchange, code);
+    curl_multi_remove_handle(engine->multi, exchange->easy);
+    pthread_mutex_lock(&engine->mutex);
+    exchange->over = true;
+    pthread_cond_signal(&exchange->changed);
+    pthread_mutex_unlock(&engine->mutex);
+}
+
+/* Takes the next from the queue whose turn it is, or NULL. */
+static weft_http_exchange *take_queued(weft_http_engine *engine) {
+    pthread_mutex_lock(&engine->mutex);
+    weft_http_exchange **link = &engine->queue;
+    bool full = engine->active_count >= engine->transfers && !engine->ending;
+    while (*link != NULL && full && (*link)->wait_seconds <= 0) {
+        link = &(*link)->next;
+    }
+    weft_http_exchange *exchange = *link;
+    if (exchange != NULL) {
+        *link = exchange->next;
+        if (engine->queue_end == &exchange->next) {
+            engine->queue_end = link;
+        }
+    }
+    pthread_mutex_unlock(&engine->mutex);
+    return exchange;
+}
+
+static void start_queued(weft_http_engine *engine) {
+    weft_http_exchange *exchange = take_queued(engine);
+    while (exchange != NULL) {
+        exchange->next = engine->active;
+        engine->active = exchange;
+        engine->active_count += exchange->wait_seconds > 0 ? 0 : 1;
+        exchange->quiet_until = monotonic_seconds() + engine->settings->connect_seconds +
+                                engine->settings->stall_seconds + exchange->wait_seconds;
+        if (curl_multi_add_handle(engine->multi, exchange->easy) != CURLM_OK) {
+            end_exchange(engine, exchange, CURLE_OUT_OF_MEMORY);
+        }
+        exchange = take_queued(engine);
+    }
+}
+
+typedef enum wish { WISH_NONE, WISH_RESUME, WISH_CANCEL } wish;
+
+static wish read_wish(weft_http_engine *engine, weft_http_exchange *exchange) {
+    pthread_mutex_lock(&engine->mutex);
+    wish wish = exchange->cancel || engine->ending ? WISH_CANCEL
+                : exchange->resume                 ? WISH_RESUME
+                                                   : WISH_NONE;
+    exchange->resume = false;
+    pthread_mutex_unlock(&engine->mutex);
+    return wish;
+}
+
+static void heed_callers(weft_http_engine *engine) {
+    weft_http_exchange *next = NULL;
+    for (weft_http_exchange *exchange = engine->active; exchange != NULL; exchange = next) {
+        next = exchange->next;
+        switch (read_wish(engine, exchange)) {
+        case WISH_CANCEL:
+            end_exchange(engine, exchange, CURLE_ABORTED_BY_CALLBACK);
+            break;
+        case WISH_RESUME:
+            curl_easy_pause(exchange->easy, CURLPAUSE_CONT);
+            break;
+        case WISH_NONE:
+            break;
+        }
+    }
+}
+
+static void end_finished(weft_http_engine *engine) {
+    int left = 0;
+    for (CURLMsg *message = curl_multi_info_read(engine->multi, &left); message != NULL;
+         message = curl_multi_info_read(engine->multi, &left)) {
+        if (message->msg == CURLMSG_DONE) {
+            CURLcode code = message->data.result;
+            weft_http_exchange *exchange = NULL;
+            curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &exchange);
+            end_exchange(engine, exchange, code);
+        }
+    }
+}
+
+static bool waits_for_feed(weft_http_engine *engine, const weft_http_exchange *exchange) {
+    pthread_mutex_lock(&engine->mutex);
+    bool waits = exchange->pipe.dry;
+    pthread_mutex_unlock(&engine->mutex);
+    return waits;
+}
+
+/* True if something moved since the last look. Header lines are counted as they come. */
+static bool has_moved(weft_http_exchange *exchange) {
+    curl_off_t sent = 0;
+    curl_off_t came = 0;
+    curl_easy_getinfo(exchange->easy, CURLINFO_SIZE_UPLOAD_T, &sent);
+    curl_easy_getinfo(exchange->easy, CURLINFO_SIZE_DOWNLOAD_T, &came);
+    uint64_t all = (uint64_t)sent + (uint64_t)came + exchange->header_lines;
+    bool moved = all != exchange->moved;
+    exchange->moved = all;
+    return moved;
+}
+
+/* Gives up what has been quiet for too long. Returns how many milliseconds until the next look. */
+static int end_stalled(weft_http_engine *engine) {
+    double now = monotonic_seconds();
+    double soonest = now + POLL_MILLISECONDS * 1e-3;
+    weft_http_exchange *next = NULL;
+    for (weft_http_exchange *exchange = engine->active; exchange != NULL; exchange = next) {
+        next = exchange->next;
+        if (has_moved(exchange) || waits_for_feed(engine, exchange)) {
+            exchange->quiet_until = now + engine->settings->stall_seconds + exchange->wait_seconds;
+        }
+        if (now >= exchange->quiet_until) {
+            exchange->stalled = true;
+            end_exchange(engine, exchange, CURLE_OPERATION_TIMEDOUT);
+        } else if (exchange->quiet_until < soonest) {
+            soonest = exchange->quiet_until;
+        }
+    }
+    return (int)((soonest - now) * 1000) + 1;
+}
+
+static bool is_ending(weft_http_engine *engine) {
+    pthread_mutex_lock(&engine->mutex);
+    bool ending = engine->ending && engine->queue == NULL;
+    pthread_mutex_unlock(&engine->mutex);
+    return ending && engine->active == NULL;
+}
+
+static void *run_thread(void *opaque) {
+    weft_http_engine *engine = opaque;
+    while (!is_ending(engine)) {
+        int running = 0;
+        start_queued(engine);
+        heed_callers(engine);
+        curl_multi_perform(engine->multi, &running);
+        end_finished(engine);
+        int milliseconds = end_stalled(engine);
+        /* Ended exchanges make room for queued ones, which nobody wakes the thread for again. */
+        start_queued(engine);
+        curl_multi_poll(engine->multi, NULL, 0, milliseconds, NULL);
+    }
+    return NULL;
+}
+
+/* Signals are for the program's own threads; above all SIGPIPE, which OpenSSL may raise. */
+static int start_thread(weft_http_engine *engine) {
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&engine->thread, NULL, run_thread, engine);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+/* ---- callers ---- */
+
+static weft_status enqueue(weft_http_engine *engine, weft_context *context, weft_http_exchange *exchange) {
+    weft_status status = WEFT_OK;
+    pthread_mutex_lock(&engine->mutex);
+    if (engine->ending) {
+        status = weft_fail(context, WEFT_CANCELLED, "the store was closed");
+    } else if (!engine->started) {
+        int error = start_thread(engine);
+        engine->started = error == 0;
+        if (error != 0) {
+            status = weft_fail_errno(context, error, "cannot start a thread for transfers");
+        }
+    }
+    if (status == WEFT_OK) {
+        exchange->next = NULL;
+        *engine->queue_end = exchange;
+        engine->queue_end = &exchange->next;
+    }
+    pthread_mutex_unlock(&engine->mutex);
+    if (status == WEFT_OK) {
+        curl_multi_wakeup(engine->multi);
+    }
+    return status;
+}
+
+/* Waits for room in the pipe. Zero if the exchange is over. */
+static size_t wait_for_room(weft_http_engine *engine, weft_http_exchange *exchange) {
+    weft_http_pipe *pipe = &exchange->pipe;
+    pthread_mutex_lock(&engine->mutex);
+    while (!exchange->over && pipe->filled - pipe->drained == pipe->capacity) {
+        pthread_cond_wait(&exchange->changed, &engine->mutex);
+    }
+    size_t at = (size_t)(pipe->filled % pipe->capacity);
+    size_t room = pipe->capacity - (size_t)(pipe->filled - pipe->drained);
+    room = room < pipe->capacity - at ? room : pipe->capacity - at;
+    bool over = exchange->over;
+    pthread_mutex_unlock(&engine->mutex);
+    return over ? 0 : room;
+}
+
+static void tell(weft_http_engine *engine, weft_http_exchange *exchange, size_t count, bool cancel) {
+    weft_http_pipe *pipe = &exchange->pipe;
+    pthread_mutex_lock(&engine->mutex);
+    pipe->filled += count;
+    pipe->ended = count == 0 && !cancel;
+    exchange->cancel = cancel;
+    bool wake = pipe->dry || cancel;
+    exchange->resume = exchange->resume || pipe->dry;
+    pipe->dry = false;
+    pthread_mutex_unlock(&engine->mutex);
+    if (wake) {
+        curl_multi_wakeup(engine->multi);
+    }
+}
+
+/* Moves the feed into the pipe until one of them ends. */
+static weft_status pump(weft_http_engine *engine, weft_context *context, weft_http_exchange *exchange,
+                        const weft_store_put_request *request) {
+    weft_http_pipe *pipe = &exchange->pipe;
+    size_t room = wait_for_room(engine, exchange);
+    while (room > 0) {
+        size_t count = 0;
+        weft_status status =
+            weft_store_feed_read(context, request, pipe->filled,
+                                 pipe->ring + (size_t)(pipe->filled % pipe->capacity), room, &count);
+        tell(engine, exchange, count, status != WEFT_OK);
+        if (status != WEFT_OK) {
+            return status;
+        }
+        room = count > 0 ? wait_for_room(engine, exchange) : 0;
+    }
+    return WEFT_OK;
+}
+
+static void wait_until_over(weft_http_engine *engine, weft_http_exchange *exchange) {
+    pthread_mutex_lock(&engine->mutex);
+    while (!exchange->over) {
+        pthread_cond_wait(&exchange->changed, &engine->mutex);
+    }
+    pthread_mutex_unlock(&engine->mutex);
+}
+
+static weft_status run_prepared(weft_http_engine *engine, weft_context *context,
+                                weft_http_exchange *exchange, const weft_store_put_request *request) {
+    weft_status status = enqueue(engine, context, exchange);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (request != NULL) {
+        status = pump(engine, context, exchange, request);
+    }
+    wait_until_over(engine, exchange);
+    return status;
+}
+
+static weft_status make_pipe(weft_context *context, weft_http_exchange *exchange,
+                             const weft_store_put_request *request) {
+    if (request == NULL) {
+        return WEFT_OK;
+    }
+    uint64_t size = request->feed.size;
+    exchange->pipe.capacity = size == 0 ? 1 : size < PIPE_BYTES ? (size_t)size : PIPE_BYTES;
+    exchange->pipe.ring = weft_allocate(context, exchange->pipe.capacity);
+    return exchange->pipe.ring != NULL ? WEFT_OK : WEFT_NO_MEMORY;
+}
+
+void weft_http_engine_enter(weft_http_engine *engine) {
+    pthread_mutex_lock(&engine->mutex);
+    engine->callers++;
+    pthread_mutex_unlock(&engine->mutex);
+}
+
+void weft_http_engine_leave(weft_http_engine *engine) {
+    pthread_mutex_lock(&engine->mutex);
+    engine->callers--;
+    pthread_cond_broadcast(&engine->ended);
+    pthread_mutex_unlock(&engine->mutex);
+}
+
+weft_status weft_http_engine_run(weft_http_engine *engine, weft_context *context,
+                                 weft_http_exchange *exchange, const weft_store_put_request *request) {
+    exchange->mutex = &engine->mutex;
+    weft_status status = make_pipe(context, exchange, request);
+    if (status == WEFT_OK) {
+        status =
+            weft_http_exchange_prepare(exchange, engine->settings)
+                ? run_prepared(engine, context, exchange, request)
+                : weft_fail(context, WEFT_NO_MEMORY, "out of memory for a request to %s", exchange->url);
+        weft_http_exchange_release(exchange);
+    }
+    weft_release(context, exchange->pipe.ring);
+    return status;
+}
+
+bool weft_http_engine_sleep(weft_http_engine *engine, double seconds) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    double whole = (double)(long)seconds;
+    until.tv_sec += (time_t)whole;
+    until.tv_nsec += (long)((seconds - whole) * 1e9);
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000;
+    }
+    pthread_mutex_lock(&engine->mutex);
+    int error = 0;
+    while (!engine->ending && error != ETIMEDOUT) {
+        error = pthread_cond_timedwait(&engine->ended, &engine->mutex, &until);
+    }
+    bool ending = engine->ending;
+    pthread_mutex_unlock(&engine->mutex);
+    return !ending;
+}
+
+/* ---- life ---- */
+
+static void make_locks(weft_http_engine *engine) {
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&engine->ended, &attributes);
+    pthread_condattr_destroy(&attributes);
+    pthread_mutex_init(&engine->mutex, NULL);
+}
+
+weft_status weft_http_engine_create(weft_context *context, const weft_http_settings *settings,
+                                    unsigned transfers, weft_http_engine **engine_out) {
+    pthread_once(&curl_once, start_curl);
+    if (curl_ready != CURLE_OK) {
+        return weft_fail(context, WEFT_NO_MEMORY, "libcurl does not start: %s",
+                         curl_easy_strerror(curl_ready));
+    }
+    weft_http_engine *engine = weft_allocate_zeroed(context, 1, sizeof(*engine));
+    if (engine == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    engine->multi = curl_multi_init();
+    if (engine->multi == NULL) {
+        weft_release(context, engine);
+        return weft_fail(context, WEFT_NO_MEMORY, "out of memory for transfers");
+    }
+    curl_multi_setopt(engine->multi, CURLMOPT_MAXCONNECTS, (long)transfers + IDLE_CONNECTIONS);
+    make_locks(engine);
+    engine->context = context;
+    engine->settings = settings;
+    engine->transfers = transfers;
+    engine->queue_end = &engine->queue;
+    *engine_out = engine;
+    return WEFT_OK;
+}
+
+void weft_http_engine_destroy(weft_http_engine *engine) {
+    pthread_mutex_lock(&engine->mutex);
+    engine->ending = true;
+    pthread_cond_broadcast(&engine->ended);
+    pthread_mutex_unlock(&engine->mutex);
+    if (engine->started) {
+        curl_multi_wakeup(engine->multi);
+        pthread_join(engine->thread, NULL);
+    }
+    pthread_mutex_lock(&engine->mutex);
+    while (engine->callers > 0) {
+        pthread_cond_wait(&engine->ended, &engine->mutex);
+    }
+    pthread_mutex_unlock(&engine->mutex);
+    curl_multi_cleanup(engine->multi);
+    pthread_cond_destroy(&engine->ended);
+    pthread_mutex_destroy(&engine->mutex);
+    weft_release(engine->context, engine);
+}

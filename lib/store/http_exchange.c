@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * http_exchange.c: from a request to curl's options, and from curl's callbacks to an answer. The callbacks
+ * run on the engine's thread.
+ */
+#include "http_exchange.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#define STRINGIFY(value) #value
+#define NUMBER(value) STRINGIFY(value)
+#define USER_AGENT                                                                                         \
+    "weft/" NUMBER(WEFT_VERSION_MAJOR) "." NUMBER(WEFT_VERSION_MINOR) "." NUMBER(WEFT_VERSION_PATCH)
+
+enum { CURL_BUFFER = 512 << 10 };
+
+/* Of an answer that is no object: a page that says what went wrong, which nobody reads. */
+static const uint64_t ERROR_BODY_MAX = 256 << 10;
+
+/* Tags of other servers are often made of the second of the change: one that is as young as that does not
+ * yet tell two contents apart. */
+static const double SETTLED_SECONDS = 2;
+
+/* ---- the answer's header ---- */
+
+/* Digits only, without overflow; what follows them is left to the caller. */
+static bool read_number(const char **cursor, const char *end, uint64_t *number_out) {
+    const char *start = *cursor;
+    uint64_t number = 0;
+    while (*cursor < end && **cursor >= '0' && **cursor <= '9') {
+        uint64_t digit = (uint64_t)(**cursor - '0');
+        if (__builtin_mul_overflow(number, 10, &number) || __builtin_add_overflow(number, digit, &number)) {
+            return false;
+        }
+        ++*cursor;
+    }
+    *number_out = number;
+    return *cursor > start;
+}
+
+static bool skip_byte(const char **cursor, const char *end, char byte) {
+    if (*cursor < end && **cursor == byte) {
+        ++*cursor;
+        return true;
+    }
+    return false;
+}
+
+static void read_length(weft_http_answer *answer, const char *value, const char *end) {
+    uint64_t length = 0;
+    if (read_number(&value, end, &length) && value == end) {
+        answer->has_length = true;
+        answer->length = length;
+    }
+}
+
+/* "bytes 5-9/100" */
+static void read_range(weft_http_answer *answer, const char *value, const char *end) {
+    static const char unit[] = "bytes ";
+    uint64_t first = 0;
+    uint64_t last = 0;
+    uint64_t size = 0;
+    if ((size_t)(end - value) < strlen(unit) || strncasecmp(value, unit, strlen(unit)) != 0) {
+        return;
+    }
+    value += strlen(unit);
+    if (read_number(&value, end, &first) && skip_byte(&value, end, '-') &&
+        read_number(&value, end, &last) && skip_byte(&value, end, '/') && read_number(&value, end, &size) &&
+        value == end && first <= last && last < size) {
+        answer->has_range = true;
+        answer->range_first = first;
+        answer->range_last = last;
+        answer->range_size = size;
+    }
+}
+
+/* A strong tag, quotes included. A weak one ("W/…") does not promise the same bytes. */
+static void read_tag(weft_http_answer *answer, const char *value, const char *end) {
+    size_t size = (size_t)(end - value);
+    answer->tag.text[0] = '\0';
+    if (size < 3 || size >= sizeof(answer->tag.text) || value[0] != '"' || end[-1] != '"') {
+        return;
+    }
+    for (const char *byte = value + 1; byte < end - 1; byte++) {
+        if (*byte <= 0x20 || *byte == '"' || *byte == 0x7f) {
+            return;
+        }
+    }
+    memcpy(answer->tag.text, value, size);
+    answer->tag.text[size] = '\0';
+}
+
+static time_t read_date(const char *value, const char *end) {
+    char text[64];
+    size_t size = (size_t)(end - value);
+    if (size >= sizeof(text)) {
+        return -1;
+    }
+    memcpy(text, value, size);
+    text[size] = '\0';
+    return curl_getdate(text, NULL);
+}
+
+static void read_retry(weft_http_answer *answer, const char *value, const char *end) {
+    uint64_t seconds = 0;
+    if (read_number(&value, end, &seconds) && value == end) {
+        answer->retry_seconds = (double)seconds;
+    }
+}
+
+static void read_location(weft_http_answer *answer, const char *value, const char *end) {
+    snprintf(answer->location, sizeof(answer->location), "%.*s", (int)(end - value), value);
+}
+
+static bool is_named(const char *line, size_t name, const char *wanted) {
+    return name == strlen(wanted) && strncasecmp(line, wanted, name) == 0;
+}
+
+static void read_field(weft_http_answer *answer, const char *line, size_t name, const char *value,
+                       const char *end) {
+    if (is_named(line, name, "content-length")) {
+        read_length(answer, value, end);
+    } else if (is_named(line, name, "content-range")) {
+        read_range(answer, value, end);
+    } else if (is_named(line, name, "content-encoding")) {
+        answer->encoded = !is_named(value, (size_t)(end - value), "identity");
+    } else if (is_named(line, name, "etag")) {
+        read_tag(answer, value, end);
+    } else if (is_named(line, name, "date")) {
+        answer->date = read_date(value, end);
+    } else if (is_named(line, name, "last-modified")) {
+        answer->modified = read_date(value, end);
+    } else if (is_named(line, name, "retry-after")) {
+        read_retry(answer, value, end);
+    } else if (is_named(line, name, "location")) {
+        read_location(answer, value, end);
+    } else if (is_named(line, name, "weft-server")) {
+        answer->weft = true;
+    }
+}
+
+/* A new header: a final answer follows on an interim one. */
+static void begin_answer(weft_http_answer *answer) {
+    memset(answer, 0, sizeof(*answer));
+    answer->date = -1;
+    answer->modified = -1;
+}
+
+void weft_http_answer_read(weft_http_answer *answer, const char *line, size_t size) {
+    const char *end = line + size;
+    if (size >= 5 && strncmp(line, "HTTP/", 5) == 0) {
+        begin_answer(answer);
+        return;
+    }
+    const char *colon = memchr(line, ':', size);
+    if (colon == NULL) {
+        return;
+    }
+    const char *value = colon + 1;
+    while (value < end && (*value == ' ' || *value == '\t')) {
+        value++;
+    }
+    while (end > value && (end[-1] == '\r' || end[-1] == '\n' || end[-1] == ' ' || end[-1] == '\t')) {
+        end--;
+    }
+    read_field(answer, line, (size_t)(colon - line), value, end);
+}
+
+/* ---- callbacks ---- */
+
+static size_t take_header(char *data, size_t size, size_t count, void *opaque) {
+    weft_http_exchange *exchange = opaque;
+    exchange->header_lines++;
+    /* Fields behind a body come too late to say anything about it. */
+    if (!exchange->begun) {
+        weft_http_answer_read(&exchange->answer, data, size * count);
+        curl_easy_getinfo(exchange->easy, CURLINFO_RESPONSE_CODE, &exchange->answer.status);
+    }
+    return size * count;
+}
+
+/* How much of the body comes before what is wanted. */
+static uint64_t bytes_before(const weft_http_exchange *exchange) {
+    return exchange->ranged && exchange->answer.status == 200 ? exchange->first : 0;
+}
+
+/* What a body may be long, as far as that is known. */
+static uint64_t most_bytes(const weft_http_exchange *exchange) {
+    const weft_http_answer *answer = &exchange->answer;
+    if (answer->status == 206) {
+        return answer->range_last - answer->range_first + 1;
+    }
+    return answer->has_length ? answer->length : UINT64_MAX;
+}
+
+static bool range_fits(const weft_http_exchange *exchange) {
+    const weft_http_answer *answer = &exchange->answer;
+    return exchange->ranged && answer->has_range && answer->range_first == exchange->first &&
+           answer->range_last <= exchange->last;
+}
+
+/* Copies the part of `data` that is wanted. False to stop the transfer. */
+static bool keep_body(weft_http_exchange *exchange, const char *data, size_t size) {
+    uint64_t before = bytes_before(exchange);
+    uint64_t skip = exchange->body < before ? before - exchange->body : 0;
+    exchange->body += size;
+    if (exchange->body > most_bytes(exchange)) {
+        exchange->overrun = true;
+        return false;
+    }
+    if (skip >= size) {
+        return true;
+    }
+    uint64_t room = exchange->room - exchange->received;
+    uint64_t left = size - skip;
+    uint64_t count = left < room ? left : room;
+    if (count > 0) {
+        memcpy(exchange->buffer + exchange->received, data + skip, (size_t)count);
+        exchange->received += count;
+    }
+    exchange->satisfied = left > room;
+    return !exchange->satisfied;
+}
+
+static size_t take_body(char *data, size_t size, size_t count, void *opaque) {
+    weft_http_exchange *exchange = opaque;
+    size_t bytes = size * count;
+    long status = exchange->answer.status;
+    exchange->begun = true;
+    if (exchange->method != WEFT_HTTP_GET || (status != 200 && status != 206)) {
+        exchange->body += bytes;
+        return exchange->body <= ERROR_BODY_MAX ? bytes : CURL_WRITEFUNC_ERROR;
+    }
+    if (status == 206 && !range_fits(exchange)) {
+        exchange->misranged = true;
+        return CURL_WRITEFUNC_ERROR;
+    }
+    return !exchange->answer.encoded && keep_body(exchange, data, bytes) ? bytes : CURL_WRITEFUNC_ERROR;
+}
+
+static size_t give_body(char *data, size_t size, size_t count, void *opaque) {
+    weft_http_exchange *exchange = opaque;
+    weft_http_pipe *pipe = &exchange->pipe;
+    size_t room = size * count;
+    pthread_mutex_lock(exchange->mutex);
+    uint64_t there = pipe->filled - pipe->drained;
+    pipe->dry = there == 0 && !pipe->ended;
+    bool dry = pipe->dry;
+    pthread_mutex_unlock(exchange->mutex);
+    if (dry) {
+        return CURL_READFUNC_PAUSE;
+    }
+    /* Only this thread drains, and what is there is not written to meanwhile. */
+    size_t at = (size_t)(pipe->drained % pipe->capacity);
+    size_t bytes = room < there ? room : (size_t)there;
+    bytes = bytes < pipe->capacity - at ? bytes : pipe->capacity - at;
+    memcpy(data, pipe->ring + at, bytes);
+    pthread_mutex_lock(exchange->mutex);
+    pipe->drained += bytes;
+    pthread_cond_signal(&exchange->changed);
+    pthread_mutex_unlock(exchange->mutex);
+    return bytes;
+}
+
+/* ---- the request ---- */
+
+static bool add_header(weft_http_exchange *exchange, const char *line) {
+    struct curl_slist *longer =
+        line != NULL ? curl_slist_append(exchange->headers, line) : exchange->headers;
+    if (line != NULL && longer == NULL) {
+        return false;
+    }
+    exchange->headers = longer;
+    return true;
+}
+
+static bool add_headers(weft_http_exchange *exchange, const weft_http_settings *settings) {
+    char range[80];
+    snprintf(range, sizeof(range), "Range: bytes=%llu-%llu", (unsigned long long)exchange->first,
+             (unsigned long long)exchange->last);
+    return add_header(exchange, settings->authorization) &&
+           add_header(exchange, exchange->ranged ? range : NULL) &&
+           add_header(exchange, exchange->conditions[0]) && add_header(exchange, exchange->conditions[1]) &&
+           /* without this curl waits a second for servers that do not know it */
+           add_header(exchange, exchange->method == WEFT_HTTP_PUT ? "Expect:" : NULL);
+}
+
+static void set_method(CURL *easy, const weft_http_exchange *exchange) {
+    switch (exchange->method) {
+    case WEFT_HTTP_GET:
+        break;
+    case WEFT_HTTP_HEAD:
+        curl_easy_setopt(easy, CURLOPT_NOBODY, 1L);
+        break;
+    case WEFT_HTTP_PUT:
+        curl_easy_setopt(easy, CURLOPT_UPLOAD, 1L);
+        curl_easy_setopt(easy, CURLOPT_INFILESIZE_LARGE,
+                         exchange->put_size == UINT64_MAX ? (curl_off_t)-1
+                                                          : (curl_off_t)exchange->put_size);
+        break;
+    case WEFT_HTTP_DELETE:
+        curl_easy_setopt(easy, CURLOPT_CUSTOMREQUEST, "DELETE");
+        break;
+    }
+}
+
+static void set_limits(CURL *easy, const weft_http_settings *settings) {
+    curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(easy, CURLOPT_FOLLOWLOCATION, 0L);
+    curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)(settings->connect_seconds * 1000));
+    curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, (long)CURL_BUFFER);
+    curl_easy_setopt(easy, CURLOPT_UPLOAD_BUFFERSIZE, (long)CURL_BUFFER);
+    curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L);
+}
+
+static void set_callbacks(CURL *easy, weft_http_exchange *exchange) {
+    curl_easy_setopt(easy, CURLOPT_PRIVATE, exchange);
+    curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, exchange->answer.text);
+    curl_easy_setopt(easy, CURLOPT_HEADERFUNCTION, take_header);
+    curl_easy_setopt(easy, CURLOPT_HEADERDATA, exchange);
+    curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, take_body);
+    curl_easy_setopt(easy, CURLOPT_WRITEDATA, exchange);
+    curl_easy_setopt(easy, CURLOPT_READFUNCTION, give_body);
+    curl_easy_setopt(easy, CURLOPT_READDATA, exchange);
+}
+
+bool weft_http_exchange_prepare(weft_http_exchange *exchange, const weft_http_settings *settings) {
+    begin_answer(&exchange->answer);
+    pthread_cond_init(&exchange->changed, NULL);
+    exchange->easy = curl_easy_init();
+    if (exchange->easy == NULL || !add_headers(exchange, settings)) {
+        return false;
+    }
+    CURL *easy = exchange->easy;
+    set_method(easy, exchange);
+    set_limits(easy, settings);
+    set_callbacks(easy, exchange);
+    curl_easy_setopt(easy, CURLOPT_USERAGENT, USER_AGENT);
+    curl_easy_setopt(easy, CURLOPT_HTTPHEADER, exchange->headers);
+    curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_2TLS);
+    curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, exchange->fresh ? 1L : 0L);
+    if (settings->ca_file != NULL) {
+        curl_easy_setopt(easy, CURLOPT_CAINFO, settings->ca_file);
+        curl_easy_setopt(easy, CURLOPT_CAPATH, NULL);
+    }
+    return curl_easy_setopt(easy, CURLOPT_URL, exchange->url) == CURLE_OK;
+}
+
+void weft_http_exchange_release(weft_http_exchange *exchange) {
+    curl_easy_cleanup(exchange->easy);
+    curl_slist_free_all(exchange->headers);
+    pthread_cond_destroy(&exchange->changed);
+    exchange->easy = NULL;
+    exchange->headers = NULL;
+}
+
+/* Our own servers give every put a tag of its own. Others' are believed once they are old enough. */
+static bool tag_holds(const weft_http_answer *answer) {
+    return answer->weft || answer->date < 0 || answer->modified < 0 ||
+           difftime(answer->date, answer->modified) >= SETTLED_SECONDS;
+}
+
+void weft_http_exchange_finish(weft_http_exchange *exchange, CURLcode code) {
+    weft_http_answer *answer = &exchange->answer;
+    answer->code = code;
+    curl_easy_getinfo(exchange->easy, CURLINFO_RESPONSE_CODE, &answer->status);
+    curl_easy_getinfo(exchange->easy, CURLINFO_SSL_VERIFYRESULT, &answer->certificate);
+    curl_easy_getinfo(exchange->easy, CURLINFO_OS_ERRNO, &answer->system_error);
+    if (!tag_holds(answer)) {
+        answer->tag.text[0] = '\0';
+    }
+    /* A range of which no byte came has not been looked at yet. */
+    if (exchange->method == WEFT_HTTP_GET && answer->status == 206 && !range_fits(exchange)) {
+        exchange->misranged = true;
+    }
+}

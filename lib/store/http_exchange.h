@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * http_exchange.h: one HTTP request and its answer.
+ *
+ * The caller fills in what it asks, the engine's thread runs it, and the caller reads the answer after
+ * that. Nothing in an answer is believed: a body never goes beyond the caller's buffer, and the bytes of a
+ * range count only if the server says that they are the range asked for.
+ */
+#ifndef WEFT_STORE_HTTP_EXCHANGE_H
+#define WEFT_STORE_HTTP_EXCHANGE_H
+
+#include <weft/store.h>
+
+#include <curl/curl.h>
+#include <pthread.h>
+
+enum { WEFT_HTTP_URL_MAX = 2048, WEFT_HTTP_LOCATION_MAX = 256 };
+
+/* What all exchanges of a store share. */
+typedef struct weft_http_settings {
+    char *authorization; /* the header line, or NULL */
+    char *ca_file;       /* or NULL */
+    double connect_seconds;
+    double stall_seconds;
+} weft_http_settings;
+
+typedef enum weft_http_method {
+    WEFT_HTTP_GET,
+    WEFT_HTTP_HEAD,
+    WEFT_HTTP_PUT,
+    WEFT_HTTP_DELETE,
+} weft_http_method;
+
+/* The bytes of a put on their way from the caller's thread, which may have to wait for them, to the
+ * engine's, which must not. A ring; guarded by the engine's mutex. */
+typedef struct weft_http_pipe {
+    uint8_t *ring;
+    size_t capacity;
+    uint64_t filled; /* bytes in all, ever */
+    uint64_t drained;
+    bool ended;
+    bool dry; /* curl waits for bytes: the transfer is paused */
+} weft_http_pipe;
+
+typedef struct weft_http_answer {
+    CURLcode code;
+    long status;       /* 0: none came */
+    long certificate;  /* what the check of the server's certificate said; see X509_V_ERR_… */
+    long system_error; /* errno of a failed connect, or 0 */
+    bool weft;         /* from a server of ours */
+    bool has_length;
+    uint64_t length; /* of the body, as announced */
+    bool has_range;
+    uint64_t range_first, range_last, range_size;
+    bool encoded;       /* compressed on the way, which nobody asked for */
+    weft_store_tag tag; /* a strong one that is known to mean these bytes; else empty */
+    time_t date, modified;
+    double retry_seconds;
+    char location[WEFT_HTTP_LOCATION_MAX];
+    char text[CURL_ERROR_SIZE];
+} weft_http_answer;
+
+typedef struct weft_http_exchange {
+    /* what is asked */
+    weft_http_method method;
+    char url[WEFT_HTTP_URL_MAX];
+    const char *conditions[2]; /* header lines, or NULL */
+    bool ranged;               /* only the bytes from `first` to `last` */
+    uint64_t first, last;
+    uint8_t *buffer; /* of a get: takes `room` bytes from `first` on */
+    uint64_t room;
+    uint64_t put_size;   /* UINT64_MAX: not known yet */
+    bool fresh;          /* on a connection of its own, so that curl never repeats it by itself */
+    double wait_seconds; /* that the server may keep still beyond the usual; such an exchange waits for
+                            nobody's turn */
+
+    /* what came back */
+    weft_http_answer answer;
+    uint64_t received; /* bytes in the buffer */
+    uint64_t body;     /* bytes that came, whether kept or not */
+    bool begun;        /* the body has */
+    bool satisfied;    /* the buffer has all that was wanted, and the rest was not waited for */
+    bool overrun;      /* the body was longer than announced */
+    bool misranged;    /* a range came that was not asked for */
+
+    /* the engine's */
+    weft_http_pipe pipe;
+    CURL *easy;
+    struct curl_slist *headers;
+    pthread_mutex_t *mutex; /* of the pipe and of the three flags below */
+    pthread_cond_t changed; /* the pipe has room, or it is over */
+    bool resume;            /* the pipe is no longer dry */
+    bool cancel;
+    bool over;
+    bool stalled; /* nothing moved for too long */
+    uint64_t header_lines;
+    uint64_t moved;     /* bytes and header lines in either direction, as last seen */
+    double quiet_until; /* given up then, unless something moves */
+    struct weft_http_exchange *next;
+} weft_http_exchange;
+
+/* Makes curl's handle. False if there is no memory for it. */
+bool weft_http_exchange_prepare(weft_http_exchange *exchange, const weft_http_settings *settings);
+void weft_http_exchange_release(weft_http_exchange *exchange);
+/* After the last byte, with curl's verdict. */
+void weft_http_exchange_finish(weft_http_exchange *exchange, CURLcode code);
+
+/* For tests: one line of an answer's header. */
+void weft_http_answer_read(weft_http_answer *answer, const char *line, size_t size);
+
+#endif
