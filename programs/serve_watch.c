@@ -31,27 +31,39 @@ static bool is_newer(const serve_head *known, const weft_head_info *found) {
            (found->epoch == known->info.epoch && found->sequence > known->info.sequence);
 }
 
-static void complain(serve_watch *watch, weft_status status) {
-    if (!watch->complained && status != WEFT_NOT_FOUND) {
-        const char *text = weft_context_error(watch->context);
-        serve_report(watch->server, "cannot read the newest head: %s",
-                     *text != 0 ? text : weft_status_name(status));
+/* Says so once, until a head can be read again. */
+static void complain(serve_watch *watch, const char *text) {
+    if (!watch->complained) {
+        serve_report(watch->server, "the newest head is of no use: %s", text);
         watch->complained = true;
     }
 }
 
-static void look_for_head(serve_watch *watch) {
+static weft_status read_newest(serve_watch *watch, serve_head *found, uint64_t *epoch_out) {
     /* Only this thread writes the head, so it reads it without the lock. */
-    serve_head found = {.known = true};
-    uint64_t epoch = 0;
     uint64_t least = watch->head.known ? watch->head.info.epoch : 0;
     weft_status status =
-        weft_head_find(watch->context, watch->server->store, least, found.data, &found.size, &epoch);
+        weft_head_find(watch->context, watch->server->store, least, found->data, &found->size, epoch_out);
     if (status == WEFT_OK) {
-        status = weft_head_inspect(watch->context, found.data, found.size, NULL, &found.info);
+        status = weft_head_inspect(watch->context, found->data, found->size, NULL, &found->info);
+    }
+    return status;
+}
+
+static void look_for_head(serve_watch *watch) {
+    serve_head found = {.known = true};
+    uint64_t epoch = 0;
+    weft_status status = read_newest(watch, &found, &epoch);
+    if (status == WEFT_NOT_FOUND) {
+        return;
     }
     if (status != WEFT_OK) {
-        complain(watch, status);
+        const char *text = weft_context_error(watch->context);
+        complain(watch, *text != 0 ? text : weft_status_name(status));
+        return;
+    }
+    if (found.info.epoch != epoch) {
+        complain(watch, "it lies under the key of another epoch");
         return;
     }
     watch->complained = false;
