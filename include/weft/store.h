@@ -48,6 +48,15 @@ WEFT_API void weft_store_close(weft_store *store);
 /* The URL that it was opened with, without credentials. */
 WEFT_API const char *weft_store_url(const weft_store *store);
 
+/* What has gone over the store since it was opened: operations, and bytes of objects. */
+typedef struct weft_store_traffic {
+    uint64_t requests;
+    uint64_t sent;
+    uint64_t received;
+} weft_store_traffic;
+
+WEFT_API weft_store_traffic weft_store_traffic_of(const weft_store *store);
+
 /* Keys are made of [A-Za-z0-9._~-] in parts divided by single slashes; no part is "." or ".." or begins
  * with ".". */
 WEFT_API bool weft_store_key_valid(const char *key);

@@ -89,15 +89,15 @@ typedef struct weft_publisher_options {
 typedef struct weft_publish_result {
     uint64_t version;
     uint64_t epoch;
-    weft_diff_stats diff;    /* of an anchor-only version: counts and digest only */
-    uint64_t uploaded_bytes; /* all objects of this publish, the head included */
+    weft_diff_stats diff;    /* of an anchor-only version, against nothing */
+    uint64_t uploaded_bytes; /* all objects of this version, the head included */
     uint64_t requests;       /* store operations */
-    bool anchored;           /* an anchor was written before the call returned */
-    bool unchanged;          /* nothing differed from the last version; nothing was published */
-    double diff_seconds;     /* diff and encode; the upload runs beside it */
-    double upload_seconds;   /* from the end of encoding until all objects were there */
-    double head_seconds;     /* until the head had moved: from then on the version is visible */
-    double mirror_seconds;   /* until the next publish can begin */
+    bool anchored;           /* the version came as an anchor, because there was nothing to differ from */
+    uint64_t anchor_bytes;   /* of an anchor that was written besides, before the call returned */
+    double seconds;          /* until the version was visible and the next one can begin: */
+    double diff_seconds;     /*   diff and encode; the upload runs beside it */
+    double upload_seconds;   /*   from the end of encoding until all objects were there */
+    double head_seconds;     /*   until the head had moved and the baseline with it */
 } weft_publish_result;
 
 typedef struct weft_publisher weft_publisher;
@@ -123,6 +123,8 @@ WEFT_API WEFT_CHECKED weft_status weft_publisher_anchor(weft_publisher *publishe
 WEFT_API WEFT_CHECKED weft_status weft_publisher_settle(weft_publisher *publisher);
 WEFT_API uint64_t weft_publisher_version(const weft_publisher *publisher);
 WEFT_API uint64_t weft_publisher_epoch(const weft_publisher *publisher);
+/* The name of the run. */
+WEFT_API const char *weft_publisher_run(const weft_publisher *publisher);
 /* Settles, and releases everything. */
 WEFT_API void weft_publisher_close(weft_publisher *publisher);
 

@@ -300,6 +300,10 @@ weft_status weft_in_place_load(weft_in_place *place) {
     return status;
 }
 
+const weft_view *weft_in_place_view(const weft_in_place *place) {
+    return place->view;
+}
+
 weft_sums *weft_in_place_sums(const weft_in_place *place) {
     return place->sums;
 }

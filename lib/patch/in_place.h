@@ -18,6 +18,7 @@ weft_status weft_in_place_open(weft_context *context, const char *path, bool dur
 void weft_in_place_close(weft_in_place *place);
 /* Maps and sums the checkpoint, unless that was done. The sums are its present state's. */
 weft_status weft_in_place_load(weft_in_place *place);
+const weft_view *weft_in_place_view(const weft_in_place *place);
 weft_sums *weft_in_place_sums(const weft_in_place *place);
 const weft_checkpoint *weft_in_place_checkpoint(const weft_in_place *place);
 

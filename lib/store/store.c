@@ -8,6 +8,7 @@
 
 #include "../base/context.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #define SCHEMES "a path, file://, http:// and https://"
@@ -17,6 +18,9 @@ struct weft_store {
     const weft_store_operations *operations;
     void *self;
     char *url;
+    _Atomic uint64_t requests;
+    _Atomic uint64_t sent;
+    _Atomic uint64_t received;
 };
 
 /* ---- keys ---- */
@@ -161,6 +165,10 @@ bool weft_store_conditional(const weft_store *store) {
     return store->operations->conditional != NULL && store->operations->conditional(store->self);
 }
 
+weft_store_traffic weft_store_traffic_of(const weft_store *store) {
+    return (weft_store_traffic){store->requests, store->sent, store->received};
+}
+
 /* ---- operations ---- */
 
 weft_status weft_store_get(weft_context *context, weft_store *store, const weft_store_get_request *request,
@@ -173,7 +181,12 @@ weft_status weft_store_get(weft_context *context, weft_store *store, const weft_
     if (request->buffer == NULL && request->length > 0) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "the get of %s has no buffer", request->key);
     }
-    return store->operations->get(store->self, context, request, result_out);
+    atomic_fetch_add(&store->requests, 1);
+    status = store->operations->get(store->self, context, request, result_out);
+    if (status == WEFT_OK) {
+        atomic_fetch_add(&store->received, result_out->received);
+    }
+    return status;
 }
 
 static weft_status check_put(weft_context *context, const weft_store_put_request *request) {
@@ -200,6 +213,22 @@ static weft_status check_put(weft_context *context, const weft_store_put_request
     return WEFT_OK;
 }
 
+/* Tells how long an object turned out to be. */
+typedef struct counted_feed {
+    const weft_store_feed *feed;
+    uint64_t end;
+} counted_feed;
+
+static weft_status read_counted(void *opaque, uint64_t offset, void *data, size_t capacity,
+                                size_t *count_out) {
+    counted_feed *counted = opaque;
+    weft_status status = counted->feed->read(counted->feed->opaque, offset, data, capacity, count_out);
+    if (status == WEFT_OK && offset + *count_out > counted->end) {
+        counted->end = offset + *count_out;
+    }
+    return status;
+}
+
 weft_status weft_store_put(weft_context *context, weft_store *store, const weft_store_put_request *request,
                            weft_store_tag *tag_out) {
     weft_context_clear(context);
@@ -207,8 +236,16 @@ weft_status weft_store_put(weft_context *context, weft_store *store, const weft_
     if (status != WEFT_OK) {
         return status;
     }
+    counted_feed counted = {&request->feed, 0};
+    weft_store_put_request passed = *request;
+    passed.feed = (weft_store_feed){request->feed.size, read_counted, &counted};
     weft_store_tag tag;
-    return store->operations->put(store->self, context, request, tag_out != NULL ? tag_out : &tag);
+    atomic_fetch_add(&store->requests, 1);
+    status = store->operations->put(store->self, context, &passed, tag_out != NULL ? tag_out : &tag);
+    if (status == WEFT_OK) {
+        atomic_fetch_add(&store->sent, counted.end);
+    }
+    return status;
 }
 
 weft_status weft_store_feed_read(weft_context *context, const weft_store_put_request *request,
@@ -278,6 +315,7 @@ weft_status weft_store_head(weft_context *context, weft_store *store, const char
     }
     uint64_t size = 0;
     weft_store_tag tag;
+    atomic_fetch_add(&store->requests, 1);
     return store->operations->head(store->self, context, key, size_out != NULL ? size_out : &size,
                                    tag_out != NULL ? tag_out : &tag);
 }
@@ -285,7 +323,11 @@ weft_status weft_store_head(weft_context *context, weft_store *store, const char
 weft_status weft_store_remove(weft_context *context, weft_store *store, const char *key) {
     weft_context_clear(context);
     weft_status status = check_key(context, key);
-    return status == WEFT_OK ? store->operations->remove(store->self, context, key) : status;
+    if (status != WEFT_OK) {
+        return status;
+    }
+    atomic_fetch_add(&store->requests, 1);
+    return store->operations->remove(store->self, context, key);
 }
 
 weft_status weft_store_watch(weft_context *context, weft_store *store, uint64_t after, double seconds,
@@ -295,8 +337,13 @@ weft_status weft_store_watch(weft_context *context, weft_store *store, uint64_t 
         return weft_fail(context, WEFT_UNSUPPORTED, "the store at %s cannot wait for a version; poll it",
                          store->url);
     }
-    return store->operations->watch(store->self, context, after, seconds > 0 ? seconds : 0, buffer,
-                                    capacity, received_out);
+    atomic_fetch_add(&store->requests, 1);
+    weft_status status = store->operations->watch(store->self, context, after, seconds > 0 ? seconds : 0,
+                                                  buffer, capacity, received_out);
+    if (status == WEFT_OK) {
+        atomic_fetch_add(&store->received, *received_out);
+    }
+    return status;
 }
 
 weft_status weft_store_list(weft_context *context, weft_store *store, const char *prefix,

@@ -181,7 +181,7 @@ static weft_status await(weft_fetch *fetch, size_t index) {
             pthread_cond_broadcast(&fetch->changed);
         }
         struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
+        clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += 100000000;
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
@@ -298,7 +298,11 @@ weft_status weft_fetch_open(weft_context *context, weft_store *store, const weft
     fetch->ahead = ahead;
     fetch->count = (size_t)weft_object_chunks(object);
     pthread_mutex_init(&fetch->mutex, NULL);
-    pthread_cond_init(&fetch->changed, NULL);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&fetch->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
     weft_status status = read_hashes(fetch);
     if (status == WEFT_OK) {
         fetch->chunks = weft_allocate_zeroed(context, fetch->count, sizeof *fetch->chunks);

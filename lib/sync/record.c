@@ -7,6 +7,7 @@
 #include "../base/context.h"
 #include "../tensor/json.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -483,6 +484,17 @@ weft_status weft_page_parse(weft_page *page, const char *where, const void *data
     json_decref(json);
     if (status != WEFT_OK) {
         weft_page_close(page);
+    }
+    return status;
+}
+
+weft_status weft_sync_key(weft_context *context, const char *room, uint64_t epoch, uint64_t version,
+                          char key[WEFT_KEY_SIZE]) {
+    char nonce[17];
+    weft_status status = weft_hex_random(context, 8, nonce);
+    if (status == WEFT_OK) {
+        snprintf(key, WEFT_KEY_SIZE, "%s/%08llu-%010llu-%s", room, (unsigned long long)epoch,
+                 (unsigned long long)version, nonce);
     }
     return status;
 }

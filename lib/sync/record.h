@@ -118,6 +118,11 @@ bool weft_json_text(const json_t *json, const char *name, char *text, size_t siz
 weft_status weft_sync_check_kind(weft_context *context, const char *where, const json_t *json,
                                  const char *kind);
 
+/* A new key in a room of the store ("patches"): epoch, version and a nonce, so that no key is used twice.
+ */
+weft_status weft_sync_key(weft_context *context, const char *room, uint64_t epoch, uint64_t version,
+                          char key[WEFT_KEY_SIZE]);
+
 /* Fetches a blob, and again if it came damaged. The caller releases the data. */
 weft_status weft_blob_fetch(weft_context *context, weft_store *store, const weft_blob *blob,
                             uint64_t most_bytes, uint8_t **data_out);

@@ -58,7 +58,8 @@ struct weft_subscriber {
     bool prepared;
 
     position here;
-    position before; /* the last commit */
+    position before;               /* the last commit */
+    weft_store_traffic at_opening; /* of the store */
     weft_subscriber_info info;
 };
 
@@ -99,6 +100,7 @@ static weft_status create(weft_context *context, weft_store *store, const weft_s
     if (chosen->poll_seconds <= 0) {
         chosen->poll_seconds = is_local(store) ? POLL_LOCAL_SECONDS : POLL_SECONDS;
     }
+    subscriber->at_opening = weft_store_traffic_of(store);
     weft_route_open(&subscriber->route, context);
     subscriber->replica.context = context;
     subscriber->follow.context = context;
@@ -464,7 +466,6 @@ static weft_status audit(weft_subscriber *subscriber, const weft_route_step *ste
 
 static void note_fetch(weft_subscriber *subscriber, const weft_route_step *step, double start) {
     weft_fetch_stats stats = weft_fetch_describe(subscriber->fetch);
-    subscriber->info.fetched_bytes += stats.bytes;
     subscriber->info.healed += stats.damaged;
     report(subscriber, WEFT_SYNC_FETCH, step->record.version, stats.last - start, stats.bytes);
     report(subscriber, WEFT_SYNC_DECODE, step->record.version, weft_sync_now() - stats.last,
@@ -657,6 +658,9 @@ weft_status weft_subscriber_verify(weft_subscriber *subscriber) {
 
 weft_subscriber_info weft_subscriber_describe(const weft_subscriber *subscriber) {
     weft_subscriber_info info = subscriber->info;
+    weft_store_traffic traffic = weft_store_traffic_of(subscriber->store);
+    info.fetched_bytes = traffic.received - subscriber->at_opening.received;
+    info.requests = traffic.requests - subscriber->at_opening.requests;
     info.version = subscriber->replica.known ? subscriber->here.version : 0;
     info.digest = subscriber->replica.digest;
     info.milliseconds = subscriber->here.milliseconds;

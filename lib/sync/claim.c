@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * claim.c: taking over a run, and moving its head.
+ */
+#include "claim.h"
+
+#include "../base/context.h"
+#include "planner.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { CLAIM_ATTEMPTS = 5, DAMAGE_ATTEMPTS = 4 };
+
+/* ---- taking over ---- */
+
+/* Reads the newest head, or makes the first one up. */
+static weft_status find_head(weft_claim *claim, weft_sync_head *head) {
+    uint8_t data[WEFT_HEAD_MAX];
+    size_t size;
+    uint64_t epoch;
+    weft_context *context = claim->context;
+    weft_status status = WEFT_CHECKSUM_MISMATCH;
+    for (int i = 0; i < DAMAGE_ATTEMPTS && status == WEFT_CHECKSUM_MISMATCH; i++) {
+        status = weft_head_find(context, claim->store, 1, data, &size, &epoch);
+        if (status == WEFT_OK) {
+            status = weft_sync_head_parse(context, weft_store_url(claim->store), data, size, NULL, head);
+        }
+    }
+    if (status == WEFT_NOT_FOUND) {
+        *head = (weft_sync_head){0};
+        status = weft_hex_random(context, (WEFT_RUN_TEXT - 1) / 2, head->run);
+    }
+    return status;
+}
+
+static weft_status read_back(weft_claim *claim, uint64_t epoch, uint8_t *data, size_t *size) {
+    return weft_sync_head_read(claim->context, claim->store, epoch, NULL, data, size, &claim->tag);
+}
+
+static bool same_bytes(const uint8_t *a, size_t a_size, const uint8_t *b, size_t b_size) {
+    return a_size == b_size && memcmp(a, b, a_size) == 0;
+}
+
+/* WEFT_CONFLICT: somebody else was faster; look again. */
+static weft_status begin_epoch(weft_claim *claim) {
+    weft_context *context = claim->context;
+    char key[WEFT_HEAD_KEY];
+    weft_head_key(claim->head.epoch, key);
+    weft_status status =
+        weft_sync_head_format(context, &claim->head, claim->key, claim->bytes, &claim->size);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = weft_store_put_bytes(context, claim->store, key, claim->bytes, claim->size,
+                                  WEFT_STORE_IF_ABSENT, NULL, &claim->tag);
+    if (status != WEFT_UNSUPPORTED) {
+        return status;
+    }
+    /* without conditional puts: look, write, and see whose head it is */
+    uint8_t data[WEFT_HEAD_MAX];
+    size_t size;
+    status = read_back(claim, claim->head.epoch, data, &size);
+    if (status != WEFT_NOT_FOUND) {
+        return status == WEFT_OK ? WEFT_CONFLICT : status;
+    }
+    status = weft_store_put_bytes(context, claim->store, key, claim->bytes, claim->size, WEFT_STORE_ALWAYS,
+                                  NULL, &claim->tag);
+    if (status == WEFT_OK) {
+        status = read_back(claim, claim->head.epoch, data, &size);
+    }
+    if (status == WEFT_OK && !same_bytes(data, size, claim->bytes, claim->size)) {
+        status = WEFT_CONFLICT;
+    }
+    return status;
+}
+
+static weft_status take_once(weft_claim *claim) {
+    weft_sync_head_close(&claim->head, claim->context);
+    claim->head = (weft_sync_head){0};
+    weft_status status = find_head(claim, &claim->head);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    claim->head.epoch++;
+    claim->head.sequence = 1;
+    status = weft_hex_random(claim->context, (WEFT_WRITER_TEXT - 1) / 2, claim->head.writer);
+    return status == WEFT_OK ? begin_epoch(claim) : status;
+}
+
+weft_status weft_claim_take(weft_claim *claim, weft_context *context, weft_store *store,
+                            const weft_key *key) {
+    *claim = (weft_claim){.context = context, .store = store, .key = key};
+    weft_status status = WEFT_CONFLICT;
+    for (int i = 0; i < CLAIM_ATTEMPTS && status == WEFT_CONFLICT; i++) {
+        status = i > 0 ? weft_sync_sleep(context, 0.02 * i) : WEFT_OK;
+        if (status == WEFT_OK) {
+            status = take_once(claim);
+        }
+    }
+    if (status == WEFT_CONFLICT) {
+        status = weft_fail(context, WEFT_CONFLICT,
+                           "%s: other publishers keep taking over this run; let one of them run alone",
+                           weft_store_url(store));
+    }
+    return status;
+}
+
+void weft_claim_close(weft_claim *claim) {
+    weft_sync_head_close(&claim->head, claim->context);
+}
+
+/* ---- moving the head ---- */
+
+weft_status weft_claim_prepare(weft_claim *claim, const weft_blob *page, const weft_record *newest,
+                               weft_claim_move *move) {
+    move->head = claim->head;
+    move->head.sequence++;
+    move->head.started = true;
+    move->head.page = *page;
+    weft_status status = weft_record_copy(claim->context, newest, &move->head.newest);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    /* which objects retire is for the history alone */
+    weft_texts_close(&move->head.newest.retired, claim->context);
+    status = weft_sync_head_format(claim->context, &move->head, claim->key, move->bytes, &move->size);
+    if (status != WEFT_OK) {
+        weft_sync_head_close(&move->head, claim->context);
+    }
+    return status;
+}
+
+static weft_status fence(weft_claim *claim) {
+    claim->fenced = true;
+    return weft_fail(claim->context, WEFT_CONFLICT,
+                     "%s: another publisher has taken over this run (it had epoch %llu here); nothing was "
+                     "published, and this publisher is finished",
+                     weft_store_url(claim->store), (unsigned long long)claim->head.epoch);
+}
+
+weft_status weft_claim_check(weft_claim *claim) {
+    if (claim->fenced) {
+        return fence(claim);
+    }
+    char key[WEFT_HEAD_KEY];
+    uint64_t size;
+    weft_store_tag tag;
+    weft_head_key(claim->head.epoch + 1, key);
+    weft_status status = weft_store_head(claim->context, claim->store, key, &size, &tag);
+    if (status == WEFT_OK) {
+        return fence(claim);
+    }
+    return status == WEFT_NOT_FOUND ? WEFT_OK : status;
+}
+
+static void adopt(weft_claim *claim, weft_claim_move *move) {
+    weft_sync_head_close(&claim->head, claim->context);
+    claim->head = move->head;
+    memcpy(claim->bytes, move->bytes, move->size);
+    claim->size = move->size;
+    move->head = (weft_sync_head){0};
+}
+
+void weft_claim_drop(weft_claim *claim, weft_claim_move *move) {
+    weft_sync_head_close(&move->head, claim->context);
+    move->head = (weft_sync_head){0};
+}
+
+weft_status weft_claim_resolve(weft_claim *claim, weft_claim_move *move, bool *written_out) {
+    uint8_t data[WEFT_HEAD_MAX];
+    size_t size;
+    weft_status status = read_back(claim, claim->head.epoch, data, &size);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (same_bytes(data, size, move->bytes, move->size)) {
+        adopt(claim, move);
+        *written_out = true;
+        return WEFT_OK;
+    }
+    *written_out = false;
+    return same_bytes(data, size, claim->bytes, claim->size) ? WEFT_OK : fence(claim);
+}
+
+/* The place where the head is still the one that this writer wrote. */
+static weft_status check_own(weft_claim *claim) {
+    uint8_t data[WEFT_HEAD_MAX];
+    size_t size;
+    weft_status status = read_back(claim, claim->head.epoch, data, &size);
+    if (status == WEFT_OK && !same_bytes(data, size, claim->bytes, claim->size)) {
+        /* a store that is not consistent yet may show an older head of ours, which fences nobody */
+        weft_sync_head head;
+        status =
+            weft_sync_head_parse(claim->context, weft_store_url(claim->store), data, size, NULL, &head);
+        bool older = status == WEFT_OK && strcmp(head.writer, claim->head.writer) == 0 &&
+                     head.sequence < claim->head.sequence;
+        if (status == WEFT_OK) {
+            weft_sync_head_close(&head, claim->context);
+        }
+        return older || status == WEFT_CHECKSUM_MISMATCH ? WEFT_OK : fence(claim);
+    }
+    return status;
+}
+
+static weft_status put_head(weft_claim *claim, const weft_claim_move *move) {
+    char key[WEFT_HEAD_KEY];
+    weft_head_key(claim->head.epoch, key);
+    weft_store_tag tag = claim->tag;
+    bool conditional = weft_store_conditional(claim->store) && tag.text[0] != '\0';
+    weft_status status = conditional ? WEFT_OK : check_own(claim);
+    if (status == WEFT_OK) {
+        status =
+            weft_store_put_bytes(claim->context, claim->store, key, move->bytes, move->size,
+                                 conditional ? WEFT_STORE_IF_SAME : WEFT_STORE_ALWAYS, &tag, &claim->tag);
+    }
+    return status;
+}
+
+weft_status weft_claim_commit(weft_claim *claim, weft_claim_move *move, bool *unknown_out) {
+    *unknown_out = false;
+    weft_status status = put_head(claim, move);
+    if (status == WEFT_OK) {
+        adopt(claim, move);
+        return WEFT_OK;
+    }
+    if (claim->fenced) {
+        return status;
+    }
+    /* the put may have taken effect all the same */
+    char text[512];
+    snprintf(text, sizeof text, "%s", weft_context_error(claim->context));
+    bool written = false;
+    weft_status resolved = weft_claim_resolve(claim, move, &written);
+    if (resolved != WEFT_OK) {
+        *unknown_out = !claim->fenced;
+        return resolved == WEFT_CONFLICT ? resolved : weft_fail(claim->context, status, "%s", text);
+    }
+    return written ? WEFT_OK : weft_fail(claim->context, status, "%s", text);
+}

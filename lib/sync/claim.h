@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * claim.h: being the one writer of a run.
+ *
+ * Each writer begins an epoch with a head of its own; readers follow the highest epoch, so that whoever
+ * wrote before is fenced: it may waste objects, but moves nobody. A writer that finds a later epoch, or
+ * somebody else's head in its own, stops.
+ */
+#ifndef WEFT_SYNC_CLAIM_H
+#define WEFT_SYNC_CLAIM_H
+
+#include "head.h"
+
+typedef struct weft_claim {
+    weft_context *context;
+    weft_store *store;
+    const weft_key *key;
+    weft_sync_head head; /* as it was written last */
+    uint8_t bytes[WEFT_HEAD_MAX];
+    size_t size;
+    weft_store_tag tag;
+    bool fenced;
+} weft_claim;
+
+/* Begins a run, or the next epoch of the run that is there. */
+weft_status weft_claim_take(weft_claim *claim, weft_context *context, weft_store *store,
+                            const weft_key *key);
+void weft_claim_close(weft_claim *claim);
+
+/* A head that is to follow the present one. */
+typedef struct weft_claim_move {
+    weft_sync_head head;
+    uint8_t bytes[WEFT_HEAD_MAX];
+    size_t size;
+} weft_claim_move;
+
+/* Prepares the bytes of the next head. `newest` is copied. */
+weft_status weft_claim_prepare(weft_claim *claim, const weft_blob *page, const weft_record *newest,
+                               weft_claim_move *move);
+/* WEFT_CONFLICT if somebody else has taken over. */
+weft_status weft_claim_check(weft_claim *claim);
+/* Writes the head; from WEFT_OK on it is the claim's, and the move is empty. If it cannot be known whether
+ * the head was written, `unknown_out` is set, and weft_claim_resolve finds out later. */
+weft_status weft_claim_commit(weft_claim *claim, weft_claim_move *move, bool *unknown_out);
+weft_status weft_claim_resolve(weft_claim *claim, weft_claim_move *move, bool *written_out);
+void weft_claim_drop(weft_claim *claim, weft_claim_move *move);
+
+#endif

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mirror.h: a publisher's private copy of a whole model, in memory.
+ */
+#ifndef WEFT_SYNC_MIRROR_H
+#define WEFT_SYNC_MIRROR_H
+
+#include <weft/tensor.h>
+
+typedef struct weft_mirror {
+    weft_context *context;
+    weft_table *table;
+    weft_view *view;
+    uint8_t *memory;
+    uint64_t bytes;
+} weft_mirror;
+
+/* Room for the tensors of `like`, in their dtypes; what it holds is undefined. */
+weft_status weft_mirror_open(weft_mirror *mirror, weft_context *context, const weft_view *like);
+void weft_mirror_close(weft_mirror *mirror);
+/* Copies what a view of the same tensors holds; FP32 masters are cast. */
+weft_status weft_mirror_fill(weft_context *context, weft_mirror *mirror, const weft_view *view);
+/* Copies a mirror of the same tensors. */
+void weft_mirror_copy(weft_mirror *mirror, const weft_mirror *from);
+
+#endif

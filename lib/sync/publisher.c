@@ -1,0 +1,791 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * publisher.c: from weights to a version in the store.
+ *
+ * A version is made in this order: the patch is encoded and uploaded, bucket by bucket, at the same time;
+ * then the page that names it; then the head that names the page. Only when the head has moved does the
+ * baseline, the copy of what was published last, belong to the new version. Whatever fails before that is
+ * undone, and the next publish starts from the old baseline.
+ *
+ * Whether a head was written can be unknown, when the store stopped answering. The version is then kept
+ * pending, with all that is needed to finish or to undo it, until the store can be asked.
+ */
+#include "../base/context.h"
+#include "../patch/in_place.h"
+#include "../tensor/safetensors.h"
+#include "anchor.h"
+#include "claim.h"
+#include "ledger.h"
+#include "mirror.h"
+#include "planner.h"
+#include "spool.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { KEEP_ANCHORS = 2 };
+
+/* One version on its way. */
+typedef struct edition {
+    weft_record record;
+    weft_blob page;
+    weft_claim_move move;
+    weft_spool *spool;
+    weft_upload *upload;
+    weft_trail *trail;   /* the mirror is ahead of what is published */
+    weft_sums *new_sums; /* of the new state */
+    bool anchored;       /* the version comes as an anchor */
+    weft_anchor anchor;
+    weft_ledger_mark before;
+    bool used;
+} edition;
+
+struct weft_publisher {
+    weft_context *context;
+    weft_store *store;
+    const weft_view *view;
+    weft_publisher_options options;
+    weft_container container; /* what followers' files look like */
+    weft_container_file container_file;
+    char *made_header; /* NULL if the caller gave the files */
+
+    weft_claim claim;
+    weft_ledger ledger;
+
+    /* the baseline */
+    bool based; /* it holds what was published last: */
+    uint64_t base_version;
+    weft_digest base_digest;
+    weft_mirror mirror;
+    weft_sums *sums;
+    weft_in_place *place; /* or in a file */
+
+    edition pending; /* unknown whether it is published */
+
+    weft_anchor_job *job;
+    pthread_mutex_t mirror_lock; /* held while the mirror is read by an anchor, or changed */
+    weft_status anchor_status;
+    char anchor_text[256];
+    bool unnamed; /* there is an anchor that no page names yet */
+};
+
+/* ---- small things ---- */
+
+static uint64_t now_milliseconds(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    return (uint64_t)time.tv_sec * 1000 + (uint64_t)time.tv_nsec / 1000000;
+}
+
+static weft_status make_key(const weft_publisher *publisher, const char *room, uint64_t version,
+                            char key[WEFT_KEY_SIZE]) {
+    return weft_sync_key(publisher->context, room, publisher->claim.head.epoch, version, key);
+}
+
+static const char *spool_directory(const weft_publisher *publisher) {
+    if (publisher->options.spool_directory != NULL) {
+        return publisher->options.spool_directory;
+    }
+    const char *chosen = getenv("TMPDIR");
+    return chosen != NULL && chosen[0] != '\0' ? chosen : "/tmp";
+}
+
+static const weft_view *base_view(const weft_publisher *publisher) {
+    return publisher->place != NULL ? weft_in_place_view(publisher->place) : publisher->mirror.view;
+}
+
+/* ---- opening ---- */
+
+/* Followers that keep files need to know what they look like. */
+static weft_status choose_container(weft_publisher *publisher) {
+    if (publisher->options.container != NULL) {
+        publisher->container = *publisher->options.container;
+        return WEFT_OK;
+    }
+    weft_context *context = publisher->context;
+    size_t count = weft_view_count(publisher->view);
+    const weft_tensor **tensors = weft_allocate_array(context, count, sizeof *tensors);
+    if (tensors == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    for (size_t i = 0; i < count; i++) {
+        tensors[i] = weft_view_at(publisher->view, i);
+    }
+    weft_status status = weft_safetensors_build(context, tensors, count, NULL, &publisher->made_header,
+                                                &publisher->container_file.header_bytes);
+    weft_release(context, tensors);
+    if (status == WEFT_OK) {
+        publisher->container_file.name = "";
+        publisher->container_file.header = publisher->made_header;
+        publisher->container = (weft_container){.file_count = 1, .files = &publisher->container_file};
+    }
+    return status;
+}
+
+/* What can be wrong with what the store holds, as opposed to reaching it: then the next version comes as an
+ * anchor, and heals it. */
+static bool unusable(weft_status status) {
+    return (status <= -200 && status > -400) || status == WEFT_NOT_FOUND || status == WEFT_UNSUPPORTED;
+}
+
+static weft_status set_base(weft_publisher *publisher, weft_status status) {
+    publisher->based = status == WEFT_OK;
+    publisher->base_version = publisher->claim.head.newest.version;
+    publisher->base_digest = publisher->claim.head.newest.digest;
+    return unusable(status) ? WEFT_OK : status;
+}
+
+static weft_status rebuild_memory(weft_publisher *publisher) {
+    weft_context *context = publisher->context;
+    weft_status status = weft_mirror_open(&publisher->mirror, context, publisher->view);
+    if (status != WEFT_OK || !publisher->claim.head.started) {
+        return status;
+    }
+    weft_subscriber *subscriber;
+    const weft_subscriber_options options = {.empty = true};
+    status = weft_subscriber_open(context, publisher->store, publisher->mirror.view, &options, &subscriber);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = weft_subscriber_pull(subscriber, publisher->claim.head.newest.version);
+    weft_subscriber_close(subscriber);
+    if (status == WEFT_OK) {
+        status = weft_sums_compute(context, publisher->mirror.view, &publisher->sums);
+    }
+    return set_base(publisher, status);
+}
+
+static weft_status open_place(weft_publisher *publisher) {
+    weft_status status =
+        weft_in_place_open(publisher->context, publisher->options.mirror_path, false, &publisher->place);
+    if (status == WEFT_OK) {
+        status = weft_in_place_load(publisher->place);
+    }
+    if (status != WEFT_OK) {
+        weft_in_place_close(publisher->place);
+        publisher->place = NULL;
+    }
+    return status;
+}
+
+static weft_status rebuild_file(weft_publisher *publisher) {
+    if (!publisher->claim.head.started) {
+        return WEFT_OK;
+    }
+    weft_context *context = publisher->context;
+    weft_subscriber *subscriber;
+    const weft_subscriber_options options = {.replace = true};
+    weft_status status = weft_subscriber_open_file(context, publisher->store,
+                                                   publisher->options.mirror_path, &options, &subscriber);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = weft_subscriber_pull(subscriber, publisher->claim.head.newest.version);
+    weft_subscriber_close(subscriber);
+    if (status == WEFT_OK) {
+        status = open_place(publisher);
+    }
+    return set_base(publisher, status);
+}
+
+static weft_status check_options(weft_publisher *publisher) {
+    weft_publisher_options *options = &publisher->options;
+    options->anchor_ratio = options->anchor_ratio != 0 ? options->anchor_ratio : 1;
+    options->keep_anchors = options->keep_anchors != 0 ? options->keep_anchors : KEEP_ANCHORS;
+    if (!weft_view_complete(publisher->view)) {
+        return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
+                         "what is published must hold the whole model");
+    }
+    if (options->key != NULL && !weft_key_secret(options->key)) {
+        return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
+                         "the key is a public one, which cannot sign; give the secret file of weft keygen");
+    }
+    return WEFT_OK;
+}
+
+static weft_status open_publisher(weft_publisher *publisher) {
+    weft_status status = check_options(publisher);
+    if (status == WEFT_OK) {
+        status = choose_container(publisher);
+    }
+    if (status == WEFT_OK) {
+        status = weft_claim_take(&publisher->claim, publisher->context, publisher->store,
+                                 publisher->options.key);
+    }
+    weft_ledger_open(&publisher->ledger, publisher->context, publisher->store, publisher->claim.head.run);
+    if (status == WEFT_OK && publisher->claim.head.started) {
+        status = weft_ledger_resume(&publisher->ledger, &publisher->claim.head.page);
+    }
+    if (status == WEFT_OK) {
+        status =
+            publisher->options.mirror_path != NULL ? rebuild_file(publisher) : rebuild_memory(publisher);
+    }
+    return status;
+}
+
+weft_status weft_publisher_open(weft_context *context, weft_store *store, const weft_view *view,
+                                const weft_publisher_options *options, weft_publisher **publisher_out) {
+    weft_context_clear(context);
+    weft_publisher *publisher = weft_allocate_zeroed(context, 1, sizeof *publisher);
+    if (publisher == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    publisher->context = context;
+    publisher->store = store;
+    publisher->view = view;
+    publisher->claim.context = context;
+    publisher->ledger.context = context;
+    pthread_mutex_init(&publisher->mirror_lock, NULL);
+    if (options != NULL) {
+        publisher->options = *options;
+    }
+    weft_status status = open_publisher(publisher);
+    if (status != WEFT_OK) {
+        weft_publisher_close(publisher);
+        return status;
+    }
+    *publisher_out = publisher;
+    return WEFT_OK;
+}
+
+/* ---- an edition ---- */
+
+static void close_edition(weft_publisher *publisher, edition *e) {
+    weft_record_close(&e->record, publisher->context);
+    weft_claim_drop(&publisher->claim, &e->move);
+    weft_spool_close(e->spool);
+    weft_trail_destroy(e->trail);
+    weft_sums_destroy(e->new_sums);
+    *e = (edition){0};
+}
+
+static weft_status check_labels(weft_publisher *publisher, const char *const *labels) {
+    size_t bytes = 0;
+    for (size_t i = 0; labels != NULL && labels[i] != NULL; i++) {
+        bytes += strlen(labels[i]);
+    }
+    return bytes <= WEFT_LABEL_BYTES
+               ? WEFT_OK
+               : weft_fail(publisher->context, WEFT_LIMIT_EXCEEDED,
+                           "the labels take %zu bytes; a version has room for %d", bytes, WEFT_LABEL_BYTES);
+}
+
+static weft_status begin_record(weft_publisher *publisher, const char *const *labels, weft_record *record) {
+    *record = (weft_record){
+        .version = publisher->ledger.version + 1,
+        .epoch = publisher->claim.head.epoch,
+        .milliseconds = now_milliseconds(),
+    };
+    weft_status status = check_labels(publisher, labels);
+    for (size_t i = 0; labels != NULL && labels[i] != NULL && status == WEFT_OK; i++) {
+        status = weft_texts_add(&record->labels, publisher->context, labels[i]);
+    }
+    return status;
+}
+
+static void count_record(weft_record *record, const weft_diff_stats *stats) {
+    record->digest = stats->result;
+    record->base = stats->base;
+    record->changed = stats->changed;
+    record->total = stats->total;
+    record->dense_bytes = stats->dense_bytes;
+}
+
+/* Diff and encode, with the upload beside it. On failure the upload is over and the mirror as it was. */
+static weft_status encode_patch(weft_publisher *publisher, edition *e, const char *const *labels,
+                                const char *key, weft_diff_stats *stats) {
+    weft_context *context = publisher->context;
+    weft_status status = weft_spool_open(context, NULL, &e->spool);
+    if (status == WEFT_OK) {
+        status = weft_upload_start(context, publisher->store, key, e->spool, &e->upload);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    const weft_publisher_options *options = &publisher->options;
+    bool file = publisher->place != NULL;
+    const weft_diff_options diff = {
+        .profile = options->profile,
+        .bucket_bytes = options->bucket_bytes,
+        .cuts = options->cuts,
+        .cut_count = options->cut_count,
+        .base_container = file ? weft_checkpoint_container(weft_in_place_checkpoint(publisher->place))
+                               : &publisher->container,
+        .new_container = &publisher->container,
+        .labels = labels,
+        .base_sums = file ? weft_in_place_sums(publisher->place) : publisher->sums,
+        .new_sums_out = &e->new_sums,
+        .trail_out = file ? NULL : &e->trail,
+    };
+    weft_sink sink = weft_spool_sink(e->spool);
+    status = weft_diff(context, base_view(publisher), publisher->view, &diff, &sink, stats);
+    return weft_spool_finish(e->spool, status);
+}
+
+/* A version without a base: all of the model, as an anchor. In memory the mirror is filled first, so that
+ * the anchor and the baseline are the same even if the weights do not stay still. */
+static weft_status encode_whole(weft_publisher *publisher, edition *e, const char *const *labels,
+                                const char *key, weft_diff_stats *stats) {
+    weft_context *context = publisher->context;
+    weft_status status = weft_spool_open(context, spool_directory(publisher), &e->spool);
+    if (status == WEFT_OK && publisher->options.mirror_path == NULL) {
+        status = weft_mirror_fill(context, &publisher->mirror, publisher->view);
+    }
+    if (status == WEFT_OK) {
+        status = weft_upload_start(context, publisher->store, key, e->spool, &e->upload);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    const weft_view *view =
+        publisher->options.mirror_path != NULL ? publisher->view : publisher->mirror.view;
+    e->anchored = true;
+    status = weft_anchor_encode(context, view, &publisher->options, &publisher->container, labels, e->spool,
+                                &e->new_sums, stats);
+    return weft_spool_finish(e->spool, status);
+}
+
+/* Objects and page, up to the point where only the head is missing. */
+static weft_status upload_edition(weft_publisher *publisher, edition *e, const char *key) {
+    weft_context *context = publisher->context;
+    char list_key[WEFT_KEY_SIZE];
+    char page_key[WEFT_KEY_SIZE];
+    weft_object *object = e->anchored ? &e->anchor.object : &e->record.patch;
+    weft_status status = make_key(publisher, "chunks", e->record.version, list_key);
+    if (status == WEFT_OK) {
+        status = weft_spool_describe(context, e->spool, key, list_key, publisher->store, object);
+    }
+    if (status == WEFT_OK && e->anchored) {
+        e->anchor.version = e->record.version;
+        e->anchor.digest = e->record.digest;
+        status = weft_ledger_add_anchor(&publisher->ledger, &e->anchor, publisher->options.keep_anchors);
+    }
+    if (status == WEFT_OK) {
+        status = make_key(publisher, "pages", e->record.version, page_key);
+    }
+    if (status == WEFT_OK) {
+        status = weft_ledger_draft(&publisher->ledger, &e->record, page_key, &e->page);
+    }
+    return status == WEFT_OK ? weft_claim_check(&publisher->claim) : status;
+}
+
+static weft_status join_upload(weft_publisher *publisher, edition *e, weft_status status) {
+    if (e->upload == NULL) {
+        return status;
+    }
+    char text[512];
+    snprintf(text, sizeof text, "%s", weft_context_error(publisher->context));
+    weft_status joined = weft_upload_join(publisher->context, e->upload);
+    e->upload = NULL;
+    /* when the encoder failed, the upload failed of that */
+    return status == WEFT_OK ? joined : weft_fail(publisher->context, status, "%s", text);
+}
+
+/* ---- after the head has moved, or not ---- */
+
+/* The mirror file follows by the patch, like any replica. One that cannot is rebuilt from the store before
+ * the next publish. */
+static weft_status advance_file(weft_publisher *publisher, edition *e) {
+    weft_context *context = publisher->context;
+    weft_source source = weft_spool_source(e->spool);
+    weft_patch *patch;
+    weft_status status = weft_patch_open(context, &source, &patch);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (!e->anchored) {
+        status = weft_in_place_prepare(publisher->place, patch);
+        if (status == WEFT_OK) {
+            status = weft_in_place_commit(publisher->place);
+        }
+        if (status == WEFT_OK) {
+            status = weft_in_place_load(publisher->place);
+        }
+    } else {
+        const weft_patch *patches[] = {patch};
+        weft_checkpoint *draft;
+        weft_in_place_close(publisher->place);
+        publisher->place = NULL;
+        status =
+            weft_apply_rebuild_draft(context, NULL, patches, 1, publisher->options.mirror_path, &draft);
+        if (status == WEFT_OK) {
+            status = weft_checkpoint_finish(draft, false);
+        }
+        if (status == WEFT_OK) {
+            status = open_place(publisher);
+        }
+    }
+    weft_patch_close(patch);
+    return status;
+}
+
+static void advance_memory(weft_publisher *publisher, edition *e) {
+    weft_sums_destroy(publisher->sums);
+    publisher->sums = e->new_sums;
+    e->new_sums = NULL;
+}
+
+static weft_status finish_edition(weft_publisher *publisher, edition *e) {
+    weft_digest digest = e->record.digest;
+    weft_status status = weft_ledger_enter(&publisher->ledger, &e->record, &e->page);
+    publisher->base_digest = digest;
+    publisher->base_version = publisher->ledger.version;
+    publisher->based = true;
+    if (publisher->options.mirror_path == NULL) {
+        advance_memory(publisher, e);
+    } else if (advance_file(publisher, e) != WEFT_OK) {
+        publisher->based = false;
+    }
+    close_edition(publisher, e);
+    return status;
+}
+
+/* The baseline goes back to what is published. The mirror is plain memory: that cannot fail. */
+static void abandon_edition(weft_publisher *publisher, edition *e) {
+    if (e->trail != NULL && weft_trail_undo(publisher->context, e->trail) != WEFT_OK) {
+        publisher->based = false;
+    }
+    if (e->anchored) {
+        weft_ledger_restore(&publisher->ledger, &e->before);
+    }
+    close_edition(publisher, e);
+}
+
+static weft_status abandon_because(weft_publisher *publisher, edition *e, weft_status status) {
+    char text[1024];
+    snprintf(text, sizeof text, "%s", weft_context_error(publisher->context));
+    abandon_edition(publisher, e);
+    return weft_fail(publisher->context, status, "%s", text);
+}
+
+static weft_status resolve_pending(weft_publisher *publisher) {
+    if (!publisher->pending.used) {
+        return WEFT_OK;
+    }
+    bool written = false;
+    weft_status status = weft_claim_resolve(&publisher->claim, &publisher->pending.move, &written);
+    if (status != WEFT_OK && !publisher->claim.fenced) {
+        return status;
+    }
+    if (written) {
+        return finish_edition(publisher, &publisher->pending);
+    }
+    abandon_edition(publisher, &publisher->pending);
+    return status;
+}
+
+static weft_status move_head(weft_publisher *publisher, edition *e) {
+    weft_status status = weft_claim_prepare(&publisher->claim, &e->page, &e->record, &e->move);
+    if (status != WEFT_OK) {
+        return abandon_because(publisher, e, status);
+    }
+    bool unknown;
+    status = weft_claim_commit(&publisher->claim, &e->move, &unknown);
+    if (unknown) {
+        e->used = true;
+        publisher->pending = *e;
+        *e = (edition){0};
+        return status;
+    }
+    return status == WEFT_OK ? finish_edition(publisher, e) : abandon_because(publisher, e, status);
+}
+
+/* ---- anchors ---- */
+
+/* The head names the present version once more, with a page that names its new anchor. */
+static weft_status rewrite_page(weft_publisher *publisher) {
+    char key[WEFT_KEY_SIZE];
+    weft_blob page;
+    weft_claim_move move;
+    bool unknown;
+    weft_status status = make_key(publisher, "pages", publisher->ledger.version, key);
+    if (status == WEFT_OK) {
+        status = weft_ledger_redraft(&publisher->ledger, key, &page);
+    }
+    if (status == WEFT_OK) {
+        status = weft_claim_check(&publisher->claim);
+    }
+    if (status == WEFT_OK) {
+        status = weft_claim_prepare(&publisher->claim, &page, &publisher->claim.head.newest, &move);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = weft_claim_commit(&publisher->claim, &move, &unknown);
+    if (status == WEFT_OK) {
+        status = weft_ledger_enter(&publisher->ledger, NULL, &page);
+        publisher->unnamed = false;
+    } else {
+        weft_claim_drop(&publisher->claim, &move);
+    }
+    return status;
+}
+
+static weft_status take_anchor(weft_publisher *publisher, const weft_anchor *anchor) {
+    weft_status status =
+        weft_ledger_add_anchor(&publisher->ledger, anchor, publisher->options.keep_anchors);
+    publisher->unnamed = publisher->unnamed || status == WEFT_OK;
+    return status;
+}
+
+/* Takes in what the background has done. A failed anchor harms nothing: another is tried. */
+static void collect_anchor(weft_publisher *publisher, bool wait) {
+    if (publisher->job == NULL || (!wait && !weft_anchor_done(publisher->job))) {
+        return;
+    }
+    weft_anchor anchor;
+    publisher->anchor_status = weft_anchor_join(publisher->context, publisher->job, &anchor);
+    publisher->job = NULL;
+    if (publisher->anchor_status == WEFT_OK) {
+        publisher->anchor_status = take_anchor(publisher, &anchor);
+    }
+    snprintf(publisher->anchor_text, sizeof publisher->anchor_text, "%s",
+             publisher->anchor_status != WEFT_OK ? weft_context_error(publisher->context) : "");
+    weft_context_clear(publisher->context);
+}
+
+static bool anchor_due(const weft_publisher *publisher) {
+    const weft_ledger *ledger = &publisher->ledger;
+    if (publisher->options.anchor_ratio < 0 || publisher->job != NULL || !publisher->based) {
+        return ledger->anchor_count == 0 && publisher->job == NULL && publisher->based;
+    }
+    return ledger->anchor_count == 0 ||
+           (double)ledger->patch_bytes >=
+               publisher->options.anchor_ratio * (double)ledger->anchors[0].object.bytes;
+}
+
+static weft_status start_anchor(weft_publisher *publisher) {
+    const weft_anchor_task task = {
+        .store = publisher->store,
+        .mirror = &publisher->mirror,
+        .options = &publisher->options,
+        .container = &publisher->container,
+        .directory = spool_directory(publisher),
+        .epoch = publisher->claim.head.epoch,
+        .lock = &publisher->mirror_lock,
+        .version = &publisher->base_version,
+        .digest = &publisher->base_digest,
+    };
+    return weft_anchor_start(publisher->context, &task, &publisher->job);
+}
+
+static weft_status encode_anchor_now(weft_publisher *publisher, weft_spool *spool, weft_anchor *anchor) {
+    weft_context *context = publisher->context;
+    char key[WEFT_KEY_SIZE];
+    char list_key[WEFT_KEY_SIZE];
+    weft_diff_stats stats;
+    weft_upload *upload;
+    weft_status status = make_key(publisher, "anchors", anchor->version, key);
+    if (status == WEFT_OK) {
+        status = make_key(publisher, "chunks", anchor->version, list_key);
+    }
+    if (status == WEFT_OK) {
+        status = weft_upload_start(context, publisher->store, key, spool, &upload);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = weft_anchor_encode(context, base_view(publisher), &publisher->options, &publisher->container,
+                                NULL, spool, NULL, &stats);
+    status = weft_spool_finish(spool, status);
+    weft_status joined = weft_upload_join(context, upload);
+    status = status == WEFT_OK ? joined : status;
+    if (status == WEFT_OK && !weft_digest_equal(&stats.result, &anchor->digest)) {
+        status = weft_fail(context, WEFT_DIGEST_MISMATCH,
+                           "the copy of version %llu that an anchor was to be made of has drifted",
+                           (unsigned long long)anchor->version);
+    }
+    return status == WEFT_OK
+               ? weft_spool_describe(context, spool, key, list_key, publisher->store, &anchor->object)
+               : status;
+}
+
+static weft_status write_anchor_now(weft_publisher *publisher, uint64_t *bytes_out) {
+    weft_anchor anchor = {.version = publisher->base_version, .digest = publisher->base_digest};
+    weft_spool *spool;
+    weft_status status = weft_spool_open(publisher->context, spool_directory(publisher), &spool);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = encode_anchor_now(publisher, spool, &anchor);
+    weft_spool_close(spool);
+    if (status == WEFT_OK) {
+        status = take_anchor(publisher, &anchor);
+    }
+    if (status == WEFT_OK) {
+        status = rewrite_page(publisher);
+    }
+    if (status == WEFT_OK && bytes_out != NULL) {
+        *bytes_out = anchor.object.bytes;
+    }
+    return status;
+}
+
+weft_status weft_publisher_anchor(weft_publisher *publisher, uint64_t *bytes_out) {
+    weft_context_clear(publisher->context);
+    weft_status status = resolve_pending(publisher);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    collect_anchor(publisher, true);
+    if (!publisher->based || publisher->ledger.version == 0) {
+        return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
+                         "there is no version yet that an anchor could be made of; publish one first");
+    }
+    const weft_ledger *ledger = &publisher->ledger;
+    if (ledger->anchor_count > 0 && ledger->anchors[0].version == ledger->version) {
+        if (bytes_out != NULL) {
+            *bytes_out = ledger->anchors[0].object.bytes;
+        }
+        return publisher->unnamed ? rewrite_page(publisher) : WEFT_OK;
+    }
+    return write_anchor_now(publisher, bytes_out);
+}
+
+weft_status weft_publisher_settle(weft_publisher *publisher) {
+    weft_context_clear(publisher->context);
+    weft_status status = resolve_pending(publisher);
+    collect_anchor(publisher, true);
+    if (status == WEFT_OK && publisher->unnamed && !publisher->claim.fenced) {
+        status = rewrite_page(publisher);
+    }
+    if (status == WEFT_OK && publisher->anchor_status != WEFT_OK) {
+        status = weft_fail(publisher->context, publisher->anchor_status, "%s", publisher->anchor_text);
+    }
+    return status;
+}
+
+/* ---- publishing ---- */
+
+/* A baseline that was lost (a mirror file that failed) is fetched again; if that is not possible, the next
+ * version comes as an anchor. */
+static weft_status ensure_base(weft_publisher *publisher) {
+    if (publisher->based || publisher->options.mirror_path == NULL) {
+        return WEFT_OK;
+    }
+    weft_in_place_close(publisher->place);
+    publisher->place = NULL;
+    return rebuild_file(publisher);
+}
+
+static weft_status publish_edition(weft_publisher *publisher, edition *e, const char *const *labels,
+                                   weft_publish_result *result) {
+    char key[WEFT_KEY_SIZE];
+    weft_ledger_save(&publisher->ledger, &e->before);
+    weft_status status = begin_record(publisher, labels, &e->record);
+    bool whole = !publisher->based;
+    if (status == WEFT_OK) {
+        status = make_key(publisher, whole ? "anchors" : "patches", e->record.version, key);
+    }
+    double start = weft_sync_now();
+    if (status == WEFT_OK) {
+        status = whole ? encode_whole(publisher, e, labels, key, &result->diff)
+                       : encode_patch(publisher, e, labels, key, &result->diff);
+    }
+    double encoded = weft_sync_now();
+    if (status == WEFT_OK) {
+        count_record(&e->record, &result->diff);
+        e->record.patched = !whole;
+        status = upload_edition(publisher, e, key);
+    }
+    status = join_upload(publisher, e, status);
+    double uploaded = weft_sync_now();
+    if (status != WEFT_OK) {
+        return abandon_because(publisher, e, status);
+    }
+    result->version = e->record.version;
+    result->diff_seconds = encoded - start;
+    result->upload_seconds = uploaded - encoded;
+    result->anchored = whole;
+    status = move_head(publisher, e);
+    result->head_seconds = weft_sync_now() - uploaded;
+    return status;
+}
+
+static weft_status publish_locked(weft_publisher *publisher, const char *const *labels,
+                                  weft_publish_result *result) {
+    weft_status status = publisher->claim.fenced ? weft_claim_check(&publisher->claim) : WEFT_OK;
+    if (status == WEFT_OK) {
+        status = resolve_pending(publisher);
+    }
+    if (status == WEFT_OK) {
+        collect_anchor(publisher, false);
+        status = ensure_base(publisher);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    edition e = {0};
+    status = publish_edition(publisher, &e, labels, result);
+    if (status == WEFT_OK) {
+        publisher->unnamed = false;
+    }
+    return status;
+}
+
+weft_status weft_publisher_publish(weft_publisher *publisher, const char *const *labels,
+                                   weft_publish_result *result_out) {
+    weft_context_clear(publisher->context);
+    weft_publish_result result = {.epoch = publisher->claim.head.epoch};
+    weft_store_traffic before = weft_store_traffic_of(publisher->store);
+    double start = weft_sync_now();
+    pthread_mutex_lock(&publisher->mirror_lock);
+    weft_status status = publish_locked(publisher, labels, &result);
+    pthread_mutex_unlock(&publisher->mirror_lock);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    result.seconds = weft_sync_now() - start;
+    weft_store_traffic after = weft_store_traffic_of(publisher->store);
+    result.uploaded_bytes = after.sent - before.sent;
+    result.requests = after.requests - before.requests;
+    if (anchor_due(publisher)) {
+        bool background = publisher->options.anchors_in_background && publisher->place == NULL;
+        publisher->anchor_status =
+            background ? start_anchor(publisher) : write_anchor_now(publisher, &result.anchor_bytes);
+        snprintf(publisher->anchor_text, sizeof publisher->anchor_text, "%s",
+                 weft_context_error(publisher->context));
+    }
+    if (result_out != NULL) {
+        *result_out = result;
+    }
+    return WEFT_OK;
+}
+
+/* ---- the rest ---- */
+
+uint64_t weft_publisher_version(const weft_publisher *publisher) {
+    return publisher->ledger.version;
+}
+
+uint64_t weft_publisher_epoch(const weft_publisher *publisher) {
+    return publisher->claim.head.epoch;
+}
+
+const char *weft_publisher_run(const weft_publisher *publisher) {
+    return publisher->claim.head.run;
+}
+
+void weft_publisher_close(weft_publisher *publisher) {
+    if (publisher == NULL) {
+        return;
+    }
+    weft_context *context = publisher->context;
+    if (publisher->job != NULL || publisher->unnamed) {
+        /* who wants to know how it went settles first */
+        weft_status ignored = weft_publisher_settle(publisher);
+        (void)ignored;
+    }
+    close_edition(publisher, &publisher->pending);
+    weft_ledger_close(&publisher->ledger);
+    weft_claim_close(&publisher->claim);
+    weft_sums_destroy(publisher->sums);
+    weft_mirror_close(&publisher->mirror);
+    weft_in_place_close(publisher->place);
+    weft_release(context, publisher->made_header);
+    pthread_mutex_destroy(&publisher->mirror_lock);
+    weft_release(context, publisher);
+}
