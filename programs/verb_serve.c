@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -326,17 +327,19 @@ static void wait_for_transfers(serve_server *server) {
     }
 }
 
-/* Nothing may be suspended when the daemon is stopped, and nothing is after both have finished. */
+/* Nothing may be suspended when the daemon is stopped, and nothing is after the watch and the jobs have
+ * ended. The socket stays a descriptor until then, since the daemon's threads may still name it. */
 static void stop_daemon(serve_server *server, struct MHD_Daemon *daemon) {
     atomic_store(&server->stopping, true);
-    int socket = MHD_quiesce_daemon(daemon);
-    if (socket >= 0) {
-        close(socket);
-    }
+    int listening = MHD_quiesce_daemon(daemon);
+    shutdown(listening, SHUT_RDWR);
     serve_watch_dismiss(&server->watch);
     wait_for_transfers(server);
     serve_jobs_finish(&server->jobs);
     MHD_stop_daemon(daemon);
+    if (listening >= 0) {
+        close(listening);
+    }
 }
 
 /* ---- life ---- */

@@ -197,7 +197,7 @@ def test_the_end_lets_transfers_finish():
         assert body == data
         for plain in (reader, writer, idle):
             plain.close()
-        assert server.stop() == 0
+        assert server.process.wait(PATIENCE) == 0
         with open(server.path("pages/b"), "rb") as file:
             assert file.read() == b"0123456789"
 
