@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * From live weights to live weights through a directory: every version arrives bit for bit; newcomers, long
+ * absences, rollbacks, layouts; a publisher that stops and another that takes over; anchors.
+ */
+#include "patches.h"
+#include "runs.h"
+#include "scratch.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+typedef struct scene {
+    scratch scratch;
+    weft_context *context;
+    weft_store *store;
+    trainer trainer;
+    weft_publisher *publisher;
+} scene;
+
+static void expect(const weft_context *context, weft_status status, weft_status expected) {
+    if (status != expected) {
+        fail_msg("%s instead of %s: %s", weft_status_name(status), weft_status_name(expected),
+                 weft_context_error(context));
+    }
+}
+
+static void open_scene(scene *s, const weft_publisher_options *options) {
+    scratch_open(&s->scratch);
+    s->context = patches_context(2);
+    const weft_store_options store = {.volatile_writes = true};
+    expect(s->context, weft_store_open(s->context, scratch_path(&s->scratch, "store"), &store, &s->store),
+           WEFT_OK);
+    trainer_open(&s->trainer, s->context, 5);
+    expect(s->context,
+           weft_publisher_open(s->context, s->store, s->trainer.model.view, options, &s->publisher),
+           WEFT_OK);
+}
+
+static void close_scene(scene *s) {
+    weft_publisher_close(s->publisher);
+    trainer_close(&s->trainer);
+    weft_store_close(s->store);
+    weft_context_destroy(s->context);
+    scratch_close(&s->scratch);
+}
+
+static uint64_t publish(scene *s, unsigned per_million) {
+    weft_publish_result result;
+    trainer_step(&s->trainer, per_million);
+    expect(s->context, weft_publisher_publish(s->publisher, NULL, &result), WEFT_OK);
+    return result.version;
+}
+
+typedef struct worker {
+    weft_context *context;
+    model model;
+    weft_subscriber *subscriber;
+} worker;
+
+static void open_worker(scene *s, worker *w) {
+    const weft_subscriber_options options = {.empty = true};
+    w->context = patches_context(2);
+    worker_open(&w->model, w->context);
+    expect(w->context, weft_subscriber_open(w->context, s->store, w->model.view, &options, &w->subscriber),
+           WEFT_OK);
+}
+
+static void close_worker(worker *w) {
+    weft_subscriber_close(w->subscriber);
+    model_close(&w->model);
+    weft_context_destroy(w->context);
+}
+
+static void pull(worker *w) {
+    expect(w->context, weft_subscriber_pull(w->subscriber, 0), WEFT_OK);
+}
+
+/* ---- the usual way ---- */
+
+static void test_every_version_arrives(void **state) {
+    (void)state;
+    const weft_profile profiles[] = {WEFT_PROFILE_FAST, WEFT_PROFILE_SMALL};
+    for (size_t p = 0; p < 2; p++) {
+        const weft_publisher_options options = {.profile = profiles[p], .bucket_bytes = 32768};
+        scene s;
+        worker w;
+        open_scene(&s, &options);
+        open_worker(&s, &w);
+        uint64_t version = 0;
+        expect(w.context, weft_subscriber_wait(w.subscriber, 0, &version), WEFT_MORE);
+        for (unsigned i = 1; i <= 12; i++) {
+            assert_int_equal(publish(&s, i == 6 ? 900000 : 10000), i);
+            expect(w.context, weft_subscriber_wait(w.subscriber, 5, &version), WEFT_OK);
+            assert_int_equal(version, i);
+            pull(&w);
+            assert_true(worker_equals(&w.model, &s.trainer));
+            expect(w.context, weft_subscriber_verify(w.subscriber), WEFT_OK);
+            expect(w.context, weft_subscriber_wait(w.subscriber, 0, &version), WEFT_MORE);
+        }
+        weft_subscriber_info info = weft_subscriber_describe(w.subscriber);
+        assert_int_equal(info.version, 12);
+        assert_int_equal(info.anchors, 1);
+        assert_int_equal(info.patches, 11);
+        assert_int_equal(info.healed, 0);
+        close_worker(&w);
+        close_scene(&s);
+    }
+}
+
+static void test_nothing_changed_is_a_version_too(void **state) {
+    (void)state;
+    scene s;
+    worker w;
+    open_scene(&s, NULL);
+    open_worker(&s, &w);
+    const char *labels[] = {"step", "1", NULL};
+    publish(&s, 10000);
+    expect(s.context, weft_publisher_publish(s.publisher, labels, NULL), WEFT_OK);
+    pull(&w);
+    assert_true(worker_equals(&w.model, &s.trainer));
+    assert_int_equal(weft_subscriber_describe(w.subscriber).version, 2);
+    assert_string_equal(weft_subscriber_label(w.subscriber, "step"), "1");
+    close_worker(&w);
+    close_scene(&s);
+}
+
+/* Long enough that pages of both lengths end, and with several anchors. */
+static void test_newcomers_and_absences(void **state) {
+    (void)state;
+    const weft_publisher_options options = {.anchor_ratio = 0.5, .anchors_in_background = true};
+    scene s;
+    worker slow;
+    open_scene(&s, &options);
+    publish(&s, 5000);
+    open_worker(&s, &slow);
+    pull(&slow);
+    for (unsigned i = 2; i <= 150; i++) {
+        publish(&s, 5000);
+        if (i == 8 || i == 64 || i == 65 || i == 100 || i == 128 || i == 150) {
+            worker fresh;
+            open_worker(&s, &fresh);
+            pull(&fresh);
+            assert_true(worker_equals(&fresh.model, &s.trainer));
+            assert_int_equal(weft_subscriber_describe(fresh.subscriber).version, i);
+            close_worker(&fresh);
+        }
+    }
+    pull(&slow);
+    assert_true(worker_equals(&slow.model, &s.trainer));
+    expect(s.context, weft_publisher_settle(s.publisher), WEFT_OK);
+    close_worker(&slow);
+    close_scene(&s);
+}
+
+static void test_an_older_version(void **state) {
+    (void)state;
+    scene s;
+    worker w;
+    open_scene(&s, NULL);
+    weft_digest digests[21];
+    for (unsigned i = 1; i <= 20; i++) {
+        publish(&s, 10000);
+        digests[i] = trainer_digest(&s.trainer);
+    }
+    open_worker(&s, &w);
+    const unsigned order[] = {20, 7, 13, 1, 20};
+    for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
+        expect(w.context, weft_subscriber_pull(w.subscriber, order[i]), WEFT_OK);
+        weft_digest digest = worker_digest(w.context, w.model.view);
+        assert_true(weft_digest_equal(&digest, &digests[order[i]]));
+        assert_int_equal(weft_subscriber_describe(w.subscriber).version, order[i]);
+    }
+    expect(w.context, weft_subscriber_pull(w.subscriber, 21), WEFT_NOT_FOUND);
+    close_worker(&w);
+    close_scene(&s);
+}
+
+static void test_rollback(void **state) {
+    (void)state;
+    scene s;
+    worker w;
+    open_scene(&s, NULL);
+    open_worker(&s, &w);
+    publish(&s, 10000);
+    pull(&w);
+    weft_digest first = worker_digest(w.context, w.model.view);
+    publish(&s, 10000);
+    expect(w.context, weft_subscriber_prepare(w.subscriber, 0), WEFT_OK);
+    weft_digest still = worker_digest(w.context, w.model.view);
+    assert_true(weft_digest_equal(&still, &first));
+    expect(w.context, weft_subscriber_rollback(w.subscriber), WEFT_OK);
+    assert_int_equal(weft_subscriber_describe(w.subscriber).version, 1);
+    pull(&w);
+    assert_true(worker_equals(&w.model, &s.trainer));
+    expect(w.context, weft_subscriber_rollback(w.subscriber), WEFT_OK);
+    still = worker_digest(w.context, w.model.view);
+    assert_true(weft_digest_equal(&still, &first));
+    assert_int_equal(weft_subscriber_describe(w.subscriber).version, 1);
+    expect(w.context, weft_subscriber_rollback(w.subscriber), WEFT_UNSUPPORTED);
+    pull(&w);
+    assert_true(worker_equals(&w.model, &s.trainer));
+    close_worker(&w);
+    close_scene(&s);
+}
+
+/* ---- drift ---- */
+
+static void test_drift_is_found_and_healed(void **state) {
+    (void)state;
+    scene s;
+    worker w;
+    open_scene(&s, NULL);
+    open_worker(&s, &w);
+    publish(&s, 10000);
+    pull(&w);
+    ((uint8_t *)w.model.blocks[1])[12345] ^= 4;
+    expect(w.context, weft_subscriber_verify(w.subscriber), WEFT_DIGEST_MISMATCH);
+    publish(&s, 10000);
+    pull(&w);
+    assert_true(worker_equals(&w.model, &s.trainer));
+    ((uint8_t *)w.model.blocks[0])[77] ^= 1;
+    publish(&s, 10000);
+    pull(&w);
+    assert_true(worker_equals(&w.model, &s.trainer));
+    assert_true(weft_subscriber_describe(w.subscriber).healed > 0);
+    assert_int_equal(weft_subscriber_describe(w.subscriber).anchors, 3);
+    /* an anchor can be rolled back too */
+    expect(w.context, weft_subscriber_verify(w.subscriber), WEFT_OK);
+    close_worker(&w);
+    close_scene(&s);
+}
+
+/* ---- publishers ---- */
+
+static void reopen(scene *s, const weft_publisher_options *options) {
+    weft_publisher_close(s->publisher);
+    expect(s->context,
+           weft_publisher_open(s->context, s->store, s->trainer.model.view, options, &s->publisher),
+           WEFT_OK);
+}
+
+static void test_a_publisher_resumes_from_the_store(void **state) {
+    (void)state;
+    scene s;
+    worker w;
+    open_scene(&s, NULL);
+    open_worker(&s, &w);
+    for (unsigned i = 1; i <= 70; i++) {
+        assert_int_equal(publish(&s, 10000), i);
+        if (i % 7 == 0 || i == 64 || i == 65) {
+            reopen(&s, NULL);
+        }
+        pull(&w);
+        assert_true(worker_equals(&w.model, &s.trainer));
+    }
+    weft_subscriber_info info = weft_subscriber_describe(w.subscriber);
+    assert_int_equal(info.anchors, 1);
+    assert_int_equal(info.patches, 69);
+    worker fresh;
+    open_worker(&s, &fresh);
+    pull(&fresh);
+    assert_true(worker_equals(&fresh.model, &s.trainer));
+    close_worker(&fresh);
+    close_worker(&w);
+    close_scene(&s);
+}
+
+static void test_a_second_publisher_fences_the_first(void **state) {
+    (void)state;
+    scene s;
+    worker w;
+    open_scene(&s, NULL);
+    open_worker(&s, &w);
+    publish(&s, 10000);
+    pull(&w);
+    trainer other;
+    weft_context *context = patches_context(1);
+    weft_publisher *second;
+    trainer_open(&other, context, 6);
+    expect(context, weft_publisher_open(context, s.store, other.model.view, NULL, &second), WEFT_OK);
+    assert_int_equal(weft_publisher_epoch(second), 2);
+    expect(s.context, weft_publisher_publish(s.publisher, NULL, NULL), WEFT_CONFLICT);
+    expect(context, weft_publisher_publish(second, NULL, NULL), WEFT_OK);
+    expect(s.context, weft_publisher_publish(s.publisher, NULL, NULL), WEFT_CONFLICT);
+    pull(&w);
+    assert_true(worker_equals(&w.model, &other));
+    assert_int_equal(weft_subscriber_describe(w.subscriber).version, 2);
+    weft_publisher_close(second);
+    trainer_close(&other);
+    weft_context_destroy(context);
+    close_worker(&w);
+    close_scene(&s);
+}
+
+static void test_anchors_follow_cost(void **state) {
+    (void)state;
+    const weft_publisher_options options = {.anchor_ratio = 0.25};
+    scene s;
+    open_scene(&s, &options);
+    unsigned anchors = 0;
+    for (unsigned i = 0; i < 60; i++) {
+        weft_publish_result result;
+        trainer_step(&s.trainer, 20000);
+        expect(s.context, weft_publisher_publish(s.publisher, NULL, &result), WEFT_OK);
+        anchors += result.anchor_bytes > 0;
+    }
+    assert_true(anchors >= 3 && anchors <= 20);
+    uint64_t bytes = 0;
+    expect(s.context, weft_publisher_anchor(s.publisher, &bytes), WEFT_OK);
+    assert_true(bytes > 0);
+    worker w;
+    open_worker(&s, &w);
+    pull(&w);
+    assert_true(worker_equals(&w.model, &s.trainer));
+    assert_int_equal(weft_subscriber_describe(w.subscriber).patches, 0);
+    close_worker(&w);
+    close_scene(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_version_arrives),
+        cmocka_unit_test(test_nothing_changed_is_a_version_too),
+        cmocka_unit_test(test_newcomers_and_absences),
+        cmocka_unit_test(test_an_older_version),
+        cmocka_unit_test(test_rollback),
+        cmocka_unit_test(test_drift_is_found_and_healed),
+        cmocka_unit_test(test_a_publisher_resumes_from_the_store),
+        cmocka_unit_test(test_a_second_publisher_fences_the_first),
+        cmocka_unit_test(test_anchors_follow_cost),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
