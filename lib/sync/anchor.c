@@ -5,7 +5,7 @@
 #include "anchor.h"
 
 #include "../base/context.h"
-#include "planner.h"
+#include "clock.h"
 
 #include <stdatomic.h>
 #include <string.h>

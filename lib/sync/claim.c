@@ -5,7 +5,7 @@
 #include "claim.h"
 
 #include "../base/context.h"
-#include "planner.h"
+#include "clock.h"
 
 #include <stdio.h>
 #include <string.h>

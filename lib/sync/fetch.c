@@ -8,6 +8,7 @@
 #include "fetch.h"
 
 #include "../base/context.h"
+#include "clock.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -57,12 +58,6 @@ struct weft_fetch {
     loader loaders[LOADERS];
     unsigned loader_count;
 };
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
 
 static size_t chunk_size(const weft_fetch *fetch, size_t index) {
     uint64_t start = (uint64_t)index * fetch->object.chunk_bytes;
@@ -141,7 +136,7 @@ static void take(weft_fetch *fetch, weft_context *context, size_t index) {
         chunk->data = data;
         chunk->read_bytes = 0;
         chunk->awaited = false;
-        fetch->stats.last = now();
+        fetch->stats.last = weft_sync_now();
     } else {
         weft_release(context, data);
         chunk->state = CHUNK_ABSENT;

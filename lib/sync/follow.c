@@ -9,7 +9,7 @@
 #include "follow.h"
 
 #include "../base/context.h"
-#include "planner.h"
+#include "clock.h"
 
 #include <string.h>
 

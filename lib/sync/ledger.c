@@ -5,7 +5,7 @@
 #include "ledger.h"
 
 #include "../base/context.h"
-#include "planner.h"
+#include "history.h"
 
 #include <string.h>
 

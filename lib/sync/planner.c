@@ -11,76 +11,6 @@
 #include "../base/context.h"
 
 #include <string.h>
-#include <time.h>
-
-double weft_sync_now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
-
-weft_status weft_sync_sleep(weft_context *context, double seconds) {
-    double end = weft_sync_now() + seconds;
-    weft_status status = weft_progress_add(context, 0);
-    for (double left = seconds; left > 0 && status == WEFT_OK; left = end - weft_sync_now()) {
-        double slice = left < 0.1 ? left : 0.1;
-        struct timespec time = {0, (long)(slice * 1e9)};
-        nanosleep(&time, NULL);
-        status = weft_progress_add(context, 0);
-    }
-    return status;
-}
-
-/* ---- pages ---- */
-
-static weft_status fetch_visible(weft_context *context, weft_store *store, const weft_blob *blob,
-                                 uint8_t **data_out) {
-    double end = weft_sync_now() + WEFT_VISIBLE_SECONDS;
-    double pause = 0.05;
-    weft_status status = weft_blob_fetch(context, store, blob, WEFT_PAGE_MAX, data_out);
-    while (status == WEFT_NOT_FOUND && weft_sync_now() < end) {
-        status = weft_sync_sleep(context, pause);
-        pause *= 2;
-        if (status == WEFT_OK) {
-            status = weft_blob_fetch(context, store, blob, WEFT_PAGE_MAX, data_out);
-        }
-    }
-    return status;
-}
-
-weft_status weft_history_page(weft_context *context, weft_store *store, const weft_blob *blob,
-                              const char *run, weft_page **page_out) {
-    uint8_t *data;
-    weft_status status = fetch_visible(context, store, blob, &data);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    weft_page *page = weft_allocate(context, sizeof *page);
-    if (page == NULL) {
-        weft_release(context, data);
-        return WEFT_NO_MEMORY;
-    }
-    weft_page_open(page, context);
-    status = weft_page_parse(page, blob->key, data, (size_t)blob->bytes);
-    weft_release(context, data);
-    if (status == WEFT_OK && strcmp(page->run, run) != 0) {
-        status = weft_fail(context, WEFT_MALFORMED, "%s belongs to run %s, not to run %s", blob->key,
-                           page->run, run);
-    }
-    if (status != WEFT_OK) {
-        weft_history_release(context, page);
-        return status;
-    }
-    *page_out = page;
-    return WEFT_OK;
-}
-
-void weft_history_release(weft_context *context, weft_page *page) {
-    if (page != NULL) {
-        weft_page_close(page);
-        weft_release(context, page);
-    }
-}
 
 /* ---- routes ---- */
 
@@ -200,16 +130,6 @@ static weft_status visit(walk *w, const weft_record *record) {
     return status == WEFT_OK ? WEFT_MORE : status;
 }
 
-static weft_status visit_page(walk *w, const weft_page *page) {
-    weft_status status = WEFT_MORE;
-    for (size_t i = page->record_count; i > 0 && status == WEFT_MORE; i--) {
-        if (page->records[i - 1].version <= w->request->version) {
-            status = visit(w, &page->records[i - 1]);
-        }
-    }
-    return status;
-}
-
 static weft_status keep_anchors(walk *w, const weft_page *page) {
     weft_context *context = w->route->context;
     w->anchors = weft_allocate_array(context, page->anchor_count, sizeof *w->anchors);
@@ -221,33 +141,18 @@ static weft_status keep_anchors(walk *w, const weft_page *page) {
     return WEFT_OK;
 }
 
-/* Pages link back with falling versions, so a walk ends. */
-static weft_status walk_pages(walk *w) {
-    const weft_route_request *request = w->request;
-    weft_context *context = w->route->context;
-    weft_blob blob = request->head->page;
-    uint64_t last = request->head->newest.version + 1;
-    weft_status status = WEFT_MORE;
-    while (status == WEFT_MORE) {
-        weft_page *page;
-        status = weft_history_page(context, request->store, &blob, request->head->run, &page);
-        if (status != WEFT_OK) {
-            return status;
+static weft_status visit_page(void *opaque, const weft_blob *blob, const weft_page *page) {
+    (void)blob;
+    walk *w = opaque;
+    weft_status status = w->anchors == NULL ? keep_anchors(w, page) : WEFT_OK;
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = WEFT_MORE;
+    for (size_t i = page->record_count; i > 0 && status == WEFT_MORE; i--) {
+        if (page->records[i - 1].version <= w->request->version) {
+            status = visit(w, &page->records[i - 1]);
         }
-        uint64_t first = page->records[0].version;
-        if (page->records[page->record_count - 1].version != last - 1) {
-            status = weft_fail(context, WEFT_MALFORMED, "%s: the history is not without gaps", blob.key);
-        }
-        if (status == WEFT_OK && w->anchors == NULL) {
-            status = keep_anchors(w, page);
-        }
-        status = status == WEFT_OK ? visit_page(w, page) : status;
-        if (status == WEFT_MORE && !page->linked) {
-            status = WEFT_OK;
-        }
-        blob = page->previous;
-        last = first;
-        weft_history_release(context, page);
     }
     return status;
 }
@@ -279,7 +184,7 @@ weft_status weft_route_plan(weft_route *route, const weft_route_request *request
         return add_step(route, false, &request->head->newest.patch, &request->head->newest);
     }
     walk w = {.request = request, .route = route};
-    weft_status status = walk_pages(&w);
+    weft_status status = weft_history_walk(route->context, request->store, request->head, visit_page, &w);
     if (status == WEFT_OK && !w.found) {
         status = weft_fail(route->context, WEFT_NOT_FOUND, "%s: no way leads to version %llu%s",
                            weft_store_url(request->store), (unsigned long long)request->version,

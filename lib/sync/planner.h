@@ -5,7 +5,7 @@
 #ifndef WEFT_SYNC_PLANNER_H
 #define WEFT_SYNC_PLANNER_H
 
-#include "head.h"
+#include "history.h"
 
 /* One object to fetch and put in place. */
 typedef struct weft_route_step {
@@ -36,20 +36,5 @@ typedef struct weft_route_request {
 
 /* WEFT_NOT_FOUND if no way is left. The route must be empty. */
 weft_status weft_route_plan(weft_route *route, const weft_route_request *request);
-
-/* ---- reading the history ---- */
-
-/* Reads the page of a blob and checks that it belongs to the run. Waits a little for one that is not there
- * yet. The caller closes and releases the page. */
-weft_status weft_history_page(weft_context *context, weft_store *store, const weft_blob *blob,
-                              const char *run, weft_page **page_out);
-void weft_history_release(weft_context *context, weft_page *page);
-
-/* Sleeps, and between the slices of sleep asks whether to stop: WEFT_CANCELLED. */
-weft_status weft_sync_sleep(weft_context *context, double seconds);
-double weft_sync_now(void);
-
-/* How long an object that a head names may take to become visible. */
-#define WEFT_VISIBLE_SECONDS 3.0
 
 #endif

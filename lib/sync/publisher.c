@@ -15,16 +15,15 @@
 #include "../tensor/safetensors.h"
 #include "anchor.h"
 #include "claim.h"
+#include "clock.h"
 #include "ledger.h"
 #include "mirror.h"
-#include "planner.h"
 #include "spool.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { KEEP_ANCHORS = 2 };
 
@@ -73,12 +72,6 @@ struct weft_publisher {
 };
 
 /* ---- small things ---- */
-
-static uint64_t now_milliseconds(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_REALTIME, &time);
-    return (uint64_t)time.tv_sec * 1000 + (uint64_t)time.tv_nsec / 1000000;
-}
 
 static weft_status make_key(const weft_publisher *publisher, const char *room, uint64_t version,
                             char key[WEFT_KEY_SIZE]) {
@@ -277,7 +270,7 @@ static weft_status begin_record(weft_publisher *publisher, const char *const *la
     *record = (weft_record){
         .version = publisher->ledger.version + 1,
         .epoch = publisher->claim.head.epoch,
-        .milliseconds = now_milliseconds(),
+        .milliseconds = weft_sync_date(),
     };
     weft_status status = check_labels(publisher, labels);
     for (size_t i = 0; labels != NULL && labels[i] != NULL && status == WEFT_OK; i++) {

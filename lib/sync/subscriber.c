@@ -11,6 +11,7 @@
  */
 #include "../base/context.h"
 #include "../patch/patch.h"
+#include "clock.h"
 #include "fetch.h"
 #include "follow.h"
 #include "planner.h"

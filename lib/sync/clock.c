@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * clock.c: time that only goes forward, and sleep that can be ended.
+ */
+#include "clock.h"
+
+#include "../base/context.h"
+
+#include <time.h>
+
+double weft_sync_now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+weft_status weft_sync_sleep(weft_context *context, double seconds) {
+    double end = weft_sync_now() + seconds;
+    weft_status status = weft_progress_add(context, 0);
+    for (double left = seconds; left > 0 && status == WEFT_OK; left = end - weft_sync_now()) {
+        double slice = left < 0.1 ? left : 0.1;
+        struct timespec time = {0, (long)(slice * 1e9)};
+        nanosleep(&time, NULL);
+        status = weft_progress_add(context, 0);
+    }
+    return status;
+}
+
+uint64_t weft_sync_date(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    return (uint64_t)time.tv_sec * 1000 + (uint64_t)time.tv_nsec / 1000000;
+}

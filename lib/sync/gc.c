@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gc.c: removing what no kept version needs.
+ *
+ * The history tells everything: a record names the objects that nothing needs from its version on, and the
+ * floor below which versions are no longer kept. An object goes when it has been unneeded for the grace
+ * period, by the dates in the records, so that whoever is still fetching it can finish. A mark in the store
+ * remembers up to which version all is gone, so that a long history is not gone through again; it is only a
+ * help, and losing it costs nothing but time.
+ *
+ * Where the store can be listed, objects that no history names go too: what failed publishes and fenced
+ * writers have left.
+ */
+#include "../base/context.h"
+#include "../tensor/json.h"
+#include "clock.h"
+#include "follow.h"
+#include "history.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char MARK_KEY[] = "gc/mark";
+static const double GRACE_SECONDS = 3600;
+/* an object of a publish that is under way is named by nothing yet */
+static const double LEFTOVER_SECONDS = 600;
+
+enum { MARK_BYTES = 512, JSON_DEPTH = 2, JSON_CONTAINERS = 4 };
+
+/* An object, and since when it is not needed; 0: it is. */
+typedef struct gc_object {
+    char key[WEFT_KEY_SIZE];
+    uint64_t bytes; /* 0: not known */
+    uint64_t version;
+    uint64_t since;
+} gc_object;
+
+/* What is needed of a record later. */
+typedef struct gc_date {
+    uint64_t floor;
+    uint64_t milliseconds;
+} gc_date;
+
+typedef struct gc_run {
+    weft_context *context;
+    weft_store *store;
+    weft_gc_options options;
+    weft_gc_result result;
+    char run[WEFT_RUN_TEXT];
+    uint64_t collected; /* all of these versions and below is gone */
+    uint64_t floor;
+    bool whole; /* the walk must reach the first page */
+    gc_object *objects;
+    size_t count;
+    size_t capacity;
+    gc_date *dates; /* of the records seen, newest first: floors fall */
+    size_t date_count;
+    size_t date_cursor;       /* the first whose floor is below the version in question */
+    uint64_t waiting_version; /* the lowest that must be looked at again; 0: none */
+} gc_run;
+
+static weft_status add_object(gc_run *gc, const char *key, uint64_t bytes, uint64_t version,
+                              uint64_t since) {
+    if (gc->count == gc->capacity) {
+        size_t capacity = gc->capacity > 0 ? 2 * gc->capacity : 256;
+        gc_object *objects = weft_reallocate_array(gc->context, gc->objects, capacity, sizeof *objects);
+        if (objects == NULL) {
+            return WEFT_NO_MEMORY;
+        }
+        gc->objects = objects;
+        gc->capacity = capacity;
+    }
+    gc_object *object = &gc->objects[gc->count++];
+    *object = (gc_object){.bytes = bytes, .version = version, .since = since};
+    snprintf(object->key, sizeof object->key, "%s", key);
+    return WEFT_OK;
+}
+
+static weft_status add_large(gc_run *gc, const weft_object *object, uint64_t version, uint64_t since) {
+    weft_status status = add_object(gc, object->key, object->bytes, version, since);
+    return status == WEFT_OK && object->listed
+               ? add_object(gc, object->list.key, object->list.bytes, version, since)
+               : status;
+}
+
+/* ---- the mark ---- */
+
+static void parse_mark(gc_run *gc, const char *text, size_t size) {
+    json_t *json;
+    char run[WEFT_RUN_TEXT];
+    uint64_t collected;
+    if (weft_json_parse(gc->context, MARK_KEY, text, size, JSON_DEPTH, JSON_CONTAINERS, &json) != WEFT_OK) {
+        return;
+    }
+    if (weft_json_text(json, "run", run, sizeof run) && strcmp(run, gc->run) == 0 &&
+        weft_json_count(json, "collected", &collected) && collected < gc->floor) {
+        gc->collected = collected;
+    }
+    json_decref(json);
+}
+
+/* A mark that cannot be read is as good as none. */
+static void read_mark(gc_run *gc) {
+    char text[MARK_BYTES];
+    weft_store_get_request request = {.key = MARK_KEY, .length = sizeof text, .buffer = text};
+    weft_store_get_result result;
+    if (weft_store_get(gc->context, gc->store, &request, &result) == WEFT_OK) {
+        parse_mark(gc, text, (size_t)result.received);
+    }
+    weft_context_clear(gc->context);
+}
+
+static weft_status write_mark(gc_run *gc) {
+    uint64_t collected = gc->waiting_version > 0 ? gc->waiting_version - 1 : gc->floor - 1;
+    if (collected <= gc->collected || gc->options.dry_run) {
+        return WEFT_OK;
+    }
+    char text[MARK_BYTES];
+    int length =
+        snprintf(text, sizeof text, "{\"weft\":%d,\"kind\":\"mark\",\"run\":\"%s\",\"collected\":%llu}\n",
+                 WEFT_SYNC_FORMAT, gc->run, (unsigned long long)collected);
+    return weft_store_put_bytes(gc->context, gc->store, MARK_KEY, text, (size_t)length, WEFT_STORE_ALWAYS,
+                                NULL, NULL);
+}
+
+/* ---- the history ---- */
+
+/* The date at which the floor reached a version: that of the oldest record with such a floor. Versions are
+ * asked for in falling order, after all records that are newer. */
+static uint64_t date_of_floor(gc_run *gc, uint64_t version) {
+    while (gc->date_cursor < gc->date_count && gc->dates[gc->date_cursor].floor >= version) {
+        gc->date_cursor++;
+    }
+    return gc->date_cursor > 0 ? gc->dates[gc->date_cursor - 1].milliseconds : 0;
+}
+
+static weft_status keep_date(gc_run *gc, const weft_record *record) {
+    gc_date *dates = weft_reallocate_array(gc->context, gc->dates, gc->date_count + 1, sizeof *dates);
+    if (dates == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    gc->dates = dates;
+    dates[gc->date_count++] = (gc_date){record->floor, record->milliseconds};
+    return WEFT_OK;
+}
+
+static weft_status visit_record(gc_run *gc, const weft_record *record) {
+    weft_status status = keep_date(gc, record);
+    for (size_t i = 0; i < record->retired.count && status == WEFT_OK; i++) {
+        status = add_object(gc, record->retired.items[i], 0, record->version, record->milliseconds);
+    }
+    if (status == WEFT_OK && record->patched) {
+        uint64_t since = record->version <= gc->floor ? date_of_floor(gc, record->version) : 0;
+        status = add_large(gc, &record->patch, record->version, since);
+    }
+    return status;
+}
+
+static weft_status visit_newest(gc_run *gc, const weft_page *page) {
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < page->anchor_count && status == WEFT_OK; i++) {
+        status = add_large(gc, &page->anchors[i].object, page->anchors[i].version, 0);
+    }
+    return status;
+}
+
+static weft_status visit_page(void *opaque, const weft_blob *blob, const weft_page *page) {
+    gc_run *gc = opaque;
+    weft_status status = gc->date_count == 0 ? visit_newest(gc, page) : WEFT_OK;
+    if (status == WEFT_OK) {
+        status = add_object(gc, blob->key, blob->bytes, page->records[0].version, 0);
+    }
+    for (size_t i = page->record_count; i > 0 && status == WEFT_OK; i--) {
+        if (page->records[i - 1].version > gc->collected) {
+            status = visit_record(gc, &page->records[i - 1]);
+        }
+    }
+    bool more = gc->whole || page->records[0].version > gc->collected + 1;
+    return status == WEFT_OK && more ? WEFT_MORE : status;
+}
+
+/* ---- removing ---- */
+
+static weft_status remove_object(gc_run *gc, const char *key, uint64_t bytes) {
+    weft_status status = gc->options.dry_run ? WEFT_OK : weft_store_remove(gc->context, gc->store, key);
+    if (status == WEFT_OK) {
+        gc->result.objects++;
+        gc->result.bytes += bytes;
+        if (gc->options.removed != NULL) {
+            gc->options.removed(gc->options.opaque, key, bytes);
+        }
+    }
+    return status;
+}
+
+static void note_waiting(gc_run *gc, uint64_t version) {
+    gc->result.waiting++;
+    if (gc->waiting_version == 0 || version < gc->waiting_version) {
+        gc->waiting_version = version;
+    }
+}
+
+static weft_status remove_unneeded(gc_run *gc) {
+    uint64_t now = weft_sync_date();
+    uint64_t grace = (uint64_t)(gc->options.grace_seconds * 1000);
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < gc->count && status == WEFT_OK; i++) {
+        const gc_object *object = &gc->objects[i];
+        if (object->since == 0) {
+            continue;
+        }
+        if (object->since + grace > now) {
+            note_waiting(gc, object->version);
+        } else {
+            status = remove_object(gc, object->key, object->bytes);
+        }
+    }
+    return status;
+}
+
+/* ---- leftovers ---- */
+
+static int compare_objects(const void *a, const void *b) {
+    return strcmp(((const gc_object *)a)->key, ((const gc_object *)b)->key);
+}
+
+typedef struct leftover_list {
+    gc_run *gc;
+    double least_age;
+    size_t named; /* objects of the history, sorted; leftovers are collected behind them */
+    weft_status status;
+} leftover_list;
+
+static bool visit_listed(void *opaque, const char *key, uint64_t size, double age_seconds) {
+    leftover_list *list = opaque;
+    gc_object wanted = {.bytes = 0};
+    snprintf(wanted.key, sizeof wanted.key, "%s", key);
+    bool named = bsearch(&wanted, list->gc->objects, list->named, sizeof wanted, compare_objects) != NULL;
+    if (!named && age_seconds >= list->least_age) {
+        list->status = add_object(list->gc, key, size, 0, 1);
+    }
+    return list->status == WEFT_OK;
+}
+
+static weft_status remove_leftovers(gc_run *gc) {
+    static const char *const rooms[] = {"patches", "anchors", "pages", "chunks"};
+    double grace = gc->options.grace_seconds;
+    leftover_list list = {
+        .gc = gc, .least_age = grace > LEFTOVER_SECONDS ? grace : LEFTOVER_SECONDS, .named = gc->count};
+    qsort(gc->objects, gc->count, sizeof *gc->objects, compare_objects);
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < sizeof rooms / sizeof *rooms && status == WEFT_OK; i++) {
+        status = weft_store_list(gc->context, gc->store, rooms[i], visit_listed, &list);
+        status = status == WEFT_OK ? list.status : status;
+    }
+    for (size_t i = list.named; i < gc->count && status == WEFT_OK; i++) {
+        status = remove_object(gc, gc->objects[i].key, gc->objects[i].bytes);
+    }
+    return status;
+}
+
+static bool never(void *opaque, const char *key, uint64_t size, double age_seconds) {
+    (void)opaque;
+    (void)key;
+    (void)size;
+    (void)age_seconds;
+    return false;
+}
+
+static weft_status collect(gc_run *gc, const weft_sync_head *head) {
+    memcpy(gc->run, head->run, sizeof gc->run);
+    gc->floor = head->newest.floor;
+    gc->result.oldest = gc->floor;
+    read_mark(gc);
+    weft_status listed = weft_store_list(gc->context, gc->store, "pages", never, NULL);
+    gc->whole = listed == WEFT_OK;
+    weft_status status = listed == WEFT_UNSUPPORTED ? WEFT_OK : listed;
+    if (status == WEFT_OK) {
+        status = weft_history_walk(gc->context, gc->store, head, visit_page, gc);
+    }
+    if (status == WEFT_OK) {
+        status = remove_unneeded(gc);
+    }
+    if (status == WEFT_OK) {
+        status = write_mark(gc);
+    }
+    return status == WEFT_OK && gc->whole ? remove_leftovers(gc) : status;
+}
+
+weft_status weft_gc_run(weft_context *context, weft_store *store, const weft_gc_options *options,
+                        weft_gc_result *result_out) {
+    weft_context_clear(context);
+    gc_run gc = {.context = context, .store = store, .options = {.grace_seconds = -1}};
+    if (options != NULL) {
+        gc.options = *options;
+    }
+    if (gc.options.grace_seconds < 0) {
+        gc.options.grace_seconds = GRACE_SECONDS;
+    }
+    weft_follow follow;
+    weft_status status = weft_follow_open(&follow, context, store, gc.options.trusted, NULL, false);
+    if (status == WEFT_OK) {
+        status = weft_follow_look(&follow);
+    }
+    if (status == WEFT_OK && follow.head.started) {
+        status = collect(&gc, &follow.head);
+    }
+    weft_follow_close(&follow);
+    weft_release(context, gc.objects);
+    weft_release(context, gc.dates);
+    if (status == WEFT_OK && result_out != NULL) {
+        *result_out = gc.result;
+    }
+    return status;
+}

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * history.c: pages, from the newest back.
+ */
+#include "history.h"
+
+#include "../base/context.h"
+#include "clock.h"
+
+#include <string.h>
+
+static weft_status fetch_visible(weft_context *context, weft_store *store, const weft_blob *blob,
+                                 uint8_t **data_out) {
+    double end = weft_sync_now() + WEFT_VISIBLE_SECONDS;
+    double pause = 0.05;
+    weft_status status = weft_blob_fetch(context, store, blob, WEFT_PAGE_MAX, data_out);
+    while (status == WEFT_NOT_FOUND && weft_sync_now() < end) {
+        status = weft_sync_sleep(context, pause);
+        pause *= 2;
+        if (status == WEFT_OK) {
+            status = weft_blob_fetch(context, store, blob, WEFT_PAGE_MAX, data_out);
+        }
+    }
+    return status;
+}
+
+weft_status weft_history_page(weft_context *context, weft_store *store, const weft_blob *blob,
+                              const char *run, weft_page **page_out) {
+    uint8_t *data;
+    weft_status status = fetch_visible(context, store, blob, &data);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_page *page = weft_allocate(context, sizeof *page);
+    if (page == NULL) {
+        weft_release(context, data);
+        return WEFT_NO_MEMORY;
+    }
+    weft_page_open(page, context);
+    status = weft_page_parse(page, blob->key, data, (size_t)blob->bytes);
+    weft_release(context, data);
+    if (status == WEFT_OK && strcmp(page->run, run) != 0) {
+        status = weft_fail(context, WEFT_MALFORMED, "%s belongs to run %s, not to run %s", blob->key,
+                           page->run, run);
+    }
+    if (status != WEFT_OK) {
+        weft_history_release(context, page);
+        return status;
+    }
+    *page_out = page;
+    return WEFT_OK;
+}
+
+void weft_history_release(weft_context *context, weft_page *page) {
+    if (page != NULL) {
+        weft_page_close(page);
+        weft_release(context, page);
+    }
+}
+
+/* Each page must end where the one after it begins, so versions fall and a walk ends. */
+weft_status weft_history_walk(weft_context *context, weft_store *store, const weft_sync_head *head,
+                              weft_history_visit visit, void *opaque) {
+    weft_blob blob = head->page;
+    uint64_t next = head->newest.version + 1;
+    weft_status status = WEFT_MORE;
+    while (status == WEFT_MORE) {
+        weft_page *page;
+        status = weft_history_page(context, store, &blob, head->run, &page);
+        if (status != WEFT_OK) {
+            return status;
+        }
+        if (page->records[page->record_count - 1].version != next - 1) {
+            status = weft_fail(context, WEFT_MALFORMED, "%s: the history has a gap", blob.key);
+        } else {
+            status = visit(opaque, &blob, page);
+        }
+        if (status == WEFT_MORE && !page->linked) {
+            status = WEFT_OK;
+        }
+        next = page->records[0].version;
+        blob = page->previous;
+        weft_history_release(context, page);
+    }
+    return status;
+}
