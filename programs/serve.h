@@ -51,7 +51,7 @@ typedef enum serve_method {
 
 typedef enum serve_route { ROUTE_OBJECT, ROUTE_WATCH, ROUTE_INFO, ROUTE_COUNT } serve_route;
 
-enum { CODE_COUNT = 20, BUCKET_COUNT = 10, ERROR_COUNT = 8, ERROR_TEXT = 300 };
+enum { CODE_COUNT = 19, BUCKET_COUNT = 10, ERROR_COUNT = 8, ERROR_TEXT = 300 };
 
 typedef struct serve_histogram {
     atomic_uint_fast64_t buckets[BUCKET_COUNT]; /* not cumulative; the last one has no upper bound */

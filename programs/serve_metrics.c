@@ -16,7 +16,7 @@ static const char *const route_names[ROUTE_COUNT] = {"object", "watch", "info"};
 
 /* The codes that we give. The last place is for others, which there should not be. */
 static const unsigned codes[CODE_COUNT] = {200, 201, 204, 206, 304, 400, 401, 403, 404, 405,
-                                           409, 412, 413, 416, 500, 501, 503, 507, 431, 0};
+                                           411, 412, 413, 416, 500, 501, 503, 507, 0};
 
 /* Upper bounds in seconds. */
 static const double bounds[BUCKET_COUNT] = {0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 300, INFINITY};

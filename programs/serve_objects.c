@@ -19,12 +19,14 @@ static bool starts_with(const char *text, const char *prefix) {
 
 /* ---- reading ---- */
 
-/* Immutable objects may be kept for ever; of what we do not know we say nothing. */
-static const char *cache_policy(const char *key) {
+/* Immutable objects may be kept for ever, but where reading needs a token not by caches that serve others.
+ */
+static const char *cache_policy(const serve_request *request) {
     static const char *const immutable[] = {"pages/", "patches/", "anchors/", "chunks/"};
     for (size_t i = 0; i < sizeof immutable / sizeof immutable[0]; i++) {
-        if (starts_with(key, immutable[i])) {
-            return "public, max-age=31536000, immutable";
+        if (starts_with(request->key, immutable[i])) {
+            return request->server->read_tokens.count > 0 ? "private, max-age=31536000, immutable"
+                                                          : "public, max-age=31536000, immutable";
         }
     }
     return "no-cache";
@@ -33,7 +35,7 @@ static const char *cache_policy(const char *key) {
 static void add_object_fields(const serve_request *request, struct MHD_Response *response) {
     serve_response_tag(response, &request->tag);
     MHD_add_response_header(response, "Accept-Ranges", "bytes");
-    MHD_add_response_header(response, "Cache-Control", cache_policy(request->key));
+    MHD_add_response_header(response, "Cache-Control", cache_policy(request));
     MHD_add_response_header(response, "Content-Type",
                             starts_with(request->key, "heads/") ? "application/json"
                                                                 : "application/octet-stream");
@@ -171,6 +173,10 @@ static void begin_put(serve_request *request) {
     const char *none_match = serve_field(request, "If-None-Match");
     if (request->expected != UINT64_MAX && request->expected > request->server->max_object) {
         serve_refuse(request, MHD_HTTP_CONTENT_TOO_LARGE, "the object is larger than this server takes");
+        return;
+    }
+    if (request->expected == 0 && serve_field(request, "Content-Length") == NULL) {
+        serve_refuse(request, MHD_HTTP_LENGTH_REQUIRED, "say how long the object is, or send it in chunks");
         return;
     }
     if (serve_field(request, "Content-Range") != NULL || serve_field(request, "Content-Encoding") != NULL) {

@@ -69,7 +69,7 @@ static const char doc[] =
     "if the address is a loopback one and there is no read token; else the server is read-only. Tokens "
     "are sent as 'Authorization: Bearer TOKEN' and can be read on the way unless TLS is used.\n"
     "\nSIGINT and SIGTERM end the server: it accepts no more, sends those who wait away, lets transfers "
-    "finish for five seconds, and exits with 0.\n"
+    "finish for five seconds, and exits with 0. A second signal ends it at once.\n"
     "\nExamples:\n"
     "  weft serve /srv/run-7\n"
     "  weft serve /srv/run-7 --listen [::1]:0 --url-file url\n"

@@ -229,6 +229,7 @@ def test_methods():
                 assert answer.status == 405 and answer["allow"].startswith("GET"), (method, path, answer)
         assert server.request("GET", "/v1/other").status == 404
         assert server.request("PUT", "/v1/other", b"x").status == 404
+        assert server.request("PUT", "/a").status == 411
         # a body that nobody asked for does no harm
         assert server.request("GET", "/v1/status", b"x" * 100000).status == 200
         assert files_under(server.directory) == []
@@ -278,6 +279,8 @@ def test_tokens():
             for method in ("PUT", "DELETE"):
                 assert server.request(method, "/a", b"y", bearer("read-1")).status == 403
             assert server.request("GET", "/a", fields=bearer("read-1")).body == b"x"
+            server.request("PUT", "/pages/a", b"x", bearer("write-1"))
+            assert "private" in server.request("GET", "/pages/a", fields=bearer("read-1"))["cache-control"]
             assert server.request("DELETE", "/a", fields={"authorization": "bearer  write-1 "}).status == 204
         with Server("--write-token-file", writer) as server:
             assert server.request("PUT", "/a", b"x").status == 401
