@@ -180,18 +180,26 @@ void command_note(weft_command *command, const char *format, ...) {
     print_message(command, NULL, text);
 }
 
-int command_print_json(weft_command *command, FILE *stream, json_t *json) {
+static int print_json(weft_command *command, FILE *stream, json_t *json, size_t form) {
     progress_clear(&command->progress);
     if (json == NULL) {
         return command_error(command, EXIT_FAILED, "no memory for the JSON result");
     }
-    int failed = json_dumpf(json, stream, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    int failed = json_dumpf(json, stream, form | JSON_REAL_PRECISION(9));
     json_decref(json);
     putc('\n', stream);
     if (failed != 0 || fflush(stream) != 0) {
         return command_error(command, EXIT_FAILED, "cannot write the result: %s", strerror(errno));
     }
     return EXIT_DONE;
+}
+
+int command_print_json(weft_command *command, FILE *stream, json_t *json) {
+    return print_json(command, stream, json, JSON_INDENT(2));
+}
+
+int command_print_json_line(weft_command *command, FILE *stream, json_t *json) {
+    return print_json(command, stream, json, 0);
 }
 
 /* ---- from beginning to end ---- */

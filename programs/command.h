@@ -26,6 +26,10 @@ enum {
 #define HELP_EXIT_CODES                                                                                    \
     "\nExit codes: 0 done, 1 failed, 2 wrong usage, 3 damaged or not what was promised, 130 "              \
     "interrupted.\n"
+/* The same for verbs on a STORE. */
+#define HELP_REMOTE_EXIT_CODES                                                                             \
+    "\nExit codes: 0 done, 1 failed, 2 wrong usage, 3 damaged or not what was promised, 4 the store was "  \
+    "not reached or refused, 130 interrupted.\n"
 /* What a CKPT may be. */
 #define HELP_CKPT                                                                                          \
     "A CKPT is a safetensors file, or a directory with model.safetensors or "                              \
@@ -84,6 +88,8 @@ int command_error(weft_command *command, int code, const char *format, ...)
 void command_note(weft_command *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Prints the result of --json to `stream` and releases it. */
 int command_print_json(weft_command *command, FILE *stream, json_t *json);
+/* The same on one line, for results that come one by one. */
+int command_print_json_line(weft_command *command, FILE *stream, json_t *json);
 
 /* Exit code of a command that was interrupted, or EXIT_DONE if it was not. */
 int command_interrupted(void);
@@ -166,6 +172,11 @@ bool text_parse_bytes(const char *text, uint64_t *bytes_out);
 /* "256M", "7.6B": powers of 1000. */
 bool text_parse_count(const char *text, uint64_t *count_out);
 bool text_parse_unsigned(const char *text, uint64_t maximum, uint64_t *value_out);
+/* "12.3 ms", "4.56 s". Returns `text`. */
+const char *text_seconds(double seconds, char text[TEXT_SIZE]);
+/* "90", "30s", "15m", "2h", "1d", fractions too. False if it is no length of time, or longer than a
+ * hundred years. */
+bool text_parse_seconds(const char *text, double *seconds_out);
 bool text_parse_profile(const char *text, weft_profile *profile_out);
 const char *text_profile(weft_profile profile);
 
@@ -189,6 +200,22 @@ typedef struct weft_labels {
 bool labels_add(weft_labels *labels, char *text);
 void labels_close(weft_labels *labels);
 
+/* Cuts PATTERN:DIM:PARTS collected from the command line. */
+typedef struct weft_cuts {
+    weft_cut *items;
+    size_t count;
+} weft_cuts;
+
+/* Help for the option --cut of every verb that makes patches. */
+#define HELP_CUT                                                                                           \
+    "Cut the tensors that match PATTERN ('*' for any characters) into PARTS equal parts along "            \
+    "dimension DIM, so that a tensor-parallel rank needs only the buckets of its part; with 1 part, each " \
+    "such tensor has buckets of its own, for holders of some experts; may be repeated"
+
+/* False if `text` is no cut; changes `text`. */
+bool cuts_add(weft_cuts *cuts, char *text);
+void cuts_close(weft_cuts *cuts);
+
 /* ---- the verbs, one file each ---- */
 
 int verb_diff(int argc, char **argv);
@@ -198,6 +225,12 @@ int verb_inspect(int argc, char **argv);
 int verb_digest(int argc, char **argv);
 int verb_verify(int argc, char **argv);
 int verb_stats(int argc, char **argv);
+int verb_publish(int argc, char **argv);
+int verb_pull(int argc, char **argv);
+int verb_follow(int argc, char **argv);
+int verb_gc(int argc, char **argv);
+int verb_keygen(int argc, char **argv);
+int verb_log(int argc, char **argv);
 int verb_serve(int argc, char **argv);
 int verb_bench(int argc, char **argv);
 

@@ -22,6 +22,10 @@ static const weft_verb verbs[] = {
     {"digest", "CKPT", "name the state of a checkpoint", verb_digest},
     {"verify", "CKPT [PATCH]", "check a checkpoint, alone or against a patch", verb_verify},
     {"stats", "BASE NEW", "what changed, where, and what it costs", verb_stats},
+    {"publish", "STORE CKPT", "put a checkpoint into a store, as the next version of a run", verb_publish},
+    {"pull", "STORE OUT", "bring a checkpoint to the newest version, or to another", verb_pull},
+    {"follow", "STORE OUT", "keep a checkpoint at the newest version", verb_follow},
+    {"keygen", "KEY", "make a pair of keys to sign and to check with", verb_keygen},
     {"serve", "DIR", "serve a store over HTTP or HTTPS", verb_serve},
     {"bench", "", "this machine against its limits, in one table", verb_bench},
 };
@@ -29,7 +33,7 @@ enum { VERB_COUNT = sizeof verbs / sizeof verbs[0] };
 
 static void print_help(FILE *stream) {
     fputs("Usage: weft VERB [OPTION…] [ARGUMENT…]\n"
-          "Exact sparse patches between model checkpoints: make, apply and prove them.\n\n"
+          "Exact sparse patches between model checkpoints: make, apply, prove and distribute them.\n\n"
           "Verbs:\n",
           stream);
     for (size_t i = 0; i < VERB_COUNT; i++) {
@@ -43,7 +47,8 @@ static void print_help(FILE *stream) {
         fprintf(stream, "  %s%*s%s\n", call, columns < 30 ? 30 - columns : 1, "", verbs[i].summary);
     }
     fputs("\nA CKPT (also BASE, NEW, OUT) is a safetensors file, or a directory with model.safetensors\n"
-          "or model.safetensors.index.json. A PATCH may be '-' for stdin or stdout.\n\n"
+          "or model.safetensors.index.json. A PATCH may be '-' for stdin or stdout.\n"
+          "A STORE is a directory, or an http(s):// URL such as weft serve gives.\n\n"
           "  weft help VERB    options and examples of a verb (also weft VERB --help)\n"
           "  weft --version    the version\n\n"
           "Every verb takes --json, --quiet, --threads N, --progress and --no-progress.\n"
@@ -51,7 +56,9 @@ static void print_help(FILE *stream) {
           "Examples:\n"
           "  weft diff step-41.safetensors step-42.safetensors -o 42.weft\n"
           "  weft apply step-41.safetensors 42.weft -o step-42.safetensors\n"
-          "  weft apply --in-place worker.safetensors 42.weft\n",
+          "  weft apply --in-place worker.safetensors 42.weft\n"
+          "  weft publish /srv/run-7 step-42.safetensors --label step=42\n"
+          "  weft follow https://store.example/run-7 worker.safetensors\n",
           stream);
 }
 

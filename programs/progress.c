@@ -52,7 +52,8 @@ static void draw(weft_progress *bar, double now, uint64_t done, uint64_t total) 
 }
 
 void progress_report(weft_progress *bar, const char *phase, uint64_t done, uint64_t total) {
-    if (!bar->enabled) {
+    /* who waits for something to come has no end to show */
+    if (!bar->enabled || total == 0) {
         return;
     }
     double now = clock_seconds();

@@ -123,6 +123,34 @@ bool text_parse_unsigned(const char *text, uint64_t maximum, uint64_t *value_out
     return true;
 }
 
+const char *text_seconds(double seconds, char text[TEXT_SIZE]) {
+    bool small = seconds < 0.9995;
+    double value = small ? 1000 * seconds : seconds;
+    int digits = value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+    snprintf(text, TEXT_SIZE, "%.*f %s", digits, value, small ? "ms" : "s");
+    return text;
+}
+
+bool text_parse_seconds(const char *text, double *seconds_out) {
+    static const struct {
+        const char *suffix;
+        double seconds;
+    } units[] = {{"", 1}, {"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}};
+    const double longest = 100 * 365.25 * 86400;
+    if (*text < '0' || *text > '9') {
+        return false;
+    }
+    char *end = NULL;
+    double value = strtod(text, &end);
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
+        if (strcmp(end, units[i].suffix) == 0 && value * units[i].seconds <= longest) {
+            *seconds_out = value * units[i].seconds;
+            return true;
+        }
+    }
+    return false;
+}
+
 bool text_parse_profile(const char *text, weft_profile *profile_out) {
     if (strcmp(text, "fast") == 0) {
         *profile_out = WEFT_PROFILE_FAST;
@@ -188,4 +216,36 @@ void labels_close(weft_labels *labels) {
     free(labels->items);
     labels->items = NULL;
     labels->count = 0;
+}
+
+/* Split at the last two colons: a pattern may hold colons itself. */
+bool cuts_add(weft_cuts *cuts, char *text) {
+    char *parts = strrchr(text, ':');
+    if (parts == NULL) {
+        return false;
+    }
+    *parts++ = 0;
+    char *dim = strrchr(text, ':');
+    uint64_t dim_value, parts_value;
+    if (dim == NULL || dim == text) {
+        return false;
+    }
+    *dim++ = 0;
+    if (!text_parse_unsigned(dim, WEFT_RANK_MAX - 1, &dim_value) ||
+        !text_parse_unsigned(parts, UINT32_MAX, &parts_value) || parts_value == 0) {
+        return false;
+    }
+    weft_cut *items = realloc(cuts->items, (cuts->count + 1) * sizeof *items);
+    if (items == NULL) {
+        return false;
+    }
+    cuts->items = items;
+    items[cuts->count++] =
+        (weft_cut){.pattern = text, .dim = (uint32_t)dim_value, .parts = (uint32_t)parts_value};
+    return true;
+}
+
+void cuts_close(weft_cuts *cuts) {
+    free(cuts->items);
+    *cuts = (weft_cuts){0};
 }

@@ -27,11 +27,7 @@ static const struct argp_option options[] = {
     {"bucket-size", OPTION_BUCKET_SIZE, "SIZE", 0,
      "Weights per bucket, the unit that is coded and checked alone; suffixes K, M, KiB, MiB (default 8MiB)",
      1},
-    {"cut", OPTION_CUT, "PATTERN:DIM:PARTS", 0,
-     "Cut the tensors that match PATTERN ('*' for any characters) into PARTS equal parts along "
-     "dimension DIM, so that a tensor-parallel rank needs only the buckets of its part; with 1 part, each "
-     "such tensor has buckets of its own, for holders of some experts; may be repeated",
-     1},
+    {"cut", OPTION_CUT, "PATTERN:DIM:PARTS", 0, HELP_CUT, 1},
     {"label", OPTION_LABEL, "KEY=VALUE", 0, "Text carried along in the patch; may be repeated", 1},
     {"durable", OPTION_DURABLE, NULL, 0, "Return only when the patch would survive a power loss", 1},
     {0},
@@ -57,38 +53,10 @@ typedef struct diff_arguments {
     const char *inverse;
     weft_profile profile;
     uint64_t bucket_bytes;
-    weft_cut *cuts;
-    size_t cut_count;
+    weft_cuts cuts;
     weft_labels labels;
     bool durable;
 } diff_arguments;
-
-/* PATTERN:DIM:PARTS, split at the last two colons: a pattern may hold colons itself. */
-static bool add_cut(diff_arguments *arguments, char *text) {
-    char *parts = strrchr(text, ':');
-    if (parts == NULL) {
-        return false;
-    }
-    *parts++ = 0;
-    char *dim = strrchr(text, ':');
-    uint64_t dim_value, parts_value;
-    if (dim == NULL || dim == text) {
-        return false;
-    }
-    *dim++ = 0;
-    if (!text_parse_unsigned(dim, WEFT_RANK_MAX - 1, &dim_value) ||
-        !text_parse_unsigned(parts, UINT32_MAX, &parts_value) || parts_value == 0) {
-        return false;
-    }
-    weft_cut *cuts = realloc(arguments->cuts, (arguments->cut_count + 1) * sizeof *cuts);
-    if (cuts == NULL) {
-        return false;
-    }
-    arguments->cuts = cuts;
-    cuts[arguments->cut_count++] =
-        (weft_cut){.pattern = text, .dim = (uint32_t)dim_value, .parts = (uint32_t)parts_value};
-    return true;
-}
 
 static void parse_end(diff_arguments *arguments, struct argp_state *state) {
     if (arguments->path_count != 2) {
@@ -125,7 +93,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         }
         return 0;
     case OPTION_CUT:
-        if (!add_cut(arguments, argument)) {
+        if (!cuts_add(&arguments->cuts, argument)) {
             argp_error(state, "--cut takes PATTERN:DIM:PARTS, such as '*.q_proj.weight:0:4'");
         }
         return 0;
@@ -230,8 +198,8 @@ static int write_patch(diff_arguments *arguments, const weft_model models[2], we
     weft_diff_options diff = {
         .profile = arguments->profile,
         .bucket_bytes = arguments->bucket_bytes,
-        .cuts = arguments->cuts,
-        .cut_count = arguments->cut_count,
+        .cuts = arguments->cuts.items,
+        .cut_count = arguments->cuts.count,
         .base_container = weft_checkpoint_container(models[0].checkpoint),
         .new_container = weft_checkpoint_container(models[1].checkpoint),
         .labels = arguments->labels.items,
@@ -279,7 +247,7 @@ static int run(void *input) {
 int verb_diff(int argc, char **argv) {
     diff_arguments arguments = {.profile = WEFT_PROFILE_SMALL};
     int code = command_run(&argp, argc, argv, &arguments, run);
-    free(arguments.cuts);
+    cuts_close(&arguments.cuts);
     labels_close(&arguments.labels);
     return code;
 }

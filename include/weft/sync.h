@@ -215,6 +215,8 @@ typedef struct weft_subscriber_info {
 WEFT_API weft_subscriber_info weft_subscriber_describe(const weft_subscriber *subscriber);
 /* A label of the replica's version, or NULL. Valid until the next call. */
 WEFT_API const char *weft_subscriber_label(const weft_subscriber *subscriber, const char *key);
+/* All of them: key, value, …, NULL. Valid until the next call. */
+WEFT_API const char *const *weft_subscriber_labels(const weft_subscriber *subscriber);
 
 /* ---- the audit trail, and what it no longer needs ---- */
 

@@ -680,3 +680,9 @@ const char *weft_subscriber_label(const weft_subscriber *subscriber, const char 
     }
     return NULL;
 }
+
+const char *const *weft_subscriber_labels(const weft_subscriber *subscriber) {
+    static const char *const none[] = {NULL};
+    const weft_texts *labels = &subscriber->here.labels;
+    return labels->items != NULL ? (const char *const *)labels->items : none;
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * remote.h: the options that all verbs on a STORE share, and the store that they lead to.
+ */
+#ifndef WEFT_PROGRAMS_REMOTE_H
+#define WEFT_PROGRAMS_REMOTE_H
+
+#include "command.h"
+
+/* What a STORE may be, for every verb's --help. */
+#define HELP_STORE                                                                                         \
+    "A STORE is a directory, or a URL http(s)://HOST[:PORT]/PATH, such as weft serve gives.\n"
+/* What --trust is worth, for the verbs that read. */
+#define HELP_TRUST                                                                                         \
+    "\nWithout --trust, whoever can write to the store is believed. With it, every head must be signed "   \
+    "by that key, and everything else is bound to the head by SHA-256.\n"
+
+typedef struct weft_remote {
+    weft_command *command;
+    const char *token_file;
+    const char *ca_file;
+    const char *trust_file;
+    double stall_seconds;
+    unsigned attempts;
+    char *token;
+    weft_store *store;
+    weft_key *trusted; /* NULL: whatever the store says is believed */
+} weft_remote;
+
+/* The children of a verb's argp: for who writes, and for who reads, which has --trust besides. Both bring
+ * the common options with them. At ARGP_KEY_INIT the verb calls remote_parse_begin. */
+extern const struct argp_child remote_children[];
+extern const struct argp_child reader_children[];
+void remote_parse_begin(weft_remote *remote, weft_command *command, struct argp_state *state);
+
+/* Parses a length of time for an option, or ends the process as argp does. */
+double remote_parse_seconds(struct argp_state *state, const char *option, const char *text);
+
+int remote_open(weft_remote *remote, const char *url);
+void remote_close(weft_remote *remote);
+/* Reads a key; `secret` says which half is needed. */
+int remote_read_key(weft_command *command, const char *path, bool secret, weft_key **key_out);
+
+/* Labels (key, value, …, NULL) as a JSON object; NULL gives an empty one. */
+json_t *remote_labels(const char *const *labels);
+/* "2026-10-04T12:00:00Z" from milliseconds since 1970, in UTC. Returns `text`. */
+const char *remote_time(uint64_t milliseconds, char text[TEXT_SIZE]);
+
+#endif

@@ -1,0 +1,518 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verb_follow.c: `weft follow STORE OUT`.
+ *
+ * Follows for ever. What may heal (a network that is down, a store that is empty or damaged, a full disk)
+ * is told once and tried again; what cannot (a wrong key, another run, a foreign file) ends it.
+ */
+#include "remote.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    OPTION_EXEC = 0x100,
+    OPTION_EXEC_FATAL,
+    OPTION_UNTIL,
+    OPTION_POLL,
+    OPTION_MAX_FAILURES,
+    OPTION_REPLACE,
+    OPTION_DURABLE
+};
+enum { PHASES = WEFT_SYNC_COMMIT + 1 };
+
+static const struct argp_option options[] = {
+    {"exec", OPTION_EXEC, "CMD", 0,
+     "Run CMD with /bin/sh for each version that was put in place, and wait for it; see below", 1},
+    {"exec-fatal", OPTION_EXEC_FATAL, NULL, 0, "Stop when CMD fails", 1},
+    {"until", OPTION_UNTIL, "N", 0, "Stop when OUT is at version N or a later one", 1},
+    {"poll", OPTION_POLL, "SECONDS", 0,
+     "Look so often where the store cannot tell of new versions by itself (default: 0.5; of a directory "
+     "0.02)",
+     1},
+    {"max-failures", OPTION_MAX_FAILURES, "N", 0, "Give up after N failures in a row (default: 0, never)",
+     1},
+    {"replace", OPTION_REPLACE, NULL, 0, "OUT may be a model that is of no version of the run: replace it",
+     1},
+    {"durable", OPTION_DURABLE, NULL, 0, "OUT is whole, old or new, even after a power loss", 1},
+    {0},
+};
+
+static const char doc[] =
+    "Keep OUT at the newest version of the run in STORE, until interrupted. Prints a line for each version "
+    "that was put in place; with --json, an object per line.\v" HELP_STORE
+    "OUT is a safetensors file or a directory; it need not exist. It is whole at any instant, at one "
+    "version or another, and locked against other writers. A file that somebody has mapped changes under "
+    "their eyes: let them read it in CMD.\n"
+    "\nA follower outlives outages: a store that is not there, not reached, empty or damaged is reported "
+    "once on stderr and tried again, at growing intervals of up to ten seconds. It ends only for what "
+    "waiting cannot heal, such as a refused token, a wrong signature, another run, or an OUT that is not "
+    "ours. One that fell behind goes to the newest version by the cheapest way, and may pass over "
+    "others.\n"
+    "\nCMD finds WEFT_VERSION, WEFT_DIGEST, WEFT_OUT, WEFT_STORE and WEFT_LABEL_<KEY> in its environment "
+    "(the key in capitals, everything but letters and digits as '_'). It is also run at the start, if OUT "
+    "is already at the newest version. While it runs, OUT does not change.\n" HELP_TRUST "\nExamples:\n"
+    "  weft follow /srv/run-7 worker.safetensors\n"
+    "  weft follow https://store.example/run-7 model/ --trust run-7.key.pub \\\n"
+    "      --exec 'curl -fsS -X POST http://127.0.0.1:8000/reload'\n"
+    "  weft follow /srv/run-7 worker.safetensors --json | jq -c '[.version, .lag_seconds]'\n"
+    "  weft follow /srv/run-7 worker.safetensors --until 100\n"
+    "\nExit codes: 0 version N was reached, 1 failed, 2 wrong usage, 3 damaged or not what was promised, 4 "
+    "the store refused, 130 or 143 interrupted.\n";
+
+typedef struct follow_arguments {
+    weft_command command;
+    weft_remote remote;
+    const char *paths[2]; /* STORE and OUT */
+    int path_count;
+    char *exec;
+    bool exec_fatal;
+    uint64_t until;
+    uint64_t max_failures;
+    double poll_seconds;
+    bool replace;
+    bool durable;
+} follow_arguments;
+
+typedef struct follower {
+    follow_arguments *arguments;
+    weft_command *command;
+    weft_subscriber *subscriber; /* NULL while OUT could not be opened */
+    uint64_t announced;          /* the version that CMD was last run for */
+    bool found;                  /* what OUT held at the start was looked at */
+    double seconds[PHASES];      /* since the last line */
+    uint64_t fetched;            /* at the last line */
+    uint64_t requests;
+    uint64_t anchors;
+    uint64_t failures;  /* in a row */
+    char trouble[1024]; /* told last */
+    unsigned dice;
+} follower;
+
+/* ---- arguments ---- */
+
+static error_t parse_switch(int key, struct argp_state *state) {
+    follow_arguments *arguments = state->input;
+    switch (key) {
+    case OPTION_EXEC_FATAL:
+        arguments->exec_fatal = true;
+        return 0;
+    case OPTION_REPLACE:
+        arguments->replace = true;
+        return 0;
+    case OPTION_DURABLE:
+        arguments->durable = true;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static error_t parse(int key, char *argument, struct argp_state *state) {
+    follow_arguments *arguments = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        remote_parse_begin(&arguments->remote, &arguments->command, state);
+        return 0;
+    case OPTION_EXEC:
+        arguments->exec = argument;
+        return 0;
+    case OPTION_UNTIL:
+        if (!text_parse_unsigned(argument, INT64_MAX, &arguments->until) || arguments->until == 0) {
+            argp_error(state, "--until takes the number of a version, not '%s'", argument);
+        }
+        return 0;
+    case OPTION_POLL:
+        arguments->poll_seconds = remote_parse_seconds(state, "--poll", argument);
+        return 0;
+    case OPTION_MAX_FAILURES:
+        if (!text_parse_unsigned(argument, INT64_MAX, &arguments->max_failures)) {
+            argp_error(state, "--max-failures takes a number, not '%s'", argument);
+        }
+        return 0;
+    case ARGP_KEY_ARG:
+        if (arguments->path_count == 2) {
+            argp_error(state, "too many arguments, from '%s' on", argument);
+        }
+        arguments->paths[arguments->path_count++] = argument;
+        return 0;
+    case ARGP_KEY_END:
+        if (arguments->path_count != 2) {
+            argp_error(state, "give the store, and the checkpoint to keep up to date");
+        }
+        return 0;
+    default:
+        return parse_switch(key, state);
+    }
+}
+
+static const struct argp argp = {options, parse, "STORE OUT", doc, reader_children, NULL, NULL};
+
+/* ---- CMD ---- */
+
+/* "WEFT_LABEL_STEP" of "step". The caller frees it. */
+static char *label_variable(const char *key) {
+    char *name = NULL;
+    if (asprintf(&name, "WEFT_LABEL_%s", key) < 0) {
+        return NULL;
+    }
+    for (char *c = name + strlen("WEFT_LABEL_"); *c != 0; c++) {
+        if (*c >= 'a' && *c <= 'z') {
+            *c = (char)(*c - 'a' + 'A');
+        } else if (!((*c >= 'A' && *c <= 'Z') || (*c >= '0' && *c <= '9'))) {
+            *c = '_';
+        }
+    }
+    return name;
+}
+
+static bool set_label(const char *key, const char *value) {
+    char *name = label_variable(key);
+    bool done = name != NULL && (value != NULL ? setenv(name, value, 1) : unsetenv(name)) == 0;
+    free(name);
+    return done;
+}
+
+/* Sets the labels of this version in our own environment, which CMD inherits, or takes them away. */
+static bool set_labels(const char *const *labels, bool present) {
+    bool done = true;
+    for (size_t i = 0; labels[i] != NULL; i += 2) {
+        done = set_label(labels[i], present ? labels[i + 1] : NULL) && done;
+    }
+    return done;
+}
+
+static bool set_environment(const follower *f, const weft_subscriber_info *info) {
+    char version[TEXT_SIZE], digest[WEFT_DIGEST_TEXT];
+    snprintf(version, sizeof version, "%llu", (unsigned long long)info->version);
+    weft_digest_format(&info->digest, digest);
+    return setenv("WEFT_VERSION", version, 1) == 0 && setenv("WEFT_DIGEST", digest, 1) == 0 &&
+           setenv("WEFT_OUT", f->arguments->paths[1], 1) == 0 &&
+           setenv("WEFT_STORE", weft_store_url(f->arguments->remote.store), 1) == 0 &&
+           set_labels(weft_subscriber_labels(f->subscriber), true);
+}
+
+/* CMD's stdout is not ours, whose lines others read. */
+static int spawn_shell(char *text, pid_t *pid_out) {
+    static char shell[] = "sh", option[] = "-c";
+    char *arguments[] = {shell, option, text, NULL};
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    sigset_t defaults;
+    int error = posix_spawn_file_actions_init(&actions);
+    if (error != 0) {
+        return error;
+    }
+    error = posix_spawnattr_init(&attributes);
+    if (error != 0) {
+        posix_spawn_file_actions_destroy(&actions);
+        return error;
+    }
+    sigemptyset(&defaults);
+    sigaddset(&defaults, SIGPIPE);
+    posix_spawnattr_setsigdefault(&attributes, &defaults);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+    error = posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
+    if (error == 0) {
+        error = posix_spawn(pid_out, "/bin/sh", &actions, &attributes, arguments, environ);
+    }
+    posix_spawnattr_destroy(&attributes);
+    posix_spawn_file_actions_destroy(&actions);
+    return error;
+}
+
+/* Ctrl-C reaches CMD from the terminal; a signal that was sent to us alone is passed on. */
+static int wait_for(pid_t child) {
+    bool passed = false;
+    for (;;) {
+        int state;
+        pid_t ended = waitpid(child, &state, 0);
+        if (ended == child) {
+            return state;
+        }
+        if (ended < 0 && errno != EINTR) {
+            return 0;
+        }
+        int interrupted = command_interrupted();
+        if (interrupted != EXIT_DONE && !passed) {
+            kill(child, interrupted - 128);
+            passed = true;
+        }
+    }
+}
+
+static int report_exec(follower *f, uint64_t version, int state) {
+    char how[TEXT_SIZE];
+    if (WIFSIGNALED(state)) {
+        snprintf(how, sizeof how, "was ended by signal %d", WTERMSIG(state));
+    } else {
+        snprintf(how, sizeof how, "gave exit code %d", WEXITSTATUS(state));
+    }
+    bool fatal = f->arguments->exec_fatal;
+    command_error(f->command, EXIT_FAILED, "the command of --exec %s for version %llu%s", how,
+                  (unsigned long long)version, fatal ? "" : "; following on");
+    return fatal ? EXIT_FAILED : EXIT_DONE;
+}
+
+static int run_exec(follower *f, const weft_subscriber_info *info) {
+    pid_t child;
+    progress_clear(&f->command->progress);
+    fflush(stdout);
+    bool ready = set_environment(f, info);
+    int error = ready ? spawn_shell(f->arguments->exec, &child) : ENOMEM;
+    int state = error == 0 ? wait_for(child) : 0;
+    set_labels(weft_subscriber_labels(f->subscriber), false);
+    if (error != 0) {
+        command_error(f->command, EXIT_FAILED, "cannot run the command of --exec: %s", strerror(error));
+        return f->arguments->exec_fatal ? EXIT_FAILED : EXIT_DONE;
+    }
+    if (command_interrupted() != EXIT_DONE) {
+        return command_interrupted();
+    }
+    return state != 0 ? report_exec(f, info->version, state) : EXIT_DONE;
+}
+
+/* ---- a line per version ---- */
+
+static void on_phase(void *opaque, weft_sync_phase phase, uint64_t version, double seconds,
+                     uint64_t bytes) {
+    follower *f = opaque;
+    (void)version;
+    (void)bytes;
+    f->seconds[phase] += seconds;
+}
+
+/* By two clocks, on two machines: it may be a little below zero. */
+static double lag_seconds(const weft_subscriber_info *info) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - 1e-3 * (double)info->milliseconds;
+}
+
+static int print_json(follower *f, const weft_subscriber_info *info) {
+    json_t *json = json_object();
+    json_object_set_new(json, "version", json_count(info->version));
+    json_object_set_new(json, "digest", json_digest(&info->digest));
+    json_object_set_new(json, "newest", json_count(info->newest));
+    json_object_set_new(json, "epoch", json_count(info->epoch));
+    json_object_set_new(json, "labels", remote_labels(weft_subscriber_labels(f->subscriber)));
+    json_object_set_new(json, "anchor", json_boolean(info->anchors > f->anchors));
+    json_object_set_new(json, "published_milliseconds", json_count(info->milliseconds));
+    json_object_set_new(json, "lag_seconds", json_real(lag_seconds(info)));
+    json_object_set_new(json, "fetched_bytes", json_count(info->fetched_bytes - f->fetched));
+    json_object_set_new(json, "requests", json_count(info->requests - f->requests));
+    json_object_set_new(json, "healed", json_count(info->healed));
+    for (int i = 0; i < PHASES; i++) {
+        char name[TEXT_SIZE];
+        snprintf(name, sizeof name, "%s_seconds", weft_sync_phase_name((weft_sync_phase)i));
+        json_object_set_new(json, name, json_real(f->seconds[i]));
+    }
+    return command_print_json_line(f->command, stdout, json);
+}
+
+static int print_text(const follower *f, const weft_subscriber_info *info) {
+    char text[TEXT_SIZE];
+    const char *step = weft_subscriber_label(f->subscriber, "step");
+    printf("version %llu", (unsigned long long)info->version);
+    if (step != NULL) {
+        printf("  step ");
+        text_print(stdout, step);
+    }
+    printf("  %s%s", text_bytes(info->fetched_bytes - f->fetched, text),
+           info->anchors > f->anchors ? " (anchor)" : "");
+    printf("  lag %s", text_seconds(lag_seconds(info), text));
+    for (int i = 0; i < PHASES; i++) {
+        printf("  %s %s", weft_sync_phase_name((weft_sync_phase)i), text_seconds(f->seconds[i], text));
+    }
+    putchar('\n');
+    return fflush(stdout) == 0
+               ? EXIT_DONE
+               : command_error(f->command, EXIT_FAILED, "cannot write the result: %s", strerror(errno));
+}
+
+static int print_version(follower *f, const weft_subscriber_info *info) {
+    int code = EXIT_DONE;
+    progress_clear(&f->command->progress);
+    if (f->command->json) {
+        code = print_json(f, info);
+    } else if (!f->command->quiet) {
+        code = print_text(f, info);
+    }
+    memset(f->seconds, 0, sizeof f->seconds);
+    f->fetched = info->fetched_bytes;
+    f->requests = info->requests;
+    f->anchors = info->anchors;
+    return code;
+}
+
+/* ---- failures ---- */
+
+static bool cannot_heal(weft_status status) {
+    return status == WEFT_INVALID_ARGUMENT || status == WEFT_UNSUPPORTED ||
+           status == WEFT_SIGNATURE_MISMATCH || status == WEFT_WRONG_VERSION ||
+           status == WEFT_REMOTE_DENIED || status == WEFT_CANCELLED;
+}
+
+/* In slices: a signal may come between asking for it and going to sleep. */
+static void sleep_for(double seconds) {
+    double end = clock_seconds() + seconds;
+    for (double left = seconds; left > 0 && command_interrupted() == EXIT_DONE;
+         left = end - clock_seconds()) {
+        double slice = left < 0.05 ? left : 0.05;
+        struct timespec time = {0, (long)(slice * 1e9)};
+        nanosleep(&time, NULL);
+    }
+}
+
+/* 0.1 s, doubled up to 10 s, and then between half and all of it, so that a fleet does not come at once. */
+static double back_off(follower *f) {
+    double seconds = 0.1;
+    for (uint64_t i = 1; i < f->failures && seconds < 10; i++) {
+        seconds *= 2;
+    }
+    seconds = seconds < 10 ? seconds : 10;
+    return seconds * (0.5 + 0.5 * rand_r(&f->dice) / (double)RAND_MAX);
+}
+
+/* EXIT_DONE: worth another try, after a while. */
+static int meet_failure(follower *f, weft_status status) {
+    const char *text = weft_context_error(f->command->context);
+    text = *text != 0 ? text : weft_status_name(status);
+    f->failures++;
+    bool enough = f->arguments->max_failures > 0 && f->failures >= f->arguments->max_failures;
+    if (cannot_heal(status) || command_interrupted() != EXIT_DONE || enough) {
+        return command_fail(f->command, NULL, status);
+    }
+    if (strcmp(text, f->trouble) != 0) {
+        snprintf(f->trouble, sizeof f->trouble, "%s", text);
+        command_error(f->command, EXIT_DONE, "%s; trying again", f->trouble);
+    }
+    sleep_for(back_off(f));
+    return EXIT_DONE;
+}
+
+static void note_success(follower *f) {
+    if (f->trouble[0] != 0) {
+        command_note(f->command, "back again");
+        f->trouble[0] = 0;
+    }
+    f->failures = 0;
+}
+
+/* ---- following ---- */
+
+static weft_status open_subscriber(follower *f) {
+    const follow_arguments *arguments = f->arguments;
+    const weft_subscriber_options chosen = {
+        .trusted = arguments->remote.trusted,
+        .poll_seconds = arguments->poll_seconds,
+        .replace = arguments->replace,
+        .durable = arguments->durable,
+        .phase = on_phase,
+        .phase_opaque = f,
+    };
+    return weft_subscriber_open_file(f->command->context, arguments->remote.store, arguments->paths[1],
+                                     &chosen, &f->subscriber);
+}
+
+static int announce(follower *f, const weft_subscriber_info *info) {
+    f->announced = info->version;
+    return f->arguments->exec != NULL ? run_exec(f, info) : EXIT_DONE;
+}
+
+/* After a commit, or when there was nothing to do. */
+static int arrive(follower *f, bool moved) {
+    weft_subscriber_info info = weft_subscriber_describe(f->subscriber);
+    int code = EXIT_DONE;
+    if (moved) {
+        code = print_version(f, &info);
+    } else if (!f->found) {
+        command_note(f->command, "%s is at version %llu already", f->arguments->paths[1],
+                     (unsigned long long)info.version);
+    }
+    f->found = true;
+    return code == EXIT_DONE && info.version != f->announced ? announce(f, &info) : code;
+}
+
+/* One step towards the newest version. */
+static weft_status advance(follower *f, int *code_out) {
+    weft_subscriber_info before = weft_subscriber_describe(f->subscriber);
+    weft_status status = weft_subscriber_prepare(f->subscriber, 0);
+    if (status < 0) {
+        return status;
+    }
+    weft_status committed = weft_subscriber_commit(f->subscriber);
+    if (committed != WEFT_OK) {
+        return committed;
+    }
+    weft_subscriber_info after = weft_subscriber_describe(f->subscriber);
+    bool moved = after.patches + after.anchors != before.patches + before.anchors;
+    note_success(f);
+    *code_out = arrive(f, moved);
+    return status;
+}
+
+static bool reached(const follower *f) {
+    return f->arguments->until > 0 && f->announced >= f->arguments->until;
+}
+
+/* Waits for a version and goes there. WEFT_MORE: nothing came. */
+static weft_status follow_once(follower *f, int *code_out) {
+    const double patience = 25;
+    weft_status status = f->subscriber == NULL ? open_subscriber(f) : WEFT_OK;
+    if (status == WEFT_OK) {
+        status = weft_subscriber_wait(f->subscriber, patience, NULL);
+    }
+    if (status == WEFT_MORE) {
+        note_success(f);
+        return WEFT_MORE;
+    }
+    while (status >= 0 && *code_out == EXIT_DONE && !reached(f)) {
+        status = advance(f, code_out);
+        if (status == WEFT_OK) {
+            break;
+        }
+    }
+    return status;
+}
+
+static int follow(follower *f) {
+    int code = EXIT_DONE;
+    while (code == EXIT_DONE && !reached(f)) {
+        weft_status status = follow_once(f, &code);
+        if (status < 0) {
+            code = meet_failure(f, status);
+        }
+        if (code == EXIT_DONE && command_interrupted() != EXIT_DONE) {
+            code = command_fail(f->command, NULL, WEFT_CANCELLED);
+        }
+    }
+    return code;
+}
+
+static int run(void *input) {
+    follow_arguments *arguments = input;
+    follower f = {
+        .arguments = arguments,
+        .command = &arguments->command,
+        .dice = (unsigned)getpid() ^ (unsigned)time(NULL),
+    };
+    int code = remote_open(&arguments->remote, arguments->paths[0]);
+    if (code == EXIT_DONE) {
+        code = follow(&f);
+        weft_subscriber_close(f.subscriber);
+    }
+    remote_close(&arguments->remote);
+    return code;
+}
+
+int verb_follow(int argc, char **argv) {
+    follow_arguments arguments = {0};
+    return command_run(&argp, argc, argv, &arguments, run);
+}
