@@ -225,6 +225,7 @@ struct serve_server {
     unsigned max_watchers;
     unsigned idle_seconds;
     double watch_seconds;
+    double stop_seconds;
     atomic_bool stopping;
     serve_tokens read_tokens;
     serve_tokens write_tokens;

@@ -26,6 +26,7 @@ enum {
     OPTION_MAX_WATCHERS,
     OPTION_IDLE_SECONDS,
     OPTION_WATCH_SECONDS,
+    OPTION_STOP_SECONDS,
     OPTION_URL_FILE,
     OPTION_VOLATILE,
 };
@@ -50,6 +51,8 @@ static const struct argp_option options[] = {
      "Cut connections on which nothing moved for so long (default: 30)", 3},
     {"watch-seconds", OPTION_WATCH_SECONDS, "S", 0,
      "Answer who waits for a version after at most so long (default: 30)", 3},
+    {"stop-seconds", OPTION_STOP_SECONDS, "S", 0,
+     "At the end, let transfers finish for at most so long (default: 5)", 3},
     {"volatile", OPTION_VOLATILE, NULL, 0, "Do not sync files: quicker puts that a power cut may take back",
      3},
     {0},
@@ -60,16 +63,17 @@ static const char doc[] =
     "DIR is a store on disk; it is made if it does not exist. The same directory may be written by "
     "`weft publish DIR` at the same time: who waits is told of those versions too.\n"
     "\nPaths:\n"
-    "  /KEY                           objects: GET and HEAD (ranges, ETag, If-None-Match, If-Range),\n"
-    "                                 PUT (If-None-Match: *, If-Match), DELETE\n"
-    "  /v1/watch?after=N&seconds=S    waits for a version above N; 200 and its head, or 204\n"
-    "  /v1/status                     what is here and what was done, as JSON\n"
-    "  /metrics                       the same for Prometheus\n"
+    "  /KEY           objects: GET and HEAD (with ranges, ETag, If-None-Match),\n"
+    "                 PUT (with If-None-Match: *, If-Match), DELETE\n"
+    "  /v1/watch?after=N&seconds=S\n"
+    "                 waits for a version above N: 200 and its head, or 204\n"
+    "  /v1/status     what is here and what was done, as JSON\n"
+    "  /metrics       the same for Prometheus\n"
     "\nWho may write: with --write-token-file, who sends a token of it. Without, everybody, but only "
     "if the address is a loopback one and there is no read token; else the server is read-only. Tokens "
     "are sent as 'Authorization: Bearer TOKEN' and can be read on the way unless TLS is used.\n"
     "\nSIGINT and SIGTERM end the server: it accepts no more, sends those who wait away, lets transfers "
-    "finish for five seconds, and exits with 0. A second signal ends it at once.\n"
+    "finish for --stop-seconds, and exits with 0. A second signal ends it at once.\n"
     "\nExamples:\n"
     "  weft serve /srv/run-7\n"
     "  weft serve /srv/run-7 --listen [::1]:0 --url-file url\n"
@@ -94,6 +98,7 @@ typedef struct serve_arguments {
     uint64_t max_watchers;
     uint64_t idle_seconds;
     uint64_t watch_seconds;
+    uint64_t stop_seconds;
 } serve_arguments;
 
 /* ---- arguments ---- */
@@ -127,6 +132,9 @@ static error_t parse_limit(int key, char *argument, struct argp_state *state) {
         return 0;
     case OPTION_WATCH_SECONDS:
         arguments->watch_seconds = parse_number(state, "--watch-seconds", argument, 1, 86400);
+        return 0;
+    case OPTION_STOP_SECONDS:
+        arguments->stop_seconds = parse_number(state, "--stop-seconds", argument, 0, 86400);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -319,8 +327,7 @@ static struct MHD_Daemon *start_daemon(serve_server *server, const serve_listene
 
 /* Lets transfers that are under way finish, for a while. */
 static void wait_for_transfers(serve_server *server) {
-    enum { WAIT_SECONDS = 5 };
-    double until = clock_seconds() + WAIT_SECONDS;
+    double until = clock_seconds() + server->stop_seconds;
     while (atomic_load(&server->metrics.active) > 0 && clock_seconds() < until) {
         struct timespec pause = {.tv_nsec = 10000000};
         nanosleep(&pause, NULL);
@@ -475,6 +482,7 @@ static int run(void *input) {
                                                                   : arguments->max_connections / 4 * 3);
     server.idle_seconds = (unsigned)arguments->idle_seconds;
     server.watch_seconds = (double)arguments->watch_seconds;
+    server.stop_seconds = (double)arguments->stop_seconds;
     int code = read_secrets(arguments, &server);
     if (code == EXIT_DONE) {
         code = open_store(arguments, &server);
@@ -496,6 +504,7 @@ int verb_serve(int argc, char **argv) {
         .max_connections = 512,
         .idle_seconds = 30,
         .watch_seconds = 30,
+        .stop_seconds = 5,
     };
     return command_run(&argp, argc, argv, &arguments, run);
 }

@@ -80,7 +80,7 @@ def test_malformed_requests():
                                      b"Content-Length: 3\r\n\r\nabc",
         b"PUT /a HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
     ]
-    with Server("--idle-seconds", "1") as server:
+    with Server("--idle-seconds", "2") as server:
         for data in requests:
             answer = server.raw(data)
             code = status_of(answer)
@@ -100,7 +100,7 @@ def test_malformed_requests():
 
 
 def test_idle_connections_do_not_matter():
-    with Server("--idle-seconds", "3") as server:
+    with Server("--idle-seconds", "6") as server:
         idle = [server.socket() for _ in range(200)]
         for number, plain in enumerate(idle):
             if number % 2:
@@ -120,7 +120,7 @@ def test_idle_connections_do_not_matter():
 
 
 def test_more_connections_than_allowed_wait_their_turn():
-    with Server("--max-connections", "16", "--idle-seconds", "2") as server:
+    with Server("--max-connections", "16", "--idle-seconds", "3") as server:
         idle = [server.socket() for _ in range(40)]
         assert server.request("GET", "/v1/status").status == 200
         for plain in idle:
@@ -128,7 +128,7 @@ def test_more_connections_than_allowed_wait_their_turn():
 
 
 def test_slow_readers_do_not_matter():
-    with Server("--idle-seconds", "2") as server:
+    with Server("--idle-seconds", "5") as server:
         size = 64 << 20
         server.request("PUT", "/patches/big", bytes(size))
         slow = []

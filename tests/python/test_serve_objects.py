@@ -199,7 +199,7 @@ def test_limits_of_objects():
 
 def test_cut_uploads_leave_nothing():
     # libmicrohttpd may notice an end that comes together with data only when the connection was idle
-    with Server("--idle-seconds", "1") as server:
+    with Server("--idle-seconds", "2") as server:
         server.request("PUT", "/kept", b"old")
         starts = [b"Content-Length: 1000000\r\n\r\n" + b"x" * 500000,
                   b"Content-Length: 10\r\n\r\n",

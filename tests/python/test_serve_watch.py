@@ -68,7 +68,7 @@ def test_answers_at_once_if_there_is_something():
 
 
 def test_woken_by_put_and_by_file():
-    with Server() as server:
+    with Server("--watch-seconds", "60") as server:
         delays = {"put": [], "file": []}
         for version in range(1, 21):
             # the first file is written before there is a directory of heads
@@ -131,7 +131,7 @@ def test_wrong_questions():
 
 
 def test_at_most_so_long_and_so_many():
-    with Server("--watch-seconds", "1", "--max-watchers", "3") as server:
+    with Server("--watch-seconds", "5", "--max-watchers", "3") as server:
         watchers = start_watchers(server, 3, 0)
         answer = server.request("GET", "/v1/watch?after=0")
         assert answer.status == 503 and answer["retry-after"] == "1", answer
@@ -151,7 +151,7 @@ def test_watchers_that_leave_are_forgotten():
 
 
 def test_many_watchers():
-    with Server() as server:
+    with Server("--watch-seconds", "60") as server:
         watchers = start_watchers(server, 150, 0)
         assert server.request("PUT", "/pages/a", b"x" * 100000).status == 201
         start = time.monotonic()
@@ -163,7 +163,7 @@ def test_many_watchers():
 
 
 def test_the_end_sends_them_away():
-    with Server() as server:
+    with Server("--stop-seconds", "60") as server:
         watchers = start_watchers(server, 5, 0)
         start = time.monotonic()
         assert server.stop() == 0
@@ -172,7 +172,7 @@ def test_the_end_sends_them_away():
 
 
 def test_the_end_lets_transfers_finish():
-    with Server() as server:
+    with Server("--stop-seconds", "60") as server:
         data = os.urandom(8 << 20)
         server.request("PUT", "/pages/a", data)
         reader = server.socket()
@@ -203,7 +203,7 @@ def test_the_end_lets_transfers_finish():
 
 
 def test_the_end_does_not_wait_for_ever():
-    with Server() as server:
+    with Server("--stop-seconds", "1") as server:
         server.request("PUT", "/pages/a", os.urandom(64 << 20))
         with server.socket() as plain, server.socket() as writer:
             plain.sendall(b"GET /pages/a HTTP/1.1\r\nHost: x\r\n\r\n")
