@@ -48,9 +48,10 @@ typedef struct weft_diff_options {
     weft_sums **new_sums_out;   /* NULL, or receives the sums of the new state, over the new view */
     const weft_sink *inverse;   /* NULL, or receives the patch from new to base */
     /* NULL, or the base, a private copy in writable memory, is brought to the new state on the way, which
-     * costs least while it is in the cache; the trail can undo that. Not together with `inverse`, and only
-     * between states of the same tensors. If the diff fails, the base is as it was. */
-    weft_trail **trail_out;
+     * costs least while it is in the cache; the trail can undo that. Points to NULL, or to a trail that is
+     * used again. Not together with `inverse`, and only between states of the same tensors. If the diff
+     * fails, the base is as it was. */
+    weft_trail **trail;
 } weft_diff_options;
 
 typedef struct weft_diff_stats {

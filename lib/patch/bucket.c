@@ -172,17 +172,19 @@ weft_status weft_bucket_encode_windows(weft_bucket_coder *coder, const weft_buck
     weft_coding coding = small ? WEFT_CODING_SMALL : WEFT_CODING_FAST;
     weft_sum delta = {{0, 0}};
     coder->payload.size = 0;
-    *result = (weft_frame_result){changed, changed > 0};
+    bool many = changed > bucket->units / DENSE_SHARE;
+    *result = (weft_frame_result){changed, changed > 0, coder->follows && changed > 0 && !many};
     if (changed == 0) {
         return WEFT_OK;
     }
     if (!too_many) {
         status = encode_sparse(coder, bucket, small);
         if (status == WEFT_OK) {
-            status = weft_window_prove(&coder->from, &coder->changes, WEFT_PROOF_VALUES, moves, &delta);
+            status = weft_window_prove(&coder->from, &coder->changes, WEFT_PROOF_VALUES, result->written,
+                                       moves, &delta);
         }
     }
-    if (status == WEFT_OK && changed > bucket->units / DENSE_SHARE) {
+    if (status == WEFT_OK && many) {
         status = encode_dense(coder, bucket, profile, too_many, moves, &coding, &changed, &delta);
     }
     if (status != WEFT_OK) {
@@ -204,7 +206,7 @@ weft_status weft_bucket_encode(weft_bucket_coder *coder, const weft_bucket *buck
     if (status != WEFT_OK) {
         return status;
     }
-    *result = (weft_frame_result){0, false};
+    *result = (weft_frame_result){0, false, false};
     if (coder->from.holding == WEFT_HELD_NONE && coder->to.holding == WEFT_HELD_NONE) {
         return WEFT_OK;
     }
@@ -212,6 +214,10 @@ weft_status weft_bucket_encode(weft_bucket_coder *coder, const weft_bucket *buck
         return weft_fail(coder->context, WEFT_INVALID_ARGUMENT,
                          "the two states hold different parts of tensor %s; diff states of the same layout",
                          roster->entries[bucket->spans[0].tensor].tensor.name);
+    }
+    if (coder->follows && (!coder->from.writable || !coder->from.direct)) {
+        return weft_fail(coder->context, WEFT_INVALID_ARGUMENT,
+                         "a base that is to follow its diff must be plain memory that can be written");
     }
     return weft_bucket_encode_windows(coder, bucket, roster, profile, moves, frame, result);
 }
@@ -246,14 +252,14 @@ weft_status weft_bucket_encode_whole(weft_bucket_coder *coder, const weft_bucket
     if (status != WEFT_OK) {
         return status;
     }
-    *result = (weft_frame_result){bucket->units, true};
+    *result = (weft_frame_result){bucket->units, true, false};
     return write_frame(bucket, roster, WEFT_CODING_VALUES, bucket->units, delta, &coder->payload, frame);
 }
 
 weft_status weft_bucket_encode_changes(weft_bucket_coder *coder, const weft_bucket *bucket,
                                        const weft_roster *roster, weft_sum delta, weft_writer *frame,
                                        weft_frame_result *result) {
-    *result = (weft_frame_result){coder->changes.count, coder->changes.count > 0};
+    *result = (weft_frame_result){coder->changes.count, coder->changes.count > 0, false};
     if (coder->changes.count == 0) {
         return WEFT_OK;
     }

@@ -25,6 +25,9 @@ typedef struct weft_bucket_coder {
     weft_small_encoder small_encoder;
     weft_small_decoder small_decoder;
     weft_writer payload;
+    /* Encoding writes the new values into the window `from`, where it touches them anyway, unless there are
+     * so many that it may want all old ones again. */
+    bool follows;
 } weft_bucket_coder;
 
 void weft_bucket_coder_open(weft_bucket_coder *coder, weft_context *context);
@@ -39,6 +42,7 @@ typedef struct weft_bucket_side {
 typedef struct weft_frame_result {
     uint64_t changed;
     bool present; /* false: nothing changed, and the frame is empty */
+    bool written; /* the new values are in place: see weft_bucket_coder.follows */
 } weft_frame_result;
 
 /* Writes the frame that leads from one side to the other. `moves`, shaped like the `from` view, receives

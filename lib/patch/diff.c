@@ -150,7 +150,7 @@ static weft_status open_sums(diff_state *state) {
 }
 
 static weft_status open_trail(diff_state *state) {
-    if (state->options.trail_out == NULL) {
+    if (state->options.trail == NULL) {
         return WEFT_OK;
     }
     if (state->options.inverse != NULL || !weft_roster_plain(&state->forward.roster)) {
@@ -158,7 +158,14 @@ static weft_status open_trail(diff_state *state) {
                          "a base can follow its diff only between states of the same tensors, and without "
                          "an inverse");
     }
-    return weft_trail_create(state->context, state->job_count, &state->trail);
+    weft_status status = weft_trail_prepare(state->context, state->job_count, state->options.trail);
+    if (status == WEFT_OK) {
+        state->trail = *state->options.trail;
+        for (unsigned i = 0; i < state->coder_count; i++) {
+            state->coders[i].follows = true;
+        }
+    }
+    return status;
 }
 
 static bool same_container(const weft_container *a, const weft_container *b) {
@@ -194,6 +201,20 @@ static weft_status open_streams(diff_state *state, const weft_sink *sink) {
 
 /* ---- the pass ---- */
 
+/* What the encoder has written is taken back unless the trail knows it. */
+static weft_status follow_bucket(diff_state *state, weft_bucket_coder *coder, size_t index,
+                                 const weft_bucket_side *next, const weft_frame_result *result,
+                                 weft_status status) {
+    if (status == WEFT_OK) {
+        status = weft_trail_advance(state->trail, index, coder, state->jobs[index].bucket, next, result);
+    }
+    if (status != WEFT_OK && result->written) {
+        weft_status ignored = weft_window_scatter(&coder->from, &coder->changes, true);
+        (void)ignored;
+    }
+    return status;
+}
+
 static weft_status encode_both(diff_state *state, weft_bucket_coder *coder, size_t index, diff_slot *slot) {
     const diff_job *job = &state->jobs[index];
     weft_bucket_side base = {state->base, state->forward.from_map};
@@ -201,8 +222,8 @@ static weft_status encode_both(diff_state *state, weft_bucket_coder *coder, size
     weft_status status =
         weft_bucket_encode(coder, job->bucket, &state->forward.roster, state->options.profile, &base, &next,
                            state->moves, &slot->forward, &slot->forward_result);
-    if (status == WEFT_OK && state->trail != NULL) {
-        status = weft_trail_advance(state->trail, index, coder, job->bucket, &next, &slot->forward_result);
+    if (state->trail != NULL) {
+        status = follow_bucket(state, coder, index, &next, &slot->forward_result, status);
     }
     if (status != WEFT_OK || !state->inverse.open || !slot->forward_result.present) {
         return status;
@@ -220,8 +241,8 @@ static weft_status encode_task(void *argument, size_t index, unsigned worker) {
     weft_bucket_coder *coder = &state->coders[worker];
     slot->forward.size = 0;
     slot->inverse.size = 0;
-    slot->forward_result = (weft_frame_result){0, false};
-    slot->inverse_result = (weft_frame_result){0, false};
+    slot->forward_result = (weft_frame_result){0, false, false};
+    slot->inverse_result = (weft_frame_result){0, false, false};
     weft_status status = WEFT_OK;
     if (job->kind == JOB_BOTH) {
         status = encode_both(state, coder, index, slot);
@@ -343,17 +364,6 @@ static weft_status run_diff(diff_state *state, const weft_sink *sink, weft_diff_
     return status;
 }
 
-/* The base of a diff that failed is put back; its memory is plain, and that cannot fail. */
-static weft_status end_trail(diff_state *state, weft_status status) {
-    if (status == WEFT_OK) {
-        *state->options.trail_out = state->trail;
-        return WEFT_OK;
-    }
-    weft_status undone = weft_trail_undo(state->context, state->trail);
-    weft_trail_destroy(state->trail);
-    return undone == WEFT_OK ? status : undone;
-}
-
 weft_status weft_diff(weft_context *context, const weft_view *base, const weft_view *next,
                       const weft_diff_options *options, const weft_sink *sink, weft_diff_stats *stats) {
     weft_context_clear(context);
@@ -374,8 +384,10 @@ weft_status weft_diff(weft_context *context, const weft_view *base, const weft_v
         *state.options.new_sums_out = state.new_sums;
         state.new_sums = NULL;
     }
-    if (state.trail != NULL) {
-        status = end_trail(&state, status);
+    /* the base of a diff that failed is put back; its memory is plain, and that cannot fail */
+    if (state.trail != NULL && status != WEFT_OK) {
+        weft_status ignored = weft_trail_undo(context, state.trail);
+        (void)ignored;
     }
     close_state(&state);
     return status;

@@ -370,7 +370,7 @@ static weft_status merge_task(void *argument, size_t index, unsigned worker) {
     const bucket_group *group = &state->groups[index];
     merge_slot *slot = &state->slots[index % state->window];
     slot->frame.size = 0;
-    slot->result = (weft_frame_result){0, false};
+    slot->result = (weft_frame_result){0, false, false};
     weft_status status = state->base != NULL ? merge_walking(state, &state->workers[worker], group, slot)
                                              : merge_adding(state, &state->workers[worker], group, slot);
     if (status == WEFT_OK) {

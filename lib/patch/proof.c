@@ -368,9 +368,9 @@ bool weft_proof_by_callback(const weft_proof *proof) {
 }
 
 weft_status weft_window_prove(const weft_window *window, weft_changes *changes, weft_proof_mode mode,
-                              weft_sums *moves, weft_sum *delta_out) {
+                              bool write, weft_sums *moves, weft_sum *delta_out) {
     weft_proof proof;
-    weft_proof_begin(&proof, window, mode, false, moves);
+    weft_proof_begin(&proof, window, mode, write, moves);
     weft_status status = weft_proof_add(&proof, changes, 0, changes->count);
     if (status == WEFT_OK) {
         *delta_out = weft_proof_finish(&proof);

@@ -13,7 +13,7 @@ struct weft_trail {
     size_t count;
 };
 
-weft_status weft_trail_create(weft_context *context, size_t count, weft_trail **trail_out) {
+static weft_status create(weft_context *context, size_t count, weft_trail **trail_out) {
     weft_trail *trail = weft_allocate_zeroed(context, 1, sizeof *trail);
     weft_staged *buckets = weft_allocate_zeroed(context, count, sizeof *buckets);
     if (trail == NULL || buckets == NULL) {
@@ -24,6 +24,28 @@ weft_status weft_trail_create(weft_context *context, size_t count, weft_trail **
     *trail = (weft_trail){context, buckets, count};
     *trail_out = trail;
     return WEFT_OK;
+}
+
+/* Lists of changes are kept: their memory costs more to take anew than to fill. */
+static void empty(weft_trail *trail) {
+    for (size_t i = 0; i < trail->count; i++) {
+        weft_staged *kept = &trail->buckets[i];
+        weft_changes changes = kept->changes;
+        kept->changes = (weft_changes){0};
+        weft_staged_release(trail->context, kept);
+        changes.count = 0;
+        kept->changes = changes;
+    }
+}
+
+weft_status weft_trail_prepare(weft_context *context, size_t count, weft_trail **trail) {
+    if (*trail != NULL && (*trail)->count == count) {
+        empty(*trail);
+        return WEFT_OK;
+    }
+    weft_trail_destroy(*trail);
+    *trail = NULL;
+    return create(context, count, trail);
 }
 
 void weft_trail_destroy(weft_trail *trail) {
@@ -37,20 +59,25 @@ void weft_trail_destroy(weft_trail *trail) {
     weft_release(trail->context, trail);
 }
 
-static weft_status advance_sparse(const weft_window *window, const weft_changes *changes,
-                                  weft_staged *kept) {
+/* Positions and old values; new ones are not needed to go back. */
+static weft_status keep_changes(weft_trail *trail, const weft_changes *changes, weft_changes *kept) {
     size_t count = changes->count;
-    kept->changes.width = changes->width;
-    kept->changes.positions = weft_allocate_array(window->context, count, sizeof *changes->positions);
-    kept->changes.olds = weft_allocate_array(window->context, count, changes->width);
-    if (kept->changes.positions == NULL || kept->changes.olds == NULL) {
-        return WEFT_NO_MEMORY;
+    if (kept->capacity < count || kept->width != changes->width) {
+        size_t capacity = count + count / 4;
+        weft_release(trail->context, kept->positions);
+        weft_release(trail->context, kept->olds);
+        *kept = (weft_changes){.context = trail->context, .width = changes->width};
+        kept->positions = weft_allocate_array(trail->context, capacity, sizeof *kept->positions);
+        kept->olds = weft_allocate_array(trail->context, capacity, changes->width);
+        if (kept->positions == NULL || kept->olds == NULL) {
+            return WEFT_NO_MEMORY;
+        }
+        kept->capacity = capacity;
     }
-    memcpy(kept->changes.positions, changes->positions, count * sizeof *changes->positions);
-    memcpy(kept->changes.olds, changes->olds, count * changes->width);
-    weft_status status = weft_window_scatter(window, changes, false);
-    kept->changes.count = count;
-    return status;
+    memcpy(kept->positions, changes->positions, count * sizeof *kept->positions);
+    memcpy(kept->olds, changes->olds, count * changes->width);
+    kept->count = count;
+    return WEFT_OK;
 }
 
 static weft_status advance_dense(weft_bucket_coder *coder, const weft_bucket *bucket,
@@ -71,28 +98,34 @@ static weft_status advance_dense(weft_bucket_coder *coder, const weft_bucket *bu
     return status == WEFT_OK ? weft_window_fill(&coder->from, kept->dense_news, bucket->width) : status;
 }
 
-/* A bucket is marked as used once it may have been written to. */
+static weft_status advance(weft_trail *trail, weft_bucket_coder *coder, const weft_bucket *bucket,
+                           const weft_bucket_side *to, const weft_frame_result *result, weft_staged *kept) {
+    if (coder->changes.count != result->changed) {
+        return advance_dense(coder, bucket, to, kept);
+    }
+    weft_status status = keep_changes(trail, &coder->changes, &kept->changes);
+    return status == WEFT_OK && !result->written ? weft_window_scatter(&coder->from, &coder->changes, false)
+                                                 : status;
+}
+
 weft_status weft_trail_advance(weft_trail *trail, size_t index, weft_bucket_coder *coder,
                                const weft_bucket *bucket, const weft_bucket_side *to,
                                const weft_frame_result *result) {
     if (!result->present) {
         return WEFT_OK;
     }
-    if (!coder->from.writable || !coder->from.direct) {
-        return weft_fail(coder->context, WEFT_INVALID_ARGUMENT,
-                         "a base that is to follow its diff must be plain memory that can be written");
-    }
     weft_staged *kept = &trail->buckets[index];
+    weft_status status = advance(trail, coder, bucket, to, result, kept);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    kept->used = true;
     kept->width = bucket->width;
     kept->units = bucket->units;
     kept->window.context = trail->context;
-    bool listed = coder->changes.count == result->changed;
-    weft_status status = listed ? advance_sparse(&coder->from, &coder->changes, kept)
-                                : advance_dense(coder, bucket, to, kept);
     kept->window.segments = coder->from.segments;
     coder->from.segments = (weft_segments){.context = coder->context};
-    kept->used = status == WEFT_OK;
-    return status;
+    return WEFT_OK;
 }
 
 static weft_status undo_task(void *argument, size_t index, unsigned worker) {

@@ -8,10 +8,11 @@
 
 #include "bucket.h"
 
-/* `count` buckets. */
-weft_status weft_trail_create(weft_context *context, size_t count, weft_trail **trail_out);
-/* Brings the window coder->from to what coder->to holds, right after that bucket was encoded, and keeps
- * what it held. Workers may do so for different buckets at once. */
+/* Makes an empty trail for `count` buckets, or empties the one that is there: its memory is used again. */
+weft_status weft_trail_prepare(weft_context *context, size_t count, weft_trail **trail);
+/* Right after a bucket was encoded by a coder that follows: keeps what its window coder->from held, and
+ * brings it to what coder->to holds where the encoder did not. On failure the window is as it was. Workers
+ * may do so for different buckets at once. */
 weft_status weft_trail_advance(weft_trail *trail, size_t index, weft_bucket_coder *coder,
                                const weft_bucket *bucket, const weft_bucket_side *to,
                                const weft_frame_result *result);

@@ -124,9 +124,9 @@ weft_sum weft_proof_finish(weft_proof *proof);
 /* True if words are fetched by callback, which is best done for all changes at once. */
 bool weft_proof_by_callback(const weft_proof *proof);
 
-/* A whole proof of ascending changes: the bucket's delta. */
+/* A whole proof of ascending changes: the bucket's delta. `write` as for weft_proof_begin. */
 weft_status weft_window_prove(const weft_window *window, weft_changes *changes, weft_proof_mode mode,
-                              weft_sums *moves, weft_sum *delta_out);
+                              bool write, weft_sums *moves, weft_sum *delta_out);
 
 /* The proof of a bucket that is replaced as a whole by `values`: its delta; `fresh` means that nothing was
  * there before. */

@@ -34,7 +34,7 @@ typedef struct edition {
     weft_claim_move move;
     weft_spool *spool;
     weft_upload *upload;
-    weft_trail *trail;   /* the mirror is ahead of what is published */
+    bool ahead;          /* the mirror holds it already; the trail leads back */
     weft_sums *new_sums; /* of the new state */
     bool anchored;       /* the version comes as an anchor */
     weft_anchor anchor;
@@ -60,6 +60,7 @@ struct weft_publisher {
     weft_digest base_digest;
     weft_mirror mirror;
     weft_sums *sums;
+    weft_trail *trail;
     weft_in_place *place; /* or in a file */
 
     edition pending; /* unknown whether it is published */
@@ -250,7 +251,6 @@ static void close_edition(weft_publisher *publisher, edition *e) {
     weft_record_close(&e->record, publisher->context);
     weft_claim_drop(&publisher->claim, &e->move);
     weft_spool_close(e->spool);
-    weft_trail_destroy(e->trail);
     weft_sums_destroy(e->new_sums);
     *e = (edition){0};
 }
@@ -311,10 +311,11 @@ static weft_status encode_patch(weft_publisher *publisher, edition *e, const cha
         .labels = labels,
         .base_sums = file ? weft_in_place_sums(publisher->place) : publisher->sums,
         .new_sums_out = &e->new_sums,
-        .trail_out = file ? NULL : &e->trail,
+        .trail = file ? NULL : &publisher->trail,
     };
     weft_sink sink = weft_spool_sink(e->spool);
     status = weft_diff(context, base_view(publisher), publisher->view, &diff, &sink, stats);
+    e->ahead = status == WEFT_OK && !file;
     return weft_spool_finish(e->spool, status);
 }
 
@@ -438,7 +439,7 @@ static weft_status finish_edition(weft_publisher *publisher, edition *e) {
 
 /* The baseline goes back to what is published. The mirror is plain memory: that cannot fail. */
 static void abandon_edition(weft_publisher *publisher, edition *e) {
-    if (e->trail != NULL && weft_trail_undo(publisher->context, e->trail) != WEFT_OK) {
+    if (e->ahead && weft_trail_undo(publisher->context, publisher->trail) != WEFT_OK) {
         publisher->based = false;
     }
     if (e->anchored) {
@@ -776,6 +777,7 @@ void weft_publisher_close(weft_publisher *publisher) {
     weft_ledger_close(&publisher->ledger);
     weft_claim_close(&publisher->claim);
     weft_sums_destroy(publisher->sums);
+    weft_trail_destroy(publisher->trail);
     weft_mirror_close(&publisher->mirror);
     weft_in_place_close(publisher->place);
     weft_release(context, publisher->made_header);
