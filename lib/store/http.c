@@ -111,13 +111,13 @@ static double pause_seconds(const effort *effort, const weft_http_exchange *exch
 
 /* Waits until the next attempt is due. False if there is none. */
 static bool wait_for_attempt(effort *effort, const weft_http_exchange *exchange) {
-    effort->failures++;
-    if (effort->failures >= effort->store->attempts) {
-        return false;
+    if (exchange->answer.stale) {
+        effort->attempts--;
+        return weft_http_engine_sleep(effort->store->engine, 0);
     }
-    /* A connection that was kept open and closed by the server meanwhile: nothing to wait for. */
-    double seconds = exchange->answer.code == CURLE_SEND_FAIL_REWIND ? 0 : pause_seconds(effort, exchange);
-    return weft_http_engine_sleep(effort->store->engine, seconds);
+    effort->failures++;
+    return effort->failures < effort->store->attempts &&
+           weft_http_engine_sleep(effort->store->engine, pause_seconds(effort, exchange));
 }
 
 /* ---- tags ---- */

@@ -156,13 +156,15 @@ static bool waits_for_feed(weft_http_engine *engine, const weft_http_exchange *e
     return waits;
 }
 
-/* True if something moved since the last look. Header lines are counted as they come. */
+/* True if something moved since the last look; that the connection stands counts too. */
 static bool has_moved(weft_http_exchange *exchange) {
     curl_off_t sent = 0;
     curl_off_t came = 0;
+    curl_off_t connected = 0;
     curl_easy_getinfo(exchange->easy, CURLINFO_SIZE_UPLOAD_T, &sent);
     curl_easy_getinfo(exchange->easy, CURLINFO_SIZE_DOWNLOAD_T, &came);
-    uint64_t all = (uint64_t)sent + (uint64_t)came + exchange->header_lines;
+    curl_easy_getinfo(exchange->easy, CURLINFO_PRETRANSFER_TIME_T, &connected);
+    uint64_t all = (uint64_t)sent + (uint64_t)came + exchange->header_lines + (connected > 0 ? 1 : 0);
     bool moved = all != exchange->moved;
     exchange->moved = all;
     return moved;

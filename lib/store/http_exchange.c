@@ -265,6 +265,19 @@ static size_t give_body(char *data, size_t size, size_t count, void *opaque) {
     return bytes;
 }
 
+/* Back to the beginning, as long as it is still in the ring. */
+static int rewind_body(void *opaque, curl_off_t offset, int origin) {
+    weft_http_exchange *exchange = opaque;
+    weft_http_pipe *pipe = &exchange->pipe;
+    pthread_mutex_lock(exchange->mutex);
+    bool whole = origin == SEEK_SET && offset == 0 && pipe->filled <= pipe->capacity;
+    if (whole) {
+        pipe->drained = 0;
+    }
+    pthread_mutex_unlock(exchange->mutex);
+    return whole ? CURL_SEEKFUNC_OK : CURL_SEEKFUNC_FAIL;
+}
+
 /* ---- the request ---- */
 
 static bool add_header(weft_http_exchange *exchange, const char *line) {
@@ -326,6 +339,8 @@ static void set_callbacks(CURL *easy, weft_http_exchange *exchange) {
     curl_easy_setopt(easy, CURLOPT_WRITEDATA, exchange);
     curl_easy_setopt(easy, CURLOPT_READFUNCTION, give_body);
     curl_easy_setopt(easy, CURLOPT_READDATA, exchange);
+    curl_easy_setopt(easy, CURLOPT_SEEKFUNCTION, rewind_body);
+    curl_easy_setopt(easy, CURLOPT_SEEKDATA, exchange);
 }
 
 bool weft_http_exchange_prepare(weft_http_exchange *exchange, const weft_http_settings *settings) {
@@ -364,12 +379,26 @@ static bool tag_holds(const weft_http_answer *answer) {
            difftime(answer->date, answer->modified) >= SETTLED_SECONDS;
 }
 
+/* The server has closed it meanwhile, as it may. Each such failure takes one connection out of those that
+ * are kept, so that there is an end to them. */
+static bool is_stale(const weft_http_exchange *exchange) {
+    long connects = 0;
+    CURLcode code = exchange->answer.code;
+    curl_easy_getinfo(exchange->easy, CURLINFO_NUM_CONNECTS, &connects);
+    if (code == CURLE_SEND_FAIL_REWIND) {
+        return true; /* curl has tried another connection by itself, but the bytes were gone */
+    }
+    return connects == 0 && exchange->answer.status == 0 &&
+           (code == CURLE_SEND_ERROR || code == CURLE_RECV_ERROR || code == CURLE_GOT_NOTHING);
+}
+
 void weft_http_exchange_finish(weft_http_exchange *exchange, CURLcode code) {
     weft_http_answer *answer = &exchange->answer;
     answer->code = code;
     curl_easy_getinfo(exchange->easy, CURLINFO_RESPONSE_CODE, &answer->status);
     curl_easy_getinfo(exchange->easy, CURLINFO_SSL_VERIFYRESULT, &answer->certificate);
     curl_easy_getinfo(exchange->easy, CURLINFO_OS_ERRNO, &answer->system_error);
+    answer->stale = is_stale(exchange);
     if (!tag_holds(answer)) {
         answer->tag.text[0] = '\0';
     }

@@ -47,7 +47,8 @@ typedef struct weft_http_answer {
     long status;       /* 0: none came */
     long certificate;  /* what the check of the server's certificate said; see X509_V_ERR_… */
     long system_error; /* errno of a failed connect, or 0 */
-    bool weft;         /* from a server of ours */
+    bool stale; /* failed without an answer, on a connection that was kept from an earlier exchange */
+    bool weft;  /* from a server of ours */
     bool has_length;
     uint64_t length; /* of the body, as announced */
     bool has_range;
