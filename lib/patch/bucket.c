@@ -14,6 +14,7 @@ enum {
 };
 
 void weft_bucket_coder_open(weft_bucket_coder *coder, weft_context *context) {
+    coder->follows = false;
     coder->context = context;
     coder->kernels = weft_patch_kernels_for(weft_cpu_level());
     weft_window_open(&coder->from, context);
