@@ -12,7 +12,7 @@
 
 enum { CLAIM_ATTEMPTS = 5, DAMAGE_ATTEMPTS = 4 };
 
-/* ---- taking over ---- */
+/* ---- beginning an epoch ---- */
 
 /* Reads the newest head, or makes the first one up. */
 static weft_status find_head(weft_claim *claim, weft_sync_head *head) {
@@ -75,35 +75,18 @@ static weft_status begin_epoch(weft_claim *claim) {
     return status;
 }
 
-static weft_status take_once(weft_claim *claim) {
+static weft_status take_once(weft_claim *claim, uint64_t *sequence_out) {
     weft_sync_head_close(&claim->head, claim->context);
     claim->head = (weft_sync_head){0};
     weft_status status = find_head(claim, &claim->head);
     if (status != WEFT_OK) {
         return status;
     }
+    *sequence_out = claim->head.sequence;
     claim->head.epoch++;
     claim->head.sequence = 1;
     status = weft_hex_random(claim->context, (WEFT_WRITER_TEXT - 1) / 2, claim->head.writer);
     return status == WEFT_OK ? begin_epoch(claim) : status;
-}
-
-weft_status weft_claim_take(weft_claim *claim, weft_context *context, weft_store *store,
-                            const weft_key *key) {
-    *claim = (weft_claim){.context = context, .store = store, .key = key};
-    weft_status status = WEFT_CONFLICT;
-    for (int i = 0; i < CLAIM_ATTEMPTS && status == WEFT_CONFLICT; i++) {
-        status = i > 0 ? weft_sync_sleep(context, 0.02 * i) : WEFT_OK;
-        if (status == WEFT_OK) {
-            status = take_once(claim);
-        }
-    }
-    if (status == WEFT_CONFLICT) {
-        status = weft_fail(context, WEFT_CONFLICT,
-                           "%s: other publishers keep taking over this run; let one of them run alone",
-                           weft_store_url(store));
-    }
-    return status;
 }
 
 void weft_claim_close(weft_claim *claim) {
@@ -237,4 +220,58 @@ weft_status weft_claim_commit(weft_claim *claim, weft_claim_move *move, bool *un
         return resolved == WEFT_CONFLICT ? resolved : weft_fail(claim->context, status, "%s", text);
     }
     return written ? WEFT_OK : weft_fail(claim->context, status, "%s", text);
+}
+
+/* ---- taking over ---- */
+
+/* Between our look and our claim the writer before us may have published once more; its readers should not
+ * have to go back. Anything that it writes from now on is lost, and it will find out. */
+static weft_status take_last(weft_claim *claim, uint64_t sequence_seen) {
+    uint8_t data[WEFT_HEAD_MAX];
+    size_t size;
+    weft_sync_head last;
+    weft_claim_move move;
+    bool unknown;
+    if (claim->head.epoch == 1) {
+        return WEFT_OK;
+    }
+    weft_status status =
+        weft_sync_head_read(claim->context, claim->store, claim->head.epoch - 1, NULL, data, &size, NULL);
+    if (status == WEFT_OK) {
+        status =
+            weft_sync_head_parse(claim->context, weft_store_url(claim->store), data, size, NULL, &last);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (last.sequence > sequence_seen && last.started) {
+        status = weft_claim_prepare(claim, &last.page, &last.newest, &move);
+        if (status == WEFT_OK) {
+            status = weft_claim_commit(claim, &move, &unknown);
+        }
+    }
+    weft_sync_head_close(&last, claim->context);
+    return status;
+}
+
+weft_status weft_claim_take(weft_claim *claim, weft_context *context, weft_store *store,
+                            const weft_key *key) {
+    *claim = (weft_claim){.context = context, .store = store, .key = key};
+    weft_status status = WEFT_CONFLICT;
+    uint64_t sequence = 0;
+    for (int i = 0; i < CLAIM_ATTEMPTS && status == WEFT_CONFLICT; i++) {
+        status = i > 0 ? weft_sync_sleep(context, 0.02 * i) : WEFT_OK;
+        if (status == WEFT_OK) {
+            status = take_once(claim, &sequence);
+        }
+    }
+    if (status == WEFT_OK) {
+        status = take_last(claim, sequence);
+    }
+    if (status == WEFT_CONFLICT) {
+        status = weft_fail(context, WEFT_CONFLICT,
+                           "%s: other publishers keep taking over this run; let one of them run alone",
+                           weft_store_url(store));
+    }
+    return status;
 }

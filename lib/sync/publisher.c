@@ -255,10 +255,25 @@ static void close_edition(weft_publisher *publisher, edition *e) {
     *e = (edition){0};
 }
 
+static bool is_text(const char *label) {
+    json_t *text = json_string(label);
+    bool good = text != NULL;
+    json_decref(text);
+    return good;
+}
+
 static weft_status check_labels(weft_publisher *publisher, const char *const *labels) {
     size_t bytes = 0;
-    for (size_t i = 0; labels != NULL && labels[i] != NULL; i++) {
-        bytes += strlen(labels[i]);
+    size_t count = 0;
+    for (; labels != NULL && labels[count] != NULL; count++) {
+        bytes += strlen(labels[count]);
+        if (!is_text(labels[count])) {
+            return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT, "a label is not UTF-8");
+        }
+    }
+    if (count % 2 != 0) {
+        return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT, "the label %s has no value",
+                         labels[count - 1]);
     }
     return bytes <= WEFT_LABEL_BYTES
                ? WEFT_OK

@@ -276,22 +276,23 @@ static bool behind(const weft_subscriber *subscriber) {
             !weft_digest_equal(&subscriber->replica.digest, &follow->head.newest.digest));
 }
 
-/* Waits on the store, or a while, and looks. */
+/* Waits on the store, or a while, and looks. A store that answers at once, and not with news, is not asked
+ * more often than one that cannot wait. */
 static weft_status await_news(weft_subscriber *subscriber, double seconds) {
     weft_follow *follow = &subscriber->follow;
-    weft_status status = WEFT_UNSUPPORTED;
-    if (follow->seen) {
-        uint64_t after = follow->head.newest.version;
-        status = weft_follow_watch(follow, after, seconds < WATCH_SECONDS ? seconds : WATCH_SECONDS);
-    }
+    uint64_t after = follow->seen ? follow->head.newest.version : 0;
+    double start = weft_sync_now();
+    weft_status status =
+        weft_follow_watch(follow, after, seconds < WATCH_SECONDS ? seconds : WATCH_SECONDS);
     if (status == WEFT_OK) {
         weft_texts_close(&subscriber->avoid, subscriber->context);
         subscriber->looked = true;
         return WEFT_OK;
     }
-    if (status == WEFT_UNSUPPORTED) {
+    if (status == WEFT_MORE || status == WEFT_UNSUPPORTED) {
         double pause = subscriber->options.poll_seconds;
-        status = weft_sync_sleep(subscriber->context, seconds < pause ? seconds : pause);
+        double rest = (seconds < pause ? seconds : pause) - (weft_sync_now() - start);
+        status = rest > 0 ? weft_sync_sleep(subscriber->context, rest) : WEFT_OK;
     }
     return status >= 0 ? look(subscriber) : status;
 }
