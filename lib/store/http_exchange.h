@@ -106,7 +106,7 @@ void weft_http_exchange_release(weft_http_exchange *exchange);
 /* After the last byte, with curl's verdict. */
 void weft_http_exchange_finish(weft_http_exchange *exchange, CURLcode code);
 
-/* For tests: one line of an answer's header. */
+/* One line of an answer's header. */
 void weft_http_answer_read(weft_http_answer *answer, const char *line, size_t size);
 
 #endif
