@@ -25,6 +25,8 @@ static const weft_verb verbs[] = {
     {"publish", "STORE CKPT", "put a checkpoint into a store, as the next version of a run", verb_publish},
     {"pull", "STORE OUT", "bring a checkpoint to the newest version, or to another", verb_pull},
     {"follow", "STORE OUT", "keep a checkpoint at the newest version", verb_follow},
+    {"log", "STORE", "the history of a run, every link checked", verb_log},
+    {"gc", "STORE", "remove what no kept version needs", verb_gc},
     {"keygen", "KEY", "make a pair of keys to sign and to check with", verb_keygen},
     {"serve", "DIR", "serve a store over HTTP or HTTPS", verb_serve},
     {"bench", "", "this machine against its limits, in one table", verb_bench},

@@ -386,7 +386,10 @@ static int meet_failure(follower *f, weft_status status) {
     text = *text != 0 ? text : weft_status_name(status);
     f->failures++;
     bool enough = f->arguments->max_failures > 0 && f->failures >= f->arguments->max_failures;
-    if (cannot_heal(status) || command_interrupted() != EXIT_DONE || enough) {
+    if (command_interrupted() != EXIT_DONE) {
+        return command_fail(f->command, NULL, WEFT_CANCELLED);
+    }
+    if (cannot_heal(status) || enough) {
         return command_fail(f->command, NULL, status);
     }
     if (strcmp(text, f->trouble) != 0) {

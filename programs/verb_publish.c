@@ -174,6 +174,9 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         if (arguments->path_count != 2) {
             argp_error(state, "give the store, and the checkpoint to publish");
         }
+        if (arguments->cache != NULL && *arguments->cache == 0) {
+            argp_error(state, "--cache takes a directory");
+        }
         return 0;
     default:
         return parse_anchors(key, argument, state);
