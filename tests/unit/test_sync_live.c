@@ -209,6 +209,60 @@ static void test_rollback(void **state) {
     close_scene(&s);
 }
 
+/* ---- layouts ---- */
+
+enum { RANK_ROWS = 48, COLUMNS = 128 };
+
+/* A tensor-parallel rank: half of the rows of one tensor, and two others fused. */
+static weft_layout *make_layout(weft_context *context, unsigned rank) {
+    weft_layout *layout;
+    const weft_slice half = {"embed", 0, (uint64_t)rank * RANK_ROWS, RANK_ROWS};
+    const weft_slice norm = {.tensor = "norm", .dim = -1};
+    expect(context, weft_layout_create(context, &layout), WEFT_OK);
+    expect(context, weft_layout_concat(layout, "embed.local", 0, &half, 1), WEFT_OK);
+    expect(context, weft_layout_concat(layout, "norm.local", 0, &norm, 1), WEFT_OK);
+    expect(context, weft_layout_ignore(layout, "layer.*"), WEFT_OK);
+    return layout;
+}
+
+static void test_a_rank_holds_its_part(void **state) {
+    (void)state;
+    const weft_cut cuts[] = {{"embed", 0, 2}, {"norm", 0, 1}};
+    const weft_publisher_options options = {
+        .profile = WEFT_PROFILE_SMALL, .cuts = cuts, .cut_count = 2, .bucket_bytes = 32768};
+    scene s;
+    open_scene(&s, &options);
+    publish(&s, 10000);
+    weft_context *context = patches_context(2);
+    for (unsigned rank = 0; rank < 2; rank++) {
+        model local;
+        model_open(&local, context);
+        uint8_t *rows = model_add(&local, "embed.local", WEFT_DTYPE_BF16, RANK_ROWS, COLUMNS);
+        uint16_t *norm = model_add(&local, "norm.local", WEFT_DTYPE_BF16, 40, 64);
+        weft_layout *layout = make_layout(context, rank);
+        weft_subscriber *subscriber;
+        expect(context,
+               weft_subscriber_open_layout(context, s.store, local.table, layout, NULL, &subscriber),
+               WEFT_OK);
+        for (unsigned i = 0; i < 6; i++) {
+            expect(context, weft_subscriber_pull(subscriber, 0), WEFT_OK);
+            size_t bytes = (size_t)RANK_ROWS * COLUMNS * 2;
+            assert_memory_equal(rows, (uint8_t *)s.trainer.model.blocks[0] + rank * bytes, bytes);
+            uint16_t cast[40 * 64];
+            weft_bf16_from_f32(s.trainer.model.blocks[3], cast, 40 * 64);
+            assert_memory_equal(norm, cast, sizeof cast);
+            publish(&s, i == 2 ? 800000 : 10000);
+        }
+        weft_subscriber_info info = weft_subscriber_describe(subscriber);
+        assert_int_equal(info.anchors, 1);
+        weft_subscriber_close(subscriber);
+        weft_layout_destroy(layout);
+        model_close(&local);
+    }
+    weft_context_destroy(context);
+    close_scene(&s);
+}
+
 /* ---- drift ---- */
 
 static void test_drift_is_found_and_healed(void **state) {
@@ -330,6 +384,7 @@ int main(void) {
         cmocka_unit_test(test_newcomers_and_absences),
         cmocka_unit_test(test_an_older_version),
         cmocka_unit_test(test_rollback),
+        cmocka_unit_test(test_a_rank_holds_its_part),
         cmocka_unit_test(test_drift_is_found_and_healed),
         cmocka_unit_test(test_a_publisher_resumes_from_the_store),
         cmocka_unit_test(test_a_second_publisher_fences_the_first),
