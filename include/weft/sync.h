@@ -76,7 +76,10 @@ typedef struct weft_publisher_options {
     /* A new anchor is written when the patches since the last one add up to so many times its size; 0: 1.
      * Below zero: never, but for the first version and what the store must have. */
     double anchor_ratio;
-    unsigned keep_anchors;       /* versions since so many anchors stay; 0: 2 */
+    unsigned keep_anchors; /* versions since so many anchors stay; 0: 2 */
+    /* With each anchor, what no kept version needs is removed once it has been so for this long (see
+     * weft_gc_run); 0: never, somebody else does it. */
+    double gc_seconds;
     const char *mirror_path;     /* a checkpoint of ours that holds what was published last; NULL: memory */
     const char *spool_directory; /* for anchors on their way; NULL: TMPDIR or /tmp */
     bool anchors_in_background;  /* false: a due anchor is written before publish returns */

@@ -8,6 +8,7 @@
 #include "clock.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 
@@ -47,6 +48,7 @@ struct weft_anchor_job {
     pthread_t thread;
     atomic_bool done;
     weft_status status;
+    char text[512];
     weft_anchor anchor;
 };
 
@@ -118,6 +120,14 @@ static weft_status write_anchor(weft_anchor_job *job) {
     return status;
 }
 
+void weft_anchor_collect(weft_context *context, weft_store *store, double seconds) {
+    const weft_gc_options options = {.grace_seconds = seconds};
+    if (seconds > 0) {
+        weft_status ignored = weft_gc_run(context, store, &options, NULL);
+        (void)ignored;
+    }
+}
+
 static void *anchor_main(void *argument) {
     weft_anchor_job *job = argument;
     const weft_publisher_options *options = job->task.options;
@@ -125,11 +135,13 @@ static void *anchor_main(void *argument) {
     setpriority(PRIO_PROCESS, 0, 10);
     double start = weft_sync_now();
     job->status = write_anchor(job);
+    snprintf(job->text, sizeof job->text, "%s", weft_context_error(job->context));
     if (options->anchor_done != NULL) {
         options->anchor_done(options->anchor_opaque, job->status, job->anchor.version,
                              job->status == WEFT_OK ? job->anchor.object.bytes : 0, weft_sync_now() - start,
-                             weft_context_error(job->context));
+                             job->text);
     }
+    weft_anchor_collect(job->context, job->task.store, options->gc_seconds);
     atomic_store(&job->done, true);
     return NULL;
 }
@@ -167,8 +179,7 @@ weft_status weft_anchor_join(weft_context *context, weft_anchor_job *job, weft_a
     weft_status status = job->status;
     *anchor = job->anchor;
     if (status != WEFT_OK) {
-        status = weft_fail(context, status, "an anchor could not be written: %s",
-                           weft_context_error(job->context));
+        status = weft_fail(context, status, "an anchor could not be written: %s", job->text);
     }
     weft_context_destroy(job->context);
     weft_release(context, job);

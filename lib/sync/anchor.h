@@ -17,6 +17,10 @@ weft_status weft_anchor_encode(weft_context *context, const weft_view *view,
                                const char *const *labels, weft_spool *spool, weft_sums **sums_out,
                                weft_diff_stats *stats);
 
+/* Whoever keeps writing anchors must not fill the store for ever: weft_gc_run with that grace, unless it is
+ * 0. A failure only postpones it. */
+void weft_anchor_collect(weft_context *context, weft_store *store, double seconds);
+
 /* Where an anchor is made from, and where it goes. */
 typedef struct weft_anchor_task {
     weft_store *store;

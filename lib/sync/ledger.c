@@ -279,8 +279,24 @@ weft_status weft_ledger_draft(weft_ledger *ledger, weft_record *record, const ch
     return status == WEFT_OK ? draft_page(ledger, record, page_key, page) : status;
 }
 
+/* What a new anchor has made superfluous stands in the newest record from now on: the writer may end before
+ * there is another. */
+static weft_status amend_newest(weft_ledger *ledger) {
+    weft_record *newest = &ledger->records[ledger->record_count - 1];
+    newest->floor = ledger->floor;
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < ledger->retired.count && status == WEFT_OK; i++) {
+        status = weft_texts_add(&newest->retired, ledger->context, ledger->retired.items[i]);
+    }
+    if (status == WEFT_OK) {
+        weft_texts_close(&ledger->retired, ledger->context);
+    }
+    return status;
+}
+
 weft_status weft_ledger_redraft(weft_ledger *ledger, const char *page_key, weft_blob *page) {
-    return draft_page(ledger, NULL, page_key, page);
+    weft_status status = amend_newest(ledger);
+    return status == WEFT_OK ? draft_page(ledger, NULL, page_key, page) : status;
 }
 
 /* ---- entering ---- */

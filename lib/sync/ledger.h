@@ -51,7 +51,8 @@ weft_status weft_ledger_add_anchor(weft_ledger *ledger, const weft_anchor *ancho
  * that ends with it to the store. */
 weft_status weft_ledger_draft(weft_ledger *ledger, weft_record *record, const char *page_key,
                               weft_blob *page);
-/* The same for the present version once more, because its anchors have changed. */
+/* The same for the present version once more, because the anchors have changed, and with them what is kept.
+ */
 weft_status weft_ledger_redraft(weft_ledger *ledger, const char *page_key, weft_blob *page);
 /* The head names that page now. Takes over `record`, or NULL after a redraft. */
 weft_status weft_ledger_enter(weft_ledger *ledger, weft_record *record, const weft_blob *page);

@@ -518,7 +518,9 @@ static weft_status rewrite_page(weft_publisher *publisher) {
         status = weft_claim_check(&publisher->claim);
     }
     if (status == WEFT_OK) {
-        status = weft_claim_prepare(&publisher->claim, &page, &publisher->claim.head.newest, &move);
+        weft_record newest = publisher->claim.head.newest;
+        newest.floor = publisher->ledger.floor;
+        status = weft_claim_prepare(&publisher->claim, &page, &newest, &move);
     }
     if (status != WEFT_OK) {
         return status;
@@ -629,6 +631,10 @@ static weft_status write_anchor_now(weft_publisher *publisher, uint64_t *bytes_o
     }
     if (status == WEFT_OK && bytes_out != NULL) {
         *bytes_out = anchor.object.bytes;
+    }
+    if (status == WEFT_OK) {
+        weft_anchor_collect(publisher->context, publisher->store, publisher->options.gc_seconds);
+        weft_context_clear(publisher->context);
     }
     return status;
 }
