@@ -67,11 +67,14 @@ static void begin_exchange(const effort *effort, weft_http_exchange *exchange, w
     snprintf(exchange->url, sizeof(exchange->url), "%s/%s", effort->store->base, effort->key);
 }
 
-/* What failed on a proxy on the way says nothing about the server. */
+/* A refusal or failure may come from a proxy on the way: it does not unmake what the server was seen to be.
+ */
 static void note_kind(http_store *store, const weft_http_answer *answer) {
+    bool success = answer->status >= 200 && answer->status < 300;
+    bool refusal = answer->status >= 300 && answer->status < 500;
     if (answer->weft) {
         atomic_store(&store->kind, SERVER_WEFT);
-    } else if (answer->status >= 200 && answer->status < 500) {
+    } else if (success || (refusal && atomic_load(&store->kind) == SERVER_UNKNOWN)) {
         atomic_store(&store->kind, SERVER_PLAIN);
     }
 }
@@ -447,6 +450,20 @@ static weft_status settle_put(const effort *effort, const weft_http_exchange *ex
     return fail_exchange(effort, exchange);
 }
 
+/* A server that is no longer ours has taken the put, but hardly heeded its condition. */
+static weft_status accept_put(const http_store *store, weft_context *context,
+                              const weft_store_put_request *request, const weft_http_answer *answer,
+                              weft_store_tag *tag_out) {
+    if (request->condition != WEFT_STORE_ALWAYS && !answer->weft) {
+        return weft_fail(context, WEFT_UNSUPPORTED,
+                         "the server at %s is no longer a `weft serve`: %s was put there without regard to "
+                         "what it replaced",
+                         store->base, request->key);
+    }
+    *tag_out = answer->tag;
+    return WEFT_OK;
+}
+
 static weft_status put_object(http_store *store, weft_context *context,
                               const weft_store_put_request *request, weft_store_tag *tag_out) {
     weft_status status = check_condition(store, context, request);
@@ -465,8 +482,7 @@ static weft_status put_object(http_store *store, weft_context *context,
         }
         const weft_http_answer *answer = &exchange.answer;
         if (answer->code == CURLE_OK && answer->status >= 200 && answer->status < 300) {
-            *tag_out = answer->tag;
-            return WEFT_OK;
+            return accept_put(store, context, request, answer, tag_out);
         }
         doubtful = doubtful || !weft_http_unheard(&exchange);
     } while (weft_http_passing(&exchange) && wait_for_attempt(&effort, &exchange));

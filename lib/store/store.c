@@ -102,7 +102,7 @@ static weft_status open_directory(weft_context *context, const char *url, const 
         root = url + strlen("file://");
         if (*root != '/') {
             return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                             "\"%s\" names a host: write file:///path, or the path alone", url);
+                             "the store's URL names a host: write file:///path, or the path alone");
         }
     }
     return weft_directory_open(context, root, options, self_out);

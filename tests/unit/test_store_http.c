@@ -698,6 +698,18 @@ static void test_condition_needs_our_server(void **state) {
     end();
 }
 
+/* Between two puts the server was replaced, or somebody put a proxy before it. */
+static void test_server_changes(void **state) {
+    (void)state;
+    BEGIN({.head = "HTTP/1.1 404 No\r\n" WEFT_SERVER}, {.head = "HTTP/1.1 413 No\r\nContent-Length: 0\r\n"},
+          {.head = "HTTP/1.1 201 Created\r\nContent-Length: 0\r\n"});
+    expect(put(WEFT_STORE_IF_ABSENT, NULL, NULL), WEFT_LIMIT_EXCEEDED, "larger than the server takes");
+    assert_true(weft_store_conditional(store));
+    expect(put(WEFT_STORE_IF_ABSENT, NULL, NULL), WEFT_UNSUPPORTED, "no longer");
+    assert_false(weft_store_conditional(store));
+    end();
+}
+
 static void test_conditions(void **state) {
     (void)state;
     BEGIN({.head = "HTTP/1.1 404 No\r\n" WEFT_SERVER},
@@ -942,6 +954,7 @@ int main(void) {
         cmocka_unit_test(test_put),
         cmocka_unit_test(test_slow_feed),
         cmocka_unit_test(test_condition_needs_our_server),
+        cmocka_unit_test(test_server_changes),
         cmocka_unit_test(test_conditions),
         cmocka_unit_test(test_lost_answer),
         cmocka_unit_test(test_lost_answer_of_the_last_attempt),
