@@ -320,3 +320,18 @@ weft_status weft_progress_add(weft_context *context, uint64_t done) {
     }
     return WEFT_OK;
 }
+
+weft_status weft_progress_ask(weft_context *context) {
+    if (context->progress == NULL) {
+        return WEFT_OK;
+    }
+    pthread_mutex_lock(&context->progress_mutex);
+    bool go_on = context->progress(context->progress_opaque, context->progress_phase,
+                                   atomic_load(&context->progress_done), context->progress_total);
+    pthread_mutex_unlock(&context->progress_mutex);
+    if (go_on) {
+        return WEFT_OK;
+    }
+    atomic_store(&context->cancelled, true);
+    return weft_fail(context, WEFT_CANCELLED, "cancelled while waiting");
+}

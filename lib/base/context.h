@@ -37,5 +37,8 @@ void weft_release(weft_context *context, void *memory);
  * Safe from workers. */
 void weft_progress_begin(weft_context *context, const char *phase, uint64_t total);
 weft_status weft_progress_add(weft_context *context, uint64_t done);
+/* For who waits and does no work: asks the progress function now. Whether it has said so before does not
+ * count. */
+weft_status weft_progress_ask(weft_context *context);
 
 #endif

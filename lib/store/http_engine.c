@@ -19,7 +19,8 @@
 
 enum {
     PIPE_BYTES = 1 << 20,
-    IDLE_CONNECTIONS = 4, /* kept beside one for each transfer */
+    CANCEL_NANOSECONDS = 100000000, /* between looks whether the caller still wants to wait */
+    IDLE_CONNECTIONS = 4,           /* kept beside one for each transfer */
     POLL_MILLISECONDS = 1000,
 };
 
@@ -299,12 +300,38 @@ static weft_status pump(weft_http_engine *engine, weft_context *context, weft_ht
     return WEFT_OK;
 }
 
-static void wait_until_over(weft_http_engine *engine, weft_http_exchange *exchange) {
-    pthread_mutex_lock(&engine->mutex);
-    while (!exchange->over) {
-        pthread_cond_wait(&exchange->changed, &engine->mutex);
+/* True if the exchange is over within so long a time that nobody notices the wait. */
+static bool is_over_soon(weft_http_engine *engine, weft_http_exchange *exchange) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += CANCEL_NANOSECONDS;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000;
     }
+    int error = 0;
+    pthread_mutex_lock(&engine->mutex);
+    while (!exchange->over && error != ETIMEDOUT) {
+        error = pthread_cond_timedwait(&exchange->changed, &engine->mutex, &until);
+    }
+    bool over = exchange->over;
     pthread_mutex_unlock(&engine->mutex);
+    return over;
+}
+
+/* A server may be silent for long, and one that is watched is so on purpose: the caller can cancel. */
+static weft_status wait_until_over(weft_http_engine *engine, weft_context *context,
+                                   weft_http_exchange *exchange) {
+    weft_status status = WEFT_OK;
+    while (!is_over_soon(engine, exchange)) {
+        if (status == WEFT_OK) {
+            status = weft_progress_ask(context);
+            if (status != WEFT_OK) {
+                tell(engine, exchange, 0, true);
+            }
+        }
+    }
+    return status;
 }
 
 static weft_status run_prepared(weft_http_engine *engine, weft_context *context,
@@ -316,8 +343,8 @@ static weft_status run_prepared(weft_http_engine *engine, weft_context *context,
     if (request != NULL) {
         status = pump(engine, context, exchange, request);
     }
-    wait_until_over(engine, exchange);
-    return status;
+    weft_status waited = wait_until_over(engine, context, exchange);
+    return status == WEFT_OK ? waited : status;
 }
 
 static weft_status make_pipe(weft_context *context, weft_http_exchange *exchange,

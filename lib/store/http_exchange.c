@@ -345,7 +345,11 @@ static void set_callbacks(CURL *easy, weft_http_exchange *exchange) {
 
 bool weft_http_exchange_prepare(weft_http_exchange *exchange, const weft_http_settings *settings) {
     begin_answer(&exchange->answer);
-    pthread_cond_init(&exchange->changed, NULL);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&exchange->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
     exchange->easy = curl_easy_init();
     if (exchange->easy == NULL || !add_headers(exchange, settings)) {
         return false;
