@@ -34,6 +34,7 @@ enum {
 };
 
 static const double LONGEST_PAUSE = 30;
+static const double SLICE_SECONDS = 0.1;
 
 /* Servers count offsets in signed numbers. */
 static const uint64_t LAST_OFFSET = (uint64_t)INT64_MAX - 1;
@@ -55,8 +56,9 @@ typedef struct effort {
     http_store *store;
     weft_context *context;
     const char *key;
-    unsigned failures; /* in a row, without progress */
-    unsigned attempts; /* in all */
+    unsigned failures;     /* in a row, without progress */
+    unsigned attempts;     /* in all */
+    weft_status cancelled; /* by the caller, between two attempts; else WEFT_OK */
 } effort;
 
 /* ---- attempts ---- */
@@ -88,6 +90,9 @@ static weft_status run_exchange(effort *effort, weft_http_exchange *exchange,
 }
 
 static weft_status fail_exchange(const effort *effort, const weft_http_exchange *exchange) {
+    if (effort->cancelled != WEFT_OK) {
+        return effort->cancelled;
+    }
     return weft_http_fail(effort->context, exchange, &effort->store->settings, effort->attempts);
 }
 
@@ -112,6 +117,18 @@ static double pause_seconds(const effort *effort, const weft_http_exchange *exch
     return seconds < LONGEST_PAUSE ? seconds : LONGEST_PAUSE;
 }
 
+/* In slices, between which the caller may cancel. False if it did, or if the store is closed. */
+static bool sleep_in_slices(effort *effort, double seconds) {
+    bool awake = true;
+    while (seconds > 0 && awake && effort->cancelled == WEFT_OK) {
+        double slice = seconds < SLICE_SECONDS ? seconds : SLICE_SECONDS;
+        awake = weft_http_engine_sleep(effort->store->engine, slice);
+        effort->cancelled = weft_progress_ask(effort->context);
+        seconds -= slice;
+    }
+    return awake && effort->cancelled == WEFT_OK;
+}
+
 /* Waits until the next attempt is due. False if there is none. */
 static bool wait_for_attempt(effort *effort, const weft_http_exchange *exchange) {
     if (exchange->answer.stale) {
@@ -120,7 +137,7 @@ static bool wait_for_attempt(effort *effort, const weft_http_exchange *exchange)
     }
     effort->failures++;
     return effort->failures < effort->store->attempts &&
-           weft_http_engine_sleep(effort->store->engine, pause_seconds(effort, exchange));
+           sleep_in_slices(effort, pause_seconds(effort, exchange));
 }
 
 /* ---- tags ---- */
@@ -435,7 +452,7 @@ static void begin_put(const effort *effort, const weft_store_put_request *reques
 static weft_status settle_put(const effort *effort, const weft_http_exchange *exchange,
                               const weft_store_put_request *request, bool doubtful,
                               weft_store_tag *tag_out) {
-    if (doubtful && request->condition != WEFT_STORE_ALWAYS) {
+    if (doubtful && request->condition != WEFT_STORE_ALWAYS && effort->cancelled == WEFT_OK) {
         bool there = false;
         weft_store_tag tag;
         weft_status status = is_there(effort->store, effort->context, request, &tag, &there);

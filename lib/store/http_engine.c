@@ -74,12 +74,12 @@ static void end_exchange(weft_http_engine *engine, weft_http_exchange *exchange,
     pthread_mutex_unlock(&engine->mutex);
 }
 
-/* Takes the next from the queue whose turn it is, or NULL. */
+/* Takes the next from the queue whose turn it is, or NULL. Who has given up need not wait for it. */
 static weft_http_exchange *take_queued(weft_http_engine *engine) {
     pthread_mutex_lock(&engine->mutex);
     weft_http_exchange **link = &engine->queue;
     bool full = engine->active_count >= engine->transfers && !engine->ending;
-    while (*link != NULL && full && (*link)->wait_seconds <= 0) {
+    while (*link != NULL && full && (*link)->wait_seconds <= 0 && !(*link)->cancel) {
         link = &(*link)->next;
     }
     weft_http_exchange *exchange = *link;

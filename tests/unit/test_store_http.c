@@ -860,6 +860,33 @@ static void test_close_ends_what_waits(void **state) {
     }
 }
 
+static bool say_no(void *opaque, const char *phase, uint64_t done, uint64_t total) {
+    (void)opaque;
+    (void)phase;
+    (void)done;
+    (void)total;
+    return false;
+}
+
+/* While a server is silent, and while a busy one is given time. */
+static void test_cancel(void **state) {
+    (void)state;
+    BEGIN({.head = "HTTP/1.1 503 Busy\r\nRetry-After: 25\r\nContent-Length: 0\r\n"},
+          {.head = NULL, .linger = true});
+    weft_context_options options = {.progress = say_no};
+    weft_context *own = NULL;
+    weft_store_get_request request = {.key = "key", .length = 100, .buffer = buffer};
+    weft_store_get_result result;
+    assert_int_equal(weft_context_create(&options, &own), WEFT_OK);
+    double start = seconds_now();
+    assert_int_equal(weft_store_get(own, store, &request, &result), WEFT_CANCELLED);
+    assert_non_null(strstr(weft_context_error(own), "cancelled"));
+    assert_int_equal(weft_store_get(own, store, &request, &result), WEFT_CANCELLED);
+    assert_true(seconds_now() - start < 20);
+    weft_context_destroy(own);
+    end();
+}
+
 static void test_urls(void **state) {
     (void)state;
     static const struct {
@@ -962,6 +989,7 @@ int main(void) {
         cmocka_unit_test(test_watch),
         cmocka_unit_test(test_watch_needs_our_server),
         cmocka_unit_test(test_close_ends_what_waits),
+        cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_urls),
         cmocka_unit_test(test_no_memory),
     };
