@@ -552,9 +552,13 @@ static weft_status heal(weft_subscriber *subscriber, weft_status status) {
     }
 }
 
-/* What was avoided is worth another try when the caller comes back. */
+/* What was avoided is worth another try when the caller comes back. By then there may be newer versions: a
+ * way that was given up is not taken up again. */
 static weft_status stop(weft_subscriber *subscriber, weft_status status) {
     weft_texts_close(&subscriber->avoid, subscriber->context);
+    if (status != WEFT_OK) {
+        weft_route_clear(&subscriber->route);
+    }
     subscriber->missing[0] = '\0';
     subscriber->trouble[0] = '\0';
     subscriber->looked = false;
@@ -626,11 +630,11 @@ weft_status weft_subscriber_rollback(weft_subscriber *subscriber) {
     bool committed = !subscriber->prepared;
     weft_status status = weft_replica_rollback(&subscriber->replica);
     drop_step(subscriber);
+    weft_route_clear(&subscriber->route);
     if (status == WEFT_OK && committed) {
         weft_texts_close(&subscriber->here.labels, subscriber->context);
         subscriber->here = subscriber->before;
         subscriber->before = (position){0};
-        weft_route_clear(&subscriber->route);
     }
     return status;
 }
