@@ -34,8 +34,9 @@ static weft_status find_head(weft_claim *claim, weft_sync_head *head) {
     return status;
 }
 
-static weft_status read_back(weft_claim *claim, uint64_t epoch, uint8_t *data, size_t *size) {
-    return weft_sync_head_read(claim->context, claim->store, epoch, NULL, data, size, &claim->tag);
+static weft_status read_back(weft_claim *claim, uint64_t epoch, uint8_t *data, size_t *size,
+                             weft_store_tag *tag) {
+    return weft_sync_head_read(claim->context, claim->store, epoch, NULL, data, size, tag);
 }
 
 static bool same_bytes(const uint8_t *a, size_t a_size, const uint8_t *b, size_t b_size) {
@@ -60,14 +61,15 @@ static weft_status begin_epoch(weft_claim *claim) {
     /* without conditional puts: look, write, and see whose head it is */
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
-    status = read_back(claim, claim->head.epoch, data, &size);
+    weft_store_tag tag;
+    status = read_back(claim, claim->head.epoch, data, &size, &tag);
     if (status != WEFT_NOT_FOUND) {
         return status == WEFT_OK ? WEFT_CONFLICT : status;
     }
     status = weft_store_put_bytes(context, claim->store, key, claim->bytes, claim->size, WEFT_STORE_ALWAYS,
                                   NULL, &claim->tag);
     if (status == WEFT_OK) {
-        status = read_back(claim, claim->head.epoch, data, &size);
+        status = read_back(claim, claim->head.epoch, data, &size, &tag);
     }
     if (status == WEFT_OK && !same_bytes(data, size, claim->bytes, claim->size)) {
         status = WEFT_CONFLICT;
@@ -150,40 +152,65 @@ void weft_claim_drop(weft_claim *claim, weft_claim_move *move) {
     move->head = (weft_sync_head){0};
 }
 
-weft_status weft_claim_resolve(weft_claim *claim, weft_claim_move *move, bool *written_out) {
+/* What another writer put there fences us. WEFT_OK: it is an older head of ours, as a store shows it that
+ * is not consistent yet. WEFT_CHECKSUM_MISMATCH: it was damaged on its way. */
+static weft_status judge_other(weft_claim *claim, const uint8_t *data, size_t size) {
+    weft_sync_head head;
+    weft_status status =
+        weft_sync_head_parse(claim->context, weft_store_url(claim->store), data, size, NULL, &head);
+    if (status == WEFT_CHECKSUM_MISMATCH || status == WEFT_NO_MEMORY) {
+        return status;
+    }
+    bool older = false;
+    if (status == WEFT_OK) {
+        older = strcmp(head.writer, claim->head.writer) == 0 && head.sequence < claim->head.sequence;
+        weft_sync_head_close(&head, claim->context);
+    }
+    return older ? WEFT_OK : fence(claim);
+}
+
+static weft_status resolve_once(weft_claim *claim, weft_claim_move *move, bool *written_out) {
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
-    weft_status status = read_back(claim, claim->head.epoch, data, &size);
+    weft_store_tag tag;
+    weft_status status = read_back(claim, claim->head.epoch, data, &size, &tag);
     if (status != WEFT_OK) {
         return status;
     }
-    if (same_bytes(data, size, move->bytes, move->size)) {
-        adopt(claim, move);
-        *written_out = true;
+    *written_out = same_bytes(data, size, move->bytes, move->size);
+    if (*written_out || same_bytes(data, size, claim->bytes, claim->size)) {
+        claim->tag = tag;
         return WEFT_OK;
     }
-    *written_out = false;
-    return same_bytes(data, size, claim->bytes, claim->size) ? WEFT_OK : fence(claim);
+    status = judge_other(claim, data, size);
+    return status == WEFT_OK ? weft_fail(claim->context, WEFT_REMOTE_FAILED,
+                                         "%s shows an older head than the one that was written last; try "
+                                         "again when it has caught up",
+                                         weft_store_url(claim->store))
+                             : status;
+}
+
+weft_status weft_claim_resolve(weft_claim *claim, weft_claim_move *move, bool *written_out) {
+    weft_status status = WEFT_CHECKSUM_MISMATCH;
+    for (int i = 0; i < DAMAGE_ATTEMPTS && status == WEFT_CHECKSUM_MISMATCH; i++) {
+        status = resolve_once(claim, move, written_out);
+    }
+    if (status == WEFT_OK && *written_out) {
+        adopt(claim, move);
+    }
+    return status;
 }
 
 /* The place where the head is still the one that this writer wrote. */
 static weft_status check_own(weft_claim *claim) {
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
-    weft_status status = read_back(claim, claim->head.epoch, data, &size);
+    weft_store_tag tag;
+    weft_status status = read_back(claim, claim->head.epoch, data, &size, &tag);
     if (status == WEFT_OK && !same_bytes(data, size, claim->bytes, claim->size)) {
-        /* a store that is not consistent yet may show an older head of ours, which fences nobody */
-        weft_sync_head head;
-        status =
-            weft_sync_head_parse(claim->context, weft_store_url(claim->store), data, size, NULL, &head);
-        bool older = status == WEFT_OK && strcmp(head.writer, claim->head.writer) == 0 &&
-                     head.sequence < claim->head.sequence;
-        if (status == WEFT_OK) {
-            weft_sync_head_close(&head, claim->context);
-        }
-        return older || status == WEFT_CHECKSUM_MISMATCH ? WEFT_OK : fence(claim);
+        status = judge_other(claim, data, size);
     }
-    return status;
+    return status == WEFT_CHECKSUM_MISMATCH ? WEFT_OK : status;
 }
 
 static weft_status put_head(weft_claim *claim, const weft_claim_move *move) {
@@ -215,11 +242,16 @@ weft_status weft_claim_commit(weft_claim *claim, weft_claim_move *move, bool *un
     snprintf(text, sizeof text, "%s", weft_context_error(claim->context));
     bool written = false;
     weft_status resolved = weft_claim_resolve(claim, move, &written);
-    if (resolved != WEFT_OK) {
-        *unknown_out = !claim->fenced;
-        return resolved == WEFT_CONFLICT ? resolved : weft_fail(claim->context, status, "%s", text);
+    if (written) {
+        return WEFT_OK;
     }
-    return written ? WEFT_OK : weft_fail(claim->context, status, "%s", text);
+    *unknown_out = resolved != WEFT_OK && !claim->fenced;
+    if (claim->fenced || (resolved != WEFT_OK && status == WEFT_CONFLICT)) {
+        return resolved;
+    }
+    /* a conflict with nobody: the store took our own head for another one */
+    status = status == WEFT_CONFLICT ? WEFT_REMOTE_FAILED : status;
+    return weft_fail(claim->context, status, "%s", text);
 }
 
 /* ---- taking over ---- */
@@ -248,6 +280,7 @@ static weft_status take_last(weft_claim *claim, uint64_t sequence_seen) {
         status = weft_claim_prepare(claim, &last.page, &last.newest, &move);
         if (status == WEFT_OK) {
             status = weft_claim_commit(claim, &move, &unknown);
+            weft_claim_drop(claim, &move);
         }
     }
     weft_sync_head_close(&last, claim->context);

@@ -37,6 +37,7 @@ typedef struct edition {
     bool ahead;          /* the mirror holds it already; the trail leads back */
     weft_sums *new_sums; /* of the new state */
     bool anchored;       /* the version comes as an anchor */
+    bool again;          /* no new version: the present one's page names a new anchor */
     weft_anchor anchor;
     weft_ledger_mark before;
     bool used;
@@ -437,7 +438,17 @@ static void advance_memory(weft_publisher *publisher, edition *e) {
     e->new_sums = NULL;
 }
 
+static weft_status finish_again(weft_publisher *publisher, edition *e) {
+    weft_status status = weft_ledger_enter(&publisher->ledger, NULL, &e->page);
+    publisher->unnamed = false;
+    close_edition(publisher, e);
+    return status;
+}
+
 static weft_status finish_edition(weft_publisher *publisher, edition *e) {
+    if (e->again) {
+        return finish_again(publisher, e);
+    }
     weft_digest digest = e->record.digest;
     weft_status status = weft_ledger_enter(&publisher->ledger, &e->record, &e->page);
     publisher->base_digest = digest;
@@ -486,8 +497,17 @@ static weft_status resolve_pending(weft_publisher *publisher) {
     return status;
 }
 
+static weft_status prepare_move(weft_publisher *publisher, edition *e) {
+    if (!e->again) {
+        return weft_claim_prepare(&publisher->claim, &e->page, &e->record, &e->move);
+    }
+    weft_record newest = publisher->claim.head.newest;
+    newest.floor = publisher->ledger.floor;
+    return weft_claim_prepare(&publisher->claim, &e->page, &newest, &e->move);
+}
+
 static weft_status move_head(weft_publisher *publisher, edition *e) {
-    weft_status status = weft_claim_prepare(&publisher->claim, &e->page, &e->record, &e->move);
+    weft_status status = prepare_move(publisher, e);
     if (status != WEFT_OK) {
         return abandon_because(publisher, e, status);
     }
@@ -507,32 +527,15 @@ static weft_status move_head(weft_publisher *publisher, edition *e) {
 /* The head names the present version once more, with a page that names its new anchor. */
 static weft_status rewrite_page(weft_publisher *publisher) {
     char key[WEFT_KEY_SIZE];
-    weft_blob page;
-    weft_claim_move move;
-    bool unknown;
+    edition e = {.again = true};
     weft_status status = make_key(publisher, "pages", publisher->ledger.version, key);
     if (status == WEFT_OK) {
-        status = weft_ledger_redraft(&publisher->ledger, key, &page);
+        status = weft_ledger_redraft(&publisher->ledger, key, &e.page);
     }
     if (status == WEFT_OK) {
         status = weft_claim_check(&publisher->claim);
     }
-    if (status == WEFT_OK) {
-        weft_record newest = publisher->claim.head.newest;
-        newest.floor = publisher->ledger.floor;
-        status = weft_claim_prepare(&publisher->claim, &page, &newest, &move);
-    }
-    if (status != WEFT_OK) {
-        return status;
-    }
-    status = weft_claim_commit(&publisher->claim, &move, &unknown);
-    if (status == WEFT_OK) {
-        status = weft_ledger_enter(&publisher->ledger, NULL, &page);
-        publisher->unnamed = false;
-    } else {
-        weft_claim_drop(&publisher->claim, &move);
-    }
-    return status;
+    return status == WEFT_OK ? move_head(publisher, &e) : status;
 }
 
 static weft_status take_anchor(weft_publisher *publisher, const weft_anchor *anchor) {
