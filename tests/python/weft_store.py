@@ -1,0 +1,389 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""A second reader of stores, written from doc/FORMAT.md alone (sections 20 to 30).
+
+It shares no code with the library: where the two agree, the page says what the library does. Patches are
+decoded by weft_format.py, signatures are checked by the openssl command. It knows no caches, no retries and
+no cheapest way: what is wrong is refused, as a FormatError with the reason.
+
+    weft_store.py log STORE [PUBLIC-KEY]                 print the history, newest version first
+    weft_store.py pull STORE VERSION OUT [PUBLIC-KEY]    write the checkpoint of a version
+
+STORE is a directory or an http:// URL. With PUBLIC-KEY, a PEM file, the head must be signed by that key.
+"""
+
+import hashlib
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+
+import weft_format
+from weft_format import FormatError, require
+
+# Section 29.
+MAXIMUM_KEY = 200
+MAXIMUM_HEAD = 4096
+MAXIMUM_PAGE = 1 << 20
+MAXIMUM_RECORDS = 64
+MAXIMUM_ANCHORS = 16
+MAXIMUM_TEXTS = 256
+MAXIMUM_OBJECT = 2**50
+MAXIMUM_HASHES = 16
+MAXIMUM_LIST = 32 << 20
+LEAST_CHUNK, MOST_CHUNK = 4096, 2**26
+
+NOTHING = weft_format.state_digest({}).hex()
+
+
+class Missing(FormatError):
+    """There is no object under a key."""
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Section 20: where objects lie
+# ----------------------------------------------------------------------------------------------------------
+
+
+def is_key(text):
+    part = r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*"
+    return len(text) <= MAXIMUM_KEY and re.fullmatch(f"{part}(/{part})*", text) is not None
+
+
+class Directory:
+    def __init__(self, root):
+        self.root = pathlib.Path(root)
+
+    def get(self, key):
+        try:
+            return (self.root / key).read_bytes()
+        except FileNotFoundError as error:
+            raise Missing(f"there is no {key}") from error
+
+
+class Server:
+    def __init__(self, url):
+        self.url = url.rstrip("/")
+
+    def get(self, key):
+        try:
+            with urllib.request.urlopen(f"{self.url}/{key}", timeout=60) as answer:
+                return answer.read()
+        except urllib.error.HTTPError as error:
+            require(error.code == 404, f"the server answers {error.code} for {key}")
+            raise Missing(f"there is no {key}") from error
+
+
+def open_store(name):
+    return Server(name) if name.startswith("http://") else Directory(name)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Section 21: JSON
+# ----------------------------------------------------------------------------------------------------------
+
+
+def unique_names(pairs):
+    require(len({name for name, _ in pairs}) == len(pairs), "a name twice in JSON")
+    require(not any("\0" in name for name, _ in pairs), "a zero character in JSON")
+    return dict(pairs)
+
+
+def refuse_constant(text):
+    raise FormatError(f"{text} is not JSON")
+
+
+def parse_json(data, kind):
+    require(data[:1] == b"{", f"a {kind} does not begin with {{")
+    try:
+        said = data.decode("utf-8")
+        value = json.loads(said, object_pairs_hook=unique_names, parse_constant=refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"a {kind} is not JSON") from error
+    said = text(value, "kind")
+    require(said == kind, f"a {said} where a {kind} should be")
+    require(count(value, "weft") == 1, f"a {kind} of another format than 1")
+    return value
+
+
+def member(value, name, kind):
+    require(isinstance(value, dict), f"{name!r} is looked for in something else than an object")
+    require(name in value, f"{name!r} is missing")
+    require(type(value[name]) is kind, f"{name!r} is of the wrong type")
+    return value[name]
+
+
+def count(value, name, least=0, most=2**63 - 1):
+    number = member(value, name, int)
+    require(least <= number <= most, f"{name!r} is out of range")
+    return number
+
+
+def text(value, name, least=0, most=MAXIMUM_HEAD):
+    said = member(value, name, str)
+    require(least <= len(said.encode()) <= most and "\0" not in said, f"{name!r} is too long or short")
+    return said
+
+
+def check_hexadecimal(said, size):
+    require(isinstance(said, str) and re.fullmatch(f"[0-9a-f]{{{2 * size}}}", said), "not a hash or digest")
+    return said
+
+
+def digest(value, name):
+    return check_hexadecimal(text(value, name), 16)
+
+
+def key_of(value, name):
+    said = text(value, name)
+    require(is_key(said), f"{said!r} is not a key")
+    return said
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Section 22: blobs and objects
+# ----------------------------------------------------------------------------------------------------------
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def check_blob(value):
+    key_of(value, "key")
+    count(value, "bytes", least=1)
+    check_hexadecimal(text(value, "sha256"), 32)
+    return value
+
+
+def fetch_blob(store, blob, most):
+    require(blob["bytes"] <= most, f"{blob['key']} is too large")
+    data = store.get(blob["key"])[: blob["bytes"]]
+    require(len(data) == blob["bytes"], f"{blob['key']} is too short")
+    require(sha256(data) == blob["sha256"], f"{blob['key']} has another hash than is said")
+    return data
+
+
+def chunk_count(value):
+    return (value["bytes"] + value["chunk_bytes"] - 1) // value["chunk_bytes"]
+
+
+def check_object(value):
+    key_of(value, "key")
+    count(value, "bytes", least=1, most=MAXIMUM_OBJECT)
+    count(value, "chunk_bytes", least=LEAST_CHUNK, most=MOST_CHUNK)
+    if "list" in value:
+        check_blob(member(value, "list", dict))
+        require(value["list"]["bytes"] == 32 * chunk_count(value), "a list of another number of hashes")
+    else:
+        hashes = member(value, "sha256", list)
+        require(len(hashes) == chunk_count(value) <= MAXIMUM_HASHES, "not as many hashes as chunks")
+        for said in hashes:
+            check_hexadecimal(said, 32)
+    return value
+
+
+def hashes_of(store, value):
+    if "list" not in value:
+        return value["sha256"]
+    data = fetch_blob(store, value["list"], MAXIMUM_LIST)
+    return [data[at : at + 32].hex() for at in range(0, len(data), 32)]
+
+
+def fetch_object(store, value):
+    data = store.get(value["key"])[: value["bytes"]]
+    require(len(data) == value["bytes"], f"{value['key']} is too short")
+    size = value["chunk_bytes"]
+    for number, said in enumerate(hashes_of(store, value)):
+        chunk = data[number * size : (number + 1) * size]
+        require(sha256(chunk) == said, f"chunk {number} of {value['key']} is damaged")
+    return data
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Sections 23 to 25: heads, records, pages
+# ----------------------------------------------------------------------------------------------------------
+
+
+def is_signed_by(public_key, message, signature):
+    with tempfile.TemporaryDirectory(prefix="weft-store.") as scratch:
+        said, signed = pathlib.Path(scratch, "message"), pathlib.Path(scratch, "signature")
+        said.write_bytes(message)
+        signed.write_bytes(signature)
+        command = ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", str(public_key), "-rawin"]
+        command += ["-in", str(said), "-sigfile", str(signed)]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def parse_head(data, public_key=None):
+    require(len(data) <= MAXIMUM_HEAD, "a head that is too large")
+    lines = re.fullmatch(rb"([^\n]*)\nsha256 ([0-9a-f]{64})\n(?:ed25519 ([0-9a-f]{128})\n)?", data)
+    require(lines is not None, "a head without its lines")
+    said, promised, signature = lines.groups()
+    require(sha256(said) == promised.decode(), "a head with another hash than is said")
+    if public_key is not None:
+        require(signature is not None, "a head that is not signed")
+        good = is_signed_by(public_key, b"weft head\n" + said, bytes.fromhex(signature.decode()))
+        require(good, "a head of another signer")
+    head = parse_json(said, "head")
+    text(head, "run", least=1, most=32)
+    count(head, "epoch", least=1)
+    count(head, "sequence")
+    text(head, "writer", most=16)
+    if "newest" in head:
+        check_blob(member(head, "page", dict))
+        check_record(member(head, "newest", dict))
+    return head
+
+
+def check_record(record):
+    count(record, "version", least=1)
+    count(record, "epoch", least=1)
+    count(record, "floor", most=record["version"])
+    digest(record, "digest")
+    for name in ("time", "changed", "total", "dense_bytes"):
+        count(record, name)
+    if "patch" in record:
+        digest(record, "base")
+        check_object(member(record, "patch", dict))
+    if "labels" in record:
+        labels = member(record, "labels", dict)
+        require(len(labels) <= MAXIMUM_TEXTS, "too many labels")
+        require(all(isinstance(value, str) for value in labels.values()), "a label that is not text")
+    if "retired" in record:
+        keys = member(record, "retired", list)
+        require(len(keys) <= MAXIMUM_TEXTS, "too many retired objects")
+        require(all(isinstance(key, str) and is_key(key) for key in keys), "a retired object without a key")
+    return record
+
+
+def check_anchors(anchors):
+    require(len(anchors) <= MAXIMUM_ANCHORS, "too many anchors")
+    for anchor in anchors:
+        count(anchor, "version", least=1)
+        digest(anchor, "digest")
+        check_object(member(anchor, "object", dict))
+    versions = [anchor["version"] for anchor in anchors]
+    require(versions == sorted(set(versions), reverse=True), "anchors in another order")
+
+
+def check_records(records):
+    require(1 <= len(records) <= MAXIMUM_RECORDS, "too many records, or none")
+    for record in records:
+        check_record(record)
+    for before, record in zip(records, records[1:]):
+        require(record["version"] == before["version"] + 1, "a gap between records")
+        require("patch" not in record or record["base"] == before["digest"], "a patch of another version")
+
+
+def fetch_page(store, blob, run):
+    data = fetch_blob(store, blob, MAXIMUM_PAGE)
+    require(data[-1:] == b"\n" and data.count(b"\n") == 1, "a page is not one line")
+    page = parse_json(data[:-1], "page")
+    require(text(page, "run") == run, "a page of another run")
+    if "previous" in page:
+        check_blob(member(page, "previous", dict))
+    if "replaces" in page:
+        key_of(page, "replaces")
+    check_anchors(member(page, "anchors", list))
+    check_records(member(page, "records", list))
+    return page
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Section 27: reading a store
+# ----------------------------------------------------------------------------------------------------------
+
+
+def find_head(store, public_key=None):
+    """The head of the highest epoch."""
+    epoch, data = 0, None
+    try:
+        while True:
+            data = store.get(f"heads/{epoch + 1:08d}")
+            epoch += 1
+    except Missing:
+        require(data is not None, "there is no head")
+    head = parse_head(data, public_key)
+    require(head["epoch"] == epoch, "a head under the key of another epoch")
+    return head
+
+
+class History:
+    """All versions of a run, by their numbers, and the anchors that are kept."""
+
+    def __init__(self, store, public_key=None):
+        self.store = store
+        self.head = find_head(store, public_key)
+        self.records, self.anchors, self.pages = {}, [], []
+        if "newest" in self.head:
+            self.read_pages()
+
+    def read_pages(self):
+        newest = self.head["newest"]
+        blob, expected = self.head["page"], newest["version"]
+        while blob is not None:
+            page = fetch_page(self.store, blob, self.head["run"])
+            records = page["records"]
+            require(records[-1]["version"] == expected, "a page that does not end where the next begins")
+            self.pages.append((blob["key"], [record["version"] for record in records]))
+            self.anchors = self.anchors or page["anchors"]
+            self.records |= {record["version"]: record for record in records}
+            blob, expected = page.get("previous"), records[0]["version"] - 1
+        last = {name: value for name, value in self.records[newest["version"]].items() if name != "retired"}
+        require(last == newest, "the newest record is not what the head says")
+
+    def kept(self):
+        """The versions whose objects are promised to be there."""
+        return range(self.head["newest"]["floor"], self.head["newest"]["version"] + 1)
+
+    def load(self, value, base, result):
+        patch = weft_format.parse_patch(fetch_object(self.store, value))
+        said = patch.footer.base.hex(), patch.footer.result.hex()
+        require(said == (base, result), f"{value['key']} leads elsewhere than the history says")
+        return patch
+
+    def checkpoint(self, version, anchor=None):
+        """A version, by way of an anchor: the newest that is not above it, if none is given."""
+        anchors = [one for one in self.anchors if one["version"] <= version]
+        require(anchors, f"no anchor leads to version {version}")
+        anchor = anchor or anchors[0]
+        require(anchor["digest"] == self.records[anchor["version"]]["digest"], "an anchor of another state")
+        empty = weft_format.Checkpoint(weft_format.Files("given", ()), ())
+        made = weft_format.apply_patch(empty, self.load(anchor["object"], NOTHING, anchor["digest"]))
+        for number in range(anchor["version"] + 1, version + 1):
+            record = self.records[number]
+            require("patch" in record, f"no patch leads to version {number}")
+            made = weft_format.apply_patch(made, self.load(record["patch"], record["base"], record["digest"]))
+        return made
+
+
+def main(arguments):
+    match arguments:
+        case ["log", store, *public_key] if len(public_key) < 2:
+            history = History(open_store(store), *public_key)
+            for version in sorted(history.records, reverse=True):
+                record = history.records[version]
+                print(version, record["digest"], record.get("labels", {}))
+        case ["pull", store, version, output, *public_key] if len(public_key) < 2:
+            history = History(open_store(store), *public_key)
+            weft_format.write_checkpoint(history.checkpoint(int(version)), output)
+        case _:
+            print(__doc__, file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except FormatError as refusal:
+        print(f"weft_store.py: {refusal}", file=sys.stderr)
+        sys.exit(3)
+    except OSError as failure:
+        print(f"weft_store.py: {failure}", file=sys.stderr)
+        sys.exit(1)
