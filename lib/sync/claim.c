@@ -77,7 +77,23 @@ static weft_status begin_epoch(weft_claim *claim) {
     return status;
 }
 
-static weft_status take_once(weft_claim *claim, uint64_t *sequence_out) {
+/* The head that this identity wrote, with its bytes and its tag. */
+static weft_status go_on(weft_claim *claim, const weft_identity *identity) {
+    weft_sync_head head;
+    weft_status status = read_back(claim, claim->head.epoch, claim->bytes, &claim->size, &claim->tag);
+    if (status == WEFT_OK) {
+        status = weft_sync_head_parse(claim->context, weft_store_url(claim->store), claim->bytes,
+                                      claim->size, NULL, &head);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_sync_head_close(&claim->head, claim->context);
+    claim->head = head;
+    return weft_identity_owns(identity, &head) ? WEFT_OK : WEFT_CONFLICT;
+}
+
+static weft_status take_once(weft_claim *claim, const weft_identity *identity, uint64_t *sequence_out) {
     weft_sync_head_close(&claim->head, claim->context);
     claim->head = (weft_sync_head){0};
     weft_status status = find_head(claim, &claim->head);
@@ -85,6 +101,10 @@ static weft_status take_once(weft_claim *claim, uint64_t *sequence_out) {
         return status;
     }
     *sequence_out = claim->head.sequence;
+    if (weft_identity_owns(identity, &claim->head)) {
+        *sequence_out = UINT64_MAX;
+        return go_on(claim, identity);
+    }
     claim->head.epoch++;
     claim->head.sequence = 1;
     status = weft_hex_random(claim->context, (WEFT_WRITER_TEXT - 1) / 2, claim->head.writer);
@@ -264,7 +284,7 @@ static weft_status take_last(weft_claim *claim, uint64_t sequence_seen) {
     weft_sync_head last;
     weft_claim_move move;
     bool unknown;
-    if (claim->head.epoch == 1) {
+    if (claim->head.epoch == 1 || sequence_seen == UINT64_MAX) {
         return WEFT_OK;
     }
     weft_status status =
@@ -288,18 +308,21 @@ static weft_status take_last(weft_claim *claim, uint64_t sequence_seen) {
 }
 
 weft_status weft_claim_take(weft_claim *claim, weft_context *context, weft_store *store,
-                            const weft_key *key) {
+                            const weft_key *key, const weft_identity *identity) {
     *claim = (weft_claim){.context = context, .store = store, .key = key};
     weft_status status = WEFT_CONFLICT;
     uint64_t sequence = 0;
     for (int i = 0; i < CLAIM_ATTEMPTS && status == WEFT_CONFLICT; i++) {
         status = i > 0 ? weft_sync_sleep(context, 0.02 * i) : WEFT_OK;
         if (status == WEFT_OK) {
-            status = take_once(claim, &sequence);
+            status = take_once(claim, identity, &sequence);
         }
     }
     if (status == WEFT_OK) {
         status = take_last(claim, sequence);
+    }
+    if (status == WEFT_OK) {
+        status = weft_identity_keep(identity, &claim->head);
     }
     if (status == WEFT_CONFLICT) {
         status = weft_fail(context, WEFT_CONFLICT,

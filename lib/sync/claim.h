@@ -9,7 +9,7 @@
 #ifndef WEFT_SYNC_CLAIM_H
 #define WEFT_SYNC_CLAIM_H
 
-#include "head.h"
+#include "identity.h"
 
 typedef struct weft_claim {
     weft_context *context;
@@ -22,9 +22,10 @@ typedef struct weft_claim {
     bool fenced;
 } weft_claim;
 
-/* Begins a run, or the next epoch of the run that is there. */
+/* Begins a run, or the next epoch of the run that is there, or goes on with the epoch that the same
+ * identity began. */
 weft_status weft_claim_take(weft_claim *claim, weft_context *context, weft_store *store,
-                            const weft_key *key);
+                            const weft_key *key, const weft_identity *identity);
 void weft_claim_close(weft_claim *claim);
 
 /* A head that is to follow the present one. */

@@ -52,6 +52,7 @@ struct weft_publisher {
     weft_container_file container_file;
     char *made_header; /* NULL if the caller gave the files */
 
+    weft_identity identity;
     weft_claim claim;
     weft_ledger ledger;
 
@@ -207,8 +208,12 @@ static weft_status open_publisher(weft_publisher *publisher) {
         status = choose_container(publisher);
     }
     if (status == WEFT_OK) {
+        status =
+            weft_identity_open(&publisher->identity, publisher->context, publisher->options.mirror_path);
+    }
+    if (status == WEFT_OK) {
         status = weft_claim_take(&publisher->claim, publisher->context, publisher->store,
-                                 publisher->options.key);
+                                 publisher->options.key, &publisher->identity);
     }
     weft_ledger_open(&publisher->ledger, publisher->context, publisher->store, publisher->claim.head.run);
     if (status == WEFT_OK && publisher->claim.head.started) {
@@ -231,6 +236,7 @@ weft_status weft_publisher_open(weft_context *context, weft_store *store, const 
     publisher->context = context;
     publisher->store = store;
     publisher->view = view;
+    publisher->identity = (weft_identity){.context = context, .file = -1};
     publisher->claim.context = context;
     publisher->ledger.context = context;
     pthread_mutex_init(&publisher->mirror_lock, NULL);
@@ -800,6 +806,7 @@ void weft_publisher_close(weft_publisher *publisher) {
     close_edition(publisher, &publisher->pending);
     weft_ledger_close(&publisher->ledger);
     weft_claim_close(&publisher->claim);
+    weft_identity_close(&publisher->identity);
     weft_sums_destroy(publisher->sums);
     weft_trail_destroy(publisher->trail);
     weft_mirror_close(&publisher->mirror);
