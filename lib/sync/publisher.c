@@ -19,6 +19,7 @@
 #include "ledger.h"
 #include "mirror.h"
 #include "spool.h"
+#include "watermark.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -172,6 +173,14 @@ static weft_status rebuild_file(weft_publisher *publisher) {
         return WEFT_OK;
     }
     weft_context *context = publisher->context;
+    char *mark;
+    weft_status made = weft_watermark_path(context, publisher->options.mirror_path, &mark);
+    if (made != WEFT_OK) {
+        return made;
+    }
+    /* the mirror is ours, whatever run it was of before */
+    weft_watermark_drop(context, mark, publisher->claim.head.run);
+    weft_release(context, mark);
     weft_subscriber *subscriber;
     const weft_subscriber_options options = {.replace = true};
     weft_status status = weft_subscriber_open_file(context, publisher->store,

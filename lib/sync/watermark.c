@@ -83,6 +83,14 @@ weft_status weft_watermark_read(weft_context *context, const char *path, weft_wa
     return status;
 }
 
+void weft_watermark_drop(weft_context *context, const char *path, const char *run) {
+    weft_watermark mark;
+    if (weft_watermark_read(context, path, &mark) != WEFT_OK || strcmp(mark.run, run) != 0) {
+        unlink(path);
+    }
+    weft_context_clear(context);
+}
+
 static weft_status write_file(weft_context *context, const char *temporary, const char *path,
                               const weft_watermark *mark, bool durable) {
     char text[FILE_BYTES];

@@ -16,6 +16,8 @@ typedef struct weft_watermark {
 
 /* Where the watermark of the checkpoint at `path` lies: a hidden file beside it. Release the result. */
 weft_status weft_watermark_path(weft_context *context, const char *path, char **path_out);
+/* Removes a watermark that is not of the run, or cannot be read. */
+void weft_watermark_drop(weft_context *context, const char *path, const char *run);
 /* A file that is not there leaves the watermark empty. */
 weft_status weft_watermark_read(weft_context *context, const char *path, weft_watermark *mark);
 weft_status weft_watermark_write(weft_context *context, const char *path, const weft_watermark *mark,
