@@ -28,6 +28,9 @@ typedef struct weft_trace {
 /* Tensors of a transformer with about `parameters` parameters. */
 int trace_open(weft_command *command, weft_trace *trace, uint64_t parameters, double learning_rate,
                uint64_t seed);
+/* `count` small matrices, of 4,096 to 65,536 weights. */
+int trace_open_many(weft_command *command, weft_trace *trace, uint64_t count, double learning_rate,
+                    uint64_t seed);
 void trace_close(weft_trace *trace);
 /* Fills states[s][t], the BF16 weights of tensor t after s steps, for all s below `count`. */
 int trace_fill(weft_command *command, const weft_trace *trace, uint16_t **const *states, size_t count);

@@ -163,6 +163,21 @@ int trace_open(weft_command *command, weft_trace *trace, uint64_t parameters, do
     return EXIT_DONE;
 }
 
+int trace_open_many(weft_command *command, weft_trace *trace, uint64_t count, double learning_rate,
+                    uint64_t seed) {
+    enum { COLUMNS = 256, LEAST_ROWS = 16, SIZES = 5 };
+    *trace = (weft_trace){.learning_rate = learning_rate, .seed = seed};
+    prepare_normal();
+    for (uint64_t i = 0; i < count; i++) {
+        if (add_tensor(trace, "model.experts", (int)i, "weight", (uint64_t)LEAST_ROWS << i % SIZES, COLUMNS,
+                       0.024f) != 0) {
+            trace_close(trace);
+            return command_error(command, EXIT_FAILED, "no memory for the trace");
+        }
+    }
+    return EXIT_DONE;
+}
+
 void trace_close(weft_trace *trace) {
     free(trace->tensors);
     *trace = (weft_trace){0};

@@ -3,7 +3,7 @@
  * verb_bench.c: `weft bench`: this machine against its limits, and against what others do, in one run
  * and one table.
  */
-#include "bench.h"
+#include "bench_sync.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -18,11 +18,17 @@ enum {
     OPTION_NEW,
     OPTION_MAKE,
     OPTION_STEPS,
+    OPTION_SYNC,
+    OPTION_QUICK,
+    OPTION_ONLY,
+    OPTION_VERSIONS,
+    OPTION_TENSORS,
+    OPTION_DIRECTORY,
 };
 
 static const struct argp_option options[] = {
-    {"params", OPTION_PARAMS, "N", 0, "Parameters of the trace's model; suffixes K, M, B (default 256M)",
-     1},
+    {"params", OPTION_PARAMS, "N", 0,
+     "Parameters of the trace's model; suffixes K, M, B (default 256M; of --sync 1B)", 1},
     {"lr", OPTION_LR, "RATE", 0, "Learning rate of the trace (default 1e-6)", 1},
     {"seed", OPTION_SEED, "N", 0, "Seed of the trace (default 1)", 1},
     {"repeat", OPTION_REPEAT, "N", 0, "Runs of each measurement, of which the fastest counts (default 5)",
@@ -33,6 +39,15 @@ static const struct argp_option options[] = {
      "Measure nothing: write the trace to DIR, as base.safetensors and new.safetensors", 3},
     {"steps", OPTION_STEPS, "N", 0,
      "With --make: write N steps, as step-0.safetensors to step-N.safetensors", 3},
+    {"sync", OPTION_SYNC, NULL, 0, "Measure publishing and following instead, with two threads; see below",
+     4},
+    {"quick", OPTION_QUICK, NULL, 0, "With --sync: 256M parameters and 100 versions", 4},
+    {"only", OPTION_ONLY, "PARTS", 0, "With --sync: only some of publish,pause,scaling,latency,bucketing",
+     4},
+    {"versions", OPTION_VERSIONS, "N", 0, "With --sync: versions of the latency (default 500)", 4},
+    {"tensors", OPTION_TENSORS, "N", 0, "With --sync: tensors of the bucketing (default 2000)", 4},
+    {"directory", OPTION_DIRECTORY, "DIR", 0,
+     "With --sync: where stores are made, and removed again (default: $TMPDIR or /tmp)", 4},
     {0},
 };
 
@@ -60,11 +75,21 @@ static const char doc[] =
     "The "
     "baselines run on one thread and prove nothing. Each result is compared bit for bit with the new "
     "state.\n"
+    "\nWith --sync, a trainer's weights, a store and a worker's weights, in live memory:\n\n"
+    "  publish    a step of the model to a directory, each profile; memcpy in turn with it\n"
+    "  pause      commit in a worker of 256M parameters, prepared before\n"
+    "  scaling    commit of 640,000 changes, 64M parameters against all of them\n"
+    "  latency    8M parameters, publish to the end of commit over HTTP, version by version\n"
+    "  bucketing  2,000 tensors over HTTP: one object, against one object for each tensor\n\n"
+    "Caches are cold before publish, prepare and commit; the server is a process of its own on the "
+    "loopback device; each worker is compared bit for bit with its trainer. --params N makes every model "
+    "that would be larger as small as N. 1B parameters take 7 GB of memory and 2 GB of disk.\n"
     "\nExamples:\n"
     "  weft bench\n"
     "  weft bench --params 1B --lr 3e-6 --repeat 3 --json\n"
     "  weft bench --base step-41.safetensors --new step-42.safetensors\n"
-    "  weft bench --make /tmp/trace --params 8M --steps 3\n" HELP_EXIT_CODES;
+    "  weft bench --make /tmp/trace --params 8M --steps 3\n"
+    "  weft bench --sync --quick --only publish,pause\n" HELP_EXIT_CODES;
 
 typedef struct bench_arguments {
     weft_command command;
@@ -76,6 +101,8 @@ typedef struct bench_arguments {
     const char *next;
     const char *make;
     uint64_t steps;
+    bool sync;
+    sync_options sync_options; /* what is not told by the options above */
 } bench_arguments;
 
 static void parse_end(const bench_arguments *arguments, struct argp_state *state) {
@@ -87,6 +114,14 @@ static void parse_end(const bench_arguments *arguments, struct argp_state *state
     }
     if (arguments->steps > 0 && arguments->make == NULL) {
         argp_error(state, "--steps goes with --make DIR");
+    }
+    const sync_options *sync = &arguments->sync_options;
+    if (!arguments->sync && (sync->quick || sync->parts != SYNC_ALL || sync->versions > 0 ||
+                             sync->tensors > 0 || sync->directory != NULL)) {
+        argp_error(state, "--quick, --only, --versions, --tensors and --directory go with --sync");
+    }
+    if (arguments->sync && (arguments->base != NULL || arguments->make != NULL)) {
+        argp_error(state, "--sync makes its own models; it does not go with --base, --new or --make");
     }
 }
 
@@ -107,6 +142,36 @@ static uint64_t parse_number(const char *option, const char *text, uint64_t mini
                    (unsigned long long)minimum, (unsigned long long)maximum, text);
     }
     return value;
+}
+
+static error_t parse_sync(int key, const char *argument, struct argp_state *state) {
+    bench_arguments *arguments = state->input;
+    sync_options *sync = &arguments->sync_options;
+    switch (key) {
+    case OPTION_SYNC:
+        arguments->sync = true;
+        return 0;
+    case OPTION_QUICK:
+        sync->quick = true;
+        return 0;
+    case OPTION_ONLY:
+        if (!bench_sync_parse_parts(argument, &sync->parts)) {
+            argp_error(state, "--only takes some of publish,pause,scaling,latency,bucketing, not '%s'",
+                       argument);
+        }
+        return 0;
+    case OPTION_VERSIONS:
+        sync->versions = parse_number("versions", argument, 1, SYNC_VERSIONS_MAX, state);
+        return 0;
+    case OPTION_TENSORS:
+        sync->tensors = parse_number("tensors", argument, 1, SYNC_TENSORS_MAX, state);
+        return 0;
+    case OPTION_DIRECTORY:
+        sync->directory = argument;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
 }
 
 static error_t parse(int key, char *argument, struct argp_state *state) {
@@ -148,7 +213,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         parse_end(arguments, state);
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return parse_sync(key, argument, state);
     }
 }
 
@@ -405,9 +470,23 @@ static int make_files(bench_arguments *arguments, const weft_trace *trace) {
     return EXIT_DONE;
 }
 
+static int run_sync(bench_arguments *arguments) {
+    sync_options *sync = &arguments->sync_options;
+    sync->parameters = arguments->parameters;
+    sync->learning_rate = arguments->learning_rate;
+    sync->seed = arguments->seed;
+    sync->repeat = (unsigned)arguments->repeat;
+    return bench_sync(&arguments->command, sync);
+}
+
 static int run(void *input) {
+    enum { PARAMETERS = 256000000 };
     bench_arguments *arguments = input;
     weft_command *command = &arguments->command;
+    if (arguments->sync) {
+        return run_sync(arguments);
+    }
+    arguments->parameters = arguments->parameters > 0 ? arguments->parameters : PARAMETERS;
     bench_model model = {0};
     weft_trace trace = {0};
     int code;
@@ -434,6 +513,7 @@ static int run(void *input) {
 }
 
 int verb_bench(int argc, char **argv) {
-    bench_arguments arguments = {.parameters = 256000000, .learning_rate = 1e-6, .seed = 1, .repeat = 5};
+    bench_arguments arguments = {
+        .learning_rate = 1e-6, .seed = 1, .repeat = 5, .sync_options = {.parts = SYNC_ALL}};
     return command_run(&argp, argc, argv, &arguments, run);
 }

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bench_sync.c: `weft bench --sync`: which parts run, in which sizes, and how the results are told.
+ */
+#include "bench_sync.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- parts ---- */
+
+static const struct {
+    const char *name;
+    unsigned part;
+} part_names[] = {{"publish", SYNC_PUBLISH},
+                  {"pause", SYNC_PAUSE},
+                  {"scaling", SYNC_SCALING},
+                  {"latency", SYNC_LATENCY},
+                  {"bucketing", SYNC_BUCKETING}};
+
+enum { PART_COUNT = sizeof part_names / sizeof part_names[0] };
+
+static unsigned find_part(const char *name, size_t length) {
+    for (size_t i = 0; i < PART_COUNT; i++) {
+        if (strlen(part_names[i].name) == length && strncmp(part_names[i].name, name, length) == 0) {
+            return part_names[i].part;
+        }
+    }
+    return 0;
+}
+
+bool bench_sync_parse_parts(const char *text, unsigned *parts_out) {
+    unsigned parts = 0;
+    for (;;) {
+        size_t length = strcspn(text, ",");
+        unsigned part = find_part(text, length);
+        if (part == 0) {
+            return false;
+        }
+        parts |= part;
+        if (text[length] == 0) {
+            *parts_out = parts;
+            return true;
+        }
+        text += length + 1;
+    }
+}
+
+/* ---- JSON ---- */
+
+/* Times in seconds. */
+static json_t *times_json(const sync_times *times) {
+    json_t *json = json_object();
+    json_object_set_new(json, "best", json_real(times->best));
+    json_object_set_new(json, "median", json_real(times->median));
+    json_object_set_new(json, "p99", json_real(times->p99));
+    json_object_set_new(json, "worst", json_real(times->worst));
+    return json;
+}
+
+static json_t *publish_json(const sync_publish_results *results) {
+    json_t *json = json_object(), *rows = json_array();
+    for (int i = 0; i < 2; i++) {
+        const sync_publish_row *row = &results->rows[i];
+        json_t *entry = json_object();
+        json_object_set_new(entry, "profile", json_string(text_profile(row->profile)));
+        json_object_set_new(entry, "patch_bytes", json_count(row->patch_bytes));
+        json_object_set_new(entry, "uploaded_bytes", json_count(row->uploaded_bytes));
+        json_object_set_new(entry, "bytes_per_change",
+                            json_ratio((double)row->patch_bytes, (double)results->changed));
+        json_object_set_new(entry, "seconds", times_json(&row->seconds));
+        json_object_set_new(entry, "diff_seconds", json_real(row->diff));
+        json_object_set_new(entry, "upload_seconds", json_real(row->upload));
+        json_object_set_new(entry, "head_seconds", json_real(row->head));
+        json_object_set_new(entry, "gb_per_second",
+                            json_ratio(1e-9 * (double)results->bytes, row->seconds.best));
+        json_object_set_new(entry, "to_memcpy", json_ratio(results->copy, row->seconds.best));
+        json_array_append_new(rows, entry);
+    }
+    json_object_set_new(json, "total", json_count(results->total));
+    json_object_set_new(json, "changed", json_count(results->changed));
+    json_object_set_new(json, "memcpy_seconds", json_real(results->copy));
+    json_object_set_new(json, "rows", rows);
+    return json;
+}
+
+static json_t *pause_json(const sync_pause_results *results) {
+    json_t *json = json_object();
+    json_object_set_new(json, "total", json_count(results->total));
+    json_object_set_new(json, "changed", json_count(results->changed));
+    json_object_set_new(json, "prepare_seconds", times_json(&results->prepare));
+    json_object_set_new(json, "commit_seconds", times_json(&results->commit));
+    json_object_set_new(json, "memcpy_seconds", json_real(results->copy));
+    return json;
+}
+
+static json_t *scaling_json(const sync_scaling_results *results) {
+    json_t *json = json_object(), *models = json_array();
+    for (int i = 0; i < 2; i++) {
+        json_t *entry = json_object();
+        json_object_set_new(entry, "total", json_count(results->totals[i]));
+        json_object_set_new(entry, "commit_seconds", times_json(&results->commits[i]));
+        json_array_append_new(models, entry);
+    }
+    json_object_set_new(json, "changed", json_count(results->changed));
+    json_object_set_new(json, "models", models);
+    json_object_set_new(json, "factor", json_ratio(results->commits[1].median, results->commits[0].median));
+    return json;
+}
+
+static json_t *latency_json(const sync_latency_results *results) {
+    json_t *json = json_object();
+    json_object_set_new(json, "total", json_count(results->total));
+    json_object_set_new(json, "changed", json_count(results->changed));
+    json_object_set_new(json, "versions", json_count(results->versions));
+    json_object_set_new(json, "lost", json_count(results->lost));
+    json_object_set_new(json, "seconds", times_json(&results->seconds));
+    json_object_set_new(json, "p99_to_median", json_ratio(results->seconds.p99, results->seconds.median));
+    json_object_set_new(json, "publisher_requests_per_version", json_real(results->requests_up));
+    json_object_set_new(json, "publisher_bytes_per_version", json_real(results->bytes_up));
+    json_object_set_new(json, "follower_requests_per_version", json_real(results->requests_down));
+    json_object_set_new(json, "follower_bytes_per_version", json_real(results->bytes_down));
+    json_object_set_new(json, "anchors", json_count(results->anchors));
+    return json;
+}
+
+static json_t *bucketing_json(const sync_bucketing_results *results) {
+    json_t *json = json_object(), *rows = json_array();
+    for (int i = 0; i < SYNC_WAYS; i++) {
+        const sync_bucketing_row *row = &results->rows[i];
+        json_t *entry = json_object();
+        json_object_set_new(entry, "name", json_string(row->name));
+        json_object_set_new(entry, "requests", json_count(row->requests));
+        json_object_set_new(entry, "bytes", json_count(row->bytes));
+        json_object_set_new(entry, "seconds", times_json(&row->seconds));
+        json_array_append_new(rows, entry);
+    }
+    json_object_set_new(json, "tensors", json_count(results->tensors));
+    json_object_set_new(json, "total", json_count(results->total));
+    json_object_set_new(json, "changed", json_count(results->changed));
+    json_object_set_new(json, "rows", rows);
+    return json;
+}
+
+static int print_json(weft_command *command, const sync_options *options, const sync_results *results) {
+    json_t *json = json_object();
+    json_object_set_new(json, "cpu", json_string(weft_cpu_name()));
+    json_object_set_new(json, "threads", json_count(results->threads));
+    json_object_set_new(json, "repeat", json_count(options->repeat));
+    if (options->parts & SYNC_PUBLISH) {
+        json_object_set_new(json, "publish", publish_json(&results->publish));
+    }
+    if (options->parts & SYNC_PAUSE) {
+        json_object_set_new(json, "pause", pause_json(&results->pause));
+    }
+    if (options->parts & SYNC_SCALING) {
+        json_object_set_new(json, "scaling", scaling_json(&results->scaling));
+    }
+    if (options->parts & SYNC_LATENCY) {
+        json_object_set_new(json, "latency", latency_json(&results->latency));
+    }
+    if (options->parts & SYNC_BUCKETING) {
+        json_object_set_new(json, "bucketing", bucketing_json(&results->bucketing));
+    }
+    return command_print_json(command, stdout, json);
+}
+
+/* ---- text ---- */
+
+static void print_model(const char *part, uint64_t total, uint64_t changed) {
+    char total_text[TEXT_SIZE], changed_text[TEXT_SIZE];
+    printf("\n%-10s %s weights, %s changed (%.3f%%)", part, text_count(total, total_text),
+           text_count(changed, changed_text), 100 * (double)changed / (double)total);
+}
+
+static void print_publish(const sync_publish_results *results) {
+    double gigabytes = 1e-9 * (double)results->bytes;
+    print_model("publish", results->total, results->changed);
+    printf(", to a directory, synced\n");
+    printf("  %-8s %13s %9s %9s %7s %6s %9s %8s %8s\n", "", "bytes/change", "ms", "median", "GB/s", "x",
+           "diff", "upload", "head");
+    printf("  %-8s %13s %9.1f %9s %7.2f %6.2f\n", "memcpy", "", 1e3 * results->copy, "",
+           gigabytes / results->copy, 1.0);
+    for (int i = 0; i < 2; i++) {
+        const sync_publish_row *row = &results->rows[i];
+        double changed = results->changed > 0 ? (double)results->changed : 1;
+        printf("  %-8s %13.3f %9.1f %9.1f %7.2f %6.2f %9.1f %8.1f %8.1f\n", text_profile(row->profile),
+               (double)row->patch_bytes / changed, 1e3 * row->seconds.best, 1e3 * row->seconds.median,
+               gigabytes / row->seconds.best, results->copy / row->seconds.best, 1e3 * row->diff,
+               1e3 * row->upload, 1e3 * row->head);
+    }
+}
+
+static void print_pause(const sync_pause_results *results) {
+    print_model("pause", results->total, results->changed);
+    printf("\n  commit %.1f ms (median %.1f), prepare before it %.1f ms; memcpy of the model %.1f ms\n",
+           1e3 * results->commit.best, 1e3 * results->commit.median, 1e3 * results->prepare.best,
+           1e3 * results->copy);
+}
+
+static void print_scaling(const sync_scaling_results *results) {
+    char changed[TEXT_SIZE], small[TEXT_SIZE], large[TEXT_SIZE];
+    printf("\n%-10s commit of %s changes, cold caches\n", "scaling", text_count(results->changed, changed));
+    printf("  %s weights %.2f ms, %s weights %.2f ms (medians): factor %.2f\n",
+           text_count(results->totals[0], small), 1e3 * results->commits[0].median,
+           text_count(results->totals[1], large), 1e3 * results->commits[1].median,
+           results->commits[1].median / results->commits[0].median);
+}
+
+static void print_latency(const sync_latency_results *results) {
+    char up[TEXT_SIZE], down[TEXT_SIZE];
+    print_model("latency", results->total, results->changed);
+    printf(", %llu versions over HTTP, %llu anchors beside\n", (unsigned long long)results->versions,
+           (unsigned long long)results->anchors);
+    printf("  publish to commit: median %.1f ms, p99 %.1f ms (%.1f x), longest %.1f ms; %llu lost\n",
+           1e3 * results->seconds.median, 1e3 * results->seconds.p99,
+           results->seconds.p99 / results->seconds.median, 1e3 * results->seconds.worst,
+           (unsigned long long)results->lost);
+    printf("  per version: publisher %.2f requests, %s; follower %.2f requests, %s\n", results->requests_up,
+           text_bytes((uint64_t)results->bytes_up, up), results->requests_down,
+           text_bytes((uint64_t)results->bytes_down, down));
+}
+
+static void print_bucketing(const sync_bucketing_results *results) {
+    char tensors[TEXT_SIZE], requests[TEXT_SIZE], bytes[TEXT_SIZE];
+    print_model("bucketing", results->total, results->changed);
+    printf(" in %s tensors, over HTTP\n", text_count(results->tensors, tensors));
+    printf("  %-24s %10s %12s %9s %9s\n", "", "requests", "bytes", "ms", "median");
+    for (int i = 0; i < SYNC_WAYS; i++) {
+        const sync_bucketing_row *row = &results->rows[i];
+        printf("  %-24s %10s %12s %9.1f %9.1f\n", row->text, text_count(row->requests, requests),
+               text_count(row->bytes, bytes), 1e3 * row->seconds.best, 1e3 * row->seconds.median);
+    }
+}
+
+static void print_text(const sync_options *options, const sync_results *results) {
+    printf("%s, %u thread%s; fastest of %u unless it says otherwise; x: memcpy with as many threads is "
+           "1\n",
+           weft_cpu_name(), results->threads, results->threads == 1 ? "" : "s", options->repeat);
+    if (options->parts & SYNC_PUBLISH) {
+        print_publish(&results->publish);
+    }
+    if (options->parts & SYNC_PAUSE) {
+        print_pause(&results->pause);
+    }
+    if (options->parts & SYNC_SCALING) {
+        print_scaling(&results->scaling);
+    }
+    if (options->parts & SYNC_LATENCY) {
+        print_latency(&results->latency);
+    }
+    if (options->parts & SYNC_BUCKETING) {
+        print_bucketing(&results->bucketing);
+    }
+}
+
+/* ---- the run ---- */
+
+static int run_parts(sync_bench *bench, sync_results *results) {
+    unsigned parts = bench->options->parts;
+    int code = EXIT_DONE;
+    if (parts & SYNC_PUBLISH) {
+        code = bench_sync_publish(bench, &results->publish);
+    }
+    if (code == EXIT_DONE && (parts & SYNC_PAUSE)) {
+        code = bench_sync_pause(bench, &results->pause);
+    }
+    if (code == EXIT_DONE && (parts & SYNC_SCALING)) {
+        code = bench_sync_scaling(bench, &results->scaling);
+    }
+    if (code == EXIT_DONE && (parts & SYNC_LATENCY)) {
+        code = bench_sync_latency(bench, &results->latency);
+    }
+    if (code == EXIT_DONE && (parts & SYNC_BUCKETING)) {
+        code = bench_sync_buckets(bench, &results->bucketing);
+    }
+    return code;
+}
+
+static uint64_t choose(uint64_t given, bool quick, uint64_t short_one, uint64_t usual) {
+    return given > 0 ? given : quick ? short_one : usual;
+}
+
+int bench_sync(weft_command *command, const sync_options *options) {
+    sync_options chosen = *options;
+    sync_results results = {0};
+    sync_bench bench;
+    chosen.parameters = choose(options->parameters, options->quick, 256000000, 1000000000);
+    chosen.versions = choose(options->versions, options->quick, 100, 500);
+    chosen.tensors = choose(options->tensors, options->quick, 2000, 2000);
+    int code = sync_bench_open(command, &chosen, &bench);
+    if (code != EXIT_DONE) {
+        return code;
+    }
+    results.threads = bench.threads;
+    code = run_parts(&bench, &results);
+    sync_bench_close(&bench);
+    progress_clear(&command->progress);
+    if (code != EXIT_DONE) {
+        return code;
+    }
+    if (command->json) {
+        return print_json(command, &chosen, &results);
+    }
+    print_text(&chosen, &results);
+    return EXIT_DONE;
+}

@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bench_sync_tools.c: what the parts of `weft bench --sync` share: samples, a directory that goes away, a
+ * server in a process of its own, and changes that can be made and taken back.
+ */
+#include "bench_sync.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- samples ---- */
+
+static int compare_values(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The smallest value that so many of a hundred do not exceed. */
+static double quantile(const double *sorted, size_t count, double share) {
+    size_t rank = (size_t)ceil(share * (double)count);
+    return sorted[rank > 0 ? rank - 1 : 0];
+}
+
+sync_times sync_times_of(double *values, size_t count) {
+    qsort(values, count, sizeof *values, compare_values);
+    return (sync_times){.best = values[0],
+                        .median = 0.5 * (values[(count - 1) / 2] + values[count / 2]),
+                        .p99 = quantile(values, count, 0.99),
+                        .worst = values[count - 1]};
+}
+
+/* ---- contexts and messages ---- */
+
+/* No bar is drawn while times are taken; several contexts work at once. */
+static bool keep_going(void *opaque, const char *phase, uint64_t done, uint64_t total) {
+    (void)opaque;
+    (void)phase;
+    (void)done;
+    (void)total;
+    return command_interrupted() == EXIT_DONE;
+}
+
+int sync_context(sync_bench *bench, unsigned threads, weft_context **context_out) {
+    weft_context_options options = {.threads = threads, .progress = keep_going};
+    weft_status status = weft_context_create(&options, context_out);
+    if (status != WEFT_OK) {
+        return command_error(bench->command, EXIT_FAILED, "cannot start: %s", weft_status_name(status));
+    }
+    return EXIT_DONE;
+}
+
+int sync_go_on(sync_bench *bench) {
+    int code = command_interrupted();
+    return code == EXIT_DONE ? EXIT_DONE : command_error(bench->command, code, "interrupted");
+}
+
+int sync_fail(sync_bench *bench, const weft_context *context, weft_status status) {
+    int code = sync_go_on(bench);
+    return code == EXIT_DONE ? command_fail_in(bench->command, context, NULL, status) : code;
+}
+
+int sync_no_memory(sync_bench *bench) {
+    return command_error(bench->command, EXIT_FAILED, "no memory for the bench");
+}
+
+/* ---- directories ---- */
+
+static int remove_entry(const char *path, const struct stat *status, int kind, struct FTW *place) {
+    (void)status;
+    (void)kind;
+    (void)place;
+    remove(path);
+    return 0;
+}
+
+static void remove_tree(const char *path) {
+    enum { DESCRIPTORS = 16 };
+    nftw(path, remove_entry, DESCRIPTORS, FTW_DEPTH | FTW_PHYS);
+}
+
+int sync_bench_open(weft_command *command, const sync_options *options, sync_bench *bench) {
+    enum { THREADS = 2 };
+    *bench = (sync_bench){.command = command,
+                          .options = options,
+                          .threads = command->threads > 0 ? command->threads : THREADS};
+    const char *parent = options->directory != NULL ? options->directory : getenv("TMPDIR");
+    if (parent == NULL || *parent == 0) {
+        parent = "/tmp";
+    }
+    if (asprintf(&bench->directory, "%s/weft-bench.XXXXXX", parent) < 0) {
+        bench->directory = NULL;
+        return sync_no_memory(bench);
+    }
+    if (mkdtemp(bench->directory) == NULL) {
+        int code = command_error(command, EXIT_FAILED, "cannot make a directory in %s: %s", parent,
+                                 strerror(errno));
+        free(bench->directory);
+        bench->directory = NULL;
+        return code;
+    }
+    return EXIT_DONE;
+}
+
+void sync_bench_close(sync_bench *bench) {
+    if (bench->directory != NULL) {
+        remove_tree(bench->directory);
+        free(bench->directory);
+        bench->directory = NULL;
+    }
+}
+
+char *sync_store_path(sync_bench *bench, const char *name) {
+    char *path = NULL;
+    if (asprintf(&path, "%s/%s", bench->directory, name) < 0) {
+        sync_no_memory(bench);
+        return NULL;
+    }
+    return path;
+}
+
+void sync_store_remove(char *path) {
+    if (path != NULL) {
+        remove_tree(path);
+        free(path);
+    }
+}
+
+/* ---- the server ---- */
+
+/* Between fork and exec. The server does not outlive its parent, whatever ends that, and Ctrl-C is for the
+ * parent alone, which then ends the server in its turn. */
+static void become_server(char *const *arguments) {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    setpgid(0, 0);
+    execv("/proc/self/exe", arguments);
+    _exit(127);
+}
+
+/* The URL, once the server has written it; the file appears whole. */
+static bool read_url(const char *path, sync_server *server) {
+    FILE *file = fopen(path, "r");
+    if (file == NULL) {
+        return false;
+    }
+    bool read = fgets(server->url, sizeof server->url, file) != NULL;
+    fclose(file);
+    server->url[strcspn(server->url, "\n")] = 0;
+    return read && server->url[0] != 0;
+}
+
+static int await_url(sync_bench *bench, const char *path, sync_server *server) {
+    const struct timespec moment = {.tv_nsec = 5000000};
+    double deadline = clock_seconds() + 60;
+    while (!read_url(path, server)) {
+        int code = sync_go_on(bench);
+        if (code != EXIT_DONE) {
+            return code;
+        }
+        if (waitpid(server->pid, NULL, WNOHANG) != 0) {
+            server->pid = 0;
+            return command_error(bench->command, EXIT_FAILED, "the server ended at once");
+        }
+        if (clock_seconds() > deadline) {
+            return command_error(bench->command, EXIT_FAILED, "the server did not start within a minute");
+        }
+        nanosleep(&moment, NULL);
+    }
+    return EXIT_DONE;
+}
+
+int sync_server_start(sync_bench *bench, const char *path, bool durable, sync_server *server) {
+    *server = (sync_server){0};
+    char *url_file = sync_store_path(bench, "url");
+    if (url_file == NULL) {
+        return EXIT_FAILED;
+    }
+    unlink(url_file);
+    char *directory = strdup(path);
+    char weft[] = "weft", serve[] = "serve", listen_option[] = "--listen", address[] = "127.0.0.1:0";
+    char url_option[] = "--url-file", quiet[] = "--quiet", unsynced[] = "--volatile";
+    char *arguments[] = {weft,          serve,   directory,
+                         listen_option, address, url_option,
+                         url_file,      quiet,   durable ? NULL : unsynced,
+                         NULL};
+    int code = EXIT_DONE;
+    if (directory == NULL) {
+        code = sync_no_memory(bench);
+    } else {
+        server->pid = fork();
+        if (server->pid == 0) {
+            become_server(arguments);
+        }
+        if (server->pid < 0) {
+            server->pid = 0;
+            code = command_error(bench->command, EXIT_FAILED, "cannot start a server: %s", strerror(errno));
+        }
+    }
+    if (code == EXIT_DONE) {
+        code = await_url(bench, url_file, server);
+    }
+    if (code != EXIT_DONE) {
+        sync_server_stop(server);
+    }
+    free(directory);
+    free(url_file);
+    return code;
+}
+
+void sync_server_stop(sync_server *server) {
+    if (server->pid > 0) {
+        kill(server->pid, SIGTERM);
+        while (waitpid(server->pid, NULL, 0) < 0 && errno == EINTR) {
+        }
+    }
+    server->pid = 0;
+}
+
+/* ---- changes ---- */
+
+static int allocate_flips(sync_bench *bench, uint64_t count, sync_flips *flips) {
+    *flips = (sync_flips){.positions = calloc(count + 1, sizeof *flips->positions),
+                          .bits = calloc(count + 1, sizeof *flips->bits)};
+    if (flips->positions == NULL || flips->bits == NULL) {
+        sync_flips_close(flips);
+        return sync_no_memory(bench);
+    }
+    return EXIT_DONE;
+}
+
+int sync_flips_between(sync_bench *bench, const bench_model *model, const uint16_t *from,
+                       const uint16_t *to, sync_flips *flips) {
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < model->extent; i++) {
+        count += from[i] != to[i];
+    }
+    int code = allocate_flips(bench, count, flips);
+    if (code != EXIT_DONE) {
+        return code;
+    }
+    for (uint64_t i = 0; i < model->extent; i++) {
+        if (from[i] != to[i]) {
+            flips->positions[flips->count] = i;
+            flips->bits[flips->count++] = from[i] ^ to[i];
+        }
+    }
+    return EXIT_DONE;
+}
+
+static uint64_t next_random(uint64_t *state) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state >> 33;
+}
+
+int sync_flips_scatter(sync_bench *bench, const bench_model *model, uint64_t count, sync_flips *flips) {
+    count = count > model->units ? model->units : count;
+    int code = allocate_flips(bench, count, flips);
+    if (code != EXIT_DONE || count == 0) {
+        return code;
+    }
+    uint64_t random = bench->options->seed, stride = model->units / count, before = 0;
+    size_t tensor = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        /* the unit, counted without the gaps between tensors, and then with them */
+        uint64_t unit = i * stride + next_random(&random) % stride;
+        while (unit - before >= model->tensors[tensor].rows * model->tensors[tensor].columns) {
+            before += model->tensors[tensor].rows * model->tensors[tensor].columns;
+            tensor++;
+        }
+        flips->positions[i] = model->tensors[tensor].start + unit - before;
+        flips->bits[i] = 1;
+    }
+    flips->count = count;
+    return EXIT_DONE;
+}
+
+void sync_flips_apply(const sync_flips *flips, uint16_t *state) {
+    for (uint64_t i = 0; i < flips->count; i++) {
+        state[flips->positions[i]] ^= flips->bits[i];
+    }
+}
+
+void sync_flips_close(sync_flips *flips) {
+    free(flips->positions);
+    free(flips->bits);
+    *flips = (sync_flips){0};
+}
