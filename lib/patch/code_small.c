@@ -401,6 +401,9 @@ static weft_status write_stream(const weft_small_encoder *encoder, size_t count,
     weft_rans_encoder_open(&rans, buffer, room);
     size_t end = count;
     for (unsigned c = encoder->classes; c-- > 0;) {
+        if (encoder->counts[c] == 0) {
+            continue; /* a class without changes has no tables */
+        }
         size_t first = end - encoder->counts[c];
         weft_rans_encode(&rans, &tables[c].steps, encoder->tokens + count + first, end - first);
         weft_rans_encode(&rans, &tables[c].gaps, encoder->tokens + first, end - first);
