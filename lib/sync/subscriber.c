@@ -641,6 +641,10 @@ weft_status weft_subscriber_rollback(weft_subscriber *subscriber) {
 
 weft_status weft_subscriber_pull(weft_subscriber *subscriber, uint64_t version) {
     weft_status status = WEFT_MORE;
+    /* what somebody prepared and left half done may lead to a version that is no longer the newest */
+    if (!subscriber->prepared) {
+        weft_route_clear(&subscriber->route);
+    }
     while (status == WEFT_MORE) {
         status = weft_subscriber_prepare(subscriber, version);
         if (status >= 0) {
