@@ -642,8 +642,9 @@ weft_status weft_subscriber_rollback(weft_subscriber *subscriber) {
 weft_status weft_subscriber_pull(weft_subscriber *subscriber, uint64_t version) {
     weft_status status = WEFT_MORE;
     /* what somebody prepared and left half done may lead to a version that is no longer the newest */
-    if (!subscriber->prepared) {
+    if (!subscriber->prepared && subscriber->route.next < subscriber->route.count) {
         weft_route_clear(&subscriber->route);
+        subscriber->looked = false;
     }
     while (status == WEFT_MORE) {
         status = weft_subscriber_prepare(subscriber, version);
