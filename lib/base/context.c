@@ -126,9 +126,15 @@ const weft_limits *weft_context_limits(const weft_context *context) {
     return &context->limits;
 }
 
-weft_status weft_context_derive(weft_context *context, weft_context **derived_out) {
+weft_status weft_context_derive(weft_context *context, weft_progress_function progress, void *opaque,
+                                weft_context **derived_out) {
     weft_context_options options = {
-        .allocator = context->allocator, .limits = context->limits, .threads = 1};
+        .allocator = context->allocator,
+        .limits = context->limits,
+        .threads = 1,
+        .progress = progress,
+        .progress_opaque = opaque,
+    };
     weft_status status = weft_context_create(&options, derived_out);
     return status == WEFT_OK ? WEFT_OK : weft_fail(context, status, "out of memory for a thread");
 }

@@ -21,8 +21,10 @@ weft_status weft_fail_errno(weft_context *context, int error, const char *format
 void weft_context_clear(weft_context *context);
 
 const weft_limits *weft_context_limits(const weft_context *context);
-/* A context for a thread of the library's own: the same memory and limits, one thread, no progress. */
-weft_status weft_context_derive(weft_context *context, weft_context **derived_out);
+/* A context for a thread of the library's own: the same memory and limits, one thread. `progress` may be
+ * NULL; it is where the thread learns that it is to stop. */
+weft_status weft_context_derive(weft_context *context, weft_progress_function progress, void *opaque,
+                                weft_context **derived_out);
 
 /* NULL on failure, which is already recorded as WEFT_NO_MEMORY. A size of zero gives a valid pointer. */
 void *weft_allocate(weft_context *context, size_t size);

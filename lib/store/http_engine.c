@@ -251,21 +251,6 @@ static weft_status enqueue(weft_http_engine *engine, weft_context *context, weft
     return status;
 }
 
-/* Waits for room in the pipe. Zero if the exchange is over. */
-static size_t wait_for_room(weft_http_engine *engine, weft_http_exchange *exchange) {
-    weft_http_pipe *pipe = &exchange->pipe;
-    pthread_mutex_lock(&engine->mutex);
-    while (!exchange->over && pipe->filled - pipe->drained == pipe->capacity) {
-        pthread_cond_wait(&exchange->changed, &engine->mutex);
-    }
-    size_t at = (size_t)(pipe->filled % pipe->capacity);
-    size_t room = pipe->capacity - (size_t)(pipe->filled - pipe->drained);
-    room = room < pipe->capacity - at ? room : pipe->capacity - at;
-    bool over = exchange->over;
-    pthread_mutex_unlock(&engine->mutex);
-    return over ? 0 : room;
-}
-
 static void tell(weft_http_engine *engine, weft_http_exchange *exchange, size_t count, bool cancel) {
     weft_http_pipe *pipe = &exchange->pipe;
     pthread_mutex_lock(&engine->mutex);
@@ -281,11 +266,57 @@ static void tell(weft_http_engine *engine, weft_http_exchange *exchange, size_t 
     }
 }
 
+/* The instant after which a wait looks whether its caller has cancelled. */
+static struct timespec next_look(void) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += CANCEL_NANOSECONDS;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000;
+    }
+    return until;
+}
+
+/* Room in the pipe, zero if there is none soon or the exchange is over. */
+static size_t find_room(weft_http_engine *engine, weft_http_exchange *exchange, bool *over_out) {
+    weft_http_pipe *pipe = &exchange->pipe;
+    struct timespec until = next_look();
+    int error = 0;
+    pthread_mutex_lock(&engine->mutex);
+    while (!exchange->over && error != ETIMEDOUT && pipe->filled - pipe->drained == pipe->capacity) {
+        error = pthread_cond_timedwait(&exchange->changed, &engine->mutex, &until);
+    }
+    size_t at = (size_t)(pipe->filled % pipe->capacity);
+    size_t room = pipe->capacity - (size_t)(pipe->filled - pipe->drained);
+    room = room < pipe->capacity - at ? room : pipe->capacity - at;
+    *over_out = exchange->over;
+    pthread_mutex_unlock(&engine->mutex);
+    return *over_out ? 0 : room;
+}
+
+/* Waits for room in the pipe. Zero if the exchange is over, or the caller has cancelled it. */
+static size_t wait_for_room(weft_http_engine *engine, weft_context *context, weft_http_exchange *exchange,
+                            weft_status *status_out) {
+    bool over = false;
+    size_t room = find_room(engine, exchange, &over);
+    while (room == 0 && !over && *status_out == WEFT_OK) {
+        *status_out = weft_progress_ask(context);
+        if (*status_out != WEFT_OK) {
+            tell(engine, exchange, 0, true);
+        } else {
+            room = find_room(engine, exchange, &over);
+        }
+    }
+    return room;
+}
+
 /* Moves the feed into the pipe until one of them ends. */
 static weft_status pump(weft_http_engine *engine, weft_context *context, weft_http_exchange *exchange,
                         const weft_store_put_request *request) {
     weft_http_pipe *pipe = &exchange->pipe;
-    size_t room = wait_for_room(engine, exchange);
+    weft_status cancelled = WEFT_OK;
+    size_t room = wait_for_room(engine, context, exchange, &cancelled);
     while (room > 0) {
         size_t count = 0;
         weft_status status =
@@ -295,20 +326,14 @@ static weft_status pump(weft_http_engine *engine, weft_context *context, weft_ht
         if (status != WEFT_OK) {
             return status;
         }
-        room = count > 0 ? wait_for_room(engine, exchange) : 0;
+        room = count > 0 ? wait_for_room(engine, context, exchange, &cancelled) : 0;
     }
-    return WEFT_OK;
+    return cancelled;
 }
 
 /* True if the exchange is over within so long a time that nobody notices the wait. */
 static bool is_over_soon(weft_http_engine *engine, weft_http_exchange *exchange) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += CANCEL_NANOSECONDS;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_sec++;
-        until.tv_nsec -= 1000000000;
-    }
+    struct timespec until = next_look();
     int error = 0;
     pthread_mutex_lock(&engine->mutex);
     while (!exchange->over && error != ETIMEDOUT) {

@@ -154,7 +154,7 @@ weft_status weft_anchor_start(weft_context *context, const weft_anchor_task *tas
     }
     job->task = *task;
     atomic_init(&job->done, false);
-    weft_status status = weft_context_derive(context, &job->context);
+    weft_status status = weft_context_derive(context, NULL, NULL, &job->context);
     if (status == WEFT_OK) {
         int error = pthread_create(&job->thread, NULL, anchor_main, job);
         if (error != 0) {

@@ -16,12 +16,12 @@ double weft_sync_now(void) {
 
 weft_status weft_sync_sleep(weft_context *context, double seconds) {
     double end = weft_sync_now() + seconds;
-    weft_status status = weft_progress_add(context, 0);
+    weft_status status = weft_progress_ask(context);
     for (double left = seconds; left > 0 && status == WEFT_OK; left = end - weft_sync_now()) {
         double slice = left < 0.1 ? left : 0.1;
         struct timespec time = {0, (long)(slice * 1e9)};
         nanosleep(&time, NULL);
-        status = weft_progress_add(context, 0);
+        status = weft_progress_ask(context);
     }
     return status;
 }

@@ -11,6 +11,7 @@
 #include "clock.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -50,7 +51,7 @@ struct weft_fetch {
     pthread_cond_t changed;
     size_t next;         /* no chunk before it is fetched ahead any more */
     uint64_t held_bytes; /* of chunks that are loading or ready */
-    bool stopping;
+    atomic_bool stopping;
     weft_status status; /* the first failure; sticks */
     char text[TEXT_BYTES];
     weft_fetch_stats stats;
@@ -181,7 +182,7 @@ static weft_status await(weft_fetch *fetch, size_t index) {
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
         pthread_cond_timedwait(&fetch->changed, &fetch->mutex, &until);
-        if (weft_progress_add(fetch->context, 0) != WEFT_OK) {
+        if (weft_progress_ask(fetch->context) != WEFT_OK) {
             return WEFT_CANCELLED;
         }
     }
@@ -254,12 +255,21 @@ static weft_status read_hashes(weft_fetch *fetch) {
     return WEFT_OK;
 }
 
+/* A transfer that nobody waits for any more need not come to its end. */
+static bool keep_on(void *opaque, const char *phase, uint64_t done, uint64_t total) {
+    (void)phase;
+    (void)done;
+    (void)total;
+    const weft_fetch *fetch = opaque;
+    return !atomic_load(&fetch->stopping);
+}
+
 static weft_status start_loaders(weft_fetch *fetch) {
     unsigned wanted = fetch->count < LOADERS ? (unsigned)fetch->count : LOADERS;
     for (; fetch->loader_count < wanted; fetch->loader_count++) {
         loader *loader = &fetch->loaders[fetch->loader_count];
         loader->fetch = fetch;
-        weft_status status = weft_context_derive(fetch->context, &loader->context);
+        weft_status status = weft_context_derive(fetch->context, keep_on, fetch, &loader->context);
         if (status != WEFT_OK) {
             return status;
         }

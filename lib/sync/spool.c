@@ -9,9 +9,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 struct weft_spool {
@@ -302,8 +304,17 @@ struct weft_upload {
     weft_store_put_request request;
     char key[WEFT_KEY_SIZE];
     pthread_t thread;
+    atomic_bool stopping;
     weft_status status;
 };
+
+static bool keep_on(void *opaque, const char *phase, uint64_t done, uint64_t total) {
+    (void)phase;
+    (void)done;
+    (void)total;
+    const weft_upload *upload = opaque;
+    return !atomic_load(&upload->stopping);
+}
 
 static void *upload_main(void *argument) {
     weft_upload *upload = argument;
@@ -317,7 +328,7 @@ weft_status weft_upload_start(weft_context *context, weft_store *store, const ch
     if (upload == NULL) {
         return WEFT_NO_MEMORY;
     }
-    weft_status status = weft_context_derive(context, &upload->context);
+    weft_status status = weft_context_derive(context, keep_on, upload, &upload->context);
     if (status == WEFT_OK) {
         snprintf(upload->key, sizeof upload->key, "%s", key);
         upload->store = store;
@@ -336,8 +347,24 @@ weft_status weft_upload_start(weft_context *context, weft_store *store, const ch
     return WEFT_OK;
 }
 
+/* Waits for the thread, and passes on that the caller wants to stop. */
+static void wait_for(weft_context *context, weft_upload *upload) {
+    struct timespec until;
+    int error = ETIMEDOUT;
+    while (error == ETIMEDOUT) {
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += 100000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        error = pthread_clockjoin_np(upload->thread, NULL, CLOCK_MONOTONIC, &until);
+        if (error == ETIMEDOUT && weft_progress_ask(context) != WEFT_OK) {
+            atomic_store(&upload->stopping, true);
+        }
+    }
+}
+
 weft_status weft_upload_join(weft_context *context, weft_upload *upload) {
-    pthread_join(upload->thread, NULL);
+    wait_for(context, upload);
     weft_status status = upload->status;
     if (status != WEFT_OK) {
         status = weft_fail(context, status, "%s", weft_context_error(upload->context));
