@@ -552,12 +552,17 @@ static weft_status heal(weft_subscriber *subscriber, weft_status status) {
     }
 }
 
-/* What was avoided is worth another try when the caller comes back. By then there may be newer versions: a
- * way that was given up is not taken up again. */
+/* By the time that somebody comes back there may be newer versions. */
+static void give_up_route(weft_subscriber *subscriber) {
+    weft_route_clear(&subscriber->route);
+    subscriber->looked = false;
+}
+
+/* What was avoided is worth another try when the caller comes back. */
 static weft_status stop(weft_subscriber *subscriber, weft_status status) {
     weft_texts_close(&subscriber->avoid, subscriber->context);
     if (status != WEFT_OK) {
-        weft_route_clear(&subscriber->route);
+        give_up_route(subscriber);
     }
     subscriber->missing[0] = '\0';
     subscriber->trouble[0] = '\0';
@@ -630,7 +635,7 @@ weft_status weft_subscriber_rollback(weft_subscriber *subscriber) {
     bool committed = !subscriber->prepared;
     weft_status status = weft_replica_rollback(&subscriber->replica);
     drop_step(subscriber);
-    weft_route_clear(&subscriber->route);
+    give_up_route(subscriber);
     if (status == WEFT_OK && committed) {
         weft_texts_close(&subscriber->here.labels, subscriber->context);
         subscriber->here = subscriber->before;
@@ -643,8 +648,7 @@ weft_status weft_subscriber_pull(weft_subscriber *subscriber, uint64_t version) 
     weft_status status = WEFT_MORE;
     /* what somebody prepared and left half done may lead to a version that is no longer the newest */
     if (!subscriber->prepared && subscriber->route.next < subscriber->route.count) {
-        weft_route_clear(&subscriber->route);
-        subscriber->looked = false;
+        give_up_route(subscriber);
     }
     while (status == WEFT_MORE) {
         status = weft_subscriber_prepare(subscriber, version);
