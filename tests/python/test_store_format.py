@@ -55,14 +55,16 @@ class Case(unittest.TestCase):
     def publish(self, path, *options, store=None):
         return json.loads(self.weft("publish", store or self.store, path, "--json", *options))
 
-    def publish_states(self, count, *options):
-        """Publishes so many checkpoints of random tensors and returns their bytes, by version."""
+    def publish_states(self, count, *options, writers=False):
+        """Publishes so many checkpoints of random tensors and returns their bytes, by version. With writers,
+        each comes from a publisher of its own, and so in an epoch of its own."""
         state = random_state(self.random, KINDS)
         files = {}
         for version in range(1, count + 1):
             path = self.place / "step.safetensors"
             write_single(state, path, {"step": str(version)})
-            said = self.publish(path, "--label", f"step={version}", *options)
+            cache = self.place / (f"writer-{version}" if writers else "writer")
+            said = self.publish(path, "--label", f"step={version}", "--cache", cache, *options)
             self.assertEqual(said["version"], version)
             files[version] = path.read_bytes()
             state = changed_state(self.random, state, 0.02)
@@ -145,12 +147,15 @@ class StoreTest(Case):
         files = self.publish_states(9)
         history = self.history()
         self.assertEqual(list(history.kept()), list(range(1, 10)))
+        self.assertEqual({record["epoch"] for record in history.records.values()}, {1})
         self.assert_whole(history, files)
 
     def test_signed(self):
         self.weft("keygen", self.place / "key")
-        files = self.publish_states(4, "--sign", self.place / "key")
-        self.assert_whole(self.history(self.place / "key.pub"), files)
+        files = self.publish_states(4, "--sign", self.place / "key", writers=True)
+        history = self.history(self.place / "key.pub")
+        self.assertEqual([history.records[version]["epoch"] for version in sorted(files)], [1, 2, 3, 4])
+        self.assert_whole(history, files)
         self.weft("keygen", self.place / "other")
         self.assert_refused("another signer", self.place / "other.pub")
         self.assert_weft_refuses("--trust", self.place / "other.pub")
@@ -238,7 +243,7 @@ class TamperTest(Case):
         super().setUp()
         self.weft("keygen", self.place / "key")
         self.key = self.place / "key.pub"
-        self.files = self.publish_states(3, "--sign", self.place / "key")
+        self.files = self.publish_states(3, "--sign", self.place / "key", writers=True)
         self.head = self.store / "heads/00000003"
 
     def rewrite(self, change):
@@ -349,7 +354,7 @@ class TamperTest(Case):
     def test_a_page_of_another_run(self):
         other = self.place / "other"
         shutil.move(self.store, other)
-        self.publish_states(3, "--sign", self.place / "key", "--cache", self.place / "other-cache")
+        self.publish_states(3, "--sign", self.place / "key", writers=True)
         mine = self.history().head
         theirs = weft_store.find_head(weft_store.Directory(other))
         page = (other / theirs["page"]["key"]).read_bytes()
