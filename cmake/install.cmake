@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # What `make install` gives: headers, both libraries, weft.pc and the command. weft.pc names its
-# directories relative to itself, so that the prefix may be chosen at install time.
+# directories relative to itself, so that the prefix may be chosen at install time. libcurl is named there as a
+# library and not as a package: who links libweft.a needs it, and not the static form of all that it needs.
 
 if(TARGET weft_shared)
     install(TARGETS weft_shared weft_static)

@@ -1,12 +1,20 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs the build into a fresh prefix and builds a program against it, outside of the tree and by
-# pkg-config alone: with the shared library, with the static one, and as C++ reads the headers.
+# Installs the build into a fresh prefix and builds programs against it, outside of the tree and by
+# pkg-config alone: with the shared library, with the static one, and as C++ reads the headers. The examples
+# of the documentation are built as they say, and run; what README shows of them is what they are.
 set -eu
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+worker=
+clean_up() {
+    if [ -n "$worker" ]; then
+        kill "$worker" 2> /dev/null || true
+    fi
+    rm -rf "$work"
+}
+trap clean_up EXIT
 prefix=$work/prefix
 cmake --install "$WEFT_BUILD" --prefix "$prefix" > "$work/install.log"
 cp "$WEFT_SOURCE/tests/install/program.c" "$work/program.c"
@@ -28,6 +36,41 @@ case $ldd_output in
     *"$library"/libweft.so.*) ;;
     *) echo "the program does not use the installed libweft.so" >&2; exit 1 ;;
 esac
+
+echo "== the examples: a trainer and a worker that follows it"
+for example in trainer worker patch; do
+    "$CC" -Wall -Wextra -Werror "${flags[@]}" "$WEFT_SOURCE/doc/examples/$example.c" -o "$example" "${shared[@]}"
+done
+export LD_LIBRARY_PATH=$library
+./worker store 5 > worker.log &
+worker=$!
+./trainer store 5 > trainer.log
+wait "$worker"
+worker=
+cat trainer.log worker.log
+trained=$(awk 'END { print $2, $3 }' trainer.log)
+followed=$(awk 'END { print $2, $3 }' worker.log)
+if [ "$trained" != "$followed" ] || [ "${trained%% *}" != 5 ]; then
+    echo "the worker is at $followed, the trainer at $trained" >&2
+    exit 1
+fi
+if [ -x "$prefix/bin/weft" ]; then
+    "$prefix/bin/weft" bench --quiet --make . --params 1M --steps 1
+    ./patch step-0.safetensors step-1.safetensors
+fi
+unset LD_LIBRARY_PATH
+
+echo "== the examples: what README shows of them"
+/usr/bin/python3 - "$WEFT_SOURCE" << 'END'
+import pathlib, re, sys
+source = pathlib.Path(sys.argv[1])
+examples = [path.read_text() for path in sorted((source / "doc/examples").glob("*.c"))]
+blocks = re.findall(r"^```c\n(.*?)^```$", (source / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+for block in blocks:
+    if not any(block in example for example in examples):
+        sys.exit(f"README shows what is in no example:\n{block}")
+print(f"{len(blocks)} blocks")
+END
 
 echo "== static"
 mv "$library"/libweft.so* "$work/"
