@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * scenes.c: a publisher and replicas around one directory store.
+ */
+#include "scenes.h"
+
+#include "patches.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void stop(const char *what, const char *detail) {
+    fprintf(stderr, "scenes: %s: %s\n", what, detail);
+    abort();
+}
+
+void scene_expect(const weft_context *context, weft_status status, weft_status expected, const char *what) {
+    if (status != expected) {
+        fprintf(stderr, "scenes: %s: %s instead of %s: %s\n", what, weft_status_name(status),
+                weft_status_name(expected), weft_context_error(context));
+        abort();
+    }
+}
+
+/* ---- the publisher's side ---- */
+
+void scene_open(scene *scene, const weft_publisher_options *options, uint64_t seed) {
+    memset(scene, 0, sizeof *scene);
+    scratch_open(&scene->scratch);
+    scene->context = patches_context(2);
+    scene->outside = patches_context(1);
+    const weft_store_options store = {.volatile_writes = true};
+    scene_expect(
+        scene->outside,
+        weft_store_open(scene->outside, scratch_path(&scene->scratch, "store"), &store, &scene->store),
+        WEFT_OK, "open the directory");
+    scene_expect(scene->context,
+                 fault_store_create(scene->context, scene->store, seed, &scene->faulty, &scene->faults),
+                 WEFT_OK, "open the writer's store");
+    trainer_open(&scene->trainer, scene->context, seed);
+    if (options != NULL) {
+        scene->options = *options;
+    }
+}
+
+void scene_close(scene *scene) {
+    weft_publisher_close(scene->publisher);
+    trainer_close(&scene->trainer);
+    weft_store_close(scene->faulty);
+    weft_store_close(scene->store);
+    weft_context_destroy(scene->context);
+    weft_context_destroy(scene->outside);
+    scratch_close(&scene->scratch);
+}
+
+weft_status scene_publisher(scene *scene) {
+    weft_publisher_close(scene->publisher);
+    scene->publisher = NULL;
+    return weft_publisher_open(scene->context, scene->faulty, scene->trainer.model.view, &scene->options,
+                               &scene->publisher);
+}
+
+uint64_t scene_publish(scene *scene, unsigned per_million) {
+    if (scene->publisher == NULL) {
+        scene_expect(scene->context, scene_publisher(scene), WEFT_OK, "open a publisher");
+    }
+    weft_publish_result result;
+    trainer_step(&scene->trainer, per_million);
+    scene_expect(scene->context, weft_publisher_publish(scene->publisher, NULL, &result), WEFT_OK,
+                 "publish");
+    return result.version;
+}
+
+/* ---- the store ---- */
+
+typedef struct digest_search {
+    const weft_digest *digest;
+    bool found;
+} digest_search;
+
+static bool compare_entry(void *opaque, const weft_log_entry *entry) {
+    digest_search *search = opaque;
+    search->found = weft_digest_equal(&entry->digest, search->digest);
+    return !search->found;
+}
+
+bool scene_published(scene *scene, const weft_digest *digest) {
+    digest_search search = {digest, false};
+    weft_status status = weft_log_walk(scene->outside, scene->store, NULL, compare_entry, &search);
+    scene_expect(scene->outside, status == WEFT_NOT_FOUND ? WEFT_OK : status, WEFT_OK, "walk the log");
+    return search.found;
+}
+
+bool scene_object(scene *scene, const char *room, uint64_t version, char path[SCENE_PATH_MAX]) {
+    char directory[SCENE_PATH_MAX / 2];
+    char best[256] = "";
+    snprintf(directory, sizeof directory, "%s/store/%s", scene->scratch.directory, room);
+    DIR *entries = opendir(directory);
+    const struct dirent *entry = entries != NULL ? readdir(entries) : NULL;
+    for (; entry != NULL; entry = readdir(entries)) {
+        unsigned long long epoch;
+        unsigned long long number;
+        if (sscanf(entry->d_name, "%llu-%llu-", &epoch, &number) == 2 && number == version &&
+            strcmp(entry->d_name, best) > 0) {
+            snprintf(best, sizeof best, "%s", entry->d_name);
+        }
+    }
+    if (entries != NULL) {
+        closedir(entries);
+    }
+    snprintf(path, SCENE_PATH_MAX, "%s/%s", directory, best);
+    return best[0] != '\0';
+}
+
+void scene_damage(const char *path) {
+    struct stat info;
+    uint8_t byte;
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0 || fstat(file, &info) != 0 || info.st_size == 0 ||
+        pread(file, &byte, 1, info.st_size / 2) != 1) {
+        stop("cannot damage", path);
+    }
+    byte ^= 0x10;
+    if (pwrite(file, &byte, 1, info.st_size / 2) != 1) {
+        stop("cannot damage", path);
+    }
+    close(file);
+}
+
+size_t scene_count(scene *scene, const char *room) {
+    char name[64];
+    snprintf(name, sizeof name, "store/%s", room);
+    return scratch_exists(&scene->scratch, name) ? scratch_count(&scene->scratch, name) : 0;
+}
+
+/* ---- replicas ---- */
+
+static weft_status open_subscriber(replica *replica, const weft_subscriber_options *options) {
+    weft_subscriber_options chosen = options != NULL ? *options : (weft_subscriber_options){0};
+    if (replica->file) {
+        return weft_subscriber_open_file(replica->context, replica->store, replica->path, &chosen,
+                                         &replica->subscriber);
+    }
+    chosen.empty = true;
+    return weft_subscriber_open(replica->context, replica->store, replica->model.view, &chosen,
+                                &replica->subscriber);
+}
+
+void replica_open(replica *replica, scene *scene, const char *name,
+                  const weft_subscriber_options *options) {
+    memset(replica, 0, sizeof *replica);
+    replica->scene = scene;
+    replica->context = patches_context(2);
+    replica->file = name != NULL;
+    scene_expect(replica->context,
+                 fault_store_create(replica->context, scene->store, 77, &replica->store, &replica->faults),
+                 WEFT_OK, "open a reader's store");
+    if (replica->file) {
+        snprintf(replica->path, sizeof replica->path, "%s/%s", scene->scratch.directory, name);
+    } else {
+        worker_open(&replica->model, replica->context);
+    }
+    scene_expect(replica->context, open_subscriber(replica, options), WEFT_OK, "open a subscriber");
+}
+
+void replica_close(replica *replica) {
+    weft_subscriber_close(replica->subscriber);
+    if (!replica->file) {
+        model_close(&replica->model);
+    }
+    weft_store_close(replica->store);
+    weft_context_destroy(replica->context);
+}
+
+weft_status replica_reopen(replica *replica, const weft_subscriber_options *options) {
+    weft_subscriber_close(replica->subscriber);
+    replica->subscriber = NULL;
+    return open_subscriber(replica, options);
+}
+
+/* The file is read as anybody would; what an interrupted change has left is undone or finished first. */
+static bool file_digest(const replica *replica, weft_digest *digest) {
+    weft_context *context = replica->scene->outside;
+    weft_checkpoint *checkpoint;
+    struct stat info;
+    if (stat(replica->path, &info) != 0) {
+        return false;
+    }
+    scene_expect(context, weft_checkpoint_open(context, replica->path, WEFT_OPEN_READ, &checkpoint),
+                 WEFT_OK, "open the checkpoint of a replica");
+    weft_view *view;
+    scene_expect(context, weft_view_create(context, weft_checkpoint_table(checkpoint), &view), WEFT_OK,
+                 "view the checkpoint of a replica");
+    *digest = worker_digest(context, view);
+    weft_view_destroy(view);
+    weft_checkpoint_close(checkpoint);
+    return true;
+}
+
+bool replica_digest(replica *replica, weft_digest *digest) {
+    if (replica->file) {
+        return file_digest(replica, digest);
+    }
+    *digest = worker_digest(replica->scene->outside, replica->model.view);
+    return true;
+}
+
+bool replica_sound(replica *replica) {
+    weft_digest digest;
+    if (!replica_digest(replica, &digest)) {
+        return true;
+    }
+    weft_subscriber_info info = {0};
+    if (replica->subscriber != NULL) {
+        info = weft_subscriber_describe(replica->subscriber);
+    }
+    if (info.version != 0 && !weft_digest_equal(&digest, &info.digest)) {
+        return false;
+    }
+    bool nothing_yet = !replica->file && info.anchors == 0;
+    return nothing_yet || scene_published(replica->scene, &digest);
+}
+
+bool replica_current(replica *replica) {
+    weft_digest digest;
+    weft_digest wanted = trainer_digest(&replica->scene->trainer);
+    return (replica->file || worker_equals(&replica->model, &replica->scene->trainer)) &&
+           replica_digest(replica, &digest) && weft_digest_equal(&digest, &wanted);
+}
+
+void replica_catch_up(replica *replica, const char *what) {
+    scene_expect(replica->context, weft_subscriber_pull(replica->subscriber, 0), WEFT_OK, what);
+    weft_subscriber_info info = weft_subscriber_describe(replica->subscriber);
+    if (!replica_current(replica)) {
+        stop(what, "the replica is not what the trainer holds");
+    }
+    if (info.version == 0 || info.version != info.newest) {
+        stop(what, "the replica does not say that it is at the newest version");
+    }
+}
+
+void scene_newcomer(scene *scene, const char *what) {
+    replica fresh;
+    replica_open(&fresh, scene, NULL, NULL);
+    replica_catch_up(&fresh, what);
+    replica_close(&fresh);
+}
