@@ -3,28 +3,38 @@
 #
 # A tour of the command on checkpoints that it makes itself: what a training step changes, the patch in
 # both profiles, apply, verify, merge, an in-place apply that is killed while it writes, and patches that
-# are refused. Everything that is said here is checked on the way; if something is not so, the tour stops
-# and fails. Every command is printed as it could be typed in the tour's directory.
+# are refused; then a trainer that publishes and two workers that follow, one of which is killed. Everything
+# that is said here is checked on the way; if something is not so, the tour stops and fails. Every command is
+# printed as it could be typed in the tour's directory.
 #
 # WEFT names the command (default build/weft); PARAMS the size of the model (default 64M, which takes some
-# 700 MB of $TMPDIR while the tour runs).
+# 700 MB of $TMPDIR while the tour runs), SYNC_PARAMS that of the model that is published (default 32M).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 weft=$(realpath "${WEFT:-build/weft}")
 params=${PARAMS:-64M}
+sync_params=${SYNC_PARAMS:-32M}
 kills=6 # after the first one, which is shown in full
 
 directory=$(mktemp -d "${TMPDIR:-/tmp}/weft-demo.XXXXXX")
-child=
+child='' server='' worker_a='' worker_b=''
+
+# end PROCESS: kills it, if there is one, and waits until it is gone.
+end() {
+    if [ -n "$1" ]; then
+        kill -9 "$1" 2> /dev/null || true
+        wait "$1" 2> /dev/null || true
+    fi
+}
 
 clean_up() {
     local code=$?
     trap - EXIT
-    if [ -n "$child" ]; then
-        kill -9 "$child" 2> /dev/null || true
-        wait "$child" 2> /dev/null || true
-    fi
+    end "$child"
+    end "$worker_a"
+    end "$worker_b"
+    end "$server"
     rm -rf "$directory"
     exit "$code"
 }
@@ -165,6 +175,64 @@ settle() {
     fi
 }
 
+# ---- the trainer and its workers ----
+
+# number NAME FILE: the last number of that name in a file of JSON.
+number() {
+    sed -n "s/.*\"$1\": *\([-0-9.e]*\).*/\1/p" "$2" | tail -n 1
+}
+
+# of_version VERSION NAME FILE: the number of that name in the line about a version; nothing if there is none.
+of_version() {
+    { grep "\"version\": *$1[,}]" "$3" || true; } | sed -n "s/.*\"$2\": *\([-0-9.e]*\).*/\1/p" | tail -n 1
+}
+
+# total NAME FILE: the sum of the numbers of that name.
+total() {
+    sed -n "s/.*\"$1\": *\([-0-9.e]*\).*/\1/p" "$2" | awk '{ sum += $1 } END { printf "%d", sum }'
+}
+
+mebibytes() {
+    awk -v bytes="$1" 'BEGIN { printf "%.2f MiB", bytes / 1048576 }'
+}
+
+milliseconds_of() {
+    awk -v seconds="$1" 'BEGIN { if (seconds == "") print "-"; else printf "%.1f ms", 1000 * seconds }'
+}
+
+# await_version VERSION NAME: until that worker has told of that version, or a later one.
+await_version() {
+    local round
+    for round in $(seq 600); do
+        if [ "$(number version "$2.log")" -ge "$1" ] 2> /dev/null; then
+            return
+        fi
+        sleep 0.05
+    done
+    wrong "worker $2 is not at version $1 after $((round / 20)) s: $(tail -n 1 "$2.log")"
+}
+
+# publish STEP: the version of that step; what it took goes to published.STEP.
+publish() {
+    show "weft publish $url step-$1.safetensors --sign trainer.key --label step=$1"
+    weft publish "$url" "step-$1.safetensors" --sign trainer.key --label "step=$1" --cache cache --json \
+        > "published.$1" || wrong "that failed"
+    printf 'version %d: %s in %s\n' "$(number version "published.$1")" \
+        "$(mebibytes "$(number uploaded_bytes "published.$1")")" \
+        "$(milliseconds_of "$(number seconds "published.$1")")"
+}
+
+# follow NAME: starts a worker. Sets worker.
+follow() {
+    weft follow "$url" "$1.safetensors" --trust trainer.key.pub --until 6 --json >> "$1.log" 2>> "$1.talk" &
+    worker=$!
+}
+
+# The worker must end by itself, at the last version.
+expect_end() {
+    wait "$1" || wrong "worker $2 failed: $(cat "$2.talk")"
+}
+
 # ---- the tour ----
 
 started=$SECONDS
@@ -262,6 +330,83 @@ printf "$flipped" | dd of=damaged.weft bs=1 seek="$offset" conv=notrunc status=n
 refuse 3 weft apply --in-place worker.safetensors damaged.weft
 run cmp worker.safetensors step-0.safetensors
 right "the checkpoint is untouched"
+
+title "PULSESync: a trainer publishes five steps over HTTP, two workers follow"
+rm -f ./*.safetensors ./*.weft
+weft bench --quiet --make . --params "$sync_params" --steps 5
+run weft keygen trainer.key
+show "weft serve store --listen 127.0.0.1:0 --url-file url &"
+weft serve store --listen 127.0.0.1:0 --url-file url 2> server.talk &
+server=$!
+for _ in $(seq 200); do
+    [ ! -s url ] || break
+    sleep 0.05
+done
+[ -s url ] || wrong "the server does not answer: $(cat server.talk)"
+url=$(cat url)
+show "weft follow $url a.safetensors --trust trainer.key.pub &   # worker a, and the same for b"
+follow a
+worker_a=$worker
+follow b
+worker_b=$worker
+for step in 0 1 2; do
+    publish "$step"
+    await_version $((step + 1)) a
+    await_version $((step + 1)) b
+done
+say "Now worker b is killed while version 4 comes in, and misses version 5."
+instant=$(random_instant 300)
+(sleep "$instant" && kill -9 "$worker_b") &
+child=$!
+# the shell would tell of the death on stderr
+{
+    publish 3
+    wait "$child" || true
+    wait "$worker_b" || true
+} 2> /dev/null
+child='' worker_b=''
+publish 4
+await_version 5 a
+state=$(digest_of b.safetensors)
+for step in 0 1 2 3 4; do
+    [ "$state" != "$(digest_of step-$step.safetensors)" ] || break
+done
+cmp -s b.safetensors "step-$step.safetensors" || wrong "b.safetensors is no version that was published"
+right "killed after $instant s, b holds version $((step + 1)), every byte of it"
+show "weft follow $url b.safetensors --trust trainer.key.pub &   # b comes back"
+mv b.log b.first
+follow b
+worker_b=$worker
+await_version 5 b
+right "b has caught up in $(wc -l < b.log) step(s), $(mebibytes "$(total fetched_bytes b.log)") fetched"
+publish 5
+expect_end "$worker_a" a
+expect_end "$worker_b" b
+worker_a='' worker_b=''
+cat b.log >> b.first
+mv b.first b.log
+
+echo
+say "Latency: from the start of publish until the weights are in place. Pause: while they are written."
+printf '%9s %12s %12s %12s %12s %12s\n' version published "a: latency" pause "b: latency" pause
+sent=0
+for step in 0 1 2 3 4 5; do
+    version=$((step + 1))
+    [ "$step" -eq 0 ] || sent=$((sent + $(number uploaded_bytes "published.$step")))
+    printf '%9s %12s' "$version" "$(mebibytes "$(number uploaded_bytes "published.$step")")"
+    for name in a b; do
+        printf ' %12s %12s' "$(milliseconds_of "$(of_version "$version" lag_seconds "$name.log")")" \
+            "$(milliseconds_of "$(of_version "$version" commit_seconds "$name.log")")"
+    done
+    printf '\n'
+done
+full=$((5 * $(stat -c %s step-5.safetensors)))
+right "five steps: $(mebibytes "$sent") sent; five full syncs are $(mebibytes "$full"), $((full / sent)) times that"
+for name in step-5 a b; do
+    run weft digest "$name.safetensors"
+    cmp -s step-5.safetensors "$name.safetensors" || wrong "$name is not what the trainer has"
+done
+right "trainer and workers are equal, every byte"
 
 printf '\n%sDone in %d s. More: weft help, README.md, doc/ARCHITECTURE.md.%s\n' "$bold" \
     $((SECONDS - started)) "$plain"
