@@ -11,17 +11,13 @@
  * pending, with all that is needed to finish or to undo it, until the store can be asked.
  */
 #include "../base/context.h"
-#include "../patch/in_place.h"
 #include "../tensor/safetensors.h"
 #include "anchor.h"
+#include "baseline.h"
 #include "claim.h"
 #include "clock.h"
 #include "ledger.h"
-#include "mirror.h"
-#include "spool.h"
-#include "watermark.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,19 +53,10 @@ struct weft_publisher {
     weft_claim claim;
     weft_ledger ledger;
 
-    /* the baseline */
-    bool based; /* it holds what was published last: */
-    uint64_t base_version;
-    weft_digest base_digest;
-    weft_mirror mirror;
-    weft_sums *sums;
-    weft_trail *trail;
-    weft_in_place *place; /* or in a file */
-
+    weft_baseline baseline;
     edition pending; /* unknown whether it is published */
 
     weft_anchor_job *job;
-    pthread_mutex_t mirror_lock; /* held while the mirror is read by an anchor, or changed */
     weft_status anchor_status;
     char anchor_text[256];
     bool unnamed; /* there is an anchor that no page names yet */
@@ -88,10 +75,6 @@ static const char *spool_directory(const weft_publisher *publisher) {
     }
     const char *chosen = getenv("TMPDIR");
     return chosen != NULL && chosen[0] != '\0' ? chosen : "/tmp";
-}
-
-static const weft_view *base_view(const weft_publisher *publisher) {
-    return publisher->place != NULL ? weft_in_place_view(publisher->place) : publisher->mirror.view;
 }
 
 /* ---- opening ---- */
@@ -120,80 +103,6 @@ static weft_status choose_container(weft_publisher *publisher) {
         publisher->container = (weft_container){.file_count = 1, .files = &publisher->container_file};
     }
     return status;
-}
-
-/* What can be wrong with what the store holds, as opposed to reaching it: then the next version comes as an
- * anchor, and heals it. */
-static bool unusable(weft_status status) {
-    return (status <= -200 && status > -400) || status == WEFT_NOT_FOUND || status == WEFT_UNSUPPORTED;
-}
-
-static weft_status set_base(weft_publisher *publisher, weft_status status) {
-    publisher->based = status == WEFT_OK;
-    publisher->base_version = publisher->claim.head.newest.version;
-    publisher->base_digest = publisher->claim.head.newest.digest;
-    return unusable(status) ? WEFT_OK : status;
-}
-
-static weft_status rebuild_memory(weft_publisher *publisher) {
-    weft_context *context = publisher->context;
-    weft_status status = weft_mirror_open(&publisher->mirror, context, publisher->view);
-    if (status != WEFT_OK || !publisher->claim.head.started) {
-        return status;
-    }
-    weft_subscriber *subscriber;
-    const weft_subscriber_options options = {.empty = true};
-    status = weft_subscriber_open(context, publisher->store, publisher->mirror.view, &options, &subscriber);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    status = weft_subscriber_pull(subscriber, publisher->claim.head.newest.version);
-    weft_subscriber_close(subscriber);
-    if (status == WEFT_OK) {
-        status = weft_sums_compute(context, publisher->mirror.view, &publisher->sums);
-    }
-    return set_base(publisher, status);
-}
-
-static weft_status open_place(weft_publisher *publisher) {
-    weft_status status =
-        weft_in_place_open(publisher->context, publisher->options.mirror_path, false, &publisher->place);
-    if (status == WEFT_OK) {
-        status = weft_in_place_load(publisher->place);
-    }
-    if (status != WEFT_OK) {
-        weft_in_place_close(publisher->place);
-        publisher->place = NULL;
-    }
-    return status;
-}
-
-static weft_status rebuild_file(weft_publisher *publisher) {
-    if (!publisher->claim.head.started) {
-        return WEFT_OK;
-    }
-    weft_context *context = publisher->context;
-    char *mark;
-    weft_status made = weft_watermark_path(context, publisher->options.mirror_path, &mark);
-    if (made != WEFT_OK) {
-        return made;
-    }
-    /* the mirror is ours, whatever run it was of before */
-    weft_watermark_drop(context, mark, publisher->claim.head.run);
-    weft_release(context, mark);
-    weft_subscriber *subscriber;
-    const weft_subscriber_options options = {.replace = true};
-    weft_status status = weft_subscriber_open_file(context, publisher->store,
-                                                   publisher->options.mirror_path, &options, &subscriber);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    status = weft_subscriber_pull(subscriber, publisher->claim.head.newest.version);
-    weft_subscriber_close(subscriber);
-    if (status == WEFT_OK) {
-        status = open_place(publisher);
-    }
-    return set_base(publisher, status);
 }
 
 static weft_status check_options(weft_publisher *publisher) {
@@ -229,10 +138,10 @@ static weft_status open_publisher(weft_publisher *publisher) {
         status = weft_ledger_resume(&publisher->ledger, &publisher->claim.head.page);
     }
     if (status == WEFT_OK) {
-        status =
-            publisher->options.mirror_path != NULL ? rebuild_file(publisher) : rebuild_memory(publisher);
+        status = weft_baseline_open(&publisher->baseline, publisher->context, publisher->store,
+                                    publisher->view, publisher->options.mirror_path);
     }
-    return status;
+    return status == WEFT_OK ? weft_baseline_rebuild(&publisher->baseline, &publisher->claim.head) : status;
 }
 
 weft_status weft_publisher_open(weft_context *context, weft_store *store, const weft_view *view,
@@ -248,7 +157,6 @@ weft_status weft_publisher_open(weft_context *context, weft_store *store, const 
     publisher->identity = (weft_identity){.context = context, .file = -1};
     publisher->claim.context = context;
     publisher->ledger.context = context;
-    pthread_mutex_init(&publisher->mirror_lock, NULL);
     if (options != NULL) {
         publisher->options = *options;
     }
@@ -330,22 +238,22 @@ static weft_status encode_patch(weft_publisher *publisher, edition *e, const cha
         return status;
     }
     const weft_publisher_options *options = &publisher->options;
-    bool file = publisher->place != NULL;
+    weft_baseline *baseline = &publisher->baseline;
+    bool file = baseline->path != NULL;
     const weft_diff_options diff = {
         .profile = options->profile,
         .bucket_bytes = options->bucket_bytes,
         .cuts = options->cuts,
         .cut_count = options->cut_count,
-        .base_container = file ? weft_checkpoint_container(weft_in_place_checkpoint(publisher->place))
-                               : &publisher->container,
+        .base_container = file ? weft_baseline_container(baseline) : &publisher->container,
         .new_container = &publisher->container,
         .labels = labels,
-        .base_sums = file ? weft_in_place_sums(publisher->place) : publisher->sums,
+        .base_sums = weft_baseline_sums(baseline),
         .new_sums_out = &e->new_sums,
-        .trail = file ? NULL : &publisher->trail,
+        .trail = file ? NULL : &baseline->trail,
     };
     weft_sink sink = weft_spool_sink(e->spool);
-    status = weft_diff(context, base_view(publisher), publisher->view, &diff, &sink, stats);
+    status = weft_diff(context, weft_baseline_view(baseline), publisher->view, &diff, &sink, stats);
     e->ahead = status == WEFT_OK && !file;
     return weft_spool_finish(e->spool, status);
 }
@@ -355,9 +263,10 @@ static weft_status encode_patch(weft_publisher *publisher, edition *e, const cha
 static weft_status encode_whole(weft_publisher *publisher, edition *e, const char *const *labels,
                                 const char *key, weft_diff_stats *stats) {
     weft_context *context = publisher->context;
+    bool file = publisher->baseline.path != NULL;
     weft_status status = weft_spool_open(context, spool_directory(publisher), &e->spool);
-    if (status == WEFT_OK && publisher->options.mirror_path == NULL) {
-        status = weft_mirror_fill(context, &publisher->mirror, publisher->view);
+    if (status == WEFT_OK && !file) {
+        status = weft_mirror_fill(context, &publisher->baseline.mirror, publisher->view);
     }
     if (status == WEFT_OK) {
         status = weft_upload_start(context, publisher->store, key, e->spool, &e->upload);
@@ -365,8 +274,7 @@ static weft_status encode_whole(weft_publisher *publisher, edition *e, const cha
     if (status != WEFT_OK) {
         return status;
     }
-    const weft_view *view =
-        publisher->options.mirror_path != NULL ? publisher->view : publisher->mirror.view;
+    const weft_view *view = file ? publisher->view : publisher->baseline.mirror.view;
     e->anchored = true;
     status = weft_anchor_encode(context, view, &publisher->options, &publisher->container, labels, e->spool,
                                 &e->new_sums, stats);
@@ -411,48 +319,6 @@ static weft_status join_upload(weft_publisher *publisher, edition *e, weft_statu
 
 /* ---- after the head has moved, or not ---- */
 
-/* The mirror file follows by the patch, like any replica. One that cannot is rebuilt from the store before
- * the next publish. */
-static weft_status advance_file(weft_publisher *publisher, edition *e) {
-    weft_context *context = publisher->context;
-    weft_source source = weft_spool_source(e->spool);
-    weft_patch *patch;
-    weft_status status = weft_patch_open(context, &source, &patch);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    if (!e->anchored) {
-        status = weft_in_place_prepare(publisher->place, patch);
-        if (status == WEFT_OK) {
-            status = weft_in_place_commit(publisher->place);
-        }
-        if (status == WEFT_OK) {
-            status = weft_in_place_load(publisher->place);
-        }
-    } else {
-        const weft_patch *patches[] = {patch};
-        weft_checkpoint *draft;
-        weft_in_place_close(publisher->place);
-        publisher->place = NULL;
-        status =
-            weft_apply_rebuild_draft(context, NULL, patches, 1, publisher->options.mirror_path, &draft);
-        if (status == WEFT_OK) {
-            status = weft_checkpoint_finish(draft, false);
-        }
-        if (status == WEFT_OK) {
-            status = open_place(publisher);
-        }
-    }
-    weft_patch_close(patch);
-    return status;
-}
-
-static void advance_memory(weft_publisher *publisher, edition *e) {
-    weft_sums_destroy(publisher->sums);
-    publisher->sums = e->new_sums;
-    e->new_sums = NULL;
-}
-
 static weft_status finish_again(weft_publisher *publisher, edition *e) {
     weft_status status = weft_ledger_enter(&publisher->ledger, NULL, &e->page);
     publisher->unnamed = false;
@@ -466,22 +332,15 @@ static weft_status finish_edition(weft_publisher *publisher, edition *e) {
     }
     weft_digest digest = e->record.digest;
     weft_status status = weft_ledger_enter(&publisher->ledger, &e->record, &e->page);
-    publisher->base_digest = digest;
-    publisher->base_version = publisher->ledger.version;
-    publisher->based = true;
-    if (publisher->options.mirror_path == NULL) {
-        advance_memory(publisher, e);
-    } else if (advance_file(publisher, e) != WEFT_OK) {
-        publisher->based = false;
-    }
+    weft_baseline_advance(&publisher->baseline, e->spool, e->anchored, &e->new_sums,
+                          publisher->ledger.version, &digest);
     close_edition(publisher, e);
     return status;
 }
 
-/* The baseline goes back to what is published. The mirror is plain memory: that cannot fail. */
 static void abandon_edition(weft_publisher *publisher, edition *e) {
-    if (e->ahead && weft_trail_undo(publisher->context, publisher->trail) != WEFT_OK) {
-        publisher->based = false;
+    if (e->ahead) {
+        weft_baseline_undo(&publisher->baseline);
     }
     if (e->anchored) {
         weft_ledger_restore(&publisher->ledger, &e->before);
@@ -578,8 +437,8 @@ static void collect_anchor(weft_publisher *publisher, bool wait) {
 
 static bool anchor_due(const weft_publisher *publisher) {
     const weft_ledger *ledger = &publisher->ledger;
-    if (publisher->options.anchor_ratio < 0 || publisher->job != NULL || !publisher->based) {
-        return ledger->anchor_count == 0 && publisher->job == NULL && publisher->based;
+    if (publisher->options.anchor_ratio < 0 || publisher->job != NULL || !publisher->baseline.holds) {
+        return ledger->anchor_count == 0 && publisher->job == NULL && publisher->baseline.holds;
     }
     return ledger->anchor_count == 0 ||
            (double)ledger->patch_bytes >=
@@ -589,14 +448,14 @@ static bool anchor_due(const weft_publisher *publisher) {
 static weft_status start_anchor(weft_publisher *publisher) {
     const weft_anchor_task task = {
         .store = publisher->store,
-        .mirror = &publisher->mirror,
+        .mirror = &publisher->baseline.mirror,
         .options = &publisher->options,
         .container = &publisher->container,
         .directory = spool_directory(publisher),
         .epoch = publisher->claim.head.epoch,
-        .lock = &publisher->mirror_lock,
-        .version = &publisher->base_version,
-        .digest = &publisher->base_digest,
+        .lock = &publisher->baseline.lock,
+        .version = &publisher->baseline.version,
+        .digest = &publisher->baseline.digest,
     };
     return weft_anchor_start(publisher->context, &task, &publisher->job);
 }
@@ -617,8 +476,8 @@ static weft_status encode_anchor_now(weft_publisher *publisher, weft_spool *spoo
     if (status != WEFT_OK) {
         return status;
     }
-    status = weft_anchor_encode(context, base_view(publisher), &publisher->options, &publisher->container,
-                                NULL, spool, NULL, &stats);
+    status = weft_anchor_encode(context, weft_baseline_view(&publisher->baseline), &publisher->options,
+                                &publisher->container, NULL, spool, NULL, &stats);
     status = weft_spool_finish(spool, status);
     weft_status joined = weft_upload_join(context, upload);
     status = status == WEFT_OK ? joined : status;
@@ -633,7 +492,7 @@ static weft_status encode_anchor_now(weft_publisher *publisher, weft_spool *spoo
 }
 
 static weft_status write_anchor_now(weft_publisher *publisher, uint64_t *bytes_out) {
-    weft_anchor anchor = {.version = publisher->base_version, .digest = publisher->base_digest};
+    weft_anchor anchor = {.version = publisher->baseline.version, .digest = publisher->baseline.digest};
     weft_spool *spool;
     weft_status status = weft_spool_open(publisher->context, spool_directory(publisher), &spool);
     if (status != WEFT_OK) {
@@ -664,7 +523,7 @@ weft_status weft_publisher_anchor(weft_publisher *publisher, uint64_t *bytes_out
         return status;
     }
     collect_anchor(publisher, true);
-    if (!publisher->based || publisher->ledger.version == 0) {
+    if (!publisher->baseline.holds || publisher->ledger.version == 0) {
         return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
                          "there is no version yet that an anchor could be made of; publish one first");
     }
@@ -693,23 +552,12 @@ weft_status weft_publisher_settle(weft_publisher *publisher) {
 
 /* ---- publishing ---- */
 
-/* A baseline that was lost (a mirror file that failed) is fetched again; if that is not possible, the next
- * version comes as an anchor. */
-static weft_status ensure_base(weft_publisher *publisher) {
-    if (publisher->based || publisher->options.mirror_path == NULL) {
-        return WEFT_OK;
-    }
-    weft_in_place_close(publisher->place);
-    publisher->place = NULL;
-    return rebuild_file(publisher);
-}
-
 static weft_status publish_edition(weft_publisher *publisher, edition *e, const char *const *labels,
                                    weft_publish_result *result) {
     char key[WEFT_KEY_SIZE];
     weft_ledger_save(&publisher->ledger, &e->before);
     weft_status status = begin_record(publisher, labels, &e->record);
-    bool whole = !publisher->based;
+    bool whole = !publisher->baseline.holds;
     if (status == WEFT_OK) {
         status = make_key(publisher, whole ? "anchors" : "patches", e->record.version, key);
     }
@@ -746,7 +594,10 @@ static weft_status publish_locked(weft_publisher *publisher, const char *const *
     }
     if (status == WEFT_OK) {
         collect_anchor(publisher, false);
-        status = ensure_base(publisher);
+    }
+    /* a checkpoint that could not follow is fetched again */
+    if (status == WEFT_OK && !publisher->baseline.holds && publisher->baseline.path != NULL) {
+        status = weft_baseline_rebuild(&publisher->baseline, &publisher->claim.head);
     }
     if (status != WEFT_OK) {
         return status;
@@ -765,9 +616,9 @@ weft_status weft_publisher_publish(weft_publisher *publisher, const char *const 
     weft_publish_result result = {.epoch = publisher->claim.head.epoch};
     weft_store_traffic before = weft_store_traffic_of(publisher->store);
     double start = weft_sync_now();
-    pthread_mutex_lock(&publisher->mirror_lock);
+    pthread_mutex_lock(&publisher->baseline.lock);
     weft_status status = publish_locked(publisher, labels, &result);
-    pthread_mutex_unlock(&publisher->mirror_lock);
+    pthread_mutex_unlock(&publisher->baseline.lock);
     if (status != WEFT_OK) {
         return status;
     }
@@ -776,7 +627,7 @@ weft_status weft_publisher_publish(weft_publisher *publisher, const char *const 
     result.uploaded_bytes = after.sent - before.sent;
     result.requests = after.requests - before.requests;
     if (anchor_due(publisher)) {
-        bool background = publisher->options.anchors_in_background && publisher->place == NULL;
+        bool background = publisher->options.anchors_in_background && publisher->baseline.path == NULL;
         publisher->anchor_status =
             background ? start_anchor(publisher) : write_anchor_now(publisher, &result.anchor_bytes);
         snprintf(publisher->anchor_text, sizeof publisher->anchor_text, "%s",
@@ -816,11 +667,7 @@ void weft_publisher_close(weft_publisher *publisher) {
     weft_ledger_close(&publisher->ledger);
     weft_claim_close(&publisher->claim);
     weft_identity_close(&publisher->identity);
-    weft_sums_destroy(publisher->sums);
-    weft_trail_destroy(publisher->trail);
-    weft_mirror_close(&publisher->mirror);
-    weft_in_place_close(publisher->place);
+    weft_baseline_close(&publisher->baseline);
     weft_release(context, publisher->made_header);
-    pthread_mutex_destroy(&publisher->mirror_lock);
     weft_release(context, publisher);
 }

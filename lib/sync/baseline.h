@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * baseline.h: a publisher's copy of what was published last: in memory, or in a checkpoint of its own. It
+ * is what the next version is a difference from, and it moves only with the head.
+ */
+#ifndef WEFT_SYNC_BASELINE_H
+#define WEFT_SYNC_BASELINE_H
+
+#include "../patch/in_place.h"
+#include "head.h"
+#include "mirror.h"
+#include "spool.h"
+
+#include <pthread.h>
+
+typedef struct weft_baseline {
+    weft_context *context;
+    weft_store *store;
+    const char *path; /* NULL: in memory */
+    bool holds;       /* what was published last: */
+    uint64_t version;
+    weft_digest digest;
+
+    pthread_mutex_t lock; /* held while the memory is read by an anchor, or changed */
+    weft_mirror mirror;
+    weft_sums *sums;
+    weft_trail *trail; /* back to what was published last, while the memory is ahead of it */
+
+    weft_in_place *place;
+} weft_baseline;
+
+/* Room for the tensors of `like`, holding nothing yet. */
+weft_status weft_baseline_open(weft_baseline *baseline, weft_context *context, weft_store *store,
+                               const weft_view *like, const char *path);
+void weft_baseline_close(weft_baseline *baseline);
+/* Fetches the version of the head from the store, unless the checkpoint holds it. If what the store has
+ * cannot be used, the baseline holds nothing: the next version then comes as an anchor, which heals it. */
+weft_status weft_baseline_rebuild(weft_baseline *baseline, const weft_sync_head *head);
+
+const weft_view *weft_baseline_view(const weft_baseline *baseline);
+const weft_sums *weft_baseline_sums(const weft_baseline *baseline);
+/* The files of a checkpoint, or NULL. */
+const weft_container *weft_baseline_container(const weft_baseline *baseline);
+
+/* The version whose object is in the spool is published. `sums` are those of its state, over a view of the
+ * same tensors, and are taken over. A checkpoint that cannot follow holds nothing from then on. */
+void weft_baseline_advance(weft_baseline *baseline, weft_spool *spool, bool anchor, weft_sums **sums,
+                           uint64_t version, const weft_digest *digest);
+/* Memory that a diff has brought ahead goes back. */
+void weft_baseline_undo(weft_baseline *baseline);
+
+#endif
