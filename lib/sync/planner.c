@@ -172,6 +172,11 @@ static weft_status settle(walk *w) {
     return status;
 }
 
+/* What lies further back than a way that was found need not be read, and so may be damaged or gone. */
+static bool harmless(const walk *w, weft_status status) {
+    return w->found && ((status <= -200 && status > -400) || status == WEFT_NOT_FOUND);
+}
+
 /* One behind is the usual case, and the head alone knows the way. */
 static bool next_in_line(const weft_route_request *request) {
     const weft_record *newest = &request->head->newest;
@@ -185,6 +190,7 @@ weft_status weft_route_plan(weft_route *route, const weft_route_request *request
     }
     walk w = {.request = request, .route = route};
     weft_status status = weft_history_walk(route->context, request->store, request->head, visit_page, &w);
+    status = harmless(&w, status) ? WEFT_OK : status;
     if (status == WEFT_OK && !w.found) {
         status = weft_fail(route->context, WEFT_NOT_FOUND, "%s: no way leads to version %llu%s",
                            weft_store_url(request->store), (unsigned long long)request->version,
