@@ -247,7 +247,8 @@ static weft_status put_head(weft_claim *claim, const weft_claim_move *move) {
     return status;
 }
 
-weft_status weft_claim_commit(weft_claim *claim, weft_claim_move *move, bool *unknown_out) {
+/* WEFT_CONFLICT, without being fenced: the store took our own head for another one. */
+static weft_status commit_once(weft_claim *claim, weft_claim_move *move, bool *unknown_out) {
     *unknown_out = false;
     weft_status status = put_head(claim, move);
     if (status == WEFT_OK) {
@@ -269,9 +270,21 @@ weft_status weft_claim_commit(weft_claim *claim, weft_claim_move *move, bool *un
     if (claim->fenced || (resolved != WEFT_OK && status == WEFT_CONFLICT)) {
         return resolved;
     }
-    /* a conflict with nobody: the store took our own head for another one */
-    status = status == WEFT_CONFLICT ? WEFT_REMOTE_FAILED : status;
     return weft_fail(claim->context, status, "%s", text);
+}
+
+/* A head that was copied, or put back as it was, has another tag, which is known after the first try. */
+weft_status weft_claim_commit(weft_claim *claim, weft_claim_move *move, bool *unknown_out) {
+    weft_status status = commit_once(claim, move, unknown_out);
+    if (status == WEFT_CONFLICT && !claim->fenced) {
+        status = commit_once(claim, move, unknown_out);
+    }
+    if (status == WEFT_CONFLICT && !claim->fenced) {
+        status = weft_fail(claim->context, WEFT_REMOTE_FAILED,
+                           "%s takes the head that this publisher wrote for another one; try again",
+                           weft_store_url(claim->store));
+    }
+    return status;
 }
 
 /* ---- taking over ---- */
