@@ -92,6 +92,7 @@ typedef struct follower {
     uint64_t anchors;
     uint64_t failures;  /* in a row */
     char trouble[1024]; /* told last */
+    bool silence;       /* told */
     unsigned dice;
 } follower;
 
@@ -465,15 +466,26 @@ static bool reached(const follower *f) {
     return f->arguments->until > 0 && f->announced >= f->arguments->until;
 }
 
+/* A store that has less to show than before is waited for, but not in silence. */
+static void note_silence(follower *f) {
+    weft_subscriber_info info = weft_subscriber_describe(f->subscriber);
+    if (info.newest == 0 && info.epoch > 0 && !f->silence) {
+        command_note(f->command, "%s has no head as new as one that was seen there before; waiting for one",
+                     weft_store_url(f->arguments->remote.store));
+        f->silence = true;
+    }
+}
+
 /* Waits for a version and goes there. WEFT_MORE: nothing came. */
 static weft_status follow_once(follower *f, int *code_out) {
-    const double patience = 25;
+    const double patience = 10;
     weft_status status = f->subscriber == NULL ? open_subscriber(f) : WEFT_OK;
     if (status == WEFT_OK) {
         status = weft_subscriber_wait(f->subscriber, patience, NULL);
     }
     if (status == WEFT_MORE) {
         note_success(f);
+        note_silence(f);
         return WEFT_MORE;
     }
     while (status >= 0 && *code_out == EXIT_DONE && !reached(f)) {

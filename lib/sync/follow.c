@@ -115,12 +115,11 @@ static weft_status look_once(weft_follow *follow) {
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
     weft_store_tag tag = {""};
-    weft_status status;
-    if (follow->mark.epoch == 0) {
-        uint64_t epoch;
+    uint64_t epoch;
+    weft_status status = follow->mark.epoch > 0 ? read_later(follow, data, &size, &tag) : WEFT_MORE;
+    /* a store that has no head as late as one seen before may hold another run, and is to be told so */
+    if (status == WEFT_MORE && !follow->seen) {
         status = weft_head_find(follow->context, follow->store, 1, data, &size, &epoch);
-    } else {
-        status = read_later(follow, data, &size, &tag);
     }
     if (status != WEFT_OK) {
         return status;

@@ -8,7 +8,9 @@
 #include "../tensor/digest.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* ---- live memory ---- */
 
@@ -140,10 +142,20 @@ static weft_status load_place(weft_replica *replica) {
     return WEFT_OK;
 }
 
-/* An empty directory is a place for a checkpoint. */
-static bool empty_directory(const char *path, weft_status status) {
+static bool holds(const char *directory, const char *name) {
     struct stat info;
-    return status == WEFT_NOT_FOUND && stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    int descriptor = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    bool found = descriptor < 0 || fstatat(descriptor, name, &info, 0) == 0 || errno != ENOENT;
+    if (descriptor >= 0) {
+        close(descriptor);
+    }
+    return found;
+}
+
+/* A directory without a checkpoint is a place for one. */
+static bool is_free(const char *path, const struct stat *info) {
+    return S_ISDIR(info->st_mode) && !holds(path, "model.safetensors") &&
+           !holds(path, "model.safetensors.index.json");
 }
 
 weft_status weft_replica_open_file(weft_replica *replica, weft_context *context, const char *path,
@@ -158,9 +170,12 @@ weft_status weft_replica_open_file(weft_replica *replica, weft_context *context,
         int error = errno;
         return error == ENOENT ? WEFT_OK : weft_fail_errno(context, error, "%s: cannot look at it", path);
     }
+    if (is_free(path, &info)) {
+        return WEFT_OK;
+    }
     replica->present = true;
     weft_status status = load_place(replica);
-    if (status == WEFT_OK || empty_directory(path, status) || (ours && unreadable(status))) {
+    if (status == WEFT_OK || (ours && unreadable(status))) {
         return WEFT_OK;
     }
     if (unreadable(status)) {

@@ -330,6 +330,13 @@ static weft_status choose_target(weft_subscriber *subscriber, uint64_t version, 
         return status;
     }
     uint64_t newest = follow->seen ? follow->head.newest.version : 0;
+    if (newest == 0 && follow->mark.epoch > 0 && !follow->seen) {
+        return weft_fail(context, WEFT_NOT_FOUND,
+                         "%s has no head as new as one that was seen there before (epoch %llu, sequence "
+                         "%llu): it lags behind, or somebody has put back an older state of it",
+                         url, (unsigned long long)follow->mark.epoch,
+                         (unsigned long long)follow->mark.sequence);
+    }
     if (newest == 0) {
         return weft_fail(context, WEFT_NOT_FOUND, "%s: nothing is published there yet", url);
     }
