@@ -69,7 +69,7 @@ static inline __attribute__((always_inline)) void load_word(const word_source *s
 static inline __attribute__((always_inline)) void prove_run(weft_proof *proof, const weft_run *run,
                                                             word_source source, const weft_changes *changes,
                                                             size_t first, size_t end, bool steps,
-                                                            bool gathered, unsigned width) {
+                                                            bool gathered, bool write, unsigned width) {
     const uint32_t *positions = changes->positions;
     uint8_t *olds = changes->olds;
     uint8_t *news = changes->news;
@@ -113,6 +113,9 @@ static inline __attribute__((always_inline)) void prove_run(weft_proof *proof, c
             weft_unit_store(news, i, width, value);
         }
         weft_unit_store(proof->after + place, 0, width, value);
+        if (write) {
+            weft_unit_store((uint8_t *)(uintptr_t)source.memory + offset, 0, width, value);
+        }
     }
     proof->word = word;
     proof->count = count;
@@ -123,18 +126,21 @@ static void prove_width(weft_proof *proof, const weft_run *run, word_source sour
                         const weft_changes *changes, size_t first, size_t end) {
     bool gathered = source.gathered != NULL;
     bool steps = proof->mode == WEFT_PROOF_STEPS;
-    if (changes->width == 2 && !gathered && steps) {
-        prove_run(proof, run, source, changes, first, end, true, false, 2);
-    } else if (changes->width == 2 && !gathered) {
-        prove_run(proof, run, source, changes, first, end, false, false, 2);
+    bool write = proof->write;
+    if (changes->width == 2 && !gathered && steps && !write) {
+        prove_run(proof, run, source, changes, first, end, true, false, false, 2);
+    } else if (changes->width == 2 && !gathered && !steps && !write) {
+        prove_run(proof, run, source, changes, first, end, false, false, false, 2);
+    } else if (changes->width == 2 && !gathered && !steps) {
+        prove_run(proof, run, source, changes, first, end, false, false, true, 2);
     } else if (changes->width == 1) {
-        prove_run(proof, run, source, changes, first, end, steps, gathered, 1);
+        prove_run(proof, run, source, changes, first, end, steps, gathered, write, 1);
     } else if (changes->width == 2) {
-        prove_run(proof, run, source, changes, first, end, steps, gathered, 2);
+        prove_run(proof, run, source, changes, first, end, steps, gathered, write, 2);
     } else if (changes->width == 4) {
-        prove_run(proof, run, source, changes, first, end, steps, gathered, 4);
+        prove_run(proof, run, source, changes, first, end, steps, gathered, write, 4);
     } else {
-        prove_run(proof, run, source, changes, first, end, steps, gathered, 8);
+        prove_run(proof, run, source, changes, first, end, steps, gathered, write, 8);
     }
 }
 
@@ -313,7 +319,8 @@ static weft_status gather_words(const weft_window *window, const weft_run *run, 
 static weft_status prove_part(weft_proof *proof, weft_changes *changes, size_t first, size_t end) {
     const weft_run *run = &proof->window->runs[proof->run];
     word_source source = {run->memory, (size_t)run->units * changes->width, NULL};
-    if (proof->write) {
+    /* changes that come as steps may be out of order, and a word that changes again must be read again */
+    if (proof->write && proof->mode == WEFT_PROOF_STEPS) {
         uint8_t *memory = (uint8_t *)(uintptr_t)run->memory;
         write_width(proof, changes, first, end, memory, source.bytes, run->linear);
         return WEFT_OK;

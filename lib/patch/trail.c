@@ -59,25 +59,13 @@ void weft_trail_destroy(weft_trail *trail) {
     weft_release(trail->context, trail);
 }
 
-/* Positions and old values; new ones are not needed to go back. */
-static weft_status keep_changes(weft_trail *trail, const weft_changes *changes, weft_changes *kept) {
-    size_t count = changes->count;
-    if (kept->capacity < count || kept->width != changes->width) {
-        size_t capacity = count + count / 4;
-        weft_release(trail->context, kept->positions);
-        weft_release(trail->context, kept->olds);
-        *kept = (weft_changes){.context = trail->context, .width = changes->width};
-        kept->positions = weft_allocate_array(trail->context, capacity, sizeof *kept->positions);
-        kept->olds = weft_allocate_array(trail->context, capacity, changes->width);
-        if (kept->positions == NULL || kept->olds == NULL) {
-            return WEFT_NO_MEMORY;
-        }
-        kept->capacity = capacity;
-    }
-    memcpy(kept->positions, changes->positions, count * sizeof *kept->positions);
-    memcpy(kept->olds, changes->olds, count * changes->width);
-    kept->count = count;
-    return WEFT_OK;
+/* The coder's list becomes the trail's, and the trail's old one the coder's: nothing is copied. */
+static void keep_changes(weft_bucket_coder *coder, weft_staged *kept) {
+    weft_changes changes = kept->changes;
+    kept->changes = coder->changes;
+    coder->changes = changes;
+    coder->changes.context = coder->context;
+    coder->changes.count = 0;
 }
 
 static weft_status advance_dense(weft_bucket_coder *coder, const weft_bucket *bucket,
@@ -98,14 +86,17 @@ static weft_status advance_dense(weft_bucket_coder *coder, const weft_bucket *bu
     return status == WEFT_OK ? weft_window_fill(&coder->from, kept->dense_news, bucket->width) : status;
 }
 
-static weft_status advance(weft_trail *trail, weft_bucket_coder *coder, const weft_bucket *bucket,
-                           const weft_bucket_side *to, const weft_frame_result *result, weft_staged *kept) {
+static weft_status advance(weft_bucket_coder *coder, const weft_bucket *bucket, const weft_bucket_side *to,
+                           const weft_frame_result *result, weft_staged *kept) {
     if (coder->changes.count != result->changed) {
         return advance_dense(coder, bucket, to, kept);
     }
-    weft_status status = keep_changes(trail, &coder->changes, &kept->changes);
-    return status == WEFT_OK && !result->written ? weft_window_scatter(&coder->from, &coder->changes, false)
-                                                 : status;
+    weft_status status =
+        result->written ? WEFT_OK : weft_window_scatter(&coder->from, &coder->changes, false);
+    if (status == WEFT_OK) {
+        keep_changes(coder, kept);
+    }
+    return status;
 }
 
 weft_status weft_trail_advance(weft_trail *trail, size_t index, weft_bucket_coder *coder,
@@ -115,7 +106,7 @@ weft_status weft_trail_advance(weft_trail *trail, size_t index, weft_bucket_code
         return WEFT_OK;
     }
     weft_staged *kept = &trail->buckets[index];
-    weft_status status = advance(trail, coder, bucket, to, result, kept);
+    weft_status status = advance(coder, bucket, to, result, kept);
     if (status != WEFT_OK) {
         return status;
     }
