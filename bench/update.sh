@@ -1,25 +1,56 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs `build/weft bench` and puts its table, with the processor it ran on, between the two bench marks of
-# README.md. Run it on a quiet machine: memcpy is the first to show another load.
+# Puts measurements between marks of README.md. Run it on a quiet machine: memcpy is the first to show
+# another load.
+#
+#   bench/update.sh [OPTION…]   the table of `build/weft bench`, with the processor it ran on
+#   bench/update.sh sync        the figures of `build/weft bench --sync` and, as root, of bench/link.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-table=$(mktemp)
-text=$(mktemp)
-trap 'rm -f "$table" "$text"' EXIT
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 
-build/weft bench --quiet "$@" > "$table"
-processor=$(lscpu | sed -n 's/^Model name: *//p' | head -n 1)
-family=$(lscpu | sed -n 's/^CPU family: *//p' | head -n 1)
-model=$(lscpu | sed -n 's/^Model: *//p' | head -n 1)
-{
-    echo "\`build/weft bench\` on $(nproc) cores of $processor (family $family, model $model):"
-    echo
-    echo '```'
-    sed 's/ *$//' "$table"
-    echo '```'
-} > "$text"
-sed -i -e '/^<!-- bench -->$/,/^<!-- end of bench -->$/{//!d}' -e "/^<!-- bench -->\$/r $text" README.md
-echo "README.md has the new table"
+machine() {
+    local processor family model
+    processor=$(lscpu | sed -n 's/^Model name: *//p' | head -n 1)
+    family=$(lscpu | sed -n 's/^CPU family: *//p' | head -n 1)
+    model=$(lscpu | sed -n 's/^Model: *//p' | head -n 1)
+    echo "$(nproc) cores of $processor (family $family, model $model)"
+}
+
+# replace MARK FILE: what stands between <!-- MARK --> and <!-- end of MARK -->
+replace() {
+    sed -i -e "/^<!-- $1 -->\$/,/^<!-- end of $1 -->\$/{//!d}" -e "/^<!-- $1 -->\$/r $2" README.md
+    echo "README.md has the new figures of $1"
+}
+
+update_sync() {
+    build/weft bench --sync --quiet --json > "$work/sync"
+    bench/link.sh --json > "$work/link"
+    {
+        echo "\`build/weft bench --sync\` and \`bench/link.sh\`, two threads, on $(machine):"
+        echo
+        /usr/bin/python3 -B bench/tables.py sync "$work/sync" "$work/link"
+    } > "$work/text"
+    replace 'bench sync' "$work/text"
+}
+
+update_table() {
+    build/weft bench --quiet "$@" > "$work/table"
+    {
+        echo "\`build/weft bench\` on $(machine):"
+        echo
+        echo '```'
+        sed 's/ *$//' "$work/table"
+        echo '```'
+    } > "$work/text"
+    replace bench "$work/text"
+}
+
+if [ "${1:-}" = sync ]; then
+    update_sync
+else
+    update_table "$@"
+fi

@@ -1,0 +1,200 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# PULSESync over slow links: two network namespaces joined by a pair of interfaces that `tc` shapes in both
+# directions, `weft serve` in one, `weft follow` in the other. For each rate it measures a version that comes
+# as a patch, the whole model as an anchor, and the plain file by curl: bytes at the worker's interface, all
+# protocols included, and seconds from the beginning of publish to the end of commit.
+#
+# usage: bench/link.sh [--params N] [--steps N] [--rates "MBIT MBIT…"] [--json]
+#
+# Needs root, ip, tc and curl; where they or what they do is not to be had, it says so and exits with 0. The
+# command is build/weft, or $WEFT.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+weft=${WEFT:-$here/../build/weft}
+params=64M
+steps=6
+rates='200 50'
+json=
+while [ $# -gt 0 ]; do
+    case $1 in
+        --params) params=$2 && shift 2 ;;
+        --steps) steps=$2 && shift 2 ;;
+        --rates) rates=$2 && shift 2 ;;
+        --json) json=--json && shift ;;
+        *)
+            echo "usage: bench/link.sh [--params N] [--steps N] [--rates \"MBIT MBIT…\"] [--json]" >&2
+            exit 2
+            ;;
+    esac
+done
+
+trainer=weft-trainer-$$
+worker=weft-worker-$$
+address=10.77.0
+pids=()
+dir=
+
+# end PID: a process of ours, if it is still there
+end() {
+    kill "$1" 2> /dev/null || true
+    wait "$1" 2> /dev/null || true
+}
+
+clean_up() {
+    local pid
+    for pid in "${pids[@]}"; do
+        end "$pid"
+    done
+    ip netns del "$worker" 2> /dev/null || true
+    ip netns del "$trainer" 2> /dev/null || true
+    [ -z "$dir" ] || rm -rf "$dir"
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+skip() {
+    echo "SKIPPED: bench/link.sh measured nothing: $*" >&2
+    [ -z "$json" ] || echo '{"skipped": true}'
+    exit 0
+}
+
+# ---- the link ----
+
+shape() {
+    local name
+    for name in "$trainer" "$worker"; do
+        ip netns exec "$name" tc qdisc replace dev wire root tbf rate "$1mbit" burst 32kb latency 200ms
+    done
+}
+
+unshape() {
+    local name
+    for name in "$trainer" "$worker"; do
+        ip netns exec "$name" tc qdisc del dev wire root 2> /dev/null || true
+    done
+}
+
+make_link() {
+    local name number=0
+    ip netns add "$trainer" && ip netns add "$worker" || return 1
+    ip link add wire netns "$trainer" type veth peer name wire netns "$worker" || return 1
+    for name in "$trainer" "$worker"; do
+        number=$((number + 1))
+        ip netns exec "$name" sysctl -qw net.ipv6.conf.all.disable_ipv6=1 2> /dev/null || true
+        # a packet of the kernel's is a packet of the wire, and is counted with its own headers
+        ip netns exec "$name" ip link set dev wire gso_max_segs 1 2> /dev/null || true
+        ip netns exec "$name" ip address add "$address.$number/24" dev wire || return 1
+        ip netns exec "$name" ip link set lo up || return 1
+        ip netns exec "$name" ip link set wire up || return 1
+    done
+    shape 100 && unshape
+}
+
+# Bytes that have crossed the worker's end, both ways.
+crossed() {
+    ip netns exec "$worker" cat /sys/class/net/wire/statistics/{rx,tx}_bytes | awk '{ sum += $1 } END { print sum }'
+}
+
+# ---- measuring ----
+
+now() {
+    date +%s.%N
+}
+
+# sample RATE KIND BYTES BEGIN END
+sample() {
+    awk -v OFS='\t' -v rate="$1" -v kind="$2" -v bytes="$3" -v begin="$4" -v end="$5" \
+        'BEGIN { print rate, kind, bytes, end - begin }' >> "$dir/samples"
+}
+
+# await FILE PID: until the file is there and has a line
+await() {
+    local attempt
+    for ((attempt = 0; attempt < 60000; attempt++)); do
+        if [ -s "$1" ] && [ "$(wc -l < "$1")" -gt 0 ]; then
+            return
+        fi
+        if ! kill -0 "$2" 2> /dev/null; then
+            break
+        fi
+        sleep 0.01
+    done
+    echo "bench/link.sh: $1 did not come: $(tail -n 3 "$dir"/*.log)" >&2
+    exit 1
+}
+
+publish() {
+    "$weft" publish "$dir/store" "$dir/model/step-$1.safetensors" --profile small --cache "$dir/cache" --quiet
+}
+
+# One rate, or 0 for the bare link: everything from an empty store on.
+measure() {
+    local rate=$1 server follower step before begin url
+    rm -rf "$dir/store" "$dir/cache" "$dir/replica" "$dir"/stamp.* "$dir/url"
+    mkdir -p "$dir/store/plain" "$dir/replica"
+    ln "$dir/model/step-0.safetensors" "$dir/store/plain/model"
+    ip netns exec "$trainer" "$weft" serve "$dir/store" --listen "$address.1:0" --url-file "$dir/url" --quiet \
+        2> "$dir/serve.log" < /dev/null &
+    server=$!
+    pids+=("$server")
+    await "$dir/url" "$server"
+    url=$(cat "$dir/url")
+    url=${url%/}
+    if [ "$rate" -gt 0 ]; then
+        shape "$rate"
+    fi
+
+    before=$(crossed)
+    begin=$(now)
+    ip netns exec "$worker" curl -fsS -o "$dir/replica/plain" "$url/plain/model"
+    sample "$rate" plain $(($(crossed) - before)) "$begin" "$(now)"
+    rm "$dir/replica/plain"
+
+    before=$(crossed)
+    begin=$(now)
+    publish 0
+    ip netns exec "$worker" "$weft" follow "$url" "$dir/replica/model.safetensors" --quiet \
+        --exec "date +%s.%N > $dir/stamp.\$WEFT_VERSION" > "$dir/follow.log" 2>&1 < /dev/null &
+    follower=$!
+    pids+=("$follower")
+    await "$dir/stamp.1" "$follower"
+    sleep 0.3
+    sample "$rate" anchor $(($(crossed) - before)) "$begin" "$(cat "$dir/stamp.1")"
+
+    for ((step = 1; step <= steps; step++)); do
+        before=$(crossed)
+        begin=$(now)
+        publish "$step"
+        await "$dir/stamp.$((step + 1))" "$follower"
+        # what the next wait costs belongs to this version
+        sleep 0.3
+        sample "$rate" patch $(($(crossed) - before)) "$begin" "$(cat "$dir/stamp.$((step + 1))")"
+    done
+    end "$follower"
+    end "$server"
+    pids=()
+    unshape
+    cmp "$dir/replica/model.safetensors" "$dir/model/step-$steps.safetensors"
+}
+
+if [ ! -x "$weft" ]; then
+    echo "bench/link.sh: there is no command at $weft; build it, or set WEFT" >&2
+    exit 1
+fi
+[ "$(id -u)" -eq 0 ] || skip 'it needs root, for network namespaces'
+for tool in ip tc curl; do
+    command -v "$tool" > /dev/null || skip "there is no $tool"
+done
+dir=$(mktemp -d "${TMPDIR:-/tmp}/weft-link.XXXXXX")
+make_link 2> "$dir/link.log" || skip "network namespaces or tc are not permitted here: $(tail -n 1 "$dir/link.log")"
+
+"$weft" bench --make "$dir/model" --params "$params" --steps "$steps" --quiet
+for rate in 0 $rates; do
+    echo "bench/link.sh: ${rate/#0/no} limit$([ "$rate" = 0 ] || echo ' in Mbit/s')" >&2
+    measure "$rate"
+done
+total=$(stat -c %s "$dir/model/step-0.safetensors")
+/usr/bin/python3 -B "$here/tables.py" link "$dir/samples" "$total" $json

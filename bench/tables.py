@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of the README from measurements.
+
+tables.py link SAMPLES DENSE_BYTES [--json]   the samples of bench/link.sh: rate, kind, bytes, seconds
+tables.py sync SYNC.json LINK.json            the results of `weft bench --sync --json` and link.sh --json
+"""
+import json
+import statistics
+import sys
+
+LARGE = 7e9  # parameters of the model that figures are scaled to
+INTERVAL = 50.0  # seconds of work between two versions
+UTILISATION = 0.9
+KINDS = {"patch": "patch, 1% changed", "anchor": "whole model, anchor", "plain": "whole model, curl"}
+
+
+def needed_rate(size):
+    """The rate in Mbit/s at which workers are busy for UTILISATION of the time.
+
+    utilisation = interval / (interval + 8 * bytes / rate)
+    """
+    return 8e-6 * size * UTILISATION / ((1 - UTILISATION) * INTERVAL)
+
+
+def utilisation(size, megabits):
+    return INTERVAL / (INTERVAL + 8e-6 * size / megabits)
+
+
+def link_results(path, dense):
+    """Medians by rate and kind. What a transfer costs beside its bytes is its time on the bare link."""
+    samples = {}
+    with open(path) as lines:
+        for line in lines:
+            rate, kind, size, seconds = line.split()
+            samples.setdefault((int(rate), kind), []).append((int(size), float(seconds)))
+    fixed = {kind: statistics.median(s for _, s in samples[0, kind]) for kind in KINDS}
+    rows = []
+    for (rate, kind), values in samples.items():
+        size = statistics.median(size for size, _ in values)
+        row = {
+            "megabits": rate,
+            "kind": kind,
+            "wire_bytes": size,
+            "seconds": statistics.median(seconds for _, seconds in values),
+            "fixed_seconds": fixed[kind],
+            "times_fewer_bytes": dense / size,
+            "megabits_for_90_percent": needed_rate(size),
+            "megabits_for_90_percent_7b": needed_rate(size) * LARGE * 2 / dense,
+        }
+        if rate > 0:
+            row["predicted_seconds"] = fixed[kind] + 8e-6 * size / rate
+            row["utilisation_7b"] = utilisation(size * LARGE * 2 / dense, rate)
+        rows.append(row)
+    return {"dense_bytes": dense, "interval_seconds": INTERVAL, "rows": rows}
+
+
+def link_table(results):
+    yield f"| {results['dense_bytes'] / 1e6:.0f} MB model | link, Mbit/s | bytes on the wire | fewer | s | predicted s |" \
+        " Mbit/s for 90% at 50 s | of a 7B model |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
+    for row in results["rows"]:
+        if row["megabits"] > 0:
+            yield (f"| {KINDS[row['kind']]} | {row['megabits']} | {row['wire_bytes']:,.0f} |"
+                   f" {row['times_fewer_bytes']:.1f} x | {row['seconds']:.2f} | {row['predicted_seconds']:.2f} |"
+                   f" {row['megabits_for_90_percent']:.2f} | {row['megabits_for_90_percent_7b']:.0f} |")
+
+
+def milliseconds(seconds):
+    return f"{1e3 * seconds:.1f} ms"
+
+
+def sync_table(sync, link):
+    """The few figures that the README has."""
+    publish, pause, scaling = sync["publish"], sync["pause"], sync["scaling"]
+    latency, bucketing = sync["latency"], sync["bucketing"]
+    fast, small = publish["rows"]
+    yield "| | | |"
+    yield "|---|---|---|"
+    for row in (fast, small):
+        yield (f"| publish, {row['profile']} | {publish['total'] / 1e9:.3g}B parameters in memory to a directory:"
+               f" {milliseconds(row['seconds']['best'])}, {row['bytes_per_change']:.3f} bytes per change |"
+               f" {row['to_memcpy']:.2f} of memcpy's speed |")
+    yield (f"| pause | {pause['changed']:,} changes of {pause['total'] / 1e6:.0f}M parameters |"
+           f" {milliseconds(pause['commit_seconds']['best'])} (memcpy of all:"
+           f" {milliseconds(pause['memcpy_seconds'])}) |")
+    models = scaling["models"]
+    yield (f"| pause by size of model | {scaling['changed']:,} changes of {models[0]['total'] / 1e6:.0f}M and of"
+           f" {models[1]['total'] / 1e6:.0f}M parameters, cold caches |"
+           f" {milliseconds(models[0]['commit_seconds']['median'])} and"
+           f" {milliseconds(models[1]['commit_seconds']['median'])}: {scaling['factor']:.2f} x |")
+    seconds = latency["seconds"]
+    yield (f"| publish to commit, HTTP | {latency['total'] / 1e6:.0f}M parameters, {latency['versions']} versions,"
+           f" {latency['lost']} lost | median {milliseconds(seconds['median'])}, p99 {milliseconds(seconds['p99'])} |")
+    ours, single, wide = bucketing["rows"]
+    yield (f"| {bucketing['tensors']:,} tensors, HTTP | {ours['requests']} requests, {ours['bytes']:,} bytes, both"
+           f" ways; one object per tensor: {single['requests']:,} requests, {single['bytes']:,} bytes |"
+           f" {milliseconds(ours['seconds']['best'])}; {milliseconds(single['seconds']['best'])}, 8 at once"
+           f" {milliseconds(wide['seconds']['best'])} |")
+    if "rows" in link:
+        yield ""
+        yield from link_table(link)
+
+
+def main(arguments):
+    if arguments[:1] == ["link"] and len(arguments) in (3, 4):
+        results = link_results(arguments[1], int(arguments[2]))
+        if arguments[3:] == ["--json"]:
+            print(json.dumps(results, indent=2))
+        else:
+            print("\n".join(link_table(results)))
+    elif arguments[:1] == ["sync"] and len(arguments) == 3:
+        with open(arguments[1]) as sync, open(arguments[2]) as link:
+            print("\n".join(sync_table(json.load(sync), json.load(link))))
+    else:
+        sys.exit(__doc__)
+
+
+main(sys.argv[1:])
