@@ -433,6 +433,21 @@ static weft_status plan(weft_subscriber *subscriber, uint64_t version) {
     return status;
 }
 
+/* A page that is not there may have been removed since the head was looked at: then the head has moved. */
+static weft_status plan_from_newest(weft_subscriber *subscriber, uint64_t version) {
+    char text[TEXT_BYTES];
+    weft_status status = plan(subscriber, version);
+    while (status == WEFT_NOT_FOUND) {
+        snprintf(text, sizeof text, "%s", weft_context_error(subscriber->context));
+        weft_status looked = look(subscriber);
+        if (looked != WEFT_OK) {
+            return looked < 0 ? looked : weft_fail(subscriber->context, status, "%s", text);
+        }
+        status = plan(subscriber, version);
+    }
+    return status;
+}
+
 /* ---- one step ---- */
 
 /* The hashes have proven the bytes; this proves that the history is not at odds with them. */
@@ -587,7 +602,7 @@ weft_status weft_subscriber_prepare(weft_subscriber *subscriber, uint64_t versio
         status = weft_replica_recover(&subscriber->replica);
     }
     while (status == WEFT_OK) {
-        status = plan(subscriber, version);
+        status = plan_from_newest(subscriber, version);
         const weft_route *route = &subscriber->route;
         if (status == WEFT_OK && route->next == route->count) {
             return stop(subscriber, WEFT_OK);
