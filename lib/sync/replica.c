@@ -186,10 +186,17 @@ weft_status weft_replica_open_file(weft_replica *replica, weft_context *context,
 }
 
 static weft_status prepare_file(weft_replica *replica, const weft_patch *patch, bool anchor) {
+    const weft_checkpoint *base = NULL;
     if (!anchor) {
-        return weft_in_place_prepare(replica->place, patch);
+        weft_status status = weft_in_place_prepare(replica->place, patch);
+        if (status != WEFT_UNSUPPORTED) {
+            return status;
+        }
+        /* the files change, and not only the weights in them: all of them are written anew */
+        weft_context_clear(replica->context);
+        base = weft_in_place_checkpoint(replica->place);
     }
-    return weft_apply_rebuild_draft(replica->context, NULL, &patch, 1, replica->path, &replica->draft);
+    return weft_apply_rebuild_draft(replica->context, base, &patch, 1, replica->path, &replica->draft);
 }
 
 /* The new file takes the place of the old one, whose lock goes with it. */
