@@ -21,6 +21,7 @@ enum {
     OPTION_CUT,
     OPTION_BUCKET,
     OPTION_SIGN,
+    OPTION_ADOPT,
     OPTION_CACHE,
     OPTION_ANCHOR,
     OPTION_ANCHOR_RATIO,
@@ -37,6 +38,8 @@ static const struct argp_option options[] = {
      "Weights per bucket, the unit that is coded and checked alone (default: 8MiB)", 1},
     {"sign", OPTION_SIGN, "FILE", 0,
      "Sign with this secret key (weft keygen makes one), so that followers can use --trust", 1},
+    {"adopt", OPTION_ADOPT, NULL, 0,
+     "With --sign: go on with a run whose history that key has not signed, and sign for it from now on", 1},
     {"cache", OPTION_CACHE, "DIR", 0,
      "Keep the copy of what was published last in DIR (default: a directory per store in "
      "${XDG_CACHE_HOME:-~/.cache}/weft)",
@@ -59,8 +62,8 @@ static const char doc[] =
     "is visible to followers whole or not at all. If publishing fails, simply try again.\n"
     "\nA run has one publisher at a time. Who publishes takes over, and one that is still at work is "
     "refused. Calls that use the same cache, one after the other, are one publisher.\n"
-    "\nA publisher goes on with the history that it finds, and --sign signs that too: let nobody else "
-    "write to the store (see the tokens of weft serve).\n"
+    "\nA publisher goes on with the history that it finds. With --sign that must be signed by the same "
+    "key, unless --adopt says otherwise.\n"
     "\nThe copy in the cache takes as much disk as the checkpoint. If it is lost, or another machine takes "
     "over, it is rebuilt from the store.\n"
     "\nExamples:\n"
@@ -81,6 +84,7 @@ typedef struct publish_arguments {
     weft_profile profile;
     uint64_t bucket_bytes;
     const char *sign_file;
+    bool adopt;
     const char *cache;
     anchor_choice anchor;
     double anchor_ratio;
@@ -161,6 +165,9 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         return 0;
     case OPTION_SIGN:
         arguments->sign_file = argument;
+        return 0;
+    case OPTION_ADOPT:
+        arguments->adopt = true;
         return 0;
     case OPTION_CACHE:
         arguments->cache = argument;
@@ -409,6 +416,7 @@ static int publish_model(publish_arguments *arguments, const weft_model *model, 
         .cut_count = arguments->cuts.count,
         .container = container,
         .key = key,
+        .adopt = arguments->adopt,
         .anchor_ratio = arguments->anchor == ANCHOR_NEVER ? -1 : arguments->anchor_ratio,
         .keep_anchors = (unsigned)arguments->keep_anchors,
         .mirror_path = mirror,

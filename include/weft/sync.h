@@ -73,6 +73,7 @@ typedef struct weft_publisher_options {
     size_t cut_count;
     const weft_container *container; /* the files that the tensors come from; NULL: one file is made up */
     const weft_key *key;             /* signs heads; NULL: they are not signed */
+    bool adopt;                      /* go on with a run whose head that key has not signed */
     /* A new anchor is written when the patches since the last one add up to so many times its size; 0: 1.
      * Below zero: never, but for the first version and what the store must have. */
     double anchor_ratio;

@@ -56,7 +56,7 @@ static weft_status pull(weft_subscriber *subscriber, uint64_t version) {
 
 static weft_status rebuild_memory(weft_baseline *baseline, uint64_t version) {
     weft_subscriber *subscriber;
-    const weft_subscriber_options options = {.empty = true};
+    const weft_subscriber_options options = {.trusted = baseline->trusted, .empty = true};
     weft_status status = weft_subscriber_open(baseline->context, baseline->store, baseline->mirror.view,
                                               &options, &subscriber);
     if (status == WEFT_OK) {
@@ -95,7 +95,7 @@ static weft_status drop_other_run(weft_baseline *baseline, const char *run) {
 
 static weft_status rebuild_file(weft_baseline *baseline, const weft_sync_head *head) {
     weft_subscriber *subscriber;
-    const weft_subscriber_options options = {.replace = true};
+    const weft_subscriber_options options = {.trusted = baseline->trusted, .replace = true};
     weft_in_place_close(baseline->place);
     baseline->place = NULL;
     weft_status status = drop_other_run(baseline, head->run);

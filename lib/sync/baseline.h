@@ -16,8 +16,9 @@
 typedef struct weft_baseline {
     weft_context *context;
     weft_store *store;
-    const char *path; /* NULL: in memory */
-    bool holds;       /* what was published last: */
+    const weft_key *trusted; /* what is fetched must be signed by it; NULL: any will do */
+    const char *path;        /* NULL: in memory */
+    bool holds;              /* what was published last: */
     uint64_t version;
     weft_digest digest;
 

@@ -24,12 +24,19 @@ static weft_status find_head(weft_claim *claim, weft_sync_head *head) {
     for (int i = 0; i < DAMAGE_ATTEMPTS && status == WEFT_CHECKSUM_MISMATCH; i++) {
         status = weft_head_find(context, claim->store, 1, data, &size, &epoch);
         if (status == WEFT_OK) {
-            status = weft_sync_head_parse(context, weft_store_url(claim->store), data, size, NULL, head);
+            status = weft_sync_head_parse(context, weft_store_url(claim->store), data, size, claim->trusted,
+                                          head);
         }
     }
     if (status == WEFT_NOT_FOUND) {
         *head = (weft_sync_head){0};
         status = weft_hex_random(context, (WEFT_RUN_TEXT - 1) / 2, head->run);
+    }
+    if (status == WEFT_SIGNATURE_MISMATCH) {
+        return weft_fail(context, status,
+                         "%s: the run there was not signed by this key; to go on with it all the same, and "
+                         "sign for what it holds, adopt it (--adopt)",
+                         weft_store_url(claim->store));
     }
     return status;
 }
@@ -83,7 +90,7 @@ static weft_status go_on(weft_claim *claim, const weft_identity *identity) {
     weft_status status = read_back(claim, claim->head.epoch, claim->bytes, &claim->size, &claim->tag);
     if (status == WEFT_OK) {
         status = weft_sync_head_parse(claim->context, weft_store_url(claim->store), claim->bytes,
-                                      claim->size, NULL, &head);
+                                      claim->size, claim->trusted, &head);
     }
     if (status != WEFT_OK) {
         return status;
@@ -303,11 +310,11 @@ static weft_status take_last(weft_claim *claim, uint64_t sequence_seen) {
     weft_status status =
         weft_sync_head_read(claim->context, claim->store, claim->head.epoch - 1, NULL, data, &size, NULL);
     if (status == WEFT_OK) {
-        status =
-            weft_sync_head_parse(claim->context, weft_store_url(claim->store), data, size, NULL, &last);
+        status = weft_sync_head_parse(claim->context, weft_store_url(claim->store), data, size,
+                                      claim->trusted, &last);
     }
     if (status != WEFT_OK) {
-        return status;
+        return status == WEFT_SIGNATURE_MISMATCH ? WEFT_OK : status;
     }
     if (last.sequence > sequence_seen && last.started) {
         status = weft_claim_prepare(claim, &last.page, &last.newest, &move);
@@ -321,8 +328,9 @@ static weft_status take_last(weft_claim *claim, uint64_t sequence_seen) {
 }
 
 weft_status weft_claim_take(weft_claim *claim, weft_context *context, weft_store *store,
-                            const weft_key *key, const weft_identity *identity) {
-    *claim = (weft_claim){.context = context, .store = store, .key = key};
+                            const weft_key *key, bool adopt_any, const weft_identity *identity) {
+    *claim =
+        (weft_claim){.context = context, .store = store, .key = key, .trusted = adopt_any ? NULL : key};
     weft_status status = WEFT_CONFLICT;
     uint64_t sequence = 0;
     for (int i = 0; i < CLAIM_ATTEMPTS && status == WEFT_CONFLICT; i++) {

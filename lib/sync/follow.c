@@ -87,18 +87,30 @@ static weft_status accept(weft_follow *follow, weft_sync_head *head) {
     return WEFT_OK;
 }
 
-static weft_status take(weft_follow *follow, const uint8_t *data, size_t size) {
+/* `epoch` is that of the key it lay under, or 0. A head under another's name is as good as damaged. */
+static weft_status take(weft_follow *follow, const uint8_t *data, size_t size, uint64_t epoch) {
     weft_sync_head head;
-    weft_status status = weft_sync_head_parse(follow->context, weft_store_url(follow->store), data, size,
-                                              follow->trusted, &head);
-    return status == WEFT_OK ? accept(follow, &head) : status;
+    const char *url = weft_store_url(follow->store);
+    weft_status status = weft_sync_head_parse(follow->context, url, data, size, follow->trusted, &head);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (epoch != 0 && head.epoch != epoch) {
+        weft_sync_head_close(&head, follow->context);
+        return weft_fail(follow->context, WEFT_CHECKSUM_MISMATCH,
+                         "%s: what lies under the name of epoch %llu's head is not that head", url,
+                         (unsigned long long)epoch);
+    }
+    return accept(follow, &head);
 }
 
 /* ---- looking ---- */
 
 /* The head of the epoch that was seen last, then those of later ones. */
-static weft_status read_later(weft_follow *follow, uint8_t *data, size_t *size_out, weft_store_tag *tag) {
+static weft_status read_later(weft_follow *follow, uint8_t *data, size_t *size_out, weft_store_tag *tag,
+                              uint64_t *epoch_out) {
     uint64_t epoch = follow->mark.epoch;
+    *epoch_out = epoch;
     weft_status found = weft_sync_head_read(follow->context, follow->store, epoch,
                                             follow->seen ? &follow->tag : NULL, data, size_out, tag);
     /* a head that was there is only hidden for a while */
@@ -106,7 +118,10 @@ static weft_status read_later(weft_follow *follow, uint8_t *data, size_t *size_o
     weft_status status = found < 0 ? found : WEFT_OK;
     while (status == WEFT_OK) {
         status = weft_sync_head_read(follow->context, follow->store, ++epoch, NULL, data, size_out, tag);
-        found = status == WEFT_OK ? WEFT_OK : found;
+        if (status == WEFT_OK) {
+            found = WEFT_OK;
+            *epoch_out = epoch;
+        }
     }
     return status == WEFT_NOT_FOUND ? found : status;
 }
@@ -115,8 +130,8 @@ static weft_status look_once(weft_follow *follow) {
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
     weft_store_tag tag = {""};
-    uint64_t epoch;
-    weft_status status = follow->mark.epoch > 0 ? read_later(follow, data, &size, &tag) : WEFT_MORE;
+    uint64_t epoch = 0;
+    weft_status status = follow->mark.epoch > 0 ? read_later(follow, data, &size, &tag, &epoch) : WEFT_MORE;
     /* a store that has no head as late as one seen before may hold another run, and is to be told so */
     if (status == WEFT_MORE && !follow->seen) {
         status = weft_head_find(follow->context, follow->store, 1, data, &size, &epoch);
@@ -124,7 +139,7 @@ static weft_status look_once(weft_follow *follow) {
     if (status != WEFT_OK) {
         return status;
     }
-    status = take(follow, data, size);
+    status = take(follow, data, size, epoch);
     if (status >= 0) {
         follow->tag = tag;
     }
@@ -157,6 +172,6 @@ weft_status weft_follow_watch(weft_follow *follow, uint64_t after, double second
         return status;
     }
     follow->tag = (weft_store_tag){""};
-    status = take(follow, data, size);
+    status = take(follow, data, size, 0);
     return status == WEFT_CHECKSUM_MISMATCH ? weft_follow_look(follow) : status;
 }

@@ -131,7 +131,7 @@ static weft_status open_publisher(weft_publisher *publisher) {
     }
     if (status == WEFT_OK) {
         status = weft_claim_take(&publisher->claim, publisher->context, publisher->store,
-                                 publisher->options.key, &publisher->identity);
+                                 publisher->options.key, publisher->options.adopt, &publisher->identity);
     }
     weft_ledger_open(&publisher->ledger, publisher->context, publisher->store, publisher->claim.head.run);
     if (status == WEFT_OK && publisher->claim.head.started) {
@@ -140,6 +140,7 @@ static weft_status open_publisher(weft_publisher *publisher) {
     if (status == WEFT_OK) {
         status = weft_baseline_open(&publisher->baseline, publisher->context, publisher->store,
                                     publisher->view, publisher->options.mirror_path);
+        publisher->baseline.trusted = publisher->options.key;
     }
     return status == WEFT_OK ? weft_baseline_rebuild(&publisher->baseline, &publisher->claim.head) : status;
 }

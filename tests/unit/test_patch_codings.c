@@ -206,7 +206,7 @@ static void expect_sparse(fixture *self, const weft_frame *frame) {
         sort_changes(self);
     }
     expect_changes(self, frame->changed);
-    assert_int_equal(weft_window_prove(&coder->from, &coder->changes, WEFT_PROOF_VALUES, NULL, &delta),
+    assert_int_equal(weft_window_prove(&coder->from, &coder->changes, WEFT_PROOF_VALUES, false, NULL, &delta),
                      WEFT_OK);
     assert_true(weft_sum_equal(delta, frame->delta));
 
@@ -220,7 +220,7 @@ static void expect_sparse(fixture *self, const weft_frame *frame) {
     if (frame->coding == WEFT_CODING_FAST) {
         assert_int_equal(weft_frame_decode_steps(coder, frame, &coder->changes), WEFT_OK);
         assert_int_equal(weft_window_set_memory(&coder->from, &frame->bucket, self->base), WEFT_OK);
-        assert_int_equal(weft_window_prove(&coder->from, &coder->changes, WEFT_PROOF_STEPS, NULL, &delta),
+        assert_int_equal(weft_window_prove(&coder->from, &coder->changes, WEFT_PROOF_STEPS, false, NULL, &delta),
                          WEFT_OK);
         assert_true(weft_sum_equal(delta, frame->delta));
         expect_changes(self, frame->changed);
@@ -276,7 +276,7 @@ static weft_coding expect_frame(fixture *self) {
 static weft_coding round_trip(fixture *self, weft_profile profile) {
     uint64_t changed = count_changed(self);
     XXH64_hash_t first = 0;
-    weft_frame_result result = {0, false};
+    weft_frame_result result = {0, false, false};
     for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
         self->coder->kernels = weft_patch_kernels_for((weft_cpu)level);
         result = encode(self, profile);
