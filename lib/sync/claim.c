@@ -108,7 +108,9 @@ static weft_status take_once(weft_claim *claim, const weft_identity *identity, u
         return status;
     }
     *sequence_out = claim->head.sequence;
-    if (weft_identity_owns(identity, &claim->head)) {
+    /* what is adopted is signed for by the first head of an epoch of its own */
+    bool adopting = claim->key != NULL && claim->trusted == NULL;
+    if (!adopting && weft_identity_owns(identity, &claim->head)) {
         *sequence_out = UINT64_MAX;
         return go_on(claim, identity);
     }

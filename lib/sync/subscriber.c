@@ -530,21 +530,25 @@ static weft_status give_up_object(weft_subscriber *subscriber, const char *key) 
     return weft_texts_add(&subscriber->avoid, subscriber->context, key);
 }
 
-/* What is missing may be late, or may have been removed because it is no longer needed: then the head has
- * moved on. */
-static weft_status meet_missing(weft_subscriber *subscriber, const char *key) {
+static bool promised(const weft_subscriber *subscriber, const weft_route_step *step) {
+    uint64_t floor = subscriber->follow.head.newest.floor;
+    return step->record.version > floor || (step->anchor && step->record.version == floor);
+}
+
+/* What is missing may be late, or may have been removed because it is no longer needed: the newest head
+ * knows. */
+static weft_status meet_missing(weft_subscriber *subscriber, const weft_route_step *step, const char *key) {
     double now = weft_sync_now();
     if (strcmp(subscriber->missing, key) != 0) {
         snprintf(subscriber->missing, sizeof subscriber->missing, "%s", key);
         subscriber->missing_since = now;
     }
     double waited = now - subscriber->missing_since;
-    if (waited < WEFT_VISIBLE_SECONDS) {
-        return weft_sync_sleep(subscriber->context, 0.02 + waited / 2);
+    if (waited >= WEFT_VISIBLE_SECONDS || !promised(subscriber, step)) {
+        return give_up_object(subscriber, key);
     }
-    weft_status status = give_up_object(subscriber, key);
-    weft_status looked = status == WEFT_OK ? weft_follow_look(&subscriber->follow) : status;
-    return looked < 0 ? looked : WEFT_OK;
+    weft_status looked = weft_follow_look(&subscriber->follow);
+    return looked == WEFT_MORE ? weft_sync_sleep(subscriber->context, 0.02 + waited / 2) : looked;
 }
 
 /* WEFT_OK: try again, in another way. */
@@ -554,7 +558,7 @@ static weft_status heal(weft_subscriber *subscriber, weft_status status) {
     memcpy(key, step->object.key, sizeof key);
     switch (status) {
     case WEFT_NOT_FOUND:
-        return meet_missing(subscriber, key);
+        return meet_missing(subscriber, step, key);
     case WEFT_MALFORMED:
     case WEFT_TRUNCATED:
     case WEFT_WRONG_VERSION:
