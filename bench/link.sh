@@ -130,12 +130,23 @@ publish() {
     "$weft" publish "$dir/store" "$dir/model/step-$1.safetensors" --profile small --cache "$dir/cache" --quiet
 }
 
+# fetch_plain RATE KIND URL
+fetch_plain() {
+    local before begin
+    before=$(crossed)
+    begin=$(now)
+    ip netns exec "$worker" curl -fsS -o "$dir/replica/plain" "$3"
+    sample "$1" "$2" $(($(crossed) - before)) "$begin" "$(now)"
+    rm "$dir/replica/plain"
+}
+
 # One rate, or 0 for the bare link: everything from an empty store on.
 measure() {
     local rate=$1 server follower step before begin url
     rm -rf "$dir/store" "$dir/cache" "$dir/replica" "$dir"/stamp.* "$dir/url"
     mkdir -p "$dir/store/plain" "$dir/replica"
     ln "$dir/model/step-0.safetensors" "$dir/store/plain/model"
+    echo nothing > "$dir/store/plain/nothing"
     ip netns exec "$trainer" "$weft" serve "$dir/store" --listen "$address.1:0" --url-file "$dir/url" --quiet \
         2> "$dir/serve.log" < /dev/null &
     server=$!
@@ -147,15 +158,13 @@ measure() {
         shape "$rate"
     fi
 
-    before=$(crossed)
-    begin=$(now)
-    ip netns exec "$worker" curl -fsS -o "$dir/replica/plain" "$url/plain/model"
-    sample "$rate" plain $(($(crossed) - before)) "$begin" "$(now)"
-    rm "$dir/replica/plain"
+    fetch_plain "$rate" plain-fixed "$url/plain/nothing"
+    fetch_plain "$rate" plain "$url/plain/model"
 
     before=$(crossed)
     begin=$(now)
     publish 0
+    sample "$rate" anchor-fixed 0 "$begin" "$(now)"
     ip netns exec "$worker" "$weft" follow "$url" "$dir/replica/model.safetensors" --quiet \
         --exec "date +%s.%N > $dir/stamp.\$WEFT_VERSION" > "$dir/follow.log" 2>&1 < /dev/null &
     follower=$!

@@ -27,15 +27,25 @@ def utilisation(size, megabits):
 
 
 def link_results(path, dense):
-    """Medians by rate and kind. What a transfer costs beside its bytes is its time on the bare link."""
+    """Medians by rate and kind.
+
+    What a transfer costs beside its bytes is: of a patch, its time on the bare link (rate 0); of an anchor, which
+    is decoded while it comes, the time to publish it; of a plain file, the time for an empty one.
+    """
     samples = {}
     with open(path) as lines:
         for line in lines:
             rate, kind, size, seconds = line.split()
             samples.setdefault((int(rate), kind), []).append((int(size), float(seconds)))
-    fixed = {kind: statistics.median(s for _, s in samples[0, kind]) for kind in KINDS}
+
+    def bare(kind):
+        return statistics.median(seconds for _, seconds in samples[0, kind])
+
+    fixed = {"patch": bare("patch"), "anchor": bare("anchor-fixed"), "plain": bare("plain-fixed")}
     rows = []
     for (rate, kind), values in samples.items():
+        if kind not in KINDS:
+            continue
         size = statistics.median(size for size, _ in values)
         row = {
             "megabits": rate,
