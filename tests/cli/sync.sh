@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# sync.sh: what the tests of publish, pull and follow share. Sourced, not run. Besides common.sh it gives a
+# HOME of its own, models m/step-0.safetensors to m/step-6.safetensors, and the functions below.
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+export HOME=$dir/home
+unset XDG_CACHE_HOME WEFT_TOKEN
+children=()
+
+end_children() {
+    local child
+    for child in "${children[@]}"; do
+        kill -KILL "$child" 2> /dev/null
+    done
+    clean_up
+}
+trap end_children EXIT
+
+"$weft" bench --make m --params 200K --steps 6 > /dev/null || exit 99
+model() { echo "m/step-$1.safetensors"; }
+
+# begin NAME ARGUMENT...: the command in the background, with its pid in $pid and its words in NAME.out and
+# NAME.err
+begin() {
+    local name=$1
+    shift
+    "$weft" "$@" > "$name.out" 2> "$name.err" < /dev/null &
+    pid=$!
+    children+=("$pid")
+}
+
+# ended CODE PID NAME: the process must end with this exit code
+ended() {
+    local got=0
+    checks=$((checks + 1))
+    wait "$2" || got=$?
+    [ "$got" -eq "$1" ] || fail "$3 ended with $got, not $1: $(head -c 500 "$3.err")"
+}
+
+# await TEXT COMMAND...: until the command succeeds, for a minute
+await() {
+    local text=$1 attempt
+    shift
+    checks=$((checks + 1))
+    for ((attempt = 0; attempt < 600; attempt++)); do
+        "$@" > /dev/null 2>&1 && return
+        sleep 0.1
+    done
+    fail "$text: did not happen: $*"
+}
+
+# says FILE PATTERN
+says() {
+    checks=$((checks + 1))
+    grep -Eq -- "$2" "$1" || fail "$1 does not say '$2' but: $(head -c 500 "$1")"
+}
+
+# silent FILE PATTERN
+silent() {
+    checks=$((checks + 1))
+    if grep -Eq -- "$2" "$1"; then
+        fail "$1 says '$2': $(head -c 500 "$1")"
+    fi
+}
+
+# serve NAME ARGUMENT...: a server that answers; its URL is in $url, its pid in $pid
+serve() {
+    local name=$1
+    shift
+    rm -f "$name.url"
+    begin "$name" serve "$@" --url-file "$name.url"
+    await "the server $name" test -s "$name.url"
+    url=$(cat "$name.url")
+}
+
+# field FILE NAME: a member of a JSON object
+field() {
+    /usr/bin/python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$1" "$2"
+}
+
+digest() { "$weft" digest "$1" | cut -d' ' -f1; }
