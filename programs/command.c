@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -57,7 +58,8 @@ const struct argp_child command_children[] = {{&common_argp, 0, NULL, 0}, {0}};
 
 /* ---- signals ---- */
 
-static volatile sig_atomic_t caught_signal;
+/* Set by the handler, read by every thread. Lock-free, so that a handler may store it. */
+static atomic_int caught_signal;
 
 static void on_cancel(int signal_number) {
     caught_signal = signal_number;
@@ -89,7 +91,7 @@ void command_handle_signals(void) {
 }
 
 int command_interrupted(void) {
-    return caught_signal != 0 ? 128 + (int)caught_signal : EXIT_DONE;
+    return caught_signal != 0 ? 128 + caught_signal : EXIT_DONE;
 }
 
 /* ---- the context ---- */
