@@ -9,7 +9,10 @@
 
 /* What a STORE may be, for every verb's --help. */
 #define HELP_STORE                                                                                         \
-    "A STORE is a directory, or a URL http(s)://HOST[:PORT]/PATH, such as weft serve gives.\n"
+    "A STORE is a directory, a URL http(s)://HOST[:PORT]/PATH, such as weft serve gives, or "              \
+    "s3://BUCKET/PREFIX, with the environment variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "      \
+    "(AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL, AWS_CA_BUNDLE and WEFT_S3_ADDRESSING=path|virtual " \
+    "where they are needed).\n"
 /* What --trust is worth, for the verbs that read. */
 #define HELP_TRUST                                                                                         \
     "\nWithout --trust, whoever can write to the store is believed. With it, every head must be signed "   \

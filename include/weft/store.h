@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * store.h: where objects lie. A directory or an HTTP(S) server, behind one table of operations.
+ * store.h: where objects lie. A directory, an HTTP(S) server or a bucket in S3, behind one table of
+ * operations.
  *
  * An object is bytes under a key. It appears whole or not at all, and a reader never sees a part of one
  * put and a part of another. Nothing here knows what the bytes mean, and nothing needs a listing.
@@ -26,7 +27,7 @@ typedef struct weft_store_tag {
 } weft_store_tag;
 
 typedef struct weft_store_options {
-    const char *token;      /* sent as a bearer token; NULL: none */
+    const char *token;      /* sent as a bearer token, except to S3; NULL: none */
     const char *ca_file;    /* PEM certificates to trust instead of the system's; NULL: the system's */
     double connect_seconds; /* to reach the server; 0: 10 */
     double stall_seconds;   /* without a byte moving before a transfer is given up; 0: 20 */
@@ -38,9 +39,27 @@ typedef struct weft_store_options {
 
 typedef struct weft_store weft_store;
 
-/* `url` is a path, file:///path, or http(s)://host[:port]/prefix. `options` may be NULL and is copied. A
- * directory need not exist yet: the first put makes it. Nothing is sent yet. The store's own memory is the
- * context's, which must outlive it. */
+/* `url` is a path, file:///path, http(s)://host[:port]/prefix, or s3://bucket/prefix. `options` may be NULL
+ * and is copied. A directory need not exist yet: the first put makes it. Nothing is sent yet. The store's
+ * own memory is the context's, which must outlive it.
+ *
+ * What S3 needs besides comes from the environment, where every program of that world looks for it, and
+ * only from there: secrets stay out of argument lists and of our structures, and who can open a store by
+ * its URL needs no second way. The variables are read once, here:
+ *
+ *     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY    who asks; AWS_SESSION_TOKEN too for temporary credentials
+ *     AWS_REGION, or AWS_DEFAULT_REGION           us-east-1 if neither is set
+ *     AWS_ENDPOINT_URL_S3, or AWS_ENDPOINT_URL    a service other than Amazon's
+ *     AWS_CA_BUNDLE                               as `ca_file`, which goes before it
+ *     WEFT_S3_ADDRESSING                          "path" (https://host/bucket) or "virtual"
+ * (https://bucket.host); unset: virtual for Amazon, path where an endpoint is given or the bucket's name
+ * cannot be part of a host's
+ *
+ * Objects above 8 MiB go there in parts. Parts of puts that were killed stay until the bucket's rules for
+ * unfinished uploads remove them. The first conditional put leaves a small object behind, weft-conditions,
+ * by which it finds out whether the service heeds conditions; those of objects above 8 MiB are
+ * WEFT_UNSUPPORTED.
+ */
 WEFT_API WEFT_CHECKED weft_status weft_store_open(weft_context *context, const char *url,
                                                   const weft_store_options *options,
                                                   weft_store **store_out);

@@ -14,6 +14,9 @@ weft_status weft_directory_open(weft_context *context, const char *root, const w
 extern const weft_store_operations weft_http_operations;
 weft_status weft_http_open(weft_context *context, const char *url, const weft_store_options *options,
                            void **self_out);
+extern const weft_store_operations weft_s3_operations;
+weft_status weft_s3_open(weft_context *context, const char *url, const weft_store_options *options,
+                         void **self_out);
 
 /* Reads from the feed of a put, which it holds to its promises: `count_out` is zero at the end only, and
  * the end is where the size says. */

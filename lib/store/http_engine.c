@@ -359,19 +359,6 @@ static weft_status wait_until_over(weft_http_engine *engine, weft_context *conte
     return status;
 }
 
-static weft_status run_prepared(weft_http_engine *engine, weft_context *context,
-                                weft_http_exchange *exchange, const weft_store_put_request *request) {
-    weft_status status = enqueue(engine, context, exchange);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    if (request != NULL) {
-        status = pump(engine, context, exchange, request);
-    }
-    weft_status waited = wait_until_over(engine, context, exchange);
-    return status == WEFT_OK ? waited : status;
-}
-
 static weft_status make_pipe(weft_context *context, weft_http_exchange *exchange,
                              const weft_store_put_request *request) {
     if (request == NULL) {
@@ -396,18 +383,50 @@ void weft_http_engine_leave(weft_http_engine *engine) {
     pthread_mutex_unlock(&engine->mutex);
 }
 
-weft_status weft_http_engine_run(weft_http_engine *engine, weft_context *context,
-                                 weft_http_exchange *exchange, const weft_store_put_request *request) {
+weft_status weft_http_engine_start(weft_http_engine *engine, weft_context *context,
+                                   weft_http_exchange *exchange) {
     exchange->mutex = &engine->mutex;
-    weft_status status = make_pipe(context, exchange, request);
-    if (status == WEFT_OK) {
-        status =
-            weft_http_exchange_prepare(exchange, engine->settings)
-                ? run_prepared(engine, context, exchange, request)
-                : weft_fail(context, WEFT_NO_MEMORY, "out of memory for a request to %s", exchange->url);
+    weft_status status =
+        weft_http_exchange_prepare(exchange, engine->settings)
+            ? enqueue(engine, context, exchange)
+            : weft_fail(context, WEFT_NO_MEMORY, "out of memory for a request to %s", exchange->url);
+    if (status != WEFT_OK) {
         weft_http_exchange_release(exchange);
     }
-    weft_release(context, exchange->pipe.ring);
+    return status;
+}
+
+weft_status weft_http_engine_finish(weft_http_engine *engine, weft_context *context,
+                                    weft_http_exchange *exchange) {
+    weft_status status = wait_until_over(engine, context, exchange);
+    weft_http_exchange_release(exchange);
+    return status;
+}
+
+void weft_http_engine_cancel(weft_http_engine *engine, weft_http_exchange *exchange) {
+    tell(engine, exchange, 0, true);
+}
+
+static weft_status run_with_pipe(weft_http_engine *engine, weft_context *context,
+                                 weft_http_exchange *exchange, const weft_store_put_request *request) {
+    weft_status status = weft_http_engine_start(engine, context, exchange);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = request != NULL ? pump(engine, context, exchange, request) : WEFT_OK;
+    weft_status waited = weft_http_engine_finish(engine, context, exchange);
+    return status == WEFT_OK ? waited : status;
+}
+
+weft_status weft_http_engine_run(weft_http_engine *engine, weft_context *context,
+                                 weft_http_exchange *exchange, const weft_store_put_request *request) {
+    weft_status status = make_pipe(context, exchange, request);
+    if (status == WEFT_OK) {
+        status = run_with_pipe(engine, context, exchange, request);
+    }
+    if (request != NULL) {
+        weft_release(context, exchange->pipe.ring);
+    }
     return status;
 }
 

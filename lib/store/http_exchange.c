@@ -15,9 +15,12 @@
 #define USER_AGENT                                                                                         \
     "weft/" NUMBER(WEFT_VERSION_MAJOR) "." NUMBER(WEFT_VERSION_MINOR) "." NUMBER(WEFT_VERSION_PATCH)
 
-enum { CURL_BUFFER = 512 << 10 };
+enum {
+    CURL_BUFFER = 512 << 10,
+    EXPECT_MILLISECONDS = 200, /* that a server may take to say that it wants a body */
+};
 
-/* Of an answer that is no object: a page that says what went wrong, which nobody reads. */
+/* Of an answer that is no object: a page that says what went wrong, of which the beginning is kept. */
 static const uint64_t ERROR_BODY_MAX = 256 << 10;
 
 /* Tags of other servers are often made of the second of the change: one that is as young as that does not
@@ -111,8 +114,8 @@ static void read_retry(weft_http_answer *answer, const char *value, const char *
     }
 }
 
-static void read_location(weft_http_answer *answer, const char *value, const char *end) {
-    snprintf(answer->location, sizeof(answer->location), "%.*s", (int)(end - value), value);
+static void read_text(char *text, size_t capacity, const char *value, const char *end) {
+    snprintf(text, capacity, "%.*s", (int)(end - value), value);
 }
 
 static bool is_named(const char *line, size_t name, const char *wanted) {
@@ -136,7 +139,9 @@ static void read_field(weft_http_answer *answer, const char *line, size_t name, 
     } else if (is_named(line, name, "retry-after")) {
         read_retry(answer, value, end);
     } else if (is_named(line, name, "location")) {
-        read_location(answer, value, end);
+        read_text(answer->location, sizeof(answer->location), value, end);
+    } else if (is_named(line, name, "x-amz-bucket-region")) {
+        read_text(answer->region, sizeof(answer->region), value, end);
     } else if (is_named(line, name, "weft-server")) {
         answer->weft = true;
     }
@@ -225,6 +230,13 @@ static bool keep_body(weft_http_exchange *exchange, const char *data, size_t siz
     return !exchange->satisfied;
 }
 
+static void keep_remark(weft_http_exchange *exchange, const char *data, size_t size) {
+    size_t room = sizeof(exchange->remark) - exchange->remark_size;
+    size_t count = size < room ? size : room;
+    memcpy(exchange->remark + exchange->remark_size, data, count);
+    exchange->remark_size += count;
+}
+
 static size_t take_body(char *data, size_t size, size_t count, void *opaque) {
     weft_http_exchange *exchange = opaque;
     size_t bytes = size * count;
@@ -232,6 +244,7 @@ static size_t take_body(char *data, size_t size, size_t count, void *opaque) {
     exchange->begun = true;
     if (exchange->method != WEFT_HTTP_GET || (status != 200 && status != 206)) {
         exchange->body += bytes;
+        keep_remark(exchange, data, bytes);
         return exchange->body <= ERROR_BODY_MAX ? bytes : CURL_WRITEFUNC_ERROR;
     }
     if (status == 206 && !range_fits(exchange)) {
@@ -290,15 +303,30 @@ static bool add_header(weft_http_exchange *exchange, const char *line) {
     return true;
 }
 
+static bool has_body(const weft_http_exchange *exchange) {
+    return exchange->method == WEFT_HTTP_PUT || exchange->method == WEFT_HTTP_POST;
+}
+
+/* S3 wants to be told of the body even if there is none; curl signs these lines with the others. */
+static bool add_signed_headers(weft_http_exchange *exchange, const weft_http_signing *signing) {
+    static const char nothing[] = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    char line[128];
+    const char *unknown = has_body(exchange) ? "UNSIGNED-PAYLOAD" : nothing;
+    snprintf(line, sizeof(line), "x-amz-content-sha256: %s",
+             exchange->hash[0] != '\0' ? exchange->hash : unknown);
+    return add_header(exchange, line) && add_header(exchange, signing->token);
+}
+
 static bool add_headers(weft_http_exchange *exchange, const weft_http_settings *settings) {
     char range[80];
     snprintf(range, sizeof(range), "Range: bytes=%llu-%llu", (unsigned long long)exchange->first,
              (unsigned long long)exchange->last);
     return add_header(exchange, settings->authorization) &&
+           (settings->signing == NULL || add_signed_headers(exchange, settings->signing)) &&
            add_header(exchange, exchange->ranged ? range : NULL) &&
            add_header(exchange, exchange->conditions[0]) && add_header(exchange, exchange->conditions[1]) &&
-           /* without this curl waits a second for servers that do not know it */
-           add_header(exchange, exchange->method == WEFT_HTTP_PUT ? "Expect:" : NULL);
+           /* without this curl waits for servers that do not know it, but it would sign it too */
+           add_header(exchange, has_body(exchange) && settings->signing == NULL ? "Expect:" : NULL);
 }
 
 static void set_method(CURL *easy, const weft_http_exchange *exchange) {
@@ -308,6 +336,9 @@ static void set_method(CURL *easy, const weft_http_exchange *exchange) {
     case WEFT_HTTP_HEAD:
         curl_easy_setopt(easy, CURLOPT_NOBODY, 1L);
         break;
+    case WEFT_HTTP_POST:
+        curl_easy_setopt(easy, CURLOPT_CUSTOMREQUEST, "POST");
+        /* fall through */
     case WEFT_HTTP_PUT:
         curl_easy_setopt(easy, CURLOPT_UPLOAD, 1L);
         curl_easy_setopt(easy, CURLOPT_INFILESIZE_LARGE,
@@ -318,6 +349,14 @@ static void set_method(CURL *easy, const weft_http_exchange *exchange) {
         curl_easy_setopt(easy, CURLOPT_CUSTOMREQUEST, "DELETE");
         break;
     }
+}
+
+/* User and secret apart, and not in the URL: a user may have a colon in it. */
+static void set_signing(CURL *easy, const weft_http_signing *signing) {
+    curl_easy_setopt(easy, CURLOPT_AWS_SIGV4, signing->scheme);
+    curl_easy_setopt(easy, CURLOPT_USERNAME, signing->user);
+    curl_easy_setopt(easy, CURLOPT_PASSWORD, signing->secret);
+    curl_easy_setopt(easy, CURLOPT_EXPECT_100_TIMEOUT_MS, (long)EXPECT_MILLISECONDS);
 }
 
 static void set_limits(CURL *easy, const weft_http_settings *settings) {
@@ -343,6 +382,18 @@ static void set_callbacks(CURL *easy, weft_http_exchange *exchange) {
     curl_easy_setopt(easy, CURLOPT_SEEKDATA, exchange);
 }
 
+void weft_http_exchange_fill(weft_http_exchange *exchange, const void *data, size_t size) {
+    static uint8_t nothing[1];
+    exchange->put_size = size;
+    /* Nobody writes to a ring that has ended. */
+    exchange->pipe = (weft_http_pipe){
+        .ring = size > 0 ? (uint8_t *)data : nothing,
+        .capacity = size > 0 ? size : sizeof(nothing),
+        .filled = size,
+        .ended = true,
+    };
+}
+
 bool weft_http_exchange_prepare(weft_http_exchange *exchange, const weft_http_settings *settings) {
     begin_answer(&exchange->answer);
     pthread_condattr_t attributes;
@@ -366,6 +417,10 @@ bool weft_http_exchange_prepare(weft_http_exchange *exchange, const weft_http_se
         curl_easy_setopt(easy, CURLOPT_CAINFO, settings->ca_file);
         curl_easy_setopt(easy, CURLOPT_CAPATH, NULL);
     }
+    if (settings->signing != NULL) {
+        set_signing(easy, settings->signing);
+    }
+    exchange->steady_tags = settings->steady_tags;
     return curl_easy_setopt(easy, CURLOPT_URL, exchange->url) == CURLE_OK;
 }
 
@@ -403,7 +458,7 @@ void weft_http_exchange_finish(weft_http_exchange *exchange, CURLcode code) {
     curl_easy_getinfo(exchange->easy, CURLINFO_SSL_VERIFYRESULT, &answer->certificate);
     curl_easy_getinfo(exchange->easy, CURLINFO_OS_ERRNO, &answer->system_error);
     answer->stale = is_stale(exchange);
-    if (!tag_holds(answer)) {
+    if (!exchange->steady_tags && !tag_holds(answer)) {
         answer->tag.text[0] = '\0';
     }
     /* A range of which no byte came has not been looked at yet. */

@@ -14,12 +14,29 @@
 #include <curl/curl.h>
 #include <pthread.h>
 
-enum { WEFT_HTTP_URL_MAX = 2048, WEFT_HTTP_LOCATION_MAX = 256 };
+enum {
+    WEFT_HTTP_URL_MAX = 4096,
+    WEFT_HTTP_LOCATION_MAX = 256,
+    WEFT_HTTP_REGION_MAX = 64,
+    WEFT_HTTP_REMARK_MAX = 4096,
+    WEFT_HTTP_HASH_MAX = 65,
+};
+
+/* How requests are signed, as S3 wants it (AWS Signature Version 4). curl does it; what it leaves to its
+ * caller is to say what is known of the body. */
+typedef struct weft_http_signing {
+    char *scheme; /* as CURLOPT_AWS_SIGV4 takes it */
+    char *user;
+    char *secret;
+    char *token; /* the header line of temporary credentials, or NULL */
+} weft_http_signing;
 
 /* What all exchanges of a store share. */
 typedef struct weft_http_settings {
-    char *authorization; /* the header line, or NULL */
-    char *ca_file;       /* or NULL */
+    char *authorization;              /* the header line, or NULL */
+    const weft_http_signing *signing; /* or NULL */
+    bool steady_tags;                 /* tags tell contents apart however young they are */
+    char *ca_file;                    /* or NULL */
     double connect_seconds;
     double stall_seconds;
 } weft_http_settings;
@@ -28,11 +45,13 @@ typedef enum weft_http_method {
     WEFT_HTTP_GET,
     WEFT_HTTP_HEAD,
     WEFT_HTTP_PUT,
+    WEFT_HTTP_POST,
     WEFT_HTTP_DELETE,
 } weft_http_method;
 
 /* The bytes of a put on their way from the caller's thread, which may have to wait for them, to the
- * engine's, which must not. A ring; guarded by the engine's mutex. */
+ * engine's, which must not. A ring; guarded by the engine's mutex. Bytes that are all in memory are a ring
+ * that is full from the beginning. */
 typedef struct weft_http_pipe {
     uint8_t *ring;
     size_t capacity;
@@ -58,6 +77,7 @@ typedef struct weft_http_answer {
     time_t date, modified;
     double retry_seconds;
     char location[WEFT_HTTP_LOCATION_MAX];
+    char region[WEFT_HTTP_REGION_MAX]; /* where the bucket is, as S3 says */
     char text[CURL_ERROR_SIZE];
 } weft_http_answer;
 
@@ -70,8 +90,9 @@ typedef struct weft_http_exchange {
     uint64_t first, last;
     uint8_t *buffer; /* of a get: takes `room` bytes from `first` on */
     uint64_t room;
-    uint64_t put_size;   /* UINT64_MAX: not known yet */
-    bool fresh;          /* on a connection of its own, so that curl never repeats it by itself */
+    uint64_t put_size;             /* UINT64_MAX: not known yet */
+    char hash[WEFT_HTTP_HASH_MAX]; /* SHA-256 of a signed body, in hexadecimal; empty: not known */
+    bool fresh;                    /* on a connection of its own, so that curl never repeats it by itself */
     double wait_seconds; /* that the server may keep still beyond the usual; such an exchange waits for
                             nobody's turn */
 
@@ -83,6 +104,8 @@ typedef struct weft_http_exchange {
     bool satisfied;    /* the buffer has all that was wanted, and the rest was not waited for */
     bool overrun;      /* the body was longer than announced */
     bool misranged;    /* a range came that was not asked for */
+    char remark[WEFT_HTTP_REMARK_MAX]; /* the beginning of a body that is no object */
+    size_t remark_size;
 
     /* the engine's */
     weft_http_pipe pipe;
@@ -93,12 +116,16 @@ typedef struct weft_http_exchange {
     bool resume;            /* the pipe is no longer dry */
     bool cancel;
     bool over;
-    bool stalled; /* nothing moved for too long */
+    bool stalled;     /* nothing moved for too long */
+    bool steady_tags; /* as the settings have it */
     uint64_t header_lines;
     uint64_t moved;     /* bytes and header lines in either direction, as last seen */
     double quiet_until; /* given up then, unless something moves */
     struct weft_http_exchange *next;
 } weft_http_exchange;
+
+/* Gives a put its bytes, which must stay where they are until it is over. */
+void weft_http_exchange_fill(weft_http_exchange *exchange, const void *data, size_t size);
 
 /* Makes curl's handle. False if there is no memory for it. */
 bool weft_http_exchange_prepare(weft_http_exchange *exchange, const weft_http_settings *settings);

@@ -219,12 +219,14 @@ static failure explain(const weft_http_exchange *exchange, const weft_http_setti
     return explain_status(exchange, settings);
 }
 
-static const char *method_name(weft_http_method method) {
+const char *weft_http_method_name(weft_http_method method) {
     switch (method) {
     case WEFT_HTTP_HEAD:
         return "HEAD";
     case WEFT_HTTP_PUT:
         return "PUT";
+    case WEFT_HTTP_POST:
+        return "POST";
     case WEFT_HTTP_DELETE:
         return "DELETE";
     default:
@@ -239,6 +241,6 @@ weft_status weft_http_fail(weft_context *context, const weft_http_exchange *exch
     if (attempts > 1) {
         snprintf(tried, sizeof(tried), " (%u attempts)", attempts);
     }
-    return weft_fail(context, failure.status, "%s %.400s: %.500s%s", method_name(exchange->method),
-                     exchange->url, failure.text, tried);
+    return weft_fail(context, failure.status, "%s %.400s: %.500s%s",
+                     weft_http_method_name(exchange->method), exchange->url, failure.text, tried);
 }

@@ -14,5 +14,6 @@ bool weft_http_unheard(const weft_http_exchange *exchange);
 /* Fails with one line: what was asked, what went wrong, and what to do. */
 weft_status weft_http_fail(weft_context *context, const weft_http_exchange *exchange,
                            const weft_http_settings *settings, unsigned attempts);
+const char *weft_http_method_name(weft_http_method method);
 
 #endif

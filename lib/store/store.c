@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#define SCHEMES "a path, file://, http:// and https://"
+#define SCHEMES "a path, file://, http://, https:// and s3://"
 
 struct weft_store {
     weft_context *context; /* for the store's own memory only: its text belongs to other threads' callers */
@@ -114,12 +114,28 @@ static weft_status check_url(weft_context *context, const char *url) {
                          "the store's URL is empty: this build understands " SCHEMES);
     }
     size_t scheme = scheme_length(url);
-    if (scheme > 0 && !has_scheme(url, "file") && !is_http(url)) {
+    if (scheme > 0 && !has_scheme(url, "file") && !is_http(url) && !has_scheme(url, "s3")) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "cannot open a store at %.*s://: this build understands " SCHEMES, (int)scheme,
                          url);
     }
     return WEFT_OK;
+}
+
+typedef struct backend {
+    const weft_store_operations *operations;
+    weft_status (*open)(weft_context *context, const char *url, const weft_store_options *options,
+                        void **self_out);
+} backend;
+
+static const backend *find_backend(const char *url) {
+    static const backend directory = {&weft_directory_operations, open_directory};
+    static const backend http = {&weft_http_operations, weft_http_open};
+    static const backend s3 = {&weft_s3_operations, weft_s3_open};
+    if (has_scheme(url, "s3")) {
+        return &s3;
+    }
+    return is_http(url) ? &http : &directory;
 }
 
 weft_status weft_store_open(weft_context *context, const char *url, const weft_store_options *options,
@@ -133,17 +149,15 @@ weft_status weft_store_open(weft_context *context, const char *url, const weft_s
     if (status != WEFT_OK) {
         return status;
     }
-    const weft_store_operations *operations =
-        is_http(url) ? &weft_http_operations : &weft_directory_operations;
+    const backend *backend = find_backend(url);
     void *self = NULL;
-    status = is_http(url) ? weft_http_open(context, url, options, &self)
-                          : open_directory(context, url, options, &self);
+    status = backend->open(context, url, options, &self);
     if (status != WEFT_OK) {
         return status;
     }
-    status = weft_store_create(context, url, operations, self, store_out);
+    status = weft_store_create(context, url, backend->operations, self, store_out);
     if (status != WEFT_OK) {
-        operations->close(self);
+        backend->operations->close(self);
     }
     return status;
 }

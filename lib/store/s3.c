@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * s3.c: a store in a bucket of an S3 service: Amazon's, or another that speaks like it.
+ *
+ * An object lies under prefix/key. Requests are signed by curl; gets, heads and removals are those of any
+ * store behind HTTP. Credentials come from the environment, and are read when the store is opened.
+ *
+ * Queries are written in the order in which they are signed, each name with its "=": curl signs them as
+ * they stand.
+ */
+#include "s3.h"
+
+#include "../base/context.h"
+#include "backends.h"
+#include "s3_answer.h"
+#include "s3_fail.h"
+
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A listing's part: a thousand keys of 1024 bytes, and what stands around them. */
+enum { LIST_BYTES = 2 << 20 };
+
+static const weft_http_dialect dialect = {
+    .passing = weft_s3_passing,
+    .fail = weft_s3_fail,
+    .reasons = true,
+};
+
+/* ---- requests ---- */
+
+weft_status weft_s3_fill(const weft_s3_store *store, weft_context *context, weft_http_exchange *exchange,
+                         const void *data, size_t size) {
+    weft_http_exchange_fill(exchange, data, size);
+    if (store->place.encrypted) {
+        return WEFT_OK;
+    }
+    unsigned char digest[EVP_MAX_MD_SIZE];
+    unsigned int length = 0;
+    if (EVP_Digest(size > 0 ? data : "", size, digest, &length, EVP_sha256(), NULL) != 1) {
+        return weft_fail(context, WEFT_NO_MEMORY, "OpenSSL cannot compute SHA-256");
+    }
+    for (unsigned int i = 0; i < length; i++) {
+        snprintf(exchange->hash + 2 * i, sizeof(exchange->hash) - 2 * i, "%02x", digest[i]);
+    }
+    return WEFT_OK;
+}
+
+bool weft_s3_encode(const char *text, char *encoded, size_t capacity) {
+    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
+    size_t length = 0;
+    for (; *text != '\0'; text++) {
+        bool as_is = strchr(plain, *text) != NULL;
+        size_t size = as_is ? 1 : 3;
+        if (capacity - length <= size) {
+            return false;
+        }
+        if (as_is) {
+            encoded[length] = *text;
+        } else {
+            snprintf(encoded + length, capacity - length, "%%%02X", (unsigned char)*text);
+        }
+        length += size;
+    }
+    encoded[length] = '\0';
+    return true;
+}
+
+/* ---- list ---- */
+
+typedef struct listing {
+    weft_s3_store *store;
+    weft_context *context;
+    char start[2 * WEFT_STORE_KEY_MAX + 3]; /* what the names of all wanted objects begin with */
+    weft_store_visit visit;
+    void *opaque;
+    time_t now; /* by the service's clock, or -1 */
+    bool stopped;
+} listing;
+
+static bool visit_object(void *opaque, const char *name, uint64_t size, time_t modified) {
+    listing *listing = opaque;
+    const char *prefix = listing->store->place.prefix;
+    const char *key = name + (*prefix != '\0' ? strlen(prefix) + 1 : 0);
+    /* Others may keep things there too, under names that are no keys of ours. */
+    if (strncmp(name, listing->start, strlen(listing->start)) != 0 || !weft_store_key_valid(key)) {
+        return true;
+    }
+    double age = listing->now >= 0 ? difftime(listing->now, modified) : 0;
+    listing->stopped = !listing->visit(listing->opaque, key, size, age > 0 ? age : 0);
+    return !listing->stopped;
+}
+
+static weft_status make_list_url(const listing *listing, const char *token, char url[WEFT_HTTP_URL_MAX]) {
+    char start[3 * sizeof(listing->start)];
+    char place[3 * WEFT_S3_TOKEN_MAX];
+    bool fits =
+        weft_s3_encode(listing->start, start, sizeof(start)) && weft_s3_encode(token, place, sizeof(place));
+    int length = fits ? snprintf(url, WEFT_HTTP_URL_MAX, "%s/?%s%s%slist-type=2&max-keys=1000&prefix=%s",
+                                 listing->store->place.root, *token != '\0' ? "continuation-token=" : "",
+                                 place, *token != '\0' ? "&" : "", start)
+                      : -1;
+    if (length < 0 || length >= WEFT_HTTP_URL_MAX) {
+        return weft_fail(listing->context, WEFT_LIMIT_EXCEEDED,
+                         "the address of the next part of the list of %s is too long",
+                         listing->store->place.root);
+    }
+    return WEFT_OK;
+}
+
+/* One part of the listing, as text. */
+static weft_status fetch_list(listing *listing, const char *token, char *buffer, size_t *size_out) {
+    weft_http_effort effort = {.client = &listing->store->client, .context = listing->context, .key = ""};
+    weft_http_exchange exchange;
+    do {
+        weft_http_effort_begin(&effort, &exchange, WEFT_HTTP_GET);
+        exchange.buffer = (uint8_t *)buffer;
+        exchange.room = LIST_BYTES;
+        weft_status status = make_list_url(listing, token, exchange.url);
+        if (status == WEFT_OK) {
+            status = weft_http_effort_run(&effort, &exchange, NULL);
+        }
+        if (status != WEFT_OK) {
+            return status;
+        }
+        if (weft_http_succeeded(&exchange.answer)) {
+            *size_out = (size_t)exchange.received;
+            listing->now = exchange.answer.date;
+            return WEFT_OK;
+        }
+    } while (weft_http_effort_again(&effort, &exchange));
+    if (exchange.satisfied) {
+        return weft_fail(listing->context, WEFT_LIMIT_EXCEEDED,
+                         "the list of %s has parts of more than %d bytes", listing->store->place.root,
+                         LIST_BYTES);
+    }
+    return weft_http_effort_fail(&effort, &exchange);
+}
+
+static weft_status list_parts(listing *listing, char *buffer) {
+    char token[WEFT_S3_TOKEN_MAX] = "";
+    char next[WEFT_S3_TOKEN_MAX] = "";
+    do {
+        memcpy(token, next, sizeof(token));
+        size_t size = 0;
+        weft_status status = fetch_list(listing, token, buffer, &size);
+        if (status != WEFT_OK) {
+            return status;
+        }
+        bool whole = weft_s3_list_read(buffer, size, visit_object, listing, next);
+        if (!whole || (next[0] != '\0' && strcmp(next, token) == 0)) {
+            return weft_fail(listing->context, WEFT_REMOTE_FAILED,
+                             "%s: what came is not a list of objects; check AWS_ENDPOINT_URL_S3",
+                             listing->store->place.root);
+        }
+    } while (next[0] != '\0' && !listing->stopped);
+    return WEFT_OK;
+}
+
+static weft_status list_objects(weft_s3_store *store, weft_context *context, const char *prefix,
+                                weft_store_visit visit, void *opaque) {
+    listing listing = {.store = store, .context = context, .visit = visit, .opaque = opaque};
+    const char *place = store->place.prefix;
+    snprintf(listing.start, sizeof(listing.start), "%s%s%s%s", place, *place != '\0' ? "/" : "", prefix,
+             *prefix != '\0' ? "/" : "");
+    char *buffer = weft_allocate(context, LIST_BYTES);
+    if (buffer == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_status status = list_parts(&listing, buffer);
+    weft_release(context, buffer);
+    return status;
+}
+
+/* ---- the table ---- */
+
+static weft_status s3_put(void *self, weft_context *context, const weft_store_put_request *request,
+                          weft_store_tag *tag_out) {
+    weft_s3_store *store = self;
+    weft_http_engine_enter(store->client.engine);
+    weft_status status = weft_s3_put(store, context, request, tag_out);
+    weft_http_engine_leave(store->client.engine);
+    return status;
+}
+
+static weft_status s3_list(void *self, weft_context *context, const char *prefix, weft_store_visit visit,
+                           void *opaque) {
+    weft_s3_store *store = self;
+    weft_http_engine_enter(store->client.engine);
+    weft_status status = list_objects(store, context, prefix, visit, opaque);
+    weft_http_engine_leave(store->client.engine);
+    return status;
+}
+
+static bool s3_conditional(void *self) {
+    weft_s3_store *store = self;
+    return atomic_load(&store->conditions) == S3_CONDITIONS_HEEDED;
+}
+
+static void release_secret(weft_context *context, char *text) {
+    if (text != NULL) {
+        explicit_bzero(text, strlen(text));
+    }
+    weft_release(context, text);
+}
+
+static void s3_close(void *self) {
+    weft_s3_store *store = self;
+    weft_context *context = store->client.context;
+    weft_http_client_close(&store->client);
+    weft_release(context, store->signing.scheme);
+    weft_release(context, store->signing.user);
+    release_secret(context, store->signing.secret);
+    release_secret(context, store->signing.token);
+    weft_release(context, store);
+}
+
+const weft_store_operations weft_s3_operations = {
+    .name = "s3",
+    .conditional = s3_conditional,
+    .get = weft_http_table_get,
+    .put = s3_put,
+    .head = weft_http_table_head,
+    .remove = weft_http_table_remove,
+    .list = s3_list,
+    .close = s3_close,
+};
+
+/* ---- opening ---- */
+
+/* The first of the variables that is set and not empty, or NULL. */
+static const char *variable(const char *name, const char *otherwise) {
+    const char *value = getenv(name);
+    if ((value == NULL || *value == '\0') && otherwise != NULL) {
+        value = getenv(otherwise);
+    }
+    return value != NULL && *value != '\0' ? value : NULL;
+}
+
+/* Credentials become part of header lines. */
+static bool is_line(const char *text) {
+    for (; *text != '\0'; text++) {
+        if (*text <= 0x20 || *text >= 0x7f) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static weft_status check_credentials(weft_context *context, const char *user, const char *secret,
+                                     const char *token) {
+    if (user == NULL || secret == NULL) {
+        return weft_fail(
+            context, WEFT_INVALID_ARGUMENT,
+            "a store in S3 needs credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "and AWS_SESSION_TOKEN for temporary ones (files in ~/.aws are not read; `aws "
+            "configure export-credentials --format env` prints what they hold)");
+    }
+    if (!is_line(user) || !is_line(secret) || (token != NULL && !is_line(token))) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or AWS_SESSION_TOKEN has spaces, line "
+                         "ends or other bytes that no such thing has");
+    }
+    return WEFT_OK;
+}
+
+/* `before` and `text` in one; NULL if there is no memory. */
+static char *join(weft_context *context, const char *before, const char *text, const char *behind) {
+    size_t size = strlen(before) + strlen(text) + strlen(behind) + 1;
+    char *joined = weft_allocate(context, size);
+    if (joined != NULL) {
+        snprintf(joined, size, "%s%s%s", before, text, behind);
+    }
+    return joined;
+}
+
+static weft_status read_credentials(weft_s3_store *store, weft_context *context) {
+    const char *user = variable("AWS_ACCESS_KEY_ID", NULL);
+    const char *secret = variable("AWS_SECRET_ACCESS_KEY", NULL);
+    const char *token = variable("AWS_SESSION_TOKEN", NULL);
+    weft_http_signing *signing = &store->signing;
+    weft_status status = check_credentials(context, user, secret, token);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    signing->scheme = join(context, "aws:amz:", store->place.region, ":s3");
+    signing->user = weft_copy_text(context, user, strlen(user));
+    signing->secret = weft_copy_text(context, secret, strlen(secret));
+    signing->token = token != NULL ? join(context, "x-amz-security-token: ", token, "") : NULL;
+    bool all = signing->scheme != NULL && signing->user != NULL && signing->secret != NULL &&
+               (token == NULL || signing->token != NULL);
+    return all ? WEFT_OK : WEFT_NO_MEMORY;
+}
+
+static weft_status fill_store(weft_s3_store *store, weft_context *context, const char *url,
+                              const weft_store_options *options) {
+    const weft_s3_environment environment = {
+        .endpoint = variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+        .region = variable("AWS_REGION", "AWS_DEFAULT_REGION"),
+        .addressing = variable("WEFT_S3_ADDRESSING", NULL),
+    };
+    weft_status status = weft_s3_place_find(context, url, &environment, &store->place);
+    if (status == WEFT_OK) {
+        status = read_credentials(store, context);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_store_options own = *options;
+    own.token = NULL; /* it is for servers of ours */
+    if (own.ca_file == NULL) {
+        own.ca_file = variable("AWS_CA_BUNDLE", NULL);
+    }
+    store->client.settings.signing = &store->signing;
+    store->client.settings.steady_tags = true;
+    char base[WEFT_S3_ROOT_MAX + WEFT_STORE_KEY_MAX + 2];
+    snprintf(base, sizeof(base), "%s/%s", store->place.root, store->place.prefix);
+    return weft_http_client_open(&store->client, context, base, &own, &dialect);
+}
+
+weft_status weft_s3_open(weft_context *context, const char *url, const weft_store_options *options,
+                         void **self_out) {
+    weft_s3_store *store = weft_allocate_zeroed(context, 1, sizeof(*store));
+    if (store == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    store->client.context = context;
+    atomic_init(&store->conditions, S3_CONDITIONS_UNKNOWN);
+    weft_status status = fill_store(store, context, url, options);
+    if (status != WEFT_OK) {
+        s3_close(store);
+        return status;
+    }
+    *self_out = store;
+    return WEFT_OK;
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * s3.h: what the files of the S3 store share.
+ */
+#ifndef WEFT_STORE_S3_H
+#define WEFT_STORE_S3_H
+
+#include "http_client.h"
+#include "s3_place.h"
+
+#include <stdatomic.h>
+
+/* What is known of the service's conditional puts. */
+typedef enum weft_s3_conditions {
+    S3_CONDITIONS_UNKNOWN,
+    S3_CONDITIONS_NONE,
+    S3_CONDITIONS_HEEDED
+} weft_s3_conditions;
+
+typedef struct weft_s3_store {
+    weft_http_client client;
+    weft_http_signing signing;
+    weft_s3_place place;
+    atomic_int conditions;
+} weft_s3_store;
+
+/* Bytes in memory as the body of an exchange, with their hash where nothing else protects them on the way.
+ */
+weft_status weft_s3_fill(const weft_s3_store *store, weft_context *context, weft_http_exchange *exchange,
+                         const void *data, size_t size);
+/* Writes `text` so that it can stand in a query. False if there is no room. */
+bool weft_s3_encode(const char *text, char *encoded, size_t capacity);
+
+/* The whole of a put; see weft_store_put. */
+weft_status weft_s3_put(weft_s3_store *store, weft_context *context, const weft_store_put_request *request,
+                        weft_store_tag *tag_out);
+
+/* Of an object that is all in `data`. */
+weft_status weft_s3_put_whole(weft_s3_store *store, weft_context *context,
+                              const weft_store_put_request *request, const void *data, size_t size,
+                              weft_store_tag *tag_out);
+/* Learns whether the service heeds the conditions of puts, if nobody knows yet. */
+weft_status weft_s3_learn_conditions(weft_s3_store *store, weft_context *context);
+
+#endif
