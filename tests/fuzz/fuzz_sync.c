@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fuzz_sync.c: bytes as a head and as a page of a run's history. The hash line of a head is made to fit
+ * first, so that what lies behind it is reached. What is accepted must hold what the rest of lib/sync
+ * relies on, and must survive being written and read again.
+ */
+#include "../../lib/base/context.h"
+#include "../../lib/sync/head.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void require(bool condition) {
+    if (!condition) {
+        abort();
+    }
+}
+
+static void check_object(const weft_object *object) {
+    require(weft_store_key_valid(object->key));
+    require(object->bytes > 0 && object->chunk_bytes > 0 && weft_object_chunks(object) > 0);
+    require(object->listed ? object->list.bytes == weft_object_chunks(object) * WEFT_HASH_BYTES
+                           : weft_object_chunks(object) <= WEFT_CHUNKS_INLINE);
+}
+
+static void check_record(const weft_record *record) {
+    require(record->version > 0 && record->epoch > 0 && record->floor <= record->version);
+    require(record->labels.count % 2 == 0);
+    if (record->patched) {
+        check_object(&record->patch);
+    }
+    for (size_t i = 0; i < record->retired.count; i++) {
+        require(weft_store_key_valid(record->retired.items[i]));
+    }
+}
+
+/* ---- heads ---- */
+
+static void check_head(weft_context *context, const weft_sync_head *head) {
+    require(head->epoch > 0 && strlen(head->run) > 0);
+    if (head->started) {
+        check_record(&head->newest);
+        require(weft_store_key_valid(head->page.key) && head->page.bytes > 0);
+    }
+    uint8_t data[WEFT_HEAD_MAX];
+    size_t size;
+    weft_sync_head again;
+    if (weft_sync_head_format(context, head, NULL, data, &size) != WEFT_OK) {
+        return; /* escapes can make it too long */
+    }
+    require(weft_sync_head_parse(context, "again", data, size, NULL, &again) == WEFT_OK);
+    require(again.epoch == head->epoch && again.sequence == head->sequence);
+    require(again.started == head->started && again.newest.version == head->newest.version);
+    weft_sync_head_close(&again, context);
+}
+
+/* The JSON as it came, with a hash line of our own. */
+static void try_head(weft_context *context, const uint8_t *data, size_t size) {
+    uint8_t bytes[WEFT_HEAD_MAX + 128];
+    const uint8_t *line = memchr(data, '\n', size);
+    size_t json = line != NULL ? (size_t)(line - data) : size;
+    if (json > WEFT_HEAD_MAX) {
+        return;
+    }
+    weft_hash hash;
+    require(weft_hash_compute(context, data, json, &hash) == WEFT_OK);
+    memcpy(bytes, data, json);
+    memcpy(bytes + json, "\nsha256 ", 8);
+    weft_hex_format(hash.bytes, sizeof hash.bytes, (char *)bytes + json + 8);
+    bytes[json + 8 + 64] = '\n';
+    weft_sync_head head;
+    if (weft_sync_head_parse(context, "input", bytes, json + 8 + 65, NULL, &head) == WEFT_OK) {
+        check_head(context, &head);
+        weft_sync_head_close(&head, context);
+    } else {
+        require(weft_context_error(context)[0] != '\0');
+    }
+}
+
+/* ---- pages ---- */
+
+static void check_page(weft_context *context, const weft_page *page) {
+    require(page->record_count > 0 && page->record_count <= WEFT_PAGE_LONG);
+    require(page->anchor_count <= WEFT_ANCHORS_MAX);
+    for (size_t i = 0; i < page->record_count; i++) {
+        check_record(&page->records[i]);
+        require(page->records[i].version == page->records[0].version + i);
+    }
+    for (size_t i = 0; i < page->anchor_count; i++) {
+        check_object(&page->anchors[i].object);
+    }
+    weft_writer writer;
+    weft_writer_open(&writer, context);
+    require(weft_page_format(page, &writer) == WEFT_OK);
+    weft_page *again = malloc(sizeof *again);
+    require(again != NULL);
+    weft_page_open(again, context);
+    require(weft_page_parse(again, "again", writer.data, writer.size) == WEFT_OK);
+    require(again->record_count == page->record_count && again->anchor_count == page->anchor_count);
+    require(again->linked == page->linked);
+    weft_page_close(again);
+    free(again);
+    weft_writer_close(&writer);
+}
+
+static void try_page(weft_context *context, const uint8_t *data, size_t size) {
+    weft_page *page = malloc(sizeof *page);
+    require(page != NULL);
+    weft_page_open(page, context);
+    if (weft_page_parse(page, "input", data, size) == WEFT_OK) {
+        check_page(context, page);
+        weft_page_close(page);
+    } else {
+        require(weft_context_error(context)[0] != '\0');
+    }
+    free(page);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    weft_context *context = NULL;
+    const weft_context_options options = {.threads = 1};
+    require(weft_context_create(&options, &context) == WEFT_OK);
+    weft_head_info info;
+    weft_status ignored = weft_head_inspect(context, data, size, NULL, &info);
+    (void)ignored;
+    try_head(context, data, size);
+    try_page(context, data, size);
+    weft_context_destroy(context);
+    return 0;
+}
