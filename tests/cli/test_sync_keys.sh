@@ -97,6 +97,16 @@ check 'nothing was lost on the way' cmp out "$(model 5)"
 expect 0 '' "$weft" pull store out --trust key.pub --version 5
 check 'the version of the second' cmp out "$(model 4)"
 
+# who signs goes on only with what the same key has signed, unless told to
+expect 3 '(--adopt)' "$weft" publish store "$(model 0)" --sign other --cache there
+expect 0 '' "$weft" pull store out --trust key.pub
+check 'nothing was published' cmp out "$(model 5)"
+"$weft" publish -q unsigned "$(model 0)"
+expect 3 '(--adopt)' "$weft" publish unsigned "$(model 1)" --sign key
+expect 0 '' "$weft" publish unsigned "$(model 1)" --sign key --adopt
+expect 0 '' "$weft" pull unsigned adopted --trust key.pub
+check 'adopted' cmp adopted "$(model 1)"
+
 # at the same time: each either publishes or is refused, and the store stays good
 for round in 1 2 3; do
     begin one publish store "$(model 1)" --sign key --cache here

@@ -21,7 +21,7 @@ expect 2 'length of time' "$weft" publish store "$(model 0)" --timeout soon
 expect 2 'number of a version' "$weft" pull store out --version 0
 expect 2 'takes full' "$weft" pull store out --verify little
 expect 2 'such as 30s' "$weft" gc store --grace 1w
-expect 2 'this build understands' "$weft" publish s3://bucket/run "$(model 0)"
+expect 2 'this build understands' "$weft" publish gopher://store/run "$(model 0)"
 expect 1 'cannot open' "$weft" publish store missing.safetensors
 absent store
 expect 1 'nothing (was|is) published' "$weft" pull store out
