@@ -27,6 +27,12 @@ static weft_status find_head(weft_claim *claim, weft_sync_head *head) {
             status = weft_sync_head_parse(context, weft_store_url(claim->store), data, size, claim->trusted,
                                           head);
         }
+        if (status == WEFT_OK && head->epoch != epoch) {
+            weft_sync_head_close(head, context);
+            status = weft_fail(context, WEFT_CHECKSUM_MISMATCH,
+                               "%s: what lies under the name of epoch %llu's head is not that head",
+                               weft_store_url(claim->store), (unsigned long long)epoch);
+        }
     }
     if (status == WEFT_NOT_FOUND) {
         *head = (weft_sync_head){0};
@@ -97,6 +103,7 @@ static weft_status go_on(weft_claim *claim, const weft_identity *identity) {
     }
     weft_sync_head_close(&claim->head, claim->context);
     claim->head = head;
+    claim->issued = head.sequence;
     return weft_identity_owns(identity, &head) ? WEFT_OK : WEFT_CONFLICT;
 }
 
@@ -116,6 +123,7 @@ static weft_status take_once(weft_claim *claim, const weft_identity *identity, u
     }
     claim->head.epoch++;
     claim->head.sequence = 1;
+    claim->issued = 1;
     status = weft_hex_random(claim->context, (WEFT_WRITER_TEXT - 1) / 2, claim->head.writer);
     return status == WEFT_OK ? begin_epoch(claim) : status;
 }
@@ -129,7 +137,7 @@ void weft_claim_close(weft_claim *claim) {
 weft_status weft_claim_prepare(weft_claim *claim, const weft_blob *page, const weft_record *newest,
                                weft_claim_move *move) {
     move->head = claim->head;
-    move->head.sequence++;
+    move->head.sequence = ++claim->issued;
     move->head.started = true;
     move->head.page = *page;
     weft_status status = weft_record_copy(claim->context, newest, &move->head.newest);
@@ -181,42 +189,48 @@ void weft_claim_drop(weft_claim *claim, weft_claim_move *move) {
     move->head = (weft_sync_head){0};
 }
 
-/* What another writer put there fences us. WEFT_OK: it is an older head of ours, as a store shows it that
- * is not consistent yet. WEFT_CHECKSUM_MISMATCH: it was damaged on its way. */
-static weft_status judge_other(weft_claim *claim, const uint8_t *data, size_t size) {
+/* What another writer put there fences us. WEFT_OK: it is a head of ours, as a store shows it that is not
+ * consistent yet, or one that was given up and has arrived after all (`late_out`). WEFT_CHECKSUM_MISMATCH:
+ * it was damaged on its way. */
+static weft_status judge_other(weft_claim *claim, const uint8_t *data, size_t size, bool *late_out) {
     weft_sync_head head;
     weft_status status =
         weft_sync_head_parse(claim->context, weft_store_url(claim->store), data, size, NULL, &head);
     if (status == WEFT_CHECKSUM_MISMATCH || status == WEFT_NO_MEMORY) {
         return status;
     }
-    bool older = false;
+    bool ours = false;
     if (status == WEFT_OK) {
-        older = strcmp(head.writer, claim->head.writer) == 0 && head.sequence < claim->head.sequence;
+        ours = strcmp(head.writer, claim->head.writer) == 0 && head.sequence <= claim->issued;
+        *late_out = head.sequence > claim->head.sequence;
         weft_sync_head_close(&head, claim->context);
     }
-    return older ? WEFT_OK : fence(claim);
+    return ours ? WEFT_OK : fence(claim);
 }
 
 static weft_status resolve_once(weft_claim *claim, weft_claim_move *move, bool *written_out) {
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
     weft_store_tag tag;
+    bool late = false;
     weft_status status = read_back(claim, claim->head.epoch, data, &size, &tag);
     if (status != WEFT_OK) {
         return status;
     }
     *written_out = same_bytes(data, size, move->bytes, move->size);
-    if (*written_out || same_bytes(data, size, claim->bytes, claim->size)) {
-        claim->tag = tag;
-        return WEFT_OK;
+    if (!*written_out && !same_bytes(data, size, claim->bytes, claim->size)) {
+        status = judge_other(claim, data, size, &late);
+        if (status == WEFT_OK && !late) {
+            status = weft_fail(claim->context, WEFT_REMOTE_FAILED,
+                               "%s shows an older head than the one that was written last; try again when "
+                               "it has caught up",
+                               weft_store_url(claim->store));
+        }
     }
-    status = judge_other(claim, data, size);
-    return status == WEFT_OK ? weft_fail(claim->context, WEFT_REMOTE_FAILED,
-                                         "%s shows an older head than the one that was written last; try "
-                                         "again when it has caught up",
-                                         weft_store_url(claim->store))
-                             : status;
+    if (status == WEFT_OK) {
+        claim->tag = tag;
+    }
+    return status;
 }
 
 weft_status weft_claim_resolve(weft_claim *claim, weft_claim_move *move, bool *written_out) {
@@ -237,7 +251,8 @@ static weft_status check_own(weft_claim *claim) {
     weft_store_tag tag;
     weft_status status = read_back(claim, claim->head.epoch, data, &size, &tag);
     if (status == WEFT_OK && !same_bytes(data, size, claim->bytes, claim->size)) {
-        status = judge_other(claim, data, size);
+        bool late;
+        status = judge_other(claim, data, size, &late);
     }
     return status == WEFT_CHECKSUM_MISMATCH ? WEFT_OK : status;
 }
@@ -318,7 +333,7 @@ static weft_status take_last(weft_claim *claim, uint64_t sequence_seen) {
     if (status != WEFT_OK) {
         return status == WEFT_SIGNATURE_MISMATCH ? WEFT_OK : status;
     }
-    if (last.sequence > sequence_seen && last.started) {
+    if (last.epoch == claim->head.epoch - 1 && last.sequence > sequence_seen && last.started) {
         status = weft_claim_prepare(claim, &last.page, &last.newest, &move);
         if (status == WEFT_OK) {
             status = weft_claim_commit(claim, &move, &unknown);

@@ -20,6 +20,7 @@ typedef struct weft_claim {
     uint8_t bytes[WEFT_HEAD_MAX];
     size_t size;
     weft_store_tag tag;
+    uint64_t issued; /* the highest sequence of a head that may have been written: none is used twice */
     bool fenced;
 } weft_claim;
 

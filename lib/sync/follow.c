@@ -13,7 +13,7 @@
 
 #include <string.h>
 
-enum { DAMAGE_ATTEMPTS = 4 };
+enum { DAMAGE_ATTEMPTS = 4, EPOCHS_MAX = 64 };
 
 weft_status weft_follow_open(weft_follow *follow, weft_context *context, weft_store *store,
                              const weft_key *trusted, const char *mark_path, bool durable) {
@@ -106,36 +106,12 @@ static weft_status take(weft_follow *follow, const uint8_t *data, size_t size, u
 
 /* ---- looking ---- */
 
-/* The head of the epoch that was seen last, then those of later ones. */
-static weft_status read_later(weft_follow *follow, uint8_t *data, size_t *size_out, weft_store_tag *tag,
-                              uint64_t *epoch_out) {
-    uint64_t epoch = follow->mark.epoch;
-    *epoch_out = epoch;
-    weft_status found = weft_sync_head_read(follow->context, follow->store, epoch,
-                                            follow->seen ? &follow->tag : NULL, data, size_out, tag);
-    /* a head that was there is only hidden for a while */
-    found = found == WEFT_NOT_FOUND ? WEFT_MORE : found;
-    weft_status status = found < 0 ? found : WEFT_OK;
-    while (status == WEFT_OK) {
-        status = weft_sync_head_read(follow->context, follow->store, ++epoch, NULL, data, size_out, tag);
-        if (status == WEFT_OK) {
-            found = WEFT_OK;
-            *epoch_out = epoch;
-        }
-    }
-    return status == WEFT_NOT_FOUND ? found : status;
-}
-
-static weft_status look_once(weft_follow *follow) {
+static weft_status look_at(weft_follow *follow, uint64_t epoch, bool again) {
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
     weft_store_tag tag = {""};
-    uint64_t epoch = 0;
-    weft_status status = follow->mark.epoch > 0 ? read_later(follow, data, &size, &tag, &epoch) : WEFT_MORE;
-    /* a store that has no head as late as one seen before may hold another run, and is to be told so */
-    if (status == WEFT_MORE && !follow->seen) {
-        status = weft_head_find(follow->context, follow->store, 1, data, &size, &epoch);
-    }
+    weft_status status = weft_sync_head_read(follow->context, follow->store, epoch,
+                                             again ? &follow->tag : NULL, data, &size, &tag);
     if (status != WEFT_OK) {
         return status;
     }
@@ -144,6 +120,34 @@ static weft_status look_once(weft_follow *follow) {
         follow->tag = tag;
     }
     return status;
+}
+
+/* The head of the epoch that was seen last, then those of later ones, each checked before the next is asked
+ * for: a server that has something under every name must not keep us. */
+static weft_status look_later(weft_follow *follow) {
+    weft_status found = look_at(follow, follow->mark.epoch, follow->seen);
+    /* a head that was there is only hidden for a while */
+    found = found == WEFT_NOT_FOUND ? WEFT_MORE : found;
+    weft_status status = found < 0 ? found : WEFT_OK;
+    for (int i = 0; i < EPOCHS_MAX && status >= 0; i++) {
+        status = look_at(follow, follow->mark.epoch + 1, false);
+        found = status == WEFT_OK ? WEFT_OK : found;
+    }
+    return status == WEFT_NOT_FOUND || status >= 0 ? found : status;
+}
+
+static weft_status look_first(weft_follow *follow) {
+    uint8_t data[WEFT_HEAD_MAX];
+    size_t size;
+    uint64_t epoch;
+    weft_status status = weft_head_find(follow->context, follow->store, 1, data, &size, &epoch);
+    return status == WEFT_OK ? take(follow, data, size, epoch) : status;
+}
+
+static weft_status look_once(weft_follow *follow) {
+    weft_status status = follow->mark.epoch > 0 ? look_later(follow) : WEFT_MORE;
+    /* a store that has no head as late as one seen before may hold another run, and is to be told so */
+    return status == WEFT_MORE && !follow->seen ? look_first(follow) : status;
 }
 
 weft_status weft_follow_look(weft_follow *follow) {

@@ -173,10 +173,10 @@ static weft_status parse_json(weft_context *context, const char *where, const js
     if (status != WEFT_OK) {
         return status;
     }
-    if (!weft_json_text(json, "run", head->run, sizeof head->run) || strlen(head->run) == 0 ||
+    if (!weft_json_name(json, "run", head->run, sizeof head->run) ||
         !weft_json_count(json, "epoch", &head->epoch) || head->epoch == 0 ||
         !weft_json_count(json, "sequence", &head->sequence) ||
-        !weft_json_text(json, "writer", head->writer, sizeof head->writer)) {
+        !weft_json_name(json, "writer", head->writer, sizeof head->writer)) {
         return weft_fail(context, WEFT_MALFORMED, "%s: the head lacks something", where);
     }
     const json_t *newest = json_object_get(json, "newest");

@@ -63,6 +63,8 @@ weft_status weft_history_walk(weft_context *context, weft_store *store, const we
                               weft_history_visit visit, void *opaque) {
     weft_blob blob = head->page;
     uint64_t next = head->newest.version + 1;
+    bool patched = false; /* the record that the page's last one leads to, and from where */
+    weft_digest base = {{0}};
     weft_status status = WEFT_MORE;
     while (status == WEFT_MORE) {
         weft_page *page;
@@ -70,7 +72,8 @@ weft_status weft_history_walk(weft_context *context, weft_store *store, const we
         if (status != WEFT_OK) {
             return status;
         }
-        if (page->records[page->record_count - 1].version != next - 1) {
+        const weft_record *last = &page->records[page->record_count - 1];
+        if (last->version != next - 1 || (patched && !weft_digest_equal(&base, &last->digest))) {
             status = weft_fail(context, WEFT_MALFORMED, "%s: the history has a gap", blob.key);
         } else {
             status = visit(opaque, &blob, page);
@@ -79,6 +82,8 @@ weft_status weft_history_walk(weft_context *context, weft_store *store, const we
             status = WEFT_OK;
         }
         next = page->records[0].version;
+        patched = page->records[0].patched;
+        base = page->records[0].base;
         blob = page->previous;
         weft_history_release(context, page);
     }

@@ -41,6 +41,11 @@ bool weft_json_text(const json_t *json, const char *name, char *text, size_t siz
     return true;
 }
 
+bool weft_json_name(const json_t *json, const char *name, char *text, size_t size) {
+    return weft_json_text(json, name, text, size) && text[0] != '\0' &&
+           strspn(text, "0123456789abcdef") == strlen(text);
+}
+
 static bool parse_hash(const json_t *text, weft_hash *hash) {
     return json_is_string(text) && weft_hex_parse(json_string_value(text), hash->bytes, sizeof hash->bytes);
 }
@@ -255,6 +260,17 @@ static weft_status parse_labels(weft_context *context, const char *where, json_t
     return status;
 }
 
+/* Whoever writes a history must not be able to have anything else removed, such as heads. */
+static bool is_collectable(const char *key) {
+    static const char *const rooms[] = {"patches/", "anchors/", "pages/", "chunks/"};
+    for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
+        if (strncmp(key, rooms[i], strlen(rooms[i])) == 0) {
+            return weft_store_key_valid(key);
+        }
+    }
+    return false;
+}
+
 static weft_status parse_retired(weft_context *context, const char *where, const json_t *json,
                                  weft_texts *retired) {
     if (json != NULL && (!json_is_array(json) || json_array_size(json) > TEXTS_MAX)) {
@@ -263,7 +279,7 @@ static weft_status parse_retired(weft_context *context, const char *where, const
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < json_array_size(json) && status == WEFT_OK; i++) {
         const char *key = json_string_value(json_array_get(json, i));
-        status = key != NULL && weft_store_key_valid(key)
+        status = key != NULL && is_collectable(key)
                      ? weft_texts_add(retired, context, key)
                      : malformed(context, where, "the key of a retired object");
     }
@@ -449,13 +465,17 @@ static weft_status parse_records(weft_page *page, const char *where, const json_
             return malformed(page->context, where, "the order of versions");
         }
     }
+    uint64_t last = page->records[page->record_count - 1].version;
+    if (page->records[0].version != weft_page_first(last)) {
+        return malformed(page->context, where, "the range of versions");
+    }
     return WEFT_OK;
 }
 
 static weft_status parse_page(weft_page *page, const char *where, const json_t *json) {
     weft_context *context = page->context;
     weft_status status = weft_sync_check_kind(context, where, json, "page");
-    if (status == WEFT_OK && !weft_json_text(json, "run", page->run, sizeof page->run)) {
+    if (status == WEFT_OK && !weft_json_name(json, "run", page->run, sizeof page->run)) {
         status = malformed(context, where, "the name of the run");
     }
     const json_t *previous = json_object_get(json, "previous");

@@ -114,6 +114,8 @@ weft_status weft_blob_parse(weft_context *context, const char *where, const json
 /* False unless the member is there and of its kind. */
 bool weft_json_count(const json_t *json, const char *name, uint64_t *value_out);
 bool weft_json_text(const json_t *json, const char *name, char *text, size_t size);
+/* The same for a name made of hexadecimal digits, which goes into other texts as it is. */
+bool weft_json_name(const json_t *json, const char *name, char *text, size_t size);
 /* Refuses objects of another kind, and of formats that are still to come. */
 weft_status weft_sync_check_kind(weft_context *context, const char *where, const json_t *json,
                                  const char *kind);
