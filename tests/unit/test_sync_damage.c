@@ -421,7 +421,10 @@ static void test_forged_heads(void **state) {
     assert_int_equal(weft_subscriber_describe(r.subscriber).sequence, 2);
     write_head(&s, 1, head, size);
     replica_catch_up(&r, "the forgery is gone");
+    /* nor does a publisher go on with what another key has signed, unless it is told to */
     s.options.key = other;
+    assert_int_equal(scene_publisher(&s), WEFT_SIGNATURE_MISMATCH);
+    s.options.adopt = true;
     assert_int_equal(scene_publisher(&s), WEFT_OK);
     weft_digest before;
     assert_true(replica_digest(&r, &before));
