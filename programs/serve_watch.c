@@ -25,7 +25,7 @@ static const double LOOK_SECONDS = 1.0;
 
 /* ---- the head ---- */
 
-/* A head that was served is never followed by an older one, whatever becomes of the files. */
+/* A head that was served is never followed by an older one, unless all are gone. */
 static bool is_newer(const serve_head *known, const weft_head_info *found) {
     return !known->known || found->epoch > known->info.epoch ||
            (found->epoch == known->info.epoch && found->sequence > known->info.sequence);
@@ -39,11 +39,23 @@ static void complain(serve_watch *watch, const char *text) {
     }
 }
 
+static void forget_head(serve_watch *watch) {
+    pthread_mutex_lock(&watch->mutex);
+    watch->head = (serve_head){.known = false};
+    pthread_mutex_unlock(&watch->mutex);
+}
+
 static weft_status read_newest(serve_watch *watch, serve_head *found, uint64_t *epoch_out) {
     /* Only this thread writes the head, so it reads it without the lock. */
     uint64_t least = watch->head.known ? watch->head.info.epoch : 0;
     weft_status status =
         weft_head_find(watch->context, watch->server->store, least, found->data, &found->size, epoch_out);
+    /* the directory was emptied, and a new run may begin in it */
+    if (status == WEFT_NOT_FOUND && least > 0) {
+        forget_head(watch);
+        status =
+            weft_head_find(watch->context, watch->server->store, 0, found->data, &found->size, epoch_out);
+    }
     if (status == WEFT_OK) {
         status = weft_head_inspect(watch->context, found->data, found->size, NULL, &found->info);
     }

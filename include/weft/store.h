@@ -47,13 +47,14 @@ typedef struct weft_store weft_store;
  * only from there: secrets stay out of argument lists and of our structures, and who can open a store by
  * its URL needs no second way. The variables are read once, here:
  *
- *     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY    who asks; AWS_SESSION_TOKEN too for temporary credentials
- *     AWS_REGION, or AWS_DEFAULT_REGION           us-east-1 if neither is set
- *     AWS_ENDPOINT_URL_S3, or AWS_ENDPOINT_URL    a service other than Amazon's
- *     AWS_CA_BUNDLE                               as `ca_file`, which goes before it
- *     WEFT_S3_ADDRESSING                          "path" (https://host/bucket) or "virtual"
- * (https://bucket.host); unset: virtual for Amazon, path where an endpoint is given or the bucket's name
- * cannot be part of a host's
+ *     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY   who asks; AWS_SESSION_TOKEN too if these are temporary
+ *     AWS_REGION, or AWS_DEFAULT_REGION          us-east-1 if neither is set
+ *     AWS_ENDPOINT_URL_S3, or AWS_ENDPOINT_URL   a service other than Amazon's
+ *     AWS_CA_BUNDLE                              as `ca_file`, which goes before it
+ *     WEFT_S3_ADDRESSING                         path: https://host/bucket; virtual: https://bucket.host
+ *
+ * Where the last one is not set, the bucket is part of Amazon's host, but of the path if an endpoint is
+ * given or its name cannot be part of a host's.
  *
  * Objects above 8 MiB go there in parts. Parts of puts that were killed stay until the bucket's rules for
  * unfinished uploads remove them. The first conditional put leaves a small object behind, weft-conditions,

@@ -109,15 +109,17 @@ typedef struct weft_publisher weft_publisher;
 /* Takes over the run in `store`, or begins one: every earlier publisher of it is fenced from now on. The
  * state that was published last is rebuilt from the store alone (unless the mirror file holds it). `view`
  * is what will be published: live memory, FP32 masters of BF16 tensors included, or a checkpoint. It must
- * be complete, and it and the store must outlive the publisher. `options` may be NULL. */
+ * be complete, and it and the store must outlive the publisher, and so must what
+ * the options point to, except for paths. `options` may be NULL. */
 WEFT_API WEFT_CHECKED weft_status weft_publisher_open(weft_context *context, weft_store *store,
                                                       const weft_view *view,
                                                       const weft_publisher_options *options,
                                                       weft_publisher **publisher_out);
 /* Publishes what the view holds now; the weights must stay still meanwhile. On failure nothing is
- * published, and the next call publishes whatever the view holds then: retry or skip, nothing drifts.
- * WEFT_CONFLICT: another publisher has taken over, and this one is finished. `labels` (key, value, …, NULL)
- * and `result_out` may be NULL. */
+ * published, and the next call publishes whatever the view holds then: retry or skip, nothing drifts. Only
+ * if the store stopped answering while the head was written may the version appear all the same; the next
+ * call finds out first. WEFT_CONFLICT: another publisher has taken over, and this one is finished. `labels`
+ * (key, value, …, NULL) and `result_out` may be NULL. */
 WEFT_API WEFT_CHECKED weft_status weft_publisher_publish(weft_publisher *publisher,
                                                          const char *const *labels,
                                                          weft_publish_result *result_out);
@@ -193,7 +195,9 @@ WEFT_API WEFT_CHECKED weft_status weft_subscriber_wait(weft_subscriber *subscrib
 WEFT_API WEFT_CHECKED weft_status weft_subscriber_prepare(weft_subscriber *subscriber, uint64_t version);
 /* Puts the prepared step in place: the pause. */
 WEFT_API WEFT_CHECKED weft_status weft_subscriber_commit(weft_subscriber *subscriber);
-/* Drops what is prepared; after a commit to live memory, puts the version before back, once. */
+/* Drops what is prepared; after a commit to live memory, puts the version before back, once, until the next
+ * prepare. A step that limits.stage_bytes cut into portions, of which all but the first are then fetched
+ * and decoded during the commit, cannot be taken back: WEFT_UNSUPPORTED, and nothing is touched. */
 WEFT_API WEFT_CHECKED weft_status weft_subscriber_rollback(weft_subscriber *subscriber);
 /* prepare and commit until `version` (0: the newest) is reached. */
 WEFT_API WEFT_CHECKED weft_status weft_subscriber_pull(weft_subscriber *subscriber, uint64_t version);

@@ -47,6 +47,7 @@ struct weft_anchor_job {
     weft_anchor_task task;
     pthread_t thread;
     atomic_bool done;
+    atomic_bool stopping;
     weft_status status;
     char text[512];
     weft_anchor anchor;
@@ -120,9 +121,9 @@ static weft_status write_anchor(weft_anchor_job *job) {
     return status;
 }
 
-void weft_anchor_collect(weft_context *context, weft_store *store, double seconds) {
-    const weft_gc_options options = {.grace_seconds = seconds};
-    if (seconds > 0) {
+void weft_anchor_collect(weft_context *context, weft_store *store, const weft_publisher_options *chosen) {
+    const weft_gc_options options = {.trusted = chosen->key, .grace_seconds = chosen->gc_seconds};
+    if (chosen->gc_seconds > 0) {
         weft_status ignored = weft_gc_run(context, store, &options, NULL);
         (void)ignored;
     }
@@ -141,7 +142,7 @@ static void *anchor_main(void *argument) {
                              job->status == WEFT_OK ? job->anchor.object.bytes : 0, weft_sync_now() - start,
                              job->text);
     }
-    weft_anchor_collect(job->context, job->task.store, options->gc_seconds);
+    weft_anchor_collect(job->context, job->task.store, options);
     atomic_store(&job->done, true);
     return NULL;
 }
@@ -154,7 +155,8 @@ weft_status weft_anchor_start(weft_context *context, const weft_anchor_task *tas
     }
     job->task = *task;
     atomic_init(&job->done, false);
-    weft_status status = weft_context_derive(context, NULL, NULL, &job->context);
+    atomic_init(&job->stopping, false);
+    weft_status status = weft_context_derive(context, weft_sync_keep_on, &job->stopping, &job->context);
     if (status == WEFT_OK) {
         int error = pthread_create(&job->thread, NULL, anchor_main, job);
         if (error != 0) {
@@ -175,7 +177,7 @@ bool weft_anchor_done(weft_anchor_job *job) {
 }
 
 weft_status weft_anchor_join(weft_context *context, weft_anchor_job *job, weft_anchor *anchor) {
-    pthread_join(job->thread, NULL);
+    weft_sync_join(context, job->thread, &job->stopping);
     weft_status status = job->status;
     *anchor = job->anchor;
     if (status != WEFT_OK) {

@@ -17,9 +17,9 @@ weft_status weft_anchor_encode(weft_context *context, const weft_view *view,
                                const char *const *labels, weft_spool *spool, weft_sums **sums_out,
                                weft_diff_stats *stats);
 
-/* Whoever keeps writing anchors must not fill the store for ever: weft_gc_run with that grace, unless it is
- * 0. A failure only postpones it. */
-void weft_anchor_collect(weft_context *context, weft_store *store, double seconds);
+/* Whoever keeps writing anchors must not fill the store for ever: weft_gc_run, if the options ask for it. A
+ * failure only postpones it. */
+void weft_anchor_collect(weft_context *context, weft_store *store, const weft_publisher_options *options);
 
 /* Where an anchor is made from, and where it goes. */
 typedef struct weft_anchor_task {

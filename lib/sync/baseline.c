@@ -8,6 +8,7 @@
 #include "baseline.h"
 
 #include "../base/context.h"
+#include "../tensor/digest.h"
 #include "watermark.h"
 
 weft_status weft_baseline_open(weft_baseline *baseline, weft_context *context, weft_store *store,
@@ -163,6 +164,7 @@ void weft_baseline_advance(weft_baseline *baseline, weft_spool *spool, bool anch
     if (baseline->path == NULL) {
         weft_sums_destroy(baseline->sums);
         baseline->sums = *sums;
+        weft_sums_attach(baseline->sums, baseline->mirror.view);
         *sums = NULL;
     } else if (follow_spool(baseline, spool, anchor) != WEFT_OK) {
         baseline->holds = false;
@@ -174,4 +176,18 @@ void weft_baseline_undo(weft_baseline *baseline) {
     if (weft_trail_undo(baseline->context, baseline->trail) != WEFT_OK) {
         baseline->holds = false;
     }
+}
+
+weft_status weft_baseline_audit(weft_baseline *baseline, uint64_t bytes) {
+    if (!baseline->holds) {
+        return WEFT_OK;
+    }
+    weft_sums *sums = baseline->place != NULL ? weft_in_place_sums(baseline->place) : baseline->sums;
+    weft_status status = weft_sums_audit(baseline->context, sums, bytes);
+    if (status != WEFT_DIGEST_MISMATCH) {
+        return status;
+    }
+    baseline->holds = false;
+    weft_context_clear(baseline->context);
+    return WEFT_OK;
 }

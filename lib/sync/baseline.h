@@ -47,6 +47,8 @@ const weft_container *weft_baseline_container(const weft_baseline *baseline);
  * same tensors, and are taken over. A checkpoint that cannot follow holds nothing from then on. */
 void weft_baseline_advance(weft_baseline *baseline, weft_spool *spool, bool anchor, weft_sums **sums,
                            uint64_t version, const weft_digest *digest);
+/* Re-sums a part of what it holds. If that has drifted, nothing is believed of it. */
+weft_status weft_baseline_audit(weft_baseline *baseline, uint64_t bytes);
 /* Memory that a diff has brought ahead goes back. */
 void weft_baseline_undo(weft_baseline *baseline);
 

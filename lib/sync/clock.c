@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * clock.c: time that only goes forward, and sleep that can be ended.
+ * clock.c: time that only goes forward, and waits that can be ended.
  */
 #include "clock.h"
 
 #include "../base/context.h"
 
+#include <errno.h>
 #include <time.h>
 
 double weft_sync_now(void) {
@@ -30,4 +31,28 @@ uint64_t weft_sync_date(void) {
     struct timespec time;
     clock_gettime(CLOCK_REALTIME, &time);
     return (uint64_t)time.tv_sec * 1000 + (uint64_t)time.tv_nsec / 1000000;
+}
+
+bool weft_sync_keep_on(void *stopping, const char *phase, uint64_t done, uint64_t total) {
+    (void)phase;
+    (void)done;
+    (void)total;
+    return !atomic_load((const atomic_bool *)stopping);
+}
+
+/* A join by the monotonic clock would be right too, but ThreadSanitizer does not know that call as a join.
+ * A clock that jumps only makes one look at the caller early or late. */
+void weft_sync_join(weft_context *context, pthread_t thread, atomic_bool *stopping) {
+    struct timespec until;
+    int error = ETIMEDOUT;
+    while (error == ETIMEDOUT) {
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += 100000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        error = pthread_timedjoin_np(thread, NULL, &until);
+        if (error == ETIMEDOUT && weft_progress_ask(context) != WEFT_OK) {
+            atomic_store(stopping, true);
+        }
+    }
 }

@@ -255,21 +255,13 @@ static weft_status read_hashes(weft_fetch *fetch) {
     return WEFT_OK;
 }
 
-/* A transfer that nobody waits for any more need not come to its end. */
-static bool keep_on(void *opaque, const char *phase, uint64_t done, uint64_t total) {
-    (void)phase;
-    (void)done;
-    (void)total;
-    const weft_fetch *fetch = opaque;
-    return !atomic_load(&fetch->stopping);
-}
-
 static weft_status start_loaders(weft_fetch *fetch) {
     unsigned wanted = fetch->count < LOADERS ? (unsigned)fetch->count : LOADERS;
     for (; fetch->loader_count < wanted; fetch->loader_count++) {
         loader *loader = &fetch->loaders[fetch->loader_count];
         loader->fetch = fetch;
-        weft_status status = weft_context_derive(fetch->context, keep_on, fetch, &loader->context);
+        weft_status status =
+            weft_context_derive(fetch->context, weft_sync_keep_on, &fetch->stopping, &loader->context);
         if (status != WEFT_OK) {
             return status;
         }

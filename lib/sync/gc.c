@@ -34,6 +34,7 @@ typedef struct gc_object {
     uint64_t bytes; /* 0: not known */
     uint64_t version;
     uint64_t since;
+    bool retired; /* by the record of `version`; else it is the patch that leads there */
 } gc_object;
 
 /* What is needed of a record later. */
@@ -57,7 +58,12 @@ typedef struct gc_run {
     gc_date *dates; /* of the records seen, newest first: floors fall */
     size_t date_count;
     size_t date_cursor;       /* the first whose floor is below the version in question */
-    uint64_t waiting_version; /* the lowest that must be looked at again; 0: none */
+    uint64_t waiting_version; /* the lowest whose patch must be looked at again; 0: none */
+    uint64_t waiting_retired; /* the same for what records retire */
+    uint64_t retired;         /* what records up to this one retire is gone */
+    uint64_t newest;
+    uint64_t epoch;
+    uint64_t newest_anchor;
 } gc_run;
 
 static weft_status add_object(gc_run *gc, const char *key, uint64_t bytes, uint64_t version,
@@ -90,12 +96,15 @@ static void parse_mark(gc_run *gc, const char *text, size_t size) {
     json_t *json;
     char run[WEFT_RUN_TEXT];
     uint64_t collected;
+    uint64_t retired;
     if (weft_json_parse(gc->context, MARK_KEY, text, size, JSON_DEPTH, JSON_CONTAINERS, &json) != WEFT_OK) {
         return;
     }
     if (weft_json_text(json, "run", run, sizeof run) && strcmp(run, gc->run) == 0 &&
-        weft_json_count(json, "collected", &collected) && collected < gc->floor) {
+        weft_json_count(json, "collected", &collected) && collected < gc->floor &&
+        weft_json_count(json, "retired", &retired) && retired <= gc->newest) {
         gc->collected = collected;
+        gc->retired = retired;
     }
     json_decref(json);
 }
@@ -113,13 +122,15 @@ static void read_mark(gc_run *gc) {
 
 static weft_status write_mark(gc_run *gc) {
     uint64_t collected = gc->waiting_version > 0 ? gc->waiting_version - 1 : gc->floor - 1;
-    if (collected <= gc->collected || gc->options.dry_run) {
+    uint64_t retired = gc->waiting_retired > 0 ? gc->waiting_retired - 1 : gc->newest;
+    if ((collected <= gc->collected && retired <= gc->retired) || gc->options.dry_run) {
         return WEFT_OK;
     }
     char text[MARK_BYTES];
     int length =
-        snprintf(text, sizeof text, "{\"weft\":%d,\"kind\":\"mark\",\"run\":\"%s\",\"collected\":%llu}\n",
-                 WEFT_SYNC_FORMAT, gc->run, (unsigned long long)collected);
+        snprintf(text, sizeof text,
+                 "{\"weft\":%d,\"kind\":\"mark\",\"run\":\"%s\",\"collected\":%llu,\"retired\":%llu}\n",
+                 WEFT_SYNC_FORMAT, gc->run, (unsigned long long)collected, (unsigned long long)retired);
     return weft_store_put_bytes(gc->context, gc->store, MARK_KEY, text, (size_t)length, WEFT_STORE_ALWAYS,
                                 NULL, NULL);
 }
@@ -147,8 +158,12 @@ static weft_status keep_date(gc_run *gc, const weft_record *record) {
 
 static weft_status visit_record(gc_run *gc, const weft_record *record) {
     weft_status status = keep_date(gc, record);
-    for (size_t i = 0; i < record->retired.count && status == WEFT_OK; i++) {
+    bool done = record->version <= gc->retired;
+    for (size_t i = 0; !done && i < record->retired.count && status == WEFT_OK; i++) {
         status = add_object(gc, record->retired.items[i], 0, record->version, record->milliseconds);
+        if (status == WEFT_OK) {
+            gc->objects[gc->count - 1].retired = true;
+        }
     }
     if (status == WEFT_OK && record->patched) {
         uint64_t since = record->version <= gc->floor ? date_of_floor(gc, record->version) : 0;
@@ -159,6 +174,7 @@ static weft_status visit_record(gc_run *gc, const weft_record *record) {
 
 static weft_status visit_newest(gc_run *gc, const weft_page *page) {
     weft_status status = WEFT_OK;
+    gc->newest_anchor = page->anchor_count > 0 ? page->anchors[0].version : 0;
     for (size_t i = 0; i < page->anchor_count && status == WEFT_OK; i++) {
         status = add_large(gc, &page->anchors[i].object, page->anchors[i].version, 0);
     }
@@ -194,24 +210,42 @@ static weft_status remove_object(gc_run *gc, const char *key, uint64_t bytes) {
     return status;
 }
 
-static void note_waiting(gc_run *gc, uint64_t version) {
+static void lower(uint64_t *version, uint64_t other) {
+    *version = *version == 0 || other < *version ? other : *version;
+}
+
+static void note_waiting(gc_run *gc, const gc_object *object) {
     gc->result.waiting++;
-    if (gc->waiting_version == 0 || version < gc->waiting_version) {
-        gc->waiting_version = version;
-    }
+    lower(object->retired ? &gc->waiting_retired : &gc->waiting_version, object->version);
+}
+
+/* By key, and of one key what is needed first. */
+static int compare_objects(const void *a, const void *b) {
+    const gc_object *first = a;
+    const gc_object *second = b;
+    int order = strcmp(first->key, second->key);
+    return order != 0 ? order : (first->since > second->since) - (first->since < second->since);
+}
+
+static int compare_keys(const void *a, const void *b) {
+    return strcmp(((const gc_object *)a)->key, ((const gc_object *)b)->key);
 }
 
 static weft_status remove_unneeded(gc_run *gc) {
     uint64_t now = weft_sync_date();
     uint64_t grace = (uint64_t)(gc->options.grace_seconds * 1000);
     weft_status status = WEFT_OK;
+    const char *key = ""; /* of the last object */
     for (size_t i = 0; i < gc->count && status == WEFT_OK; i++) {
         const gc_object *object = &gc->objects[i];
-        if (object->since == 0) {
+        bool decided = strcmp(object->key, key) == 0;
+        key = object->key;
+        /* what one record retires and another needs is needed */
+        if (decided || object->since == 0) {
             continue;
         }
         if (object->since + grace > now) {
-            note_waiting(gc, object->version);
+            note_waiting(gc, object);
         } else {
             status = remove_object(gc, object->key, object->bytes);
         }
@@ -221,10 +255,6 @@ static weft_status remove_unneeded(gc_run *gc) {
 
 /* ---- leftovers ---- */
 
-static int compare_objects(const void *a, const void *b) {
-    return strcmp(((const gc_object *)a)->key, ((const gc_object *)b)->key);
-}
-
 typedef struct leftover_list {
     gc_run *gc;
     double least_age;
@@ -232,12 +262,21 @@ typedef struct leftover_list {
     weft_status status;
 } leftover_list;
 
+/* An anchor is named by a page only when its writer publishes again, which may be long after. */
+static bool may_come(const gc_run *gc, const char *key) {
+    unsigned long long epoch;
+    unsigned long long version;
+    return (sscanf(key, "anchors/%llu-%llu-", &epoch, &version) == 2 ||
+            sscanf(key, "chunks/%llu-%llu-", &epoch, &version) == 2) &&
+           epoch >= gc->epoch && version > gc->newest_anchor;
+}
+
 static bool visit_listed(void *opaque, const char *key, uint64_t size, double age_seconds) {
     leftover_list *list = opaque;
     gc_object wanted = {.bytes = 0};
     snprintf(wanted.key, sizeof wanted.key, "%s", key);
-    bool named = bsearch(&wanted, list->gc->objects, list->named, sizeof wanted, compare_objects) != NULL;
-    if (!named && age_seconds >= list->least_age) {
+    bool named = bsearch(&wanted, list->gc->objects, list->named, sizeof wanted, compare_keys) != NULL;
+    if (!named && age_seconds >= list->least_age && !may_come(list->gc, key)) {
         list->status = add_object(list->gc, key, size, 0, 1);
     }
     return list->status == WEFT_OK;
@@ -248,7 +287,6 @@ static weft_status remove_leftovers(gc_run *gc) {
     double grace = gc->options.grace_seconds;
     leftover_list list = {
         .gc = gc, .least_age = grace > LEFTOVER_SECONDS ? grace : LEFTOVER_SECONDS, .named = gc->count};
-    qsort(gc->objects, gc->count, sizeof *gc->objects, compare_objects);
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms && status == WEFT_OK; i++) {
         status = weft_store_list(gc->context, gc->store, rooms[i], visit_listed, &list);
@@ -271,16 +309,24 @@ static bool never(void *opaque, const char *key, uint64_t size, double age_secon
 static weft_status collect(gc_run *gc, const weft_sync_head *head) {
     memcpy(gc->run, head->run, sizeof gc->run);
     gc->floor = head->newest.floor;
+    gc->newest = head->newest.version;
+    gc->epoch = head->epoch;
     gc->result.oldest = gc->floor;
     read_mark(gc);
     weft_status listed = weft_store_list(gc->context, gc->store, "pages", never, NULL);
     gc->whole = listed == WEFT_OK;
     weft_status status = listed == WEFT_UNSUPPORTED ? WEFT_OK : listed;
+    weft_status walked = WEFT_OK;
+    char text[MARK_BYTES];
     if (status == WEFT_OK) {
-        status = weft_history_walk(gc->context, gc->store, head, visit_page, gc);
-    }
-    if (status == WEFT_OK) {
+        walked = weft_history_walk(gc->context, gc->store, head, visit_page, gc);
+        snprintf(text, sizeof text, "%s", weft_context_error(gc->context));
+        qsort(gc->objects, gc->count, sizeof *gc->objects, compare_objects);
         status = remove_unneeded(gc);
+    }
+    /* a page that cannot be read keeps what it may name, and leftovers cannot be told from that */
+    if (status == WEFT_OK && walked != WEFT_OK) {
+        return weft_fail(gc->context, walked, "%s", text);
     }
     if (status == WEFT_OK) {
         status = write_mark(gc);

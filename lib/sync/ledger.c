@@ -105,12 +105,18 @@ static weft_status take_page(weft_ledger *ledger, const weft_blob *blob, weft_pa
 
 weft_status weft_ledger_resume(weft_ledger *ledger, const weft_blob *page) {
     weft_blob blob = *page;
+    uint64_t next = 0; /* the first version of the page after */
     weft_status status = WEFT_MORE;
     while (status == WEFT_MORE) {
         weft_page *read;
         status = weft_history_page(ledger->context, ledger->store, &blob, ledger->run, &read);
         if (status == WEFT_OK) {
-            status = take_page(ledger, &blob, read);
+            uint64_t first = read->records[0].version;
+            bool adjoins = next == 0 || read->records[read->record_count - 1].version + 1 == next;
+            next = first;
+            status =
+                adjoins ? take_page(ledger, &blob, read)
+                        : weft_fail(ledger->context, WEFT_MALFORMED, "%s: the history has a gap", blob.key);
             blob = read->previous;
             weft_history_release(ledger->context, read);
         }
@@ -148,6 +154,10 @@ static weft_status retire_object(weft_ledger *ledger, const weft_object *object)
 
 weft_status weft_ledger_add_anchor(weft_ledger *ledger, const weft_anchor *anchor, size_t keep) {
     keep = keep < WEFT_ANCHORS_MAX ? keep : WEFT_ANCHORS_MAX - 1;
+    /* one that was made in the background may come after a version that was published whole */
+    if (anchor->version <= anchor_version(ledger)) {
+        return retire_object(ledger, &anchor->object);
+    }
     weft_status status = WEFT_OK;
     while (ledger->anchor_count >= keep && ledger->anchor_count > 0 && status == WEFT_OK) {
         status = retire_object(ledger, &ledger->anchors[ledger->anchor_count - 1].object);

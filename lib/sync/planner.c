@@ -24,6 +24,7 @@ void weft_route_clear(weft_route *route) {
         weft_record_close(&route->steps[i].record, context);
     }
     weft_release(context, route->steps);
+    weft_record_close(&route->start, context);
     weft_route_open(route, context);
 }
 
@@ -113,7 +114,10 @@ static weft_status consider(walk *w, const weft_anchor *anchor, const weft_recor
 /* WEFT_MORE: go on with the version before. */
 static weft_status visit(walk *w, const weft_record *record) {
     if (is_start(w->request, &record->digest)) {
-        return consider(w, NULL, record);
+        weft_status status = consider(w, NULL, record);
+        return status == WEFT_OK && w->route->count == 0
+                   ? weft_record_copy(w->route->context, record, &w->route->start)
+                   : status;
     }
     const weft_anchor *anchor = anchor_at(w, record);
     if (anchor != NULL) {

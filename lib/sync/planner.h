@@ -20,6 +20,7 @@ typedef struct weft_route {
     size_t count;
     size_t next; /* the first that is not done */
     uint64_t bytes;
+    weft_record start; /* the version that the replica is at, if no step is needed */
 } weft_route;
 
 void weft_route_open(weft_route *route, weft_context *context);

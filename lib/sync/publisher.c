@@ -22,7 +22,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KEEP_ANCHORS = 2 };
+enum { KEEP_ANCHORS = 2, LABELS_MAX = 64 };
+
+/* of the baseline, re-summed at each version, in turn */
+static const uint64_t AUDIT_BYTES = (uint64_t)16 << 20;
 
 /* One version on its way. */
 typedef struct edition {
@@ -48,6 +51,8 @@ struct weft_publisher {
     weft_container container; /* what followers' files look like */
     weft_container_file container_file;
     char *made_header; /* NULL if the caller gave the files */
+    char *mirror_path;
+    char *spool_path;
 
     weft_identity identity;
     weft_claim claim;
@@ -145,6 +150,22 @@ static weft_status open_publisher(weft_publisher *publisher) {
     return status == WEFT_OK ? weft_baseline_rebuild(&publisher->baseline, &publisher->claim.head) : status;
 }
 
+static weft_status keep_path(weft_publisher *publisher, const char **path, char **copy) {
+    if (*path == NULL) {
+        return WEFT_OK;
+    }
+    *copy = weft_copy_text(publisher->context, *path, strlen(*path));
+    *path = *copy;
+    return *copy != NULL ? WEFT_OK : WEFT_NO_MEMORY;
+}
+
+static weft_status keep_paths(weft_publisher *publisher) {
+    weft_status status = keep_path(publisher, &publisher->options.mirror_path, &publisher->mirror_path);
+    return status == WEFT_OK
+               ? keep_path(publisher, &publisher->options.spool_directory, &publisher->spool_path)
+               : status;
+}
+
 weft_status weft_publisher_open(weft_context *context, weft_store *store, const weft_view *view,
                                 const weft_publisher_options *options, weft_publisher **publisher_out) {
     weft_context_clear(context);
@@ -161,7 +182,10 @@ weft_status weft_publisher_open(weft_context *context, weft_store *store, const 
     if (options != NULL) {
         publisher->options = *options;
     }
-    weft_status status = open_publisher(publisher);
+    weft_status status = keep_paths(publisher);
+    if (status == WEFT_OK) {
+        status = open_publisher(publisher);
+    }
     if (status != WEFT_OK) {
         weft_publisher_close(publisher);
         return status;
@@ -187,6 +211,15 @@ static bool is_text(const char *label) {
     return good;
 }
 
+static bool is_repeated(const char *const *labels, size_t index) {
+    for (size_t i = 0; i < index; i += 2) {
+        if (strcmp(labels[i], labels[index]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static weft_status check_labels(weft_publisher *publisher, const char *const *labels) {
     size_t bytes = 0;
     size_t count = 0;
@@ -195,6 +228,14 @@ static weft_status check_labels(weft_publisher *publisher, const char *const *la
         if (!is_text(labels[count])) {
             return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT, "a label is not UTF-8");
         }
+        if (count % 2 == 0 && is_repeated(labels, count)) {
+            return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT, "the label %s is given twice",
+                             labels[count]);
+        }
+    }
+    if (count > 2 * LABELS_MAX) {
+        return weft_fail(publisher->context, WEFT_LIMIT_EXCEEDED, "a version has room for %d labels",
+                         LABELS_MAX);
     }
     if (count % 2 != 0) {
         return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT, "the label %s has no value",
@@ -306,14 +347,14 @@ static weft_status upload_edition(weft_publisher *publisher, edition *e, const c
     return status == WEFT_OK ? weft_claim_check(&publisher->claim) : status;
 }
 
-static weft_status join_upload(weft_publisher *publisher, edition *e, weft_status status) {
-    if (e->upload == NULL) {
+static weft_status join_upload(weft_publisher *publisher, weft_upload **upload, weft_status status) {
+    if (*upload == NULL) {
         return status;
     }
     char text[512];
     snprintf(text, sizeof text, "%s", weft_context_error(publisher->context));
-    weft_status joined = weft_upload_join(publisher->context, e->upload);
-    e->upload = NULL;
+    weft_status joined = weft_upload_join(publisher->context, *upload);
+    *upload = NULL;
     /* when the encoder failed, the upload failed of that */
     return status == WEFT_OK ? joined : weft_fail(publisher->context, status, "%s", text);
 }
@@ -372,6 +413,14 @@ static weft_status resolve_pending(weft_publisher *publisher) {
     return status;
 }
 
+/* The baseline may be moved: an anchor that is made of it must not look. */
+static weft_status resolve_locked(weft_publisher *publisher) {
+    pthread_mutex_lock(&publisher->baseline.lock);
+    weft_status status = resolve_pending(publisher);
+    pthread_mutex_unlock(&publisher->baseline.lock);
+    return status;
+}
+
 static weft_status prepare_move(weft_publisher *publisher, edition *e) {
     if (!e->again) {
         return weft_claim_prepare(&publisher->claim, &e->page, &e->record, &e->move);
@@ -420,6 +469,17 @@ static weft_status take_anchor(weft_publisher *publisher, const weft_anchor *anc
     return status;
 }
 
+/* An anchor that does not have the digest of its version was made of a copy that has drifted: nothing is
+ * believed of it, and the next version comes whole. */
+static void note_anchor(weft_publisher *publisher) {
+    snprintf(publisher->anchor_text, sizeof publisher->anchor_text, "%s",
+             publisher->anchor_status != WEFT_OK ? weft_context_error(publisher->context) : "");
+    if (publisher->anchor_status == WEFT_DIGEST_MISMATCH) {
+        publisher->baseline.holds = false;
+    }
+    weft_context_clear(publisher->context);
+}
+
 /* Takes in what the background has done. A failed anchor harms nothing: another is tried. */
 static void collect_anchor(weft_publisher *publisher, bool wait) {
     if (publisher->job == NULL || (!wait && !weft_anchor_done(publisher->job))) {
@@ -431,9 +491,7 @@ static void collect_anchor(weft_publisher *publisher, bool wait) {
     if (publisher->anchor_status == WEFT_OK) {
         publisher->anchor_status = take_anchor(publisher, &anchor);
     }
-    snprintf(publisher->anchor_text, sizeof publisher->anchor_text, "%s",
-             publisher->anchor_status != WEFT_OK ? weft_context_error(publisher->context) : "");
-    weft_context_clear(publisher->context);
+    note_anchor(publisher);
 }
 
 static bool anchor_due(const weft_publisher *publisher) {
@@ -480,8 +538,7 @@ static weft_status encode_anchor_now(weft_publisher *publisher, weft_spool *spoo
     status = weft_anchor_encode(context, weft_baseline_view(&publisher->baseline), &publisher->options,
                                 &publisher->container, NULL, spool, NULL, &stats);
     status = weft_spool_finish(spool, status);
-    weft_status joined = weft_upload_join(context, upload);
-    status = status == WEFT_OK ? joined : status;
+    status = join_upload(publisher, &upload, status);
     if (status == WEFT_OK && !weft_digest_equal(&stats.result, &anchor->digest)) {
         status = weft_fail(context, WEFT_DIGEST_MISMATCH,
                            "the copy of version %llu that an anchor was to be made of has drifted",
@@ -511,7 +568,7 @@ static weft_status write_anchor_now(weft_publisher *publisher, uint64_t *bytes_o
         *bytes_out = anchor.object.bytes;
     }
     if (status == WEFT_OK) {
-        weft_anchor_collect(publisher->context, publisher->store, publisher->options.gc_seconds);
+        weft_anchor_collect(publisher->context, publisher->store, &publisher->options);
         weft_context_clear(publisher->context);
     }
     return status;
@@ -519,7 +576,7 @@ static weft_status write_anchor_now(weft_publisher *publisher, uint64_t *bytes_o
 
 weft_status weft_publisher_anchor(weft_publisher *publisher, uint64_t *bytes_out) {
     weft_context_clear(publisher->context);
-    weft_status status = resolve_pending(publisher);
+    weft_status status = resolve_locked(publisher);
     if (status != WEFT_OK) {
         return status;
     }
@@ -540,8 +597,10 @@ weft_status weft_publisher_anchor(weft_publisher *publisher, uint64_t *bytes_out
 
 weft_status weft_publisher_settle(weft_publisher *publisher) {
     weft_context_clear(publisher->context);
-    weft_status status = resolve_pending(publisher);
-    collect_anchor(publisher, true);
+    weft_status status = resolve_locked(publisher);
+    if (status == WEFT_OK) {
+        collect_anchor(publisher, true);
+    }
     if (status == WEFT_OK && publisher->unnamed && !publisher->claim.fenced) {
         status = rewrite_page(publisher);
     }
@@ -573,7 +632,7 @@ static weft_status publish_edition(weft_publisher *publisher, edition *e, const 
         e->record.patched = !whole;
         status = upload_edition(publisher, e, key);
     }
-    status = join_upload(publisher, e, status);
+    status = join_upload(publisher, &e->upload, status);
     double uploaded = weft_sync_now();
     if (status != WEFT_OK) {
         return abandon_because(publisher, e, status);
@@ -595,6 +654,9 @@ static weft_status publish_locked(weft_publisher *publisher, const char *const *
     }
     if (status == WEFT_OK) {
         collect_anchor(publisher, false);
+    }
+    if (status == WEFT_OK) {
+        status = weft_baseline_audit(&publisher->baseline, AUDIT_BYTES);
     }
     /* a checkpoint that could not follow is fetched again */
     if (status == WEFT_OK && !publisher->baseline.holds && publisher->baseline.path != NULL) {
@@ -631,8 +693,7 @@ weft_status weft_publisher_publish(weft_publisher *publisher, const char *const 
         bool background = publisher->options.anchors_in_background && publisher->baseline.path == NULL;
         publisher->anchor_status =
             background ? start_anchor(publisher) : write_anchor_now(publisher, &result.anchor_bytes);
-        snprintf(publisher->anchor_text, sizeof publisher->anchor_text, "%s",
-                 weft_context_error(publisher->context));
+        note_anchor(publisher);
     }
     if (result_out != NULL) {
         *result_out = result;
@@ -659,9 +720,14 @@ void weft_publisher_close(weft_publisher *publisher) {
         return;
     }
     weft_context *context = publisher->context;
-    if (publisher->job != NULL || publisher->unnamed) {
+    if (publisher->job != NULL || publisher->unnamed || publisher->pending.used) {
         /* who wants to know how it went settles first */
         weft_status ignored = weft_publisher_settle(publisher);
+        (void)ignored;
+    }
+    if (publisher->job != NULL) {
+        weft_anchor lost;
+        weft_status ignored = weft_anchor_join(context, publisher->job, &lost);
         (void)ignored;
     }
     close_edition(publisher, &publisher->pending);
@@ -670,5 +736,7 @@ void weft_publisher_close(weft_publisher *publisher) {
     weft_identity_close(&publisher->identity);
     weft_baseline_close(&publisher->baseline);
     weft_release(context, publisher->made_header);
+    weft_release(context, publisher->mirror_path);
+    weft_release(context, publisher->spool_path);
     weft_release(context, publisher);
 }

@@ -100,6 +100,7 @@ static weft_status commit_live(weft_replica *replica) {
         replica->blank = false;
         return WEFT_OK;
     }
+    bool whole = !replica->more; /* portions whose old values are gone cannot be put back */
     weft_status status = weft_apply_commit(replica->apply);
     while (status == WEFT_OK && replica->more) {
         status = weft_apply_prepare(replica->apply);
@@ -108,7 +109,7 @@ static weft_status commit_live(weft_replica *replica) {
             status = weft_apply_commit(replica->apply);
         }
     }
-    replica->committed = status == WEFT_OK;
+    replica->committed = status == WEFT_OK && whole;
     return status;
 }
 
@@ -241,6 +242,12 @@ weft_status weft_replica_recover(weft_replica *replica) {
     }
     weft_status status = load_place(replica);
     return unreadable(status) ? WEFT_OK : status;
+}
+
+void weft_replica_settle(weft_replica *replica) {
+    drop_apply(replica);
+    weft_sums_destroy(replica->before);
+    replica->before = NULL;
 }
 
 weft_status weft_replica_prepare(weft_replica *replica, const weft_patch *patch, bool anchor) {

@@ -44,6 +44,8 @@ void weft_replica_close(weft_replica *replica);
 
 /* After a commit that failed: looks what a checkpoint holds now. */
 weft_status weft_replica_recover(weft_replica *replica);
+/* What was committed stays: it is not rolled back any more, and its patch may be closed. */
+void weft_replica_settle(weft_replica *replica);
 /* The patch must stay open until the step is committed or rolled back. */
 weft_status weft_replica_prepare(weft_replica *replica, const weft_patch *patch, bool anchor);
 weft_status weft_replica_commit(weft_replica *replica);

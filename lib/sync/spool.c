@@ -5,6 +5,7 @@
 #include "spool.h"
 
 #include "../base/context.h"
+#include "clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 struct weft_spool {
@@ -308,14 +308,6 @@ struct weft_upload {
     weft_status status;
 };
 
-static bool keep_on(void *opaque, const char *phase, uint64_t done, uint64_t total) {
-    (void)phase;
-    (void)done;
-    (void)total;
-    const weft_upload *upload = opaque;
-    return !atomic_load(&upload->stopping);
-}
-
 static void *upload_main(void *argument) {
     weft_upload *upload = argument;
     upload->status = weft_store_put(upload->context, upload->store, &upload->request, NULL);
@@ -328,7 +320,8 @@ weft_status weft_upload_start(weft_context *context, weft_store *store, const ch
     if (upload == NULL) {
         return WEFT_NO_MEMORY;
     }
-    weft_status status = weft_context_derive(context, keep_on, upload, &upload->context);
+    weft_status status =
+        weft_context_derive(context, weft_sync_keep_on, &upload->stopping, &upload->context);
     if (status == WEFT_OK) {
         snprintf(upload->key, sizeof upload->key, "%s", key);
         upload->store = store;
@@ -347,25 +340,8 @@ weft_status weft_upload_start(weft_context *context, weft_store *store, const ch
     return WEFT_OK;
 }
 
-/* Waits for the thread, and passes on that the caller wants to stop. A join by the monotonic clock would be
- * right too, but ThreadSanitizer does not know that call as a join. */
-static void wait_for(weft_context *context, weft_upload *upload) {
-    struct timespec until;
-    int error = ETIMEDOUT;
-    while (error == ETIMEDOUT) {
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 100000000;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        error = pthread_timedjoin_np(upload->thread, NULL, &until);
-        if (error == ETIMEDOUT && weft_progress_ask(context) != WEFT_OK) {
-            atomic_store(&upload->stopping, true);
-        }
-    }
-}
-
 weft_status weft_upload_join(weft_context *context, weft_upload *upload) {
-    wait_for(context, upload);
+    weft_sync_join(context, upload->thread, &upload->stopping);
     weft_status status = upload->status;
     if (status != WEFT_OK) {
         status = weft_fail(context, status, "%s", weft_context_error(upload->context));

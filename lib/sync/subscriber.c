@@ -301,7 +301,9 @@ weft_status weft_subscriber_wait(weft_subscriber *subscriber, double seconds, ui
     weft_context_clear(subscriber->context);
     weft_progress_begin(subscriber->context, "wait", 0);
     double start = weft_sync_now();
-    weft_status status = look(subscriber);
+    /* where the store can wait, that tells all that a look would */
+    bool watched = subscriber->follow.seen && !subscriber->follow.polls;
+    weft_status status = watched ? WEFT_MORE : look(subscriber);
     while (!behind(subscriber) && (status >= 0 || status == WEFT_NOT_FOUND)) {
         double left = start + seconds - weft_sync_now();
         if (left <= 0) {
@@ -427,8 +429,8 @@ static weft_status plan(weft_subscriber *subscriber, uint64_t version) {
     }
     status = find_route(subscriber, target);
     if (status == WEFT_OK && subscriber->route.count == 0) {
-        subscriber->here.version = target;
-        status = adopt(subscriber);
+        status = set_here(subscriber, &subscriber->route.start);
+        status = status == WEFT_OK ? adopt(subscriber) : status;
     }
     return status;
 }
@@ -497,6 +499,7 @@ static void note_fetch(weft_subscriber *subscriber, const weft_route_step *step,
 }
 
 static weft_status run_step(weft_subscriber *subscriber, const weft_route_step *step) {
+    weft_replica_settle(&subscriber->replica);
     drop_step(subscriber);
     weft_status status = audit(subscriber, step);
     double start = weft_sync_now();
@@ -551,6 +554,23 @@ static weft_status meet_missing(weft_subscriber *subscriber, const weft_route_st
     return looked == WEFT_MORE ? weft_sync_sleep(subscriber->context, 0.02 + waited / 2) : looked;
 }
 
+/* Weights that are not what they were taken for start from an anchor. If they are, the patch is not what it
+ * promises, and another way is to be found. */
+static weft_status meet_mismatch(weft_subscriber *subscriber, const weft_route_step *step,
+                                 const char *key) {
+    char text[TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", weft_context_error(subscriber->context));
+    weft_replica *replica = &subscriber->replica;
+    bool sound = step->anchor || (replica->known && weft_replica_audit(replica, UINT64_MAX) == WEFT_OK);
+    weft_fail(subscriber->context, WEFT_DIGEST_MISMATCH, "%s", text);
+    if (sound) {
+        return give_up_object(subscriber, key);
+    }
+    note_trouble(subscriber);
+    weft_replica_forget(replica);
+    return WEFT_OK;
+}
+
 /* WEFT_OK: try again, in another way. */
 static weft_status heal(weft_subscriber *subscriber, weft_status status) {
     const weft_route_step *step = &subscriber->route.steps[subscriber->route.next];
@@ -567,12 +587,7 @@ static weft_status heal(weft_subscriber *subscriber, weft_status status) {
         return give_up_object(subscriber, key);
     case WEFT_BASE_MISMATCH:
     case WEFT_DIGEST_MISMATCH:
-        if (step->anchor) {
-            return give_up_object(subscriber, key);
-        }
-        note_trouble(subscriber);
-        weft_replica_forget(&subscriber->replica);
-        return WEFT_OK;
+        return meet_mismatch(subscriber, step, key);
     default:
         return status;
     }

@@ -5,6 +5,7 @@
 #include "watermark.h"
 
 #include "../base/context.h"
+#include "../patch/journal.h"
 #include "../tensor/checkpoint.h"
 #include "../tensor/json.h"
 #include "record.h"
@@ -91,6 +92,19 @@ void weft_watermark_drop(weft_context *context, const char *path, const char *ru
     weft_context_clear(context);
 }
 
+static weft_status sync_directory(weft_context *context, const char *path) {
+    int directory;
+    weft_status status = weft_journal_directory(context, path, &directory);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (fsync(directory) != 0) {
+        status = weft_fail_errno(context, errno, "syncing the directory of %s failed", path);
+    }
+    close(directory);
+    return status;
+}
+
 static weft_status write_file(weft_context *context, const char *temporary, const char *path,
                               const weft_watermark *mark, bool durable) {
     char text[FILE_BYTES];
@@ -114,7 +128,7 @@ static weft_status write_file(weft_context *context, const char *temporary, cons
         unlink(temporary);
         return weft_fail_errno(context, error, "writing %s failed", path);
     }
-    return WEFT_OK;
+    return durable ? sync_directory(context, path) : WEFT_OK;
 }
 
 weft_status weft_watermark_write(weft_context *context, const char *path, const weft_watermark *mark,

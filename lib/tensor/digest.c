@@ -124,6 +124,10 @@ weft_status weft_sums_check(weft_context *context, const weft_sums *sums, const 
     return WEFT_OK;
 }
 
+void weft_sums_attach(weft_sums *sums, const weft_view *view) {
+    sums->view = view;
+}
+
 void weft_sums_add_common(weft_sums *sums, const weft_sums *source) {
     for (size_t i = 0; i < weft_view_count(source->view); i++) {
         const weft_tensor *tensor = weft_view_at(source->view, i);

@@ -51,6 +51,9 @@ static inline bool weft_sum_equal(weft_sum a, weft_sum b) {
 weft_status weft_sums_zero(weft_context *context, const weft_view *view, weft_sums **sums_out);
 /* WEFT_INVALID_ARGUMENT unless the sums are those of a view of the same tensors, held alike. */
 weft_status weft_sums_check(weft_context *context, const weft_sums *sums, const weft_view *view);
+/* The sums stand for `view` from now on, which has the same tensors, held alike: that is what an audit
+ * reads. */
+void weft_sums_attach(weft_sums *sums, const weft_view *view);
 /* Adds the sums of every tensor that both have, with the same name, dtype and shape. */
 void weft_sums_add_common(weft_sums *sums, const weft_sums *source);
 /* Adds to the grain that holds `byte` of the tensor. Atomic: workers may add at the same time. */
