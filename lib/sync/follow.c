@@ -11,9 +11,10 @@
 #include "../base/context.h"
 #include "clock.h"
 
+#include <stdio.h>
 #include <string.h>
 
-enum { DAMAGE_ATTEMPTS = 4, EPOCHS_MAX = 64 };
+enum { DAMAGE_ATTEMPTS = 4, EPOCHS_MAX = 64, TEXT_BYTES = 512 };
 
 weft_status weft_follow_open(weft_follow *follow, weft_context *context, weft_store *store,
                              const weft_key *trusted, const char *mark_path, bool durable) {
@@ -123,17 +124,29 @@ static weft_status look_at(weft_follow *follow, uint64_t epoch, bool again) {
 }
 
 /* The head of the epoch that was seen last, then those of later ones, each checked before the next is asked
- * for: a server that has something under every name must not keep us. */
+ * for: a server that has something under every name must not keep us. A writer that nobody trusts is passed
+ * over if there is one after it that is. */
 static weft_status look_later(weft_follow *follow) {
+    char text[TEXT_BYTES] = "";
     weft_status found = look_at(follow, follow->mark.epoch, follow->seen);
     /* a head that was there is only hidden for a while */
     found = found == WEFT_NOT_FOUND ? WEFT_MORE : found;
     weft_status status = found < 0 ? found : WEFT_OK;
-    for (int i = 0; i < EPOCHS_MAX && status >= 0; i++) {
-        status = look_at(follow, follow->mark.epoch + 1, false);
-        found = status == WEFT_OK ? WEFT_OK : found;
+    uint64_t epoch = follow->mark.epoch;
+    for (int i = 0; i < EPOCHS_MAX && (status >= 0 || status == WEFT_SIGNATURE_MISMATCH); i++) {
+        if (status == WEFT_SIGNATURE_MISMATCH) {
+            snprintf(text, sizeof text, "%s", weft_context_error(follow->context));
+        }
+        status = look_at(follow, ++epoch, false);
+        if (status == WEFT_OK) {
+            found = WEFT_OK;
+            text[0] = '\0';
+        }
     }
-    return status == WEFT_NOT_FOUND || status >= 0 ? found : status;
+    if (status < 0 && status != WEFT_NOT_FOUND) {
+        return status;
+    }
+    return text[0] != '\0' ? weft_fail(follow->context, WEFT_SIGNATURE_MISMATCH, "%s", text) : found;
 }
 
 static weft_status look_first(weft_follow *follow) {
