@@ -56,13 +56,13 @@ class Scene:
 
     def keep(self):
         """What restore goes back to."""
-        self.kept = self.published.copy()
+        self.kept = self.turn, self.published.copy()
         shutil.copytree(self.work, self.work + ".kept", symlinks=True)
 
     def restore(self):
         shutil.rmtree(self.work)
         shutil.copytree(self.work + ".kept", self.work, symlinks=True)
-        self.published = self.kept.copy()
+        self.turn, self.published = self.kept[0], self.kept[1].copy()
 
     def model(self, number):
         return os.path.join(self.models, f"step-{number}.safetensors")
@@ -221,8 +221,8 @@ def each_call(scene, numbers, what, place, arguments, faults):
             scene.run("pull", scene.store, scene.out, "-q")
             scene.check_out(text)
         at_new = scene.out_digest() == scene.digests[number]
-        if "KILL" not in faults and what == "publish" and code == 0 and not at_new:
-            fail(f"{text}: published, and not there")
+        if "KILL" not in faults and what == "publish" and (code == 0) != at_new:
+            fail(f"{text}: exit {code}, and the version is {'' if at_new else 'not '}there")
         new_seen += at_new
         old_seen += not at_new
         scene.settle(text)
