@@ -25,7 +25,8 @@ enum {
     OPTION_CACHE,
     OPTION_ANCHOR,
     OPTION_ANCHOR_RATIO,
-    OPTION_KEEP_ANCHORS
+    OPTION_KEEP_ANCHORS,
+    OPTION_GC,
 };
 
 static const struct argp_option options[] = {
@@ -52,6 +53,8 @@ static const struct argp_option options[] = {
      "With --anchor auto: when the patches add up to R times the last anchor (default: 1)", 2},
     {"keep-anchors", OPTION_KEEP_ANCHORS, "N", 0,
      "Versions older than the last N anchors may be removed by weft gc (default: 2)", 2},
+    {"gc", OPTION_GC, "AGE", 0,
+     "With each anchor, remove what no kept version has needed for AGE (such as 1h), as weft gc does", 2},
     {0},
 };
 
@@ -85,6 +88,7 @@ typedef struct publish_arguments {
     uint64_t bucket_bytes;
     const char *sign_file;
     bool adopt;
+    double gc_seconds;
     const char *cache;
     anchor_choice anchor;
     double anchor_ratio;
@@ -165,6 +169,11 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         return 0;
     case OPTION_SIGN:
         arguments->sign_file = argument;
+        return 0;
+    case OPTION_GC:
+        if (!text_parse_seconds(argument, &arguments->gc_seconds) || arguments->gc_seconds <= 0) {
+            argp_error(state, "--gc takes an age such as 30m, 2h or 1d, not '%s'", argument);
+        }
         return 0;
     case OPTION_ADOPT:
         arguments->adopt = true;
@@ -417,6 +426,7 @@ static int publish_model(publish_arguments *arguments, const weft_model *model, 
         .container = container,
         .key = key,
         .adopt = arguments->adopt,
+        .gc_seconds = arguments->gc_seconds,
         .anchor_ratio = arguments->anchor == ANCHOR_NEVER ? -1 : arguments->anchor_ratio,
         .keep_anchors = (unsigned)arguments->keep_anchors,
         .mirror_path = mirror,
