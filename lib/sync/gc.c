@@ -49,7 +49,7 @@ typedef struct gc_run {
     weft_gc_options options;
     weft_gc_result result;
     char run[WEFT_RUN_TEXT];
-    uint64_t collected; /* all of these versions and below is gone */
+    uint64_t collected; /* the patches of this version and below are gone */
     uint64_t floor;
     bool whole; /* the walk must reach the first page */
     gc_object *objects;
@@ -101,7 +101,7 @@ static void parse_mark(gc_run *gc, const char *text, size_t size) {
         return;
     }
     if (weft_json_text(json, "run", run, sizeof run) && strcmp(run, gc->run) == 0 &&
-        weft_json_count(json, "collected", &collected) && collected < gc->floor &&
+        weft_json_count(json, "collected", &collected) && collected <= gc->floor &&
         weft_json_count(json, "retired", &retired) && retired <= gc->newest) {
         gc->collected = collected;
         gc->retired = retired;
@@ -121,7 +121,7 @@ static void read_mark(gc_run *gc) {
 }
 
 static weft_status write_mark(gc_run *gc) {
-    uint64_t collected = gc->waiting_version > 0 ? gc->waiting_version - 1 : gc->floor - 1;
+    uint64_t collected = gc->waiting_version > 0 ? gc->waiting_version - 1 : gc->floor;
     uint64_t retired = gc->waiting_retired > 0 ? gc->waiting_retired - 1 : gc->newest;
     if ((collected <= gc->collected && retired <= gc->retired) || gc->options.dry_run) {
         return WEFT_OK;
