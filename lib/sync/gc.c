@@ -321,7 +321,9 @@ static weft_status collect(gc_run *gc, const weft_sync_head *head) {
     if (status == WEFT_OK) {
         walked = weft_history_walk(gc->context, gc->store, head, visit_page, gc);
         snprintf(text, sizeof text, "%s", weft_context_error(gc->context));
-        qsort(gc->objects, gc->count, sizeof *gc->objects, compare_objects);
+        if (gc->count > 0) {
+            qsort(gc->objects, gc->count, sizeof *gc->objects, compare_objects);
+        }
         status = remove_unneeded(gc);
     }
     /* a page that cannot be read keeps what it may name, and leftovers cannot be told from that */

@@ -223,7 +223,9 @@ static void test_an_anchor_after_a_lie(void **state) {
     scene_publish(&s, 10000);
     replica_catch_up(&live, "before the lie");
     publish_lie(&s);
-    assert_int_equal(scene_publisher(&s), WEFT_OK);
+    fault_store_fail_from(s.faults, REQUESTS_MAX, WEFT_REMOTE_FAILED);
+    scene_expect(s.context, scene_publisher(&s), WEFT_OK, "a publisher after the lie");
+    fault_store_fail_from(s.faults, 0, WEFT_OK);
     scene_publish(&s, 10000);
     scene_publish(&s, 10000);
     fault_store_fail_from(live.faults, REQUESTS_MAX, WEFT_REMOTE_FAILED);
@@ -321,42 +323,91 @@ static void test_a_bit_flips_in_the_publishers_copy(void **state) {
 
 /* ---- what cannot be taken back ---- */
 
-static void test_portions_are_not_taken_back(void **state) {
-    (void)state;
-    const weft_publisher_options buckets = {.bucket_bytes = 32768, .anchor_ratio = -1};
-    const weft_context_options tight = {.threads = 2, .limits = {.stage_bytes = 1}};
-    const weft_subscriber_options empty = {.empty = true};
-    scene s;
+/* A worker whose steps come in portions: all but the first are decoded during the commit. */
+typedef struct tight {
     weft_context *context;
+    weft_store *store;
+    fault_store *faults;
     model worker;
     weft_subscriber *subscriber;
+} tight;
+
+static void tight_open(tight *t, scene *s) {
+    const weft_context_options options = {.threads = 2, .limits = {.stage_bytes = 1}};
+    const weft_subscriber_options empty = {.empty = true};
+    assert_int_equal(weft_context_create(&options, &t->context), WEFT_OK);
+    assert_int_equal(fault_store_create(t->context, s->store, 1, &t->store, &t->faults), WEFT_OK);
+    worker_open(&t->worker, t->context);
+    assert_int_equal(weft_subscriber_open(t->context, t->store, t->worker.view, &empty, &t->subscriber),
+                     WEFT_OK);
+    scene_expect(t->context, weft_subscriber_pull(t->subscriber, 0), WEFT_OK, "the first version");
+}
+
+static void tight_close(tight *t) {
+    weft_subscriber_close(t->subscriber);
+    model_close(&t->worker);
+    weft_store_close(t->store);
+    weft_context_destroy(t->context);
+}
+
+static void tight_advance(tight *t, scene *s) {
+    scene_publish(s, 200000);
+    scene_expect(t->context, weft_subscriber_pull(t->subscriber, 0), WEFT_OK, "in portions");
+    assert_true(worker_equals(&t->worker, &s->trainer));
+}
+
+/* The rollback is refused, and the weights stay what they were. */
+static void tight_stays(tight *t, uint64_t version) {
+    weft_digest before = worker_digest(t->context, t->worker.view);
+    scene_expect(t->context, weft_subscriber_rollback(t->subscriber), WEFT_UNSUPPORTED, "rollback");
+    weft_digest after = worker_digest(t->context, t->worker.view);
+    assert_true(weft_digest_equal(&before, &after));
+    assert_int_equal(weft_subscriber_describe(t->subscriber).version, version);
+    assert_int_equal(weft_subscriber_verify(t->subscriber), WEFT_OK);
+}
+
+static const weft_publisher_options buckets = {.bucket_bytes = 32768, .anchor_ratio = -1};
+static const fault_rule unreachable[] = {
+    {.kind = FAULT_FAIL, .operations = FAULT_ON_GET, .pattern = "patches/*"},
+    {.kind = FAULT_FAIL, .operations = FAULT_ON_GET, .pattern = "anchors/*"},
+};
+
+static void test_portions_are_not_taken_back(void **state) {
+    (void)state;
+    scene s;
+    tight t;
     scene_open(&s, &buckets, 64);
     scene_publish(&s, 10000);
-    assert_int_equal(weft_context_create(&tight, &context), WEFT_OK);
-    worker_open(&worker, context);
-    assert_int_equal(weft_subscriber_open(context, s.store, worker.view, &empty, &subscriber), WEFT_OK);
-    scene_expect(context, weft_subscriber_pull(subscriber, 0), WEFT_OK, "the first version");
+    tight_open(&t, &s);
     for (uint64_t version = 2; version < 5; version++) {
-        scene_publish(&s, 200000);
-        scene_expect(context, weft_subscriber_pull(subscriber, 0), WEFT_OK, "in portions");
-        expect(context, weft_subscriber_rollback(subscriber), WEFT_UNSUPPORTED, "nothing to go back to");
-        assert_true(worker_equals(&worker, &s.trainer));
-        assert_int_equal(weft_subscriber_describe(subscriber).version, version);
-        assert_int_equal(weft_subscriber_verify(subscriber), WEFT_OK);
+        tight_advance(&t, &s);
+        tight_stays(&t, version);
     }
-    weft_subscriber_close(subscriber);
-    model_close(&worker);
-    weft_context_destroy(context);
+    tight_close(&t);
     scene_close(&s);
 }
 
-/* A prepare that fails has closed the patch that the commit before could have been taken back with. */
+/* A prepare that fails has closed the patch that the commit before was made with. */
+static void test_portions_after_a_failed_prepare(void **state) {
+    (void)state;
+    scene s;
+    tight t;
+    scene_open(&s, &buckets, 75);
+    scene_publish(&s, 10000);
+    tight_open(&t, &s);
+    tight_advance(&t, &s);
+    scene_publish(&s, 200000);
+    fault_store_set(t.faults, unreachable, 2);
+    assert_int_equal(weft_subscriber_prepare(t.subscriber, 0), WEFT_REMOTE_FAILED);
+    tight_stays(&t, 2);
+    fault_store_set(t.faults, NULL, 0);
+    tight_advance(&t, &s);
+    tight_close(&t);
+    scene_close(&s);
+}
+
 static void test_rollback_after_a_failed_prepare(void **state) {
     (void)state;
-    static const fault_rule unreachable[] = {
-        {.kind = FAULT_FAIL, .operations = FAULT_ON_GET, .pattern = "patches/*"},
-        {.kind = FAULT_FAIL, .operations = FAULT_ON_GET, .pattern = "anchors/*"},
-    };
     scene s;
     replica r;
     scene_open(&s, &plain, 65);
@@ -413,14 +464,14 @@ static void test_a_page_of_another_range(void **state) {
     }
     assert_int_equal(json_array_size(f.records), 64);
     forgery_put(&f, &s);
+    expect(s.context, scene_publisher(&s), WEFT_MALFORMED, "the range of versions");
+    assert_null(s.publisher);
     size_t entries = 0;
     expect(s.outside, weft_log_walk(s.outside, s.store, NULL, count_entry, &entries), WEFT_MALFORMED,
            "the range of versions");
     assert_int_equal(entries, 0);
     replica_open(&r, &s, NULL, NULL);
     expect(r.context, weft_subscriber_pull(r.subscriber, 0), WEFT_MALFORMED, "the range of versions");
-    expect(s.context, scene_publisher(&s), WEFT_MALFORMED, "the range of versions");
-    assert_null(s.publisher);
     replica_close(&r);
     forgery_close(&f);
     forgery_close(&old);
@@ -826,6 +877,7 @@ int main(void) {
         cmocka_unit_test(test_an_anchor_after_a_lie),
         cmocka_unit_test(test_a_bit_flips_in_the_publishers_copy),
         cmocka_unit_test(test_portions_are_not_taken_back),
+        cmocka_unit_test(test_portions_after_a_failed_prepare),
         cmocka_unit_test(test_rollback_after_a_failed_prepare),
         cmocka_unit_test(test_a_page_of_another_range),
         cmocka_unit_test(test_an_abandoned_head),
