@@ -182,6 +182,8 @@ class StoreTest(Case):
         self.assert_whole(history, files)
         mark = weft_store.parse_json((self.store / "gc/mark").read_bytes(), "mark")
         self.assertEqual(mark["run"], history.head["run"])
+        self.assertEqual(mark["collected"], history.kept()[0])
+        self.assertEqual(mark["retired"], 73)
         for record in history.records.values():
             for key in record.get("retired", []):
                 self.assertFalse((self.store / key).exists(), key)
@@ -303,6 +305,10 @@ class TamperTest(Case):
             lambda value: value.update(sequence=-1),
             lambda value: value.update(sequence=1.0),
             lambda value: value.update(run=""),
+            lambda value: value.update(run="ABCDEF"),
+            lambda value: value.update(run="../run"),
+            lambda value: value.update(writer=""),
+            lambda value: value.update(writer="somebody"),
             lambda value: value.update(kind="page"),
             lambda value: value.pop("page"),
             lambda value: value.pop("writer"),
@@ -350,6 +356,29 @@ class TamperTest(Case):
             self.assert_weft_refuses("--trust", self.key)
         page.unlink()
         self.assert_refused("there is no pages", self.key)
+
+    def test_what_a_page_says(self):
+        """The hashes are right; the rules of sections 24 and 25 are not kept."""
+        page = self.store / self.history().head["page"]["key"]
+        data, head = page.read_bytes(), self.head.read_bytes()
+        changes = {
+            "another range": lambda value: value["records"].pop(0),
+            "another room": lambda value: value["records"][-1].update(retired=["heads/00000001"]),
+            "without a key": lambda value: value["records"][-1].update(retired=["pages/../heads"]),
+            "a gap": lambda value: value["records"].pop(1),
+            "another run": lambda value: value.update(run="0123"),
+            "another version": lambda value: value["records"][-1].update(base="00" * 16),
+        }
+        for reason, change in changes.items():
+            value = json.loads(data)
+            change(value)
+            forged = json.dumps(value, separators=(",", ":")).encode() + b"\n"
+            page.write_bytes(forged)
+            self.head.write_bytes(head)
+            blob = {"bytes": len(forged), "sha256": weft_store.sha256(forged)}
+            self.rewrite(lambda value, blob=blob: value["page"].update(blob))
+            self.assert_refused(reason)
+            self.assert_weft_refuses()
 
     def test_a_page_of_another_run(self):
         other = self.place / "other"

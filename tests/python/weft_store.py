@@ -37,6 +37,9 @@ MAXIMUM_HASHES = 16
 MAXIMUM_LIST = 32 << 20
 LEAST_CHUNK, MOST_CHUNK = 4096, 2**26
 
+# Section 24: the rooms whose objects are removed one day.
+RETIRING = ("patches", "anchors", "pages", "chunks")
+
 NOTHING = weft_format.state_digest({}).hex()
 
 
@@ -138,6 +141,12 @@ def digest(value, name):
     return check_hexadecimal(text(value, name), 16)
 
 
+def name_of(value, name, most):
+    said = text(value, name, least=1, most=most)
+    require(re.fullmatch("[0-9a-f]+", said), f"{name!r} is not hexadecimal")
+    return said
+
+
 def key_of(value, name):
     said = text(value, name)
     require(is_key(said), f"{said!r} is not a key")
@@ -230,10 +239,10 @@ def parse_head(data, public_key=None):
         good = is_signed_by(public_key, b"weft head\n" + said, bytes.fromhex(signature.decode()))
         require(good, "a head of another signer")
     head = parse_json(said, "head")
-    text(head, "run", least=1, most=32)
+    name_of(head, "run", most=32)
     count(head, "epoch", least=1)
     count(head, "sequence")
-    text(head, "writer", most=16)
+    name_of(head, "writer", most=16)
     if "newest" in head:
         check_blob(member(head, "page", dict))
         check_record(member(head, "newest", dict))
@@ -258,6 +267,7 @@ def check_record(record):
         keys = member(record, "retired", list)
         require(len(keys) <= MAXIMUM_TEXTS, "too many retired objects")
         require(all(isinstance(key, str) and is_key(key) for key in keys), "a retired object without a key")
+        require(all(key.split("/")[0] in RETIRING for key in keys), "a retired object of another room")
     return record
 
 
@@ -278,6 +288,9 @@ def check_records(records):
     for before, record in zip(records, records[1:]):
         require(record["version"] == before["version"] + 1, "a gap between records")
         require("patch" not in record or record["base"] == before["digest"], "a patch of another version")
+    last = records[-1]["version"]
+    step = 64 if last % 64 == 0 else 8
+    require(records[0]["version"] == (last - 1) // step * step + 1, "a page of another range")
 
 
 def fetch_page(store, blob, run):
@@ -325,15 +338,17 @@ class History:
 
     def read_pages(self):
         newest = self.head["newest"]
-        blob, expected = self.head["page"], newest["version"]
+        blob, expected, base = self.head["page"], newest["version"], None
         while blob is not None:
             page = fetch_page(self.store, blob, self.head["run"])
             records = page["records"]
             require(records[-1]["version"] == expected, "a page that does not end where the next begins")
+            require(base in (None, records[-1]["digest"]), "a patch of another version than the page before")
             self.pages.append((blob["key"], [record["version"] for record in records]))
             self.anchors = self.anchors or page["anchors"]
             self.records |= {record["version"]: record for record in records}
             blob, expected = page.get("previous"), records[0]["version"] - 1
+            base = records[0]["base"] if "patch" in records[0] else None
         last = {name: value for name, value in self.records[newest["version"]].items() if name != "retired"}
         require(last == newest, "the newest record is not what the head says")
 
