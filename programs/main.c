@@ -50,7 +50,7 @@ static void print_help(FILE *stream) {
     }
     fputs("\nA CKPT (also BASE, NEW, OUT) is a safetensors file, or a directory with model.safetensors\n"
           "or model.safetensors.index.json. A PATCH may be '-' for stdin or stdout.\n"
-          "A STORE is a directory, or an http(s):// URL such as weft serve gives.\n\n"
+          "A STORE is a directory, an http(s):// URL such as weft serve gives, or s3://BUCKET/PREFIX.\n\n"
           "  weft help VERB    options and examples of a verb (also weft VERB --help)\n"
           "  weft --version    the version\n\n"
           "Every verb takes --json, --quiet, --threads N, --progress and --no-progress.\n"

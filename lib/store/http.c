@@ -31,8 +31,9 @@ typedef struct http_store {
 
 /* A refusal or failure may come from a proxy on the way: it does not unmake what the server was seen to be.
  */
-static void note_kind(weft_http_client *client, const weft_http_answer *answer) {
+static void note_kind(weft_http_client *client, const weft_http_exchange *exchange) {
     http_store *store = (http_store *)client;
+    const weft_http_answer *answer = &exchange->answer;
     bool success = answer->status >= 200 && answer->status < 300;
     bool refusal = answer->status >= 300 && answer->status < 500;
     if (answer->weft) {

@@ -42,9 +42,7 @@ weft_status weft_http_effort_run(weft_http_effort *effort, weft_http_exchange *e
                                  const weft_store_put_request *request) {
     effort->attempts++;
     weft_status status = weft_http_engine_run(effort->client->engine, effort->context, exchange, request);
-    if (effort->client->dialect->note != NULL) {
-        effort->client->dialect->note(effort->client, &exchange->answer);
-    }
+    effort->client->dialect->note(effort->client, exchange);
     return status;
 }
 
@@ -153,9 +151,9 @@ static weft_status look_by_get(weft_http_client *client, weft_context *context, 
     return status;
 }
 
-/* HEAD told that it was refused, but not why. */
-static bool asks_why(const weft_http_client *client, const weft_http_answer *answer) {
-    return client->dialect->reasons && answer->status >= 300 && answer->status != 404;
+static bool asks_why(weft_http_client *client, const weft_http_answer *answer) {
+    return answer->status >= 300 && client->dialect->asks_why != NULL &&
+           client->dialect->asks_why(client, answer);
 }
 
 weft_status weft_http_look(weft_http_client *client, weft_context *context, const char *key,

@@ -13,14 +13,15 @@
 typedef struct weft_http_client weft_http_client;
 
 typedef struct weft_http_dialect {
-    /* Sees every answer, before it is judged; NULL if there is nothing to learn from them. */
-    void (*note)(weft_http_client *client, const weft_http_answer *answer);
+    /* Sees every exchange that is over, before it is judged. */
+    void (*note)(weft_http_client *client, const weft_http_exchange *exchange);
     /* True if the same may well succeed in a moment. */
     bool (*passing)(const weft_http_exchange *exchange);
     /* Fails with one line: what was asked, what went wrong, and what to do. */
     weft_status (*fail)(weft_context *context, const weft_http_exchange *exchange,
                         const weft_http_settings *settings, unsigned attempts);
-    bool reasons; /* refusals say why in their bodies */
+    /* True if GET may tell why HEAD, which has no body, was refused; NULL: never. */
+    bool (*asks_why)(weft_http_client *client, const weft_http_answer *answer);
 } weft_http_dialect;
 
 struct weft_http_client {

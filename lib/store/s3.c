@@ -23,10 +23,29 @@
 /* A listing's part: a thousand keys of 1024 bytes, and what stands around them. */
 enum { LIST_BYTES = 2 << 20 };
 
+/* ---- the dialect ---- */
+
+static void note_bucket(weft_http_client *client, const weft_http_exchange *exchange) {
+    weft_s3_store *store = (weft_s3_store *)client;
+    long status = exchange->answer.status;
+    if ((status >= 200 && status < 300) || (status == 404 && weft_s3_says(exchange, "NoSuchKey"))) {
+        atomic_store(&store->found, true);
+    }
+}
+
+/* That nothing was found need not be asked about once it is clear that it is not the bucket that is
+ * missing.
+ */
+static bool asks_why(weft_http_client *client, const weft_http_answer *answer) {
+    weft_s3_store *store = (weft_s3_store *)client;
+    return answer->status != 404 || !atomic_load(&store->found);
+}
+
 static const weft_http_dialect dialect = {
+    .note = note_bucket,
     .passing = weft_s3_passing,
     .fail = weft_s3_fail,
-    .reasons = true,
+    .asks_why = asks_why,
 };
 
 /* ---- requests ---- */
@@ -328,6 +347,7 @@ weft_status weft_s3_open(weft_context *context, const char *url, const weft_stor
     }
     store->client.context = context;
     atomic_init(&store->conditions, S3_CONDITIONS_UNKNOWN);
+    atomic_init(&store->found, false);
     weft_status status = fill_store(store, context, url, options);
     if (status != WEFT_OK) {
         s3_close(store);

@@ -22,6 +22,7 @@ typedef struct weft_s3_store {
     weft_http_signing signing;
     weft_s3_place place;
     atomic_int conditions;
+    atomic_bool found; /* the bucket is there */
 } weft_s3_store;
 
 /* Bytes in memory as the body of an exchange, with their hash where nothing else protects them on the way.

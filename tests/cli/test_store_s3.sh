@@ -1,0 +1,150 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# The S3 store against a real service, OpenStack Swift with its S3 interface: all checks of a store, with the
+# bucket in the path and in the host; large objects; what people read when something is wrong; publish, pull,
+# follow and gc; and the same through a proxy that breaks connections.
+. "$(dirname "$0")/sync.sh"
+. "$cli/../support/swift_s3.sh"
+build=${WEFT_BUILD:-$(dirname "$weft")}
+conformance=$build/tests/test_store_conformance
+tool=$build/tests/store_tool
+unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY all_proxy ALL_PROXY
+for variable in $(compgen -e AWS_) WEFT_S3_ADDRESSING; do
+    unset "$variable"
+done
+if ! swift_is_installed; then
+    skip 'Swift or memcached is not installed (make deps installs them): the S3 store was not tested against a real service'
+    exit 0
+fi
+trap 'stop_swift; end_children' EXIT
+if ! start_swift "$dir/swift"; then
+    tail -n 5 "$dir"/swift/*.log
+    skip 'Swift does not start: the S3 store was not tested against a real service'
+    exit 0
+fi
+check 'a bucket' swift_bucket bucket
+check 'another bucket' swift_bucket dotted.bucket-2
+export AWS_ACCESS_KEY_ID=test:tester AWS_SECRET_ACCESS_KEY=testing AWS_ENDPOINT_URL=$swift_url
+
+# ---- all checks ----
+# conform URL VARIABLE=VALUE...
+conform() {
+    local url=$1
+    shift
+    checks=$((checks + 1))
+    env WEFT_STORE_CONDITIONAL=0 WEFT_STORE_GAPS=1 WEFT_STORE_URL="$url" "$@" timeout 200 "$conformance" > conformance.log 2>&1 || {
+        cat conformance.log
+        fail "$url $*"
+    }
+}
+conform s3://bucket/
+conform s3://bucket/deep/down/ AWS_ENDPOINT_URL=http://nowhere.invalid AWS_ENDPOINT_URL_S3="$swift_url/"
+# names under localhost are loopback addresses
+conform s3://bucket/virtual AWS_ENDPOINT_URL="http://localhost:$swift_port" WEFT_S3_ADDRESSING=virtual
+swift_names bucket > names
+says names '^run-[0-9a-f]+/a/b.c_d~e-f/G9$'
+says names '^deep/down/run-[0-9a-f]+/large$|^deep/down/run-[0-9a-f]+/feed$'
+says names '^virtual/run-[0-9a-f]+/feed$'
+silent names weft-conditions
+
+# ---- sizes at the borders of parts, none of which is known in advance ----
+mebi=$((1 << 20))
+for size in 0 1 $((8 * mebi - 1)) $((8 * mebi)) $((8 * mebi + 1)) $((16 * mebi)) $((40 * mebi + 12345)); do
+    head -c "$size" /dev/urandom > large
+    stdin=large expect 0 '' "$tool" put s3://dotted.bucket-2/sizes "of-$size"
+    expect 0 '' "$tool" get s3://dotted.bucket-2/sizes "of-$size"
+    check "$size bytes" cmp stdout large
+    expect 0 '' "$tool" head s3://dotted.bucket-2/sizes "of-$size"
+    parts=$(((size + 8 * mebi - 1) / (8 * mebi)))
+    tag='"[0-9a-f]+"'
+    [ "$parts" -le 1 ] || tag="\"[0-9a-f]+-$parts\""
+    says stdout "^$size $tag\$"
+done
+check 'the parts of what is there' test "$(swift_names dotted.bucket-2+segments | grep -c "^sizes/of-.*/[0-9]*$")" -eq 10
+swift_names bucket+segments > names
+silent names '/broken/' # a put that failed leaves no parts
+
+# ---- what people read ----
+export WEFT_STORE_ATTEMPTS=2
+expect 1 'not found.*GET .*there is no such object' "$tool" get s3://bucket nothing
+expect 1 'not found' "$tool" head s3://bucket nothing
+expect 0 '' "$tool" remove s3://bucket nothing
+for verb in get put head remove; do
+    denied='denied.*(AWS_SECRET_ACCESS_KEY belongs to AWS_ACCESS_KEY_ID.*SignatureDoesNotMatch|AWS_ACCESS_KEY_ID)'
+    expect 1 "$denied" env AWS_SECRET_ACCESS_KEY=mistaken "$tool" "$verb" s3://bucket key
+    expect 1 'denied.*AWS_ACCESS_KEY_ID' env AWS_ACCESS_KEY_ID=nobody "$tool" "$verb" s3://bucket key
+    silent stderr 'testing|mistaken'
+done
+for verb in get put; do
+    expect 1 'invalid argument.*no such bucket; create it.*AWS_ENDPOINT_URL_S3' "$tool" "$verb" s3://no-bucket/x key
+done
+stdin=large expect 1 'invalid argument.*no such bucket' "$tool" put s3://no-bucket/x key
+expect 1 'set AWS_REGION' env AWS_REGION=eu-west-9 "$tool" get s3://bucket key
+expect 1 'set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY' env -u AWS_ACCESS_KEY_ID "$tool" get s3://bucket key
+expect 1 'set AWS_ACCESS_KEY_ID' env AWS_SECRET_ACCESS_KEY= "$tool" get s3://bucket key
+expect 1 'names no bucket' "$tool" get s3://test:testing@bucket/x key
+silent stderr testing
+expect 1 'cannot be part of the host 127.0.0.1' env WEFT_S3_ADDRESSING=virtual "$tool" get s3://bucket key
+expect 1 'neither "path" nor "virtual"' env WEFT_S3_ADDRESSING=both "$tool" get s3://bucket key
+expect 1 'cannot read the certificates of nowhere.pem' env AWS_CA_BUNDLE=nowhere.pem "$tool" get s3://bucket key
+expect 1 'remote failed.*refused' env AWS_ENDPOINT_URL=http://127.0.0.1:1 "$tool" get s3://bucket key
+expect 1 'unsupported.*poll' "$tool" watch s3://bucket
+
+# ---- the command ----
+"$weft" pull --help > help
+says help 's3://BUCKET/PREFIX'
+says help AWS_ACCESS_KEY_ID
+# round_trip STORE NAME [OPTION...]: every version, with a follower on the way, and the log
+round_trip() {
+    local store=$1 name=$2 step follower
+    shift 2
+    begin "$name" follow "$store" "$name.model" --until 5 --poll 0.1 "$@"
+    follower=$pid
+    for step in 0 1 2 3 4; do
+        expect 0 '' "$weft" publish "$store" "$(model "$step")" --label "step=$step" "$@"
+    done
+    await "$name follows" grep -q '^version 5' "$name.out"
+    grep -q '^version 5' "$name.out" || kill "$follower"
+    ended 0 "$follower" "$name"
+    check "$name followed" cmp "$name.model" "$(model 4)"
+    expect 0 '' "$weft" pull "$store" "$name.pulled" --verify full "$@"
+    check "$name pulled" cmp "$name.pulled" "$(model 4)"
+    expect 0 '' "$weft" pull "$store" "$name.pulled" --version 2 "$@"
+    check "$name went back" cmp "$name.pulled" "$(model 1)"
+    expect 0 '' "$weft" log "$store" -n 3 "$@"
+    says stdout 'the newest 3 versions, every link checked'
+}
+round_trip s3://bucket/run plain
+expect 0 '' "$weft" publish s3://bucket/run "$(model 5)" --anchor now --keep-anchors 1
+swift_names bucket | grep -c '^run/' > before
+expect 0 '' "$weft" gc s3://bucket/run --grace 0
+says stdout 'versions since 6 are kept'
+swift_names bucket | grep -c '^run/' > after
+check 'removed' test "$(cat after)" -lt "$(cat before)"
+expect 0 '' "$weft" pull s3://bucket/run newcomer
+check 'a newcomer' cmp newcomer "$(model 5)"
+expect 4 'AWS_ACCESS_KEY_ID' env AWS_SECRET_ACCESS_KEY=wrong "$weft" pull s3://bucket/run other
+expect 4 'AWS_ACCESS_KEY_ID' env AWS_SECRET_ACCESS_KEY=wrong "$weft" publish s3://bucket/run "$(model 0)"
+expect 2 'no such bucket' "$weft" pull s3://no-bucket/run other
+absent other
+
+# ---- through a bad network ----
+# Faults that end, so that whoever tries again gets through. The Host that was signed passes the proxy unchanged.
+faults='[{"fault": "cut", "probability": 0.15, "count": 30}, {"fault": "cut", "where": "request", "probability": 0.1,
+    "count": 20}, {"fault": "lose", "probability": 0.1, "count": 20}, {"fault": "status", "code": 503, "probability": 0.1,
+    "count": 20}, {"fault": "status", "code": 500, "probability": 0.05, "count": 10}]'
+/usr/bin/python3 -B "$cli/../support/fault_proxy.py" --upstream "$swift_url" --url-file proxy.url --seed 5 \
+    --faults "$faults" > proxy.out 2> proxy.log < /dev/null &
+proxy=$!
+children+=("$proxy")
+await 'the proxy' test -s proxy.url
+read -r AWS_ENDPOINT_URL < proxy.url
+export AWS_ENDPOINT_URL WEFT_STORE_ATTEMPTS=20
+round_trip s3://bucket/faulty faulty --retries 20
+head -c $((40 * mebi + 777)) /dev/urandom > large
+stdin=large expect 0 '' "$tool" put s3://bucket/faulty large
+expect 0 '' "$tool" get s3://bucket/faulty large
+check 'a large object through faults' cmp stdout large
+check 'faults struck' test "$(grep -c '^fault:' proxy.log)" -gt 10
+finish
