@@ -484,7 +484,7 @@ static weft_status parse_page(weft_page *page, const char *where, const json_t *
         status = weft_blob_parse(context, where, previous, &page->previous);
     }
     if (status == WEFT_OK && json_object_get(json, "replaces") != NULL &&
-        !parse_key(json, "replaces", page->replaces)) {
+        (!parse_key(json, "replaces", page->replaces) || strncmp(page->replaces, "pages/", 6) != 0)) {
         status = malformed(context, where, "the key of a replaced page");
     }
     if (status == WEFT_OK) {

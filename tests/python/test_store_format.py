@@ -364,6 +364,7 @@ class TamperTest(Case):
         changes = {
             "another range": lambda value: value["records"].pop(0),
             "another room": lambda value: value["records"][-1].update(retired=["heads/00000001"]),
+            "replaced page": lambda value: value.update(replaces="heads/00000001"),
             "without a key": lambda value: value["records"][-1].update(retired=["pages/../heads"]),
             "a gap": lambda value: value["records"].pop(1),
             "another run": lambda value: value.update(run="0123"),

@@ -301,7 +301,7 @@ def fetch_page(store, blob, run):
     if "previous" in page:
         check_blob(member(page, "previous", dict))
     if "replaces" in page:
-        key_of(page, "replaces")
+        require(key_of(page, "replaces").startswith("pages/"), "a replaced page of another room")
     check_anchors(member(page, "anchors", list))
     check_records(member(page, "records", list))
     return page

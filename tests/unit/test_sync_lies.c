@@ -321,6 +321,30 @@ static void test_a_bit_flips_in_the_publishers_copy(void **state) {
     scene_close(&s);
 }
 
+/* A copy in a file is fetched again, and the next version is a patch as if nothing had happened. */
+static void test_a_bit_flips_in_the_publishers_file(void **state) {
+    (void)state;
+    char path[SCENE_PATH_MAX];
+    scene s;
+    replica r;
+    scene_open(&s, &plain, 77);
+    snprintf(path, sizeof path, "%s/mirror.safetensors", s.scratch.directory);
+    s.options.mirror_path = path;
+    scene_publish(&s, 10000);
+    replica_open(&r, &s, NULL, NULL);
+    replica_catch_up(&r, "before");
+    for (unsigned i = 0; i < 3; i++) {
+        scene_damage(path);
+        scene_publish(&s, 10000);
+        fault_store_fail_from(r.faults, REQUESTS_MAX, WEFT_REMOTE_FAILED);
+        replica_catch_up(&r, "over a damaged mirror");
+        scene_newcomer(&s, "over a damaged mirror");
+    }
+    assert_int_equal(weft_subscriber_describe(r.subscriber).anchors, 1);
+    replica_close(&r);
+    scene_close(&s);
+}
+
 /* ---- what cannot be taken back ---- */
 
 /* A worker whose steps come in portions: all but the first are decoded during the commit. */
@@ -844,6 +868,23 @@ static void test_retired_keys_of_another_kind(void **state) {
     }
 }
 
+/* What a page replaces is retired by whoever goes on from it, and then nobody could read that one's page.
+ */
+static void test_a_replaced_page_of_another_kind(void **state) {
+    (void)state;
+    scene s;
+    forgery f;
+    scene_open(&s, &plain, 76);
+    scene_publish(&s, 10000);
+    scene_publish(&s, 10000);
+    forgery_open(&f, &s);
+    json_object_set_new(f.page, "replaces", json_string("heads/00000001"));
+    forgery_put(&f, &s);
+    forgery_close(&f);
+    expect(s.context, scene_publisher(&s), WEFT_MALFORMED, "the key of a replaced page");
+    scene_close(&s);
+}
+
 static void test_what_is_needed_cannot_be_retired(void **state) {
     (void)state;
     const weft_gc_options at_once = {.grace_seconds = 0};
@@ -876,6 +917,7 @@ int main(void) {
         cmocka_unit_test(test_a_patch_that_lies),
         cmocka_unit_test(test_an_anchor_after_a_lie),
         cmocka_unit_test(test_a_bit_flips_in_the_publishers_copy),
+        cmocka_unit_test(test_a_bit_flips_in_the_publishers_file),
         cmocka_unit_test(test_portions_are_not_taken_back),
         cmocka_unit_test(test_portions_after_a_failed_prepare),
         cmocka_unit_test(test_rollback_after_a_failed_prepare),
@@ -887,6 +929,7 @@ int main(void) {
         cmocka_unit_test(test_labels_that_nobody_could_read),
         cmocka_unit_test(test_a_version_that_is_there_already),
         cmocka_unit_test(test_retired_keys_of_another_kind),
+        cmocka_unit_test(test_a_replaced_page_of_another_kind),
         cmocka_unit_test(test_what_is_needed_cannot_be_retired),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
