@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The S3 store against a real service, OpenStack Swift with its S3 interface: all checks of a store, with the
-# bucket in the path and in the host; large objects; what people read when something is wrong; publish, pull,
+# bucket in the path and in the host, and over TLS; large objects; what people read when something is wrong; publish, pull,
 # follow and gc; and the same through a proxy that breaks connections.
 . "$(dirname "$0")/sync.sh"
 . "$cli/../support/swift_s3.sh"
@@ -42,6 +42,67 @@ conform s3://bucket/
 conform s3://bucket/deep/down/ AWS_ENDPOINT_URL=http://nowhere.invalid AWS_ENDPOINT_URL_S3="$swift_url/"
 # names under localhost are loopback addresses
 conform s3://bucket/virtual AWS_ENDPOINT_URL="http://localhost:$swift_port" WEFT_S3_ADDRESSING=virtual
+
+# ---- TLS, where bodies are sent unhashed ----
+# tls_front: nginx before Swift, with a certificate for 127.0.0.1 in cert.pem
+tls_front() {
+    local attempt wait
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out cert.pem -days 2 \
+        -subj /CN=127.0.0.1 -addext 'subjectAltName=IP:127.0.0.1' 2> /dev/null
+    for attempt in 1 2 3; do
+        tls_port=$(swift_free_ports 1)
+        cat > nginx.conf << END
+daemon off;
+user root;
+pid $dir/nginx.pid;
+error_log $dir/error.log;
+events { worker_connections 512; }
+http {
+    access_log $dir/access.log;
+    client_body_temp_path $dir/body;
+    proxy_temp_path $dir/temp; fastcgi_temp_path $dir/temp; uwsgi_temp_path $dir/temp; scgi_temp_path $dir/temp;
+    client_max_body_size 0;
+    server {
+        listen 127.0.0.1:$tls_port ssl http2;
+        ssl_certificate $dir/cert.pem;
+        ssl_certificate_key $dir/key.pem;
+        location / {
+            proxy_pass $swift_url;
+            proxy_set_header Host \$http_host;
+            proxy_http_version 1.1;
+        }
+    }
+}
+END
+        "$nginx" -p "$dir" -c "$dir/nginx.conf" 2> nginx.log &
+        front=$!
+        for ((wait = 0; wait < 100; wait++)); do
+            swift_is_up "$tls_port" && return 0
+            kill -0 "$front" 2> /dev/null || break
+            sleep 0.1
+        done
+        kill "$front" 2> /dev/null
+        sleep "0.$attempt"
+    done
+    return 1
+}
+nginx=$(command -v nginx || ls /usr/sbin/nginx 2> /dev/null)
+front=
+if [ -z "$nginx" ]; then
+    skip 'nginx is not installed (make deps installs it): the S3 store was not tested with TLS'
+elif tls_front; then
+    trap 'kill "$front" 2> /dev/null; stop_swift; end_children' EXIT
+    conform s3://bucket/secure AWS_ENDPOINT_URL="https://127.0.0.1:$tls_port" AWS_CA_BUNDLE="$dir/cert.pem"
+    conform s3://bucket/secure AWS_ENDPOINT_URL="https://127.0.0.1:$tls_port" AWS_CA_BUNDLE=/nowhere \
+        WEFT_STORE_CA_FILE="$dir/cert.pem"
+    check 'HTTP/2 was spoken' grep -q 'PUT .* HTTP/2.0' access.log
+    expect 1 'denied.*not trusted here' env AWS_ENDPOINT_URL="https://127.0.0.1:$tls_port" \
+        WEFT_STORE_ATTEMPTS=1 "$tool" get s3://bucket key
+else
+    cat nginx.log
+    fail 'nginx does not start'
+fi
+
 swift_names bucket > names
 says names '^run-[0-9a-f]+/a/b.c_d~e-f/G9$'
 says names '^deep/down/run-[0-9a-f]+/large$|^deep/down/run-[0-9a-f]+/feed$'
@@ -147,4 +208,6 @@ stdin=large expect 0 '' "$tool" put s3://bucket/faulty large
 expect 0 '' "$tool" get s3://bucket/faulty large
 check 'a large object through faults' cmp stdout large
 check 'faults struck' test "$(grep -c '^fault:' proxy.log)" -gt 10
+kill "$proxy"
+wait "$proxy" 2> /dev/null
 finish
