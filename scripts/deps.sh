@@ -32,8 +32,8 @@ if [ "$(id -u)" -ne 0 ]; then
     as_root=(sudo -n)
 fi
 echo "deps: installing ${missing[*]}"
-# nginx, prometheus, Swift and memcached are only tools of the tests here: Debian's policy hook keeps them from starting
-# as services. A hook that is already there decides by itself.
+# nginx, prometheus, Swift and memcached are only tools of the tests here: Debian's policy hook keeps them
+# from starting as services. A hook that is already there decides by itself.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
     trap '"${as_root[@]}" rm -f "$policy"' EXIT
