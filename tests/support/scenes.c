@@ -120,7 +120,7 @@ bool scene_object(scene *scene, const char *room, uint64_t version, char path[SC
 
 void scene_damage(const char *path) {
     struct stat info;
-    uint8_t byte;
+    uint8_t byte = 0;
     int file = open(path, O_RDWR | O_CLOEXEC);
     if (file < 0 || fstat(file, &info) != 0 || info.st_size == 0 ||
         pread(file, &byte, 1, info.st_size / 2) != 1) {
