@@ -24,6 +24,7 @@
 
 enum { KEEP_ANCHORS = 2, LABELS_MAX = 64 };
 
+static const uint64_t FAST_BUCKET_BYTES = (uint64_t)2 << 20;
 /* of the baseline, re-summed at each version, in turn */
 static const uint64_t AUDIT_BYTES = (uint64_t)16 << 20;
 
@@ -114,6 +115,10 @@ static weft_status check_options(weft_publisher *publisher) {
     weft_publisher_options *options = &publisher->options;
     options->anchor_ratio = options->anchor_ratio != 0 ? options->anchor_ratio : 1;
     options->keep_anchors = options->keep_anchors != 0 ? options->keep_anchors : KEEP_ANCHORS;
+    /* with both states of a bucket of each thread in the cache, changes are proven and written there */
+    if (options->bucket_bytes == 0 && options->profile == WEFT_PROFILE_FAST) {
+        options->bucket_bytes = FAST_BUCKET_BYTES;
+    }
     if (!weft_view_complete(publisher->view)) {
         return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
                          "what is published must hold the whole model");
