@@ -48,7 +48,7 @@ int main(int argc, char **argv) {
     check(context, weft_table_add(table, &tensor));
     check(context, weft_view_create(context, table, &view));
 
-    weft_store *store; /* a path, or http(s)://host:port */
+    weft_store *store; /* a path, http(s)://host:port or s3://bucket */
     check(context, weft_store_open(context, argv[1], NULL, &store));
 
     weft_publisher *publisher; /* takes over the run that is there, or begins one */
