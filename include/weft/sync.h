@@ -84,10 +84,6 @@ typedef struct weft_publisher_options {
     const char *mirror_path;     /* a checkpoint of ours that holds what was published last; NULL: memory */
     const char *spool_directory; /* for anchors on their way; NULL: TMPDIR or /tmp */
     bool anchors_in_background;  /* false: a due anchor is written before publish returns */
-    /* Called when a background anchor has ended, from its thread; may be NULL. */
-    void (*anchor_done)(void *opaque, weft_status status, uint64_t version, uint64_t bytes, double seconds,
-                        const char *text);
-    void *anchor_opaque;
 } weft_publisher_options;
 
 typedef struct weft_publish_result {

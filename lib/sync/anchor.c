@@ -131,18 +131,11 @@ void weft_anchor_collect(weft_context *context, weft_store *store, const weft_pu
 
 static void *anchor_main(void *argument) {
     weft_anchor_job *job = argument;
-    const weft_publisher_options *options = job->task.options;
     /* on Linux this is the thread alone: training goes first */
     setpriority(PRIO_PROCESS, 0, 10);
-    double start = weft_sync_now();
     job->status = write_anchor(job);
     snprintf(job->text, sizeof job->text, "%s", weft_context_error(job->context));
-    if (options->anchor_done != NULL) {
-        options->anchor_done(options->anchor_opaque, job->status, job->anchor.version,
-                             job->status == WEFT_OK ? job->anchor.object.bytes : 0, weft_sync_now() - start,
-                             job->text);
-    }
-    weft_anchor_collect(job->context, job->task.store, options);
+    weft_anchor_collect(job->context, job->task.store, job->task.options);
     atomic_store(&job->done, true);
     return NULL;
 }

@@ -256,10 +256,6 @@ weft_store_feed weft_spool_feed(weft_spool *spool) {
     return (weft_store_feed){spool->ended ? spool->size : UINT64_MAX, read_bytes, spool};
 }
 
-uint64_t weft_spool_size(const weft_spool *spool) {
-    return spool->size;
-}
-
 static weft_status read_all(void *opaque, uint64_t offset, void *data, size_t size) {
     size_t done = 0;
     while (done < size) {

@@ -25,9 +25,7 @@ weft_status weft_spool_finish(weft_spool *spool, weft_status status);
 /* The reader's side. */
 weft_store_feed weft_spool_feed(weft_spool *spool);
 
-/* After the end. */
-uint64_t weft_spool_size(const weft_spool *spool);
-/* All bytes, for a spool in memory: a source that outlives nothing but the spool. */
+/* After the end: all bytes, as a source that must not outlive the spool. */
 weft_source weft_spool_source(weft_spool *spool);
 /* The object that the bytes are; hashes beyond what a record holds are put into the store as `list_key`. */
 weft_status weft_spool_describe(weft_context *context, weft_spool *spool, const char *key,
