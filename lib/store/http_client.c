@@ -87,7 +87,8 @@ static bool sleep_in_slices(weft_http_effort *effort, double seconds) {
     return awake && effort->cancelled == WEFT_OK;
 }
 
-bool weft_http_effort_wait(weft_http_effort *effort, const weft_http_exchange *exchange) {
+/* For who knows that what was met passes. */
+static bool wait_for_attempt(weft_http_effort *effort, const weft_http_exchange *exchange) {
     if (exchange->answer.stale) {
         effort->attempts--;
         return weft_http_engine_sleep(effort->client->engine, 0);
@@ -98,7 +99,7 @@ bool weft_http_effort_wait(weft_http_effort *effort, const weft_http_exchange *e
 }
 
 bool weft_http_effort_again(weft_http_effort *effort, const weft_http_exchange *exchange) {
-    return effort->client->dialect->passing(exchange) && weft_http_effort_wait(effort, exchange);
+    return effort->client->dialect->passing(exchange) && wait_for_attempt(effort, exchange);
 }
 
 bool weft_http_succeeded(const weft_http_answer *answer) {
@@ -311,12 +312,12 @@ static weft_status get_object(weft_http_client *client, weft_context *context,
         if (getting.have > 0 && exchange.received >= PROGRESS_BYTES) {
             effort.failures = 0;
         }
-    } while (verdict == VERDICT_AGAIN && weft_http_effort_wait(&effort, &exchange));
+    } while (verdict == VERDICT_AGAIN && wait_for_attempt(&effort, &exchange));
     return weft_http_effort_fail(&effort, &exchange);
 }
 
-weft_status weft_http_get(weft_http_client *client, weft_context *context,
-                          const weft_store_get_request *request, weft_store_get_result *result) {
+static weft_status get_or_look(weft_http_client *client, weft_context *context,
+                               const weft_store_get_request *request, weft_store_get_result *result) {
     return request->length == 0 || request->offset > LAST_OFFSET
                ? weft_http_look(client, context, request->key, request->unless, result)
                : get_object(client, context, request, result);
@@ -414,7 +415,7 @@ weft_status weft_http_table_get(void *self, weft_context *context, const weft_st
     weft_http_client *client = self;
     weft_store_get_result result;
     weft_http_engine_enter(client->engine);
-    weft_status status = weft_http_get(client, context, request, &result);
+    weft_status status = get_or_look(client, context, request, &result);
     weft_http_engine_leave(client->engine);
     if (status == WEFT_OK) {
         *result_out = result;

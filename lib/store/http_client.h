@@ -58,8 +58,6 @@ weft_status weft_http_effort_run(weft_http_effort *effort, weft_http_exchange *e
 /* Waits until the next attempt is due. False if there is none: what was met does not pass, there were
  * enough of them, or the caller has cancelled. */
 bool weft_http_effort_again(weft_http_effort *effort, const weft_http_exchange *exchange);
-/* The same for who knows that it passes. */
-bool weft_http_effort_wait(weft_http_effort *effort, const weft_http_exchange *exchange);
 weft_status weft_http_effort_fail(const weft_http_effort *effort, const weft_http_exchange *exchange);
 
 /* A tag from elsewhere, such as a directory, must not become a line of a request. */
@@ -75,12 +73,10 @@ const char *weft_http_condition_line(const weft_store_put_request *request, weft
 /* True if the answer came whole and is a success. */
 bool weft_http_succeeded(const weft_http_answer *answer);
 
-/* Size and tag, and bytes; `unless` as in a get. Like all but the table's, these are for who has entered
+/* Size and tag; `unless` as in a get. Like all but the table's, these are for who has entered
  * the engine. */
 weft_status weft_http_look(weft_http_client *client, weft_context *context, const char *key,
                            const weft_store_tag *unless, weft_store_get_result *result);
-weft_status weft_http_get(weft_http_client *client, weft_context *context,
-                          const weft_store_get_request *request, weft_store_get_result *result);
 /* True in `there_out` if the object holds the bytes of the put, which then has happened. */
 weft_status weft_http_is_there(weft_http_client *client, weft_context *context,
                                const weft_store_put_request *request, weft_store_tag *tag_out,
