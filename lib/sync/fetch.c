@@ -9,6 +9,7 @@
 
 #include "../base/context.h"
 #include "clock.h"
+#include "pieces.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -25,6 +26,10 @@ typedef enum chunk_state {
 } chunk_state;
 
 typedef struct chunk {
+    const weft_object *piece;
+    uint64_t offset; /* in its piece */
+    uint64_t start;  /* in the whole */
+    size_t size;
     chunk_state state;
     bool awaited; /* a reader waits for it */
     uint8_t *data;
@@ -40,9 +45,10 @@ typedef struct loader {
 struct weft_fetch {
     weft_context *context;
     weft_store *store;
-    weft_object object;
-    weft_hash *hashes;
-    chunk *chunks;
+    weft_pieces pieces;
+    uint64_t bytes;    /* of all pieces */
+    weft_hash *hashes; /* of all chunks */
+    chunk *chunks;     /* piece by piece */
     size_t count;
     uint64_t hold_bytes;
     bool ahead;
@@ -60,19 +66,29 @@ struct weft_fetch {
     unsigned loader_count;
 };
 
-static size_t chunk_size(const weft_fetch *fetch, size_t index) {
-    uint64_t start = (uint64_t)index * fetch->object.chunk_bytes;
-    uint64_t left = fetch->object.bytes - start;
-    return (size_t)(left < fetch->object.chunk_bytes ? left : fetch->object.chunk_bytes);
+/* The chunk that holds an offset. */
+static size_t find_chunk(const weft_fetch *fetch, uint64_t offset) {
+    size_t low = 0;
+    size_t high = fetch->count;
+    while (high - low > 1) { /* chunks[low].start <= offset < chunks[high].start */
+        size_t middle = low + (high - low) / 2;
+        if (fetch->chunks[middle].start <= offset) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
 }
 
 /* ---- loading ---- */
 
 static weft_status load_once(weft_fetch *fetch, weft_context *context, size_t index, uint8_t *data) {
-    size_t size = chunk_size(fetch, index);
+    const chunk *chunk = &fetch->chunks[index];
+    size_t size = chunk->size;
     weft_store_get_request request = {
-        .key = fetch->object.key,
-        .offset = (uint64_t)index * fetch->object.chunk_bytes,
+        .key = chunk->piece->key,
+        .offset = chunk->offset,
         .length = size,
         .buffer = data,
     };
@@ -86,7 +102,7 @@ static weft_status load_once(weft_fetch *fetch, weft_context *context, size_t in
         status = weft_fail(
             context, WEFT_CHECKSUM_MISMATCH,
             "%s/%s is damaged: bytes from %llu on are not what the history names, however often fetched",
-            weft_store_url(fetch->store), fetch->object.key, (unsigned long long)request.offset);
+            weft_store_url(fetch->store), chunk->piece->key, (unsigned long long)request.offset);
     }
     return status;
 }
@@ -96,7 +112,7 @@ static weft_status load(weft_fetch *fetch, weft_context *context, size_t index, 
     for (int i = 0; i < DAMAGE_ATTEMPTS && status == WEFT_CHECKSUM_MISMATCH; i++) {
         status = load_once(fetch, context, index, data);
         pthread_mutex_lock(&fetch->mutex);
-        fetch->stats.bytes += chunk_size(fetch, index);
+        fetch->stats.bytes += fetch->chunks[index].size;
         fetch->stats.damaged += status == WEFT_CHECKSUM_MISMATCH;
         pthread_mutex_unlock(&fetch->mutex);
     }
@@ -115,7 +131,7 @@ static bool choose(weft_fetch *fetch, size_t *index_out) {
         fetch->next++;
     }
     if (!fetch->ahead || fetch->next >= fetch->count ||
-        fetch->held_bytes + fetch->object.chunk_bytes > fetch->hold_bytes) {
+        fetch->held_bytes + fetch->chunks[fetch->next].size > fetch->hold_bytes) {
         return false;
     }
     *index_out = fetch->next++;
@@ -124,8 +140,8 @@ static bool choose(weft_fetch *fetch, size_t *index_out) {
 
 /* With the lock held, which is given up while the chunk comes. */
 static void take(weft_fetch *fetch, weft_context *context, size_t index) {
-    size_t size = chunk_size(fetch, index);
     chunk *chunk = &fetch->chunks[index];
+    size_t size = chunk->size;
     chunk->state = CHUNK_LOADING;
     fetch->held_bytes += size;
     pthread_mutex_unlock(&fetch->mutex);
@@ -192,14 +208,13 @@ static weft_status await(weft_fetch *fetch, size_t index) {
 /* A chunk that was read through makes room for others, unless there is room for all. */
 static void settle(weft_fetch *fetch, size_t index) {
     chunk *chunk = &fetch->chunks[index];
-    size_t size = chunk_size(fetch, index);
-    if (fetch->object.bytes <= fetch->hold_bytes || chunk->read_bytes < size) {
+    if (fetch->bytes <= fetch->hold_bytes || chunk->read_bytes < chunk->size) {
         return;
     }
     weft_release(fetch->context, chunk->data);
     chunk->data = NULL;
     chunk->state = CHUNK_ABSENT;
-    fetch->held_bytes -= size;
+    fetch->held_bytes -= chunk->size;
     pthread_cond_broadcast(&fetch->changed);
 }
 
@@ -208,14 +223,15 @@ static weft_status read_range(void *opaque, uint64_t offset, void *data, size_t 
     weft_status status = WEFT_OK;
     pthread_mutex_lock(&fetch->mutex);
     for (size_t done = 0; done < size && status == WEFT_OK;) {
-        size_t index = (size_t)((offset + done) / fetch->object.chunk_bytes);
-        size_t start = (size_t)((offset + done) % fetch->object.chunk_bytes);
+        size_t index = find_chunk(fetch, offset + done);
+        chunk *chunk = &fetch->chunks[index];
+        size_t start = (size_t)(offset + done - chunk->start);
         status = await(fetch, index);
         if (status == WEFT_OK) {
-            size_t room = chunk_size(fetch, index) - start;
+            size_t room = chunk->size - start;
             size_t part = size - done < room ? size - done : room;
-            memcpy((uint8_t *)data + done, fetch->chunks[index].data + start, part);
-            fetch->chunks[index].read_bytes += part;
+            memcpy((uint8_t *)data + done, chunk->data + start, part);
+            chunk->read_bytes += part;
             done += part;
             settle(fetch, index);
         }
@@ -225,7 +241,7 @@ static weft_status read_range(void *opaque, uint64_t offset, void *data, size_t 
 }
 
 weft_source weft_fetch_source(weft_fetch *fetch) {
-    weft_source source = {.size = fetch->object.bytes, .read = read_range, .opaque = fetch};
+    weft_source source = {.size = fetch->bytes, .read = read_range, .opaque = fetch};
     if (fetch->count == 1 && fetch->chunks[0].state == CHUNK_READY) {
         source.memory = fetch->chunks[0].data;
     }
@@ -234,25 +250,68 @@ weft_source weft_fetch_source(weft_fetch *fetch) {
 
 /* ---- life ---- */
 
-static weft_status read_hashes(weft_fetch *fetch) {
+/* Lists of hashes are short beside what they describe; what all of them take is bounded like a header. */
+static weft_status count_chunks(weft_fetch *fetch) {
     weft_context *context = fetch->context;
-    size_t bytes = fetch->count * sizeof *fetch->hashes;
-    if (fetch->object.listed) {
-        uint8_t *data;
-        weft_status status = weft_blob_fetch(context, fetch->store, &fetch->object.list,
-                                             weft_context_limits(context)->header_bytes, &data);
-        if (status == WEFT_OK) {
-            fetch->hashes = (weft_hash *)data;
-            fetch->stats.bytes += bytes;
+    uint64_t most = weft_context_limits(context)->header_bytes / sizeof *fetch->hashes;
+    uint64_t count = 0;
+    for (size_t i = 0; i < fetch->pieces.count; i++) {
+        uint64_t chunks = weft_object_chunks(&fetch->pieces.items[i]);
+        if (chunks > most - count) {
+            return weft_fail(context, WEFT_LIMIT_EXCEEDED,
+                             "%s/%s has more chunks than the limit of a header allows to list",
+                             weft_store_url(fetch->store), fetch->pieces.items[i].key);
         }
+        count += chunks;
+    }
+    fetch->count = (size_t)count;
+    return WEFT_OK;
+}
+
+static weft_status read_hashes(weft_fetch *fetch, const weft_object *piece, weft_hash *hashes) {
+    size_t bytes = (size_t)weft_object_chunks(piece) * sizeof *hashes;
+    if (!piece->listed) {
+        memcpy(hashes, piece->chunks, bytes);
+        return WEFT_OK;
+    }
+    uint8_t *data;
+    weft_status status = weft_blob_fetch(fetch->context, fetch->store, &piece->list, bytes, &data);
+    if (status == WEFT_OK) {
+        memcpy(hashes, data, bytes);
+        fetch->stats.bytes += bytes;
+        weft_release(fetch->context, data);
+    }
+    return status;
+}
+
+/* Where each chunk lies, and its hash. */
+static weft_status list_chunks(weft_fetch *fetch) {
+    weft_context *context = fetch->context;
+    weft_status status = count_chunks(fetch);
+    if (status != WEFT_OK) {
         return status;
     }
-    fetch->hashes = weft_allocate(context, bytes);
-    if (fetch->hashes == NULL) {
+    fetch->hashes = weft_allocate_array(context, fetch->count, sizeof *fetch->hashes);
+    fetch->chunks = weft_allocate_zeroed(context, fetch->count, sizeof *fetch->chunks);
+    if (fetch->hashes == NULL || fetch->chunks == NULL) {
         return WEFT_NO_MEMORY;
     }
-    memcpy(fetch->hashes, fetch->object.chunks, bytes);
-    return WEFT_OK;
+    size_t next = 0;
+    for (size_t i = 0; i < fetch->pieces.count && status == WEFT_OK; i++) {
+        const weft_object *piece = &fetch->pieces.items[i];
+        status = read_hashes(fetch, piece, fetch->hashes + next);
+        for (uint64_t done = 0; done < piece->bytes; done += piece->chunk_bytes) {
+            uint64_t left = piece->bytes - done;
+            fetch->chunks[next++] = (chunk){
+                .piece = piece,
+                .offset = done,
+                .start = fetch->bytes + done,
+                .size = (size_t)(left < piece->chunk_bytes ? left : piece->chunk_bytes),
+            };
+        }
+        fetch->bytes += piece->bytes;
+    }
+    return status;
 }
 
 static weft_status start_loaders(weft_fetch *fetch) {
@@ -290,20 +349,21 @@ weft_status weft_fetch_open(weft_context *context, weft_store *store, const weft
     }
     fetch->context = context;
     fetch->store = store;
-    fetch->object = *object;
     fetch->hold_bytes = hold_bytes;
     fetch->ahead = ahead;
-    fetch->count = (size_t)weft_object_chunks(object);
+    weft_pieces_open(&fetch->pieces, context);
     pthread_mutex_init(&fetch->mutex, NULL);
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&fetch->changed, &attributes);
     pthread_condattr_destroy(&attributes);
-    weft_status status = read_hashes(fetch);
+    weft_status status = weft_pieces_fetch(&fetch->pieces, store, object);
+    if (status == WEFT_OK && object->pieced) {
+        fetch->stats.bytes += object->list.bytes;
+    }
     if (status == WEFT_OK) {
-        fetch->chunks = weft_allocate_zeroed(context, fetch->count, sizeof *fetch->chunks);
-        status = fetch->chunks != NULL ? WEFT_OK : WEFT_NO_MEMORY;
+        status = list_chunks(fetch);
     }
     if (status == WEFT_OK) {
         /* a patch is opened from both of its ends */
@@ -336,6 +396,7 @@ void weft_fetch_close(weft_fetch *fetch) {
     }
     weft_release(fetch->context, fetch->chunks);
     weft_release(fetch->context, fetch->hashes);
+    weft_pieces_close(&fetch->pieces);
     pthread_cond_destroy(&fetch->changed);
     pthread_mutex_destroy(&fetch->mutex);
     weft_release(fetch->context, fetch);

@@ -13,8 +13,8 @@
 
 typedef struct weft_fetch weft_fetch;
 
-/* Reads the list of chunks if it is an object of its own. `ahead`: everything is wanted, so begin; else
- * only what is read is fetched. The object is copied. */
+/* Reads the lists of pieces and of chunks that are objects of their own. `ahead`: everything is wanted, so
+ * begin; else only what is read is fetched. The object is copied. */
 weft_status weft_fetch_open(weft_context *context, weft_store *store, const weft_object *object,
                             uint64_t hold_bytes, bool ahead, weft_fetch **fetch_out);
 /* Ends the threads; what is on the way is given up. */

@@ -16,6 +16,7 @@
 #include "clock.h"
 #include "follow.h"
 #include "history.h"
+#include "pieces.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,11 +84,59 @@ static weft_status add_object(gc_run *gc, const char *key, uint64_t bytes, uint6
     return WEFT_OK;
 }
 
-static weft_status add_large(gc_run *gc, const weft_object *object, uint64_t version, uint64_t since) {
+static weft_status add_plain(gc_run *gc, const weft_object *object, uint64_t version, uint64_t since) {
     weft_status status = add_object(gc, object->key, object->bytes, version, since);
     return status == WEFT_OK && object->listed
                ? add_object(gc, object->list.key, object->list.bytes, version, since)
                : status;
+}
+
+static weft_status add_pieces(gc_run *gc, const weft_pieces *pieces, uint64_t version, uint64_t since) {
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < pieces->count && status == WEFT_OK; i++) {
+        status = add_plain(gc, &pieces->items[i], version, since);
+    }
+    return status;
+}
+
+/* A list that is gone, or is no list, leads to nothing that could be removed. */
+static bool useless(weft_status status) {
+    return status == WEFT_NOT_FOUND || status == WEFT_MALFORMED || status == WEFT_CHECKSUM_MISMATCH;
+}
+
+/* What is needed must be known in full only where the store can be listed, to be told from leftovers. */
+static weft_status add_large(gc_run *gc, const weft_object *object, uint64_t version, uint64_t since) {
+    if (!object->pieced) {
+        return add_plain(gc, object, version, since);
+    }
+    weft_status status = add_object(gc, object->key, object->list.bytes, version, since);
+    if (status != WEFT_OK || (since == 0 && !gc->whole)) {
+        return status;
+    }
+    weft_pieces pieces;
+    weft_pieces_open(&pieces, gc->context);
+    status = weft_pieces_fetch(&pieces, gc->store, object);
+    if (status == WEFT_OK) {
+        status = add_pieces(gc, &pieces, version, since);
+    } else if (since != 0 && useless(status)) {
+        status = WEFT_OK;
+    }
+    weft_pieces_close(&pieces);
+    return status;
+}
+
+/* Of what was retired nothing but its key is known. */
+static weft_status add_retired(gc_run *gc, const char *key, uint64_t version, uint64_t since) {
+    weft_status status = add_object(gc, key, 0, version, since);
+    if (status != WEFT_OK || strncmp(key, "pieces/", 7) != 0) {
+        return status;
+    }
+    weft_pieces pieces;
+    weft_pieces_open(&pieces, gc->context);
+    status = weft_pieces_look(&pieces, gc->store, key);
+    status = status == WEFT_OK ? add_pieces(gc, &pieces, version, since) : status;
+    weft_pieces_close(&pieces);
+    return useless(status) ? WEFT_OK : status;
 }
 
 /* ---- the mark ---- */
@@ -160,9 +209,10 @@ static weft_status visit_record(gc_run *gc, const weft_record *record) {
     weft_status status = keep_date(gc, record);
     bool done = record->version <= gc->retired;
     for (size_t i = 0; !done && i < record->retired.count && status == WEFT_OK; i++) {
-        status = add_object(gc, record->retired.items[i], 0, record->version, record->milliseconds);
-        if (status == WEFT_OK) {
-            gc->objects[gc->count - 1].retired = true;
+        size_t first = gc->count;
+        status = add_retired(gc, record->retired.items[i], record->version, record->milliseconds);
+        for (size_t j = first; j < gc->count; j++) {
+            gc->objects[j].retired = true;
         }
     }
     if (status == WEFT_OK && record->patched) {
@@ -267,7 +317,8 @@ static bool may_come(const gc_run *gc, const char *key) {
     unsigned long long epoch;
     unsigned long long version;
     return (sscanf(key, "anchors/%llu-%llu-", &epoch, &version) == 2 ||
-            sscanf(key, "chunks/%llu-%llu-", &epoch, &version) == 2) &&
+            sscanf(key, "chunks/%llu-%llu-", &epoch, &version) == 2 ||
+            sscanf(key, "pieces/%llu-%llu-", &epoch, &version) == 2) &&
            epoch >= gc->epoch && version > gc->newest_anchor;
 }
 
@@ -283,7 +334,7 @@ static bool visit_listed(void *opaque, const char *key, uint64_t size, double ag
 }
 
 static weft_status remove_leftovers(gc_run *gc) {
-    static const char *const rooms[] = {"patches", "anchors", "pages", "chunks"};
+    static const char *const rooms[] = {"patches", "anchors", "pages", "chunks", "pieces"};
     double grace = gc->options.grace_seconds;
     leftover_list list = {
         .gc = gc, .least_age = grace > LEFTOVER_SECONDS ? grace : LEFTOVER_SECONDS, .named = gc->count};

@@ -138,7 +138,15 @@ static json_t *format_chunks(const weft_object *object) {
     return chunks;
 }
 
-static json_t *format_object(const weft_object *object) {
+static json_t *format_pieced(const weft_object *object) {
+    json_t *json = with(json_object(), "bytes", format_count(object->bytes));
+    return with(json, "pieces", weft_blob_format(&object->list));
+}
+
+json_t *weft_object_format(const weft_object *object) {
+    if (object->pieced) {
+        return format_pieced(object);
+    }
     json_t *json = with(json_object(), "key", json_string(object->key));
     json = with(json, "bytes", format_count(object->bytes));
     json = with(json, "chunk_bytes", format_count(object->chunk_bytes));
@@ -162,8 +170,29 @@ static bool parse_chunks(const json_t *json, weft_object *object) {
     return true;
 }
 
-static weft_status parse_object(weft_context *context, const char *where, const json_t *json,
+static weft_status parse_pieced(weft_context *context, const char *where, const json_t *json,
                                 weft_object *object) {
+    if (!weft_json_count(json, "bytes", &object->bytes) || object->bytes == 0 ||
+        object->bytes > OBJECT_MOST || json_object_get(json, "key") != NULL) {
+        return malformed(context, where, "the description of an object in pieces");
+    }
+    weft_status status = weft_blob_parse(context, where, json_object_get(json, "pieces"), &object->list);
+    if (status == WEFT_OK && strncmp(object->list.key, "pieces/", 7) != 0) {
+        status = malformed(context, where, "the key of a list of pieces");
+    }
+    if (status == WEFT_OK) {
+        object->pieced = true;
+        memcpy(object->key, object->list.key, sizeof object->key);
+    }
+    return status;
+}
+
+weft_status weft_object_parse(weft_context *context, const char *where, const json_t *json,
+                              weft_object *object) {
+    *object = (weft_object){.bytes = 0};
+    if (json_object_get(json, "pieces") != NULL) {
+        return parse_pieced(context, where, json, object);
+    }
     if (!json_is_object(json) || !parse_key(json, "key", object->key) ||
         !weft_json_count(json, "bytes", &object->bytes) ||
         !weft_json_count(json, "chunk_bytes", &object->chunk_bytes) || object->bytes == 0 ||
@@ -260,9 +289,8 @@ static weft_status parse_labels(weft_context *context, const char *where, json_t
     return status;
 }
 
-/* Whoever writes a history must not be able to have anything else removed, such as heads. */
-static bool is_collectable(const char *key) {
-    static const char *const rooms[] = {"patches/", "anchors/", "pages/", "chunks/"};
+bool weft_key_collectable(const char *key) {
+    static const char *const rooms[] = {"patches/", "anchors/", "pages/", "chunks/", "pieces/"};
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
         if (strncmp(key, rooms[i], strlen(rooms[i])) == 0) {
             return weft_store_key_valid(key);
@@ -279,7 +307,7 @@ static weft_status parse_retired(weft_context *context, const char *where, const
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < json_array_size(json) && status == WEFT_OK; i++) {
         const char *key = json_string_value(json_array_get(json, i));
-        status = key != NULL && is_collectable(key)
+        status = key != NULL && weft_key_collectable(key)
                      ? weft_texts_add(retired, context, key)
                      : malformed(context, where, "the key of a retired object");
     }
@@ -318,7 +346,7 @@ json_t *weft_record_format(const weft_record *record) {
     json = with(json, "dense_bytes", format_count(record->dense_bytes));
     if (record->patched) {
         json = with(json, "base", format_digest(&record->base));
-        json = with(json, "patch", format_object(&record->patch));
+        json = with(json, "patch", weft_object_format(&record->patch));
     }
     if (record->labels.count > 0) {
         json = with(json, "labels", format_labels(&record->labels));
@@ -344,7 +372,7 @@ weft_status weft_record_parse(weft_context *context, const char *where, const js
     record->patched = patch != NULL;
     if (record->patched) {
         status = parse_digest(json, "base", &record->base)
-                     ? parse_object(context, where, patch, &record->patch)
+                     ? weft_object_parse(context, where, patch, &record->patch)
                      : malformed(context, where, "the base of a patch");
     }
     if (status == WEFT_OK) {
@@ -385,7 +413,7 @@ static json_t *format_anchors(const weft_page *page) {
         const weft_anchor *anchor = &page->anchors[i];
         json_t *item = with(json_object(), "version", format_count(anchor->version));
         item = with(item, "digest", format_digest(&anchor->digest));
-        item = with(item, "object", format_object(&anchor->object));
+        item = with(item, "object", weft_object_format(&anchor->object));
         if (item == NULL || json_array_append_new(json, item) != 0) {
             json_decref(json);
             return NULL;
@@ -435,7 +463,7 @@ static weft_status parse_anchors(weft_page *page, const char *where, const json_
             return malformed(page->context, where, "an anchor");
         }
         weft_status status =
-            parse_object(page->context, where, json_object_get(item, "object"), &anchor->object);
+            weft_object_parse(page->context, where, json_object_get(item, "object"), &anchor->object);
         if (status != WEFT_OK) {
             return status;
         }

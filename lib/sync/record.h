@@ -4,7 +4,8 @@
  *
  *   blob      a small object that is fetched whole: its key, size and SHA-256
  *   object    a large one: its key, size and the SHA-256 of each of its chunks, so that a chunk can be
- *             checked, fetched again or passed on alone; long lists of hashes are a blob of their own
+ *             checked, fetched again or passed on alone; long lists of hashes are a blob of their own.
+ *             Or other such objects end to end, which a blob lists: see pieces.h
  *   record    one version: the state's digest, the patch that leads there, labels
  *   page      the newest records, all anchors that are kept, and a link to the page before
  *
@@ -40,14 +41,16 @@ typedef struct weft_blob {
 } weft_blob;
 
 typedef struct weft_object {
-    char key[WEFT_KEY_SIZE];
+    char key[WEFT_KEY_SIZE]; /* of an object in pieces: that of their list */
     uint64_t bytes;
-    uint64_t chunk_bytes;
-    bool listed; /* the hashes are in `list`, side by side; else in `chunks` */
+    uint64_t chunk_bytes; /* 0 if it is in pieces */
+    bool listed;          /* the hashes are in `list`, side by side; else in `chunks` */
+    bool pieced;          /* it is other objects end to end, which `list` names */
     weft_hash chunks[WEFT_CHUNKS_INLINE];
     weft_blob list;
 } weft_object;
 
+/* Of an object that is not in pieces. */
 uint64_t weft_object_chunks(const weft_object *object);
 
 /* Owned strings, ended by NULL. */
@@ -111,6 +114,11 @@ weft_status weft_page_parse(weft_page *page, const char *where, const void *data
 /* Parts that heads share. NULL from a formatter means no memory and may be handed on. */
 json_t *weft_blob_format(const weft_blob *blob);
 weft_status weft_blob_parse(weft_context *context, const char *where, const json_t *json, weft_blob *blob);
+json_t *weft_object_format(const weft_object *object);
+weft_status weft_object_parse(weft_context *context, const char *where, const json_t *json,
+                              weft_object *object);
+/* Whoever writes a history must not be able to have anything else removed, such as heads. */
+bool weft_key_collectable(const char *key);
 /* False unless the member is there and of its kind. */
 bool weft_json_count(const json_t *json, const char *name, uint64_t *value_out);
 bool weft_json_text(const json_t *json, const char *name, char *text, size_t size);

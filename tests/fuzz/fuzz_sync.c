@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fuzz_sync.c: bytes as a head and as a page of a run's history. The hash line of a head is made to fit
- * first, so that what lies behind it is reached. What is accepted must hold what the rest of lib/sync
- * relies on, and must survive being written and read again.
+ * fuzz_sync.c: bytes as a head, as a page and as a list of pieces of a run's history. The hash line of a
+ * head is made to fit first, so that what lies behind it is reached. What is accepted must hold what the
+ * rest of lib/sync relies on, and must survive being written and read again.
  */
 #include "../../lib/base/context.h"
 #include "../../lib/sync/head.h"
+#include "../../lib/sync/pieces.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -19,8 +20,12 @@ static void require(bool condition) {
 }
 
 static void check_object(const weft_object *object) {
-    require(weft_store_key_valid(object->key));
-    require(object->bytes > 0 && object->chunk_bytes > 0 && weft_object_chunks(object) > 0);
+    require(weft_store_key_valid(object->key) && object->bytes > 0);
+    if (object->pieced) {
+        require(strcmp(object->key, object->list.key) == 0 && object->list.bytes > 0);
+        return;
+    }
+    require(object->chunk_bytes > 0 && weft_object_chunks(object) > 0);
     require(object->listed ? object->list.bytes == weft_object_chunks(object) * WEFT_HASH_BYTES
                            : weft_object_chunks(object) <= WEFT_CHUNKS_INLINE);
 }
@@ -118,6 +123,32 @@ static void try_page(weft_context *context, const uint8_t *data, size_t size) {
     free(page);
 }
 
+/* ---- pieces ---- */
+
+static void try_pieces(weft_context *context, const uint8_t *data, size_t size) {
+    weft_pieces pieces;
+    weft_pieces again;
+    weft_writer writer;
+    weft_pieces_open(&pieces, context);
+    weft_pieces_open(&again, context);
+    weft_writer_open(&writer, context);
+    if (weft_pieces_parse(&pieces, "input", data, size) == WEFT_OK) {
+        require(pieces.count > 0 && pieces.count <= WEFT_PIECES_MAX);
+        for (size_t i = 0; i < pieces.count; i++) {
+            check_object(&pieces.items[i]);
+            require(!pieces.items[i].pieced && weft_key_collectable(pieces.items[i].key));
+        }
+        require(weft_pieces_format(&pieces, &writer) == WEFT_OK);
+        require(weft_pieces_parse(&again, "again", writer.data, writer.size) == WEFT_OK);
+        require(again.count == pieces.count);
+    } else {
+        require(weft_context_error(context)[0] != '\0');
+    }
+    weft_writer_close(&writer);
+    weft_pieces_close(&again);
+    weft_pieces_close(&pieces);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     weft_context *context = NULL;
     const weft_context_options options = {.threads = 1};
@@ -127,6 +158,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     (void)ignored;
     try_head(context, data, size);
     try_page(context, data, size);
+    try_pieces(context, data, size);
     weft_context_destroy(context);
     return 0;
 }

@@ -53,7 +53,8 @@ def test_chunked():
 def test_fields():
     with Server() as server:
         for key, policy in (("pages/a", "immutable"), ("patches/a", "immutable"), ("anchors/a", "immutable"),
-                            ("chunks/a", "immutable"), ("heads/00000009", "no-cache"), ("x", "no-cache")):
+                            ("chunks/a", "immutable"), ("pieces/a", "immutable"),
+                            ("heads/00000009", "no-cache"), ("x", "no-cache")):
             server.request("PUT", "/" + key, DATA)
             answer = server.request("GET", "/" + key)
             assert policy in answer["cache-control"] and answer["accept-ranges"] == "bytes", answer

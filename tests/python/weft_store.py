@@ -35,10 +35,12 @@ MAXIMUM_TEXTS = 256
 MAXIMUM_OBJECT = 2**50
 MAXIMUM_HASHES = 16
 MAXIMUM_LIST = 32 << 20
+MAXIMUM_PIECES = 1026
+MAXIMUM_PIECES_BYTES = 2 << 20
 LEAST_CHUNK, MOST_CHUNK = 4096, 2**26
 
 # Section 24: the rooms whose objects are removed one day.
-RETIRING = ("patches", "anchors", "pages", "chunks")
+RETIRING = ("patches", "anchors", "pages", "chunks", "pieces")
 
 NOTHING = weft_format.state_digest({}).hex()
 
@@ -182,6 +184,12 @@ def chunk_count(value):
 
 
 def check_object(value):
+    if isinstance(value, dict) and "pieces" in value:
+        require("key" not in value, "an object in pieces with a key")
+        count(value, "bytes", least=1, most=MAXIMUM_OBJECT)
+        blob = check_blob(member(value, "pieces", dict))
+        require(blob["key"].startswith("pieces/"), "a list of pieces in another room")
+        return value
     key_of(value, "key")
     count(value, "bytes", least=1, most=MAXIMUM_OBJECT)
     count(value, "chunk_bytes", least=LEAST_CHUNK, most=MOST_CHUNK)
@@ -203,7 +211,26 @@ def hashes_of(store, value):
     return [data[at : at + 32].hex() for at in range(0, len(data), 32)]
 
 
+def pieces_of(store, value):
+    data = fetch_blob(store, value["pieces"], MAXIMUM_PIECES_BYTES)
+    pieces = member(parse_json(data, "pieces"), "pieces", list)
+    require(1 <= len(pieces) <= MAXIMUM_PIECES, "too many pieces, or none")
+    for piece in pieces:
+        require("pieces" not in check_object(piece), "pieces within a piece")
+        keys = [piece["key"]] + ([piece["list"]["key"]] if "list" in piece else [])
+        require(all(key.split("/")[0] in RETIRING for key in keys), "a piece of another room")
+    require(sum(piece["bytes"] for piece in pieces) == value["bytes"], "pieces of another length")
+    return pieces
+
+
+def identity_of(value):
+    """The key by which an object is called."""
+    return value["pieces"]["key"] if "pieces" in value else value["key"]
+
+
 def fetch_object(store, value):
+    if "pieces" in value:
+        return b"".join(fetch_object(store, piece) for piece in pieces_of(store, value))
     data = store.get(value["key"])[: value["bytes"]]
     require(len(data) == value["bytes"], f"{value['key']} is too short")
     size = value["chunk_bytes"]
@@ -359,7 +386,7 @@ class History:
     def load(self, value, base, result):
         patch = weft_format.parse_patch(fetch_object(self.store, value))
         said = patch.footer.base.hex(), patch.footer.result.hex()
-        require(said == (base, result), f"{value['key']} leads elsewhere than the history says")
+        require(said == (base, result), f"{identity_of(value)} leads elsewhere than the history says")
         return patch
 
     def checkpoint(self, version, anchor=None):
