@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * scenes.c: a publisher and replicas around one directory store.
+ * scenes.c: a publisher and replicas around one store.
  */
 #include "scenes.h"
 
 #include "patches.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -28,6 +28,50 @@ void scene_expect(const weft_context *context, weft_status status, weft_status e
     }
 }
 
+/* ---- the place ---- */
+
+/* A URL below the one in a variable. */
+static weft_store *open_below(weft_context *context, const char *url, uint64_t name) {
+    char place[SCENE_PATH_MAX];
+    size_t length = strlen(url);
+    weft_store *store;
+    snprintf(place, sizeof place, "%s%sscene-%016" PRIx64, url, url[length - 1] == '/' ? "" : "/", name);
+    scene_expect(context, weft_store_open(context, place, NULL, &store), WEFT_OK, "open the store");
+    return store;
+}
+
+void scene_place_open(scene_place *place, weft_context *context, scratch *scratch) {
+    const weft_store_options options = {.volatile_writes = true};
+    const char *url = getenv("WEFT_TEST_STORE");
+    const char *reading = getenv("WEFT_TEST_READ_STORE");
+    uint64_t name;
+    if (getrandom(&name, sizeof name, 0) != (ssize_t)sizeof name) {
+        stop("no random bytes for", "the name of a place");
+    }
+    if (url != NULL && url[0] != '\0') {
+        place->store = open_below(context, url, name);
+    } else {
+        scene_expect(context,
+                     weft_store_open(context, scratch_path(scratch, "store"), &options, &place->store),
+                     WEFT_OK, "open the directory");
+    }
+    place->reading =
+        reading != NULL && reading[0] != '\0' ? open_below(context, reading, name) : place->store;
+}
+
+void scene_place_close(scene_place *place) {
+    if (place->reading != place->store) {
+        weft_store_close(place->reading);
+    }
+    weft_store_close(place->store);
+}
+
+unsigned scene_stride(void) {
+    const char *text = getenv("WEFT_TEST_STRIDE");
+    int stride = text != NULL ? atoi(text) : 1;
+    return stride >= 1 && stride <= 20 ? (unsigned)stride : 1;
+}
+
 /* ---- the publisher's side ---- */
 
 void scene_open(scene *scene, const weft_publisher_options *options, uint64_t seed) {
@@ -35,11 +79,8 @@ void scene_open(scene *scene, const weft_publisher_options *options, uint64_t se
     scratch_open(&scene->scratch);
     scene->context = patches_context(2);
     scene->outside = patches_context(1);
-    const weft_store_options store = {.volatile_writes = true};
-    scene_expect(
-        scene->outside,
-        weft_store_open(scene->outside, scratch_path(&scene->scratch, "store"), &store, &scene->store),
-        WEFT_OK, "open the directory");
+    scene_place_open(&scene->place, scene->outside, &scene->scratch);
+    scene->store = scene->place.store;
     scene_expect(scene->context,
                  fault_store_create(scene->context, scene->store, seed, &scene->faulty, &scene->faults),
                  WEFT_OK, "open the writer's store");
@@ -53,7 +94,7 @@ void scene_close(scene *scene) {
     weft_publisher_close(scene->publisher);
     trainer_close(&scene->trainer);
     weft_store_close(scene->faulty);
-    weft_store_close(scene->store);
+    scene_place_close(&scene->place);
     weft_context_destroy(scene->context);
     weft_context_destroy(scene->outside);
     scratch_close(&scene->scratch);
@@ -97,25 +138,77 @@ bool scene_published(scene *scene, const weft_digest *digest) {
     return search.found;
 }
 
-bool scene_object(scene *scene, const char *room, uint64_t version, char path[SCENE_PATH_MAX]) {
-    char directory[SCENE_PATH_MAX / 2];
-    char best[256] = "";
-    snprintf(directory, sizeof directory, "%s/store/%s", scene->scratch.directory, room);
-    DIR *entries = opendir(directory);
-    const struct dirent *entry = entries != NULL ? readdir(entries) : NULL;
-    for (; entry != NULL; entry = readdir(entries)) {
-        unsigned long long epoch;
-        unsigned long long number;
-        if (sscanf(entry->d_name, "%llu-%llu-", &epoch, &number) == 2 && number == version &&
-            strcmp(entry->d_name, best) > 0) {
-            snprintf(best, sizeof best, "%s", entry->d_name);
-        }
+typedef struct object_search {
+    uint64_t version;
+    char best[WEFT_STORE_KEY_MAX + 1];
+} object_search;
+
+static bool compare_object(void *opaque, const char *key, uint64_t size, double age_seconds) {
+    object_search *search = opaque;
+    unsigned long long epoch;
+    unsigned long long number;
+    (void)size;
+    (void)age_seconds;
+    const char *name = strrchr(key, '/');
+    if (name != NULL && sscanf(name, "/%llu-%llu-", &epoch, &number) == 2 && number == search->version &&
+        strcmp(key, search->best) > 0) {
+        snprintf(search->best, sizeof search->best, "%s", key);
     }
-    if (entries != NULL) {
-        closedir(entries);
+    return true;
+}
+
+static void list(scene *scene, const char *room, weft_store_visit visit, void *opaque) {
+    scene_expect(scene->outside, weft_store_list(scene->outside, scene->store, room, visit, opaque),
+                 WEFT_OK, "list a room");
+}
+
+void scene_find(scene *scene, const char *room, uint64_t version, char key[WEFT_STORE_KEY_MAX + 1]) {
+    object_search search = {.version = version};
+    list(scene, room, compare_object, &search);
+    if (search.best[0] == '\0') {
+        stop("there is no object for the version in", room);
     }
-    snprintf(path, SCENE_PATH_MAX, "%s/%s", directory, best);
-    return best[0] != '\0';
+    snprintf(key, WEFT_STORE_KEY_MAX + 1, "%s", search.best);
+}
+
+char *scene_read(scene *scene, const char *key, size_t *size_out) {
+    uint64_t size;
+    scene_expect(scene->outside, weft_store_head(scene->outside, scene->store, key, &size, NULL), WEFT_OK,
+                 key);
+    char *data = calloc(1, (size_t)size + 1);
+    if (data == NULL) {
+        stop("no memory for", key);
+    }
+    weft_store_get_request request = {.key = key, .length = size, .buffer = data};
+    weft_store_get_result result;
+    scene_expect(scene->outside, weft_store_get(scene->outside, scene->store, &request, &result), WEFT_OK,
+                 key);
+    if (result.received != size) {
+        stop("another size than before:", key);
+    }
+    *size_out = (size_t)size;
+    return data;
+}
+
+void scene_write(scene *scene, const char *key, const void *data, size_t size) {
+    weft_status status =
+        weft_store_put_bytes(scene->outside, scene->store, key, data, size, WEFT_STORE_ALWAYS, NULL, NULL);
+    scene_expect(scene->outside, status, WEFT_OK, key);
+}
+
+void scene_remove(scene *scene, const char *key) {
+    scene_expect(scene->outside, weft_store_remove(scene->outside, scene->store, key), WEFT_OK, key);
+}
+
+void scene_spoil(scene *scene, const char *key) {
+    size_t size;
+    char *data = scene_read(scene, key, &size);
+    if (size == 0) {
+        stop("cannot damage", key);
+    }
+    data[size / 2] ^= 0x10;
+    scene_write(scene, key, data, size);
+    free(data);
 }
 
 void scene_damage(const char *path) {
@@ -133,10 +226,45 @@ void scene_damage(const char *path) {
     close(file);
 }
 
+static bool count_object(void *opaque, const char *key, uint64_t size, double age_seconds) {
+    (void)key;
+    (void)size;
+    (void)age_seconds;
+    (*(size_t *)opaque)++;
+    return true;
+}
+
 size_t scene_count(scene *scene, const char *room) {
-    char name[64];
-    snprintf(name, sizeof name, "store/%s", room);
-    return scratch_exists(&scene->scratch, name) ? scratch_count(&scene->scratch, name) : 0;
+    size_t count = 0;
+    list(scene, room, count_object, &count);
+    return count;
+}
+
+typedef struct key_list {
+    char (*keys)[WEFT_STORE_KEY_MAX + 1];
+    size_t count;
+} key_list;
+
+static bool note_key(void *opaque, const char *key, uint64_t size, double age_seconds) {
+    key_list *found = opaque;
+    (void)size;
+    (void)age_seconds;
+    found->keys = realloc(found->keys, (found->count + 1) * sizeof *found->keys);
+    if (found->keys == NULL) {
+        stop("no memory for", key);
+    }
+    snprintf(found->keys[found->count], sizeof *found->keys, "%s", key);
+    found->count++;
+    return true;
+}
+
+void scene_clear(scene *scene) {
+    key_list found = {0};
+    list(scene, "", note_key, &found);
+    for (size_t i = 0; i < found.count; i++) {
+        scene_remove(scene, found.keys[i]);
+    }
+    free(found.keys);
 }
 
 /* ---- replicas ---- */
@@ -158,9 +286,10 @@ void replica_open(replica *replica, scene *scene, const char *name,
     replica->scene = scene;
     replica->context = patches_context(2);
     replica->file = name != NULL;
-    scene_expect(replica->context,
-                 fault_store_create(replica->context, scene->store, 77, &replica->store, &replica->faults),
-                 WEFT_OK, "open a reader's store");
+    scene_expect(
+        replica->context,
+        fault_store_create(replica->context, scene->place.reading, 77, &replica->store, &replica->faults),
+        WEFT_OK, "open a reader's store");
     if (replica->file) {
         snprintf(replica->path, sizeof replica->path, "%s/%s", scene->scratch.directory, name);
     } else {

@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * scenes.h: a publisher and replicas around one directory store, each of them behind a store of its own
- * that can be told to fail. For tests of what happens to synchronisation on bad days. Every call ends the
- * test program with a message if the surroundings fail it.
+ * scenes.h: a publisher and replicas around one store, each of them behind a store of its own that can be
+ * told to fail. For tests of what happens to synchronisation on bad days. Every call ends the test program
+ * with a message if the surroundings fail it.
+ *
+ * The store is a directory, unless WEFT_TEST_STORE has the URL of another: every scene takes a place of its
+ * own below it. WEFT_TEST_READ_STORE, if set, is the URL by which replicas see the same place, such as a
+ * relay's. WEFT_TEST_STRIDE, up to 20, has long tests do only every so manieth of their cases, for stores
+ * where an operation takes milliseconds.
  *
  * The rule that all of these tests check: what a replica holds, by its real bytes, is always a published
  * version, and once the faults are gone it is the newest.
@@ -16,12 +21,25 @@
 
 enum { SCENE_PATH_MAX = 768 };
 
+/* One place in two ways. */
+typedef struct scene_place {
+    weft_store *store;   /* the writers' */
+    weft_store *reading; /* the replicas'; may be the same one */
+} scene_place;
+
+/* A place that nobody has used. */
+void scene_place_open(scene_place *place, weft_context *context, scratch *scratch);
+void scene_place_close(scene_place *place);
+/* WEFT_TEST_STRIDE, or 1. */
+unsigned scene_stride(void);
+
 typedef struct scene {
     scratch scratch;
     weft_context *context; /* of the trainer and its publisher */
     weft_context *outside; /* of whoever looks at the store without faults */
-    weft_store *store;     /* the directory itself */
-    weft_store *faulty;    /* the publisher's way to it */
+    scene_place place;
+    weft_store *store;  /* of the place, without faults */
+    weft_store *faulty; /* the publisher's way to it */
     fault_store *faults;
     trainer trainer;
     weft_publisher_options options;
@@ -40,12 +58,20 @@ void scene_expect(const weft_context *context, weft_status status, weft_status e
 
 /* True if the history in the store has a version with this digest. */
 bool scene_published(scene *scene, const weft_digest *digest);
-/* The path of the one file in a room of the store ("patches") for a version, of the newest epoch that has
- * one. False if there is none. */
-bool scene_object(scene *scene, const char *room, uint64_t version, char path[SCENE_PATH_MAX]);
-/* Changes a byte in the middle of a file. */
+/* The key of the one object in a room of the store ("patches") for a version, of the newest epoch that has
+ * one. */
+void scene_find(scene *scene, const char *room, uint64_t version, char key[WEFT_STORE_KEY_MAX + 1]);
+/* All bytes of an object and a zero behind them, to be freed by the caller. */
+char *scene_read(scene *scene, const char *key, size_t *size_out);
+void scene_write(scene *scene, const char *key, const void *data, size_t size);
+void scene_remove(scene *scene, const char *key);
+/* Changes a byte in the middle of an object. */
+void scene_spoil(scene *scene, const char *key);
+/* The same with a file. */
 void scene_damage(const char *path);
 size_t scene_count(scene *scene, const char *room);
+/* Removes all objects. */
+void scene_clear(scene *scene);
 
 /* A replica: live memory, or a checkpoint if it has a name. */
 typedef struct replica {

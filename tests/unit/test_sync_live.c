@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From live weights to live weights through a directory: every version arrives bit for bit; newcomers, long
+ * From live weights to live weights through a store: every version arrives bit for bit; newcomers, long
  * absences, rollbacks, layouts; a publisher that stops and another that takes over; anchors.
  */
 #include "patches.h"
-#include "runs.h"
-#include "scratch.h"
+#include "scenes.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,14 +14,6 @@
 
 #include <cmocka.h>
 
-typedef struct scene {
-    scratch scratch;
-    weft_context *context;
-    weft_store *store;
-    trainer trainer;
-    weft_publisher *publisher;
-} scene;
-
 static void expect(const weft_context *context, weft_status status, weft_status expected) {
     if (status != expected) {
         fail_msg("%s instead of %s: %s", weft_status_name(status), weft_status_name(expected),
@@ -31,30 +22,8 @@ static void expect(const weft_context *context, weft_status status, weft_status 
 }
 
 static void open_scene(scene *s, const weft_publisher_options *options) {
-    scratch_open(&s->scratch);
-    s->context = patches_context(2);
-    const weft_store_options store = {.volatile_writes = true};
-    expect(s->context, weft_store_open(s->context, scratch_path(&s->scratch, "store"), &store, &s->store),
-           WEFT_OK);
-    trainer_open(&s->trainer, s->context, 5);
-    expect(s->context,
-           weft_publisher_open(s->context, s->store, s->trainer.model.view, options, &s->publisher),
-           WEFT_OK);
-}
-
-static void close_scene(scene *s) {
-    weft_publisher_close(s->publisher);
-    trainer_close(&s->trainer);
-    weft_store_close(s->store);
-    weft_context_destroy(s->context);
-    scratch_close(&s->scratch);
-}
-
-static uint64_t publish(scene *s, unsigned per_million) {
-    weft_publish_result result;
-    trainer_step(&s->trainer, per_million);
-    expect(s->context, weft_publisher_publish(s->publisher, NULL, &result), WEFT_OK);
-    return result.version;
+    scene_open(s, options, 5);
+    expect(s->context, scene_publisher(s), WEFT_OK);
 }
 
 typedef struct worker {
@@ -67,7 +36,8 @@ static void open_worker(scene *s, worker *w) {
     const weft_subscriber_options options = {.empty = true};
     w->context = patches_context(2);
     worker_open(&w->model, w->context);
-    expect(w->context, weft_subscriber_open(w->context, s->store, w->model.view, &options, &w->subscriber),
+    expect(w->context,
+           weft_subscriber_open(w->context, s->place.reading, w->model.view, &options, &w->subscriber),
            WEFT_OK);
 }
 
@@ -95,7 +65,7 @@ static void test_every_version_arrives(void **state) {
         uint64_t version = 0;
         expect(w.context, weft_subscriber_wait(w.subscriber, 0, &version), WEFT_MORE);
         for (unsigned i = 1; i <= 12; i++) {
-            assert_int_equal(publish(&s, i == 6 ? 900000 : 10000), i);
+            assert_int_equal(scene_publish(&s, i == 6 ? 900000 : 10000), i);
             expect(w.context, weft_subscriber_wait(w.subscriber, 5, &version), WEFT_OK);
             assert_int_equal(version, i);
             pull(&w);
@@ -109,7 +79,7 @@ static void test_every_version_arrives(void **state) {
         assert_int_equal(info.patches, 11);
         assert_int_equal(info.healed, 0);
         close_worker(&w);
-        close_scene(&s);
+        scene_close(&s);
     }
 }
 
@@ -120,14 +90,14 @@ static void test_nothing_changed_is_a_version_too(void **state) {
     open_scene(&s, NULL);
     open_worker(&s, &w);
     const char *labels[] = {"step", "1", NULL};
-    publish(&s, 10000);
+    scene_publish(&s, 10000);
     expect(s.context, weft_publisher_publish(s.publisher, labels, NULL), WEFT_OK);
     pull(&w);
     assert_true(worker_equals(&w.model, &s.trainer));
     assert_int_equal(weft_subscriber_describe(w.subscriber).version, 2);
     assert_string_equal(weft_subscriber_label(w.subscriber, "step"), "1");
     close_worker(&w);
-    close_scene(&s);
+    scene_close(&s);
 }
 
 /* Long enough that pages of both lengths end, and with several anchors. */
@@ -137,11 +107,11 @@ static void test_newcomers_and_absences(void **state) {
     scene s;
     worker slow;
     open_scene(&s, &options);
-    publish(&s, 5000);
+    scene_publish(&s, 5000);
     open_worker(&s, &slow);
     pull(&slow);
     for (unsigned i = 2; i <= 150; i++) {
-        publish(&s, 5000);
+        scene_publish(&s, 5000);
         if (i == 8 || i == 64 || i == 65 || i == 100 || i == 128 || i == 150) {
             worker fresh;
             open_worker(&s, &fresh);
@@ -155,7 +125,7 @@ static void test_newcomers_and_absences(void **state) {
     assert_true(worker_equals(&slow.model, &s.trainer));
     expect(s.context, weft_publisher_settle(s.publisher), WEFT_OK);
     close_worker(&slow);
-    close_scene(&s);
+    scene_close(&s);
 }
 
 static void test_an_older_version(void **state) {
@@ -165,7 +135,7 @@ static void test_an_older_version(void **state) {
     open_scene(&s, NULL);
     weft_digest digests[21];
     for (unsigned i = 1; i <= 20; i++) {
-        publish(&s, 10000);
+        scene_publish(&s, 10000);
         digests[i] = trainer_digest(&s.trainer);
     }
     open_worker(&s, &w);
@@ -178,7 +148,7 @@ static void test_an_older_version(void **state) {
     }
     expect(w.context, weft_subscriber_pull(w.subscriber, 21), WEFT_NOT_FOUND);
     close_worker(&w);
-    close_scene(&s);
+    scene_close(&s);
 }
 
 static void test_rollback(void **state) {
@@ -187,10 +157,10 @@ static void test_rollback(void **state) {
     worker w;
     open_scene(&s, NULL);
     open_worker(&s, &w);
-    publish(&s, 10000);
+    scene_publish(&s, 10000);
     pull(&w);
     weft_digest first = worker_digest(w.context, w.model.view);
-    publish(&s, 10000);
+    scene_publish(&s, 10000);
     expect(w.context, weft_subscriber_prepare(w.subscriber, 0), WEFT_OK);
     weft_digest still = worker_digest(w.context, w.model.view);
     assert_true(weft_digest_equal(&still, &first));
@@ -206,7 +176,7 @@ static void test_rollback(void **state) {
     pull(&w);
     assert_true(worker_equals(&w.model, &s.trainer));
     close_worker(&w);
-    close_scene(&s);
+    scene_close(&s);
 }
 
 /* ---- layouts ---- */
@@ -232,7 +202,7 @@ static void test_a_rank_holds_its_part(void **state) {
         .profile = WEFT_PROFILE_SMALL, .cuts = cuts, .cut_count = 2, .bucket_bytes = 32768};
     scene s;
     open_scene(&s, &options);
-    publish(&s, 10000);
+    scene_publish(&s, 10000);
     weft_context *context = patches_context(2);
     for (unsigned rank = 0; rank < 2; rank++) {
         model local;
@@ -241,9 +211,10 @@ static void test_a_rank_holds_its_part(void **state) {
         uint16_t *norm = model_add(&local, "norm.local", WEFT_DTYPE_BF16, 40, 64);
         weft_layout *layout = make_layout(context, rank);
         weft_subscriber *subscriber;
-        expect(context,
-               weft_subscriber_open_layout(context, s.store, local.table, layout, NULL, &subscriber),
-               WEFT_OK);
+        expect(
+            context,
+            weft_subscriber_open_layout(context, s.place.reading, local.table, layout, NULL, &subscriber),
+            WEFT_OK);
         for (unsigned i = 0; i < 6; i++) {
             expect(context, weft_subscriber_pull(subscriber, 0), WEFT_OK);
             size_t bytes = (size_t)RANK_ROWS * COLUMNS * 2;
@@ -251,7 +222,7 @@ static void test_a_rank_holds_its_part(void **state) {
             uint16_t cast[40 * 64];
             weft_bf16_from_f32(s.trainer.model.blocks[3], cast, 40 * 64);
             assert_memory_equal(norm, cast, sizeof cast);
-            publish(&s, i == 2 ? 800000 : 10000);
+            scene_publish(&s, i == 2 ? 800000 : 10000);
         }
         weft_subscriber_info info = weft_subscriber_describe(subscriber);
         assert_int_equal(info.anchors, 1);
@@ -260,7 +231,7 @@ static void test_a_rank_holds_its_part(void **state) {
         model_close(&local);
     }
     weft_context_destroy(context);
-    close_scene(&s);
+    scene_close(&s);
 }
 
 /* ---- drift ---- */
@@ -271,15 +242,15 @@ static void test_drift_is_found_and_healed(void **state) {
     worker w;
     open_scene(&s, NULL);
     open_worker(&s, &w);
-    publish(&s, 10000);
+    scene_publish(&s, 10000);
     pull(&w);
     ((uint8_t *)w.model.blocks[1])[12345] ^= 4;
     expect(w.context, weft_subscriber_verify(w.subscriber), WEFT_DIGEST_MISMATCH);
-    publish(&s, 10000);
+    scene_publish(&s, 10000);
     pull(&w);
     assert_true(worker_equals(&w.model, &s.trainer));
     ((uint8_t *)w.model.blocks[0])[77] ^= 1;
-    publish(&s, 10000);
+    scene_publish(&s, 10000);
     pull(&w);
     assert_true(worker_equals(&w.model, &s.trainer));
     assert_true(weft_subscriber_describe(w.subscriber).healed > 0);
@@ -287,17 +258,10 @@ static void test_drift_is_found_and_healed(void **state) {
     /* an anchor can be rolled back too */
     expect(w.context, weft_subscriber_verify(w.subscriber), WEFT_OK);
     close_worker(&w);
-    close_scene(&s);
+    scene_close(&s);
 }
 
 /* ---- publishers ---- */
-
-static void reopen(scene *s, const weft_publisher_options *options) {
-    weft_publisher_close(s->publisher);
-    expect(s->context,
-           weft_publisher_open(s->context, s->store, s->trainer.model.view, options, &s->publisher),
-           WEFT_OK);
-}
 
 static void test_a_publisher_resumes_from_the_store(void **state) {
     (void)state;
@@ -306,9 +270,9 @@ static void test_a_publisher_resumes_from_the_store(void **state) {
     open_scene(&s, NULL);
     open_worker(&s, &w);
     for (unsigned i = 1; i <= 70; i++) {
-        assert_int_equal(publish(&s, 10000), i);
+        assert_int_equal(scene_publish(&s, 10000), i);
         if (i % 7 == 0 || i == 64 || i == 65) {
-            reopen(&s, NULL);
+            expect(s.context, scene_publisher(&s), WEFT_OK);
         }
         pull(&w);
         assert_true(worker_equals(&w.model, &s.trainer));
@@ -322,7 +286,7 @@ static void test_a_publisher_resumes_from_the_store(void **state) {
     assert_true(worker_equals(&fresh.model, &s.trainer));
     close_worker(&fresh);
     close_worker(&w);
-    close_scene(&s);
+    scene_close(&s);
 }
 
 static void test_a_second_publisher_fences_the_first(void **state) {
@@ -331,7 +295,7 @@ static void test_a_second_publisher_fences_the_first(void **state) {
     worker w;
     open_scene(&s, NULL);
     open_worker(&s, &w);
-    publish(&s, 10000);
+    scene_publish(&s, 10000);
     pull(&w);
     trainer other;
     weft_context *context = patches_context(1);
@@ -349,7 +313,7 @@ static void test_a_second_publisher_fences_the_first(void **state) {
     trainer_close(&other);
     weft_context_destroy(context);
     close_worker(&w);
-    close_scene(&s);
+    scene_close(&s);
 }
 
 static void test_anchors_follow_cost(void **state) {
@@ -374,7 +338,7 @@ static void test_anchors_follow_cost(void **state) {
     assert_true(worker_equals(&w.model, &s.trainer));
     assert_int_equal(weft_subscriber_describe(w.subscriber).patches, 0);
     close_worker(&w);
-    close_scene(&s);
+    scene_close(&s);
 }
 
 int main(void) {

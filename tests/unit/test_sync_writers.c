@@ -214,8 +214,8 @@ static void run_races(bool conditional, unsigned rounds) {
 
 static void test_races_for_a_run(void **state) {
     (void)state;
-    run_races(true, 60);
-    run_races(false, 60);
+    run_races(true, 60 / scene_stride());
+    run_races(false, 60 / scene_stride());
 }
 
 /* ---- retention ---- */
