@@ -230,3 +230,21 @@ const char *remote_time(uint64_t milliseconds, char text[TEXT_SIZE]) {
     }
     return text;
 }
+
+json_t *remote_version(const weft_log_entry *entry) {
+    char time[TEXT_SIZE];
+    json_t *json = json_object();
+    json_object_set_new(json, "version", json_count(entry->version));
+    json_object_set_new(json, "epoch", json_count(entry->epoch));
+    json_object_set_new(json, "time", json_string(remote_time(entry->milliseconds, time)));
+    json_object_set_new(json, "published_milliseconds", json_count(entry->milliseconds));
+    json_object_set_new(json, "digest", json_digest(&entry->digest));
+    json_object_set_new(json, "changed", json_count(entry->changed));
+    json_object_set_new(json, "total", json_count(entry->total));
+    json_object_set_new(json, "density", json_ratio((double)entry->changed, (double)entry->total));
+    json_object_set_new(json, "patch_bytes", json_count(entry->patch_bytes));
+    json_object_set_new(json, "anchor_bytes", json_count(entry->anchor_bytes));
+    json_object_set_new(json, "dense_bytes", json_count(entry->dense_bytes));
+    json_object_set_new(json, "labels", remote_labels(entry->labels));
+    return json;
+}

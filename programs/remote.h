@@ -46,6 +46,8 @@ int remote_read_key(weft_command *command, const char *path, bool secret, weft_k
 
 /* Labels (key, value, …, NULL) as a JSON object; NULL gives an empty one. */
 json_t *remote_labels(const char *const *labels);
+/* A version of a run as JSON; whether its objects are kept, which changes with time, is left out. */
+json_t *remote_version(const weft_log_entry *entry);
 /* "2026-10-04T12:00:00Z" from milliseconds since 1970, in UTC. Returns `text`. */
 const char *remote_time(uint64_t milliseconds, char text[TEXT_SIZE]);
 

@@ -85,9 +85,9 @@ void serve_metrics_count(serve_metrics *metrics, const serve_request *request, b
 void serve_report(serve_server *server, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* The bodies of /metrics, /v1/status and /; NULL if there is no memory. The caller frees them. */
-char *serve_text_metrics(serve_server *server, size_t *size_out);
-char *serve_text_status(serve_server *server, size_t *size_out);
-char *serve_text_welcome(serve_server *server, size_t *size_out);
+char *serve_text_metrics(serve_request *request, size_t *size_out);
+char *serve_text_status(serve_request *request, size_t *size_out);
+char *serve_text_welcome(serve_request *request, size_t *size_out);
 
 /* ---- serve_jobs.c: work that waits for a disk ---- */
 
@@ -150,6 +150,60 @@ serve_head serve_watch_head(serve_watch *watch, size_t *watchers_out);
 void serve_watch_dismiss(serve_watch *watch);
 void serve_watch_close(serve_watch *watch);
 
+/* ---- serve_history.c: the newest versions ---- */
+
+enum { HISTORY_MAX = 2048 };
+
+typedef struct serve_version {
+    uint64_t version;
+    weft_digest digest;
+    char *text; /* JSON */
+} serve_version;
+
+typedef struct serve_history {
+    serve_server *server;
+    /* of the thread */
+    weft_context *context;
+    weft_head_info seen;   /* when the history was last read */
+    bool complete;         /* it was read without a failure */
+    pthread_mutex_t mutex; /* of what follows; of the versions only the thread changes anything */
+    pthread_cond_t wake;
+    bool poked;
+    atomic_bool closing;
+    serve_version *versions; /* ascending, without gaps */
+    size_t count;
+    uint64_t generation;    /* counts up whenever versions that were told before may have changed */
+    char error[ERROR_TEXT]; /* why the history could not be read; empty: it could */
+    pthread_t thread;
+} serve_history;
+
+bool serve_history_open(serve_history *history, serve_server *server);
+/* The head has moved, or is gone. */
+void serve_history_poke(serve_history *history);
+/* Ends the thread; requests may still be answered. */
+void serve_history_finish(serve_history *history);
+void serve_history_close(serve_history *history);
+/* What there is, for the status: whether it is worth asking for more. */
+json_t *serve_history_summary(serve_history *history);
+/* The body of /v1/history. */
+char *serve_text_history(serve_request *request, size_t *size_out);
+
+/* ---- serve_page.c: the page at / ---- */
+
+/* How the browser is told that nothing but the page's own script and style may do anything. */
+enum { PAGE_POLICY = 512 };
+
+typedef struct serve_page {
+    char policy[PAGE_POLICY];
+} serve_page;
+
+/* False if there is no SHA-256 to be had. */
+bool serve_page_open(serve_page *page);
+/* True if the request is a browser's, for /. The page holds no data: it needs no token, and asks for one
+ * where the data does. */
+bool serve_page_wanted(const serve_request *request);
+enum MHD_Result serve_page_answer(serve_request *request);
+
 /* ---- serve_request.c: from the first byte to the last ---- */
 
 struct serve_request {
@@ -177,8 +231,9 @@ struct serve_request {
     weft_status status;
     weft_store_tag tag;
     serve_request *next; /* in the list of jobs, or of who waits */
-    /* a watch */
+    /* a watch, or a part of the history */
     uint64_t after;
+    uint64_t limit;
     double deadline; /* 0: not waited yet */
 };
 
@@ -234,6 +289,8 @@ struct serve_server {
     serve_metrics metrics;
     serve_jobs jobs;
     serve_watch watch;
+    serve_history history;
+    serve_page page;
 };
 
 #endif

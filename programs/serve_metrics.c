@@ -6,9 +6,11 @@
 #include "serve.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 static const char *const method_names[METHOD_COUNT] = {"GET", "HEAD", "PUT", "DELETE", "other"};
@@ -174,7 +176,8 @@ static void print_gauges(FILE *out, serve_server *server, size_t watchers) {
               (double)watchers);
 }
 
-char *serve_text_metrics(serve_server *server, size_t *size_out) {
+char *serve_text_metrics(serve_request *request, size_t *size_out) {
+    serve_server *server = request->server;
     char *text = NULL;
     FILE *out = open_memstream(&text, size_out);
     if (out == NULL) {
@@ -248,16 +251,33 @@ static json_t *json_errors(serve_metrics *metrics) {
     return json;
 }
 
-char *serve_text_status(serve_server *server, size_t *size_out) {
+/* The last part of the directory's path: where it lies is nobody's business. */
+static const char *store_name(const char *directory, char name[NAME_MAX + 1]) {
+    size_t end = strlen(directory);
+    while (end > 1 && directory[end - 1] == '/') {
+        end--;
+    }
+    size_t begin = end;
+    while (begin > 0 && directory[begin - 1] != '/') {
+        begin--;
+    }
+    snprintf(name, NAME_MAX + 1, "%.*s", (int)(end - begin), directory + begin);
+    return name;
+}
+
+char *serve_text_status(serve_request *request, size_t *size_out) {
+    serve_server *server = request->server;
     serve_metrics *metrics = &server->metrics;
     size_t watchers = 0;
     serve_head head = serve_watch_head(&server->watch, &watchers);
-    char version[32];
+    char version[32], name[NAME_MAX + 1];
     snprintf(version, sizeof version, "%d.%d.%d", WEFT_VERSION_MAJOR, WEFT_VERSION_MINOR,
              WEFT_VERSION_PATCH);
     json_t *json = json_object();
     json_object_set_new(json, "weft", json_string(version));
+    json_object_set_new(json, "store", json_string(store_name(server->directory, name)));
     json_object_set_new(json, "head", json_head(&head));
+    json_object_set_new(json, "history", serve_history_summary(&server->history));
     json_object_set_new(json, "read_only", json_boolean(server->read_only));
     json_object_set_new(json, "uptime_seconds", json_real(clock_seconds() - metrics->started));
     json_object_set_new(json, "connections", json_count(atomic_load(&metrics->connections)));
@@ -284,7 +304,8 @@ char *serve_text_status(serve_server *server, size_t *size_out) {
 
 /* ---- for people ---- */
 
-char *serve_text_welcome(serve_server *server, size_t *size_out) {
+char *serve_text_welcome(serve_request *request, size_t *size_out) {
+    serve_server *server = request->server;
     char *text = NULL;
     size_t watchers = 0;
     serve_head head = serve_watch_head(&server->watch, &watchers);
@@ -295,7 +316,9 @@ char *serve_text_welcome(serve_server *server, size_t *size_out) {
     fprintf(out,
             "This is a weft store: versions of a model's weights, as exact patches.\n\n"
             "Newest version: %" PRIu64 "\nWatching now:   %zu\n\n"
+            "  /                    in a browser: a page with all this, which keeps itself up to date\n"
             "  /v1/status           what is here, and what was done, as JSON\n"
+            "  /v1/history?since=N  the versions above N, as JSON\n"
             "  /metrics             the same for Prometheus\n"
             "  /v1/watch?after=N    waits for a version above N and answers with its head\n"
             "  /KEY                 an object: GET, HEAD%s\n\n"

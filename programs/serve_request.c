@@ -172,15 +172,26 @@ static void begin_watch(serve_request *request) {
     request->deadline = request->started + (wanted < wait ? wanted : wait);
 }
 
+static void begin_history(serve_request *request) {
+    const char *since = MHD_lookup_connection_value(request->connection, MHD_GET_ARGUMENT_KIND, "since");
+    const char *limit = MHD_lookup_connection_value(request->connection, MHD_GET_ARGUMENT_KIND, "limit");
+    request->limit = HISTORY_MAX;
+    if ((since != NULL && !serve_number(since, &request->after)) ||
+        (limit != NULL && !serve_number(limit, &request->limit))) {
+        serve_refuse(request, MHD_HTTP_BAD_REQUEST, "give /v1/history?since=VERSION&limit=NUMBER");
+    }
+}
+
 typedef struct page {
     const char *path;
     const char *type;
-    char *(*text)(serve_server *server, size_t *size_out);
+    char *(*text)(serve_request *request, size_t *size_out);
 } page;
 
 static const page pages[] = {
     {"", "text/plain; charset=utf-8", serve_text_welcome},
     {"v1/status", "application/json", serve_text_status},
+    {"v1/history", "application/json", serve_text_history},
     {"metrics", "text/plain; version=0.0.4; charset=utf-8", serve_text_metrics},
 };
 
@@ -228,6 +239,9 @@ static void check_permission(serve_request *request) {
         serve_refuse(request, MHD_HTTP_METHOD_NOT_ALLOWED, "this method is not for this path");
         return;
     }
+    if (serve_page_wanted(request)) {
+        return;
+    }
     unsigned code = serve_tokens_refusal(request->server, request->connection, writes);
     if (code == MHD_HTTP_UNAUTHORIZED) {
         serve_refuse(request, code, "send a token: Authorization: Bearer TOKEN");
@@ -248,6 +262,9 @@ static void begin(serve_request *request, const char *url) {
     }
     if (request->refusal == 0 && request->route == ROUTE_WATCH) {
         begin_watch(request);
+    }
+    if (request->refusal == 0 && strcmp(request->key, "v1/history") == 0) {
+        begin_history(request);
     }
     if (request->refusal == 0 && request->route == ROUTE_OBJECT) {
         serve_object_begin(request);
@@ -300,7 +317,7 @@ static enum MHD_Result end_watch(serve_request *request) {
 static enum MHD_Result end_page(serve_request *request) {
     const page *page = find_page(request->key);
     size_t size = 0;
-    char *text = page->text(request->server, &size);
+    char *text = page->text(request, &size);
     if (text == NULL) {
         return serve_answer_text(request, MHD_HTTP_SERVICE_UNAVAILABLE, "no memory for this page");
     }
@@ -323,7 +340,7 @@ static enum MHD_Result end(serve_request *request) {
     case ROUTE_WATCH:
         return end_watch(request);
     case ROUTE_INFO:
-        return end_page(request);
+        return serve_page_wanted(request) ? serve_page_answer(request) : end_page(request);
     default:
         return serve_object_end(request);
     }

@@ -43,6 +43,7 @@ static void forget_head(serve_watch *watch) {
     pthread_mutex_lock(&watch->mutex);
     watch->head = (serve_head){.known = false};
     pthread_mutex_unlock(&watch->mutex);
+    serve_history_poke(&watch->server->history);
 }
 
 static weft_status read_newest(serve_watch *watch, serve_head *found, uint64_t *epoch_out) {
@@ -83,6 +84,7 @@ static void look_for_head(serve_watch *watch) {
         pthread_mutex_lock(&watch->mutex);
         watch->head = found;
         pthread_mutex_unlock(&watch->mutex);
+        serve_history_poke(&watch->server->history);
     }
 }
 

@@ -68,7 +68,12 @@ static const char doc[] =
     "  /v1/watch?after=N&seconds=S\n"
     "                 waits for a version above N: 200 and its head, or 204\n"
     "  /v1/status     what is here and what was done, as JSON\n"
-    "  /metrics       the same for Prometheus\n"
+    "  /v1/history?since=N&limit=M\n"
+    "                 the newest versions (2048 at most) above N, as JSON\n"
+    "  /metrics       the status for Prometheus\n"
+    "  /              a page for people, in a browser: the newest version, its patch\n"
+    "                 and those before it plotted, followers, errors; it keeps\n"
+    "                 itself up to date, and asks for a read token if one is needed\n"
     "\nWho may write: with --write-token-file, who sends a token of it. Without, everybody, but only "
     "if the address is a loopback one and there is no read token; else the server is read-only. Tokens "
     "are sent as 'Authorization: Bearer TOKEN' and can be read on the way unless TLS is used.\n"
@@ -343,6 +348,7 @@ static void stop_daemon(serve_server *server, struct MHD_Daemon *daemon) {
     serve_watch_dismiss(&server->watch);
     wait_for_transfers(server);
     serve_jobs_finish(&server->jobs);
+    serve_history_finish(&server->history);
     MHD_stop_daemon(daemon);
     if (listening >= 0) {
         close(listening);
@@ -406,6 +412,7 @@ static int serve_with_daemon(serve_arguments *arguments, serve_server *server,
     if (daemon == NULL) {
         serve_watch_dismiss(&server->watch);
         serve_jobs_finish(&server->jobs);
+        serve_history_finish(&server->history);
         close(listener->socket);
         return command_error(command, EXIT_FAILED, "cannot start the server: %s",
                              startup_log.text[0] != 0 ? startup_log.text
@@ -429,11 +436,14 @@ static int serve_with_threads(serve_arguments *arguments, serve_server *server,
     sigaddset(&signals, SIGINT);
     sigaddset(&signals, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
-    if (!serve_jobs_open(&server->jobs) || !serve_watch_open(&server->watch, server)) {
+    /* The watch pokes the history. */
+    if (!serve_page_open(&server->page) || !serve_jobs_open(&server->jobs) ||
+        !serve_history_open(&server->history, server) || !serve_watch_open(&server->watch, server)) {
         return command_error(&arguments->command, EXIT_FAILED, "cannot start the server's threads");
     }
     int code = serve_with_daemon(arguments, server, listener, &signals);
     serve_watch_close(&server->watch);
+    serve_history_close(&server->history);
     serve_jobs_close(&server->jobs);
     return code;
 }

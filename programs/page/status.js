@@ -1,0 +1,621 @@
+
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * status.js: asks the server every second what there is, and shows it.
+ *
+ * Whatever the server tells may have been written by strangers (labels, names, errors): it is put into the
+ * page by textContent and setAttribute only, never as HTML. Elements are changed only where their text has
+ * changed, so that a selection survives and nothing flickers.
+ */
+"use strict";
+
+const ASK_MILLISECONDS = 1000;
+const PATIENCE_MILLISECONDS = 5000;
+const MOST_FOLLOWERS = 200;
+const MOST_POINTS = 160;
+
+const state = {
+  status: null,
+  answeredAt: 0, // milliseconds since 1970
+  lost: false,
+  versions: [], // ascending
+  run: null,
+  generation: null,
+  range: 300,
+  chosen: null, // the version under the pointer
+  token: sessionStorage.getItem("weft-token"),
+};
+
+// ---- words ----
+
+const numbers = new Intl.NumberFormat("en-US");
+
+function count(value) {
+  return numbers.format(value);
+}
+
+function bytes(value) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  let unit = 0;
+  while (value >= 1000 && unit + 1 < units.length) {
+    value /= 1024;
+    unit++;
+  }
+  const digits = unit === 0 || value >= 100 ? 0 : value >= 10 ? 1 : 2;
+  return value.toFixed(digits) + " " + units[unit];
+}
+
+function short(value) {
+  const units = ["", " K", " M", " B", " T"];
+  let unit = 0;
+  while (value >= 1000 && unit + 1 < units.length) {
+    value /= 1000;
+    unit++;
+  }
+  return (unit === 0 ? String(value) : value.toPrecision(3)) + units[unit];
+}
+
+function percent(ratio) {
+  const value = 100 * ratio;
+  return (value === 0 ? "0" : value >= 10 ? value.toFixed(1) : String(Number(value.toPrecision(2)))) + "%";
+}
+
+function seconds(value) {
+  if (value < 1) {
+    return Math.max(0, Math.round(value * 1000)) + " ms";
+  }
+  if (value < 10) {
+    return value.toFixed(1) + " s";
+  }
+  return span(value);
+}
+
+function span(value) {
+  const steps = [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]];
+  for (const [size, name, smallSize, smallName] of steps) {
+    if (value >= size) {
+      const small = Math.floor((value % size) / smallSize);
+      return Math.floor(value / size) + " " + name + (small > 0 ? " " + small + " " + smallName : "");
+    }
+  }
+  return Math.floor(value) + " s";
+}
+
+function ago(value) {
+  return value < 0 ? "just now" : seconds(value) + " ago";
+}
+
+function clock(milliseconds) {
+  return new Date(milliseconds).toLocaleTimeString("en-GB");
+}
+
+function date(milliseconds) {
+  const then = new Date(milliseconds);
+  const today = then.toDateString() === new Date().toDateString();
+  return (today ? "" : then.toLocaleDateString("en-CA") + " ") + then.toLocaleTimeString("en-GB");
+}
+
+// ---- elements ----
+
+function by(id) {
+  return document.getElementById(id);
+}
+
+function setText(element, text) {
+  if (element.textContent !== text) {
+    element.textContent = text;
+  }
+}
+
+function setClass(element, name) {
+  if (element.className !== name) {
+    element.className = name;
+  }
+}
+
+function show(element, visible) {
+  if (element.hidden === visible) {
+    element.hidden = !visible;
+  }
+}
+
+// Gives `parent` as many children as there are items, made by `make`, and has each filled by `fill`.
+function fillList(parent, items, make, fill) {
+  while (parent.children.length > items.length) {
+    parent.lastElementChild.remove();
+  }
+  items.forEach((item, index) => {
+    const child = parent.children[index] ?? parent.appendChild(make());
+    fill(child, item);
+  });
+}
+
+function make(name, className) {
+  const element = document.createElement(name);
+  element.className = className ?? "";
+  return element;
+}
+
+// ---- asking ----
+
+class Refused extends Error {}
+
+async function ask(path) {
+  const headers = state.token === null ? {} : {Authorization: "Bearer " + state.token};
+  const answer = await fetch(path, {headers, cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MILLISECONDS)});
+  if (answer.status === 401 || answer.status === 403) {
+    throw new Refused();
+  }
+  if (!answer.ok) {
+    throw new Error(path + ": " + answer.status);
+  }
+  return answer.json();
+}
+
+function forgetHistory() {
+  state.versions = [];
+  state.generation = null;
+}
+
+// Versions that are new, or all of them if some of those that we have may be others now.
+async function askHistory() {
+  const told = state.status.history;
+  const newest = state.versions.at(-1)?.version ?? 0;
+  if (told === undefined || (told.generation === state.generation && told.newest === newest)) {
+    return false;
+  }
+  const all = told.generation !== state.generation || told.newest < newest;
+  const answer = await ask("v1/history?since=" + (all ? 0 : newest));
+  if (all || answer.generation !== told.generation) {
+    state.versions = all ? answer.versions : [];
+  } else {
+    state.versions = state.versions.concat(answer.versions).filter((version) => version.version >= answer.oldest);
+  }
+  state.generation = answer.generation === told.generation ? told.generation : null;
+  return true;
+}
+
+async function askAll() {
+  const status = await ask("v1/status");
+  const run = status.head?.run ?? null;
+  if (state.lost || run !== state.run) {
+    forgetHistory();
+  }
+  state.status = status;
+  state.run = run;
+  state.answeredAt = Date.now();
+  state.lost = false;
+  return askHistory();
+}
+
+async function turn() {
+  let refused = false;
+  let moved = false;
+  try {
+    moved = await askAll();
+  } catch (error) {
+    refused = error instanceof Refused;
+    state.lost = !refused;
+  }
+  render(refused);
+  if (moved) {
+    drawPlot();
+  }
+  setTimeout(turn, ASK_MILLISECONDS);
+}
+
+// ---- the newest version ----
+
+function renderLink(refused) {
+  const link = by("link");
+  if (refused) {
+    setClass(link, "link lost");
+    setText(by("link-text"), state.token === null ? "a token is needed" : "the token is refused");
+  } else if (state.lost) {
+    setClass(link, "link lost");
+    setText(by("link-text"), state.answeredAt === 0 ? "no answer yet" : "no answer since " + clock(state.answeredAt));
+  } else {
+    setClass(link, "link live");
+    setText(by("link-text"), "live");
+  }
+  setClass(document.body, state.lost || refused ? "stale" : "");
+}
+
+function renderHead(status) {
+  const head = status.head;
+  setText(by("store"), status.store ?? "weft");
+  setText(by("run"), head === null ? "no run yet" : "run " + head.run);
+  show(by("empty"), head === null || head.version === 0);
+  document.title = (head === null ? "" : "v" + head.version + " · ") + (status.store ?? "") + " · weft";
+  if (head === null || head.version === 0) {
+    for (const id of ["version", "patch", "reduction", "density"]) {
+      setText(by(id), "–");
+      setText(by(id + "-note"), "\u00a0");
+    }
+    return;
+  }
+  const newest = state.versions.at(-1);
+  const patched = head.patch_bytes > 0;
+  setText(by("version"), count(head.version));
+  setText(by("version-note"), "published " + ago(head.age_seconds));
+  setText(by("patch"), patched ? bytes(head.patch_bytes) : "none");
+  setText(by("patch-note"), patched ? "model: " + bytes(head.dense_bytes) : "it came as an anchor");
+  setText(by("reduction"), patched ? short(Number((head.dense_bytes / head.patch_bytes).toPrecision(3))) + "×" : "–");
+  setText(by("reduction-note"), patched ? "less to send" : "model: " + bytes(head.dense_bytes));
+  setText(by("density"), patched && head.density !== null ? percent(head.density) : "–");
+  const counted = patched && newest?.version === head.version;
+  setText(by("density-note"), counted ? short(newest.changed) + " of " + short(newest.total) : "\u00a0");
+}
+
+function renderFacts(status) {
+  const head = status.head;
+  const facts = [];
+  if (head !== null) {
+    const newest = state.versions.at(-1);
+    const labels = newest?.version === head.version ? Object.entries(newest.labels) : [];
+    facts.push(["chip", "epoch " + head.epoch]);
+    facts.push(head.signed ? ["chip good", "signed"] : ["chip", "not signed"]);
+    facts.push(["chip", "digest " + head.digest.slice(0, 12)]);
+    facts.push(...labels.map(([key, value]) => ["chip label", key + "=" + value]));
+  }
+  fillList(by("facts"), facts, () => make("span"), (chip, [name, text]) => {
+    setClass(chip, name);
+    setText(chip, text);
+  });
+}
+
+// ---- followers ----
+
+function followerClass(follower) {
+  if (!follower.live) {
+    return "gone";
+  }
+  return follower.error ? "wrong" : follower.lag > 0 ? "behind" : "";
+}
+
+function compareFollowers(a, b) {
+  return (b.live - a.live) || (b.lag - a.lag) || (a.name < b.name ? -1 : 1);
+}
+
+function optional(value, format) {
+  return value === null || value === undefined ? "–" : format(value);
+}
+
+function makeFollower() {
+  const row = make("tr");
+  for (const name of ["", "state", "number", "number", "number", "number", "number", ""]) {
+    row.appendChild(make("td", name));
+  }
+  return row;
+}
+
+function fillFollower(row, follower) {
+  const texts = [
+    follower.name,
+    follower.live || follower.state === "ended" ? follower.state : "gone",
+    follower.version > 0 ? count(follower.version) : "–",
+    count(follower.lag),
+    optional(follower.lag_seconds, seconds),
+    optional(follower.version > 0 ? follower.pause_seconds : null, seconds),
+    ago(follower.age_seconds),
+    follower.error?.text ?? "",
+  ];
+  setClass(row, followerClass(follower));
+  texts.forEach((text, index) => setText(row.children[index], text));
+  row.firstElementChild.title = follower.name;
+}
+
+function renderFollowers(status) {
+  const fleet = status.fleet;
+  const followers = [...status.followers].sort(compareFollowers);
+  show(by("followers-card"), followers.length > 0);
+  setText(by("fleet"), count(fleet.live));
+  setText(by("fleet-note"), fleet.live === 0 ? "none has reported lately"
+    : fleet.most_lag === 0 ? "all up to date" : "the slowest " + count(fleet.most_lag) + " behind");
+  fillList(by("followers"), followers.slice(0, MOST_FOLLOWERS), makeFollower, fillFollower);
+  const gone = fleet.reports - fleet.live;
+  const left = fleet.reports - Math.min(followers.length, MOST_FOLLOWERS);
+  setText(by("followers-note"), count(fleet.live) + " live" + (gone > 0 ? ", " + count(gone) + " gone" : "") +
+    (left > 0 ? ", " + count(left) + " not shown" : ""));
+}
+
+// ---- errors, the server ----
+
+function renderErrors(status) {
+  show(by("errors-none"), status.errors.length === 0);
+  fillList(by("errors"), status.errors, () => {
+    const item = make("li");
+    item.append(make("time"), make("span"));
+    return item;
+  }, (item, error) => {
+    setText(item.children[0], span(error.age_seconds) + " ago");
+    setText(item.children[1], error.text);
+  });
+}
+
+function requestCount(status) {
+  return Object.values(status.requests).flatMap(Object.values).reduce((sum, value) => sum + value, 0);
+}
+
+function renderServer(status) {
+  const facts = [
+    ["Up for", span(status.uptime_seconds)],
+    ["Requests", count(requestCount(status)) + (status.requests_cut > 0 ? ", " + count(status.requests_cut) + " cut" : "")],
+    ["Sent", bytes(status.bytes_sent)],
+    ["Received", bytes(status.bytes_received)],
+    ["Connections", count(status.connections)],
+    ["Waiting for a version", count(status.watchers)],
+    ["Writing", status.read_only ? "refused" : "allowed"],
+  ];
+  fillList(by("server"), facts.flat(), () => make(by("server").children.length % 2 === 0 ? "dt" : "dd"), setText);
+  setText(by("software"), "weft " + status.weft);
+}
+
+function renderHistory(status) {
+  const error = status.history?.error;
+  setText(by("history-note"), error ? "The history cannot be read: " + error : "");
+}
+
+function render(refused) {
+  renderLink(refused);
+  show(by("token-form"), refused);
+  if (state.status !== null) {
+    renderHead(state.status);
+    renderFacts(state.status);
+    if (state.status.followers !== undefined) {
+      renderFollowers(state.status);
+    }
+    renderErrors(state.status);
+    renderServer(state.status);
+    renderHistory(state.status);
+  }
+}
+
+// ---- the plot ----
+
+const PLOT = {left: 64, right: 12, top: 30, middle: 196, second: 234, bottom: 306, height: 330};
+
+function shape(name, attributes, text) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) {
+    element.setAttribute(key, value);
+  }
+  if (text !== undefined) {
+    element.textContent = text;
+  }
+  return element;
+}
+
+function shownVersions() {
+  return state.range === 0 ? state.versions : state.versions.slice(-state.range);
+}
+
+// 1, 2 or 5 times a power of ten, at least `least`.
+function roundStep(least) {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return [1, 2, 5, 10].map((digit) => digit * power).find((step) => step >= least * 0.999);
+}
+
+// Bytes are counted in powers of 1024, and so are their steps.
+function roundBytes(least) {
+  const unit = 1024 ** Math.max(0, Math.floor(Math.log(least) / Math.log(1024)));
+  const step = roundStep(Math.max(least / unit, 1));
+  return step >= 1000 ? 1024 * unit : step * unit;
+}
+
+// Linear from zero, or logarithmic where the largest value would hide the smallest.
+function makeScale(values, low, high, round) {
+  const most = Math.max(...values);
+  const least = Math.min(...values);
+  if (most > 12 * least) {
+    const from = Math.log10(least) - 0.05;
+    const to = Math.log10(most) + 0.05;
+    const place = (value) => low + (high - low) * (Math.log10(Math.max(value, least)) - from) / (to - from);
+    return {place, ticks: logTicks(least, most, round === roundBytes)};
+  }
+  const step = round(most / 3);
+  const steps = Math.ceil(most / step);
+  const ticks = Array.from({length: steps + 1}, (_, index) => index * step);
+  return {place: (value) => low + (high - low) * value / (steps * step), ticks};
+}
+
+function logTicks(least, most, binary) {
+  const ticks = [];
+  const first = binary ? 0 : Math.floor(Math.log10(least));
+  for (let power = first; power < first + 30; power++) {
+    const value = binary ? 1024 ** Math.floor(power / 3) * 10 ** (power % 3) : 10 ** power;
+    ticks.push(value);
+    if (most < 100 * least) {
+      ticks.push(2 * value, 5 * value);
+    }
+  }
+  return ticks.filter((tick) => tick >= least * 0.9 && tick <= most * 1.1);
+}
+
+function drawAxis(group, scale, width, format) {
+  for (const tick of scale.ticks) {
+    const y = Math.round(scale.place(tick)) + 0.5;
+    group.append(shape("line", {class: tick === 0 ? "axis" : "grid", x1: PLOT.left, x2: width - PLOT.right, y1: y, y2: y}));
+    group.append(shape("text", {x: PLOT.left - 8, y: y + 4, "text-anchor": "end"}, format(tick)));
+  }
+}
+
+function tickBytes(value) {
+  return value === 0 ? "0" : bytes(value).replace(/\.0+ /, " ").replace(/(\.\d)0 /, "$1 ");
+}
+
+function drawVersions(group, versions, place, width) {
+  const first = versions[0].version;
+  const last = versions.at(-1).version;
+  const step = Math.max(1, roundStep(Math.max(1, (last - first) / Math.max(2, width / 110))));
+  group.append(shape("line", {class: "axis", x1: PLOT.left, x2: width - PLOT.right, y1: PLOT.bottom + 0.5, y2: PLOT.bottom + 0.5}));
+  for (let tick = Math.ceil(first / step) * step; tick <= last; tick += step) {
+    const x = place(tick);
+    group.append(shape("line", {class: "axis", x1: x, x2: x, y1: PLOT.bottom, y2: PLOT.bottom + 4}));
+    group.append(shape("text", {x, y: PLOT.height - 6, "text-anchor": "middle"}, count(tick)));
+  }
+}
+
+function drawSeries(group, points, name) {
+  const path = points.map(([x, y], index) => (index === 0 ? "M" : "L") + x.toFixed(1) + " " + y.toFixed(1)).join("");
+  group.append(shape("path", {class: "line " + name, d: path}));
+  if (points.length <= MOST_POINTS) {
+    for (const [x, y] of points) {
+      group.append(shape("circle", {class: "point " + name, cx: x.toFixed(1), cy: y.toFixed(1), r: points.length > 80 ? 1.8 : 2.6}));
+    }
+  }
+}
+
+function drawAnchors(group, versions, place) {
+  for (const version of versions) {
+    if (version.anchor_bytes > 0) {
+      const x = place(version.version);
+      group.append(shape("line", {class: "anchor-line", x1: x, x2: x, y1: PLOT.top + 6, y2: PLOT.middle}));
+      group.append(shape("line", {class: "anchor-line", x1: x, x2: x, y1: PLOT.second, y2: PLOT.bottom}));
+      group.append(shape("path", {class: "anchor", d: `M${x} ${PLOT.top - 5}l5 5l-5 5l-5 -5z`}));
+    }
+  }
+}
+
+function drawTitles(group, width) {
+  group.append(shape("text", {class: "title", x: 0, y: 13}, "Patch size"));
+  group.append(shape("text", {class: "title", x: 0, y: PLOT.second - 12}, "Changed weights"));
+  group.append(shape("text", {x: width - PLOT.right, y: 13, "text-anchor": "end", class: "key"}, "\u25c6 anchor, the whole model"));
+}
+
+// What the pointer needs to know of what was drawn.
+let drawing = null;
+
+function drawPlot() {
+  const svg = by("plot");
+  const width = Math.max(280, by("plot-box").clientWidth);
+  const versions = shownVersions();
+  svg.setAttribute("viewBox", `0 0 ${width} ${PLOT.height}`);
+  svg.replaceChildren();
+  drawing = null;
+  if (versions.length === 0) {
+    svg.append(shape("text", {x: width / 2, y: PLOT.height / 2, "text-anchor": "middle"}, "no versions yet"));
+    setText(by("readout"), "\u00a0");
+    return;
+  }
+  const first = versions[0].version;
+  const distance = Math.max(1, versions.at(-1).version - first);
+  const place = (version) => PLOT.left + 8 + (width - PLOT.left - PLOT.right - 16) * (version - first) / distance;
+  const patched = versions.filter((version) => version.patch_bytes > 0);
+  const sizes = patched.map((version) => version.patch_bytes);
+  const densities = patched.map((version) => Math.max(version.changed / Math.max(1, version.total), 1e-12));
+  const sizeScale = makeScale(sizes.length > 0 ? sizes : [1024], PLOT.middle, PLOT.top, roundBytes);
+  const densityScale = makeScale(densities.length > 0 ? densities : [0.01], PLOT.bottom, PLOT.second, roundStep);
+  const group = shape("g", {});
+  drawAxis(group, sizeScale, width, tickBytes);
+  drawAxis(group, densityScale, width, percent);
+  drawVersions(group, versions, place, width);
+  drawAnchors(group, versions, place);
+  drawTitles(group, width);
+  drawSeries(group, patched.map((version, index) => [place(version.version), sizeScale.place(sizes[index])]), "patch");
+  drawSeries(group, patched.map((version, index) => [place(version.version), densityScale.place(densities[index])]), "density");
+  const cursor = shape("g", {visibility: "hidden"});
+  cursor.append(shape("line", {class: "cursor", y1: PLOT.top, y2: PLOT.bottom}),
+    shape("circle", {class: "cursor-point patch", r: 5}), shape("circle", {class: "cursor-point density", r: 5}));
+  svg.append(group, cursor);
+  drawing = {versions, place, sizeScale, densityScale, cursor, width, first, distance};
+  drawCursor();
+}
+
+function piece(name, className, text) {
+  const element = make(name, className);
+  element.textContent = text;
+  return element;
+}
+
+function readout(version) {
+  const parts = [piece("b", "", "version " + count(version.version)), piece("span", "", date(version.published_milliseconds))];
+  if (version.patch_bytes > 0) {
+    parts.push(piece("span", "patch", "patch " + bytes(version.patch_bytes)));
+    parts.push(piece("span", "density", percent(version.changed / Math.max(1, version.total)) + " changed"));
+  }
+  if (version.anchor_bytes > 0) {
+    parts.push(piece("span", "anchor", "anchor " + bytes(version.anchor_bytes)));
+  }
+  parts.push(...Object.entries(version.labels).map(([key, value]) => piece("span", "", key + "=" + value)));
+  return parts;
+}
+
+function moveCursor(version) {
+  const {place, sizeScale, densityScale, cursor} = drawing;
+  const [line, patch, density] = cursor.children;
+  const x = Math.round(place(version.version)) + 0.5;
+  const visible = version.patch_bytes > 0 ? "inherit" : "hidden";
+  line.setAttribute("x1", x);
+  line.setAttribute("x2", x);
+  for (const [point, y] of [[patch, sizeScale.place(version.patch_bytes)],
+    [density, densityScale.place(version.changed / Math.max(1, version.total))]]) {
+    point.setAttribute("cx", place(version.version));
+    point.setAttribute("cy", Number.isFinite(y) ? y : 0);
+    point.setAttribute("visibility", visible);
+  }
+  cursor.setAttribute("visibility", "visible");
+}
+
+// The chosen version, or the newest one without a cursor.
+function drawCursor() {
+  if (drawing === null) {
+    return;
+  }
+  const chosen = drawing.versions.find((version) => version.version === state.chosen);
+  if (chosen === undefined) {
+    drawing.cursor.setAttribute("visibility", "hidden");
+  } else {
+    moveCursor(chosen);
+  }
+  by("readout").replaceChildren(...readout(chosen ?? drawing.versions.at(-1)));
+}
+
+function choose(version) {
+  state.chosen = version;
+  drawCursor();
+}
+
+function pointAt(event) {
+  if (drawing === null) {
+    return;
+  }
+  const box = by("plot").getBoundingClientRect();
+  const x = (event.clientX - box.left) * drawing.width / box.width;
+  const part = (x - drawing.place(drawing.first)) / (drawing.width - PLOT.left - PLOT.right - 16);
+  const index = Math.round(part * drawing.distance);
+  choose(drawing.versions[Math.min(drawing.versions.length - 1, Math.max(0, index))].version);
+}
+
+function chooseByKey(event) {
+  if (drawing === null || !["ArrowLeft", "ArrowRight", "Home", "End", "Escape"].includes(event.key)) {
+    return;
+  }
+  const versions = drawing.versions;
+  const at = versions.findIndex((version) => version.version === state.chosen);
+  const from = at < 0 ? versions.length - 1 : at;
+  const to = {ArrowLeft: at < 0 ? from : from - 1, ArrowRight: from + 1, Home: 0, End: versions.length - 1}[event.key];
+  choose(to === undefined ? null : versions[Math.min(versions.length - 1, Math.max(0, to))].version);
+  event.preventDefault();
+}
+
+// ---- beginning ----
+
+by("publish-url").textContent = location.origin + location.pathname.replace(/\/$/, "");
+by("plot").addEventListener("pointermove", pointAt);
+by("plot").addEventListener("pointerdown", pointAt);
+by("plot").addEventListener("pointerleave", () => choose(null));
+by("plot").addEventListener("keydown", chooseByKey);
+by("plot").addEventListener("blur", () => choose(null));
+by("range").addEventListener("change", (event) => {
+  state.range = Number(event.target.value);
+  drawPlot();
+});
+by("token-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  state.token = by("token").value.trim();
+  sessionStorage.setItem("weft-token", state.token);
+  by("token").value = "";
+});
+new ResizeObserver(drawPlot).observe(by("plot-box"));
+turn();

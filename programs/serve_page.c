@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * serve_page.c: hands out the page at /, which is written in page/ as HTML, CSS and JavaScript and made one
+ * document, and an array of bytes, by cmake/page.cmake.
+ *
+ * The page has no data in it. Its script asks for /v1/status and /v1/history as any other client does, with
+ * a token if the server wants one. All that it shows may come from strangers (labels, names of followers),
+ * so beside the script's own care the browser is told to run this one script, use this one style, talk to
+ * this server and nothing else.
+ */
+#include "serve.h"
+
+#include <openssl/evp.h>
+#include <serve_page_data.h>
+#include <string.h>
+
+enum { HASH = 32, HASH_TEXT = 45 };
+
+/* Base64 of the SHA-256, as Content-Security-Policy wants it. */
+static bool hash_text(const char *data, size_t size, char text[HASH_TEXT]) {
+    uint8_t hash[HASH];
+    if (EVP_Digest(data, size, hash, NULL, EVP_sha256(), NULL) != 1) {
+        return false;
+    }
+    EVP_EncodeBlock((unsigned char *)text, hash, HASH);
+    return true;
+}
+
+bool serve_page_open(serve_page *page) {
+    char script[HASH_TEXT], style[HASH_TEXT];
+    if (!hash_text(page_script, sizeof page_script, script) ||
+        !hash_text(page_style, sizeof page_style, style)) {
+        return false;
+    }
+    snprintf(page->policy, sizeof page->policy,
+             "default-src 'none'; script-src 'sha256-%s'; style-src 'sha256-%s'; connect-src 'self'; "
+             "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+             script, style);
+    return true;
+}
+
+bool serve_page_wanted(const serve_request *request) {
+    const char *accept = serve_field(request, "Accept");
+    return request->route == ROUTE_INFO && request->key[0] == 0 && accept != NULL &&
+           strcasestr(accept, "text/html") != NULL;
+}
+
+enum MHD_Result serve_page_answer(serve_request *request) {
+    /* libmicrohttpd takes a pointer that it could write through, and does not. */
+    struct MHD_Response *response = MHD_create_response_from_buffer(
+        sizeof page_document, (void *)page_document, MHD_RESPMEM_PERSISTENT);
+    if (response != NULL) {
+        MHD_add_response_header(response, "Content-Type", "text/html; charset=utf-8");
+        MHD_add_response_header(response, "Content-Security-Policy", request->server->page.policy);
+        MHD_add_response_header(response, "Referrer-Policy", "no-referrer");
+        MHD_add_response_header(response, "Cache-Control", "no-store");
+    }
+    request->body = request->method == METHOD_HEAD ? 0 : sizeof page_document;
+    return serve_answer(request, MHD_HTTP_OK, response);
+}
