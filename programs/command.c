@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- common options ---- */
@@ -88,6 +89,17 @@ void command_handle_signals(void) {
     handle(SIGTERM, on_cancel, (int)SA_RESETHAND);
     handle(SIGBUS, on_bus_error, 0);
     handle(SIGPIPE, SIG_IGN, 0);
+}
+
+/* In slices: a signal may come between asking for it and going to sleep. */
+void command_sleep(double seconds) {
+    double end = clock_seconds() + seconds;
+    for (double left = seconds; left > 0 && command_interrupted() == EXIT_DONE;
+         left = end - clock_seconds()) {
+        double slice = left < 0.05 ? left : 0.05;
+        struct timespec time = {0, (long)(slice * 1e9)};
+        nanosleep(&time, NULL);
+    }
 }
 
 int command_interrupted(void) {

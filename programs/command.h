@@ -93,6 +93,8 @@ int command_print_json_line(weft_command *command, FILE *stream, json_t *json);
 
 /* Exit code of a command that was interrupted, or EXIT_DONE if it was not. */
 int command_interrupted(void);
+/* Sleeps, but not beyond a signal. */
+void command_sleep(double seconds);
 /* Signal handlers: SIGINT and SIGTERM cancel, SIGPIPE becomes an error, SIGBUS explains itself. */
 void command_handle_signals(void);
 
@@ -231,6 +233,7 @@ int verb_follow(int argc, char **argv);
 int verb_gc(int argc, char **argv);
 int verb_keygen(int argc, char **argv);
 int verb_log(int argc, char **argv);
+int verb_fleet(int argc, char **argv);
 int verb_serve(int argc, char **argv);
 int verb_bench(int argc, char **argv);
 

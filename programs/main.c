@@ -26,6 +26,7 @@ static const weft_verb verbs[] = {
     {"pull", "STORE OUT", "bring a checkpoint to the newest version, or to another", verb_pull},
     {"follow", "STORE OUT", "keep a checkpoint at the newest version", verb_follow},
     {"log", "STORE", "the history of a run, every link checked", verb_log},
+    {"fleet", "STORE", "who follows, and how far behind", verb_fleet},
     {"gc", "STORE", "remove what no kept version needs", verb_gc},
     {"keygen", "KEY", "make a pair of keys to sign and to check with", verb_keygen},
     {"serve", "DIR", "serve a store over HTTP or HTTPS", verb_serve},

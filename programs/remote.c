@@ -5,10 +5,13 @@
 #include "remote.h"
 
 #include <errno.h>
+#include <libgen.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
+#include <xxhash.h>
 
 enum { OPTION_TOKEN_FILE = 0x2000, OPTION_CA_FILE, OPTION_TIMEOUT, OPTION_RETRIES, OPTION_TRUST };
 enum { LONGEST_TOKEN = 4096 };
@@ -33,6 +36,43 @@ double remote_parse_seconds(struct argp_state *state, const char *option, const 
         argp_error(state, "%s takes a length of time such as 0.5, 30s or 15m, not '%s'", option, text);
     }
     return seconds;
+}
+
+const char *remote_parse_name(struct argp_state *state, const char *text) {
+    if (!weft_follower_name_valid(text)) {
+        argp_error(state, "--name takes 1 to 64 of A-Z a-z 0-9 . _ - and no dot first, not '%s'", text);
+    }
+    return text;
+}
+
+/* What the path leads to may not exist yet, but its directory does, or nothing can be put there. */
+static uint64_t hash_path(const char *path) {
+    char *copy = strdup(path);
+    char *parent = copy != NULL ? realpath(dirname(copy), NULL) : NULL;
+    const char *place = parent != NULL ? parent : "";
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/') {
+        length--;
+    }
+    const char *slash = memrchr(path, '/', length);
+    const char *base = slash != NULL ? slash + 1 : path;
+    uint64_t seed = XXH3_64bits(place, strlen(place));
+    uint64_t hash = XXH3_64bits_withSeed(base, length - (size_t)(base - path), seed);
+    free(parent);
+    free(copy);
+    return hash;
+}
+
+const char *remote_make_name(const char *path, char name[WEFT_FOLLOWER_NAME]) {
+    enum { HOST_MAX = 48 };
+    char host[HOST_MAX + 1] = "";
+    (void)gethostname(host, HOST_MAX);
+    for (char *c = host; *c != 0; c++) {
+        char letter[2] = {*c, 0};
+        *c = weft_follower_name_valid(letter) || (*c == '.' && c > host) ? *c : '-';
+    }
+    snprintf(name, WEFT_FOLLOWER_NAME, "%s-%08x", host[0] != 0 ? host : "host", (unsigned)hash_path(path));
+    return name;
 }
 
 static error_t parse_remote(int key, char *argument, struct argp_state *state) {
@@ -218,6 +258,46 @@ json_t *remote_labels(const char *const *labels) {
     for (size_t i = 0; labels != NULL && labels[i] != NULL; i += 2) {
         json_object_set_new(json, labels[i], json_string(labels[i + 1]));
     }
+    return json;
+}
+
+static json_t *follower_error(const weft_follower *follower) {
+    if (follower->error[0] == 0) {
+        return json_null();
+    }
+    json_t *json = json_object();
+    json_object_set_new(json, "milliseconds", json_count(follower->error_milliseconds));
+    json_object_set_new(json, "text", json_string(follower->error));
+    return json;
+}
+
+json_t *remote_follower(const weft_follower *follower, double age) {
+    json_t *json = json_object();
+    json_object_set_new(json, "name", json_string(follower->name));
+    json_object_set_new(json, "live", json_boolean(follower->live));
+    json_object_set_new(json, "state", json_string(follower->state));
+    json_object_set_new(json, "version", json_count(follower->version));
+    json_object_set_new(json, "digest", json_digest(&follower->digest));
+    json_object_set_new(json, "newest", json_count(follower->newest));
+    json_object_set_new(json, "lag", json_count(follower->lag));
+    json_object_set_new(json, "lag_seconds",
+                        follower->lag_seconds < 0 ? json_null() : json_real(follower->lag_seconds));
+    json_object_set_new(json, "age_seconds", json_real(age));
+    json_object_set_new(json, "interval_seconds", json_real(follower->interval_seconds));
+    json_object_set_new(json, "published_milliseconds", json_count(follower->published));
+    json_object_set_new(json, "pause_seconds", json_real(follower->pause_seconds));
+    json_t *phases = json_object();
+    for (int i = 0; i <= WEFT_SYNC_COMMIT; i++) {
+        json_object_set_new(phases, weft_sync_phase_name((weft_sync_phase)i),
+                            json_real(follower->phase_seconds[i]));
+    }
+    json_object_set_new(json, "phase_seconds", phases);
+    json_object_set_new(json, "patches", json_count(follower->patches));
+    json_object_set_new(json, "anchors", json_count(follower->anchors));
+    json_object_set_new(json, "healed", json_count(follower->healed));
+    json_object_set_new(json, "fetched_bytes", json_count(follower->fetched_bytes));
+    json_object_set_new(json, "requests", json_count(follower->requests));
+    json_object_set_new(json, "error", follower_error(follower));
     return json;
 }
 

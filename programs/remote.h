@@ -39,6 +39,11 @@ void remote_parse_begin(weft_remote *remote, weft_command *command, struct argp_
 /* Parses a length of time for an option, or ends the process as argp does. */
 double remote_parse_seconds(struct argp_state *state, const char *option, const char *text);
 
+/* The same for a follower's name. */
+const char *remote_parse_name(struct argp_state *state, const char *text);
+/* A name for the follower that keeps `path` on this host: always the same one. Returns `name`. */
+const char *remote_make_name(const char *path, char name[WEFT_FOLLOWER_NAME]);
+
 int remote_open(weft_remote *remote, const char *url);
 void remote_close(weft_remote *remote);
 /* Reads a key; `secret` says which half is needed. */
@@ -48,6 +53,8 @@ int remote_read_key(weft_command *command, const char *path, bool secret, weft_k
 json_t *remote_labels(const char *const *labels);
 /* A version of a run as JSON; whether its objects are kept, which changes with time, is left out. */
 json_t *remote_version(const weft_log_entry *entry);
+/* A follower as JSON, heard of `age` seconds ago. */
+json_t *remote_follower(const weft_follower *follower, double age);
 /* "2026-10-04T12:00:00Z" from milliseconds since 1970, in UTC. Returns `text`. */
 const char *remote_time(uint64_t milliseconds, char text[TEXT_SIZE]);
 

@@ -11,7 +11,8 @@
 #define WEFT_PROGRAMS_SERVE_H
 
 #include "../lib/store/directory.h"
-#include "command.h"
+#include "../lib/sync/report.h"
+#include "remote.h"
 
 #include <microhttpd.h>
 #include <pthread.h>
@@ -204,6 +205,50 @@ bool serve_page_open(serve_page *page);
 bool serve_page_wanted(const serve_request *request);
 enum MHD_Result serve_page_answer(serve_request *request);
 
+/* ---- serve_reports.c: what followers tell of themselves ---- */
+
+enum { SHOWN_MAX = 256 };
+
+typedef struct serve_reports {
+    serve_server *server;
+    weft_context *context; /* of the thread and of the store */
+    weft_store *store;     /* where reports go */
+    double swept;          /* when those that are too old were removed */
+    pthread_mutex_t mutex; /* of what follows */
+    pthread_cond_t wake;
+    weft_fleet fleet; /* as it was last read */
+    double read;      /* when that was */
+    size_t added;     /* names that may have come since */
+    bool poked;
+    bool closing;
+    bool complained; /* about a report that could not be kept, since one could be */
+    pthread_t thread;
+} serve_reports;
+
+bool serve_reports_open(serve_reports *reports, serve_server *server);
+void serve_reports_close(serve_reports *reports);
+/* True if what lies under the key is a report, or nothing. */
+bool serve_reports_concern(const char *key);
+/* A put of a report: before its body, a piece of that, and after it, as with objects. */
+void serve_report_begin(serve_request *request);
+void serve_report_append(serve_request *request, const char *data, size_t size);
+enum MHD_Result serve_report_end(serve_request *request);
+/* The body of /v1/list?prefix=followers: a line of JSON for each. */
+char *serve_text_reports(serve_request *request, size_t *size_out);
+/* For the status: the followers, of many the first SHOWN_MAX. */
+json_t *serve_reports_list(serve_reports *reports);
+
+typedef struct serve_fleet {
+    size_t reports;
+    size_t left_out;
+    size_t live; /* the rest is of these */
+    size_t failed;
+    uint64_t least_version, greatest_version;
+    uint64_t most_lag;
+} serve_fleet;
+
+serve_fleet serve_reports_count(serve_reports *reports);
+
 /* ---- serve_request.c: from the first byte to the last ---- */
 
 struct serve_request {
@@ -231,6 +276,7 @@ struct serve_request {
     weft_status status;
     weft_store_tag tag;
     serve_request *next; /* in the list of jobs, or of who waits */
+    char report[WEFT_REPORT_MAX];
     /* a watch, or a part of the history */
     uint64_t after;
     uint64_t limit;
@@ -275,6 +321,7 @@ struct serve_server {
     const char *directory;
     const char *url;
     bool read_only;
+    bool no_reports;
     uint64_t max_object;
     unsigned max_connections;
     unsigned max_watchers;
@@ -291,6 +338,7 @@ struct serve_server {
     serve_watch watch;
     serve_history history;
     serve_page page;
+    serve_reports reports;
 };
 
 #endif

@@ -144,6 +144,22 @@ static void print_head(FILE *out, const serve_head *head) {
               head->info.total > 0 ? (double)head->info.changed / (double)head->info.total : 0);
 }
 
+static void print_fleet(FILE *out, const serve_fleet *fleet) {
+    print_one(out, "weft_serve_follower_reports", "gauge", "Followers that have reported within a day.",
+              (double)fleet->reports);
+    print_one(out, "weft_serve_followers_live", "gauge", "Followers that are heard of.",
+              (double)fleet->live);
+    print_one(out, "weft_serve_followers_failed", "gauge",
+              "Of these, those that say that they have failed.", (double)fleet->failed);
+    print_one(out, "weft_serve_followers_least_version", "gauge",
+              "The lowest version that one of them holds; 0 if none does.", (double)fleet->least_version);
+    print_one(out, "weft_serve_followers_greatest_version", "gauge",
+              "The highest version that one of them holds; 0 if none does.",
+              (double)fleet->greatest_version);
+    print_one(out, "weft_serve_followers_most_lag", "gauge",
+              "Versions by which one of them is behind the newest, at most.", (double)fleet->most_lag);
+}
+
 static uint64_t count_errors(serve_metrics *metrics) {
     pthread_mutex_lock(&metrics->mutex);
     uint64_t count = metrics->error_count;
@@ -188,6 +204,8 @@ char *serve_text_metrics(serve_request *request, size_t *size_out) {
     print_counters(out, &server->metrics);
     print_gauges(out, server, watchers);
     print_head(out, &head);
+    serve_fleet fleet = serve_reports_count(&server->reports);
+    print_fleet(out, &fleet);
     if (fclose(out) != 0) {
         free(text);
         return NULL;
@@ -196,6 +214,18 @@ char *serve_text_metrics(serve_request *request, size_t *size_out) {
 }
 
 /* ---- JSON ---- */
+
+static json_t *json_fleet(const serve_fleet *fleet) {
+    json_t *json = json_object();
+    json_object_set_new(json, "reports", json_count(fleet->reports));
+    json_object_set_new(json, "left_out", json_count(fleet->left_out));
+    json_object_set_new(json, "live", json_count(fleet->live));
+    json_object_set_new(json, "failed", json_count(fleet->failed));
+    json_object_set_new(json, "least_version", json_count(fleet->least_version));
+    json_object_set_new(json, "greatest_version", json_count(fleet->greatest_version));
+    json_object_set_new(json, "most_lag", json_count(fleet->most_lag));
+    return json;
+}
 
 static json_t *json_head(const serve_head *head) {
     if (!head->known) {
@@ -282,6 +312,9 @@ char *serve_text_status(serve_request *request, size_t *size_out) {
     json_object_set_new(json, "uptime_seconds", json_real(clock_seconds() - metrics->started));
     json_object_set_new(json, "connections", json_count(atomic_load(&metrics->connections)));
     json_object_set_new(json, "watchers", json_count(watchers));
+    serve_fleet fleet = serve_reports_count(&server->reports);
+    json_object_set_new(json, "fleet", json_fleet(&fleet));
+    json_object_set_new(json, "followers", serve_reports_list(&server->reports));
     json_object_set_new(json, "requests", json_requests(metrics));
     json_object_set_new(json, "requests_cut", json_count(atomic_load(&metrics->cut)));
     json_object_set_new(json, "bytes_sent", json_count(atomic_load(&metrics->sent)));

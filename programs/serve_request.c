@@ -18,6 +18,8 @@
 
 static const uint64_t DISCARD_BYTES = (uint64_t)8 << 20;
 
+#define LIST_PATH "v1/list"
+
 const char *serve_field(const serve_request *request, const char *name) {
     return MHD_lookup_connection_value(request->connection, MHD_HEADER_KIND, name);
 }
@@ -182,6 +184,14 @@ static void begin_history(serve_request *request) {
     }
 }
 
+/* Followers are all that can be listed. */
+static void begin_list(serve_request *request) {
+    const char *prefix = MHD_lookup_connection_value(request->connection, MHD_GET_ARGUMENT_KIND, "prefix");
+    if (prefix == NULL || strcmp(prefix, "followers") != 0) {
+        serve_refuse(request, MHD_HTTP_NOT_FOUND, "there is no such listing");
+    }
+}
+
 typedef struct page {
     const char *path;
     const char *type;
@@ -192,6 +202,7 @@ static const page pages[] = {
     {"", "text/plain; charset=utf-8", serve_text_welcome},
     {"v1/status", "application/json", serve_text_status},
     {"v1/history", "application/json", serve_text_history},
+    {LIST_PATH, "application/x-ndjson", serve_text_reports},
     {"metrics", "text/plain; version=0.0.4; charset=utf-8", serve_text_metrics},
 };
 
@@ -233,8 +244,15 @@ static bool is_method_allowed(const serve_request *request) {
     }
 }
 
+static bool is_report(const serve_request *request) {
+    return request->method == METHOD_PUT && request->route == ROUTE_OBJECT &&
+           serve_reports_concern(request->key);
+}
+
+/* Who may read may report. */
 static void check_permission(serve_request *request) {
-    bool writes = request->method == METHOD_PUT || request->method == METHOD_DELETE;
+    bool report = is_report(request);
+    bool writes = !report && (request->method == METHOD_PUT || request->method == METHOD_DELETE);
     if (!is_method_allowed(request)) {
         serve_refuse(request, MHD_HTTP_METHOD_NOT_ALLOWED, "this method is not for this path");
         return;
@@ -249,6 +267,8 @@ static void check_permission(serve_request *request) {
         serve_refuse(request, code, "this token may read and not write");
     } else if (writes && request->server->read_only) {
         serve_refuse(request, MHD_HTTP_FORBIDDEN, "this server is read-only");
+    } else if (report && request->server->no_reports) {
+        serve_refuse(request, MHD_HTTP_FORBIDDEN, "this server takes no reports");
     }
 }
 
@@ -266,7 +286,12 @@ static void begin(serve_request *request, const char *url) {
     if (request->refusal == 0 && strcmp(request->key, "v1/history") == 0) {
         begin_history(request);
     }
-    if (request->refusal == 0 && request->route == ROUTE_OBJECT) {
+    if (request->refusal == 0 && strcmp(request->key, LIST_PATH) == 0) {
+        begin_list(request);
+    }
+    if (request->refusal == 0 && is_report(request)) {
+        serve_report_begin(request);
+    } else if (request->refusal == 0 && request->route == ROUTE_OBJECT) {
         serve_object_begin(request);
     }
 }
@@ -282,6 +307,10 @@ static bool is_urgent(const serve_request *request) {
 
 static enum MHD_Result take_body(serve_request *request, const char *data, size_t size) {
     request->received += size;
+    if (request->refusal == 0 && is_report(request)) {
+        serve_report_append(request, data, size);
+        return MHD_YES;
+    }
     if (request->refusal == 0 && request->method == METHOD_PUT) {
         serve_object_append(request, data, size);
         return MHD_YES;
@@ -342,7 +371,7 @@ static enum MHD_Result end(serve_request *request) {
     case ROUTE_INFO:
         return serve_page_wanted(request) ? serve_page_answer(request) : end_page(request);
     default:
-        return serve_object_end(request);
+        return is_report(request) ? serve_report_end(request) : serve_object_end(request);
     }
 }
 

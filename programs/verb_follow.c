@@ -23,7 +23,10 @@ enum {
     OPTION_POLL,
     OPTION_MAX_FAILURES,
     OPTION_REPLACE,
-    OPTION_DURABLE
+    OPTION_DURABLE,
+    OPTION_NAME,
+    OPTION_NO_REPORT,
+    OPTION_REPORT_EVERY,
 };
 enum { PHASES = WEFT_SYNC_COMMIT + 1 };
 
@@ -41,6 +44,11 @@ static const struct argp_option options[] = {
     {"replace", OPTION_REPLACE, NULL, 0, "OUT may be a model that is of no version of the run: replace it",
      1},
     {"durable", OPTION_DURABLE, NULL, 0, "OUT is whole, old or new, even after a power loss", 1},
+    {"name", OPTION_NAME, "NAME", 0,
+     "Be seen under this name (default: made of the host's and of OUT); see weft fleet", 2},
+    {"report-every", OPTION_REPORT_EVERY, "TIME", 0,
+     "Tell of itself so often, from 1s to 20m (default: 5s; in S3 60s)", 2},
+    {"no-report", OPTION_NO_REPORT, NULL, 0, "Do not tell of itself", 2},
     {0},
 };
 
@@ -57,7 +65,10 @@ static const char doc[] =
     "others.\n"
     "\nCMD finds WEFT_VERSION, WEFT_DIGEST, WEFT_OUT, WEFT_STORE and WEFT_LABEL_<KEY> in its environment "
     "(the key in capitals, everything but letters and digits as '_'). It is also run at the start, if OUT "
-    "is already at the newest version. While it runs, OUT does not change.\n" HELP_TRUST "\nExamples:\n"
+    "is already at the newest version. While it runs, OUT does not change.\n"
+    "\nA follower puts a small object into the store, followers/NAME, which says how it fares, and which "
+    "weft fleet and the status of weft serve show. A store that does not let it is left in "
+    "peace.\n" HELP_TRUST "\nExamples:\n"
     "  weft follow /srv/run-7 worker.safetensors\n"
     "  weft follow https://store.example/run-7 model/ --trust run-7.key.pub \\\n"
     "      --exec 'curl -fsS -X POST http://127.0.0.1:8000/reload'\n"
@@ -78,6 +89,9 @@ typedef struct follow_arguments {
     double poll_seconds;
     bool replace;
     bool durable;
+    const char *name; /* NULL: one is made up */
+    bool no_report;
+    double report_seconds;
 } follow_arguments;
 
 typedef struct follower {
@@ -110,6 +124,9 @@ static error_t parse_switch(int key, struct argp_state *state) {
     case OPTION_DURABLE:
         arguments->durable = true;
         return 0;
+    case OPTION_NO_REPORT:
+        arguments->no_report = true;
+        return 0;
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -128,6 +145,12 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         if (!text_parse_unsigned(argument, INT64_MAX, &arguments->until) || arguments->until == 0) {
             argp_error(state, "--until takes the number of a version, not '%s'", argument);
         }
+        return 0;
+    case OPTION_NAME:
+        arguments->name = remote_parse_name(state, argument);
+        return 0;
+    case OPTION_REPORT_EVERY:
+        arguments->report_seconds = remote_parse_seconds(state, "--report-every", argument);
         return 0;
     case OPTION_POLL:
         arguments->poll_seconds = remote_parse_seconds(state, "--poll", argument);
@@ -360,17 +383,6 @@ static bool cannot_heal(weft_status status) {
            status == WEFT_REMOTE_DENIED || status == WEFT_CANCELLED;
 }
 
-/* In slices: a signal may come between asking for it and going to sleep. */
-static void sleep_for(double seconds) {
-    double end = clock_seconds() + seconds;
-    for (double left = seconds; left > 0 && command_interrupted() == EXIT_DONE;
-         left = end - clock_seconds()) {
-        double slice = left < 0.05 ? left : 0.05;
-        struct timespec time = {0, (long)(slice * 1e9)};
-        nanosleep(&time, NULL);
-    }
-}
-
 /* 0.1 s, doubled up to 10 s, and then between half and all of it, so that a fleet does not come at once. */
 static double back_off(follower *f) {
     double seconds = 0.1;
@@ -397,7 +409,7 @@ static int meet_failure(follower *f, weft_status status) {
         snprintf(f->trouble, sizeof f->trouble, "%s", text);
         command_error(f->command, EXIT_DONE, "%s; trying again", f->trouble);
     }
-    sleep_for(back_off(f));
+    command_sleep(back_off(f));
     return EXIT_DONE;
 }
 
@@ -413,6 +425,9 @@ static void note_success(follower *f) {
 
 static weft_status open_subscriber(follower *f) {
     const follow_arguments *arguments = f->arguments;
+    char made[WEFT_FOLLOWER_NAME];
+    const char *name =
+        arguments->name != NULL ? arguments->name : remote_make_name(arguments->paths[1], made);
     const weft_subscriber_options chosen = {
         .trusted = arguments->remote.trusted,
         .poll_seconds = arguments->poll_seconds,
@@ -420,6 +435,8 @@ static weft_status open_subscriber(follower *f) {
         .durable = arguments->durable,
         .phase = on_phase,
         .phase_opaque = f,
+        .report_name = arguments->no_report ? NULL : name,
+        .report_seconds = arguments->report_seconds,
     };
     return weft_subscriber_open_file(f->command->context, arguments->remote.store, arguments->paths[1],
                                      &chosen, &f->subscriber);

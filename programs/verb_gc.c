@@ -4,11 +4,13 @@
  */
 #include "remote.h"
 
-enum { OPTION_GRACE = 0x100, OPTION_DRY_RUN };
+enum { OPTION_GRACE = 0x100, OPTION_DRY_RUN, OPTION_KEEP_FOLLOWERS };
 
 static const struct argp_option options[] = {
     {"grace", OPTION_GRACE, "TIME", 0,
      "Leave what was still needed so short a time ago: 30s, 15m, 2h, 1d (default: 1h)", 1},
+    {"keep-followers", OPTION_KEEP_FOLLOWERS, NULL, 0,
+     "Leave the patches that a live follower which is behind needs to go on; see weft fleet", 1},
     {"dry-run", OPTION_DRY_RUN, NULL, 0, "Only tell what would be removed", 1},
     {0},
 };
@@ -31,6 +33,7 @@ typedef struct gc_arguments {
     const char *store;
     double grace_seconds;
     bool dry_run;
+    bool keep_followers;
     json_t *removed; /* NULL: each is printed */
 } gc_arguments;
 
@@ -45,6 +48,9 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
             argp_error(state, "--grace takes a length of time such as 30s, 15m, 2h or 1d, not '%s'",
                        argument);
         }
+        return 0;
+    case OPTION_KEEP_FOLLOWERS:
+        arguments->keep_followers = true;
         return 0;
     case OPTION_DRY_RUN:
         arguments->dry_run = true;
@@ -91,16 +97,23 @@ static int print_result(gc_arguments *arguments, const weft_gc_result *result) {
         json_object_set_new(json, "bytes", json_count(result->bytes));
         json_object_set_new(json, "waiting", json_count(result->waiting));
         json_object_set_new(json, "oldest", json_count(result->oldest));
+        json_object_set_new(json, "follower",
+                            result->follower > 0 ? json_count(result->follower) : json_null());
         json_object_set(json, "removed", arguments->removed);
         return command_print_json(command, stdout, json);
     }
     if (!command->quiet) {
         char text[TEXT_SIZE];
         printf("%s%llu object%s, %s or more; %llu waiting for the grace period to end; versions since %llu "
-               "are kept\n",
+               "are kept",
                arguments->dry_run ? "would remove " : "removed ", (unsigned long long)result->objects,
                result->objects == 1 ? "" : "s", text_bytes(result->bytes, text),
                (unsigned long long)result->waiting, (unsigned long long)result->oldest);
+        if (result->follower > 0) {
+            printf(", and the patches since %llu for a follower that is there",
+                   (unsigned long long)result->follower);
+        }
+        putchar('\n');
     }
     return EXIT_DONE;
 }
@@ -114,6 +127,7 @@ static int collect(gc_arguments *arguments) {
         .trusted = arguments->remote.trusted,
         .grace_seconds = arguments->grace_seconds,
         .dry_run = arguments->dry_run,
+        .keep_followers = arguments->keep_followers,
         .removed = on_removed,
         .opaque = arguments,
     };

@@ -27,6 +27,9 @@ enum {
     OPTION_ANCHOR_RATIO,
     OPTION_KEEP_ANCHORS,
     OPTION_GC,
+    OPTION_KEEP_FOLLOWERS,
+    OPTION_MAX_LAG,
+    OPTION_MAX_LAG_SECONDS,
 };
 
 static const struct argp_option options[] = {
@@ -57,6 +60,14 @@ static const struct argp_option options[] = {
      "Versions older than the last N anchors may be removed by weft gc (default: 2)", 2},
     {"gc", OPTION_GC, "AGE", 0,
      "With each anchor, remove what no kept version has needed for AGE (such as 1h), as weft gc does", 2},
+    {"keep-followers", OPTION_KEEP_FOLLOWERS, NULL, 0,
+     "With --gc: leave the patches that a live follower which is behind needs to go on", 2},
+    {"max-lag", OPTION_MAX_LAG, "N", 0,
+     "Before publishing, wait until every live follower is within N versions of the new one; see weft "
+     "fleet",
+     3},
+    {"max-lag-wait", OPTION_MAX_LAG_SECONDS, "TIME", 0,
+     "With --max-lag: wait at most so long, and then publish all the same (default: 60s)", 3},
     {0},
 };
 
@@ -91,6 +102,9 @@ typedef struct publish_arguments {
     const char *sign_file;
     bool adopt;
     double gc_seconds;
+    bool keep_followers;
+    uint64_t max_lag;
+    double max_lag_seconds;
     const char *cache;
     anchor_choice anchor;
     double anchor_ratio;
@@ -176,6 +190,17 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         if (!text_parse_seconds(argument, &arguments->gc_seconds) || arguments->gc_seconds <= 0) {
             argp_error(state, "--gc takes an age such as 30m, 2h or 1d, not '%s'", argument);
         }
+        return 0;
+    case OPTION_MAX_LAG:
+        if (!text_parse_unsigned(argument, INT64_MAX, &arguments->max_lag) || arguments->max_lag == 0) {
+            argp_error(state, "--max-lag takes a number of versions, not '%s'", argument);
+        }
+        return 0;
+    case OPTION_MAX_LAG_SECONDS:
+        arguments->max_lag_seconds = remote_parse_seconds(state, "--max-lag-wait", argument);
+        return 0;
+    case OPTION_KEEP_FOLLOWERS:
+        arguments->keep_followers = true;
         return 0;
     case OPTION_ADOPT:
         arguments->adopt = true;
@@ -331,7 +356,26 @@ static int find_mirror(publish_arguments *arguments, bool sharded, char **path_o
 
 /* ---- results ---- */
 
-static int print_json(publish_arguments *arguments, const char *run, const weft_publish_result *result) {
+/* Who is there, if anybody tells: not worth failing for. */
+static bool look_for_followers(publish_arguments *arguments, const char *run,
+                               const weft_publish_result *result, weft_fleet *fleet) {
+    weft_command *command = &arguments->command;
+    weft_head_info head = {.version = result->version};
+    const weft_fleet_options chosen = {.head = &head};
+    snprintf(head.run, sizeof head.run, "%s", run);
+    return weft_fleet_read(command->context, arguments->remote.store, &chosen, fleet) == WEFT_OK;
+}
+
+static json_t *json_fleet(const weft_fleet *fleet) {
+    json_t *json = json_object();
+    json_object_set_new(json, "reports", json_count(fleet->count));
+    json_object_set_new(json, "live", json_count(fleet->live));
+    json_object_set_new(json, "slowest", fleet->slowest > 0 ? json_count(fleet->slowest) : json_null());
+    return json;
+}
+
+static int print_json(publish_arguments *arguments, const char *run, const weft_publish_result *result,
+                      const weft_fleet *fleet) {
     const weft_diff_stats *diff = &result->diff;
     json_t *json = json_object();
     json_object_set_new(json, "run", json_string(run));
@@ -356,7 +400,26 @@ static int print_json(publish_arguments *arguments, const char *run, const weft_
     json_object_set_new(json, "diff_seconds", json_real(result->diff_seconds));
     json_object_set_new(json, "upload_seconds", json_real(result->upload_seconds));
     json_object_set_new(json, "head_seconds", json_real(result->head_seconds));
+    json_object_set_new(json, "waited_seconds", json_real(result->waited_seconds));
+    json_object_set_new(json, "overtaken", json_boolean(result->overtaken));
+    json_object_set_new(json, "fleet", fleet != NULL ? json_fleet(fleet) : json_null());
     return command_print_json(&arguments->command, stdout, json);
+}
+
+static void print_fleet(const weft_publish_result *result, const weft_fleet *fleet) {
+    char text[TEXT_SIZE];
+    if (result->waited_seconds >= 0.5 || result->overtaken) {
+        printf("waited %s for followers%s\n", text_seconds(result->waited_seconds, text),
+               result->overtaken ? ", and went on without those that are too far behind" : "");
+    }
+    if (fleet != NULL && fleet->live > 0) {
+        printf("%zu follower%s %s", fleet->live, fleet->live == 1 ? "" : "s",
+               fleet->live == 1 ? "is live" : "are live");
+        if (fleet->slowest > 0) {
+            printf(", the slowest at version %llu", (unsigned long long)fleet->slowest);
+        }
+        putchar('\n');
+    }
 }
 
 static void print_text(const weft_publish_result *result) {
@@ -383,6 +446,24 @@ static void print_text(const weft_publish_result *result) {
     }
 }
 
+static int print_result(publish_arguments *arguments, const char *run, const weft_publish_result *result) {
+    weft_command *command = &arguments->command;
+    weft_fleet fleet = {0};
+    int code = EXIT_DONE;
+    if (command->quiet && !command->json) {
+        return EXIT_DONE;
+    }
+    bool seen = look_for_followers(arguments, run, result, &fleet);
+    if (command->json) {
+        code = print_json(arguments, run, result, seen ? &fleet : NULL);
+    } else {
+        print_text(result);
+        print_fleet(result, seen ? &fleet : NULL);
+    }
+    weft_fleet_close(command->context, &fleet);
+    return code;
+}
+
 /* ---- publishing ---- */
 
 static int publish_once(publish_arguments *arguments, weft_publisher *publisher) {
@@ -399,17 +480,13 @@ static int publish_once(publish_arguments *arguments, weft_publisher *publisher)
     }
     progress_clear(&command->progress);
     int code = EXIT_DONE;
-    if (command->json) {
-        code = print_json(arguments, weft_publisher_run(publisher), &result);
-    } else if (!command->quiet) {
-        print_text(&result);
-    }
     if (status != WEFT_OK) {
         command_note(command, "version %llu is published, but its anchor could not be written: %s",
                      (unsigned long long)result.version, weft_context_error(command->context));
-        code = arguments->anchor == ANCHOR_NOW ? command_fail(command, NULL, status) : code;
+        code = arguments->anchor == ANCHOR_NOW ? command_fail(command, NULL, status) : EXIT_DONE;
     }
-    return code;
+    int printed = print_result(arguments, weft_publisher_run(publisher), &result);
+    return code != EXIT_DONE ? code : printed;
 }
 
 static int publish_model(publish_arguments *arguments, const weft_model *model, const weft_key *key) {
@@ -429,6 +506,9 @@ static int publish_model(publish_arguments *arguments, const weft_model *model, 
         .key = key,
         .adopt = arguments->adopt,
         .gc_seconds = arguments->gc_seconds,
+        .keep_followers = arguments->keep_followers,
+        .max_lag = arguments->max_lag,
+        .max_lag_seconds = arguments->max_lag_seconds,
         .anchor_ratio = arguments->anchor == ANCHOR_NEVER ? -1 : arguments->anchor_ratio,
         .keep_anchors = (unsigned)arguments->keep_anchors,
         .mirror_path = mirror,

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-enum { OPTION_VERSION_WANTED = 0x100, OPTION_VERIFY, OPTION_REPLACE, OPTION_DURABLE };
+enum { OPTION_VERSION_WANTED = 0x100, OPTION_VERIFY, OPTION_REPLACE, OPTION_DURABLE, OPTION_NAME };
 
 static const struct argp_option options[] = {
     {"version", OPTION_VERSION_WANTED, "N", 0, "Bring OUT to version N (default: the newest)", 1},
@@ -14,6 +14,7 @@ static const struct argp_option options[] = {
     {"replace", OPTION_REPLACE, NULL, 0, "OUT may be a model that is of no version of the run: replace it",
      1},
     {"durable", OPTION_DURABLE, NULL, 0, "OUT is whole, old or new, even after a power loss", 1},
+    {"name", OPTION_NAME, "NAME", 0, "Be seen under this name meanwhile; see weft fleet", 1},
     {0},
 };
 
@@ -38,6 +39,7 @@ typedef struct pull_arguments {
     bool verify;
     bool replace;
     bool durable;
+    const char *name;
 } pull_arguments;
 
 static error_t parse(int key, char *argument, struct argp_state *state) {
@@ -62,6 +64,9 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         return 0;
     case OPTION_DURABLE:
         arguments->durable = true;
+        return 0;
+    case OPTION_NAME:
+        arguments->name = remote_parse_name(state, argument);
         return 0;
     case ARGP_KEY_ARG:
         if (arguments->path_count == 2) {
@@ -158,6 +163,7 @@ static int run(void *input) {
             .trusted = arguments->remote.trusted,
             .replace = arguments->replace,
             .durable = arguments->durable,
+            .report_name = arguments->name,
         };
         weft_subscriber *subscriber;
         weft_status status = weft_subscriber_open_file(command->context, arguments->remote.store,

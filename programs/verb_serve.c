@@ -21,6 +21,7 @@ enum {
     OPTION_READ_TOKEN_FILE,
     OPTION_WRITE_TOKEN_FILE,
     OPTION_READ_ONLY,
+    OPTION_NO_REPORTS,
     OPTION_MAX_OBJECT,
     OPTION_MAX_CONNECTIONS,
     OPTION_MAX_WATCHERS,
@@ -41,7 +42,8 @@ static const struct argp_option options[] = {
      "Who reads must send one of the tokens in FILE, one per line (or a write token)", 2},
     {"write-token-file", OPTION_WRITE_TOKEN_FILE, "FILE", 0,
      "Who writes must send one of the tokens in FILE", 2},
-    {"read-only", OPTION_READ_ONLY, NULL, 0, "Refuse PUT and DELETE", 2},
+    {"read-only", OPTION_READ_ONLY, NULL, 0, "Refuse PUT and DELETE, except for followers' reports", 2},
+    {"no-reports", OPTION_NO_REPORTS, NULL, 0, "Refuse what followers want to tell of themselves", 2},
     {"max-object", OPTION_MAX_OBJECT, "SIZE", 0, "Refuse larger objects (default: 1T)", 3},
     {"max-connections", OPTION_MAX_CONNECTIONS, "N", 0,
      "At most N connections at once (default: 512); others wait to be accepted", 3},
@@ -67,7 +69,9 @@ static const char doc[] =
     "                 PUT (with If-None-Match: *, If-Match), DELETE\n"
     "  /v1/watch?after=N&seconds=S\n"
     "                 waits for a version above N: 200 and its head, or 204\n"
-    "  /v1/status     what is here and what was done, as JSON\n"
+    "  /v1/status     what is here, who follows, and what was done, as JSON\n"
+    "  /v1/list?prefix=followers\n"
+    "                 the reports of followers, a line of JSON for each\n"
     "  /v1/history?since=N&limit=M\n"
     "                 the newest versions (2048 at most) above N, as JSON\n"
     "  /metrics       the status for Prometheus\n"
@@ -75,7 +79,9 @@ static const char doc[] =
     "                 and those before it plotted, followers, errors; it keeps\n"
     "                 itself up to date, and asks for a read token if one is needed\n"
     "\nWho may write: with --write-token-file, who sends a token of it. Without, everybody, but only "
-    "if the address is a loopback one and there is no read token; else the server is read-only. Tokens "
+    "if the address is a loopback one and there is no read token; else the server is read-only. Who may "
+    "read may put a report, /followers/NAME: a small object, checked, of which at most 4096 are kept. "
+    "Tokens "
     "are sent as 'Authorization: Bearer TOKEN' and can be read on the way unless TLS is used.\n"
     "\nSIGINT and SIGTERM end the server: it accepts no more, sends those who wait away, lets transfers "
     "finish for --stop-seconds, and exits with 0. A second signal ends it at once.\n"
@@ -97,6 +103,7 @@ typedef struct serve_arguments {
     const char *write_token_file;
     serve_certificate certificate;
     bool read_only;
+    bool no_reports;
     bool is_volatile;
     uint64_t max_object;
     uint64_t max_connections;
@@ -184,6 +191,9 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         return 0;
     case OPTION_READ_ONLY:
         arguments->read_only = true;
+        return 0;
+    case OPTION_NO_REPORTS:
+        arguments->no_reports = true;
         return 0;
     case OPTION_VOLATILE:
         arguments->is_volatile = true;
@@ -438,10 +448,12 @@ static int serve_with_threads(serve_arguments *arguments, serve_server *server,
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
     /* The watch pokes the history. */
     if (!serve_page_open(&server->page) || !serve_jobs_open(&server->jobs) ||
-        !serve_history_open(&server->history, server) || !serve_watch_open(&server->watch, server)) {
+        !serve_history_open(&server->history, server) || !serve_watch_open(&server->watch, server) ||
+        !serve_reports_open(&server->reports, server)) {
         return command_error(&arguments->command, EXIT_FAILED, "cannot start the server's threads");
     }
     int code = serve_with_daemon(arguments, server, listener, &signals);
+    serve_reports_close(&server->reports);
     serve_watch_close(&server->watch);
     serve_history_close(&server->history);
     serve_jobs_close(&server->jobs);
@@ -486,6 +498,7 @@ static int run(void *input) {
     static serve_server server;
     server.command = &arguments->command;
     server.directory = arguments->directory;
+    server.no_reports = arguments->no_reports;
     server.max_object = arguments->max_object;
     server.max_connections = (unsigned)arguments->max_connections;
     server.max_watchers = (unsigned)(arguments->max_watchers != 0 ? arguments->max_watchers

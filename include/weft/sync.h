@@ -81,6 +81,13 @@ typedef struct weft_publisher_options {
     /* With each anchor, what no kept version needs is removed once it has been so for this long (see
      * weft_gc_run); 0: never, somebody else does it. */
     double gc_seconds;
+    bool keep_followers; /* and that leaves what live followers need; see weft_gc_options */
+    /* A publish waits until no live follower is more than so many versions behind the one that is to come,
+     * but no longer than `max_lag_seconds` (0: 60), and then publishes all the same; 0: it does not wait.
+     * Followers count by their reports (see weft_fleet_read); those that hold nothing yet, or have failed,
+     * do not. WEFT_UNSUPPORTED where the store cannot tell of reports. */
+    uint64_t max_lag;
+    double max_lag_seconds;
     const char *mirror_path;     /* a checkpoint of ours that holds what was published last; NULL: memory */
     const char *spool_directory; /* for anchors on their way; NULL: TMPDIR or /tmp */
     bool anchors_in_background;  /* false: a due anchor is written before publish returns */
@@ -98,6 +105,8 @@ typedef struct weft_publish_result {
     double diff_seconds;     /*   diff and encode; the upload runs beside it */
     double upload_seconds;   /*   from the end of encoding until all objects were there */
     double head_seconds;     /*   until the head had moved and the baseline with it */
+    double waited_seconds;   /* before all that, for followers; see max_lag */
+    bool overtaken;          /* and some of them were still too far behind when it was published */
 } weft_publish_result;
 
 typedef struct weft_publisher weft_publisher;
@@ -158,6 +167,11 @@ typedef struct weft_subscriber_options {
     bool durable;            /* file replica: survive power loss */
     weft_sync_phase_function phase;
     void *phase_opaque;
+    /* Lets itself be seen under this name: a small object in the store says where it is and how it fares,
+     * and is written by a thread of its own, every so many seconds (0: 5, in S3 60) and soon after a step
+     * or a failure. A store that refuses it is left in peace. NULL: it is not seen. Copied. */
+    const char *report_name;
+    double report_seconds;
 } weft_subscriber_options;
 
 typedef struct weft_subscriber weft_subscriber;
@@ -222,6 +236,61 @@ WEFT_API const char *weft_subscriber_label(const weft_subscriber *subscriber, co
 /* All of them: key, value, …, NULL. Valid until the next call. */
 WEFT_API const char *const *weft_subscriber_labels(const weft_subscriber *subscriber);
 
+/* ---- the fleet ----
+ *
+ * What followers tell of themselves. Nobody has to, and anybody may lie: it is for people to look at, and
+ * for decisions that a wrong answer makes slow or dear, never wrong. */
+
+enum {
+    WEFT_FOLLOWER_NAME = 65, /* a name with its terminator; 1 to 64 of A-Z a-z 0-9 . _ -, no dot first */
+    WEFT_FOLLOWER_STATE = 16,
+    WEFT_FOLLOWER_ERROR = 301,
+    WEFT_FLEET_MAX = 4096, /* of more followers, those that have been heard of most recently */
+};
+
+typedef struct weft_follower {
+    char name[WEFT_FOLLOWER_NAME];
+    char run[WEFT_RUN_TEXT];
+    char state[WEFT_FOLLOWER_STATE]; /* waiting, fetching, prepared, failed, ended */
+    uint64_t version;                /* 0: none yet */
+    weft_digest digest;
+    uint64_t newest;                            /* that it has seen */
+    uint64_t milliseconds;                      /* since 1970, when it wrote this, by its clock */
+    uint64_t published;                         /* its version, by the publisher's clock; 0: no version */
+    double phase_seconds[WEFT_SYNC_COMMIT + 1]; /* of its last step */
+    double pause_seconds;
+    uint64_t patches, anchors, healed, fetched_bytes, requests; /* since it was started */
+    uint64_t error_milliseconds;                                /* by its clock */
+    char error[WEFT_FOLLOWER_ERROR];                            /* the last one, or ""; any text */
+    double interval_seconds;                                    /* between its reports */
+    /* what who reads it knows besides */
+    double age_seconds; /* since it was heard of, by the store's clock */
+    uint64_t lag;       /* versions behind the newest */
+    double lag_seconds; /* between the publishing of its version and of the newest; below zero: not known */
+    bool live;          /* heard of within three intervals, and it has not said that it ends */
+} weft_follower;
+
+typedef struct weft_fleet_options {
+    const weft_key *trusted;
+    const weft_head_info *head; /* of the run, if the caller knows it; NULL: the newest is looked for */
+} weft_fleet_options;
+
+typedef struct weft_fleet {
+    weft_follower *followers; /* the live ones first, and of these the one that is most behind */
+    size_t count;
+    size_t live;
+    size_t left_out;  /* objects that are no report of this run, or too many, or older than a day */
+    uint64_t newest;  /* version of the run; 0: none */
+    uint64_t slowest; /* the lowest version of a live follower that has one; 0: none */
+} weft_fleet;
+
+WEFT_API bool weft_follower_name_valid(const char *name);
+/* Reads the reports in a store. WEFT_UNSUPPORTED where it has no listing, as with a web server other than
+ * `weft serve`; WEFT_NOT_FOUND if there is no run. `options` may be NULL. */
+WEFT_API WEFT_CHECKED weft_status weft_fleet_read(weft_context *context, weft_store *store,
+                                                  const weft_fleet_options *options, weft_fleet *fleet_out);
+WEFT_API void weft_fleet_close(weft_context *context, weft_fleet *fleet);
+
 /* ---- the audit trail, and what it no longer needs ---- */
 
 typedef struct weft_log_entry {
@@ -247,6 +316,9 @@ typedef struct weft_gc_options {
     const weft_key *trusted;
     double grace_seconds; /* since an object was last needed; below zero: 3600 */
     bool dry_run;
+    /* Leaves what a live follower that is behind needs to go on, patch by patch, however old that is. Where
+     * followers cannot be seen this fails. */
+    bool keep_followers;
     /* Called for each object removed, or that would be; may be NULL. */
     void (*removed)(void *opaque, const char *key, uint64_t bytes);
     void *opaque;
@@ -254,9 +326,10 @@ typedef struct weft_gc_options {
 
 typedef struct weft_gc_result {
     uint64_t objects;
-    uint64_t bytes;   /* as far as known */
-    uint64_t waiting; /* no longer needed, within the grace period */
-    uint64_t oldest;  /* the oldest version that is kept */
+    uint64_t bytes;    /* as far as known */
+    uint64_t waiting;  /* no longer needed, within the grace period */
+    uint64_t oldest;   /* the oldest version that is kept */
+    uint64_t follower; /* patches from this version on are left for a follower that is there; 0: none */
 } weft_gc_result;
 
 /* Removes what no kept version needs. Which versions are kept, the publisher has decided and written into

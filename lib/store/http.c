@@ -3,8 +3,9 @@
  * http.c: a store behind an HTTP(S) server. An object is what GET gives for base/key; PUT and DELETE change
  * it. Any server that knows these will do, such as nginx with its WebDAV module.
  *
- * Conditional puts and waiting for versions need a server of ours, since others ignore a condition that
- * they do not know and would overwrite what they should not. Ours says who it is in every answer
+ * Conditional puts, waiting for versions and listings need a server of ours, since others ignore a
+ * condition that they do not know and would overwrite what they should not. Ours says who it is in every
+ * answer
  * ("Weft-Server"), and what was last seen is remembered.
  *
  * A conditional put whose answer was lost may have been carried out: when the next attempt meets a
@@ -13,6 +14,7 @@
 #include "backends.h"
 
 #include "../base/context.h"
+#include "../tensor/json.h"
 #include "http_client.h"
 #include "http_fail.h"
 
@@ -21,6 +23,8 @@
 #include <string.h>
 
 enum { BASE_MAX = WEFT_HTTP_URL_MAX - WEFT_STORE_KEY_MAX - 64 };
+/* of a listing */
+enum { LIST_BYTES = 4 << 20, LINE_BYTES = 512, LINE_DEPTH = 1, LINE_CONTAINERS = 1 };
 
 typedef enum server_kind { SERVER_UNKNOWN, SERVER_PLAIN, SERVER_WEFT } server_kind;
 
@@ -210,6 +214,96 @@ static weft_status watch_server(http_store *store, weft_context *context, uint64
     return finish_watch(&effort, &exchange, received_out);
 }
 
+/* ---- list ---- */
+
+static weft_status cannot_list(const weft_http_effort *effort) {
+    return weft_fail(effort->context, WEFT_UNSUPPORTED, "the server at %s gives no such listing",
+                     effort->client->base);
+}
+
+/* {"key":"followers/a","size":700,"age":1.5}; what is not said is 0. */
+static weft_status visit_line(const weft_http_effort *effort, const char *line, size_t size,
+                              const char *prefix, weft_store_visit visit, void *opaque) {
+    json_t *json;
+    weft_status status =
+        weft_json_parse(effort->context, "a listing", line, size, LINE_DEPTH, LINE_CONTAINERS, &json);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    const char *key = json_string_value(json_object_get(json, "key"));
+    json_int_t bytes = json_integer_value(json_object_get(json, "size"));
+    double age = json_number_value(json_object_get(json, "age"));
+    size_t length = strlen(prefix);
+    bool good = weft_store_key_valid(key) && strncmp(key, prefix, length) == 0 && key[length] == '/';
+    if (!good) {
+        status = weft_fail(effort->context, WEFT_MALFORMED, "%s: a line of the listing of %s is none",
+                           effort->client->base, prefix);
+    } else if (!visit(opaque, key, bytes > 0 ? (uint64_t)bytes : 0, age > 0 ? age : 0)) {
+        status = WEFT_MORE;
+    }
+    json_decref(json);
+    return status;
+}
+
+/* WEFT_MORE: the visitor has seen enough. */
+static weft_status visit_lines(const weft_http_effort *effort, const char *text, size_t size,
+                               const char *prefix, weft_store_visit visit, void *opaque) {
+    weft_status status = WEFT_OK;
+    while (size > 0 && status == WEFT_OK) {
+        const char *end = memchr(text, '\n', size);
+        if (end == NULL || end - text > LINE_BYTES) {
+            return weft_fail(effort->context, WEFT_MALFORMED, "%s: the listing of %s breaks off",
+                             effort->client->base, prefix);
+        }
+        status = visit_line(effort, text, (size_t)(end - text), prefix, visit, opaque);
+        size -= (size_t)(end - text) + 1;
+        text = end + 1;
+    }
+    return status;
+}
+
+static weft_status finish_list(const weft_http_effort *effort, const weft_http_exchange *exchange) {
+    const weft_http_answer *answer = &exchange->answer;
+    if (answer->code == CURLE_OK && answer->status == 200 && !answer->encoded && !exchange->satisfied) {
+        return WEFT_OK;
+    }
+    if (exchange->satisfied) {
+        return weft_fail(effort->context, WEFT_LIMIT_EXCEEDED, "%s: the listing is longer than %d bytes",
+                         exchange->url, LIST_BYTES);
+    }
+    return answer->status == 404 || answer->status == 405 ? cannot_list(effort)
+                                                          : weft_http_effort_fail(effort, exchange);
+}
+
+static weft_status list_server(http_store *store, weft_context *context, const char *prefix, char *text,
+                               weft_store_visit visit, void *opaque) {
+    char path[WEFT_STORE_KEY_MAX + 32];
+    snprintf(path, sizeof(path), "v1/list?prefix=%s", prefix);
+    weft_http_effort effort = {.client = &store->client, .context = context, .key = path};
+    weft_http_exchange exchange;
+    weft_status status;
+    do {
+        if (atomic_load(&store->kind) == SERVER_PLAIN) {
+            return cannot_list(&effort);
+        }
+        weft_http_effort_begin(&effort, &exchange, WEFT_HTTP_GET);
+        exchange.buffer = (uint8_t *)text;
+        exchange.room = LIST_BYTES;
+        status = weft_http_effort_run(&effort, &exchange, NULL);
+        if (status != WEFT_OK) {
+            return status;
+        }
+    } while (weft_http_effort_again(&effort, &exchange));
+    if (weft_http_succeeded(&exchange.answer) && !exchange.answer.weft) {
+        return cannot_list(&effort);
+    }
+    status = finish_list(&effort, &exchange);
+    if (status == WEFT_OK) {
+        status = visit_lines(&effort, text, (size_t)exchange.received, prefix, visit, opaque);
+    }
+    return status == WEFT_MORE ? WEFT_OK : status;
+}
+
 /* ---- the table ---- */
 
 static weft_status http_put(void *self, weft_context *context, const weft_store_put_request *request,
@@ -227,6 +321,20 @@ static weft_status http_watch(void *self, weft_context *context, uint64_t after,
     weft_http_engine_enter(store->client.engine);
     weft_status status = watch_server(store, context, after, seconds, buffer, capacity, received_out);
     weft_http_engine_leave(store->client.engine);
+    return status;
+}
+
+static weft_status http_list(void *self, weft_context *context, const char *prefix, weft_store_visit visit,
+                             void *opaque) {
+    http_store *store = self;
+    char *text = weft_allocate(context, LIST_BYTES);
+    if (text == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_http_engine_enter(store->client.engine);
+    weft_status status = list_server(store, context, prefix, text, visit, opaque);
+    weft_http_engine_leave(store->client.engine);
+    weft_release(context, text);
     return status;
 }
 
@@ -250,6 +358,7 @@ const weft_store_operations weft_http_operations = {
     .head = weft_http_table_head,
     .remove = weft_http_table_remove,
     .watch = http_watch,
+    .list = http_list,
     .close = http_close,
 };
 

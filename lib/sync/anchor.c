@@ -122,7 +122,9 @@ static weft_status write_anchor(weft_anchor_job *job) {
 }
 
 void weft_anchor_collect(weft_context *context, weft_store *store, const weft_publisher_options *chosen) {
-    const weft_gc_options options = {.trusted = chosen->key, .grace_seconds = chosen->gc_seconds};
+    const weft_gc_options options = {.trusted = chosen->key,
+                                     .grace_seconds = chosen->gc_seconds,
+                                     .keep_followers = chosen->keep_followers};
     if (chosen->gc_seconds > 0) {
         weft_status ignored = weft_gc_run(context, store, &options, NULL);
         (void)ignored;

@@ -9,11 +9,12 @@
  * help, and losing it costs nothing but time.
  *
  * Where the store can be listed, objects that no history names go too: what failed publishes and fenced
- * writers have left.
+ * writers have left, and what followers told of themselves long ago.
  */
 #include "../base/context.h"
 #include "../tensor/json.h"
 #include "clock.h"
+#include "fleet.h"
 #include "follow.h"
 #include "history.h"
 #include "pieces.h"
@@ -52,7 +53,8 @@ typedef struct gc_run {
     char run[WEFT_RUN_TEXT];
     uint64_t collected; /* the patches of this version and below are gone */
     uint64_t floor;
-    bool whole; /* the walk must reach the first page */
+    uint64_t needed_from; /* patches of later versions stay: the floor, or lower, where a follower is */
+    bool whole;           /* the walk must reach the first page */
     gc_object *objects;
     size_t count;
     size_t capacity;
@@ -170,7 +172,7 @@ static void read_mark(gc_run *gc) {
 }
 
 static weft_status write_mark(gc_run *gc) {
-    uint64_t collected = gc->waiting_version > 0 ? gc->waiting_version - 1 : gc->floor;
+    uint64_t collected = gc->waiting_version > 0 ? gc->waiting_version - 1 : gc->needed_from;
     uint64_t retired = gc->waiting_retired > 0 ? gc->waiting_retired - 1 : gc->newest;
     if ((collected <= gc->collected && retired <= gc->retired) || gc->options.dry_run) {
         return WEFT_OK;
@@ -216,7 +218,7 @@ static weft_status visit_record(gc_run *gc, const weft_record *record) {
         }
     }
     if (status == WEFT_OK && record->patched) {
-        uint64_t since = record->version <= gc->floor ? date_of_floor(gc, record->version) : 0;
+        uint64_t since = record->version <= gc->needed_from ? date_of_floor(gc, record->version) : 0;
         status = add_large(gc, &record->patch, record->version, since);
     }
     return status;
@@ -349,6 +351,26 @@ static weft_status remove_leftovers(gc_run *gc) {
     return status;
 }
 
+/* A follower that is behind goes on patch by patch, from the version after its own. */
+static weft_status heed_followers(gc_run *gc, const weft_sync_head *head) {
+    gc->needed_from = gc->floor;
+    if (!gc->options.keep_followers) {
+        return WEFT_OK;
+    }
+    weft_fleet fleet;
+    weft_head_info info = weft_fleet_head(head);
+    const weft_fleet_options options = {.head = &info};
+    weft_status status = weft_fleet_read(gc->context, gc->store, &options, &fleet);
+    if (status == WEFT_OK) {
+        if (fleet.slowest > 0 && fleet.slowest < gc->floor) {
+            gc->needed_from = fleet.slowest;
+            gc->result.follower = fleet.slowest;
+        }
+        weft_fleet_close(gc->context, &fleet);
+    }
+    return status;
+}
+
 static bool never(void *opaque, const char *key, uint64_t size, double age_seconds) {
     (void)opaque;
     (void)key;
@@ -363,6 +385,10 @@ static weft_status collect(gc_run *gc, const weft_sync_head *head) {
     gc->newest = head->newest.version;
     gc->epoch = head->epoch;
     gc->result.oldest = gc->floor;
+    weft_status heeded = heed_followers(gc, head);
+    if (heeded != WEFT_OK) {
+        return heeded;
+    }
     read_mark(gc);
     weft_status listed = weft_store_list(gc->context, gc->store, "pages", never, NULL);
     gc->whole = listed == WEFT_OK;
@@ -384,7 +410,11 @@ static weft_status collect(gc_run *gc, const weft_sync_head *head) {
     if (status == WEFT_OK) {
         status = write_mark(gc);
     }
-    return status == WEFT_OK && gc->whole ? remove_leftovers(gc) : status;
+    if (status == WEFT_OK && gc->whole) {
+        status = remove_leftovers(gc);
+    }
+    return status == WEFT_OK && gc->whole && !gc->options.dry_run ? weft_fleet_sweep(gc->context, gc->store)
+                                                                  : status;
 }
 
 weft_status weft_gc_run(weft_context *context, weft_store *store, const weft_gc_options *options,

@@ -17,6 +17,7 @@
 #include "claim.h"
 #include "clock.h"
 #include "ledger.h"
+#include "pressure.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -682,6 +683,13 @@ weft_status weft_publisher_publish(weft_publisher *publisher, const char *const 
                                    weft_publish_result *result_out) {
     weft_context_clear(publisher->context);
     weft_publish_result result = {.epoch = publisher->claim.head.epoch};
+    if (publisher->options.max_lag > 0) {
+        weft_status waited = weft_pressure_wait(publisher->context, publisher->store,
+                                                &publisher->claim.head, &publisher->options, &result);
+        if (waited != WEFT_OK) {
+            return waited;
+        }
+    }
     weft_store_traffic before = weft_store_traffic_of(publisher->store);
     double start = weft_sync_now();
     pthread_mutex_lock(&publisher->baseline.lock);

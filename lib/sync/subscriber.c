@@ -16,6 +16,7 @@
 #include "follow.h"
 #include "planner.h"
 #include "replica.h"
+#include "reporter.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -62,6 +63,7 @@ struct weft_subscriber {
     position before;               /* the last commit */
     weft_store_traffic at_opening; /* of the store */
     weft_subscriber_info info;
+    weft_reporter *reporter; /* NULL: this one is not to be seen */
 };
 
 const char *weft_sync_phase_name(weft_sync_phase phase) {
@@ -74,6 +76,28 @@ static void report(const weft_subscriber *subscriber, weft_sync_phase phase, uin
     if (subscriber->options.phase != NULL) {
         subscriber->options.phase(subscriber->options.phase_opaque, phase, version, seconds, bytes);
     }
+    weft_reporter_phase(subscriber->reporter, phase, seconds);
+}
+
+/* Lets others know, if they are to. */
+static void tell(const weft_subscriber *subscriber, const char *state, bool news) {
+    if (subscriber->reporter != NULL) {
+        weft_subscriber_info info = weft_subscriber_describe(subscriber);
+        const char *run = subscriber->follow.seen ? subscriber->follow.head.run : "";
+        weft_reporter_tell(subscriber->reporter, run, &info, state, news);
+    }
+}
+
+/* The same after an operation that may have failed. */
+static weft_status tell_outcome(const weft_subscriber *subscriber, weft_status status, const char *state,
+                                bool news) {
+    bool failed = status < 0 && status != WEFT_CANCELLED;
+    if (failed) {
+        const char *text = weft_context_error(subscriber->context);
+        weft_reporter_error(subscriber->reporter, text[0] != '\0' ? text : weft_status_name(status));
+    }
+    tell(subscriber, failed ? "failed" : state, failed || news);
+    return status;
 }
 
 /* ---- life ---- */
@@ -122,6 +146,7 @@ void weft_subscriber_close(weft_subscriber *subscriber) {
         return;
     }
     weft_context *context = subscriber->context;
+    weft_reporter_close(subscriber->reporter);
     weft_replica_close(&subscriber->replica);
     drop_step(subscriber);
     weft_route_clear(&subscriber->route);
@@ -137,10 +162,16 @@ void weft_subscriber_close(weft_subscriber *subscriber) {
 
 static weft_status finish_open(weft_subscriber *subscriber, weft_status status,
                                weft_subscriber **subscriber_out) {
+    const weft_subscriber_options *options = &subscriber->options;
+    if (status == WEFT_OK && options->report_name != NULL) {
+        status = weft_reporter_open(subscriber->context, subscriber->store, options->report_name,
+                                    options->report_seconds, &subscriber->reporter);
+    }
     if (status != WEFT_OK) {
         weft_subscriber_close(subscriber);
         return status;
     }
+    subscriber->options.report_name = NULL; /* was the caller's */
     *subscriber_out = subscriber;
     return WEFT_OK;
 }
@@ -297,8 +328,7 @@ static weft_status await_news(weft_subscriber *subscriber, double seconds) {
     return status >= 0 ? look(subscriber) : status;
 }
 
-weft_status weft_subscriber_wait(weft_subscriber *subscriber, double seconds, uint64_t *version_out) {
-    weft_context_clear(subscriber->context);
+static weft_status wait_for_news(weft_subscriber *subscriber, double seconds, uint64_t *version_out) {
     weft_progress_begin(subscriber->context, "wait", 0);
     double start = weft_sync_now();
     /* where the store can wait, that tells all that a look would */
@@ -319,6 +349,12 @@ weft_status weft_subscriber_wait(weft_subscriber *subscriber, double seconds, ui
         *version_out = subscriber->follow.head.newest.version;
     }
     return WEFT_OK;
+}
+
+weft_status weft_subscriber_wait(weft_subscriber *subscriber, double seconds, uint64_t *version_out) {
+    weft_context_clear(subscriber->context);
+    tell(subscriber, "waiting", false);
+    return tell_outcome(subscriber, wait_for_news(subscriber, seconds, version_out), "waiting", false);
 }
 
 /* ---- planning ---- */
@@ -611,8 +647,7 @@ static weft_status stop(weft_subscriber *subscriber, weft_status status) {
     return status;
 }
 
-weft_status weft_subscriber_prepare(weft_subscriber *subscriber, uint64_t version) {
-    weft_context_clear(subscriber->context);
+static weft_status prepare(weft_subscriber *subscriber, uint64_t version) {
     weft_status status = WEFT_OK;
     if (subscriber->prepared) {
         status = weft_subscriber_rollback(subscriber);
@@ -637,6 +672,14 @@ weft_status weft_subscriber_prepare(weft_subscriber *subscriber, uint64_t versio
     return stop(subscriber, status);
 }
 
+weft_status weft_subscriber_prepare(weft_subscriber *subscriber, uint64_t version) {
+    weft_context_clear(subscriber->context);
+    tell(subscriber, "fetching", false);
+    weft_status status = prepare(subscriber, version);
+    bool prepared = subscriber->prepared;
+    return tell_outcome(subscriber, status, prepared ? "prepared" : "waiting", !prepared);
+}
+
 /* ---- committing ---- */
 
 static void note_commit(weft_subscriber *subscriber, weft_route_step *step, double seconds) {
@@ -649,11 +692,7 @@ static void note_commit(weft_subscriber *subscriber, weft_route_step *step, doub
     subscriber->info.anchors += step->anchor;
 }
 
-weft_status weft_subscriber_commit(weft_subscriber *subscriber) {
-    weft_context_clear(subscriber->context);
-    if (!subscriber->prepared) {
-        return WEFT_OK;
-    }
+static weft_status commit(weft_subscriber *subscriber) {
     weft_route_step *step = &subscriber->route.steps[subscriber->route.next];
     double start = weft_sync_now();
     weft_status status = weft_replica_commit(&subscriber->replica);
@@ -671,6 +710,11 @@ weft_status weft_subscriber_commit(weft_subscriber *subscriber) {
     return adopt(subscriber);
 }
 
+weft_status weft_subscriber_commit(weft_subscriber *subscriber) {
+    weft_context_clear(subscriber->context);
+    return subscriber->prepared ? tell_outcome(subscriber, commit(subscriber), "waiting", true) : WEFT_OK;
+}
+
 weft_status weft_subscriber_rollback(weft_subscriber *subscriber) {
     weft_context_clear(subscriber->context);
     bool committed = !subscriber->prepared;
@@ -682,7 +726,7 @@ weft_status weft_subscriber_rollback(weft_subscriber *subscriber) {
         subscriber->here = subscriber->before;
         subscriber->before = (position){0};
     }
-    return status;
+    return tell_outcome(subscriber, status, "waiting", true);
 }
 
 weft_status weft_subscriber_pull(weft_subscriber *subscriber, uint64_t version) {
