@@ -197,11 +197,11 @@ async function turn() {
     refused = error instanceof Refused;
     state.lost = !refused;
   }
+  setTimeout(turn, ASK_MILLISECONDS);
   render(refused);
   if (moved) {
     drawPlot();
   }
-  setTimeout(turn, ASK_MILLISECONDS);
 }
 
 // ---- the newest version ----
