@@ -11,7 +11,6 @@
 
 const ASK_MILLISECONDS = 1000;
 const PATIENCE_MILLISECONDS = 5000;
-const MOST_FOLLOWERS = 200;
 const MOST_POINTS = 160;
 
 const state = {
@@ -57,12 +56,13 @@ function short(value) {
 
 function percent(ratio) {
   const value = 100 * ratio;
-  return (value === 0 ? "0" : value >= 10 ? value.toFixed(1) : String(Number(value.toPrecision(2)))) + "%";
+  return Number(value.toPrecision(value >= 10 ? 3 : 2)) + "%";
 }
 
 function seconds(value) {
   if (value < 1) {
-    return Math.max(0, Math.round(value * 1000)) + " ms";
+    const milliseconds = Math.max(0, value * 1000);
+    return (milliseconds < 10 ? Number(milliseconds.toFixed(1)) : Math.round(milliseconds)) + " ms";
   }
   if (value < 10) {
     return value.toFixed(1) + " s";
@@ -270,15 +270,7 @@ function followerClass(follower) {
   if (!follower.live) {
     return "gone";
   }
-  return follower.error ? "wrong" : follower.lag > 0 ? "behind" : "";
-}
-
-function compareFollowers(a, b) {
-  return (b.live - a.live) || (b.lag - a.lag) || (a.name < b.name ? -1 : 1);
-}
-
-function optional(value, format) {
-  return value === null || value === undefined ? "–" : format(value);
+  return follower.state === "failed" ? "wrong" : follower.lag > 0 ? "behind" : "";
 }
 
 function makeFollower() {
@@ -290,13 +282,14 @@ function makeFollower() {
 }
 
 function fillFollower(row, follower) {
+  const holds = follower.version > 0;
   const texts = [
     follower.name,
     follower.live || follower.state === "ended" ? follower.state : "gone",
-    follower.version > 0 ? count(follower.version) : "–",
+    holds ? count(follower.version) : "–",
     count(follower.lag),
-    optional(follower.lag_seconds, seconds),
-    optional(follower.version > 0 ? follower.pause_seconds : null, seconds),
+    follower.lag > 0 && follower.lag_seconds !== null ? seconds(follower.lag_seconds) : "–",
+    holds ? seconds(follower.pause_seconds) : "–",
     ago(follower.age_seconds),
     follower.error?.text ?? "",
   ];
@@ -305,16 +298,17 @@ function fillFollower(row, follower) {
   row.firstElementChild.title = follower.name;
 }
 
+// The server has them in order: the live ones first, and of these the one that is most behind.
 function renderFollowers(status) {
   const fleet = status.fleet;
-  const followers = [...status.followers].sort(compareFollowers);
+  const followers = status.followers;
   show(by("followers-card"), followers.length > 0);
   setText(by("fleet"), count(fleet.live));
   setText(by("fleet-note"), fleet.live === 0 ? "none has reported lately"
-    : fleet.most_lag === 0 ? "all up to date" : "the slowest " + count(fleet.most_lag) + " behind");
-  fillList(by("followers"), followers.slice(0, MOST_FOLLOWERS), makeFollower, fillFollower);
+    : fleet.most_lag === 0 ? "all up to date" : "up to " + count(fleet.most_lag) + " behind");
+  fillList(by("followers"), followers, makeFollower, fillFollower);
   const gone = fleet.reports - fleet.live;
-  const left = fleet.reports - Math.min(followers.length, MOST_FOLLOWERS);
+  const left = fleet.reports - followers.length;
   setText(by("followers-note"), count(fleet.live) + " live" + (gone > 0 ? ", " + count(gone) + " gone" : "") +
     (left > 0 ? ", " + count(left) + " not shown" : ""));
 }
@@ -362,9 +356,7 @@ function render(refused) {
   if (state.status !== null) {
     renderHead(state.status);
     renderFacts(state.status);
-    if (state.status.followers !== undefined) {
-      renderFollowers(state.status);
-    }
+    renderFollowers(state.status);
     renderErrors(state.status);
     renderServer(state.status);
     renderHistory(state.status);
@@ -411,12 +403,12 @@ function makeScale(values, low, high, round) {
     const from = Math.log10(least) - 0.05;
     const to = Math.log10(most) + 0.05;
     const place = (value) => low + (high - low) * (Math.log10(Math.max(value, least)) - from) / (to - from);
-    return {place, ticks: logTicks(least, most, round === roundBytes)};
+    return {place, ticks: logTicks(least, most, round === roundBytes), name: ", logarithmic"};
   }
   const step = round(most / 3);
   const steps = Math.ceil(most / step);
   const ticks = Array.from({length: steps + 1}, (_, index) => index * step);
-  return {place: (value) => low + (high - low) * value / (steps * step), ticks};
+  return {place: (value) => low + (high - low) * value / (steps * step), ticks, name: ""};
 }
 
 function logTicks(least, most, binary) {
@@ -477,9 +469,9 @@ function drawAnchors(group, versions, place) {
   }
 }
 
-function drawTitles(group, width) {
-  group.append(shape("text", {class: "title", x: 0, y: 13}, "Patch size"));
-  group.append(shape("text", {class: "title", x: 0, y: PLOT.second - 12}, "Changed weights"));
+function drawTitles(group, width, sizeScale, densityScale) {
+  group.append(shape("text", {class: "title", x: 0, y: 13}, "Patch size" + sizeScale.name));
+  group.append(shape("text", {class: "title", x: 0, y: PLOT.second - 12}, "Changed weights" + densityScale.name));
   group.append(shape("text", {x: width - PLOT.right, y: 13, "text-anchor": "end", class: "key"}, "\u25c6 anchor, the whole model"));
 }
 
@@ -511,7 +503,7 @@ function drawPlot() {
   drawAxis(group, densityScale, width, percent);
   drawVersions(group, versions, place, width);
   drawAnchors(group, versions, place);
-  drawTitles(group, width);
+  drawTitles(group, width, sizeScale, densityScale);
   drawSeries(group, patched.map((version, index) => [place(version.version), sizeScale.place(sizes[index])]), "patch");
   drawSeries(group, patched.map((version, index) => [place(version.version), densityScale.place(densities[index])]), "density");
   const cursor = shape("g", {visibility: "hidden"});

@@ -27,11 +27,11 @@ def is_installed():
 
 
 class Browser:
-    """A browser with one page. What it tells without being asked is in `events`."""
+    """A browser; ends with `with`."""
 
-    def __init__(self, width=1200, height=900):
+    def __init__(self):
         self.profile = tempfile.TemporaryDirectory(prefix="weft-chromium.", ignore_cleanup_errors=True)
-        self.events, self.buffer, self.number, self.session = [], b"", 0, None
+        self.pages, self.buffer, self.number = {}, b"", 0
         commands, self.commands = os.pipe()
         self.answers, answers = os.pipe()
 
@@ -42,34 +42,17 @@ class Browser:
             os.dup2(writing, 4)
 
         self.process = subprocess.Popen(
-            ["chromium", *FLAGS, f"--window-size={width},{height}", f"--user-data-dir={self.profile.name}",
-             "--remote-debugging-pipe", "about:blank"],
+            ["chromium", *FLAGS, f"--user-data-dir={self.profile.name}", "--remote-debugging-pipe", "about:blank"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=False,
             preexec_fn=name_pipes, start_new_session=True)
         os.close(commands)
         os.close(answers)
-        try:
-            self.open_page()
-        except BaseException:
-            self.end()
-            raise
-
-    def open_page(self):
-        target = next(target for target in self.command("Target.getTargets")["targetInfos"]
-                      if target["type"] == "page")
-        self.session = self.command("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.command(domain + ".enable")
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self.end()
-
-    def end(self):
         try:
-            self.session = None
             self.command("Browser.close", patience=10)
             self.process.wait(10)
         except (OSError, RuntimeError, subprocess.TimeoutExpired):
@@ -78,8 +61,6 @@ class Browser:
         os.close(self.commands)
         os.close(self.answers)
         self.profile.cleanup()
-
-    # ---- the protocol ----
 
     def read_message(self, end):
         while b"\0" not in self.buffer:
@@ -91,11 +72,11 @@ class Browser:
         text, self.buffer = self.buffer.split(b"\0", 1)
         return json.loads(text)
 
-    def command(self, method, patience=PATIENCE, **parameters):
+    def command(self, method, session=None, patience=PATIENCE, **parameters):
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
-        if self.session is not None:
-            message["sessionId"] = self.session
+        if session is not None:
+            message["sessionId"] = session
         data = json.dumps(message).encode() + b"\0"
         while data:
             data = data[os.write(self.commands, data):]
@@ -106,10 +87,33 @@ class Browser:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']}")
                 return answer["result"]
-            if "method" in answer:
-                self.events.append(answer)
+            page = self.pages.get(answer.get("sessionId"))
+            if page is not None and "method" in answer:
+                page.events.append(answer)
 
-    # ---- the page ----
+
+class Page:
+    """A tab of its own, of a given size; closed with `with`. What it tells without being asked is in `events`."""
+
+    def __init__(self, browser, width=1200, height=900):
+        self.browser, self.events = browser, []
+        self.target = browser.command("Target.createTarget", url="about:blank")["targetId"]
+        attached = browser.command("Target.attachToTarget", targetId=self.target, flatten=True)
+        self.session = attached["sessionId"]
+        browser.pages[self.session] = self
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.command(domain + ".enable")
+        self.resize(width, height)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        del self.browser.pages[self.session]
+        self.browser.command("Target.closeTarget", targetId=self.target)
+
+    def command(self, method, **parameters):
+        return self.browser.command(method, self.session, **parameters)
 
     def visit(self, url):
         self.command("Page.navigate", url=url)

@@ -3,13 +3,15 @@
 """The page at / of `weft serve`, in a real browser: it shows what is there, keeps itself up to date while a
 publisher publishes and followers report, takes all text for text, talks to its own server only, and says so when
 that is gone. Pictures are left in the scratch directory, or in WEFT_PICTURES if that is set."""
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 
 import chromium
-from chromium import Browser
+from chromium import Page
 from serving import WEFT, Server, main
 
 HOSTILE = "<img src=x onerror=\"window.hit=1\"><script>window.hit=2</script>&amp;"
@@ -43,95 +45,166 @@ class Scene:
         self.step += 1
 
 
-def points(browser, series):
-    return browser.evaluate(f"document.querySelectorAll('#plot circle.point.{series}').length")
+class Follower:
+    """A real one, which reports every second; ends with `with`."""
+
+    def __init__(self, scene, server, name):
+        self.process = subprocess.Popen(
+            [WEFT, "follow", server.url, os.path.join(scene.root, name), "--name", name, "--report-every", "1s"],
+            env=scene.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
 
 
-def check_manners(browser, server):
+def points(page, series):
+    return page.evaluate(f"document.querySelectorAll('#plot circle.point.{series}').length")
+
+
+def check_manners(page, server):
     """Nothing complained, nothing was asked of anybody else, and no text has become anything but text."""
-    assert browser.complaints() == [], browser.complaints()
-    foreign = [url for url in browser.requests() if not url.startswith((server.url, "data:"))]
-    assert foreign == [] and browser.requests(), foreign
-    assert browser.evaluate("window.hit === undefined && document.images.length === 0")
+    assert page.complaints() == [], page.complaints()
+    foreign = [url for url in page.requests() if not url.startswith((server.url, "data:"))]
+    assert foreign == [] and page.requests(), foreign
+    assert page.evaluate("window.hit === undefined && document.images.length === 0")
 
 
 def test_it_shows_and_follows():
     with Scene() as scene, Server() as server:
         for _ in range(5):
             scene.publish(server.directory)
-        with Browser() as browser:
-            browser.visit(server.url)
-            assert browser.wait("document.getElementById('version')?.textContent === '5'")
-            assert browser.wait("document.querySelectorAll('#plot circle.point').length > 0")
+        with Page(BROWSER) as page:
+            page.visit(server.url)
+            assert page.wait("document.getElementById('version')?.textContent === '5'")
+            assert page.wait("document.querySelectorAll('#plot circle.point').length > 0")
             # the first version came as an anchor, and has no patch to plot
-            assert points(browser, "patch") == 4 and points(browser, "density") == 4
-            assert browser.evaluate("document.querySelectorAll('#plot path.anchor').length") == 1
-            assert browser.text("#link-text") == "live" and browser.text("#store") == "store"
-            assert browser.text("#reduction").endswith("×") and browser.text("#density").endswith("%")
-            assert "ago" in browser.text("#version-note") and "KiB" in browser.text("#patch-note")
-            browser.evaluate("window.mark = 1")
+            assert points(page, "patch") == 4 and points(page, "density") == 4
+            assert page.evaluate("document.querySelectorAll('#plot path.anchor').length") == 1
+            assert page.text("#link-text") == "live" and page.text("#store") == "store"
+            assert page.text("#reduction").endswith("×") and page.text("#density").endswith("%")
+            assert "ago" in page.text("#version-note") and "KiB" in page.text("#patch-note")
+            page.evaluate("window.mark = 1")
             for version in (6, 7):
                 scene.publish(server.url, "--label", "step=" + str(version))
-                assert browser.wait(f"document.getElementById('version').textContent === '{version}'")
+                assert page.wait(f"document.getElementById('version').textContent === '{version}'")
             scene.publish(server.directory, "--label", "note=" + HOSTILE)
-            assert browser.wait("document.querySelectorAll('#plot circle.point.patch').length === 7")
-            assert browser.wait("document.title.startsWith('v8 ')"), browser.evaluate("document.title")
-            assert browser.evaluate("window.mark") == 1, "the page was loaded anew"
-            assert browser.text("#facts .label") == "note=" + HOSTILE
-            assert ("note=" + HOSTILE) in browser.text("#readout") and "version 8" in browser.text("#readout")
-            check_manners(browser, server)
+            assert page.wait("document.querySelectorAll('#plot circle.point.patch').length === 7")
+            assert page.wait("document.title.startsWith('v8 ')"), page.evaluate("document.title")
+            assert page.evaluate("window.mark") == 1, "the page was loaded anew"
+            assert page.text("#facts .label") == "note=" + HOSTILE
+            assert ("note=" + HOSTILE) in page.text("#readout") and "version 8" in page.text("#readout")
+            check_manners(page, server)
 
 
-def press(browser, key):
+def make_report(name, run, version, **members):
+    """What a follower tells of itself, as FORMAT.md has it."""
+    now = int(time.time() * 1000)
+    report = {"weft": 1, "kind": "follower", "name": name, "run": run, "version": version, "digest": "ab" * 16,
+              "newest": version, "lag": 0, "time": now, "published": now, "state": "waiting",
+              "phases": {"wait": 1, "fetch": 0.5, "decode": 0.25, "verify": 0.125, "commit": 0.0625}, "pause": 0.0625,
+              "patches": 3, "anchors": 1, "healed": 0, "fetched_bytes": 4096, "requests": 9, "interval": 600}
+    return json.dumps({**report, **members}).encode()
+
+
+def rows(page):
+    return page.evaluate("[...document.querySelectorAll('#followers tr')]"
+                            ".map(row => [row.className, ...[...row.children].map(cell => cell.textContent)])")
+
+
+def test_it_shows_followers():
+    with Scene() as scene, Server() as server:
+        for _ in range(3):
+            scene.publish(server.directory)
+        run = json.loads(server.request("GET", "/v1/status").body)["head"]["run"]
+        with Page(BROWSER) as page, Follower(scene, server, "real") as follower:
+            page.visit(server.url)
+            assert page.wait("document.querySelector('#followers tr td')?.textContent === 'real'")
+            assert page.wait("document.querySelector('#followers tr').children[2].textContent === '3'"), rows(page)
+            scene.publish(server.directory)
+            assert page.wait("document.querySelector('#followers tr').children[2].textContent === '4'"), rows(page)
+            assert page.text("#fleet") == "1"
+            error = {"time": int(time.time() * 1000), "text": HOSTILE}
+            for name, version, members in (("slow", 2, {}), ("broken", 1, {"state": "failed", "error": error}),
+                                           ("over", 4, {"state": "ended"})):
+                answer = server.request("PUT", "/followers/" + name, make_report(name, run, version, **members))
+                assert answer.status in (201, 204), answer
+            assert page.wait("document.querySelectorAll('#followers tr').length === 4"), rows(page)
+            assert page.wait("document.querySelector('#followers tr td').textContent === 'broken'"), rows(page)
+            table = rows(page)
+            assert [row[1] for row in table] == ["broken", "slow", "real", "over"], table
+            assert [row[0] for row in table] == ["wrong", "behind", "", "gone"], table
+            assert [row[4] for row in table] == ["3", "2", "0", "0"], table
+            assert table[0][2] == "failed" and table[0][-1] == HOSTILE and table[3][2] == "ended", table
+            assert table[1][6] == "63 ms" and table[1][-1] == "", table
+            assert page.text("#fleet") == "3" and page.text("#fleet-note") == "up to 3 behind"
+            assert page.text("#followers-note") == "3 live, 1 gone"
+            follower.kill()
+            assert page.wait("[...document.querySelectorAll('#followers tr.gone td')]"
+                                ".some(cell => cell.textContent === 'real')"), rows(page)
+            check_manners(page, server)
+            for width in (1200, 360):
+                page.resize(width, 800)
+                page.screenshot(os.path.join(scene.pictures, f"followers-{width}.png"))
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, f"too wide for {width}"
+
+
+def press(page, key):
     for kind in ("keyDown", "keyUp"):
-        browser.command("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+        page.command("Input.dispatchKeyEvent", type=kind, key=key, code=key)
 
 
 def test_the_plot_can_be_read():
     with Scene() as scene, Server() as server:
         for _ in range(6):
             scene.publish(server.directory)
-        with Browser() as browser:
-            browser.visit(server.url)
-            assert browser.wait("document.querySelectorAll('#plot circle.point').length === 10")
-            browser.evaluate("document.getElementById('plot').focus()")
+        with Page(BROWSER) as page:
+            page.visit(server.url)
+            assert page.wait("document.querySelectorAll('#plot circle.point').length === 10")
+            page.evaluate("document.getElementById('plot').focus()")
             for key, version in (("ArrowLeft", 6), ("ArrowLeft", 5), ("Home", 1), ("ArrowRight", 2), ("End", 6)):
-                press(browser, key)
-                assert browser.wait(f"document.querySelector('#readout b').textContent === 'version {version}'"), key
-            press(browser, "Home")
-            assert "anchor" in browser.text("#readout")
-            box = browser.evaluate("(({x, y, width, height}) => [x, y, width, height])"
+                press(page, key)
+                assert page.wait(f"document.querySelector('#readout b').textContent === 'version {version}'"), key
+            press(page, "Home")
+            assert "anchor" in page.text("#readout")
+            box = page.evaluate("(({x, y, width, height}) => [x, y, width, height])"
                                    "(document.querySelectorAll('circle.point.patch')[2].getBoundingClientRect())")
-            browser.command("Input.dispatchMouseEvent", type="mouseMoved", x=box[0] + box[2] / 2, y=box[1] + box[3] / 2)
-            assert browser.wait("document.querySelector('#readout b').textContent === 'version 4'")
+            page.command("Input.dispatchMouseEvent", type="mouseMoved", x=box[0] + box[2] / 2, y=box[1] + box[3] / 2)
+            assert page.wait("document.querySelector('#readout b').textContent === 'version 4'")
             for width in (1200, 700, 360):
                 for scheme in ("light", "dark"):
-                    browser.resize(width, 800)
-                    browser.prefer(scheme)
-                    browser.screenshot(os.path.join(scene.pictures, f"page-{width}-{scheme}.png"))
-                assert browser.evaluate("document.documentElement.scrollWidth") <= width, f"too wide for {width}"
-            check_manners(browser, server)
+                    page.resize(width, 800)
+                    page.prefer(scheme)
+                    page.screenshot(os.path.join(scene.pictures, f"page-{width}-{scheme}.png"))
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, f"too wide for {width}"
+            check_manners(page, server)
 
 
 def test_it_says_when_the_server_is_gone():
     with Scene() as scene:
-        with Server() as server, Browser() as browser:
+        with Server() as server, Page(BROWSER) as page:
             store = os.path.join(scene.root, "kept")
-            browser.visit(server.url)
-            assert browser.wait("document.getElementById('empty')?.hidden === false")
-            assert "weft publish " + server.url.rstrip("/") in browser.text("#empty")
+            page.visit(server.url)
+            assert page.wait("document.getElementById('empty')?.hidden === false")
+            assert "weft publish " + server.url.rstrip("/") in page.text("#empty")
             os.rename(server.directory, store)
             scene.publish(store)
             assert server.stop() == 0
-            assert browser.wait("document.getElementById('link-text').textContent.startsWith('no answer since ')")
-            assert browser.evaluate("document.body.className") == "stale"
+            assert page.wait("document.getElementById('link-text').textContent.startsWith('no answer since ')")
+            assert page.evaluate("document.body.className") == "stale"
             with Server("--listen", f"{server.host}:{server.port}", directory=store):
-                assert browser.wait("document.getElementById('link-text').textContent === 'live'")
-                assert browser.evaluate("document.body.className") == ""
-                assert browser.wait("document.getElementById('version').textContent === '1'")
+                assert page.wait("document.getElementById('link-text').textContent === 'live'")
+                assert page.evaluate("document.body.className") == ""
+                assert page.wait("document.getElementById('version').textContent === '1'")
                 scene.publish(store)
-                assert browser.wait("document.querySelectorAll('#plot circle.point.patch').length === 1")
-            refused = [entry for entry in browser.complaints() if entry.get("source") != "network"]
+                assert page.wait("document.querySelectorAll('#plot circle.point.patch').length === 1")
+            refused = [entry for entry in page.complaints() if entry.get("source") != "network"]
             assert refused == [], refused
 
 
@@ -140,25 +213,26 @@ def test_it_asks_for_a_token():
         tokens = os.path.join(scene.root, "tokens")
         with open(os.open(tokens, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
             file.write("the-right-one\n")
-        with Server("--read-token-file", tokens) as server, Browser() as browser:
+        with Server("--read-token-file", tokens) as server, Page(BROWSER) as page:
             scene.publish(server.directory)
             assert server.request("GET", "/").status == 401
-            browser.visit(server.url)
-            assert browser.wait("document.getElementById('token-form')?.hidden === false")
-            assert browser.text("#version") == "–" and browser.text("#link-text") == "a token is needed"
+            page.visit(server.url)
+            assert page.wait("document.getElementById('token-form')?.hidden === false")
+            assert page.text("#version") == "–" and page.text("#link-text") == "a token is needed"
             for token, place, text in (("a-wrong-one", "link-text", "the token is refused"),
                                        ("the-right-one", "version", "1")):
-                browser.evaluate(f"document.getElementById('token').value = '{token}';"
+                page.evaluate(f"document.getElementById('token').value = '{token}';"
                                  "document.querySelector('#token-form button').click()")
-                assert browser.wait(f"document.getElementById('{place}').textContent === '{text}'"), token
-            assert browser.evaluate("document.getElementById('token-form').hidden")
-            browser.visit(server.url)
-            assert browser.wait("document.getElementById('version')?.textContent === '1'"), "the token was forgotten"
-            assert browser.evaluate("localStorage.length === 0 && document.cookie === ''")
-            assert all("right" not in url for url in browser.requests())
+                assert page.wait(f"document.getElementById('{place}').textContent === '{text}'"), token
+            assert page.evaluate("document.getElementById('token-form').hidden")
+            page.visit(server.url)
+            assert page.wait("document.getElementById('version')?.textContent === '1'"), "the token was forgotten"
+            assert page.evaluate("localStorage.length === 0 && document.cookie === ''")
+            assert all("right" not in url for url in page.requests())
 
 
 if not chromium.is_installed():
     print("SKIPPED: chromium is not installed; the page of `weft serve` was NOT TESTED. Run `make deps`.")
     sys.exit(0)
-main()
+with chromium.Browser() as BROWSER:
+    main()
