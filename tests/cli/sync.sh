@@ -2,10 +2,14 @@
 #
 # sync.sh: what the tests of publish, pull and follow share. Sourced, not run. Besides common.sh it gives a
 # HOME of its own, models m/step-0.safetensors to m/step-6.safetensors, and the functions below.
+#
+# Stores are directories, unless WEFT_TEST_STORE has the URL of another store: then they lie below that one.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 export HOME=$dir/home
 unset XDG_CACHE_HOME WEFT_TOKEN
 children=()
+build=${WEFT_BUILD:-$(dirname "$weft")}
+tool=$build/tests/store_tool
 
 end_children() {
     local child
@@ -79,3 +83,43 @@ field() {
 }
 
 digest() { "$weft" digest "$1" | cut -d' ' -f1; }
+
+# ---- stores ----
+
+# place NAME: a store of this test
+place() {
+    echo "${WEFT_TEST_STORE:+$WEFT_TEST_STORE/$(basename "$dir")/}$1"
+}
+
+# another_name STORE: the same one, by a URL that is written otherwise
+another_name() {
+    case $1 in
+    *://*) echo "$1/" ;;
+    *) echo "file://$dir/$1" ;;
+    esac
+}
+
+objects() { "$tool" list "$1"; }
+
+# vacant STORE: nothing may lie there
+vacant() {
+    checks=$((checks + 1))
+    [ -z "$(objects "$1")" ] || fail "there is something in $1: $(objects "$1")"
+    case $1 in
+    *://*) ;;
+    *) absent "$1" ;;
+    esac
+}
+
+# copy_store FROM TO, move_store FROM TO: all objects, to a place where then nothing else is
+copy_store() { "$tool" clear "$2" && "$tool" copy "$1" "$2"; }
+move_store() { copy_store "$1" "$2" && "$tool" clear "$1"; }
+
+# change_object STORE KEY COMMAND...: by a command that is given a file
+change_object() {
+    local store=$1 key=$2
+    shift 2
+    "$tool" get "$store" "$key" > changed && "$@" changed && "$tool" put "$store" "$key" < changed
+}
+
+overwrite() { printf 'X' | dd of="$1" bs=1 seek=200 conv=notrunc status=none; }

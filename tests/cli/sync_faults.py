@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publishers and followers over a directory, as real processes on bad days.
+"""Publishers and followers over a store, as real processes on bad days.
 
 Each is killed with SIGKILL at random instants, and at the calls that it makes on its files (by fault_io.so):
 at every fourth one, from a random one on, and with WEFT_SOAK at each; these calls fail with a full disk or a
 broken one; a follower is stopped for many
 versions and goes on; the clock jumps by a day. Whatever happens, OUT holds a published version, byte for byte
 as the digest says, and the newest one after the next undisturbed publish and pull.
+
+The store is a directory, unless WEFT_TEST_STORE has the URL of another, below which it lies then: there, faults
+of local files and jumps of the clock are left out, and a clock that is wrong is an error that says so.
 
 WEFT names the command, WEFT_BUILD where fault_io.so is. WEFT_SOAK, if set, asks for thousands of kills (or for
 as many as it says).
@@ -23,6 +26,7 @@ import time
 
 WEFT = os.path.abspath(os.environ.get("WEFT") or "build/weft")
 FAULT_IO = os.path.join(os.environ.get("WEFT_BUILD") or "build", "tests", "fault_io.so")
+PLACES = os.environ.get("WEFT_TEST_STORE", "")
 KILLS = 40
 SOAK_KILLS = 3000
 STRIDE = 4
@@ -47,9 +51,11 @@ class Scene:
         self.run("bench", "--make", self.models, "--params", "60K", "--steps", str(MODELS - 1))
         self.digests = [self.digest(self.model(i)) for i in range(MODELS)]
         self.turn = 0
+        self.life = 0
         self.clear()
 
     def clear(self):
+        self.life += 1
         shutil.rmtree(self.work, ignore_errors=True)
         os.makedirs(os.path.join(self.work, "out"))
         self.published = set()
@@ -69,6 +75,8 @@ class Scene:
 
     @property
     def store(self):
+        if PLACES:
+            return f"{PLACES}/{os.path.basename(self.root)}/{self.life}"
         return os.path.join(self.work, "store")
 
     @property
@@ -340,6 +348,22 @@ def jumping_clock(scene):
     print("the clock may jump", flush=True)
 
 
+def wrong_clock(scene):
+    """Where requests are signed with the time, the service refuses them."""
+    scene.clear()
+    scene.settle("before the clock is wrong")
+    shift = os.path.join(scene.root, "shift")
+    with open(shift, "w") as file:
+        file.write("86400\n")
+    for command in (scene.publish_arguments(scene.next_model()), ["pull", scene.store, scene.out, "-q"]):
+        code, _, error = scene.end(scene.start(*command, faults={"CLOCK": shift}), command)
+        if code != 4 or "clock differs too much" not in error:
+            fail(f"{command[0]} with a wrong clock gave {code}: {error}")
+    scene.check_out("with a wrong clock")
+    scene.settle("after the clock was wrong")
+    print("a wrong clock is told", flush=True)
+
+
 def main():
     soak = os.environ.get("WEFT_SOAK", "")
     kills = KILLS if not soak else max(SOAK_KILLS, int(soak) if soak.isdigit() else 0)
@@ -350,11 +374,13 @@ def main():
         dice = random.Random(seed)
         random_kills(scene, dice, kills)
         stopped_follower(scene)
-        if os.path.exists(FAULT_IO):
+        if not os.path.exists(FAULT_IO):
+            print("SKIPPED: faults of local input and output: sanitizers do not go with LD_PRELOAD")
+        elif PLACES:
+            wrong_clock(scene)
+        else:
             all_calls(scene, 1 if soak else dice.randint(1, STRIDE), 1 if soak else STRIDE)
             jumping_clock(scene)
-        else:
-            print("SKIPPED: faults of local input and output: sanitizers do not go with LD_PRELOAD")
 
 
 main()

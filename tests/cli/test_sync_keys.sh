@@ -4,6 +4,7 @@
 # Who is believed: keys, signed heads, heads that somebody puts back, and publishers that take over from each
 # other.
 . "$(dirname "$0")/sync.sh"
+store=$(place store)
 
 # ---- keygen ----
 expect 2 'where to write' "$weft" keygen
@@ -24,94 +25,95 @@ expect 0 '' "$weft" keygen other --json
 check 'as JSON' test "$(field stdout secret_file)" = other
 
 # ---- keys that cannot be used ----
-expect 2 'key.pub is a public key, which cannot sign' "$weft" publish store "$(model 0)" --sign key.pub
-expect 1 'weft keygen makes one' "$weft" publish store "$(model 0)" --sign missing
-expect 3 'is not an Ed25519 key' "$weft" publish store "$(model 0)" --sign "$(model 0)"
+expect 2 'key.pub is a public key, which cannot sign' "$weft" publish "$store" "$(model 0)" --sign key.pub
+expect 1 'weft keygen makes one' "$weft" publish "$store" "$(model 0)" --sign missing
+expect 3 'is not an Ed25519 key' "$weft" publish "$store" "$(model 0)" --sign "$(model 0)"
 openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out rsa 2> /dev/null
-expect 3 'is not an Ed25519 key' "$weft" publish store "$(model 0)" --sign rsa
-absent store
+expect 3 'is not an Ed25519 key' "$weft" publish "$store" "$(model 0)" --sign rsa
+vacant "$store"
 openssl genpkey -algorithm ED25519 -out made 2> /dev/null
-expect 0 '' "$weft" publish elsewhere "$(model 0)" --sign made
+expect 0 '' "$weft" publish "$(place elsewhere)" "$(model 0)" --sign made
 
 # ---- signed, and not ----
-expect 0 '' "$weft" publish store "$(model 0)" --sign key
-expect 0 '' "$weft" publish store "$(model 1)" --sign key
-expect 0 '' "$weft" pull store out --trust key.pub
+expect 0 '' "$weft" publish "$store" "$(model 0)" --sign key
+expect 0 '' "$weft" publish "$store" "$(model 1)" --sign key
+expect 0 '' "$weft" pull "$store" out --trust key.pub
 check 'with the right key' cmp out "$(model 1)"
-expect 0 '' "$weft" pull store secret --trust key
-expect 0 '' "$weft" pull store trusting
+expect 0 '' "$weft" pull "$store" secret --trust key
+expect 0 '' "$weft" pull "$store" trusting
 check 'without a key' cmp trusting "$(model 1)"
-expect 3 'sign' "$weft" pull store wrong --trust other.pub
+expect 3 'sign' "$weft" pull "$store" wrong --trust other.pub
 absent wrong
-expect 3 'sign' "$weft" follow store wrong --trust other.pub
-expect 3 'sign' "$weft" log store --trust other.pub
-expect 3 'sign' "$weft" gc store --trust other.pub
-expect 1 'weft keygen makes one' "$weft" pull store wrong --trust missing.pub
-expect 0 '' "$weft" log store --trust key.pub
+expect 3 'sign' "$weft" follow "$store" wrong --trust other.pub
+expect 3 'sign' "$weft" log "$store" --trust other.pub
+expect 3 'sign' "$weft" gc "$store" --trust other.pub
+expect 1 'weft keygen makes one' "$weft" pull "$store" wrong --trust missing.pub
+expect 0 '' "$weft" log "$store" --trust key.pub
 says stdout '2 versions, every link checked, signed by the key that is trusted'
-expect 0 '' "$weft" gc store --trust key.pub
+expect 0 '' "$weft" gc "$store" --trust key.pub
 
 # ---- an older state that somebody puts back ----
-cp -r store older
-expect 0 '' "$weft" publish store "$(model 2)" --sign key
-expect 0 '' "$weft" pull store out --trust key.pub
-mv store newer
-cp -r older store
-expect 1 'no head as new as one that was seen' "$weft" pull store out --trust key.pub
+copy_store "$store" older
+expect 0 '' "$weft" publish "$store" "$(model 2)" --sign key
+expect 0 '' "$weft" pull "$store" out --trust key.pub
+move_store "$store" newer
+copy_store older "$store"
+expect 1 'no head as new as one that was seen' "$weft" pull "$store" out --trust key.pub
 check 'the replica has not gone back' cmp out "$(model 2)"
-begin waiting follow store out --trust key.pub --until 3
+begin waiting follow "$store" out --trust key.pub --until 3
 await 'told' grep -q 'no head as new' waiting.err
 check 'nor has the follower' cmp out "$(model 2)"
-mv store older-still
-mv newer store
+move_store newer "$store"
 ended 0 "$pid" waiting
-expect 0 '' "$weft" pull store out --trust key.pub
+expect 0 '' "$weft" pull "$store" out --trust key.pub
 
 # somebody without the key publishes
-cp -r store forged
-expect 0 '' "$weft" publish forged "$(model 5)" --cache forger
-mv store real
-mv forged store
-expect 3 'sign' "$weft" pull store out --trust key.pub
+forged=$(place forged)
+copy_store "$store" "$forged"
+expect 0 '' "$weft" publish "$forged" "$(model 5)" --cache forger
+move_store "$store" real
+move_store "$forged" "$store"
+expect 3 'sign' "$weft" pull "$store" out --trust key.pub
 check 'what is not signed is not taken' cmp out "$(model 2)"
-rm -r store
-mv real store
+move_store real "$store"
 # objects that are exchanged are found by their hashes
-cp -r store broken
-for object in broken/patches/* broken/anchors/*; do
-    printf 'X' | dd of="$object" bs=1 seek=200 conv=notrunc status=none
+broken=$(place broken)
+copy_store "$store" "$broken"
+for object in $(objects "$broken" | grep -E '^(patches|anchors)/'); do
+    change_object "$broken" "$object" overwrite
 done
-expect 3 '(damaged|hash|missing)' "$weft" pull broken victim --trust key.pub
+expect 3 '(damaged|hash|missing)' "$weft" pull "$broken" victim --trust key.pub
 absent victim
 
 # ---- publishers that take over from each other ----
-expect 0 '' "$weft" publish store "$(model 3)" --sign key --cache here --json
+expect 0 '' "$weft" publish "$store" "$(model 3)" --sign key --cache here --json
 first=$(field stdout epoch)
-expect 0 '' "$weft" publish store "$(model 4)" --sign key --cache there --json
+expect 0 '' "$weft" publish "$store" "$(model 4)" --sign key --cache there --json
 check 'from the store alone, as a patch' test "$(field stdout anchored)" = False
 check 'with an epoch of its own' test "$(field stdout epoch)" -gt "$first"
-expect 0 '' "$weft" publish store "$(model 5)" --sign key --cache here --json
+expect 0 '' "$weft" publish "$store" "$(model 5)" --sign key --cache here --json
 check 'and back' test "$(field stdout anchored)" = False
-expect 0 '' "$weft" pull store out --trust key.pub
+expect 0 '' "$weft" pull "$store" out --trust key.pub
 check 'nothing was lost on the way' cmp out "$(model 5)"
-expect 0 '' "$weft" pull store out --trust key.pub --version 5
+expect 0 '' "$weft" pull "$store" out --trust key.pub --version 5
 check 'the version of the second' cmp out "$(model 4)"
 
 # who signs goes on only with what the same key has signed, unless told to
-expect 3 '(--adopt)' "$weft" publish store "$(model 0)" --sign other --cache there
-expect 0 '' "$weft" pull store out --trust key.pub
+expect 3 '(--adopt)' "$weft" publish "$store" "$(model 0)" --sign other --cache there
+expect 0 '' "$weft" pull "$store" out --trust key.pub
 check 'nothing was published' cmp out "$(model 5)"
-"$weft" publish -q unsigned "$(model 0)"
-expect 3 '(--adopt)' "$weft" publish unsigned "$(model 1)" --sign key
-expect 0 '' "$weft" publish unsigned "$(model 1)" --sign key --adopt
-expect 0 '' "$weft" pull unsigned adopted --trust key.pub
+unsigned=$(place unsigned)
+"$weft" publish -q "$unsigned" "$(model 0)"
+expect 3 '(--adopt)' "$weft" publish "$unsigned" "$(model 1)" --sign key
+expect 0 '' "$weft" publish "$unsigned" "$(model 1)" --sign key --adopt
+expect 0 '' "$weft" pull "$unsigned" adopted --trust key.pub
 check 'adopted' cmp adopted "$(model 1)"
 
 # at the same time: each either publishes or is refused, and the store stays good
 for round in 1 2 3; do
-    begin one publish store "$(model 1)" --sign key --cache here
+    begin one publish "$store" "$(model 1)" --sign key --cache here
     one=$pid
-    begin two publish store "$(model 2)" --sign key --cache there
+    begin two publish "$store" "$(model 2)" --sign key --cache there
     got=0
     wait "$one" || got=$?
     [ "$got" -eq 0 ] || [ "$got" -eq 4 ] || fail "one ended with $got: $(cat one.err)"
@@ -120,9 +122,9 @@ for round in 1 2 3; do
     [ "$got" -eq 0 ] || [ "$got" -eq 4 ] || fail "two ended with $got: $(cat two.err)"
     checks=$((checks + 2))
 done
-expect 0 '' "$weft" log store --trust key.pub
-expect 0 '' "$weft" pull store out --trust key.pub --verify full
-expect 0 '' "$weft" publish store "$(model 6)" --sign key --cache here
-expect 0 '' "$weft" pull store out --trust key.pub
+expect 0 '' "$weft" log "$store" --trust key.pub
+expect 0 '' "$weft" pull "$store" out --trust key.pub --verify full
+expect 0 '' "$weft" publish "$store" "$(model 6)" --sign key --cache here
+expect 0 '' "$weft" pull "$store" out --trust key.pub
 check 'after the quarrel' cmp out "$(model 6)"
 finish

@@ -3,8 +3,11 @@
  * store_tool.c: one operation on a store, for the tests that start real servers.
  *
  *     store_tool get|put|head|remove|watch URL [KEY]
+ *     store_tool list|clear URL
+ *     store_tool copy URL URL
  *
- * put reads stdin, get and watch write stdout. WEFT_STORE_TOKEN and WEFT_STORE_CA_FILE as in
+ * put reads stdin, get and watch write stdout, list writes keys, clear removes all objects, and copy puts
+ * those of one store into another. WEFT_STORE_TOKEN and WEFT_STORE_CA_FILE as in
  * test_store_conformance; WEFT_STORE_ATTEMPTS bounds the attempts. The exit code is 0, or 1 with the status
  * and the text of the failure on stderr.
  */
@@ -57,9 +60,58 @@ static weft_status operate(weft_context *context, weft_store *store, const char 
     return status;
 }
 
+/* ---- all objects ---- */
+
+typedef struct key_list {
+    char (*keys)[WEFT_STORE_KEY_MAX + 1];
+    size_t count;
+} key_list;
+
+static bool note_key(void *opaque, const char *key, uint64_t size, double age_seconds) {
+    key_list *list = opaque;
+    void *larger = realloc(list->keys, (list->count + 1) * sizeof *list->keys);
+    (void)size;
+    (void)age_seconds;
+    if (larger == NULL) {
+        return false;
+    }
+    list->keys = larger;
+    snprintf(list->keys[list->count], sizeof *list->keys, "%s", key);
+    list->count++;
+    return true;
+}
+
+static weft_status copy_object(weft_context *context, weft_store *from, weft_store *to, const char *key) {
+    static uint8_t buffer[BUFFER_BYTES];
+    weft_store_get_request request = {.key = key, .length = BUFFER_BYTES, .buffer = buffer};
+    weft_store_get_result result = {0};
+    weft_status status = weft_store_get(context, from, &request, &result);
+    return status == WEFT_OK ? weft_store_put_bytes(context, to, key, buffer, (size_t)result.received,
+                                                    WEFT_STORE_ALWAYS, NULL, NULL)
+                             : status;
+}
+
+/* What the verb does with each object; `to` is for copies. */
+static weft_status operate_on_all(weft_context *context, weft_store *store, const char *verb,
+                                  weft_store *to) {
+    key_list list = {0};
+    weft_status status = weft_store_list(context, store, "", note_key, &list);
+    for (size_t i = 0; i < list.count && status == WEFT_OK; i++) {
+        if (strcmp(verb, "list") == 0) {
+            printf("%s\n", list.keys[i]);
+        } else if (strcmp(verb, "clear") == 0) {
+            status = weft_store_remove(context, store, list.keys[i]);
+        } else {
+            status = copy_object(context, store, to, list.keys[i]);
+        }
+    }
+    free(list.keys);
+    return status;
+}
+
 int main(int count, char **arguments) {
     if (count < 3) {
-        fprintf(stderr, "usage: store_tool get|put|head|remove|watch URL [KEY]\n");
+        fprintf(stderr, "usage: store_tool get|put|head|remove|watch|list|clear|copy URL [KEY|URL]\n");
         return 2;
     }
     const char *attempts = getenv("WEFT_STORE_ATTEMPTS");
@@ -70,16 +122,24 @@ int main(int count, char **arguments) {
     };
     weft_context *context = NULL;
     weft_store *store = NULL;
+    weft_store *to = NULL;
+    const char *verb = arguments[1];
     if (weft_context_create(NULL, &context) != WEFT_OK) {
         return 1;
     }
     weft_status status = weft_store_open(context, arguments[2], &options, &store);
+    if (status == WEFT_OK && strcmp(verb, "copy") == 0 && count > 3) {
+        status = weft_store_open(context, arguments[3], &options, &to);
+    }
     if (status == WEFT_OK) {
-        status = operate(context, store, arguments[1], count > 3 ? arguments[3] : "");
+        bool all = strcmp(verb, "list") == 0 || strcmp(verb, "clear") == 0 || to != NULL;
+        status = all ? operate_on_all(context, store, verb, to)
+                     : operate(context, store, verb, count > 3 ? arguments[3] : "");
     }
     if (status != WEFT_OK) {
         fprintf(stderr, "weft store: %s: %s\n", weft_status_name(status), weft_context_error(context));
     }
+    weft_store_close(to);
     weft_store_close(store);
     weft_context_destroy(context);
     return status == WEFT_OK ? 0 : 1;
