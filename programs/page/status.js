@@ -256,6 +256,9 @@ function renderFacts(status) {
     facts.push(["chip", "epoch " + head.epoch]);
     facts.push(head.signed ? ["chip good", "signed"] : ["chip", "not signed"]);
     facts.push(["chip", "digest " + head.digest.slice(0, 12)]);
+    if (status.relay?.reached === false) {
+      facts.push(["chip bad", "upstream not reached for " + span(status.relay.state_seconds)]);
+    }
     facts.push(...labels.map(([key, value]) => ["chip label", key + "=" + value]));
   }
   fillList(by("facts"), facts, () => make("span"), (chip, [name, text]) => {
@@ -316,8 +319,12 @@ function renderFollowers(status) {
 // ---- errors, the server ----
 
 function renderErrors(status) {
-  show(by("errors-none"), status.errors.length === 0);
-  fillList(by("errors"), status.errors, () => {
+  const errors = [...status.errors];
+  if (status.relay?.error) {
+    errors.unshift({age_seconds: status.relay.state_seconds, text: "upstream: " + status.relay.error});
+  }
+  show(by("errors-none"), errors.length === 0);
+  fillList(by("errors"), errors, () => {
     const item = make("li");
     item.append(make("time"), make("span"));
     return item;
@@ -331,8 +338,23 @@ function requestCount(status) {
   return Object.values(status.requests).flatMap(Object.values).reduce((sum, value) => sum + value, 0);
 }
 
+function relayFacts(relay) {
+  if (relay === undefined) {
+    return [];
+  }
+  const asked = relay.hits + relay.misses + relay.joined;
+  return [
+    ["Relays", relay.upstream],
+    ["Upstream", relay.reached ? "reached" : "not reached for " + span(relay.state_seconds)],
+    ["Fetched from there", bytes(relay.upstream_bytes)],
+    ["Cache", bytes(relay.cached_bytes) + " of " + bytes(relay.cache_limit)],
+    ["Answered from the cache", asked > 0 ? percent(1 - relay.misses / asked) : "–"],
+  ];
+}
+
 function renderServer(status) {
   const facts = [
+    ...relayFacts(status.relay),
     ["Up for", span(status.uptime_seconds)],
     ["Requests", count(requestCount(status)) + (status.requests_cut > 0 ? ", " + count(status.requests_cut) + " cut" : "")],
     ["Sent", bytes(status.bytes_sent)],
@@ -378,6 +400,10 @@ function shape(name, attributes, text) {
   return element;
 }
 
+function density(version) {
+  return version.changed / Math.max(1, version.total);
+}
+
 function shownVersions() {
   return state.range === 0 ? state.versions : state.versions.slice(-state.range);
 }
@@ -395,33 +421,35 @@ function roundBytes(least) {
   return step >= 1000 ? 1024 * unit : step * unit;
 }
 
-// Linear from zero, or logarithmic where the largest value would hide the smallest.
-function makeScale(values, low, high, round) {
-  const most = Math.max(...values);
-  const least = Math.min(...values);
+// Linear from zero, or logarithmic where the largest values would hide most of the others. The few smallest do not
+// count: a version that changed nothing shall not flatten the rest. What is below a logarithmic scale lies on its end.
+function makeScale(values, low, high, binary) {
+  const sorted = values.filter((value) => value > 0).sort((a, b) => a - b);
+  const most = sorted.at(-1) ?? 1;
+  const least = sorted[Math.floor(sorted.length / 20)] ?? 1;
   if (most > 12 * least) {
-    const from = Math.log10(least) - 0.05;
+    const from = Math.log10(least) - 0.1;
     const to = Math.log10(most) + 0.05;
-    const place = (value) => low + (high - low) * (Math.log10(Math.max(value, least)) - from) / (to - from);
-    return {place, ticks: logTicks(least, most, round === roundBytes), name: ", logarithmic"};
+    const place = (value) => low + (high - low) * Math.max(0, (Math.log10(value) - from) / (to - from));
+    const room = Math.floor(Math.abs(high - low) / 20);
+    return {place, ticks: logTicks(least, most, binary, room), name: ", logarithmic"};
   }
-  const step = round(most / 3);
+  const step = binary ? roundBytes(most / 3) : roundStep(most / 3);
   const steps = Math.ceil(most / step);
   const ticks = Array.from({length: steps + 1}, (_, index) => index * step);
   return {place: (value) => low + (high - low) * value / (steps * step), ticks, name: ""};
 }
 
-function logTicks(least, most, binary) {
+// Powers of ten, of bytes in units of 1024; not more than there is room for.
+function logTicks(least, most, binary, room) {
   const ticks = [];
   const first = binary ? 0 : Math.floor(Math.log10(least));
   for (let power = first; power < first + 30; power++) {
-    const value = binary ? 1024 ** Math.floor(power / 3) * 10 ** (power % 3) : 10 ** power;
-    ticks.push(value);
-    if (most < 100 * least) {
-      ticks.push(2 * value, 5 * value);
-    }
+    ticks.push(binary ? 1024 ** Math.floor(power / 3) * 10 ** (power % 3) : 10 ** power);
   }
-  return ticks.filter((tick) => tick >= least * 0.9 && tick <= most * 1.1);
+  const shown = ticks.filter((tick) => tick >= least * 0.8 && tick <= most * 1.1);
+  const every = Math.ceil(shown.length / room);
+  return shown.filter((_, index) => index % every === 0);
 }
 
 function drawAxis(group, scale, width, format) {
@@ -495,9 +523,9 @@ function drawPlot() {
   const place = (version) => PLOT.left + 8 + (width - PLOT.left - PLOT.right - 16) * (version - first) / distance;
   const patched = versions.filter((version) => version.patch_bytes > 0);
   const sizes = patched.map((version) => version.patch_bytes);
-  const densities = patched.map((version) => Math.max(version.changed / Math.max(1, version.total), 1e-12));
-  const sizeScale = makeScale(sizes.length > 0 ? sizes : [1024], PLOT.middle, PLOT.top, roundBytes);
-  const densityScale = makeScale(densities.length > 0 ? densities : [0.01], PLOT.bottom, PLOT.second, roundStep);
+  const densities = patched.map(density);
+  const sizeScale = makeScale(sizes, PLOT.middle, PLOT.top, true);
+  const densityScale = makeScale(densities, PLOT.bottom, PLOT.second, false);
   const group = shape("g", {});
   drawAxis(group, sizeScale, width, tickBytes);
   drawAxis(group, densityScale, width, percent);
@@ -524,7 +552,7 @@ function readout(version) {
   const parts = [piece("b", "", "version " + count(version.version)), piece("span", "", date(version.published_milliseconds))];
   if (version.patch_bytes > 0) {
     parts.push(piece("span", "patch", "patch " + bytes(version.patch_bytes)));
-    parts.push(piece("span", "density", percent(version.changed / Math.max(1, version.total)) + " changed"));
+    parts.push(piece("span", "density", percent(density(version)) + " changed"));
   }
   if (version.anchor_bytes > 0) {
     parts.push(piece("span", "anchor", "anchor " + bytes(version.anchor_bytes)));
@@ -535,15 +563,15 @@ function readout(version) {
 
 function moveCursor(version) {
   const {place, sizeScale, densityScale, cursor} = drawing;
-  const [line, patch, density] = cursor.children;
+  const [line, patch, changed] = cursor.children;
   const x = Math.round(place(version.version)) + 0.5;
   const visible = version.patch_bytes > 0 ? "inherit" : "hidden";
   line.setAttribute("x1", x);
   line.setAttribute("x2", x);
   for (const [point, y] of [[patch, sizeScale.place(version.patch_bytes)],
-    [density, densityScale.place(version.changed / Math.max(1, version.total))]]) {
+    [changed, densityScale.place(density(version))]]) {
     point.setAttribute("cx", place(version.version));
-    point.setAttribute("cy", Number.isFinite(y) ? y : 0);
+    point.setAttribute("cy", y);
     point.setAttribute("visibility", visible);
   }
   cursor.setAttribute("visibility", "visible");

@@ -74,6 +74,7 @@ def check_manners(page, server):
     foreign = [url for url in page.requests() if not url.startswith((server.url, "data:"))]
     assert foreign == [] and page.requests(), foreign
     assert page.evaluate("window.hit === undefined && document.images.length === 0")
+    assert page.evaluate("!/NaN|Infinity/.test(document.getElementById('plot').outerHTML)")
 
 
 def test_it_shows_and_follows():
@@ -164,13 +165,16 @@ def test_the_plot_can_be_read():
     with Scene() as scene, Server() as server:
         for _ in range(6):
             scene.publish(server.directory)
+        scene.step -= 1
+        scene.publish(server.directory)  # nothing has changed
         with Page(BROWSER) as page:
             page.visit(server.url)
-            assert page.wait("document.querySelectorAll('#plot circle.point').length === 10")
+            assert page.wait("document.querySelectorAll('#plot circle.point').length === 12")
             page.evaluate("document.getElementById('plot').focus()")
-            for key, version in (("ArrowLeft", 6), ("ArrowLeft", 5), ("Home", 1), ("ArrowRight", 2), ("End", 6)):
+            for key, version in (("ArrowLeft", 7), ("ArrowLeft", 6), ("Home", 1), ("ArrowRight", 2), ("End", 7)):
                 press(page, key)
                 assert page.wait(f"document.querySelector('#readout b').textContent === 'version {version}'"), key
+            assert "0% changed" in page.text("#readout"), page.text("#readout")
             press(page, "Home")
             assert "anchor" in page.text("#readout")
             box = page.evaluate("(({x, y, width, height}) => [x, y, width, height])"
