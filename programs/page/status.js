@@ -157,21 +157,22 @@ function forgetHistory() {
   state.generation = null;
 }
 
-// Versions that are new, or all of them if some of those that we have may be others now.
+// Takes the versions that are new, or all of them if those that we have may be others now. True if it took any.
 async function askHistory() {
   const told = state.status.history;
   const newest = state.versions.at(-1)?.version ?? 0;
-  if (told === undefined || (told.generation === state.generation && told.newest === newest)) {
+  const all = told.generation !== state.generation;
+  if (!all && told.newest === newest) {
     return false;
   }
-  const all = told.generation !== state.generation || told.newest < newest;
   const answer = await ask("v1/history?since=" + (all ? 0 : newest));
-  if (all || answer.generation !== told.generation) {
-    state.versions = all ? answer.versions : [];
-  } else {
-    state.versions = state.versions.concat(answer.versions).filter((version) => version.version >= answer.oldest);
+  if (!all && answer.generation !== state.generation) {
+    state.generation = null; // it has changed since the status was told: all of them, the next time
+    return false;
   }
-  state.generation = answer.generation === told.generation ? told.generation : null;
+  const kept = all ? [] : state.versions.filter((version) => version.version >= answer.oldest);
+  state.versions = kept.concat(answer.versions);
+  state.generation = answer.generation;
   return true;
 }
 
@@ -626,7 +627,12 @@ by("plot").addEventListener("pointermove", pointAt);
 by("plot").addEventListener("pointerdown", pointAt);
 by("plot").addEventListener("pointerleave", () => choose(null));
 by("plot").addEventListener("keydown", chooseByKey);
-by("plot").addEventListener("blur", () => choose(null));
+// Read aloud while somebody moves through the versions, and not whenever there is a new one.
+by("plot").addEventListener("focus", () => by("readout").setAttribute("aria-live", "polite"));
+by("plot").addEventListener("blur", () => {
+  by("readout").setAttribute("aria-live", "off");
+  choose(null);
+});
 by("range").addEventListener("change", (event) => {
   state.range = Number(event.target.value);
   drawPlot();
