@@ -137,6 +137,9 @@ static void look_for_reports(serve_reports *reports) {
     serve_head head = serve_watch_head(&reports->server->watch, &watchers);
     const weft_fleet_options options = {.head = &head.info};
     weft_fleet fleet = {0};
+    pthread_mutex_lock(&reports->mutex);
+    size_t added = reports->added;
+    pthread_mutex_unlock(&reports->mutex);
     if (!head.known || weft_fleet_read(reports->context, reports->store, &options, &fleet) != WEFT_OK) {
         fleet = (weft_fleet){0};
     }
@@ -144,7 +147,8 @@ static void look_for_reports(serve_reports *reports) {
     weft_fleet before = reports->fleet;
     reports->fleet = fleet;
     reports->read = clock_seconds();
-    reports->added = 0;
+    /* what came meanwhile may have been seen or not */
+    reports->added -= added;
     pthread_mutex_unlock(&reports->mutex);
     weft_fleet_close(reports->context, &before);
 }
