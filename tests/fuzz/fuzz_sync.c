@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fuzz_sync.c: bytes as a head, as a page and as a list of pieces of a run's history. The hash line of a
- * head is made to fit first, so that what lies behind it is reached. What is accepted must hold what the
- * rest of lib/sync relies on, and must survive being written and read again.
+ * fuzz_sync.c: bytes as a head, as a page and as a list of pieces of a run's history, and as a follower's
+ * report. The hash line of a head is made to fit first, so that what lies behind it is reached. What is
+ * accepted must hold what the rest of lib/sync relies on, and must survive being written and read again.
  */
 #include "../../lib/base/context.h"
 #include "../../lib/sync/head.h"
 #include "../../lib/sync/pieces.h"
+#include "../../lib/sync/report.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -149,6 +150,30 @@ static void try_pieces(weft_context *context, const uint8_t *data, size_t size) 
     weft_pieces_close(&pieces);
 }
 
+/* ---- reports ---- */
+
+/* What was read can be written, and is read again. */
+static void check_report(weft_context *context, const weft_follower *follower) {
+    uint8_t data[WEFT_REPORT_MAX];
+    size_t size;
+    weft_follower again;
+    require(weft_follower_name_valid(follower->name) && strlen(follower->run) > 0);
+    require(follower->interval_seconds >= WEFT_REPORT_SHORTEST);
+    require(follower->interval_seconds <= WEFT_REPORT_LONGEST);
+    require(weft_report_format(context, follower, data, &size) == WEFT_OK);
+    require(weft_report_parse(context, follower->name, data, size, &again) == WEFT_OK);
+    require(again.version == follower->version && strcmp(again.state, follower->state) == 0);
+}
+
+static void try_report(weft_context *context, const uint8_t *data, size_t size) {
+    weft_follower follower;
+    if (weft_report_parse(context, "worker-7", data, size, &follower) == WEFT_OK) {
+        check_report(context, &follower);
+    } else {
+        require(weft_context_error(context)[0] != '\0');
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     weft_context *context = NULL;
     const weft_context_options options = {.threads = 1};
@@ -159,6 +184,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     try_head(context, data, size);
     try_page(context, data, size);
     try_pieces(context, data, size);
+    try_report(context, data, size);
     weft_context_destroy(context);
     return 0;
 }

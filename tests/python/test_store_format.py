@@ -416,5 +416,54 @@ class TamperTest(Case):
         self.assert_weft_refuses("--trust", self.key, reached=self.files[1])
 
 
+class ReportTest(Case):
+    """What followers tell is read alike by both, and so is what others make of it."""
+
+    def fleet(self, store):
+        said = json.loads(self.weft("fleet", store, "--json"))
+        return {follower["name"]: follower for follower in said["followers"]}
+
+    def test_real_reports(self):
+        self.publish_states(3)
+        for name in ("one", "two.x"):
+            self.weft("pull", self.store, self.place / f"{name}.safetensors", "--name", name)
+        run = self.history().head["run"]
+        found = weft_store.read_fleet(weft_store.Directory(self.store), run)
+        self.assertEqual(found.keys(), {"one", "two.x"})
+        for name, follower in self.fleet(self.store).items():
+            report = found[name]
+            for member in ("version", "digest", "newest", "state", "patches", "anchors", "healed", "requests"):
+                self.assertEqual(report[member], follower[member], member)
+            self.assertEqual((report["version"], report["lag"], report["state"]), (3, 0, "ended"))
+            self.assertEqual(report["published"], self.history().records[3]["time"])
+        with serving.Server(directory=str(self.store)) as server:
+            self.assertEqual(weft_store.read_fleet(weft_store.Server(server.url), run), found)
+
+    def test_made_up_reports(self):
+        self.publish_states(1)
+        self.weft("pull", self.store, self.place / "a.safetensors", "--name", "a")
+        path = self.store / "followers" / "a"
+        good = json.loads(path.read_bytes())
+        error = {"time": 1, "text": "x"}
+        anything = (None, -1, 0, 1, 2.5, 1e300, "", "a", "ab", [], {}, True)
+        changes = [{member: value} for member in good for value in anything]
+        texts = (None, -1, 1.5, "", "y" * 300, "y" * 301, "é" * 150)
+        changes += [{"error": error | {member: value}} for member in error for value in texts]
+        changes += [{"phases": good["phases"] | {"wait": value}} for value in (None, -1, 7, "1", 1e9, 1.1e9, [])]
+        changes += [{"more": value} for value in (None, [[]], [[[]]], [[]] * 5, [[]] * 6)]
+        changes += [{"interval": value} for value in (0.99, 1, 1200, 1200.5)]
+        changes += [{"state": "a" * size} for size in (15, 16)]
+        changes += [{"version": 2**63 - 1}, {"version": 2**63}, {"version": 1.0}, {"digest": good["digest"].upper()}]
+        for change in changes:
+            path.write_text(json.dumps(good | change))
+            ours = weft_store.read_fleet(weft_store.Directory(self.store), good["run"])
+            self.assertEqual(ours.keys(), self.fleet(self.store).keys(), change)
+        for left_out in good:
+            path.write_text(json.dumps({name: value for name, value in good.items() if name != left_out}))
+            ours = weft_store.read_fleet(weft_store.Directory(self.store), good["run"])
+            self.assertEqual(ours.keys(), self.fleet(self.store).keys(), left_out)
+            self.assertEqual("a" in ours, left_out in ("lag", "error"), left_out)
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

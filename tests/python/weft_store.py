@@ -8,6 +8,7 @@ no cheapest way: what is wrong is refused, as a FormatError with the reason.
 
     weft_store.py log STORE [PUBLIC-KEY]                 print the history, newest version first
     weft_store.py pull STORE VERSION OUT [PUBLIC-KEY]    write the checkpoint of a version
+    weft_store.py fleet STORE [PUBLIC-KEY]               print what followers tell of themselves
 
 STORE is a directory or an http:// URL. With PUBLIC-KEY, a PEM file, the head must be signed by that key.
 """
@@ -38,6 +39,8 @@ MAXIMUM_LIST = 32 << 20
 MAXIMUM_PIECES = 1026
 MAXIMUM_PIECES_BYTES = 2 << 20
 LEAST_CHUNK, MOST_CHUNK = 4096, 2**26
+MAXIMUM_REPORT = 2048
+MAXIMUM_REPORT_DEPTH, MAXIMUM_REPORT_PARTS = 3, 8
 
 # Section 24: the rooms whose objects are removed one day.
 RETIRING = ("patches", "anchors", "pages", "chunks", "pieces")
@@ -69,6 +72,10 @@ class Directory:
         except FileNotFoundError as error:
             raise Missing(f"there is no {key}") from error
 
+    def followers(self):
+        room = self.root / "followers"
+        return sorted(path.name for path in room.iterdir() if path.is_file()) if room.is_dir() else []
+
 
 class Server:
     def __init__(self, url):
@@ -81,6 +88,10 @@ class Server:
         except urllib.error.HTTPError as error:
             require(error.code == 404, f"the server answers {error.code} for {key}")
             raise Missing(f"there is no {key}") from error
+
+    def followers(self):
+        lines = self.get("v1/list?prefix=followers").splitlines()
+        return sorted(json.loads(line)["key"].removeprefix("followers/") for line in lines)
 
 
 def open_store(name):
@@ -404,8 +415,71 @@ class History:
         return made
 
 
+# ----------------------------------------------------------------------------------------------------------
+# Section 28: what followers tell
+# ----------------------------------------------------------------------------------------------------------
+
+
+def number(value, name, least=0, most=1e9):
+    require(isinstance(value, dict) and name in value, f"{name!r} is missing")
+    require(type(value[name]) in (int, float) and least <= value[name] <= most, f"{name!r} is no such number")
+    return value[name]
+
+
+def is_follower_name(said):
+    return re.fullmatch("[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", said) is not None
+
+
+def containers(value, depth=1):
+    """How many objects and arrays there are, and how deep they lie."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    if inner is None:
+        return 0, 0
+    below = [containers(one, depth + 1) for one in inner]
+    return 1 + sum(parts for parts, _ in below), max([depth] + [deep for _, deep in below])
+
+
+def parse_report(data, name):
+    require(len(data) <= MAXIMUM_REPORT, "a report that is too large")
+    report = parse_json(data, "follower")
+    parts, depth = containers(report)
+    require(parts <= MAXIMUM_REPORT_PARTS and depth <= MAXIMUM_REPORT_DEPTH, "a report of too many parts")
+    require(is_follower_name(name) and text(report, "name") == name, "a report of another name")
+    name_of(report, "run", most=32)
+    digest(report, "digest")
+    for said in ("version", "newest", "time", "published", "patches", "anchors", "healed", "fetched_bytes",
+                 "requests"):
+        count(report, said)
+    require(re.fullmatch("[a-z]{1,15}", text(report, "state")), "a state that is none")
+    for phase in ("wait", "fetch", "decode", "verify", "commit"):
+        number(member(report, "phases", dict), phase)
+    number(report, "pause")
+    number(report, "interval", least=1, most=1200)
+    if "error" in report:
+        count(member(report, "error", dict), "time")
+        text(report["error"], "text", most=300)
+    return report
+
+
+def read_fleet(store, run):
+    """The reports of a run by their names; what is none is left out."""
+    reports = {}
+    for name in store.followers():
+        try:
+            report = parse_report(store.get(f"followers/{name}"), name)
+        except FormatError:
+            continue
+        if report["run"] == run:
+            reports[name] = report
+    return reports
+
+
 def main(arguments):
     match arguments:
+        case ["fleet", store, *public_key] if len(public_key) < 2:
+            opened = open_store(store)
+            for name, report in read_fleet(opened, find_head(opened, *public_key)["run"]).items():
+                print(name, report["version"], report["state"], report.get("error", {}).get("text", "-"))
         case ["log", store, *public_key] if len(public_key) < 2:
             history = History(open_store(store), *public_key)
             for version in sorted(history.records, reverse=True):

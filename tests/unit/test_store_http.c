@@ -959,6 +959,107 @@ static void test_no_memory(void **state) {
     end();
 }
 
+/* ---- list ---- */
+
+typedef struct seen {
+    char keys[4][WEFT_STORE_KEY_MAX + 1];
+    uint64_t sizes[4];
+    double ages[4];
+    size_t count;
+    size_t most;
+} seen;
+
+static bool see(void *opaque, const char *key, uint64_t size, double age_seconds) {
+    seen *list = opaque;
+    snprintf(list->keys[list->count], sizeof(list->keys[0]), "%s", key);
+    list->sizes[list->count] = size;
+    list->ages[list->count++] = age_seconds;
+    return list->count < list->most;
+}
+
+static void test_list(void **state) {
+    (void)state;
+    static const char lines[] = "{\"key\":\"followers/a\",\"size\":700,\"age\":1.5}\n"
+                                "{\"key\":\"followers/b.c\",\"age\":2,\"more\":1}\n"
+                                "{\"age\":-1,\"size\":-3,\"key\":\"followers/d\"}\n";
+    static const step steps[] = {
+        {.head = "HTTP/1.1 200 OK\r\nWeft-Server: 1\r\nContent-Length: 125\r\n",
+         .body = lines,
+         .size = sizeof(lines) - 1},
+        {.head = "HTTP/1.1 200 OK\r\nWeft-Server: 1\r\nContent-Length: 125\r\n",
+         .body = lines,
+         .size = sizeof(lines) - 1},
+        {.head = "HTTP/1.1 200 OK\r\nWeft-Server: 1\r\nContent-Length: 0\r\n"},
+        {.head = "HTTP/1.1 404 Not Found\r\nWeft-Server: 1\r\nContent-Length: 0\r\n"},
+        {.head = "HTTP/1.1 401 Unauthorized\r\nWeft-Server: 1\r\nContent-Length: 0\r\n"},
+    };
+    assert_int_equal(sizeof(lines) - 1, 125);
+    begin(steps, sizeof(steps) / sizeof(steps[0]), NULL);
+    seen list = {.most = 4};
+    expect(weft_store_list(context, store, "followers", see, &list), WEFT_OK, "");
+    expect_asked(0, "GET /base/v1/list?prefix=followers HTTP/1.1");
+    assert_int_equal(list.count, 3);
+    assert_string_equal(list.keys[1], "followers/b.c");
+    assert_int_equal(list.sizes[0], 700);
+    assert_true(list.ages[0] == 1.5 && list.ages[1] == 2 && list.ages[2] == 0);
+    assert_int_equal(list.sizes[2], 0);
+    list = (seen){.most = 1};
+    expect(weft_store_list(context, store, "followers", see, &list), WEFT_OK, "");
+    assert_int_equal(list.count, 1);
+    list = (seen){.most = 1};
+    expect(weft_store_list(context, store, "followers", see, &list), WEFT_OK, "");
+    assert_int_equal(list.count, 0);
+    expect(weft_store_list(context, store, "pages", see, &list), WEFT_UNSUPPORTED, "no such listing");
+    expect(weft_store_list(context, store, "followers", see, &list), WEFT_REMOTE_DENIED, "token");
+    end();
+}
+
+static void test_list_needs_our_server(void **state) {
+    (void)state;
+    static const step steps[] = {
+        {.head = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n", .body = "<ul>", .size = 4}};
+    begin(steps, 1, NULL);
+    seen list = {.most = 4};
+    expect(weft_store_list(context, store, "followers", see, &list), WEFT_UNSUPPORTED, "no such listing");
+    /* known by now, and not asked again */
+    expect(weft_store_list(context, store, "followers", see, &list), WEFT_UNSUPPORTED, "no such listing");
+    assert_int_equal(list.count, 0);
+    end();
+}
+
+static void test_list_of_lies(void **state) {
+    (void)state;
+    static const char *const lies[] = {
+        "{\"key\":\"followers/a\"}",
+        "{\"key\":\"followers/../a\"}\n",
+        "{\"key\":\"heads/1\"}\n",
+        "{\"key\":\"followers2/a\"}\n",
+        "{\"key\":\"followers\"}\n",
+        "{\"key\":7}\n",
+        "{}\n",
+        "\n",
+        "nonsense\n",
+        "{\"key\":\"followers/a\",\"x\":{}}\n",
+        "{\"key\":\"followers/a\"}}\n",
+        "[1]\n",
+    };
+    enum { LIES = sizeof(lies) / sizeof(lies[0]) };
+    char heads[LIES][100];
+    step steps[LIES];
+    for (size_t i = 0; i < LIES; i++) {
+        snprintf(heads[i], sizeof(heads[i]), "HTTP/1.1 200 OK\r\nWeft-Server: 1\r\nContent-Length: %zu\r\n",
+                 strlen(lies[i]));
+        steps[i] = (step){.head = heads[i], .body = lies[i], .size = strlen(lies[i])};
+    }
+    begin(steps, LIES, NULL);
+    for (size_t i = 0; i < LIES; i++) {
+        seen list = {.most = 4};
+        expect(weft_store_list(context, store, "followers", see, &list), WEFT_MALFORMED, "");
+        assert_int_equal(list.count, 0);
+    }
+    end();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_resume),
@@ -987,6 +1088,9 @@ int main(void) {
         cmocka_unit_test(test_lost_answer_and_a_conflict),
         cmocka_unit_test(test_watch),
         cmocka_unit_test(test_watch_needs_our_server),
+        cmocka_unit_test(test_list),
+        cmocka_unit_test(test_list_needs_our_server),
+        cmocka_unit_test(test_list_of_lies),
         cmocka_unit_test(test_close_ends_what_waits),
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_urls),
