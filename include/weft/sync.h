@@ -91,6 +91,11 @@ typedef struct weft_publisher_options {
     const char *mirror_path;     /* a checkpoint of ours that holds what was published last; NULL: memory */
     const char *spool_directory; /* for anchors on their way; NULL: TMPDIR or /tmp */
     bool anchors_in_background;  /* false: a due anchor is written before publish returns */
+    /* Several processes publish each version together, each what its view holds of the model: this one is
+     * part `part_index` of `part_count`; 0 or 1: there is one process. See weft_publisher_open. */
+    unsigned part_index;
+    unsigned part_count;
+    double part_seconds; /* how much longer than this part another may take before that fails; 0: 60 */
 } weft_publisher_options;
 
 typedef struct weft_publish_result {
@@ -114,8 +119,15 @@ typedef struct weft_publisher weft_publisher;
 /* Takes over the run in `store`, or begins one: every earlier publisher of it is fenced from now on. The
  * state that was published last is rebuilt from the store alone (unless the mirror file holds it). `view`
  * is what will be published: live memory, FP32 masters of BF16 tensors included, or a checkpoint. It must
- * be complete, and it and the store must outlive the publisher, and so must what
- * the options point to, except for paths. `options` may be NULL. */
+ * be complete, and it and the store must outlive the publisher, and so must what the options point to,
+ * except for paths. `options` may be NULL.
+ *
+ * With `part_count` processes that each hold a part of the model, every one opens a publisher with its own
+ * `part_index`, the same profile, bucket size and cuts, and a view of the whole model's tensors (see
+ * weft_view_create_layout) that holds its part; the cuts must be such that each bucket is held whole by
+ * somebody. What several hold, one of them publishes. All call weft_publisher_publish once per version,
+ * with the same labels; part 0 takes over the run and moves the head. No process ever needs more memory
+ * than its part. `mirror_path` and `anchors_in_background` are for one process alone. */
 WEFT_API WEFT_CHECKED weft_status weft_publisher_open(weft_context *context, weft_store *store,
                                                       const weft_view *view,
                                                       const weft_publisher_options *options,

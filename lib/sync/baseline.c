@@ -15,7 +15,18 @@ weft_status weft_baseline_open(weft_baseline *baseline, weft_context *context, w
                                const weft_view *like, const char *path) {
     *baseline = (weft_baseline){.context = context, .store = store, .path = path};
     pthread_mutex_init(&baseline->lock, NULL);
-    return path == NULL ? weft_mirror_open(&baseline->mirror, context, like) : WEFT_OK;
+    return path == NULL && like != NULL ? weft_mirror_open(&baseline->mirror, context, like) : WEFT_OK;
+}
+
+weft_status weft_baseline_share(weft_baseline *baseline, const weft_view *like, const weft_part_plan *plan,
+                                const bool *owned) {
+    baseline->holds = false;
+    weft_sums_destroy(baseline->sums);
+    weft_trail_destroy(baseline->trail);
+    baseline->sums = NULL;
+    baseline->trail = NULL;
+    weft_mirror_close(&baseline->mirror);
+    return weft_mirror_open_part(&baseline->mirror, baseline->context, like, plan, owned);
 }
 
 void weft_baseline_close(weft_baseline *baseline) {

@@ -30,9 +30,12 @@ typedef struct weft_baseline {
     weft_in_place *place;
 } weft_baseline;
 
-/* Room for the tensors of `like`, holding nothing yet. */
+/* Room for the tensors of `like`, holding nothing yet; NULL: no room, until weft_baseline_share. */
 weft_status weft_baseline_open(weft_baseline *baseline, weft_context *context, weft_store *store,
                                const weft_view *like, const char *path);
+/* From now on it is of the owned buckets of a plan only, in memory, and holds nothing yet. */
+weft_status weft_baseline_share(weft_baseline *baseline, const weft_view *like, const weft_part_plan *plan,
+                                const bool *owned);
 void weft_baseline_close(weft_baseline *baseline);
 /* Fetches the version of the head from the store, unless the checkpoint holds it. If what the store has
  * cannot be used, the baseline holds nothing: the next version then comes as an anchor, which heals it. */

@@ -314,10 +314,14 @@ typedef struct leftover_list {
     weft_status status;
 } leftover_list;
 
-/* An anchor is named by a page only when its writer publishes again, which may be long after. */
+/* An anchor is named by a page only when its writer publishes again, which may be long after. What the
+ * parts of a version tell each other is of use while their epoch lasts. */
 static bool may_come(const gc_run *gc, const char *key) {
     unsigned long long epoch;
     unsigned long long version;
+    if (sscanf(key, "parts/%llu/", &epoch) == 1) {
+        return epoch >= gc->epoch;
+    }
     return (sscanf(key, "anchors/%llu-%llu-", &epoch, &version) == 2 ||
             sscanf(key, "chunks/%llu-%llu-", &epoch, &version) == 2 ||
             sscanf(key, "pieces/%llu-%llu-", &epoch, &version) == 2) &&
@@ -336,7 +340,7 @@ static bool visit_listed(void *opaque, const char *key, uint64_t size, double ag
 }
 
 static weft_status remove_leftovers(gc_run *gc) {
-    static const char *const rooms[] = {"patches", "anchors", "pages", "chunks", "pieces"};
+    static const char *const rooms[] = {"patches", "anchors", "pages", "chunks", "pieces", "parts"};
     double grace = gc->options.grace_seconds;
     leftover_list list = {
         .gc = gc, .least_age = grace > LEFTOVER_SECONDS ? grace : LEFTOVER_SECONDS, .named = gc->count};

@@ -9,6 +9,9 @@
  *
  * Whether a head was written can be unknown, when the store stopped answering. The version is then kept
  * pending, with all that is needed to finish or to undo it, until the store can be asked.
+ *
+ * Where several processes publish together, part 0 does all this, and has the encoding done by all; the
+ * others only answer it (parts_rank.c).
  */
 #include "../base/context.h"
 #include "../tensor/safetensors.h"
@@ -17,6 +20,8 @@
 #include "claim.h"
 #include "clock.h"
 #include "ledger.h"
+#include "parts_lead.h"
+#include "parts_rank.h"
 #include "pressure.h"
 
 #include <stdio.h>
@@ -62,6 +67,9 @@ struct weft_publisher {
 
     weft_baseline baseline;
     edition pending; /* unknown whether it is published */
+
+    weft_parts_lead *lead; /* part 0 of several; NULL if this process is alone */
+    weft_parts_rank *rank; /* another part: of all the above only context, view, store and options count */
 
     weft_anchor_job *job;
     weft_status anchor_status;
@@ -112,6 +120,19 @@ static weft_status choose_container(weft_publisher *publisher) {
     return status;
 }
 
+static weft_status check_parts(const weft_publisher *publisher) {
+    const weft_publisher_options *options = &publisher->options;
+    if (options->part_index >= options->part_count || options->part_count > WEFT_PARTS_MAX) {
+        return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
+                         "part %u of %u does not exist: parts are numbered from 0, at most %d of them",
+                         options->part_index, options->part_count, WEFT_PARTS_MAX);
+    }
+    return options->mirror_path == NULL
+               ? WEFT_OK
+               : weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
+                           "a publisher of a part keeps its copy in memory, not in a checkpoint");
+}
+
 static weft_status check_options(weft_publisher *publisher) {
     weft_publisher_options *options = &publisher->options;
     options->anchor_ratio = options->anchor_ratio != 0 ? options->anchor_ratio : 1;
@@ -120,19 +141,49 @@ static weft_status check_options(weft_publisher *publisher) {
     if (options->bucket_bytes == 0 && options->profile == WEFT_PROFILE_FAST) {
         options->bucket_bytes = FAST_BUCKET_BYTES;
     }
-    if (!weft_view_complete(publisher->view)) {
+    if (options->part_count > 1) {
+        weft_status status = check_parts(publisher);
+        if (status != WEFT_OK) {
+            return status;
+        }
+    } else if (!weft_view_complete(publisher->view)) {
         return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
                          "what is published must hold the whole model");
     }
-    if (options->key != NULL && !weft_key_secret(options->key)) {
+    if (options->part_index == 0 && options->key != NULL && !weft_key_secret(options->key)) {
         return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
                          "the key is a public one, which cannot sign; give the secret file of weft keygen");
     }
     return WEFT_OK;
 }
 
+static weft_status open_rank(weft_publisher *publisher) {
+    publisher->rank = weft_allocate_zeroed(publisher->context, 1, sizeof *publisher->rank);
+    return publisher->rank != NULL
+               ? weft_parts_rank_open(publisher->rank, publisher->context, publisher->store,
+                                      publisher->view, &publisher->options)
+               : WEFT_NO_MEMORY;
+}
+
+static weft_status open_lead(weft_publisher *publisher) {
+    if (publisher->options.part_count <= 1) {
+        return WEFT_OK;
+    }
+    publisher->lead = weft_allocate_zeroed(publisher->context, 1, sizeof *publisher->lead);
+    return publisher->lead != NULL
+               ? weft_parts_lead_open(publisher->lead, publisher->context, publisher->store,
+                                      publisher->view, &publisher->options)
+               : WEFT_NO_MEMORY;
+}
+
 static weft_status open_publisher(weft_publisher *publisher) {
     weft_status status = check_options(publisher);
+    if (status == WEFT_OK && publisher->options.part_index > 0) {
+        return open_rank(publisher);
+    }
+    if (status == WEFT_OK) {
+        status = open_lead(publisher);
+    }
     if (status == WEFT_OK) {
         status = choose_container(publisher);
     }
@@ -149,11 +200,15 @@ static weft_status open_publisher(weft_publisher *publisher) {
         status = weft_ledger_resume(&publisher->ledger, &publisher->claim.head.page);
     }
     if (status == WEFT_OK) {
+        /* how much of the model a part copies is known when all parts have said what they hold */
         status = weft_baseline_open(&publisher->baseline, publisher->context, publisher->store,
-                                    publisher->view, publisher->options.mirror_path);
+                                    publisher->lead == NULL ? publisher->view : NULL,
+                                    publisher->options.mirror_path);
         publisher->baseline.trusted = publisher->options.key;
     }
-    return status == WEFT_OK ? weft_baseline_rebuild(&publisher->baseline, &publisher->claim.head) : status;
+    return status == WEFT_OK && publisher->lead == NULL
+               ? weft_baseline_rebuild(&publisher->baseline, &publisher->claim.head)
+               : status;
 }
 
 static weft_status keep_path(weft_publisher *publisher, const char **path, char **copy) {
@@ -329,16 +384,64 @@ static weft_status encode_whole(weft_publisher *publisher, edition *e, const cha
     return weft_spool_finish(e->spool, status);
 }
 
+/* Has the version made by all parts. `refused_out`: somebody has nothing to differ from. */
+static weft_status encode_parts(weft_publisher *publisher, edition *e, const char *const *labels,
+                                bool whole, weft_diff_stats *stats, bool *refused_out) {
+    const weft_parts_order order = {
+        .whole = whole,
+        .version = e->record.version,
+        .base = publisher->baseline.digest,
+        .labels = labels,
+        .container = &publisher->container,
+    };
+    weft_parts_made made;
+    weft_status status = weft_parts_lead_make(publisher->lead, &publisher->baseline, &order, &made);
+    *refused_out = made.refused;
+    if (status != WEFT_OK) {
+        return status;
+    }
+    e->anchored = whole;
+    e->new_sums = made.own.new_sums;
+    e->ahead = made.own.ahead;
+    *(whole ? &e->anchor.object : &e->record.patch) = made.object;
+    *stats = made.stats;
+    made.own.new_sums = NULL;
+    weft_part_edition_close(&made.own, publisher->context);
+    return WEFT_OK;
+}
+
+static weft_status encode_edition(weft_publisher *publisher, edition *e, const char *const *labels,
+                                  const char *key, bool *whole, weft_diff_stats *stats) {
+    if (publisher->lead == NULL) {
+        return *whole ? encode_whole(publisher, e, labels, key, stats)
+                      : encode_patch(publisher, e, labels, key, stats);
+    }
+    bool refused;
+    weft_status status = encode_parts(publisher, e, labels, *whole, stats, &refused);
+    if (refused && !*whole) {
+        *whole = true;
+        status = encode_parts(publisher, e, labels, true, stats, &refused);
+    }
+    return status;
+}
+
+/* What parts have made is described by who composed it. */
+static weft_status describe_object(weft_publisher *publisher, edition *e, const char *key) {
+    char list_key[WEFT_KEY_SIZE];
+    weft_object *object = e->anchored ? &e->anchor.object : &e->record.patch;
+    if (publisher->lead != NULL) {
+        return WEFT_OK;
+    }
+    weft_status status = make_key(publisher, "chunks", e->record.version, list_key);
+    return status == WEFT_OK
+               ? weft_spool_describe(publisher->context, e->spool, key, list_key, publisher->store, object)
+               : status;
+}
+
 /* Objects and page, up to the point where only the head is missing. */
 static weft_status upload_edition(weft_publisher *publisher, edition *e, const char *key) {
-    weft_context *context = publisher->context;
-    char list_key[WEFT_KEY_SIZE];
     char page_key[WEFT_KEY_SIZE];
-    weft_object *object = e->anchored ? &e->anchor.object : &e->record.patch;
-    weft_status status = make_key(publisher, "chunks", e->record.version, list_key);
-    if (status == WEFT_OK) {
-        status = weft_spool_describe(context, e->spool, key, list_key, publisher->store, object);
-    }
+    weft_status status = describe_object(publisher, e, key);
     if (status == WEFT_OK && e->anchored) {
         e->anchor.version = e->record.version;
         e->anchor.digest = e->record.digest;
@@ -382,6 +485,9 @@ static weft_status finish_edition(weft_publisher *publisher, edition *e) {
     weft_status status = weft_ledger_enter(&publisher->ledger, &e->record, &e->page);
     weft_baseline_advance(&publisher->baseline, e->spool, e->anchored, &e->new_sums,
                           publisher->ledger.version, &digest);
+    if (publisher->lead != NULL) {
+        weft_parts_lead_settle(publisher->lead);
+    }
     close_edition(publisher, e);
     return status;
 }
@@ -555,15 +661,23 @@ static weft_status encode_anchor_now(weft_publisher *publisher, weft_spool *spoo
                : status;
 }
 
-static weft_status write_anchor_now(weft_publisher *publisher, uint64_t *bytes_out) {
-    weft_anchor anchor = {.version = publisher->baseline.version, .digest = publisher->baseline.digest};
+static weft_status make_anchor(weft_publisher *publisher, weft_anchor *anchor) {
     weft_spool *spool;
+    if (publisher->lead != NULL) {
+        return weft_parts_lead_anchor(publisher->lead, &publisher->baseline, anchor, &publisher->container);
+    }
     weft_status status = weft_spool_open(publisher->context, spool_directory(publisher), &spool);
     if (status != WEFT_OK) {
         return status;
     }
-    status = encode_anchor_now(publisher, spool, &anchor);
+    status = encode_anchor_now(publisher, spool, anchor);
     weft_spool_close(spool);
+    return status;
+}
+
+static weft_status write_anchor_now(weft_publisher *publisher, uint64_t *bytes_out) {
+    weft_anchor anchor = {.version = publisher->baseline.version, .digest = publisher->baseline.digest};
+    weft_status status = make_anchor(publisher, &anchor);
     if (status == WEFT_OK) {
         status = take_anchor(publisher, &anchor);
     }
@@ -582,6 +696,10 @@ static weft_status write_anchor_now(weft_publisher *publisher, uint64_t *bytes_o
 
 weft_status weft_publisher_anchor(weft_publisher *publisher, uint64_t *bytes_out) {
     weft_context_clear(publisher->context);
+    if (publisher->lead != NULL || publisher->rank != NULL) {
+        return weft_fail(publisher->context, WEFT_UNSUPPORTED,
+                         "anchors of versions in parts are made with a publish, when they are due");
+    }
     weft_status status = resolve_locked(publisher);
     if (status != WEFT_OK) {
         return status;
@@ -603,6 +721,9 @@ weft_status weft_publisher_anchor(weft_publisher *publisher, uint64_t *bytes_out
 
 weft_status weft_publisher_settle(weft_publisher *publisher) {
     weft_context_clear(publisher->context);
+    if (publisher->rank != NULL) {
+        return WEFT_OK;
+    }
     weft_status status = resolve_locked(publisher);
     if (status == WEFT_OK) {
         collect_anchor(publisher, true);
@@ -629,8 +750,7 @@ static weft_status publish_edition(weft_publisher *publisher, edition *e, const 
     }
     double start = weft_sync_now();
     if (status == WEFT_OK) {
-        status = whole ? encode_whole(publisher, e, labels, key, &result->diff)
-                       : encode_patch(publisher, e, labels, key, &result->diff);
+        status = encode_edition(publisher, e, labels, key, &whole, &result->diff);
     }
     double encoded = weft_sync_now();
     if (status == WEFT_OK) {
@@ -664,8 +784,13 @@ static weft_status publish_locked(weft_publisher *publisher, const char *const *
     if (status == WEFT_OK) {
         status = weft_baseline_audit(&publisher->baseline, AUDIT_BYTES);
     }
-    /* a checkpoint that could not follow is fetched again */
-    if (status == WEFT_OK && !publisher->baseline.holds && publisher->baseline.path != NULL) {
+    if (status == WEFT_OK && publisher->lead != NULL) {
+        status = weft_parts_lead_begin(publisher->lead, &publisher->baseline, publisher->claim.head.epoch,
+                                       publisher->ledger.version + 1);
+    }
+    /* a checkpoint that could not follow is fetched again, and so is a part */
+    if (status == WEFT_OK && !publisher->baseline.holds &&
+        (publisher->baseline.path != NULL || publisher->lead != NULL)) {
         status = weft_baseline_rebuild(&publisher->baseline, &publisher->claim.head);
     }
     if (status != WEFT_OK) {
@@ -679,11 +804,33 @@ static weft_status publish_locked(weft_publisher *publisher, const char *const *
     return status;
 }
 
+static weft_status publish_rank(weft_publisher *publisher, const char *const *labels,
+                                weft_publish_result *result) {
+    weft_status status = check_labels(publisher, labels);
+    return status == WEFT_OK ? weft_parts_rank_publish(publisher->rank, labels, result) : status;
+}
+
+static weft_status publish_all(weft_publisher *publisher, const char *const *labels,
+                               weft_publish_result *result, bool *due_out) {
+    pthread_mutex_lock(&publisher->baseline.lock);
+    weft_status status = publish_locked(publisher, labels, result);
+    pthread_mutex_unlock(&publisher->baseline.lock);
+    *due_out = status == WEFT_OK && anchor_due(publisher);
+    if (publisher->lead != NULL) {
+        weft_call_kind how = status == WEFT_OK         ? WEFT_CALL_DONE
+                             : publisher->pending.used ? WEFT_CALL_UNKNOWN
+                                                       : WEFT_CALL_FAILED;
+        weft_parts_lead_tell(publisher->lead, how, publisher->ledger.version, *due_out, status);
+    }
+    return status;
+}
+
 weft_status weft_publisher_publish(weft_publisher *publisher, const char *const *labels,
                                    weft_publish_result *result_out) {
     weft_context_clear(publisher->context);
     weft_publish_result result = {.epoch = publisher->claim.head.epoch};
-    if (publisher->options.max_lag > 0) {
+    bool due = false;
+    if (publisher->options.max_lag > 0 && publisher->rank == NULL) {
         weft_status waited = weft_pressure_wait(publisher->context, publisher->store,
                                                 &publisher->claim.head, &publisher->options, &result);
         if (waited != WEFT_OK) {
@@ -692,9 +839,8 @@ weft_status weft_publisher_publish(weft_publisher *publisher, const char *const 
     }
     weft_store_traffic before = weft_store_traffic_of(publisher->store);
     double start = weft_sync_now();
-    pthread_mutex_lock(&publisher->baseline.lock);
-    weft_status status = publish_locked(publisher, labels, &result);
-    pthread_mutex_unlock(&publisher->baseline.lock);
+    weft_status status = publisher->rank != NULL ? publish_rank(publisher, labels, &result)
+                                                 : publish_all(publisher, labels, &result, &due);
     if (status != WEFT_OK) {
         return status;
     }
@@ -702,8 +848,9 @@ weft_status weft_publisher_publish(weft_publisher *publisher, const char *const 
     weft_store_traffic after = weft_store_traffic_of(publisher->store);
     result.uploaded_bytes = after.sent - before.sent;
     result.requests = after.requests - before.requests;
-    if (anchor_due(publisher)) {
-        bool background = publisher->options.anchors_in_background && publisher->baseline.path == NULL;
+    if (due) {
+        bool background = publisher->options.anchors_in_background && publisher->baseline.path == NULL &&
+                          publisher->lead == NULL;
         publisher->anchor_status =
             background ? start_anchor(publisher) : write_anchor_now(publisher, &result.anchor_bytes);
         note_anchor(publisher);
@@ -717,15 +864,26 @@ weft_status weft_publisher_publish(weft_publisher *publisher, const char *const 
 /* ---- the rest ---- */
 
 uint64_t weft_publisher_version(const weft_publisher *publisher) {
-    return publisher->ledger.version;
+    return publisher->rank != NULL ? publisher->rank->version : publisher->ledger.version;
 }
 
 uint64_t weft_publisher_epoch(const weft_publisher *publisher) {
-    return publisher->claim.head.epoch;
+    return publisher->rank != NULL ? publisher->rank->parts.epoch : publisher->claim.head.epoch;
 }
 
 const char *weft_publisher_run(const weft_publisher *publisher) {
-    return publisher->claim.head.run;
+    return publisher->rank != NULL ? publisher->rank->run : publisher->claim.head.run;
+}
+
+static void close_parts(weft_publisher *publisher) {
+    if (publisher->lead != NULL) {
+        weft_parts_lead_close(publisher->lead);
+        weft_release(publisher->context, publisher->lead);
+    }
+    if (publisher->rank != NULL) {
+        weft_parts_rank_close(publisher->rank);
+        weft_release(publisher->context, publisher->rank);
+    }
 }
 
 void weft_publisher_close(weft_publisher *publisher) {
@@ -744,6 +902,7 @@ void weft_publisher_close(weft_publisher *publisher) {
         (void)ignored;
     }
     close_edition(publisher, &publisher->pending);
+    close_parts(publisher);
     weft_ledger_close(&publisher->ledger);
     weft_claim_close(&publisher->claim);
     weft_identity_close(&publisher->identity);

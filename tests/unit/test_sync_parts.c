@@ -1,0 +1,489 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Versions in parts, by real processes that hold rows and columns of a model: what followers get is the
+ * whole model, bit for bit, and nobody's death, lateness or mistake publishes anything else or hangs the
+ * others.
+ */
+#include "scratch.h"
+#include "shards.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+typedef struct team {
+    scratch scratch;
+    char url[512];
+    unsigned count;
+    shard shards[SHARDS_MAX];
+    shard_answer answers[SHARDS_MAX];
+    weft_context *context;
+    weft_store *store;
+    shard_model reference;
+    model follower_model;
+    weft_subscriber *follower;
+} team;
+
+static const shard_options ordinary = {.part_seconds = 30, .anchor_ratio = -1};
+static const shard_options hasty = {.part_seconds = 2, .anchor_ratio = -1};
+
+static void start(team *t, unsigned index, const shard_options *options) {
+    shard_start(&t->shards[index], t->url, index, t->count, options);
+}
+
+static void open_follower(team *t) {
+    shard_model shape;
+    shard_model_open(&shape, t->context);
+    model_open(&t->follower_model, t->context);
+    for (size_t i = 0; i < weft_view_count(shape.model.view); i++) {
+        const weft_tensor *tensor = weft_view_at(shape.model.view, i);
+        model_add(&t->follower_model, tensor->name, tensor->dtype, tensor->shape[0],
+                  tensor->rank > 1 ? tensor->shape[1] : 0);
+    }
+    model_show(&t->follower_model);
+    shard_model_close(&shape);
+    const weft_subscriber_options options = {.empty = true};
+    assert_int_equal(
+        weft_subscriber_open(t->context, t->store, t->follower_model.view, &options, &t->follower),
+        WEFT_OK);
+}
+
+static void open_team(team *t, unsigned count, const shard_options *options) {
+    const weft_context_options single = {.threads = 1};
+    memset(t, 0, sizeof *t);
+    scratch_open(&t->scratch);
+    snprintf(t->url, sizeof t->url, "%s", scratch_path(&t->scratch, "store"));
+    t->count = count;
+    assert_int_equal(weft_context_create(&single, &t->context), WEFT_OK);
+    assert_int_equal(weft_store_open(t->context, t->url, NULL, &t->store), WEFT_OK);
+    shard_model_open(&t->reference, t->context);
+    for (unsigned i = 0; i < count; i++) {
+        start(t, i, options);
+    }
+    open_follower(t);
+}
+
+static void close_team(team *t) {
+    for (unsigned i = 0; i < t->count; i++) {
+        if (t->shards[i].pid != 0) {
+            shard_stop(&t->shards[i]);
+        }
+    }
+    weft_subscriber_close(t->follower);
+    model_close(&t->follower_model);
+    shard_model_close(&t->reference);
+    weft_store_close(t->store);
+    weft_context_destroy(t->context);
+    scratch_close(&t->scratch);
+}
+
+static void publish(team *t, uint64_t step) {
+    for (unsigned i = 0; i < t->count; i++) {
+        shard_publish(&t->shards[i], step, step);
+    }
+    for (unsigned i = 0; i < t->count; i++) {
+        t->answers[i] = shard_wait(&t->shards[i]);
+    }
+}
+
+/* All have published the same version. */
+static uint64_t expect_published(const team *t) {
+    for (unsigned i = 0; i < t->count; i++) {
+        if (t->answers[i].status != WEFT_OK) {
+            fail_msg("part %u: %s", i, t->answers[i].text);
+        }
+        assert_int_equal(t->answers[i].result.version, t->answers[0].result.version);
+        assert_true(
+            weft_digest_equal(&t->answers[i].result.diff.result, &t->answers[0].result.diff.result));
+    }
+    return t->answers[0].result.version;
+}
+
+/* On a slow day somebody may be taken for dead; then they try again, as a trainer would. */
+static uint64_t publish_surely(team *t, uint64_t step) {
+    for (int i = 0; i < 20; i++) {
+        publish(t, step);
+        bool published = true;
+        for (unsigned j = 0; j < t->count; j++) {
+            published = published && t->answers[j].status == WEFT_OK;
+        }
+        if (published) {
+            break;
+        }
+    }
+    return expect_published(t);
+}
+
+/* A follower gets the weights of a step. */
+static void expect_step(team *t, uint64_t step) {
+    shard_model_set(&t->reference, step);
+    weft_digest digest = worker_digest(t->context, t->reference.model.view);
+    weft_status status = weft_subscriber_pull(t->follower, 0);
+    if (status != WEFT_OK) {
+        fail_msg("%s", weft_context_error(t->context));
+    }
+    weft_digest got = worker_digest(t->context, t->follower_model.view);
+    assert_true(weft_digest_equal(&got, &digest));
+    weft_subscriber_info info = weft_subscriber_describe(t->follower);
+    assert_true(weft_digest_equal(&info.digest, &digest));
+}
+
+/* Whoever starts now gets it too. */
+static void expect_newcomer(team *t, uint64_t step) {
+    weft_subscriber_close(t->follower);
+    model_close(&t->follower_model);
+    open_follower(t);
+    expect_step(t, step);
+}
+
+/* ---- good days ---- */
+
+static void run_versions(unsigned count, const shard_options *options) {
+    team t;
+    open_team(&t, count, options);
+    for (uint64_t step = 1; step <= 6; step++) {
+        publish(&t, step);
+        assert_int_equal(expect_published(&t), step);
+        expect_step(&t, step);
+        char text[24];
+        snprintf(text, sizeof text, "%llu", (unsigned long long)step);
+        assert_string_equal(weft_subscriber_label(t.follower, "step"), text);
+    }
+    expect_newcomer(&t, 6);
+    close_team(&t);
+}
+
+static void test_two(void **state) {
+    (void)state;
+    run_versions(2, &ordinary);
+}
+
+static void test_four(void **state) {
+    (void)state;
+    const shard_options small = {.part_seconds = 30, .anchor_ratio = -1, .profile = WEFT_PROFILE_SMALL};
+    run_versions(4, &small);
+}
+
+static void test_eight(void **state) {
+    (void)state;
+    run_versions(8, &ordinary);
+}
+
+/* All processes end and others take over. */
+static void test_resume(void **state) {
+    (void)state;
+    team t;
+    open_team(&t, 4, &ordinary);
+    publish(&t, 1);
+    publish(&t, 2);
+    expect_published(&t);
+    for (unsigned i = 0; i < t.count; i++) {
+        shard_stop(&t.shards[i]);
+    }
+    for (unsigned i = t.count; i > 0; i--) {
+        start(&t, i - 1, &ordinary);
+    }
+    publish(&t, 3);
+    assert_int_equal(expect_published(&t), 3);
+    assert_false(t.answers[0].result.anchored);
+    expect_step(&t, 3);
+    publish(&t, 4);
+    expect_published(&t);
+    expect_newcomer(&t, 4);
+    close_team(&t);
+}
+
+static size_t count_objects(team *t) {
+    static const char *const rooms[] = {"patches", "anchors", "chunks", "pieces", "pages"};
+    size_t count = 0;
+    for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "store/%s", rooms[i]);
+        count += scratch_exists(&t->scratch, name) ? scratch_count(&t->scratch, name) : 0;
+    }
+    return count;
+}
+
+static void test_anchors(void **state) {
+    (void)state;
+    const shard_options often = {.part_seconds = 30, .anchor_ratio = 0.001};
+    team t;
+    open_team(&t, 2, &often);
+    for (uint64_t step = 1; step <= 4; step++) {
+        publish(&t, step);
+        expect_published(&t);
+        assert_true(step == 1 || t.answers[0].result.anchor_bytes > 0);
+        expect_step(&t, step);
+    }
+    size_t before = count_objects(&t);
+    const weft_gc_options now = {.grace_seconds = 0};
+    weft_gc_result result;
+    assert_int_equal(weft_gc_run(t.context, t.store, &now, &result), WEFT_OK);
+    /* two anchors and the patch between them stay, each a list, two parts, and what stands around them; and
+     * two pages, of which the next record retires one */
+    assert_true(result.objects > 12 && count_objects(&t) + result.objects == before);
+    assert_int_equal(count_objects(&t), 3 * 5 + 2);
+    expect_newcomer(&t, 4);
+    publish(&t, 5);
+    expect_published(&t);
+    expect_newcomer(&t, 5);
+    close_team(&t);
+}
+
+/* ---- who dies ---- */
+
+static void expect_failed(const team *t, unsigned index, weft_status status, const char *words) {
+    const shard_answer *answer = &t->answers[index];
+    if (answer->status != status || strstr(answer->text, words) == NULL) {
+        fail_msg("part %u: status %d, not %d, or without '%s': %s", index, answer->status, status, words,
+                 answer->text);
+    }
+}
+
+static void test_member_dies(void **state) {
+    (void)state;
+    team t;
+    open_team(&t, 4, &hasty);
+    publish_surely(&t, 1);
+    shard_kill(&t.shards[2]);
+    for (unsigned i = 0; i < 4; i += i == 1 ? 2 : 1) {
+        shard_publish(&t.shards[i], 2, 2);
+    }
+    for (unsigned i = 0; i < 4; i += i == 1 ? 2 : 1) {
+        t.answers[i] = shard_wait(&t.shards[i]);
+        expect_failed(&t, i, WEFT_REMOTE_FAILED, "did not come within 2 seconds: 2;");
+    }
+    expect_step(&t, 1);
+    start(&t, 2, &hasty);
+    publish_surely(&t, 3);
+    assert_false(t.answers[0].result.anchored);
+    expect_step(&t, 3);
+    close_team(&t);
+}
+
+/* Waits until the store has so many objects in a room. */
+static void await_objects(team *t, const char *room, size_t count) {
+    char name[64];
+    snprintf(name, sizeof name, "store/%s", room);
+    for (int i = 0; i < 2000; i++) {
+        if (scratch_exists(&t->scratch, name) && scratch_count(&t->scratch, name) >= count) {
+            return;
+        }
+        usleep(5000);
+    }
+    fail_msg("nothing comes to %s", room);
+}
+
+/* All parts are put, the head is not. */
+static void test_coordinator_dies_before_head(void **state) {
+    (void)state;
+    team t;
+    open_team(&t, 4, &hasty);
+    publish_surely(&t, 1);
+    publish_surely(&t, 2);
+    size_t pages = scratch_count(&t.scratch, "store/pages");
+    shard_fault(&t.shards[0], FAULT_DELAY, FAULT_ON_PUT, "heads/*", 60, 0);
+    for (unsigned i = 0; i < 4; i++) {
+        shard_publish(&t.shards[i], 3, 3);
+    }
+    await_objects(&t, "pages", pages + 1);
+    shard_kill(&t.shards[0]);
+    for (unsigned i = 1; i < 4; i++) {
+        t.answers[i] = shard_wait(&t.shards[i]);
+        expect_failed(&t, i, WEFT_REMOTE_FAILED, "part 0 of 4 was not heard of");
+    }
+    expect_step(&t, 2);
+    start(&t, 0, &hasty);
+    publish_surely(&t, 4);
+    assert_false(t.answers[0].result.anchored);
+    expect_step(&t, 4);
+    close_team(&t);
+}
+
+/* The head is moved, and nobody is told. */
+static void test_coordinator_dies_after_head(void **state) {
+    (void)state;
+    team t;
+    open_team(&t, 4, &hasty);
+    publish_surely(&t, 1);
+    publish_surely(&t, 2);
+    shard_fault(&t.shards[0], FAULT_DELAY, FAULT_ON_PUT, "parts/*/call", 60, 1);
+    for (unsigned i = 0; i < 4; i++) {
+        shard_publish(&t.shards[i], 3, 3);
+    }
+    uint64_t version = 0;
+    for (int i = 0; i < 400 && version < 3; i++) {
+        weft_status status = weft_subscriber_wait(t.follower, 0.05, &version);
+        assert_true(status == WEFT_OK || status == WEFT_MORE);
+        if (status == WEFT_OK) {
+            assert_int_equal(weft_subscriber_pull(t.follower, 0), WEFT_OK);
+        }
+    }
+    expect_step(&t, 3);
+    shard_kill(&t.shards[0]);
+    for (unsigned i = 1; i < 4; i++) {
+        t.answers[i] = shard_wait(&t.shards[i]);
+        expect_failed(&t, i, WEFT_REMOTE_FAILED, "found out by the next publish");
+    }
+    start(&t, 0, &hasty);
+    publish_surely(&t, 4);
+    assert_false(t.answers[0].result.anchored);
+    expect_step(&t, 4);
+    close_team(&t);
+}
+
+/* ---- who errs ---- */
+
+static void test_late(void **state) {
+    (void)state;
+    team t;
+    open_team(&t, 2, &hasty);
+    publish_surely(&t, 1);
+    shard_publish(&t.shards[0], 2, 2);
+    t.answers[0] = shard_wait(&t.shards[0]);
+    expect_failed(&t, 0, WEFT_REMOTE_FAILED, "did not come within");
+    shard_publish(&t.shards[1], 2, 2);
+    t.answers[1] = shard_wait(&t.shards[1]);
+    expect_failed(&t, 1, WEFT_REMOTE_FAILED, "did not come within");
+    publish_surely(&t, 3);
+    expect_step(&t, 3);
+    shard_publish(&t.shards[1], 4, 4);
+    t.answers[1] = shard_wait(&t.shards[1]);
+    expect_failed(&t, 1, WEFT_REMOTE_FAILED, "part 0 of 2 was not heard of");
+    publish_surely(&t, 5);
+    expect_step(&t, 5);
+    close_team(&t);
+}
+
+/* One has published once more than the others: it is a step behind from then on. */
+static void test_other_step(void **state) {
+    (void)state;
+    team t;
+    open_team(&t, 4, &ordinary);
+    publish(&t, 1);
+    expect_published(&t);
+    for (unsigned i = 0; i < 4; i++) {
+        shard_publish(&t.shards[i], i == 3 ? 1 : 2, i == 3 ? 1 : 2);
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        t.answers[i] = shard_wait(&t.shards[i]);
+        expect_failed(&t, i, WEFT_INVALID_ARGUMENT, "part 3 gives other labels");
+    }
+    expect_step(&t, 1);
+    publish(&t, 2);
+    assert_int_equal(expect_published(&t), 2);
+    expect_step(&t, 2);
+    close_team(&t);
+}
+
+static void test_same_part_twice(void **state) {
+    (void)state;
+    team t;
+    shard other;
+    open_team(&t, 2, &ordinary);
+    shard_start(&other, t.url, 1, 2, &ordinary);
+    shard_publish(&other, 1, 1);
+    publish(&t, 1);
+    shard_answer second = shard_wait(&other);
+    assert_int_equal(t.answers[0].status, WEFT_OK);
+    /* one of the two is the part, the other learns that it is not */
+    assert_true((t.answers[1].status == WEFT_OK) != (second.status == WEFT_OK));
+    const shard_answer *loser = t.answers[1].status == WEFT_OK ? &second : &t.answers[1];
+    assert_int_equal(loser->status, WEFT_CONFLICT);
+    assert_non_null(strstr(loser->text, "part 1 of 2"));
+    expect_step(&t, 1);
+    if (second.status == WEFT_OK) {
+        shard former = t.shards[1];
+        t.shards[1] = other;
+        other = former;
+    }
+    publish_surely(&t, 2);
+    expect_step(&t, 2);
+    shard_stop(&other);
+    close_team(&t);
+}
+
+static void test_disagreement(void **state) {
+    (void)state;
+    const shard_options otherwise = {.part_seconds = 30, .anchor_ratio = -1, .other_cuts = true};
+    const shard_options uncut = {.part_seconds = 30, .anchor_ratio = -1, .uncut = true};
+    team t;
+    open_team(&t, 2, &ordinary);
+    shard_stop(&t.shards[1]);
+    start(&t, 1, &otherwise);
+    publish(&t, 1);
+    expect_failed(&t, 0, WEFT_INVALID_ARGUMENT, "cuts it otherwise");
+    expect_failed(&t, 1, WEFT_INVALID_ARGUMENT, "cuts it otherwise");
+    shard_stop(&t.shards[0]);
+    shard_stop(&t.shards[1]);
+    start(&t, 0, &uncut);
+    start(&t, 1, &uncut);
+    publish(&t, 1);
+    for (unsigned i = 0; i < 2; i++) {
+        expect_failed(&t, i, WEFT_INVALID_ARGUMENT, "tensor layer.0.down; if that is sharded, tell how");
+    }
+    close_team(&t);
+}
+
+/* ---- a store that fails ---- */
+
+/* Each of the operations of one part's publish fails, or works and says that it failed. What the parts say
+ * and what the history has agree, and the next publish works. */
+static void run_faults(unsigned faulty, bool lose) {
+    const shard_options brisk = {.part_seconds = 0.4, .anchor_ratio = -1};
+    team t;
+    open_team(&t, 2, &brisk);
+    uint64_t version = publish_surely(&t, 1);
+    uint64_t step = 1;
+    for (uint64_t n = 1; n <= 14; n++) {
+        shard_fail_at(&t.shards[faulty], lose, n);
+        publish(&t, ++step);
+        bool published = t.answers[0].status == WEFT_OK || t.answers[1].status == WEFT_OK;
+        assert_int_equal(weft_subscriber_pull(t.follower, 0), WEFT_OK);
+        uint64_t now = weft_subscriber_describe(t.follower).version;
+        assert_true(now == version || now == version + 1);
+        assert_true(!published || now == version + 1);
+        expect_step(&t, now == version ? step - 1 : step);
+        version = publish_surely(&t, ++step);
+        assert_true(version > now);
+        expect_step(&t, step);
+    }
+    close_team(&t);
+}
+
+static void test_faults_of_coordinator(void **state) {
+    (void)state;
+    run_faults(0, false);
+    run_faults(0, true);
+}
+
+static void test_faults_of_member(void **state) {
+    (void)state;
+    run_faults(1, false);
+    run_faults(1, true);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_two),
+        cmocka_unit_test(test_four),
+        cmocka_unit_test(test_eight),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_anchors),
+        cmocka_unit_test(test_member_dies),
+        cmocka_unit_test(test_coordinator_dies_before_head),
+        cmocka_unit_test(test_coordinator_dies_after_head),
+        cmocka_unit_test(test_late),
+        cmocka_unit_test(test_other_step),
+        cmocka_unit_test(test_same_part_twice),
+        cmocka_unit_test(test_disagreement),
+        cmocka_unit_test(test_faults_of_coordinator),
+        cmocka_unit_test(test_faults_of_member),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
