@@ -212,20 +212,23 @@ enum { SHOWN_MAX = 256 };
 typedef struct serve_reports {
     serve_server *server;
     weft_context *context; /* of the thread and of the store */
-    weft_store *store;     /* where reports go */
+    weft_store *store;     /* where reports go, and are read */
+    weft_store *own;       /* the same, if it is ours to close */
     double swept;          /* when those that are too old were removed */
     pthread_mutex_t mutex; /* of what follows */
     pthread_cond_t wake;
     weft_fleet fleet; /* as it was last read */
     double read;      /* when that was */
-    size_t added;     /* names that may have come since */
+    size_t coming;    /* new names that are being put */
+    size_t added;     /* and that may have come since */
     bool poked;
     bool closing;
     bool complained; /* about a report that could not be kept, since one could be */
     pthread_t thread;
 } serve_reports;
 
-bool serve_reports_open(serve_reports *reports, serve_server *server);
+/* `store` NULL: the server's directory. */
+bool serve_reports_open(serve_reports *reports, serve_server *server, weft_store *store);
 void serve_reports_close(serve_reports *reports);
 /* True if what lies under the key is a report, or nothing. */
 bool serve_reports_concern(const char *key);
@@ -276,7 +279,9 @@ struct serve_request {
     weft_status status;
     weft_store_tag tag;
     serve_request *next; /* in the list of jobs, or of who waits */
+    /* a report */
     char report[WEFT_REPORT_MAX];
+    bool is_new;
     /* a watch, or a part of the history */
     uint64_t after;
     uint64_t limit;

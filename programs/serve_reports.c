@@ -35,17 +35,16 @@ static bool is_known(const weft_fleet *fleet, const char *name) {
     return false;
 }
 
-/* Names that came since the last look are counted as if each were another. */
-static bool has_room(serve_reports *reports, const char *name) {
+/* Names that the last look has not seen are counted as if each were another. */
+static bool find_room(serve_reports *reports, serve_request *request, const char *name) {
     pthread_mutex_lock(&reports->mutex);
     const weft_fleet *fleet = &reports->fleet;
-    bool room = is_known(fleet, name);
-    if (!room && fleet->count + fleet->left_out + reports->added < WEFT_FLEET_MAX) {
-        reports->added++;
-        room = true;
-    }
+    bool known = is_known(fleet, name);
+    bool room = fleet->count + fleet->left_out + reports->coming + reports->added < WEFT_FLEET_MAX;
+    request->is_new = !known && room;
+    reports->coming += request->is_new;
     pthread_mutex_unlock(&reports->mutex);
-    return room;
+    return known || room;
 }
 
 bool serve_reports_concern(const char *key) {
@@ -74,16 +73,19 @@ void serve_report_append(serve_request *request, const char *data, size_t size) 
 }
 
 /* Says so once, until a report can be kept again. */
-static void note_outcome(serve_reports *reports, weft_context *context, weft_status status) {
+static void note_outcome(serve_reports *reports, const serve_request *request) {
+    bool failed = request->status != WEFT_OK;
     pthread_mutex_lock(&reports->mutex);
-    bool complain = status != WEFT_OK && !reports->complained;
-    reports->complained = status != WEFT_OK;
+    bool complain = failed && !reports->complained;
+    reports->complained = failed;
+    reports->coming -= request->is_new;
+    reports->added += request->is_new && !failed;
     reports->poked = true;
     pthread_cond_signal(&reports->wake);
     pthread_mutex_unlock(&reports->mutex);
     if (complain) {
         serve_report(reports->server, "a follower's report cannot be kept: %s",
-                     weft_context_error(context));
+                     weft_context_error(request->context));
     }
 }
 
@@ -92,7 +94,7 @@ static void put_report(serve_request *request) {
     serve_reports *reports = &request->server->reports;
     request->status = weft_store_put_bytes(request->context, reports->store, request->key, request->report,
                                            (size_t)request->received, WEFT_STORE_ALWAYS, NULL, NULL);
-    note_outcome(reports, request->context, request->status);
+    note_outcome(reports, request);
 }
 
 /* NULL: it may be kept. */
@@ -110,7 +112,7 @@ static const char *find_fault(serve_request *request, unsigned *code_out) {
         return "this is a report of another run";
     }
     *code_out = MHD_HTTP_INSUFFICIENT_STORAGE;
-    return has_room(&request->server->reports, name) ? NULL : "too many followers report here";
+    return find_room(&request->server->reports, request, name) ? NULL : "too many followers report here";
 }
 
 enum MHD_Result serve_report_end(serve_request *request) {
@@ -259,13 +261,21 @@ serve_fleet serve_reports_count(serve_reports *reports) {
 
 /* ---- life ---- */
 
-bool serve_reports_open(serve_reports *reports, serve_server *server) {
-    *reports = (serve_reports){.server = server};
+/* What is old after a few seconds need not outlast a power cut. */
+static bool open_directory(serve_reports *reports, const char *path) {
+    const weft_store_options options = {.volatile_writes = true};
+    if (weft_store_open(reports->context, path, &options, &reports->own) != WEFT_OK) {
+        return false;
+    }
+    reports->store = reports->own;
+    return true;
+}
+
+bool serve_reports_open(serve_reports *reports, serve_server *server, weft_store *store) {
+    *reports = (serve_reports){.server = server, .store = store};
     const weft_context_options options = {.threads = 1};
-    /* what is old after a few seconds need not outlast a power cut */
-    const weft_store_options store_options = {.volatile_writes = true};
     if (weft_context_create(&options, &reports->context) != WEFT_OK ||
-        weft_store_open(reports->context, server->directory, &store_options, &reports->store) != WEFT_OK) {
+        (store == NULL && !open_directory(reports, server->directory))) {
         return false;
     }
     pthread_condattr_t attributes;
@@ -286,7 +296,7 @@ void serve_reports_close(serve_reports *reports) {
     pthread_mutex_unlock(&reports->mutex);
     pthread_join(reports->thread, NULL);
     weft_fleet_close(reports->context, &reports->fleet);
-    weft_store_close(reports->store);
+    weft_store_close(reports->own);
     weft_context_destroy(reports->context);
     pthread_cond_destroy(&reports->wake);
     pthread_mutex_destroy(&reports->mutex);

@@ -134,7 +134,8 @@ static void measure(weft_follower *follower, const weft_head_info *head, double 
     follower->live = is_live(follower);
 }
 
-/* One that cannot be read is not there: it must not hide the others. */
+/* One that is no report, or is gone, must not hide the others. A store that fails must: who is not seen for
+ * that is still there. */
 static weft_status read_one(void *argument, size_t index, unsigned worker) {
     reading *reading = argument;
     const listed *item = &reading->list->items[index];
@@ -146,13 +147,16 @@ static weft_status read_one(void *argument, size_t index, unsigned worker) {
     weft_store_get_request request = {.key = key, .length = sizeof data, .buffer = data};
     weft_store_get_result result;
     weft_status status = weft_store_get(reading->context, reading->store, &request, &result);
-    if (status == WEFT_NO_MEMORY || status == WEFT_CANCELLED) {
+    if (status != WEFT_OK && status != WEFT_NOT_FOUND) {
         return status;
     }
-    if (status == WEFT_OK &&
-        weft_report_parse(reading->context, item->name, data, (size_t)result.received, follower) ==
-            WEFT_OK &&
-        strcmp(follower->run, reading->head->run) == 0) {
+    if (status == WEFT_OK) {
+        status = weft_report_parse(reading->context, item->name, data, (size_t)result.received, follower);
+    }
+    if (status == WEFT_NO_MEMORY) {
+        return status;
+    }
+    if (status == WEFT_OK && strcmp(follower->run, reading->head->run) == 0) {
         measure(follower, reading->head, item->age);
     } else {
         follower->name[0] = '\0';

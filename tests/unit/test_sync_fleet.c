@@ -417,6 +417,28 @@ static void test_strangers(void **state) {
     scene_close(&s);
 }
 
+/* Who cannot be seen because the store fails is not taken for gone. */
+static void test_failing_store(void **state) {
+    (void)state;
+    scene s;
+    weft_fleet fleet;
+    scene_open(&s, NULL, 12);
+    scene_publish(&s, 10000);
+    weft_follower good = member(&s, "good", 1);
+    write_report(&s, &good, "good");
+    fault_rule rule = {.kind = FAULT_FAIL, .operations = FAULT_ON_GET, .pattern = "followers/*"};
+    fault_store_set(s.faults, &rule, 1);
+    assert_int_equal(weft_fleet_read(s.context, s.faulty, NULL, &fleet), WEFT_REMOTE_FAILED);
+    rule.status = WEFT_NOT_FOUND;
+    fault_store_set(s.faults, &rule, 1);
+    assert_int_equal(weft_fleet_read(s.context, s.faulty, NULL, &fleet), WEFT_OK);
+    assert_int_equal(fleet.count, 0);
+    assert_int_equal(fleet.left_out, 1);
+    weft_fleet_close(s.context, &fleet);
+    fault_store_set(s.faults, NULL, 0);
+    scene_close(&s);
+}
+
 /* ---- retention ---- */
 
 /* Removes what may go, and gives the number of patches that are left. */
@@ -614,6 +636,7 @@ int main(void) {
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_bad_name),
         cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_failing_store),
         cmocka_unit_test(test_gc_heeds_followers),
         cmocka_unit_test(test_gc_without_listing),
         cmocka_unit_test(test_pressure),

@@ -170,11 +170,54 @@ static void test_collecting_without_memory(void **state) {
     scene_close(&s);
 }
 
+/* ---- being seen ---- */
+
+/* Whatever the thread that reports has no memory for is not told, and that is all. */
+static void test_reporting_without_memory(void **state) {
+    (void)state;
+    const weft_publisher_options options = {.anchor_ratio = -1};
+    const weft_subscriber_options seen = {.empty = true, .report_name = "seen", .report_seconds = 1};
+    faults faults = {0};
+    scene s;
+    model memory;
+    weft_fleet fleet;
+    scene_open(&s, &options, 54);
+    scene_publish(&s, 10000);
+    worker_open(&memory, s.outside);
+    bool fired = true;
+    for (size_t n = 1; fired; n += 3) {
+        weft_context *context = failing_context(&faults);
+        weft_subscriber *subscriber = NULL;
+        faults_reset(&faults, n);
+        weft_status status = weft_subscriber_open(context, s.store, memory.view, &seen, &subscriber);
+        no_memory(context, status, n);
+        if (status == WEFT_OK) {
+            no_memory(context, weft_subscriber_pull(subscriber, 0), n);
+        }
+        weft_subscriber_close(subscriber);
+        status = weft_fleet_read(context, s.store, NULL, &fleet);
+        no_memory(context, status, n);
+        if (status == WEFT_OK) {
+            weft_fleet_close(context, &fleet);
+        }
+        fired = faults_fired(&faults);
+        faults_reset(&faults, 0);
+        weft_context_destroy(context);
+        no_leak(&faults, n);
+    }
+    scene_expect(s.outside, weft_fleet_read(s.outside, s.store, NULL, &fleet), WEFT_OK, "read the fleet");
+    assert_int_equal(fleet.count, 1);
+    weft_fleet_close(s.outside, &fleet);
+    model_close(&memory);
+    scene_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_publishing_without_memory),
         cmocka_unit_test(test_following_without_memory),
         cmocka_unit_test(test_collecting_without_memory),
+        cmocka_unit_test(test_reporting_without_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
