@@ -319,6 +319,18 @@ class FaultProxyTest(unittest.TestCase):
         self.proxy.set_faults([])
         self.assertEqual(self.ask("GET", "/a", connection=connection).body, CONTENT)
         self.struck("status", 2)
+        self.faults(fault="status", code=400, body="<Error/>", query="part=[12]*")
+        answer = self.ask("PUT", "/new?part=2&x=y", CONTENT, connection=connection)
+        self.assertEqual((answer.status, answer.body), (400, b"<Error/>"))
+        self.assertEqual(self.ask("GET", "/a?part=3", connection=connection).body, CONTENT)
+        self.struck("status", 3)
+
+    def test_belie(self):
+        self.faults(fault="belie", method="PUT", code=500, body="no")
+        answer = self.ask("PUT", "/new", b"bytes")
+        self.assertEqual((answer.status, answer.body), (500, b"no"))
+        self.assertEqual(self.origin.objects["/new"], b"bytes")
+        self.struck("belie", 1)
 
     def test_stale(self):
         self.faults(fault="stale", path="/head")

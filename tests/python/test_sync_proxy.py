@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A publisher and a follower over `weft serve`, through a proxy that does what networks do on bad days.
+"""A publisher and a follower over `weft serve` or S3, through a proxy that does what networks do on bad days.
 
 A follower follows through one kind of fault after the other while a publisher publishes, and then the publisher
 goes through the proxy too. The follower's command looks at OUT each time: it always holds the version that it
@@ -14,6 +14,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+import origins  # noqa: E402
 import serving  # noqa: E402
 from fault_proxy import FaultProxy  # noqa: E402
 
@@ -31,8 +32,8 @@ READER_FAULTS = {
     "500": [{"fault": "status", "code": 500, "probability": 0.4}],
     "503": [{"fault": "status", "code": 503, "retry_after": 1, "count": 3}],
     "429": [{"fault": "status", "code": 429, "probability": 0.3}],
-    "stale": [{"fault": "stale", "path": "/heads/*", "probability": 0.5}],
-    "late": [{"fault": "missing", "path": "/p*", "per_key": 2}],
+    "stale": [{"fault": "stale", "path": "*/heads/*", "probability": 0.5}],
+    "late": [{"fault": "missing", "path": "*/pa*/*", "per_key": 2}],
     "wrong": [{"fault": "wrong", "method": "GET", "probability": 0.3, "per_key": 2}],
     "delay": [{"fault": "delay", "probability": 0.3, "seconds": 0.05}],
 }
@@ -44,6 +45,16 @@ WRITER_FAULTS = {
     "503": [{"fault": "status", "code": 503, "method": "PUT", "probability": 0.3}],
     "flip": [{"fault": "flip", "method": "GET", "probability": 0.4}],
 }
+
+# What an S3 service says when it has too much to do, and what becomes of bytes that are not what was signed.
+SLOW = "<?xml version='1.0'?>\n<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+if origins.PLACES:
+    READER_FAULTS["slow down"] = [{"fault": "status", "code": 503, "retry_after": 1, "body": SLOW, "count": 3}]
+    WRITER_FAULTS["slow down"] = [{"fault": "status", "code": 503, "body": SLOW, "probability": 0.3}]
+    WRITER_FAULTS["flip on the way there"] = [{"fault": "flip", "method": "PUT", "where": "request",
+                                               "probability": 0.4}]
+    WRITER_FAULTS["truncate on the way there"] = [{"fault": "truncate", "method": "PUT", "where": "request",
+                                                   "probability": 0.3}]
 
 
 class Scene:
@@ -61,31 +72,31 @@ class Scene:
     def model(self, number):
         return os.path.join(self.root, "m", f"step-{number}.safetensors")
 
-    def start(self, *arguments, error=subprocess.PIPE):
-        return subprocess.Popen([WEFT, *arguments], env=self.environment, stdin=subprocess.DEVNULL,
+    def start(self, *arguments, error=subprocess.PIPE, environment=()):
+        return subprocess.Popen([WEFT, *arguments], env=dict(self.environment, **dict(environment)), stdin=subprocess.DEVNULL,
                                 stdout=subprocess.PIPE, stderr=error, text=True)
 
-    def run(self, *arguments, codes=(0,)):
-        process = self.start(*arguments)
+    def run(self, *arguments, codes=(0,), environment=()):
+        process = self.start(*arguments, environment=environment)
         output, error = process.communicate(timeout=serving.PATIENCE)
         assert process.returncode in codes and "Sanitizer" not in error, f"{arguments}: {process.returncode}: {error}"
         self.code, self.error = process.returncode, error
         return output
 
-    def publish(self, url, codes=(0,)):
+    def publish(self, way, codes=(0,)):
         """The digest of what was published, or None."""
         self.turn = (self.turn + 1) % MODELS
-        self.run("publish", url, self.model(self.turn), "--cache", os.path.join(self.root, "cache"),
-                 "--anchor-ratio", "0.4", "--retries", "6", "-q", codes=codes)
+        self.run("publish", way.url, self.model(self.turn), "--cache", os.path.join(self.root, "cache"),
+                 "--anchor-ratio", "0.4", "--retries", "6", "-q", codes=codes, environment=way.environment)
         return self.digests[self.turn] if self.code == 0 else None
 
-    def follow(self, url):
+    def follow(self, way):
         script = (f"printf '%s %s\\n' \"$WEFT_DIGEST\" \"$('{WEFT}' digest \"$WEFT_OUT\" --json | tr -d ' \\n')\""
                   f" >> '{self.seen}'")
         self.log = os.path.join(self.root, "follow.err")
         with open(self.log, "w") as error:
-            return self.start("follow", url, self.out, "-q", "--exec", script, "--poll", "0.05", "--timeout", "2",
-                              error=error)
+            return self.start("follow", way.url, self.out, "-q", "--exec", script, "--poll", "0.05", "--timeout", "2",
+                              error=error, environment=way.environment)
 
     def lines(self):
         if not os.path.exists(self.seen):
@@ -115,17 +126,17 @@ class Scene:
 
 
 def test_a_follower_behind_bad_networks():
-    with tempfile.TemporaryDirectory(prefix="weft-sync-proxy.") as root, serving.Server() as server:
+    with tempfile.TemporaryDirectory(prefix="weft-sync-proxy.") as root, origins.open_origin() as origin:
         scene = Scene(root)
-        scene.publish(server.url)
-        with FaultProxy(server.url, seed=5) as proxy:
-            follower = scene.follow(proxy.url)
+        scene.publish(origin.direct)
+        with FaultProxy(origin.address, seed=5) as proxy:
+            follower = scene.follow(origin.through(proxy))
             try:
                 for name, faults in READER_FAULTS.items():
                     before = proxy.counts()
                     proxy.set_faults(faults)
                     for turn in range(15):
-                        digest = scene.publish(server.url)
+                        digest = scene.publish(origin.direct)
                         time.sleep(0.1)
                         # a follower that waits on the server asks for no head that could be stale
                         struck = name == "stale" or proxy.counts()[faults[0]["fault"]] > before[faults[0]["fault"]]
@@ -143,20 +154,20 @@ def test_a_follower_behind_bad_networks():
 
 
 def test_a_publisher_behind_bad_networks():
-    with tempfile.TemporaryDirectory(prefix="weft-sync-proxy.") as root, serving.Server() as server:
+    with tempfile.TemporaryDirectory(prefix="weft-sync-proxy.") as root, origins.open_origin() as origin:
         scene = Scene(root)
-        scene.publish(server.url)
-        follower = scene.follow(server.url)
+        scene.publish(origin.direct)
+        follower = scene.follow(origin.direct)
         try:
-            with FaultProxy(server.url, seed=6) as proxy:
+            with FaultProxy(origin.address, seed=6) as proxy:
                 for name, faults in WRITER_FAULTS.items():
                     proxy.set_faults(faults)
                     for _ in range(3):
-                        digest = scene.publish(proxy.url, codes=(0, 1, 3, 4))
+                        digest = scene.publish(origin.through(proxy), codes=(0, 1, 3, 4))
                         if digest is not None:
                             scene.await_digest(digest, follower, name)
                     proxy.set_faults([])
-                    scene.await_digest(scene.publish(proxy.url), follower, name)
+                    scene.await_digest(scene.publish(origin.through(proxy)), follower, name)
                 counts = proxy.counts()
         finally:
             scene.end(follower)
@@ -166,16 +177,16 @@ def test_a_publisher_behind_bad_networks():
 
 
 def test_a_server_that_comes_and_goes():
-    with tempfile.TemporaryDirectory(prefix="weft-sync-proxy.") as root, serving.Server() as server:
+    with tempfile.TemporaryDirectory(prefix="weft-sync-proxy.") as root, origins.open_origin() as origin:
         scene = Scene(root)
-        scene.publish(server.directory)
-        with FaultProxy(server.url, seed=7) as proxy:
-            follower = scene.follow(proxy.url)
+        scene.publish(origin.direct)
+        with FaultProxy(origin.address, seed=7) as proxy:
+            follower = scene.follow(origin.through(proxy))
             try:
                 for _ in range(2):
                     proxy.set_faults([{"fault": "cut", "where": "before"}])
                     for _ in range(4):
-                        digest = scene.publish(server.directory)
+                        digest = scene.publish(origin.direct)
                     time.sleep(0.5)
                     proxy.set_faults([])
                     scene.await_digest(digest, follower, "a server that was away")

@@ -20,6 +20,7 @@ What a rule may say beside "fault":
 
     method        GET, PUT, …; "*": any (default)
     path          a pattern as fnmatch takes it, for the path without its query; default "*"
+    query         the same for what is behind the question mark
     probability   default 1
     skip          so many matching requests pass first
     count         it strikes at most so often
@@ -38,10 +39,11 @@ and the faults:
     delay         the request is forwarded "seconds" later
     duplicate     the request goes to the upstream twice; the answer is the second one
     lose          the request takes effect, and the connection ends before the answer
-    status        "code" (default 503) instead of forwarding; "retry_after" becomes that header
+    status        "code" (default 503) and "body" instead of forwarding; "retry_after" becomes that header
+    belie         the request takes effect, and the answer is "code" and "body" all the same
     missing       404 instead of forwarding a GET or HEAD
     stale         an older content of the key ("back" contents ago, default 1), if one passed through here
-    wrong         what lies under another key: "other", or one that was read through here before
+    wrong         what lies under another key: "other", which is asked for, or one that passed through here
 
 Only bodies of answers 200 and 206 are touched. Everything else is forwarded as it comes, piece by piece.
 """
@@ -61,10 +63,10 @@ import urllib.parse
 
 BODY_FAULTS = ("cut", "truncate", "flip", "repeat", "stall")
 READ_FAULTS = ("missing", "stale", "wrong")
-FAULTS = BODY_FAULTS + READ_FAULTS + ("delay", "duplicate", "lose", "status")
-FIELDS = {"fault": str, "method": str, "path": str, "probability": (int, float), "skip": int, "count": int,
-          "per_key": int, "for_seconds": (int, float), "where": str, "after": int, "seconds": (int, float),
-          "code": int, "retry_after": int, "back": int, "other": str}
+FAULTS = BODY_FAULTS + READ_FAULTS + ("delay", "duplicate", "lose", "status", "belie")
+FIELDS = {"fault": str, "method": str, "path": str, "query": str, "probability": (int, float), "skip": int,
+          "count": int, "per_key": int, "for_seconds": (int, float), "where": str, "after": int,
+          "seconds": (int, float), "code": int, "body": str, "retry_after": int, "back": int, "other": str}
 HOP_BY_HOP = {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
               "expect"}
 PIECE = 64 * 1024
@@ -97,8 +99,9 @@ class Rule:
     def get(self, name, otherwise=None):
         return self.document.get(name, otherwise)
 
-    def matches(self, method, path):
-        return self.get("method", "*") in ("*", method) and fnmatch.fnmatchcase(path, self.get("path", "*"))
+    def matches(self, method, path, query):
+        return (self.get("method", "*") in ("*", method) and fnmatch.fnmatchcase(path, self.get("path", "*"))
+                and fnmatch.fnmatchcase(query, self.get("query", "*")))
 
     def is_open(self, path):
         """Counts a matching request; true unless the rule's numbers let it pass."""
@@ -130,12 +133,12 @@ class Faults:
         with self.lock:
             self.rules = rules
 
-    def choose(self, method, path):
+    def choose(self, method, path, query):
         """The rule that strikes, already counted, or None."""
         with self.lock:
             self.requests += 1
             for rule in self.rules:
-                if (rule.matches(method, path) and self.possible(rule, method, path) and rule.is_open(path)
+                if (rule.matches(method, path, query) and self.possible(rule, method, path) and rule.is_open(path)
                         and self.dice.random() < rule.get("probability", 1)):
                     self.count(rule, path, 1)
                     return rule
@@ -171,14 +174,13 @@ class Faults:
                 contents.append((headers, content))
                 del contents[:-REMEMBERED_CONTENTS]
 
-    def older(self, rule, path):
+    def recall(self, rule, path):
+        """An older content of the path, or the last one of another path."""
         with self.lock:
+            if rule.fault == "wrong":
+                return self.contents[self.dice.choice(sorted(set(self.contents) - {path}))][-1]
             contents = self.contents[path]
             return contents[max(0, len(contents) - 1 - rule.get("back", 1))]
-
-    def other(self, rule, path):
-        with self.lock:
-            return rule.get("other") or self.dice.choice(sorted(set(self.contents) - {path}))
 
     def report(self):
         with self.lock:
@@ -283,9 +285,20 @@ def framed(body):
         yield b"0\r\n\r\n"
 
 
+def is_whole(answer):
+    """All bytes of an object, be it as a range."""
+    span, _, size = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
+    return answer.status == 200 or (answer.status == 206 and size.isdigit() and span == f"0-{int(size) - 1}")
+
+
 def forwarded_headers(headers, drop=()):
     return [(name, value) for name, value in headers.items()
             if name.lower() not in HOP_BY_HOP and name.lower() not in drop]
+
+
+def is_answered_here(rule):
+    return (rule.fault in ("missing", "stale", "status") or rule.where == "before"
+            or (rule.fault == "wrong" and rule.get("other") is None))
 
 
 class Upstream:
@@ -332,11 +345,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def forward(self):
         self.faults = self.server.faults
-        self.key = urllib.parse.urlsplit(self.path).path
-        rule = self.faults.choose(self.command, self.key)
+        parts = urllib.parse.urlsplit(self.path)
+        self.key = parts.path
+        rule = self.faults.choose(self.command, self.key, parts.query)
         try:
             body = self.request_body()
-            if rule is not None and (rule.fault in ("missing", "stale", "status") or rule.where == "before"):
+            if rule is not None and is_answered_here(rule):
                 self.answer_instead(rule, body)
             else:
                 self.pass_on(rule, body)
@@ -406,13 +420,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
             raise Cut
         for _ in body.pieces if body is not None else ():
             pass
-        if rule.fault == "stale":
+        if rule.fault in ("stale", "wrong"):
             self.answer_from_memory(rule)
             return
-        code = 404 if rule.fault == "missing" else rule.get("code", 503)
+        self.answer_as_told(rule, 404 if rule.fault == "missing" else rule.get("code", 503))
+
+    def answer_as_told(self, rule, code):
         headers = [("Retry-After", str(rule.get("retry_after")))] if rule.get("retry_after") is not None else []
         self.say(rule, f"{code}")
-        self.answer_plainly(code, headers, b"a fault was asked for\n")
+        self.answer_plainly(code, headers, rule.get("body", "a fault was asked for\n").encode())
 
     def answer_plainly(self, code, headers, content):
         body = Body(len(content), [content])
@@ -422,8 +438,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def answer_from_memory(self, rule):
         """As a server would that still has the older content: conditions and ranges count."""
-        headers, content = self.faults.older(rule, self.key)
-        self.say(rule, f"{len(content)} older bytes")
+        headers, content = self.faults.recall(rule, self.key)
+        self.say(rule, f"{len(content)} other bytes")
         tag = dict(headers).get("ETag")
         if tag is not None and tag == self.headers.get("If-None-Match"):
             self.deliver(304, "Not Modified", headers, None)
@@ -452,7 +468,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.say(rule, f"{rule.get('seconds', 1)} s")
             time.sleep(rule.get("seconds", 1))
         if rule is not None and rule.fault == "wrong":
-            target = self.faults.other(rule, self.key)
+            target = rule.get("other")
             self.say(rule, f"the answer for {target}")
         if rule is not None and rule.fault == "duplicate":
             body = self.send_in_advance(rule, body)
@@ -475,6 +491,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 answer.read()
                 self.say(rule, f"the answer was {answer.status}")
                 raise Cut
+            if rule is not None and rule.fault == "belie":
+                answer.read()
+                self.answer_as_told(rule, rule.get("code", 200))
+                return
             if sent and answer.status in (200, 201, 204):
                 self.remember(answer, sent[0])
             self.pass_back(rule, answer, target == self.path)
@@ -510,7 +530,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def pass_back(self, rule, answer, own_key):
         bodiless = self.command == "HEAD" or answer.status in (204, 304) or answer.status < 200
-        whole = answer.status == 200 and self.command == "GET" and own_key
+        whole = self.command == "GET" and own_key and is_whole(answer)
         body = None if bodiless else Body(answer.length, self.answer_pieces(answer))
         if whole:
             body = body.remembered(lambda content: self.remember(answer, content))
