@@ -87,8 +87,7 @@ static bool sleep_in_slices(weft_http_effort *effort, double seconds) {
     return awake && effort->cancelled == WEFT_OK;
 }
 
-/* For who knows that what was met passes. */
-static bool wait_for_attempt(weft_http_effort *effort, const weft_http_exchange *exchange) {
+bool weft_http_effort_retry(weft_http_effort *effort, const weft_http_exchange *exchange) {
     if (exchange->answer.stale) {
         effort->attempts--;
         return weft_http_engine_sleep(effort->client->engine, 0);
@@ -99,7 +98,7 @@ static bool wait_for_attempt(weft_http_effort *effort, const weft_http_exchange 
 }
 
 bool weft_http_effort_again(weft_http_effort *effort, const weft_http_exchange *exchange) {
-    return effort->client->dialect->passing(exchange) && wait_for_attempt(effort, exchange);
+    return effort->client->dialect->passing(exchange) && weft_http_effort_retry(effort, exchange);
 }
 
 bool weft_http_succeeded(const weft_http_answer *answer) {
@@ -312,7 +311,7 @@ static weft_status get_object(weft_http_client *client, weft_context *context,
         if (getting.have > 0 && exchange.received >= PROGRESS_BYTES) {
             effort.failures = 0;
         }
-    } while (verdict == VERDICT_AGAIN && wait_for_attempt(&effort, &exchange));
+    } while (verdict == VERDICT_AGAIN && weft_http_effort_retry(&effort, &exchange));
     return weft_http_effort_fail(&effort, &exchange);
 }
 

@@ -58,6 +58,8 @@ weft_status weft_http_effort_run(weft_http_effort *effort, weft_http_exchange *e
 /* Waits until the next attempt is due. False if there is none: what was met does not pass, there were
  * enough of them, or the caller has cancelled. */
 bool weft_http_effort_again(weft_http_effort *effort, const weft_http_exchange *exchange);
+/* The same for who knows that what was met passes. */
+bool weft_http_effort_retry(weft_http_effort *effort, const weft_http_exchange *exchange);
 weft_status weft_http_effort_fail(const weft_http_effort *effort, const weft_http_exchange *exchange);
 
 /* A tag from elsewhere, such as a directory, must not become a line of a request. */

@@ -129,10 +129,41 @@ static weft_status make_list_url(const listing *listing, const char *token, char
     return WEFT_OK;
 }
 
+static bool pass_over(void *opaque, const char *name, uint64_t size, time_t modified) {
+    (void)opaque;
+    (void)name;
+    (void)size;
+    (void)modified;
+    return true;
+}
+
+/* Of a part that was cut short or damaged nobody is told anything. */
+static bool is_list(const char *data, size_t size) {
+    char next[WEFT_S3_TOKEN_MAX];
+    return weft_s3_list_read(data, size, pass_over, NULL, next);
+}
+
+/* Why there is no such part. */
+static weft_status fail_list(const listing *listing, const weft_http_effort *effort,
+                             const weft_http_exchange *exchange) {
+    if (exchange->satisfied) {
+        return weft_fail(listing->context, WEFT_LIMIT_EXCEEDED,
+                         "the list of %s has parts of more than %d bytes", listing->store->place.root,
+                         LIST_BYTES);
+    }
+    if (weft_http_succeeded(&exchange->answer) && effort->cancelled == WEFT_OK) {
+        return weft_fail(listing->context, WEFT_REMOTE_FAILED,
+                         "%s: what came is not a list of objects; check AWS_ENDPOINT_URL_S3",
+                         listing->store->place.root);
+    }
+    return weft_http_effort_fail(effort, exchange);
+}
+
 /* One part of the listing, as text. */
 static weft_status fetch_list(listing *listing, const char *token, char *buffer, size_t *size_out) {
     weft_http_effort effort = {.client = &listing->store->client, .context = listing->context, .key = ""};
     weft_http_exchange exchange;
+    bool again;
     do {
         weft_http_effort_begin(&effort, &exchange, WEFT_HTTP_GET);
         exchange.buffer = (uint8_t *)buffer;
@@ -144,18 +175,16 @@ static weft_status fetch_list(listing *listing, const char *token, char *buffer,
         if (status != WEFT_OK) {
             return status;
         }
-        if (weft_http_succeeded(&exchange.answer)) {
+        bool came = weft_http_succeeded(&exchange.answer);
+        if (came && is_list(buffer, (size_t)exchange.received)) {
             *size_out = (size_t)exchange.received;
             listing->now = exchange.answer.date;
             return WEFT_OK;
         }
-    } while (weft_http_effort_again(&effort, &exchange));
-    if (exchange.satisfied) {
-        return weft_fail(listing->context, WEFT_LIMIT_EXCEEDED,
-                         "the list of %s has parts of more than %d bytes", listing->store->place.root,
-                         LIST_BYTES);
-    }
-    return weft_http_effort_fail(&effort, &exchange);
+        again =
+            came ? weft_http_effort_retry(&effort, &exchange) : weft_http_effort_again(&effort, &exchange);
+    } while (again);
+    return fail_list(listing, &effort, &exchange);
 }
 
 static weft_status list_parts(listing *listing, char *buffer) {
@@ -168,10 +197,10 @@ static weft_status list_parts(listing *listing, char *buffer) {
         if (status != WEFT_OK) {
             return status;
         }
-        bool whole = weft_s3_list_read(buffer, size, visit_object, listing, next);
-        if (!whole || (next[0] != '\0' && strcmp(next, token) == 0)) {
+        (void)weft_s3_list_read(buffer, size, visit_object, listing, next);
+        if (next[0] != '\0' && strcmp(next, token) == 0) {
             return weft_fail(listing->context, WEFT_REMOTE_FAILED,
-                             "%s: what came is not a list of objects; check AWS_ENDPOINT_URL_S3",
+                             "%s: the list of objects goes round in circles; check AWS_ENDPOINT_URL_S3",
                              listing->store->place.root);
         }
     } while (next[0] != '\0' && !listing->stopped);

@@ -6,6 +6,7 @@
 #include "s3_fail.h"
 
 #include "../base/context.h"
+#include "http_client.h"
 #include "http_fail.h"
 #include "s3_answer.h"
 
@@ -30,15 +31,30 @@ bool weft_s3_says(const weft_http_exchange *exchange, const char *code) {
     return strcmp(error.code, code) == 0;
 }
 
+/* Answers to a POST are read; one that says neither that it was done nor why not was cut short. */
+static bool is_garbled(const weft_http_exchange *exchange, const weft_s3_error *error) {
+    return exchange->method == WEFT_HTTP_POST && weft_http_succeeded(&exchange->answer) &&
+           error->code[0] == '\0';
+}
+
 bool weft_s3_passing(const weft_http_exchange *exchange) {
-    static const char *const passing[] = {
-        "InternalError",    "SlowDown",         "ServiceUnavailable",         "RequestTimeout",
-        "OperationAborted", "TooManyRequests",  "ConditionalRequestConflict", "Throttling",
-        "RequestThrottled", "BandwidthExceeded"};
-    if (weft_http_passing(exchange)) {
+    static const char *const passing[] = {"InternalError",
+                                          "SlowDown",
+                                          "ServiceUnavailable",
+                                          "RequestTimeout",
+                                          "OperationAborted",
+                                          "TooManyRequests",
+                                          "ConditionalRequestConflict",
+                                          "Throttling",
+                                          "RequestThrottled",
+                                          "BandwidthExceeded",
+                                          "BadDigest", /* what came is not what was sent */
+                                          "IncompleteBody",
+                                          "XAmzContentSHA256Mismatch"};
+    weft_s3_error error = read_error(exchange);
+    if (weft_http_passing(exchange) || is_garbled(exchange, &error)) {
         return true;
     }
-    weft_s3_error error = read_error(exchange);
     for (size_t i = 0; i < sizeof(passing) / sizeof(passing[0]); i++) {
         if (strcmp(error.code, passing[i]) == 0) {
             return true;

@@ -301,8 +301,8 @@ static bool is_before(void *opaque, const char *phase, uint64_t done, uint64_t t
     return monotonic_seconds() < *deadline;
 }
 
-/* So that the service need not keep the parts. Tried once, also after a cancellation, and not for long: the
- * put has failed already, and its text is not to be lost over this. */
+/* So that the service need not keep the parts. Tried also after a cancellation, and not for long: the put
+ * has failed already, and its text is not to be lost over this. */
 static void abort_upload(upload *upload) {
     double deadline = monotonic_seconds() + ABORT_SECONDS;
     weft_context *own = NULL;
@@ -312,9 +312,13 @@ static void abort_upload(upload *upload) {
     weft_http_effort effort = {
         .client = &upload->store->client, .context = own, .key = upload->request->key};
     weft_http_exchange exchange;
-    weft_http_effort_begin(&effort, &exchange, WEFT_HTTP_DELETE);
-    locate_upload(upload, &exchange);
-    (void)weft_http_effort_run(&effort, &exchange, NULL);
+    weft_status status;
+    do {
+        weft_http_effort_begin(&effort, &exchange, WEFT_HTTP_DELETE);
+        locate_upload(upload, &exchange);
+        status = weft_http_effort_run(&effort, &exchange, NULL);
+    } while (status == WEFT_OK && !weft_http_succeeded(&exchange.answer) &&
+             weft_http_effort_again(&effort, &exchange));
     weft_context_destroy(own);
 }
 

@@ -669,6 +669,20 @@ static void test_busy(void **state) {
     end();
 }
 
+/* What was damaged on the way is sent again. */
+static void test_damaged_on_the_way(void **state) {
+    (void)state;
+    BEGIN({.request = "PUT " KEY " ",
+           "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n",
+           ERROR_BODY("BadDigest")},
+          {.request = "PUT " KEY " ",
+           "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n",
+           ERROR_BODY("XAmzContentSHA256Mismatch")},
+          {.request = "PUT " KEY " ", STORED(TAG_1)});
+    expect(put(WEFT_STORE_ALWAYS, NULL, NULL), WEFT_OK, "");
+    end();
+}
+
 /* ---- listing ---- */
 
 static bool collect(void *opaque, const char *key, uint64_t size, double age_seconds) {
@@ -725,9 +739,10 @@ static void test_list_wrong(void **state) {
         "<ListBucketResult><Contents></ListBucketResult></Contents>",
     };
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-        rule rules[] = {{.request = "GET /bucket/?", DATED, wrong[i], NULL}};
+        const rule list = {.request = "GET /bucket/?", DATED, wrong[i], NULL};
+        const rule rules[] = {list, list, list};
         char text[512] = "";
-        begin(rules, 1);
+        begin(rules, 3);
         expect(weft_store_list(context, store, "pages", collect, text), WEFT_REMOTE_FAILED,
                "not a list of objects");
         end();
@@ -741,7 +756,23 @@ static void test_list_wrong(void **state) {
            "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>x"
            "</NextContinuationToken></ListBucketResult>"});
     char text[512] = "";
-    expect(weft_store_list(context, store, "pages", collect, text), WEFT_REMOTE_FAILED, "not a list");
+    expect(weft_store_list(context, store, "pages", collect, text), WEFT_REMOTE_FAILED, "in circles");
+    end();
+}
+
+/* Of a list that was cut short nothing is told, and the next attempt tells each object once. */
+static void test_list_cut_short(void **state) {
+    (void)state;
+    BEGIN({.request = "GET /bucket/?list",
+           DATED,
+           "<ListBucketResult>" OBJECT_OF("pre/pages/1", "2026-11-16T00:59:50.000Z") "<Conte"},
+          {.request = "GET /bucket/?list",
+           DATED,
+           "<ListBucketResult><IsTruncated>false</IsTruncated>" OBJECT_OF(
+               "pre/pages/1", "2026-11-16T00:59:50.000Z") "</ListBucketResult>"});
+    char text[512] = "";
+    expect(weft_store_list(context, store, "pages", collect, text), WEFT_OK, "");
+    assert_string_equal(text, "pages/1 3 10\n");
     end();
 }
 
@@ -932,8 +963,10 @@ int main(void) {
         cmocka_unit_test(test_texts),
         cmocka_unit_test(test_head_asks_why),
         cmocka_unit_test(test_busy),
+        cmocka_unit_test(test_damaged_on_the_way),
         cmocka_unit_test(test_list),
         cmocka_unit_test(test_list_wrong),
+        cmocka_unit_test(test_list_cut_short),
         cmocka_unit_test(test_places),
         cmocka_unit_test(test_wrong_places),
         cmocka_unit_test(test_credentials),

@@ -1,0 +1,44 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# A real S3 service on bad days, by a proxy before it: publish, pull, follow and gc while it is slow, busy, denies,
+# truncates, damages and lies (s3_faults.py), and a publisher and followers through bad networks
+# (tests/python/test_sync_proxy.py).
+. "$(dirname "$0")/common.sh"
+. "$cli/../support/swift_s3.sh"
+unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY all_proxy ALL_PROXY
+for variable in $(compgen -e AWS_) WEFT_S3_ADDRESSING; do
+    unset "$variable"
+done
+if ! swift_is_installed; then
+    skip 'Swift or memcached is not installed (make deps installs them): no faults of a real S3 service were tested'
+    exit 0
+fi
+runs=()
+end_runs() {
+    local run
+    for run in "${runs[@]}"; do
+        kill "$run" 2> /dev/null
+    done
+    stop_swift
+    clean_up
+}
+trap end_runs EXIT
+if ! start_swift "$dir/swift"; then
+    tail -n 5 "$dir"/swift/*.log
+    skip 'Swift does not start: no faults of a real S3 service were tested'
+    exit 0
+fi
+check 'a bucket' swift_bucket bucket
+export AWS_ACCESS_KEY_ID=test:tester AWS_SECRET_ACCESS_KEY=testing AWS_ENDPOINT_URL=$swift_url
+
+WEFT_TEST_STORE=s3://bucket/faults timeout 600 /usr/bin/python3 -B "$cli/s3_faults.py" > faults.log 2>&1 &
+runs+=($!)
+WEFT_TEST_STORE=s3://bucket/proxy timeout 600 /usr/bin/python3 -B "$cli/../python/test_sync_proxy.py" > proxy.log 2>&1 &
+runs+=($!)
+wait "${runs[0]}" || fail "s3_faults.py: $(tail -c 4000 faults.log)"
+wait "${runs[1]}" || fail "test_sync_proxy.py: $(grep -v ^fault proxy.log | tail -c 4000)"
+checks=$((checks + 2))
+grep ' s, ' faults.log
+runs=()
+finish
