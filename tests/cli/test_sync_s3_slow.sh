@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Everything that synchronisation is tested with on directories, on a real S3 service: the unit tests of live
-# weights, faults of the store, damage, lies and several writers; publish, pull, follow, log, gc and keys; kills.
-# None of these is written twice: each takes its store from WEFT_TEST_STORE. They run side by side, and the
-# longest of them do only every so manieth of their cases, or all of them if WEFT_SOAK is set.
+# weights, faults of the store, damage, lies, several writers and the fleet; publish, pull, follow, log, gc and
+# keys; kills. None of these is written twice: each takes its store from WEFT_TEST_STORE. They run side by side,
+# and the longest of them do only every so manieth of their cases, or all of them if WEFT_SOAK is set.
 . "$(dirname "$0")/common.sh"
 . "$cli/../support/swift_s3.sh"
 build=${WEFT_BUILD:-$(dirname "$weft")}
@@ -68,7 +68,7 @@ fi
 check 'a bucket' swift_bucket bucket
 export AWS_ACCESS_KEY_ID=test:tester AWS_SECRET_ACCESS_KEY=testing AWS_ENDPOINT_URL=$swift_url
 
-for suite in faults writers damage live lies; do
+for suite in faults writers damage live lies fleet; do
     on_s3 "$suite" "$build/tests/test_sync_$suite"
 done
 for suite in follow keys publish faults; do

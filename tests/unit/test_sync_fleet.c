@@ -217,7 +217,7 @@ static void await_follower(scene *s, const char *name, const char *state, uint64
 }
 
 static weft_subscriber_options named(const char *name) {
-    return (weft_subscriber_options){.report_name = name, .report_seconds = 1};
+    return (weft_subscriber_options){.report_name = name, .report_seconds = 5};
 }
 
 /* Of an empty store nothing is known, and nothing is put into it. */
@@ -373,7 +373,7 @@ static weft_follower member(scene *s, const char *name, uint64_t version) {
 
 static void test_strangers(void **state) {
     (void)state;
-    enum { MANY = 5000 };
+    const size_t many = 5000 / scene_stride();
     scene s;
     weft_fleet fleet;
     char junk[5000];
@@ -402,18 +402,19 @@ static void test_strangers(void **state) {
     assert_int_equal(fleet.followers[1].lag, 0);
     weft_fleet_close(s.outside, &fleet);
 
-    for (int i = 0; i < MANY; i++) {
+    for (size_t i = 0; i < many; i++) {
         char name[32];
-        snprintf(name, sizeof name, "many-%d", i);
+        snprintf(name, sizeof name, "many-%zu", i);
         weft_follower one = member(&s, name, 2);
         write_report(&s, &one, name);
     }
     read_fleet(&s, &fleet);
-    assert_true(fleet.count <= WEFT_FLEET_MAX && fleet.count >= WEFT_FLEET_MAX - 8);
-    assert_int_equal(fleet.count + fleet.left_out, MANY + 8);
+    size_t most = many + 2 < WEFT_FLEET_MAX ? many + 2 : WEFT_FLEET_MAX;
+    assert_true(fleet.count <= most && fleet.count + 8 >= most);
+    assert_int_equal(fleet.count + fleet.left_out, many + 8);
     weft_fleet_close(s.outside, &fleet);
     scene_expect(s.outside, weft_fleet_sweep(s.outside, s.store), WEFT_OK, "nothing is old");
-    assert_int_equal(scene_count(&s, "followers"), MANY + 8);
+    assert_int_equal(scene_count(&s, "followers"), many + 8);
     scene_close(&s);
 }
 
