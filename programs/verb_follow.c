@@ -545,6 +545,7 @@ static int run(void *input) {
 }
 
 int verb_follow(int argc, char **argv) {
-    follow_arguments arguments = {0};
+    /* a follower writes nothing into a store but its reports */
+    follow_arguments arguments = {.remote = {.volatile_writes = true}};
     return command_run(&argp, argc, argv, &arguments, run);
 }

@@ -180,6 +180,7 @@ static int run(void *input) {
 }
 
 int verb_pull(int argc, char **argv) {
-    pull_arguments arguments = {0};
+    /* nothing is written into the store but reports */
+    pull_arguments arguments = {.remote = {.volatile_writes = true}};
     return command_run(&argp, argc, argv, &arguments, run);
 }

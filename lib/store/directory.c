@@ -623,12 +623,29 @@ typedef struct walk {
     weft_context *context;
     weft_store_visit visit;
     void *opaque;
-    struct timespec now;
+    struct timespec now;                         /* once there is something whose age matters */
     char key[WEFT_STORE_KEY_MAX + NAME_MAX + 2]; /* of where the walk is */
     bool stopped;
 } walk;
 
 static weft_status walk_directory(walk *walk);
+
+/* A file server's clock shows in the times that it gives to a new file. */
+static struct timespec store_clock(const directory_store *store) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    char path[PATH_MAX];
+    int descriptor = create_temporary(store, path);
+    struct stat info;
+    if (descriptor >= 0) {
+        if (fstat(descriptor, &info) == 0) {
+            now = info.st_ctim;
+        }
+        (void)unlink(path);
+        close(descriptor);
+    }
+    return now;
+}
 
 /* Ages go by the change time, which nobody can set: it is the store's own clock, and at least as late as
  * the put. */
@@ -641,6 +658,7 @@ static weft_status walk_entry(walk *walk, int directory, const char *name) {
         return walk_directory(walk);
     }
     if (S_ISREG(info.st_mode)) {
+        walk->now = walk->now.tv_sec != 0 ? walk->now : store_clock(walk->store);
         double age = (double)(walk->now.tv_sec - info.st_ctim.tv_sec) +
                      (double)(walk->now.tv_nsec - info.st_ctim.tv_nsec) * 1e-9;
         walk->stopped = !walk->visit(walk->opaque, walk->key, (uint64_t)info.st_size, age > 0 ? age : 0);
@@ -678,27 +696,9 @@ static weft_status walk_directory(walk *walk) {
     return status;
 }
 
-/* A file server's clock shows in the times that it gives to a new file. */
-static struct timespec store_clock(const directory_store *store) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    char path[PATH_MAX];
-    int descriptor = create_temporary(store, path);
-    struct stat info;
-    if (descriptor >= 0) {
-        if (fstat(descriptor, &info) == 0) {
-            now = info.st_ctim;
-        }
-        (void)unlink(path);
-        close(descriptor);
-    }
-    return now;
-}
-
 static weft_status directory_list(void *self, weft_context *context, const char *prefix,
                                   weft_store_visit visit, void *opaque) {
     walk walk = {.store = self, .context = context, .visit = visit, .opaque = opaque};
-    walk.now = store_clock(self);
     snprintf(walk.key, sizeof(walk.key), "%s", prefix);
     return walk_directory(&walk);
 }
