@@ -26,6 +26,7 @@ enum {
     OPTION_ANCHOR,
     OPTION_ANCHOR_RATIO,
     OPTION_KEEP_ANCHORS,
+    OPTION_NO_LEAPS,
     OPTION_GC,
     OPTION_KEEP_FOLLOWERS,
     OPTION_MAX_LAG,
@@ -58,6 +59,8 @@ static const struct argp_option options[] = {
      "With --anchor auto: when the patches add up to R times the last anchor (default: 1)", 2},
     {"keep-anchors", OPTION_KEEP_ANCHORS, "N", 0,
      "Versions older than the last N anchors may be removed by weft gc (default: 2)", 2},
+    {"no-leaps", OPTION_NO_LEAPS, NULL, 0,
+     "Make no patches over 4, 16, 64, ... versions, which shorten the way for who was away", 2},
     {"gc", OPTION_GC, "AGE", 0,
      "With each anchor, remove what no kept version has needed for AGE (such as 1h), as weft gc does", 2},
     {"keep-followers", OPTION_KEEP_FOLLOWERS, NULL, 0,
@@ -80,7 +83,8 @@ static const char doc[] =
     "refused. Calls that use the same cache, one after the other, are one publisher.\n"
     "\nA publisher goes on with the history that it finds. With --sign that must be signed by the same "
     "key, unless --adopt says otherwise.\n"
-    "\nThe copy in the cache takes as much disk as the checkpoint. If it is lost, or another machine takes "
+    "\nThe copy in the cache takes as much disk as the checkpoint, and what leaps are made of up to twice "
+    "that. If it is lost, or another machine takes "
     "over, it is rebuilt from the store.\n"
     "\nExamples:\n"
     "  weft publish /srv/run-7 step-42.safetensors --label step=42\n"
@@ -109,6 +113,7 @@ typedef struct publish_arguments {
     anchor_choice anchor;
     double anchor_ratio;
     uint64_t keep_anchors;
+    bool no_leaps;
 } publish_arguments;
 
 /* ---- arguments ---- */
@@ -151,6 +156,9 @@ static error_t parse_anchors(int key, char *argument, struct argp_state *state) 
         if (!text_parse_unsigned(argument, 15, &arguments->keep_anchors) || arguments->keep_anchors == 0) {
             argp_error(state, "--keep-anchors takes a number from 1 to 15, not '%s'", argument);
         }
+        return 0;
+    case OPTION_NO_LEAPS:
+        arguments->no_leaps = true;
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -511,6 +519,7 @@ static int publish_model(publish_arguments *arguments, const weft_model *model, 
         .max_lag_seconds = arguments->max_lag_seconds,
         .anchor_ratio = arguments->anchor == ANCHOR_NEVER ? -1 : arguments->anchor_ratio,
         .keep_anchors = (unsigned)arguments->keep_anchors,
+        .no_leaps = arguments->no_leaps,
         .mirror_path = mirror,
     };
     weft_publisher *publisher;

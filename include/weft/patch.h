@@ -52,6 +52,10 @@ typedef struct weft_diff_options {
      * used again. Not together with `inverse`, and only between states of the same tensors. If the diff
      * fails, the base is as it was. */
     weft_trail **trail;
+    /* NULL, or receives what the base holds where the new state differs, and the base is left alone. Points
+     * to NULL, or to a trail that is used again. NULL afterwards if the states have different tensors. Not
+     * together with `trail`. */
+    weft_trail **notes;
 } weft_diff_options;
 
 typedef struct weft_diff_stats {

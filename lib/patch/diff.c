@@ -60,6 +60,7 @@ typedef struct diff_state {
     weft_sums *moves;    /* over the base view */
     weft_sums *new_sums; /* over the next view */
     weft_trail *trail;
+    weft_trail *notes;
 } diff_state;
 
 /* ---- setting up ---- */
@@ -168,24 +169,24 @@ static weft_status open_trail(diff_state *state) {
     return status;
 }
 
-static bool same_container(const weft_container *a, const weft_container *b) {
-    if (a == NULL || b == NULL || a->sharded != b->sharded || a->file_count != b->file_count ||
-        a->index_bytes != b->index_bytes) {
-        return false;
+static weft_status open_notes(diff_state *state) {
+    weft_trail **notes = state->options.notes;
+    if (notes == NULL) {
+        return WEFT_OK;
     }
-    for (size_t i = 0; i < a->file_count; i++) {
-        if (strcmp(a->files[i].name, b->files[i].name) != 0 ||
-            a->files[i].header_bytes != b->files[i].header_bytes ||
-            memcmp(a->files[i].header, b->files[i].header, a->files[i].header_bytes) != 0) {
-            return false;
-        }
+    if (!weft_roster_plain(&state->forward.roster)) {
+        weft_trail_destroy(*notes);
+        *notes = NULL;
+        return WEFT_OK;
     }
-    return a->index_bytes == 0 || memcmp(a->index, b->index, a->index_bytes) == 0;
+    weft_status status = weft_trail_prepare(state->context, state->job_count, notes);
+    state->notes = *notes;
+    return status;
 }
 
 static weft_status open_streams(diff_state *state, const weft_sink *sink) {
     const weft_diff_options *options = &state->options;
-    bool same = same_container(options->base_container, options->new_container);
+    bool same = weft_container_same(options->base_container, options->new_container);
     weft_status status =
         weft_stream_open(&state->forward.stream, state->context, sink, options->profile,
                          &state->forward.roster, same, options->new_container, options->labels);
@@ -224,6 +225,9 @@ static weft_status encode_both(diff_state *state, weft_bucket_coder *coder, size
                            state->moves, &slot->forward, &slot->forward_result);
     if (state->trail != NULL) {
         status = follow_bucket(state, coder, index, &next, &slot->forward_result, status);
+    }
+    if (status == WEFT_OK && state->notes != NULL) {
+        status = weft_trail_note(state->notes, index, coder, job->bucket, &slot->forward_result);
     }
     if (status != WEFT_OK || !state->inverse.open || !slot->forward_result.present) {
         return status;
@@ -345,6 +349,9 @@ static weft_status run_diff(diff_state *state, const weft_sink *sink, weft_diff_
     }
     if (status == WEFT_OK) {
         status = open_trail(state);
+    }
+    if (status == WEFT_OK) {
+        status = open_notes(state);
     }
     if (status == WEFT_OK) {
         status = open_streams(state, sink);

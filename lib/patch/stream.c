@@ -87,3 +87,18 @@ weft_status weft_stream_finish(weft_patch_stream *stream, const weft_digest *bas
 void weft_stream_close(weft_patch_stream *stream) {
     weft_writer_close(&stream->entries);
 }
+
+bool weft_container_same(const weft_container *a, const weft_container *b) {
+    if (a == NULL || b == NULL || a->sharded != b->sharded || a->file_count != b->file_count ||
+        a->index_bytes != b->index_bytes) {
+        return false;
+    }
+    for (size_t i = 0; i < a->file_count; i++) {
+        if (strcmp(a->files[i].name, b->files[i].name) != 0 ||
+            a->files[i].header_bytes != b->files[i].header_bytes ||
+            memcmp(a->files[i].header, b->files[i].header, a->files[i].header_bytes) != 0) {
+            return false;
+        }
+    }
+    return a->index_bytes == 0 || memcmp(a->index, b->index, a->index_bytes) == 0;
+}

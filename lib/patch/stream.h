@@ -29,6 +29,9 @@ weft_status weft_stream_finish(weft_patch_stream *stream, const weft_digest *bas
                                const weft_digest *result);
 void weft_stream_close(weft_patch_stream *stream);
 
+/* True if both are given and say the same. */
+bool weft_container_same(const weft_container *a, const weft_container *b);
+
 /* Units and bytes of all tensors of the result. */
 void weft_roster_measure(const weft_roster *roster, uint64_t *units_out, uint64_t *bytes_out);
 

@@ -5,7 +5,6 @@
 #include "trail.h"
 
 #include "../base/pool.h"
-#include "apply.h"
 
 struct weft_trail {
     weft_context *context;
@@ -117,6 +116,32 @@ weft_status weft_trail_advance(weft_trail *trail, size_t index, weft_bucket_code
     kept->window.segments = coder->from.segments;
     coder->from.segments = (weft_segments){.context = coder->context};
     return WEFT_OK;
+}
+
+weft_status weft_trail_note(weft_trail *trail, size_t index, weft_bucket_coder *coder,
+                            const weft_bucket *bucket, const weft_frame_result *result) {
+    if (!result->present) {
+        return WEFT_OK;
+    }
+    weft_staged *kept = &trail->buckets[index];
+    kept->used = true;
+    kept->width = bucket->width;
+    kept->units = bucket->units;
+    if (coder->changes.count == result->changed) {
+        keep_changes(coder, kept);
+        return WEFT_OK;
+    }
+    kept->dense_olds = weft_allocate(coder->context, (size_t)bucket->units * bucket->width);
+    return kept->dense_olds != NULL ? weft_window_copy(&coder->from, kept->dense_olds, bucket->width)
+                                    : WEFT_NO_MEMORY;
+}
+
+const weft_staged *weft_trail_bucket(const weft_trail *trail, size_t index) {
+    return &trail->buckets[index];
+}
+
+size_t weft_trail_count(const weft_trail *trail) {
+    return trail->count;
 }
 
 static weft_status undo_task(void *argument, size_t index, unsigned worker) {

@@ -6,6 +6,7 @@
 #ifndef WEFT_PATCH_TRAIL_H
 #define WEFT_PATCH_TRAIL_H
 
+#include "apply.h"
 #include "bucket.h"
 
 /* Makes an empty trail for `count` buckets, or empties the one that is there: its memory is used again. */
@@ -16,5 +17,11 @@ weft_status weft_trail_prepare(weft_context *context, size_t count, weft_trail *
 weft_status weft_trail_advance(weft_trail *trail, size_t index, weft_bucket_coder *coder,
                                const weft_bucket *bucket, const weft_bucket_side *to,
                                const weft_frame_result *result);
+/* The same for a coder that does not follow: what coder->from holds is kept, and stays. */
+weft_status weft_trail_note(weft_trail *trail, size_t index, weft_bucket_coder *coder,
+                            const weft_bucket *bucket, const weft_frame_result *result);
+/* What the bucket held before; not used if nothing changed there. */
+const weft_staged *weft_trail_bucket(const weft_trail *trail, size_t index);
+size_t weft_trail_count(const weft_trail *trail);
 
 #endif

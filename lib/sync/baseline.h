@@ -25,7 +25,7 @@ typedef struct weft_baseline {
     pthread_mutex_t lock; /* held while the memory is read by an anchor, or changed */
     weft_mirror mirror;
     weft_sums *sums;
-    weft_trail *trail; /* back to what was published last, while the memory is ahead of it */
+    weft_trail *trail; /* what the memory held before it went ahead, or the checkpoint before it followed */
 
     weft_in_place *place;
 } weft_baseline;

@@ -6,6 +6,7 @@
 
 #include "../base/context.h"
 #include "clock.h"
+#include "leap.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -146,6 +147,7 @@ weft_status weft_claim_prepare(weft_claim *claim, const weft_blob *page, const w
     }
     /* which objects retire is for the history alone */
     weft_texts_close(&move->head.newest.retired, claim->context);
+    weft_leaps_close(&move->head.newest.leaps, claim->context);
     status = weft_sync_head_format(claim->context, &move->head, claim->key, move->bytes, &move->size);
     if (status != WEFT_OK) {
         weft_sync_head_close(&move->head, claim->context);

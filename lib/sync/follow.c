@@ -46,7 +46,12 @@ static weft_status check_run(const weft_follow *follow, const weft_sync_head *he
 
 /* What was seen is written down before anything is done about it. */
 static weft_status remember(weft_follow *follow, const weft_sync_head *head) {
-    weft_watermark mark = {.epoch = head->epoch, .sequence = head->sequence};
+    weft_watermark mark = {
+        .epoch = head->epoch,
+        .sequence = head->sequence,
+        .version = head->started ? head->newest.version : 0,
+        .digest = head->newest.digest,
+    };
     memcpy(mark.run, head->run, sizeof mark.run);
     weft_status status =
         follow->mark_path != NULL && follow->keeping

@@ -17,6 +17,7 @@
 #include "fleet.h"
 #include "follow.h"
 #include "history.h"
+#include "leap.h"
 #include "pieces.h"
 
 #include <stdio.h>
@@ -60,7 +61,6 @@ typedef struct gc_run {
     size_t capacity;
     gc_date *dates; /* of the records seen, newest first: floors fall */
     size_t date_count;
-    size_t date_cursor;       /* the first whose floor is below the version in question */
     uint64_t waiting_version; /* the lowest whose patch must be looked at again; 0: none */
     uint64_t waiting_retired; /* the same for what records retire */
     uint64_t retired;         /* what records up to this one retire is gone */
@@ -188,13 +188,19 @@ static weft_status write_mark(gc_run *gc) {
 
 /* ---- the history ---- */
 
-/* The date at which the floor reached a version: that of the oldest record with such a floor. Versions are
- * asked for in falling order, after all records that are newer. */
-static uint64_t date_of_floor(gc_run *gc, uint64_t version) {
-    while (gc->date_cursor < gc->date_count && gc->dates[gc->date_cursor].floor >= version) {
-        gc->date_cursor++;
+/* The date at which the floor reached a version: that of the oldest record seen with such a floor. */
+static uint64_t date_of_floor(const gc_run *gc, uint64_t version) {
+    size_t low = 0;
+    size_t high = gc->date_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (gc->dates[middle].floor >= version) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
     }
-    return gc->date_cursor > 0 ? gc->dates[gc->date_cursor - 1].milliseconds : 0;
+    return low > 0 ? gc->dates[low - 1].milliseconds : 0;
 }
 
 static weft_status keep_date(gc_run *gc, const weft_record *record) {
@@ -207,6 +213,20 @@ static weft_status keep_date(gc_run *gc, const weft_record *record) {
     return WEFT_OK;
 }
 
+/* A leap's patch is of use as long as somebody may be at the version that it starts from; its node, which
+ * leads to smaller ones too, as long as somebody may be on the way. */
+static weft_status visit_leap(gc_run *gc, const weft_leap *leap, uint64_t version) {
+    uint64_t patch_since = leap->first < gc->needed_from ? date_of_floor(gc, leap->first + 1) : 0;
+    uint64_t node_since = leap->last <= gc->needed_from ? date_of_floor(gc, leap->last) : 0;
+    weft_status status = add_object(gc, leap->node.key, leap->node.bytes, version, node_since);
+    if (status == WEFT_OK && leap->key[0] != '\0') {
+        status = add_object(gc, leap->key, leap->bytes, version, patch_since);
+    }
+    return status == WEFT_OK && leap->list_key[0] != '\0'
+               ? add_object(gc, leap->list_key, 0, version, patch_since)
+               : status;
+}
+
 static weft_status visit_record(gc_run *gc, const weft_record *record) {
     weft_status status = keep_date(gc, record);
     bool done = record->version <= gc->retired;
@@ -216,6 +236,9 @@ static weft_status visit_record(gc_run *gc, const weft_record *record) {
         for (size_t j = first; j < gc->count; j++) {
             gc->objects[j].retired = true;
         }
+    }
+    for (size_t i = 0; i < record->leaps.count && status == WEFT_OK; i++) {
+        status = visit_leap(gc, &record->leaps.items[i], record->version);
     }
     if (status == WEFT_OK && record->patched) {
         uint64_t since = record->version <= gc->needed_from ? date_of_floor(gc, record->version) : 0;
@@ -314,18 +337,24 @@ typedef struct leftover_list {
     weft_status status;
 } leftover_list;
 
-/* An anchor is named by a page only when its writer publishes again, which may be long after. What the
- * parts of a version tell each other is of use while their epoch lasts. */
+/* An anchor is named by a page only when its writer publishes again, which may be long after; and so is the
+ * newest leap. What the parts of a version tell each other is of use while their epoch lasts. */
 static bool may_come(const gc_run *gc, const char *key) {
     unsigned long long epoch;
     unsigned long long version;
     if (sscanf(key, "parts/%llu/", &epoch) == 1) {
         return epoch >= gc->epoch;
     }
-    return (sscanf(key, "anchors/%llu-%llu-", &epoch, &version) == 2 ||
-            sscanf(key, "chunks/%llu-%llu-", &epoch, &version) == 2 ||
-            sscanf(key, "pieces/%llu-%llu-", &epoch, &version) == 2) &&
-           epoch >= gc->epoch && version > gc->newest_anchor;
+    bool list = sscanf(key, "chunks/%llu-%llu-", &epoch, &version) == 2;
+    bool anchor = sscanf(key, "anchors/%llu-%llu-", &epoch, &version) == 2 ||
+                  sscanf(key, "pieces/%llu-%llu-", &epoch, &version) == 2 || list;
+    bool leap = sscanf(key, "leaps/%llu-%llu-", &epoch, &version) == 2 ||
+                sscanf(key, "patches/%llu-%llu-", &epoch, &version) == 2 || list;
+    if ((!anchor && !leap) || epoch < gc->epoch) {
+        return false;
+    }
+    return (anchor && version > gc->newest_anchor) ||
+           (leap && version == gc->newest / WEFT_LEAP_WAYS * WEFT_LEAP_WAYS);
 }
 
 static bool visit_listed(void *opaque, const char *key, uint64_t size, double age_seconds) {
@@ -340,7 +369,8 @@ static bool visit_listed(void *opaque, const char *key, uint64_t size, double ag
 }
 
 static weft_status remove_leftovers(gc_run *gc) {
-    static const char *const rooms[] = {"patches", "anchors", "pages", "chunks", "pieces", "parts"};
+    static const char *const rooms[] = {"patches", "anchors", "pages", "chunks",
+                                        "pieces",  "leaps",   "parts"};
     double grace = gc->options.grace_seconds;
     leftover_list list = {
         .gc = gc, .least_age = grace > LEFTOVER_SECONDS ? grace : LEFTOVER_SECONDS, .named = gc->count};
@@ -400,7 +430,7 @@ static weft_status collect(gc_run *gc, const weft_sync_head *head) {
     weft_status walked = WEFT_OK;
     char text[MARK_BYTES];
     if (status == WEFT_OK) {
-        walked = weft_history_walk(gc->context, gc->store, head, visit_page, gc);
+        walked = weft_history_walk(gc->context, gc->store, head, NULL, visit_page, gc);
         snprintf(text, sizeof text, "%s", weft_context_error(gc->context));
         if (gc->count > 0) {
             qsort(gc->objects, gc->count, sizeof *gc->objects, compare_objects);

@@ -58,34 +58,41 @@ void weft_history_release(weft_context *context, weft_page *page) {
     }
 }
 
+/* Where a walk has come to. */
+typedef struct walk_place {
+    uint64_t next; /* the first version of the page after */
+    bool patched;  /* that version came as a patch from `base` */
+    weft_digest base;
+    weft_blob blob; /* of the page to come */
+} walk_place;
+
 /* Each page must end where the one after it begins, so versions fall and a walk ends. */
-weft_status weft_history_walk(weft_context *context, weft_store *store, const weft_sync_head *head,
+static weft_status visit_page(weft_context *context, const weft_page *page, walk_place *place,
                               weft_history_visit visit, void *opaque) {
-    weft_blob blob = head->page;
-    uint64_t next = head->newest.version + 1;
-    bool patched = false; /* the record that the page's last one leads to, and from where */
-    weft_digest base = {{0}};
-    weft_status status = WEFT_MORE;
+    const weft_record *last = &page->records[page->record_count - 1];
+    if (last->version != place->next - 1 ||
+        (place->patched && !weft_digest_equal(&place->base, &last->digest))) {
+        return weft_fail(context, WEFT_MALFORMED, "%s: the history has a gap", place->blob.key);
+    }
+    weft_status status = visit(opaque, &place->blob, page);
+    place->next = page->records[0].version;
+    place->patched = page->records[0].patched;
+    place->base = page->records[0].base;
+    place->blob = page->previous;
+    return status == WEFT_MORE && !page->linked ? WEFT_OK : status;
+}
+
+weft_status weft_history_walk(weft_context *context, weft_store *store, const weft_sync_head *head,
+                              const weft_page *newest, weft_history_visit visit, void *opaque) {
+    walk_place place = {.next = head->newest.version + 1, .blob = head->page};
+    weft_status status = newest != NULL ? visit_page(context, newest, &place, visit, opaque) : WEFT_MORE;
     while (status == WEFT_MORE) {
         weft_page *page;
-        status = weft_history_page(context, store, &blob, head->run, &page);
-        if (status != WEFT_OK) {
-            return status;
+        status = weft_history_page(context, store, &place.blob, head->run, &page);
+        if (status == WEFT_OK) {
+            status = visit_page(context, page, &place, visit, opaque);
+            weft_history_release(context, page);
         }
-        const weft_record *last = &page->records[page->record_count - 1];
-        if (last->version != next - 1 || (patched && !weft_digest_equal(&base, &last->digest))) {
-            status = weft_fail(context, WEFT_MALFORMED, "%s: the history has a gap", blob.key);
-        } else {
-            status = visit(opaque, &blob, page);
-        }
-        if (status == WEFT_MORE && !page->linked) {
-            status = WEFT_OK;
-        }
-        next = page->records[0].version;
-        patched = page->records[0].patched;
-        base = page->records[0].base;
-        blob = page->previous;
-        weft_history_release(context, page);
     }
     return status;
 }

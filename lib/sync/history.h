@@ -19,8 +19,8 @@ void weft_history_release(weft_context *context, weft_page *page);
 
 /* WEFT_MORE: go on with the page before. */
 typedef weft_status (*weft_history_visit)(void *opaque, const weft_blob *blob, const weft_page *page);
-/* Walks back from a head that has a version. */
+/* Walks back from a head that has a version. `newest` is the head's page if it was read before, or NULL. */
 weft_status weft_history_walk(weft_context *context, weft_store *store, const weft_sync_head *head,
-                              weft_history_visit visit, void *opaque);
+                              const weft_page *newest, weft_history_visit visit, void *opaque);
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "../base/context.h"
 #include "history.h"
+#include "leap.h"
 
 #include <string.h>
 
@@ -27,6 +28,8 @@ static void clear_records(weft_ledger *ledger) {
 void weft_ledger_close(weft_ledger *ledger) {
     clear_records(ledger);
     weft_texts_close(&ledger->retired, ledger->context);
+    weft_leaps_close(&ledger->ladder, ledger->context);
+    weft_leaps_close(&ledger->made, ledger->context);
 }
 
 /* ---- reading back ---- */
@@ -67,8 +70,10 @@ static weft_status take_newest(weft_ledger *ledger, const weft_blob *blob, const
     ledger->page = *blob;
     memcpy(ledger->anchors, page->anchors, sizeof ledger->anchors);
     ledger->anchor_count = page->anchor_count;
-    return page->replaces[0] != '\0' ? weft_texts_add(&ledger->retired, ledger->context, page->replaces)
-                                     : WEFT_OK;
+    weft_status status = weft_leaps_copy(&ledger->ladder, ledger->context, &page->leaps);
+    return status == WEFT_OK && page->replaces[0] != '\0'
+               ? weft_texts_add(&ledger->retired, ledger->context, page->replaces)
+               : status;
 }
 
 static uint64_t anchor_version(const weft_ledger *ledger) {
@@ -183,6 +188,30 @@ weft_status weft_ledger_add_anchor(weft_ledger *ledger, const weft_anchor *ancho
     return WEFT_OK;
 }
 
+/* ---- leaps ---- */
+
+/* What leads to versions that are no longer kept leads nowhere. */
+static void drop_old_leaps(weft_ledger *ledger) {
+    size_t gone = 0;
+    while (gone < ledger->ladder.count && ledger->ladder.items[gone].last <= ledger->floor) {
+        gone++;
+    }
+    ledger->ladder.count -= gone;
+    if (gone > 0) {
+        memmove(ledger->ladder.items, ledger->ladder.items + gone,
+                ledger->ladder.count * sizeof *ledger->ladder.items);
+    }
+}
+
+weft_status weft_ledger_add_leap(weft_ledger *ledger, const weft_leap *leap) {
+    weft_status status = weft_ladder_add(&ledger->ladder, ledger->context, leap);
+    if (status == WEFT_OK) {
+        drop_old_leaps(ledger);
+        status = weft_leaps_add(&ledger->made, ledger->context, leap);
+    }
+    return status;
+}
+
 /* ---- drafting ---- */
 
 /* The page before the one that starts with `first`. */
@@ -211,7 +240,10 @@ static weft_status fill_page(const weft_ledger *ledger, const weft_record *recor
     memcpy(page->run, ledger->run, sizeof page->run);
     memcpy(page->anchors, ledger->anchors, sizeof page->anchors);
     page->anchor_count = ledger->anchor_count;
-    weft_status status = copy_records(ledger, first, page);
+    weft_status status = weft_leaps_copy(&page->leaps, ledger->context, &ledger->ladder);
+    if (status == WEFT_OK) {
+        status = copy_records(ledger, first, page);
+    }
     if (status == WEFT_OK && record != NULL) {
         status = weft_record_copy(ledger->context, record, &page->records[page->record_count]);
         page->record_count += status == WEFT_OK;
@@ -286,6 +318,9 @@ weft_status weft_ledger_draft(weft_ledger *ledger, weft_record *record, const ch
                               weft_blob *page) {
     record->floor = ledger->floor;
     weft_status status = ledger->version > 0 ? retire_pages(ledger, record) : WEFT_OK;
+    if (status == WEFT_OK) {
+        status = weft_leaps_copy(&record->leaps, ledger->context, &ledger->made);
+    }
     return status == WEFT_OK ? draft_page(ledger, record, page_key, page) : status;
 }
 
@@ -298,8 +333,12 @@ static weft_status amend_newest(weft_ledger *ledger) {
     for (size_t i = 0; i < ledger->retired.count && status == WEFT_OK; i++) {
         status = weft_texts_add(&newest->retired, ledger->context, ledger->retired.items[i]);
     }
+    for (size_t i = 0; i < ledger->made.count && status == WEFT_OK; i++) {
+        status = weft_leaps_add(&newest->leaps, ledger->context, &ledger->made.items[i]);
+    }
     if (status == WEFT_OK) {
         weft_texts_close(&ledger->retired, ledger->context);
+        weft_leaps_close(&ledger->made, ledger->context);
     }
     return status;
 }
@@ -332,6 +371,7 @@ weft_status weft_ledger_enter(weft_ledger *ledger, weft_record *record, const we
         ledger->patch_bytes += record->patch.bytes;
     }
     weft_texts_close(&ledger->retired, ledger->context);
+    weft_leaps_close(&ledger->made, ledger->context);
     ledger->version = record->version;
     ledger->page = *page;
     ledger->records[ledger->record_count++] = *record;

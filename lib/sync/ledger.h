@@ -25,6 +25,8 @@ typedef struct weft_ledger {
     uint64_t floor;
     uint64_t patch_bytes; /* of patches since the newest anchor */
     weft_texts retired;   /* not needed any more, and not yet told in a record */
+    weft_leaps ladder;    /* the widest leaps that follow each other */
+    weft_leaps made;      /* leaps that are not yet told in a record */
 } weft_ledger;
 
 void weft_ledger_open(weft_ledger *ledger, weft_context *context, weft_store *store, const char *run);
@@ -47,11 +49,15 @@ void weft_ledger_restore(weft_ledger *ledger, const weft_ledger_mark *mark);
 /* Takes an anchor into the list, and drops those beyond `keep`. */
 weft_status weft_ledger_add_anchor(weft_ledger *ledger, const weft_anchor *anchor, size_t keep);
 
-/* Fills in what the ledger knows of the next version's record (floor, retired objects), and writes the page
- * that ends with it to the store. */
+/* Takes in a leap up to a version that is entered. */
+weft_status weft_ledger_add_leap(weft_ledger *ledger, const weft_leap *leap);
+
+/* Fills in what the ledger knows of the next version's record (floor, retired objects, leaps), and writes
+ * the page that ends with it to the store. */
 weft_status weft_ledger_draft(weft_ledger *ledger, weft_record *record, const char *page_key,
                               weft_blob *page);
-/* The same for the present version once more, because the anchors have changed, and with them what is kept.
+/* The same for the present version once more, because anchors or leaps have come, and with them what is
+ * kept.
  */
 weft_status weft_ledger_redraft(weft_ledger *ledger, const char *page_key, weft_blob *page);
 /* The head names that page now. Takes over `record`, or NULL after a redraft. */

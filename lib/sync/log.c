@@ -72,7 +72,7 @@ weft_status weft_log_walk(weft_context *context, weft_store *store, const weft_k
     }
     if (status == WEFT_OK && follow.head.started) {
         log_walk walk = {.context = context, .visit = visit, .opaque = opaque};
-        status = weft_history_walk(context, store, &follow.head, visit_page, &walk);
+        status = weft_history_walk(context, store, &follow.head, NULL, visit_page, &walk);
     }
     weft_follow_close(&follow);
     return status;

@@ -223,7 +223,7 @@ static weft_status find_version(weft_parts_rank *rank, bool told, search *s) {
         }
         *s = (search){.version = rank->made_version};
         if (head.started && head.newest.version >= s->version) {
-            status = weft_history_walk(rank->parts.context, rank->parts.store, &head, visit_page, s);
+            status = weft_history_walk(rank->parts.context, rank->parts.store, &head, NULL, visit_page, s);
         }
         weft_sync_head_close(&head, rank->parts.context);
         if (status != WEFT_OK || s->found || !told || weft_sync_now() > deadline) {

@@ -2,6 +2,7 @@
  *
  * planner.c: which patches, or which anchor and which patches, cost the fewest bytes.
  *
+ * Leaps are looked at first (planner_leaps.c). Where they do not lead, single patches do:
  * The walk goes back from the wanted version, adding up patches. Where it meets the state that the replica
  * is at, the patches so far are a way; where it meets an anchor, that and the patches are one. It ends when
  * the patches alone cost more than the best way found.
@@ -28,22 +29,26 @@ void weft_route_clear(weft_route *route) {
     weft_route_open(route, context);
 }
 
-static weft_status add_step(weft_route *route, bool anchor, const weft_object *object,
-                            const weft_record *record) {
+weft_status weft_route_add(weft_route *route, const weft_route_step *step) {
     weft_route_step *steps =
         weft_reallocate_array(route->context, route->steps, route->count + 1, sizeof *steps);
     if (steps == NULL) {
         return WEFT_NO_MEMORY;
     }
     route->steps = steps;
-    steps[route->count].anchor = anchor;
-    steps[route->count].object = *object;
-    weft_status status = weft_record_copy(route->context, record, &steps[route->count].record);
+    steps[route->count] = *step;
+    weft_status status = weft_record_copy(route->context, &step->record, &steps[route->count].record);
     if (status == WEFT_OK) {
         route->count++;
-        route->bytes += object->bytes;
+        route->bytes += step->object.bytes;
     }
     return status;
+}
+
+static weft_status add_patch(weft_route *route, const weft_record *record) {
+    const weft_route_step step = {
+        .first = record->version - 1, .base = record->base, .object = record->patch, .record = *record};
+    return weft_route_add(route, &step);
 }
 
 static void reverse_steps(weft_route *route) {
@@ -54,7 +59,7 @@ static void reverse_steps(weft_route *route) {
     }
 }
 
-static bool avoided(const weft_route_request *request, const char *key) {
+bool weft_route_avoids(const weft_route_request *request, const char *key) {
     for (size_t i = 0; i < request->avoid->count; i++) {
         if (strcmp(request->avoid->items[i], key) == 0) {
             return true;
@@ -85,7 +90,7 @@ static const weft_anchor *anchor_at(const walk *w, const weft_record *record) {
     for (size_t i = 0; i < w->anchor_count; i++) {
         const weft_anchor *anchor = &w->anchors[i];
         if (anchor->version == record->version && weft_digest_equal(&anchor->digest, &record->digest) &&
-            !avoided(w->request, anchor->object.key)) {
+            !weft_route_avoids(w->request, anchor->object.key)) {
             return anchor;
         }
     }
@@ -126,11 +131,11 @@ static weft_status visit(walk *w, const weft_record *record) {
             return status;
         }
     }
-    if (!record->patched || avoided(w->request, record->patch.key) ||
+    if (!record->patched || weft_route_avoids(w->request, record->patch.key) ||
         (w->found && w->route->bytes + record->patch.bytes >= w->bytes)) {
         return WEFT_OK;
     }
-    weft_status status = add_step(w->route, false, &record->patch, record);
+    weft_status status = add_patch(w->route, record);
     return status == WEFT_OK ? WEFT_MORE : status;
 }
 
@@ -170,7 +175,9 @@ static weft_status settle(walk *w) {
     }
     weft_status status = WEFT_OK;
     if (w->anchor != NULL) {
-        status = add_step(route, true, &w->anchor->object, &w->anchor_record);
+        const weft_route_step step = {
+            .anchor = true, .object = w->anchor->object, .record = w->anchor_record};
+        status = weft_route_add(route, &step);
     }
     reverse_steps(route);
     return status;
@@ -185,15 +192,14 @@ static bool harmless(const walk *w, weft_status status) {
 static bool next_in_line(const weft_route_request *request) {
     const weft_record *newest = &request->head->newest;
     return request->version == newest->version && newest->patched && is_start(request, &newest->base) &&
-           !avoided(request, newest->patch.key);
+           !weft_route_avoids(request, newest->patch.key);
 }
 
-weft_status weft_route_plan(weft_route *route, const weft_route_request *request) {
-    if (next_in_line(request)) {
-        return add_step(route, false, &request->head->newest.patch, &request->head->newest);
-    }
+static weft_status plan_by_patches(weft_route *route, const weft_route_request *request,
+                                   const weft_page *newest) {
     walk w = {.request = request, .route = route};
-    weft_status status = weft_history_walk(route->context, request->store, request->head, visit_page, &w);
+    weft_status status =
+        weft_history_walk(route->context, request->store, request->head, newest, visit_page, &w);
     status = harmless(&w, status) ? WEFT_OK : status;
     if (status == WEFT_OK && !w.found) {
         status = weft_fail(route->context, WEFT_NOT_FOUND, "%s: no way leads to version %llu%s",
@@ -209,5 +215,23 @@ weft_status weft_route_plan(weft_route *route, const weft_route_request *request
     if (status != WEFT_OK) {
         weft_route_clear(route);
     }
+    return status;
+}
+
+weft_status weft_route_plan(weft_route *route, const weft_route_request *request) {
+    if (next_in_line(request)) {
+        return add_patch(route, &request->head->newest);
+    }
+    weft_page *newest;
+    weft_status status = weft_history_page(route->context, request->store, &request->head->page,
+                                           request->head->run, &newest);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = weft_route_plan_leaps(route, request, newest);
+    if (status == WEFT_MORE) {
+        status = plan_by_patches(route, request, newest);
+    }
+    weft_history_release(route->context, newest);
     return status;
 }

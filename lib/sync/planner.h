@@ -10,6 +10,8 @@
 /* One object to fetch and put in place. */
 typedef struct weft_route_step {
     bool anchor;
+    uint64_t first; /* the version that a patch starts from */
+    weft_digest base;
     weft_object object;
     weft_record record; /* of the version that it leads to; of an anchor, maybe only version and digest */
 } weft_route_step;
@@ -32,8 +34,18 @@ typedef struct weft_route_request {
     const weft_sync_head *head;
     uint64_t version;        /* where to */
     const weft_digest *from; /* where from; NULL: from nothing that is known */
+    uint64_t from_version;   /* which version that is; 0: it has to be found */
     const weft_texts *avoid; /* keys of objects that turned out to be bad */
 } weft_route_request;
+
+weft_status weft_route_add(weft_route *route, const weft_route_step *step);
+/* True if the object is to be gone round. */
+bool weft_route_avoids(const weft_route_request *request, const char *key);
+
+/* Leaps where there are some, single patches at the ends. WEFT_MORE: they do not lead there, and the way is
+ * to be found patch by patch. `newest` is the head's page. The route must be empty. */
+weft_status weft_route_plan_leaps(weft_route *route, const weft_route_request *request,
+                                  const weft_page *newest);
 
 /* WEFT_NOT_FOUND if no way is left. The route must be empty. */
 weft_status weft_route_plan(weft_route *route, const weft_route_request *request);

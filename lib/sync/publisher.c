@@ -20,6 +20,7 @@
 #include "claim.h"
 #include "clock.h"
 #include "ledger.h"
+#include "merger.h"
 #include "parts_lead.h"
 #include "parts_rank.h"
 #include "pressure.h"
@@ -70,11 +71,11 @@ struct weft_publisher {
 
     weft_parts_lead *lead; /* part 0 of several; NULL if this process is alone */
     weft_parts_rank *rank; /* another part: of all the above only context, view, store and options count */
-
+    weft_merger *merger;   /* NULL: no leaps are made */
     weft_anchor_job *job;
     weft_status anchor_status;
     char anchor_text[256];
-    bool unnamed; /* there is an anchor that no page names yet */
+    bool unnamed; /* there is an anchor or a leap that no page names yet */
 };
 
 /* ---- small things ---- */
@@ -176,6 +177,24 @@ static weft_status open_lead(weft_publisher *publisher) {
                : WEFT_NO_MEMORY;
 }
 
+static weft_status open_merger(weft_publisher *publisher) {
+    /* no process has all of a version that is made of parts */
+    if (publisher->options.no_leaps || publisher->lead != NULL) {
+        return WEFT_OK;
+    }
+    const weft_merger_task task = {
+        .store = publisher->store,
+        .baseline = &publisher->baseline,
+        .view = publisher->view,
+        .options = &publisher->options,
+        .container = &publisher->container,
+        .directory = spool_directory(publisher),
+        .run = publisher->claim.head.run,
+        .epoch = publisher->claim.head.epoch,
+    };
+    return weft_merger_open(publisher->context, &task, &publisher->ledger, &publisher->merger);
+}
+
 static weft_status open_publisher(weft_publisher *publisher) {
     weft_status status = check_options(publisher);
     if (status == WEFT_OK && publisher->options.part_index > 0) {
@@ -206,9 +225,10 @@ static weft_status open_publisher(weft_publisher *publisher) {
                                     publisher->options.mirror_path);
         publisher->baseline.trusted = publisher->options.key;
     }
-    return status == WEFT_OK && publisher->lead == NULL
-               ? weft_baseline_rebuild(&publisher->baseline, &publisher->claim.head)
-               : status;
+    if (status == WEFT_OK && publisher->lead == NULL) {
+        status = weft_baseline_rebuild(&publisher->baseline, &publisher->claim.head);
+    }
+    return status == WEFT_OK ? open_merger(publisher) : status;
 }
 
 static weft_status keep_path(weft_publisher *publisher, const char **path, char **copy) {
@@ -354,6 +374,7 @@ static weft_status encode_patch(weft_publisher *publisher, edition *e, const cha
         .base_sums = weft_baseline_sums(baseline),
         .new_sums_out = &e->new_sums,
         .trail = file ? NULL : &baseline->trail,
+        .notes = file && publisher->merger != NULL ? &baseline->trail : NULL,
     };
     weft_sink sink = weft_spool_sink(e->spool);
     status = weft_diff(context, weft_baseline_view(baseline), publisher->view, &diff, &sink, stats);
@@ -488,6 +509,9 @@ static weft_status finish_edition(weft_publisher *publisher, edition *e) {
     if (publisher->lead != NULL) {
         weft_parts_lead_settle(publisher->lead);
     }
+    if (publisher->merger != NULL && status == WEFT_OK) {
+        weft_merger_note(publisher->merger, &publisher->ledger.records[publisher->ledger.record_count - 1]);
+    }
     close_edition(publisher, e);
     return status;
 }
@@ -556,6 +580,18 @@ static weft_status move_head(weft_publisher *publisher, edition *e) {
         return status;
     }
     return status == WEFT_OK ? finish_edition(publisher, e) : abandon_because(publisher, e, status);
+}
+
+/* ---- leaps ---- */
+
+static weft_status collect_leaps(weft_publisher *publisher, bool wait) {
+    bool any = false;
+    weft_status status = WEFT_OK;
+    if (publisher->merger != NULL) {
+        status = weft_merger_collect(publisher->merger, wait, &publisher->ledger, &any);
+    }
+    publisher->unnamed = publisher->unnamed || any;
+    return status;
 }
 
 /* ---- anchors ---- */
@@ -727,6 +763,7 @@ weft_status weft_publisher_settle(weft_publisher *publisher) {
     weft_status status = resolve_locked(publisher);
     if (status == WEFT_OK) {
         collect_anchor(publisher, true);
+        status = collect_leaps(publisher, true);
     }
     if (status == WEFT_OK && publisher->unnamed && !publisher->claim.fenced) {
         status = rewrite_page(publisher);
@@ -778,8 +815,12 @@ static weft_status publish_locked(weft_publisher *publisher, const char *const *
     if (status == WEFT_OK) {
         status = resolve_pending(publisher);
     }
+    if (publisher->merger != NULL) {
+        weft_merger_yield(publisher->merger);
+    }
     if (status == WEFT_OK) {
         collect_anchor(publisher, false);
+        status = collect_leaps(publisher, false);
     }
     if (status == WEFT_OK) {
         status = weft_baseline_audit(&publisher->baseline, AUDIT_BYTES);
@@ -891,7 +932,8 @@ void weft_publisher_close(weft_publisher *publisher) {
         return;
     }
     weft_context *context = publisher->context;
-    if (publisher->job != NULL || publisher->unnamed || publisher->pending.used) {
+    if (publisher->job != NULL || publisher->unnamed || publisher->pending.used ||
+        publisher->merger != NULL) {
         /* who wants to know how it went settles first */
         weft_status ignored = weft_publisher_settle(publisher);
         (void)ignored;
@@ -901,6 +943,7 @@ void weft_publisher_close(weft_publisher *publisher) {
         weft_status ignored = weft_anchor_join(context, publisher->job, &lost);
         (void)ignored;
     }
+    weft_merger_close(publisher->merger);
     close_edition(publisher, &publisher->pending);
     close_parts(publisher);
     weft_ledger_close(&publisher->ledger);

@@ -6,6 +6,7 @@
 
 #include "../base/context.h"
 #include "../tensor/json.h"
+#include "leap.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -50,13 +51,13 @@ static bool parse_hash(const json_t *text, weft_hash *hash) {
     return json_is_string(text) && weft_hex_parse(json_string_value(text), hash->bytes, sizeof hash->bytes);
 }
 
-static bool parse_digest(const json_t *json, const char *name, weft_digest *digest) {
+bool weft_json_digest(const json_t *json, const char *name, weft_digest *digest) {
     const json_t *text = json_object_get(json, name);
     return json_is_string(text) &&
            weft_hex_parse(json_string_value(text), digest->bytes, sizeof digest->bytes);
 }
 
-static bool parse_key(const json_t *json, const char *name, char key[WEFT_KEY_SIZE]) {
+bool weft_json_key(const json_t *json, const char *name, char key[WEFT_KEY_SIZE]) {
     return weft_json_text(json, name, key, WEFT_KEY_SIZE) && weft_store_key_valid(key);
 }
 
@@ -66,7 +67,7 @@ static json_t *format_hash(const weft_hash *hash) {
     return json_string(text);
 }
 
-static json_t *format_digest(const weft_digest *digest) {
+json_t *weft_digest_json(const weft_digest *digest) {
     char text[WEFT_DIGEST_TEXT];
     weft_digest_format(digest, text);
     return json_string(text);
@@ -102,7 +103,7 @@ weft_status weft_sync_check_kind(weft_context *context, const char *where, const
     return WEFT_OK;
 }
 
-static weft_status malformed(weft_context *context, const char *where, const char *what) {
+weft_status weft_sync_malformed(weft_context *context, const char *where, const char *what) {
     return weft_fail(context, WEFT_MALFORMED, "%s: %s is missing or makes no sense", where, what);
 }
 
@@ -115,10 +116,10 @@ json_t *weft_blob_format(const weft_blob *blob) {
 }
 
 weft_status weft_blob_parse(weft_context *context, const char *where, const json_t *json, weft_blob *blob) {
-    if (!json_is_object(json) || !parse_key(json, "key", blob->key) ||
+    if (!json_is_object(json) || !weft_json_key(json, "key", blob->key) ||
         !weft_json_count(json, "bytes", &blob->bytes) || blob->bytes == 0 ||
         !parse_hash(json_object_get(json, "sha256"), &blob->hash)) {
-        return malformed(context, where, "a link to another object");
+        return weft_sync_malformed(context, where, "a link to another object");
     }
     return WEFT_OK;
 }
@@ -174,11 +175,11 @@ static weft_status parse_pieced(weft_context *context, const char *where, const 
                                 weft_object *object) {
     if (!weft_json_count(json, "bytes", &object->bytes) || object->bytes == 0 ||
         object->bytes > OBJECT_MOST || json_object_get(json, "key") != NULL) {
-        return malformed(context, where, "the description of an object in pieces");
+        return weft_sync_malformed(context, where, "the description of an object in pieces");
     }
     weft_status status = weft_blob_parse(context, where, json_object_get(json, "pieces"), &object->list);
     if (status == WEFT_OK && strncmp(object->list.key, "pieces/", 7) != 0) {
-        status = malformed(context, where, "the key of a list of pieces");
+        status = weft_sync_malformed(context, where, "the key of a list of pieces");
     }
     if (status == WEFT_OK) {
         object->pieced = true;
@@ -193,23 +194,23 @@ weft_status weft_object_parse(weft_context *context, const char *where, const js
     if (json_object_get(json, "pieces") != NULL) {
         return parse_pieced(context, where, json, object);
     }
-    if (!json_is_object(json) || !parse_key(json, "key", object->key) ||
+    if (!json_is_object(json) || !weft_json_key(json, "key", object->key) ||
         !weft_json_count(json, "bytes", &object->bytes) ||
         !weft_json_count(json, "chunk_bytes", &object->chunk_bytes) || object->bytes == 0 ||
         object->bytes > OBJECT_MOST || object->chunk_bytes < CHUNK_LEAST ||
         object->chunk_bytes > CHUNK_MOST) {
-        return malformed(context, where, "the description of an object");
+        return weft_sync_malformed(context, where, "the description of an object");
     }
     const json_t *list = json_object_get(json, "list");
     object->listed = list != NULL;
     if (list == NULL) {
         return parse_chunks(json_object_get(json, "sha256"), object)
                    ? WEFT_OK
-                   : malformed(context, where, "the list of an object's chunks");
+                   : weft_sync_malformed(context, where, "the list of an object's chunks");
     }
     weft_status status = weft_blob_parse(context, where, list, &object->list);
     if (status == WEFT_OK && object->list.bytes != weft_object_chunks(object) * WEFT_HASH_BYTES) {
-        status = malformed(context, where, "the size of a list of chunks");
+        status = weft_sync_malformed(context, where, "the size of a list of chunks");
     }
     return status;
 }
@@ -269,14 +270,14 @@ static json_t *format_retired(const weft_texts *retired) {
 static weft_status parse_labels(weft_context *context, const char *where, json_t *json,
                                 weft_texts *labels) {
     if (json != NULL && (!json_is_object(json) || json_object_size(json) > TEXTS_MAX)) {
-        return malformed(context, where, "the set of labels");
+        return weft_sync_malformed(context, where, "the set of labels");
     }
     weft_status status = WEFT_OK;
     const char *key;
     json_t *value;
     json_object_foreach(json, key, value) {
         if (!json_is_string(value)) {
-            return malformed(context, where, "a label");
+            return weft_sync_malformed(context, where, "a label");
         }
         status = weft_texts_add(labels, context, key);
         if (status == WEFT_OK) {
@@ -290,7 +291,7 @@ static weft_status parse_labels(weft_context *context, const char *where, json_t
 }
 
 bool weft_key_collectable(const char *key) {
-    static const char *const rooms[] = {"patches/", "anchors/", "pages/", "chunks/", "pieces/"};
+    static const char *const rooms[] = {"patches/", "anchors/", "pages/", "chunks/", "pieces/", "leaps/"};
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
         if (strncmp(key, rooms[i], strlen(rooms[i])) == 0) {
             return weft_store_key_valid(key);
@@ -302,14 +303,14 @@ bool weft_key_collectable(const char *key) {
 static weft_status parse_retired(weft_context *context, const char *where, const json_t *json,
                                  weft_texts *retired) {
     if (json != NULL && (!json_is_array(json) || json_array_size(json) > TEXTS_MAX)) {
-        return malformed(context, where, "the list of retired objects");
+        return weft_sync_malformed(context, where, "the list of retired objects");
     }
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < json_array_size(json) && status == WEFT_OK; i++) {
         const char *key = json_string_value(json_array_get(json, i));
         status = key != NULL && weft_key_collectable(key)
                      ? weft_texts_add(retired, context, key)
-                     : malformed(context, where, "the key of a retired object");
+                     : weft_sync_malformed(context, where, "the key of a retired object");
     }
     return status;
 }
@@ -319,15 +320,20 @@ static weft_status parse_retired(weft_context *context, const char *where, const
 void weft_record_close(weft_record *record, weft_context *context) {
     weft_texts_close(&record->labels, context);
     weft_texts_close(&record->retired, context);
+    weft_leaps_close(&record->leaps, context);
 }
 
 weft_status weft_record_copy(weft_context *context, const weft_record *from, weft_record *to) {
     *to = *from;
     to->labels = (weft_texts){0};
     to->retired = (weft_texts){0};
+    to->leaps = (weft_leaps){0};
     weft_status status = copy_texts(context, &from->labels, &to->labels);
     if (status == WEFT_OK) {
         status = copy_texts(context, &from->retired, &to->retired);
+    }
+    if (status == WEFT_OK) {
+        status = weft_leaps_copy(&to->leaps, context, &from->leaps);
     }
     if (status != WEFT_OK) {
         weft_record_close(to, context);
@@ -340,18 +346,21 @@ json_t *weft_record_format(const weft_record *record) {
     json = with(json, "epoch", format_count(record->epoch));
     json = with(json, "time", format_count(record->milliseconds));
     json = with(json, "floor", format_count(record->floor));
-    json = with(json, "digest", format_digest(&record->digest));
+    json = with(json, "digest", weft_digest_json(&record->digest));
     json = with(json, "changed", format_count(record->changed));
     json = with(json, "total", format_count(record->total));
     json = with(json, "dense_bytes", format_count(record->dense_bytes));
     if (record->patched) {
-        json = with(json, "base", format_digest(&record->base));
+        json = with(json, "base", weft_digest_json(&record->base));
         json = with(json, "patch", weft_object_format(&record->patch));
     }
     if (record->labels.count > 0) {
         json = with(json, "labels", format_labels(&record->labels));
     }
-    return record->retired.count > 0 ? with(json, "retired", format_retired(&record->retired)) : json;
+    if (record->retired.count > 0) {
+        json = with(json, "retired", format_retired(&record->retired));
+    }
+    return record->leaps.count > 0 ? with(json, "leaps", weft_leaps_format(&record->leaps)) : json;
 }
 
 weft_status weft_record_parse(weft_context *context, const char *where, const json_t *json,
@@ -361,25 +370,28 @@ weft_status weft_record_parse(weft_context *context, const char *where, const js
         record->version == 0 || !weft_json_count(json, "epoch", &record->epoch) || record->epoch == 0 ||
         !weft_json_count(json, "time", &record->milliseconds) ||
         !weft_json_count(json, "floor", &record->floor) || record->floor > record->version ||
-        !parse_digest(json, "digest", &record->digest) ||
+        !weft_json_digest(json, "digest", &record->digest) ||
         !weft_json_count(json, "changed", &record->changed) ||
         !weft_json_count(json, "total", &record->total) ||
         !weft_json_count(json, "dense_bytes", &record->dense_bytes)) {
-        return malformed(context, where, "the record of a version");
+        return weft_sync_malformed(context, where, "the record of a version");
     }
     weft_status status = WEFT_OK;
     const json_t *patch = json_object_get(json, "patch");
     record->patched = patch != NULL;
     if (record->patched) {
-        status = parse_digest(json, "base", &record->base)
+        status = weft_json_digest(json, "base", &record->base)
                      ? weft_object_parse(context, where, patch, &record->patch)
-                     : malformed(context, where, "the base of a patch");
+                     : weft_sync_malformed(context, where, "the base of a patch");
     }
     if (status == WEFT_OK) {
         status = parse_labels(context, where, json_object_get(json, "labels"), &record->labels);
     }
     if (status == WEFT_OK) {
         status = parse_retired(context, where, json_object_get(json, "retired"), &record->retired);
+    }
+    if (status == WEFT_OK) {
+        status = weft_leaps_parse(context, where, json_object_get(json, "leaps"), &record->leaps);
     }
     if (status != WEFT_OK) {
         weft_record_close(record, context);
@@ -400,6 +412,7 @@ void weft_page_close(weft_page *page) {
     }
     page->record_count = 0;
     page->anchor_count = 0;
+    weft_leaps_close(&page->leaps, page->context);
 }
 
 uint64_t weft_page_first(uint64_t version) {
@@ -412,7 +425,7 @@ static json_t *format_anchors(const weft_page *page) {
     for (size_t i = 0; json != NULL && i < page->anchor_count; i++) {
         const weft_anchor *anchor = &page->anchors[i];
         json_t *item = with(json_object(), "version", format_count(anchor->version));
-        item = with(item, "digest", format_digest(&anchor->digest));
+        item = with(item, "digest", weft_digest_json(&anchor->digest));
         item = with(item, "object", weft_object_format(&anchor->object));
         if (item == NULL || json_array_append_new(json, item) != 0) {
             json_decref(json);
@@ -445,6 +458,9 @@ weft_status weft_page_format(const weft_page *page, weft_writer *writer) {
     }
     json = with(json, "anchors", format_anchors(page));
     json = with(json, "records", format_records(page));
+    if (page->leaps.count > 0) {
+        json = with(json, "leaps", weft_leaps_format(&page->leaps));
+    }
     weft_json_write(writer, json);
     weft_writer_u8(writer, '\n');
     return weft_writer_failed(writer) ? weft_json_no_memory(page->context, "a page") : WEFT_OK;
@@ -452,15 +468,15 @@ weft_status weft_page_format(const weft_page *page, weft_writer *writer) {
 
 static weft_status parse_anchors(weft_page *page, const char *where, const json_t *json) {
     if (!json_is_array(json) || json_array_size(json) > WEFT_ANCHORS_MAX) {
-        return malformed(page->context, where, "the list of anchors");
+        return weft_sync_malformed(page->context, where, "the list of anchors");
     }
     for (size_t i = 0; i < json_array_size(json); i++) {
         const json_t *item = json_array_get(json, i);
         weft_anchor *anchor = &page->anchors[i];
         if (!weft_json_count(item, "version", &anchor->version) || anchor->version == 0 ||
-            !parse_digest(item, "digest", &anchor->digest) ||
+            !weft_json_digest(item, "digest", &anchor->digest) ||
             (i > 0 && anchor->version >= page->anchors[i - 1].version)) {
-            return malformed(page->context, where, "an anchor");
+            return weft_sync_malformed(page->context, where, "an anchor");
         }
         weft_status status =
             weft_object_parse(page->context, where, json_object_get(item, "object"), &anchor->object);
@@ -480,7 +496,7 @@ static bool follows(const weft_record *before, const weft_record *record) {
 
 static weft_status parse_records(weft_page *page, const char *where, const json_t *json) {
     if (!json_is_array(json) || json_array_size(json) == 0 || json_array_size(json) > WEFT_PAGE_LONG) {
-        return malformed(page->context, where, "the list of versions");
+        return weft_sync_malformed(page->context, where, "the list of versions");
     }
     for (size_t i = 0; i < json_array_size(json); i++) {
         weft_status status =
@@ -490,12 +506,12 @@ static weft_status parse_records(weft_page *page, const char *where, const json_
         }
         page->record_count++;
         if (i > 0 && !follows(&page->records[i - 1], &page->records[i])) {
-            return malformed(page->context, where, "the order of versions");
+            return weft_sync_malformed(page->context, where, "the order of versions");
         }
     }
     uint64_t last = page->records[page->record_count - 1].version;
     if (page->records[0].version != weft_page_first(last)) {
-        return malformed(page->context, where, "the range of versions");
+        return weft_sync_malformed(page->context, where, "the range of versions");
     }
     return WEFT_OK;
 }
@@ -504,7 +520,7 @@ static weft_status parse_page(weft_page *page, const char *where, const json_t *
     weft_context *context = page->context;
     weft_status status = weft_sync_check_kind(context, where, json, "page");
     if (status == WEFT_OK && !weft_json_name(json, "run", page->run, sizeof page->run)) {
-        status = malformed(context, where, "the name of the run");
+        status = weft_sync_malformed(context, where, "the name of the run");
     }
     const json_t *previous = json_object_get(json, "previous");
     if (status == WEFT_OK && previous != NULL) {
@@ -512,13 +528,18 @@ static weft_status parse_page(weft_page *page, const char *where, const json_t *
         status = weft_blob_parse(context, where, previous, &page->previous);
     }
     if (status == WEFT_OK && json_object_get(json, "replaces") != NULL &&
-        (!parse_key(json, "replaces", page->replaces) || strncmp(page->replaces, "pages/", 6) != 0)) {
-        status = malformed(context, where, "the key of a replaced page");
+        (!weft_json_key(json, "replaces", page->replaces) || strncmp(page->replaces, "pages/", 6) != 0)) {
+        status = weft_sync_malformed(context, where, "the key of a replaced page");
     }
     if (status == WEFT_OK) {
         status = parse_anchors(page, where, json_object_get(json, "anchors"));
     }
-    return status == WEFT_OK ? parse_records(page, where, json_object_get(json, "records")) : status;
+    if (status == WEFT_OK) {
+        status = parse_records(page, where, json_object_get(json, "records"));
+    }
+    return status == WEFT_OK
+               ? weft_leaps_parse(context, where, json_object_get(json, "leaps"), &page->leaps)
+               : status;
 }
 
 weft_status weft_page_parse(weft_page *page, const char *where, const void *data, size_t size) {

@@ -7,7 +7,8 @@
  *             checked, fetched again or passed on alone; long lists of hashes are a blob of their own.
  *             Or other such objects end to end, which a blob lists: see pieces.h
  *   record    one version: the state's digest, the patch that leads there, labels
- *   page      the newest records, all anchors that are kept, and a link to the page before
+ *   leap      a patch over several versions, for those who were away
+ *   page      the newest records, all anchors that are kept, leaps, and a link to the page before
  *
  * Everything here came from outside once: parsing checks all of it.
  */
@@ -62,6 +63,24 @@ typedef struct weft_texts {
 weft_status weft_texts_add(weft_texts *texts, weft_context *context, const char *text);
 void weft_texts_close(weft_texts *texts, weft_context *context);
 
+/* Several versions in one: the patch from the end of version `first` to version `last`. The patch, and the
+ * smaller leaps and single patches that lead the same way, stand in a node of their own: see leap.h. */
+typedef struct weft_leap {
+    uint64_t first;
+    uint64_t last;
+    weft_digest base;             /* of version `first` */
+    weft_digest digest;           /* of version `last` */
+    uint64_t bytes;               /* of the patch; 0: none was worth it */
+    char key[WEFT_KEY_SIZE];      /* of the patch, or "" */
+    char list_key[WEFT_KEY_SIZE]; /* of the hashes of its chunks, or "" */
+    weft_blob node;
+} weft_leap;
+
+typedef struct weft_leaps {
+    weft_leap *items;
+    size_t count;
+} weft_leaps;
+
 typedef struct weft_record {
     uint64_t version;
     uint64_t epoch;
@@ -76,6 +95,7 @@ typedef struct weft_record {
     weft_object patch;
     weft_texts labels;  /* key, value, … */
     weft_texts retired; /* keys of objects that nothing needs from this version on */
+    weft_leaps leaps;   /* that were made since the record before */
 } weft_record;
 
 void weft_record_close(weft_record *record, weft_context *context);
@@ -101,6 +121,7 @@ typedef struct weft_page {
     weft_anchor anchors[WEFT_ANCHORS_MAX]; /* newest first */
     size_t record_count;
     weft_record records[WEFT_PAGE_LONG]; /* versions ascending, without gaps */
+    weft_leaps leaps;                    /* the widest ones, each beginning where the one before ends */
 } weft_page;
 
 void weft_page_open(weft_page *page, weft_context *context);
@@ -124,6 +145,11 @@ bool weft_json_count(const json_t *json, const char *name, uint64_t *value_out);
 bool weft_json_text(const json_t *json, const char *name, char *text, size_t size);
 /* The same for a name made of hexadecimal digits, which goes into other texts as it is. */
 bool weft_json_name(const json_t *json, const char *name, char *text, size_t size);
+bool weft_json_digest(const json_t *json, const char *name, weft_digest *digest);
+bool weft_json_key(const json_t *json, const char *name, char key[WEFT_KEY_SIZE]);
+json_t *weft_digest_json(const weft_digest *digest);
+/* Says which part of an object cannot be read. */
+weft_status weft_sync_malformed(weft_context *context, const char *where, const char *what);
 /* Refuses objects of another kind, and of formats that are still to come. */
 weft_status weft_sync_check_kind(weft_context *context, const char *where, const json_t *json,
                                  const char *kind);

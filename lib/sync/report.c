@@ -151,12 +151,6 @@ static bool parse_number(const json_t *json, const char *name, double least, dou
     return true;
 }
 
-static bool parse_digest(const json_t *json, weft_digest *digest) {
-    char text[WEFT_DIGEST_TEXT];
-    return weft_json_text(json, "digest", text, sizeof text) &&
-           weft_hex_parse(text, digest->bytes, sizeof digest->bytes);
-}
-
 static bool parse_state(const json_t *json, char state[WEFT_FOLLOWER_STATE]) {
     return weft_json_text(json, "state", state, WEFT_FOLLOWER_STATE) && state[0] != '\0' &&
            strspn(state, "abcdefghijklmnopqrstuvwxyz") == strlen(state);
@@ -181,7 +175,8 @@ static bool parse_error(const json_t *json, weft_follower *follower) {
 
 static bool parse_where(const json_t *json, weft_follower *follower) {
     return weft_json_name(json, "run", follower->run, sizeof follower->run) &&
-           weft_json_count(json, "version", &follower->version) && parse_digest(json, &follower->digest) &&
+           weft_json_count(json, "version", &follower->version) &&
+           weft_json_digest(json, "digest", &follower->digest) &&
            weft_json_count(json, "newest", &follower->newest) &&
            weft_json_count(json, "time", &follower->milliseconds) &&
            weft_json_count(json, "published", &follower->published) && parse_state(json, follower->state);

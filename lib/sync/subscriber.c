@@ -50,6 +50,7 @@ struct weft_subscriber {
     weft_texts avoid;
     char trouble[TEXT_BYTES];    /* why the last way was given up */
     bool looked;                 /* the head was looked at since the last prepare */
+    weft_watermark last_time;    /* the newest head that was seen before the opening */
     bool ours;                   /* what stands at the path of a checkpoint may be replaced */
     char missing[WEFT_KEY_SIZE]; /* an object that was not there, and since when */
     double missing_since;
@@ -207,6 +208,7 @@ static weft_status open_file(weft_subscriber *subscriber, const char *path) {
                                   options->durable);
     }
     weft_release(context, mark_path);
+    subscriber->last_time = subscriber->follow.mark;
     subscriber->ours = subscriber->follow.mark.run[0] != '\0' || options->replace;
     if (status == WEFT_OK) {
         status =
@@ -417,6 +419,15 @@ static weft_status check_route(const weft_subscriber *subscriber) {
         subscriber->replica.path);
 }
 
+/* Which version the replica is at, if that is remembered: 0 if it has to be found in the history. */
+static uint64_t version_of(const weft_subscriber *subscriber) {
+    const weft_watermark *mark = &subscriber->last_time;
+    if (subscriber->here.version != 0) {
+        return subscriber->here.version;
+    }
+    return weft_digest_equal(&mark->digest, &subscriber->replica.digest) ? mark->version : 0;
+}
+
 static weft_status find_route(weft_subscriber *subscriber, uint64_t target) {
     weft_replica *replica = &subscriber->replica;
     weft_route_request request = {
@@ -424,6 +435,7 @@ static weft_status find_route(weft_subscriber *subscriber, uint64_t target) {
         .head = &subscriber->follow.head,
         .version = target,
         .from = replica->known ? &replica->digest : NULL,
+        .from_version = version_of(subscriber),
         .avoid = &subscriber->avoid,
     };
     weft_route_clear(&subscriber->route);
@@ -492,7 +504,7 @@ static weft_status plan_from_newest(weft_subscriber *subscriber, uint64_t versio
 static weft_status check_patch(const weft_subscriber *subscriber, const weft_route_step *step) {
     weft_patch_info info = weft_patch_describe(subscriber->patch);
     if (weft_digest_equal(&info.result, &step->record.digest) &&
-        (step->anchor || weft_digest_equal(&info.base, &step->record.base))) {
+        (step->anchor || weft_digest_equal(&info.base, &step->base))) {
         return WEFT_OK;
     }
     return weft_fail(subscriber->context, WEFT_CHECKSUM_MISMATCH,
@@ -569,9 +581,11 @@ static weft_status give_up_object(weft_subscriber *subscriber, const char *key) 
     return weft_texts_add(&subscriber->avoid, subscriber->context, key);
 }
 
+/* A leap is a shorter way and never the only one: it is not waited for. */
 static bool promised(const weft_subscriber *subscriber, const weft_route_step *step) {
     uint64_t floor = subscriber->follow.head.newest.floor;
-    return step->record.version > floor || (step->anchor && step->record.version == floor);
+    return step->anchor ? step->record.version >= floor
+                        : step->first >= floor && step->first + 1 == step->record.version;
 }
 
 /* What is missing may be late, or may have been removed because it is no longer needed: the newest head

@@ -52,6 +52,10 @@ static weft_status parse(weft_context *context, const char *path, const char *te
                               !weft_json_count(json, "sequence", &mark->sequence))) {
         status = weft_fail(context, WEFT_MALFORMED, "%s: something is missing", path);
     }
+    if (status == WEFT_OK && !(weft_json_count(json, "version", &mark->version) &&
+                               weft_json_digest(json, "digest", &mark->digest))) {
+        mark->version = 0;
+    }
     json_decref(json);
     return status;
 }
@@ -108,10 +112,14 @@ static weft_status sync_directory(weft_context *context, const char *path) {
 static weft_status write_file(weft_context *context, const char *temporary, const char *path,
                               const weft_watermark *mark, bool durable) {
     char text[FILE_BYTES];
-    int length = snprintf(
-        text, sizeof text,
-        "{\"weft\":%d,\"kind\":\"watermark\",\"run\":\"%s\",\"epoch\":%llu,\"sequence\":%llu}\n",
-        WEFT_SYNC_FORMAT, mark->run, (unsigned long long)mark->epoch, (unsigned long long)mark->sequence);
+    char digest[WEFT_DIGEST_TEXT];
+    weft_digest_format(&mark->digest, digest);
+    int length =
+        snprintf(text, sizeof text,
+                 "{\"weft\":%d,\"kind\":\"watermark\",\"run\":\"%s\",\"epoch\":%llu,\"sequence\":%llu,"
+                 "\"version\":%llu,\"digest\":\"%s\"}\n",
+                 WEFT_SYNC_FORMAT, mark->run, (unsigned long long)mark->epoch,
+                 (unsigned long long)mark->sequence, (unsigned long long)mark->version, digest);
     int file = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (file < 0) {
         return weft_fail_errno(context, errno, "%s: cannot create", temporary);

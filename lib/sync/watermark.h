@@ -12,6 +12,8 @@ typedef struct weft_watermark {
     char run[WEFT_RUN_TEXT]; /* "" : nothing was seen yet */
     uint64_t epoch;
     uint64_t sequence;
+    uint64_t version; /* that it named as the newest; 0: not known */
+    weft_digest digest;
 } weft_watermark;
 
 /* Where the watermark of the checkpoint at `path` lies: a hidden file beside it. Release the result. */

@@ -30,7 +30,7 @@ patches() { find run/patches -type f | wc -l; }
 
 serve server run --listen 127.0.0.1:0
 expect 1 'nothing was published' "$weft" fleet "$url"
-expect 0 '' "$weft" publish "$url" "$(model 0)" --anchor never --keep-anchors 1
+expect 0 '' "$weft" publish "$url" "$(model 0)" --anchor never --no-leaps --keep-anchors 1
 expect 0 '' "$weft" fleet "$url"
 says stdout '^0 live of 0; the newest version is 1$'
 
@@ -63,7 +63,7 @@ silent stdout '^lost'
 
 # stopped: its lag grows while it is taken for live; back-pressure waits for it, but not for ever
 kill -STOP "$slow"
-expect 0 '' "$weft" publish "$url" "$(model 1)" --anchor never --keep-anchors 1 --json --max-lag 1
+expect 0 '' "$weft" publish "$url" "$(model 1)" --anchor never --no-leaps --keep-anchors 1 --json --max-lag 1
 check 'nobody is too far behind yet' grep -q '"overtaken": false' stdout
 kill -CONT "$slow"
 await 'it goes on' follower slow 2 any live
@@ -73,18 +73,18 @@ await 'the other too' follower quick 2 any live
 sed 's/"name":"slow"/"name":"steady"/; s/"interval":[0-9.]*/"interval":1200/' run/followers/slow > steady
 curl -sS -T steady "${url}followers/steady"
 await 'the steady one is seen' follower steady 2 any live
-expect 0 '' "$weft" publish "$url" "$(model 2)" --anchor never --keep-anchors 1 --max-lag 1
+expect 0 '' "$weft" publish "$url" "$(model 2)" --anchor never --no-leaps --keep-anchors 1 --max-lag 1
 says stdout '^[23] followers are live, the slowest at version 2$'
-expect 0 '' "$weft" publish "$url" "$(model 3)" --anchor now --keep-anchors 1 --max-lag 1 --max-lag-wait 0.2s
+expect 0 '' "$weft" publish "$url" "$(model 3)" --anchor now --no-leaps --keep-anchors 1 --max-lag 1 --max-lag-wait 0.2s
 says stdout '^waited .* for followers, and went on without those that are too far behind$'
-begin waiting publish "$url" "$(model 4)" --anchor never --keep-anchors 1 --max-lag 1 --max-lag-wait 10m
+begin waiting publish "$url" "$(model 4)" --anchor never --no-leaps --keep-anchors 1 --max-lag 1 --max-lag-wait 10m
 waiting=$pid
 sleep 0.5
 check 'it waits' kill -0 "$waiting"
 sed 's/"version":2/"version":4/' steady | curl -sS -T - "${url}followers/steady"
 ended 0 "$waiting" waiting
 says waiting.out '^published version 5'
-begin stopped publish "$url" "$(model 5)" --anchor never --keep-anchors 1 --max-lag 1 --max-lag-wait 10m
+begin stopped publish "$url" "$(model 5)" --anchor never --no-leaps --keep-anchors 1 --max-lag 1 --max-lag-wait 10m
 curl -sS -T steady "${url}followers/steady"
 sleep 0.5
 kill -TERM "$pid"

@@ -6,6 +6,7 @@
  */
 #include "../../lib/base/context.h"
 #include "../../lib/sync/head.h"
+#include "../../lib/sync/leap.h"
 #include "../../lib/sync/pieces.h"
 #include "../../lib/sync/report.h"
 
@@ -31,6 +32,15 @@ static void check_object(const weft_object *object) {
                            : weft_object_chunks(object) <= WEFT_CHUNKS_INLINE);
 }
 
+static void check_leaps(const weft_leaps *leaps) {
+    require(leaps->count <= WEFT_LEAPS_MAX);
+    for (size_t i = 0; i < leaps->count; i++) {
+        const weft_leap *leap = &leaps->items[i];
+        require(leap->first < leap->last && weft_key_collectable(leap->node.key));
+        require((leap->bytes > 0) == weft_key_collectable(leap->key));
+    }
+}
+
 static void check_record(const weft_record *record) {
     require(record->version > 0 && record->epoch > 0 && record->floor <= record->version);
     require(record->labels.count % 2 == 0);
@@ -40,6 +50,7 @@ static void check_record(const weft_record *record) {
     for (size_t i = 0; i < record->retired.count; i++) {
         require(weft_store_key_valid(record->retired.items[i]));
     }
+    check_leaps(&record->leaps);
 }
 
 /* ---- heads ---- */
@@ -97,6 +108,7 @@ static void check_page(weft_context *context, const weft_page *page) {
     for (size_t i = 0; i < page->anchor_count; i++) {
         check_object(&page->anchors[i].object);
     }
+    check_leaps(&page->leaps);
     weft_writer writer;
     weft_writer_open(&writer, context);
     require(weft_page_format(page, &writer) == WEFT_OK);
@@ -122,6 +134,29 @@ static void try_page(weft_context *context, const uint8_t *data, size_t size) {
         require(weft_context_error(context)[0] != '\0');
     }
     free(page);
+}
+
+/* ---- leaps ---- */
+
+static void try_leap(weft_context *context, const uint8_t *data, size_t size) {
+    weft_leap_node *node = malloc(sizeof *node);
+    require(node != NULL);
+    weft_leap_node_open(node, context);
+    if (weft_leap_node_parse(node, "input", data, size) == WEFT_OK) {
+        require(node->first < node->last && node->record_count > 0);
+        require(weft_leap_node_end(node)->version == node->last);
+        check_leaps(&node->parts);
+        for (size_t i = 0; i < node->record_count; i++) {
+            check_record(&node->records[i]);
+        }
+        if (node->patched) {
+            check_object(&node->patch);
+        }
+        weft_leap_node_close(node);
+    } else {
+        require(weft_context_error(context)[0] != '\0');
+    }
+    free(node);
 }
 
 /* ---- pieces ---- */
@@ -183,6 +218,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     (void)ignored;
     try_head(context, data, size);
     try_page(context, data, size);
+    try_leap(context, data, size);
     try_pieces(context, data, size);
     try_report(context, data, size);
     weft_context_destroy(context);

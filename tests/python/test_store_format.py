@@ -19,6 +19,7 @@ import numpy
 
 import serving
 import test_format
+import weft_format
 import weft_store
 from random_checkpoints import changed_state, random_state, write_sharded, write_single
 from weft_format import FormatError, read_checkpoint
@@ -139,7 +140,7 @@ class PageTest(Case):
         self.assertEqual(json.loads(self.weft("log", self.store, "--json"))["versions"][0]["version"], 2)
 
     def test_the_state_without_tensors(self):
-        self.assertIn(f"`{weft_store.NOTHING}`", test_format.section("26. Anchors"))
+        self.assertIn(f"`{weft_store.NOTHING}`", test_format.section("26. Anchors and leaps"))
 
 
 class StoreTest(Case):
@@ -187,6 +188,28 @@ class StoreTest(Case):
         for record in history.records.values():
             for key in record.get("retired", []):
                 self.assertFalse((self.store / key).exists(), key)
+
+    def test_leaps(self):
+        """Over leaps from every version to every other: the same states, by fewer patches."""
+        count = 38
+        files = self.publish_states(count, "--anchor", "never")
+        history = self.history()
+        self.assertEqual(history.leaps[-1]["last"], count // 4 * 4)
+        self.assertTrue(any(leap["last"] - leap["first"] == 16 for leap in history.leaps))
+        for first in (1, 2, 4, 7, 15, 16, 21):
+            for last in (5, 8, 17, 30, 32, 33, count):
+                steps = history.way(first, last) if first < last else []
+                made = history.checkpoint(first)
+                for value, base, result in steps:
+                    made = weft_format.apply_patch(made, history.load(value, base, result))
+                if steps:
+                    self.assertEqual(made.contents()[""], files[last])
+                    self.assertLessEqual(len(steps), last - first)
+        self.assertLess(len(history.way(1, count)), 14)
+        patch = sorted((self.store / "leaps").iterdir())[-1]
+        patch.write_bytes(flip(patch.read_bytes(), 30))
+        with self.assertRaisesRegex(FormatError, "hash"):
+            history.way(1, count)
 
     def test_sharded_and_changing_tensors(self):
         state = random_state(self.random, KINDS)

@@ -33,6 +33,8 @@ MAXIMUM_PAGE = 1 << 20
 MAXIMUM_RECORDS = 64
 MAXIMUM_ANCHORS = 16
 MAXIMUM_TEXTS = 256
+MAXIMUM_LEAPS = 48
+MAXIMUM_NODE = 1 << 18
 MAXIMUM_OBJECT = 2**50
 MAXIMUM_HASHES = 16
 MAXIMUM_LIST = 32 << 20
@@ -43,7 +45,7 @@ MAXIMUM_REPORT = 2048
 MAXIMUM_REPORT_DEPTH, MAXIMUM_REPORT_PARTS = 3, 8
 
 # Section 24: the rooms whose objects are removed one day.
-RETIRING = ("patches", "anchors", "pages", "chunks", "pieces")
+RETIRING = ("patches", "anchors", "pages", "chunks", "pieces", "leaps")
 
 NOTHING = weft_format.state_digest({}).hex()
 
@@ -301,12 +303,66 @@ def check_record(record):
         labels = member(record, "labels", dict)
         require(len(labels) <= MAXIMUM_TEXTS, "too many labels")
         require(all(isinstance(value, str) for value in labels.values()), "a label that is not text")
+    if "leaps" in record:
+        check_leaps(member(record, "leaps", list))
     if "retired" in record:
         keys = member(record, "retired", list)
         require(len(keys) <= MAXIMUM_TEXTS, "too many retired objects")
         require(all(isinstance(key, str) and is_key(key) for key in keys), "a retired object without a key")
         require(all(key.split("/")[0] in RETIRING for key in keys), "a retired object of another room")
     return record
+
+
+def level_of(first, last):
+    """The lowest level whose length is enough."""
+    return next(level for level in range(1, 9) if last - first <= 4**level)
+
+
+def check_leaps(leaps):
+    require(len(leaps) <= MAXIMUM_LEAPS, "too many leaps")
+    for leap in leaps:
+        last = count(leap, "last", least=1)
+        first = count(leap, "first", most=last - 1)
+        require(last % 4 ** level_of(first, last) == 0, "a leap of another length")
+        digest(leap, "base")
+        digest(leap, "digest")
+        check_blob(member(leap, "node", dict))
+        if "bytes" in leap:
+            count(leap, "bytes", least=1)
+            key_of(leap, "key")
+        if "list" in leap:
+            key_of(leap, "list")
+
+
+def check_chain(first, base, items, begin, end):
+    """Each item begins where the one before ends."""
+    for item in items:
+        require(begin(item) == first and item["base"] == base, "a leap with a gap")
+        first, base = end(item), item["digest"]
+    return first, base
+
+
+def fetch_leap(store, leap, run):
+    """The node of a leap."""
+    data = fetch_blob(store, leap["node"], MAXIMUM_NODE)
+    require(data[-1:] == b"\n" and data.count(b"\n") == 1, "a leap is not one line")
+    node = parse_json(data[:-1], "leap")
+    require(text(node, "run") == run, "a leap of another run")
+    require(all(node[name] == leap[name] for name in ("first", "last", "base")), "another leap than is said")
+    records = [check_record(record) for record in member(node, "records", list)]
+    if node["last"] - node["first"] <= 4:
+        end = check_chain(node["first"], node["base"], records, lambda r: r["version"] - 1, lambda r: r["version"])
+    else:
+        parts = member(node, "leaps", list)
+        check_leaps(parts)
+        require(2 <= len(parts) <= 4 and len(records) == 1, "a leap of too many parts, or too few")
+        end = check_chain(node["first"], node["base"], parts, lambda p: p["first"], lambda p: p["last"])
+    require(end == (node["last"], leap["digest"]), "a leap that ends elsewhere")
+    require(records[-1]["version"] == node["last"], "a leap without the record of its end")
+    if "patch" in node:
+        check_object(member(node, "patch", dict))
+        require(node["patch"]["bytes"] == leap["bytes"], "a leap with a patch of another size")
+    return node
 
 
 def check_anchors(anchors):
@@ -342,6 +398,8 @@ def fetch_page(store, blob, run):
         require(key_of(page, "replaces").startswith("pages/"), "a replaced page of another room")
     check_anchors(member(page, "anchors", list))
     check_records(member(page, "records", list))
+    if "leaps" in page:
+        check_leaps(member(page, "leaps", list))
     return page
 
 
@@ -370,7 +428,7 @@ class History:
     def __init__(self, store, public_key=None):
         self.store = store
         self.head = find_head(store, public_key)
-        self.records, self.anchors, self.pages = {}, [], []
+        self.records, self.anchors, self.pages, self.leaps = {}, [], [], []
         if "newest" in self.head:
             self.read_pages()
 
@@ -384,10 +442,11 @@ class History:
             require(base in (None, records[-1]["digest"]), "a patch of another version than the page before")
             self.pages.append((blob["key"], [record["version"] for record in records]))
             self.anchors = self.anchors or page["anchors"]
+            self.leaps = self.leaps if self.pages[1:] else page.get("leaps", [])
             self.records |= {record["version"]: record for record in records}
             blob, expected = page.get("previous"), records[0]["version"] - 1
             base = records[0]["base"] if "patch" in records[0] else None
-        last = {name: value for name, value in self.records[newest["version"]].items() if name != "retired"}
+        last = {name: value for name, value in self.records[newest["version"]].items() if name not in ("retired", "leaps")}
         require(last == newest, "the newest record is not what the head says")
 
     def kept(self):
@@ -399,6 +458,29 @@ class History:
         said = patch.footer.base.hex(), patch.footer.result.hex()
         require(said == (base, result), f"{identity_of(value)} leads elsewhere than the history says")
         return patch
+
+    def way(self, first, last):
+        """Patches from one version to another, over leaps where there are some: object, base and result."""
+        steps = list(self.way_over(self.leaps, first, last))
+        end = self.leaps[-1]["last"] if self.leaps else 0
+        return steps + [self.step(self.records[number]) for number in range(max(first, end) + 1, last + 1)]
+
+    def way_over(self, leaps, first, last):
+        for leap in leaps:
+            if leap["last"] <= first or leap["first"] >= last:
+                continue
+            node = fetch_leap(self.store, leap, self.head["run"])
+            if leap["first"] >= first and leap["last"] <= last and "patch" in node:
+                yield node["patch"], leap["base"], leap["digest"]
+            elif "leaps" in node:
+                yield from self.way_over(node["leaps"], first, last)
+            else:
+                wanted = [record for record in node["records"] if first < record["version"] <= last]
+                yield from map(self.step, wanted)
+
+    @staticmethod
+    def step(record):
+        return record["patch"], record["base"], record["digest"]
 
     def checkpoint(self, version, anchor=None):
         """A version, by way of an anchor: the newest that is not above it, if none is given."""

@@ -46,7 +46,7 @@ typedef struct scene {
     weft_publisher *publisher; /* NULL until scene_publisher */
 } scene;
 
-/* `options` may be NULL. There is no publisher yet. */
+/* `options` may be NULL. There is no publisher yet. No leaps are made, unless scene->options is told so. */
 void scene_open(scene *scene, const weft_publisher_options *options, uint64_t seed);
 void scene_close(scene *scene);
 /* Opens the publisher, after closing the one before. */

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A past: after any number of versions, the patch that it gives is, byte for byte, the diff against a copy
+ * of the state where it began; and pasts that follow each other can be joined.
+ */
+#include "../../lib/patch/past.h"
+
+#include "patches.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { SMALL_BUCKET = 32 * 1024, VERSIONS = 6, HALF = 3 };
+
+static const weft_profile profiles[] = {WEFT_PROFILE_FAST, WEFT_PROFILE_SMALL};
+
+static weft_diff_options options_of(weft_profile profile) {
+    return (weft_diff_options){.profile = profile, .bucket_bytes = SMALL_BUCKET};
+}
+
+/* One version on: `next` changes, `live` follows. */
+static void go_on(pair *pair, const weft_diff_options *options, unsigned per_million, uint64_t seed,
+                  weft_trail **trail) {
+    bytes file = {0};
+    weft_sink sink = bytes_sink(&file);
+    weft_diff_options following = *options;
+    following.trail = trail;
+    pair_change(pair, CHANGE_MIXED, per_million, seed);
+    assert_int_equal(
+        weft_diff(pair->context, pair->live.view, pair->next.view, &following, &sink, &pair->stats),
+        WEFT_OK);
+    bytes_clear(&file);
+}
+
+/* `start` holds what `pair` held when the past began. */
+static void check_past(const weft_past *past, const pair *pair, const model *start,
+                       const weft_diff_options *options) {
+    weft_context *context = pair->context;
+    bytes direct = {0};
+    bytes told = {0};
+    weft_sink direct_sink = bytes_sink(&direct);
+    weft_sink told_sink = bytes_sink(&told);
+    weft_diff_stats expected;
+    weft_diff_stats stats;
+    weft_sums *sums = patches_sums(context, pair->live.view);
+    assert_int_equal(weft_diff(context, start->view, pair->live.view, options, &direct_sink, &expected),
+                     WEFT_OK);
+    assert_int_equal(weft_past_diff(context, past, options, sums, &told_sink, &stats), WEFT_OK);
+    assert_memory_equal(&stats.base, &expected.base, sizeof stats.base);
+    assert_memory_equal(&stats.result, &expected.result, sizeof stats.result);
+    assert_int_equal(stats.changed, expected.changed);
+    assert_int_equal(stats.patch_bytes, told.size);
+    assert_int_equal(told.size, direct.size);
+    assert_memory_equal(told.data, direct.data, direct.size);
+    weft_sums_destroy(sums);
+    bytes_clear(&direct);
+    bytes_clear(&told);
+}
+
+/* What a past holds survives being written and read; anything less than all of it is refused. */
+static void check_bytes(const weft_past *past, const pair *pair, const model *start,
+                        const weft_diff_options *options) {
+    weft_past *again;
+    bytes file = {0};
+    weft_sink sink = bytes_sink(&file);
+    assert_int_equal(weft_past_create(pair->context, pair->live.view, options, &again), WEFT_OK);
+    assert_int_equal(weft_past_write(past, &sink), WEFT_OK);
+    for (size_t size = 0; size < file.size; size += 1 + file.size / 50) {
+        weft_reader cut = weft_reader_over(file.data, size);
+        assert_int_equal(weft_past_read(pair->context, again, &cut), WEFT_MALFORMED);
+        assert_int_equal(weft_past_bytes(again), 0);
+    }
+    weft_reader reader = weft_reader_over(file.data, file.size);
+    assert_int_equal(weft_past_read(pair->context, again, &reader), WEFT_OK);
+    check_past(again, pair, start, options);
+    weft_past_destroy(again);
+    bytes_clear(&file);
+}
+
+/* Few changes; so many that lists become copies on the way; and dense from the first. */
+static const unsigned densities[] = {0, 200, 20000, 120000, 900000};
+
+static void check_versions(weft_context *context, weft_profile profile, unsigned per_million,
+                           uint64_t seed) {
+    const weft_diff_options options = options_of(profile);
+    pair pair;
+    struct pair start;
+    weft_trail *trail = NULL;
+    weft_past *past;
+    weft_past *late;
+    weft_past *joined;
+    pair_open(&pair, context, mixed_shapes, MIXED_SHAPES, WEIGHTS_TRAINED, seed);
+    pair_open(&start, context, mixed_shapes, MIXED_SHAPES, WEIGHTS_TRAINED, seed);
+    assert_int_equal(weft_past_create(context, pair.live.view, &options, &past), WEFT_OK);
+    assert_int_equal(weft_past_create(context, pair.live.view, &options, &late), WEFT_OK);
+    assert_int_equal(weft_past_create(context, pair.live.view, &options, &joined), WEFT_OK);
+    check_past(past, &pair, &start.live, &options);
+    for (unsigned i = 0; i < VERSIONS; i++) {
+        go_on(&pair, &options, per_million, seed + i, &trail);
+        assert_int_equal(weft_past_add(context, past, trail), WEFT_OK);
+        assert_int_equal(weft_past_add(context, i < HALF ? joined : late, trail), WEFT_OK);
+        check_past(past, &pair, &start.live, &options);
+    }
+    assert_int_equal(weft_past_join(context, joined, late), WEFT_OK);
+    check_past(joined, &pair, &start.live, &options);
+    check_bytes(joined, &pair, &start.live, &options);
+    uint64_t copy = weft_table_bytes(pair.live.table);
+    assert_true(weft_past_bytes(past) <= copy);
+    weft_past_clear(past);
+    assert_int_equal(weft_past_bytes(past), 0);
+    check_past(past, &pair, &pair.live, &options);
+    weft_past_destroy(past);
+    weft_past_destroy(late);
+    weft_past_destroy(joined);
+    weft_trail_destroy(trail);
+    pair_close(&start);
+    pair_close(&pair);
+}
+
+static void test_same_as_a_diff(void **state) {
+    (void)state;
+    weft_context *context = patches_context(2);
+    for (size_t p = 0; p < 2; p++) {
+        for (size_t d = 0; d < sizeof densities / sizeof *densities; d++) {
+            check_versions(context, profiles[p], densities[d], 11 + d);
+        }
+    }
+    weft_context_destroy(context);
+}
+
+/* A diff that leaves the base alone can be told of too. */
+static void test_notes(void **state) {
+    (void)state;
+    weft_context *context = patches_context(2);
+    for (size_t d = 0; d < sizeof densities / sizeof *densities; d++) {
+        weft_trail *notes = NULL;
+        weft_diff_options options = options_of(WEFT_PROFILE_SMALL);
+        pair pair;
+        weft_past *past;
+        bytes file = {0};
+        bytes plain = {0};
+        weft_sink sink = bytes_sink(&file);
+        weft_sink plain_sink = bytes_sink(&plain);
+        pair_open(&pair, context, mixed_shapes, MIXED_SHAPES, WEIGHTS_TRAINED, 9 + d);
+        pair_change(&pair, CHANGE_MIXED, densities[d], 10 + d);
+        assert_int_equal(weft_past_create(context, pair.next.view, &options, &past), WEFT_OK);
+        assert_int_equal(weft_diff(context, pair.live.view, pair.next.view, &options, &plain_sink, NULL),
+                         WEFT_OK);
+        options.notes = &notes;
+        assert_int_equal(weft_diff(context, pair.live.view, pair.next.view, &options, &sink, NULL),
+                         WEFT_OK);
+        assert_true(pair_at_old(&pair));
+        assert_int_equal(file.size, plain.size);
+        assert_memory_equal(file.data, plain.data, plain.size);
+        assert_int_equal(weft_past_add(context, past, notes), WEFT_OK);
+        bytes told = {0};
+        weft_sink told_sink = bytes_sink(&told);
+        weft_sums *sums = patches_sums(context, pair.next.view);
+        weft_diff_stats stats;
+        assert_int_equal(weft_past_diff(context, past, &options, sums, &told_sink, &stats), WEFT_OK);
+        assert_int_equal(told.size, plain.size);
+        assert_memory_equal(told.data, plain.data, plain.size);
+        weft_sums_destroy(sums);
+        weft_past_destroy(past);
+        weft_trail_destroy(notes);
+        bytes_clear(&file);
+        bytes_clear(&plain);
+        bytes_clear(&told);
+        pair_close(&pair);
+    }
+    weft_context_destroy(context);
+}
+
+/* What changes and changes back is no change. */
+static void test_back_again(void **state) {
+    (void)state;
+    weft_context *context = patches_context(1);
+    const weft_diff_options options = options_of(WEFT_PROFILE_SMALL);
+    pair pair;
+    weft_trail *trail = NULL;
+    weft_past *past;
+    pair_open(&pair, context, mixed_shapes, MIXED_SHAPES, WEIGHTS_TRAINED, 5);
+    assert_int_equal(weft_past_create(context, pair.live.view, &options, &past), WEFT_OK);
+    go_on(&pair, &options, 10000, 6, &trail);
+    assert_int_equal(weft_past_add(context, past, trail), WEFT_OK);
+    for (size_t i = 0; i < pair.count; i++) {
+        size_t bytes = shape_units(&pair.shapes[i]) * weft_dtype_width(pair.shapes[i].dtype);
+        memcpy(pair.news[i], pair.olds[i], bytes);
+    }
+    go_on(&pair, &options, 0, 7, &trail);
+    assert_true(pair_at_old(&pair));
+    assert_int_equal(weft_past_add(context, past, trail), WEFT_OK);
+    check_past(past, &pair, &pair.live, &options);
+    weft_past_destroy(past);
+    weft_trail_destroy(trail);
+    pair_close(&pair);
+    weft_context_destroy(context);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_as_a_diff),
+        cmocka_unit_test(test_back_again),
+        cmocka_unit_test(test_notes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
