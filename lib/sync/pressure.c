@@ -48,7 +48,7 @@ weft_status weft_pressure_wait(weft_context *context, weft_store *store, const w
     double patience = options->max_lag_seconds > 0 ? options->max_lag_seconds : PATIENCE_SECONDS;
     double start = weft_sync_now();
     double pause = FIRST_PAUSE_SECONDS;
-    if (!head->started) {
+    if (options->max_lag == 0 || !head->started) {
         return WEFT_OK;
     }
     weft_progress_begin(context, "wait for followers", 0);

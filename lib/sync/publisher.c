@@ -853,9 +853,13 @@ static weft_status publish_rank(weft_publisher *publisher, const char *const *la
 
 static weft_status publish_all(weft_publisher *publisher, const char *const *labels,
                                weft_publish_result *result, bool *due_out) {
-    pthread_mutex_lock(&publisher->baseline.lock);
-    weft_status status = publish_locked(publisher, labels, result);
-    pthread_mutex_unlock(&publisher->baseline.lock);
+    weft_status status = weft_pressure_wait(publisher->context, publisher->store, &publisher->claim.head,
+                                            &publisher->options, result);
+    if (status == WEFT_OK) {
+        pthread_mutex_lock(&publisher->baseline.lock);
+        status = publish_locked(publisher, labels, result);
+        pthread_mutex_unlock(&publisher->baseline.lock);
+    }
     *due_out = status == WEFT_OK && anchor_due(publisher);
     if (publisher->lead != NULL) {
         weft_call_kind how = status == WEFT_OK         ? WEFT_CALL_DONE
@@ -871,13 +875,6 @@ weft_status weft_publisher_publish(weft_publisher *publisher, const char *const 
     weft_context_clear(publisher->context);
     weft_publish_result result = {.epoch = publisher->claim.head.epoch};
     bool due = false;
-    if (publisher->options.max_lag > 0 && publisher->rank == NULL) {
-        weft_status waited = weft_pressure_wait(publisher->context, publisher->store,
-                                                &publisher->claim.head, &publisher->options, &result);
-        if (waited != WEFT_OK) {
-            return waited;
-        }
-    }
     weft_store_traffic before = weft_store_traffic_of(publisher->store);
     double start = weft_sync_now();
     weft_status status = publisher->rank != NULL ? publish_rank(publisher, labels, &result)
@@ -885,7 +882,7 @@ weft_status weft_publisher_publish(weft_publisher *publisher, const char *const 
     if (status != WEFT_OK) {
         return status;
     }
-    result.seconds = weft_sync_now() - start;
+    result.seconds = weft_sync_now() - start - result.waited_seconds;
     weft_store_traffic after = weft_store_traffic_of(publisher->store);
     result.uploaded_bytes = after.sent - before.sent;
     result.requests = after.requests - before.requests;
