@@ -64,6 +64,7 @@ typedef enum weft_status {
     WEFT_REMOTE_FAILED = -500, /* not reached, or it failed, after all attempts; later may work */
     WEFT_REMOTE_DENIED = -501, /* it wants other credentials, or cannot prove who it is */
     WEFT_CONFLICT = -502,      /* somebody else wrote in between */
+    WEFT_ABORTED = -503,       /* the others of a group did not come along; nothing was changed */
 
     /* resources */
     WEFT_NO_MEMORY = -600,

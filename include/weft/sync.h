@@ -305,6 +305,105 @@ WEFT_API WEFT_CHECKED weft_status weft_fleet_read(weft_context *context, weft_st
                                                   const weft_fleet_options *options, weft_fleet *fleet_out);
 WEFT_API void weft_fleet_close(weft_context *context, weft_fleet *fleet);
 
+/* ---- groups ----
+ *
+ * Several replicas on one host, such as the tensor-parallel ranks of one engine, that commit the same
+ * version together or not at all. They meet in a directory of a memory file system, which belongs to one
+ * user. Its leader follows the run: it fetches and decodes each version once, into a mirror of the whole
+ * model there. Members fill their weights from the mirror, prepare from what the leader has decoded, and
+ * vote by committing: a version is put in place when all of them have prepared it. */
+
+enum { WEFT_GROUP_MEMBERS_MAX = 256 };
+
+typedef struct weft_group_options {
+    unsigned members; /* ranks 0 to members - 1, all of which must vote */
+    /* As for any subscriber; what is about live memory or files in it does not count. */
+    weft_subscriber_options follow;
+} weft_group_options;
+
+typedef struct weft_group weft_group;
+
+/* Takes the lead of the group at `path`, which is made unless it is there. WEFT_BUSY: somebody leads it.
+ * What a leader before has left is gone on with. The store must outlive the group, and so must what the
+ * options point to. One process or thread per host leads; it may be one that is a member too. */
+WEFT_API WEFT_CHECKED weft_status weft_group_lead(weft_context *context, weft_store *store,
+                                                  const char *path, const weft_group_options *options,
+                                                  weft_group **group_out);
+/* Leads for `seconds`, or until the group is at another version: WEFT_OK. WEFT_MORE: it is not yet; what
+ * was begun goes on with the next call, which should come soon. WEFT_ABORTED: a version was not committed,
+ * and the text says who was in the way; it is offered again with the next call, or a newer one. While no
+ * rank is there, the mirror follows alone. */
+WEFT_API WEFT_CHECKED weft_status weft_group_run(weft_group *group, double seconds, uint64_t *version_out);
+
+typedef struct weft_group_info {
+    uint64_t version; /* of the group; 0: none yet */
+    weft_digest digest;
+    uint64_t newest;             /* that the store was last seen to have */
+    uint64_t offered;            /* the version that is being voted on, or 0 */
+    unsigned present;            /* ranks that are there */
+    uint64_t committed, aborted; /* since the lead was taken */
+    uint64_t step_bytes;         /* of the step that was offered last, as members read it */
+    uint64_t fetched_bytes, requests;
+    uint64_t milliseconds; /* when the group's version was published */
+} weft_group_info;
+
+WEFT_API weft_group_info weft_group_describe(const weft_group *group);
+/* The directory stays, and the mirror in it, for the next leader. */
+WEFT_API void weft_group_close(weft_group *group);
+
+typedef struct weft_member_options {
+    double seconds;       /* for the group to be there, and for the others to vote; 0: 60 */
+    uint64_t audit_bytes; /* of weights re-summed at each version, in turn; 0: 16 MiB; UINT64_MAX: all */
+} weft_member_options;
+
+typedef struct weft_member weft_member;
+
+/* Joins as `rank` and fills the weights from the mirror: what they hold is not read. WEFT_BUSY: the rank is
+ * there already. The view must outlive the member. */
+WEFT_API WEFT_CHECKED weft_status weft_member_open(weft_context *context, const char *path, unsigned rank,
+                                                   const weft_view *view,
+                                                   const weft_member_options *options,
+                                                   weft_member **member_out);
+/* The same through a layout. */
+WEFT_API WEFT_CHECKED weft_status weft_member_open_layout(weft_context *context, const char *path,
+                                                          unsigned rank, const weft_table *table,
+                                                          const weft_layout *layout,
+                                                          const weft_member_options *options,
+                                                          weft_member **member_out);
+/* Leaves the group; it waits for the rank to come back. */
+WEFT_API void weft_member_close(weft_member *member);
+
+/* Waits until the leader offers a version. WEFT_MORE: not within `seconds`. WEFT_BASE_MISMATCH: the group
+ * has gone on without this rank, which must be closed and opened again. */
+WEFT_API WEFT_CHECKED weft_status weft_member_wait(weft_member *member, double seconds,
+                                                   uint64_t *version_out);
+/* Decodes and proves the version that is offered, and leaves the weights alone. With a `version`, waits for
+ * that one; 0: the one that is offered, and if there is none, WEFT_OK, and commit does nothing. A failure
+ * is everybody's: no rank commits the version. */
+WEFT_API WEFT_CHECKED weft_status weft_member_prepare(weft_member *member, uint64_t version);
+/* Votes, waits for the others, and puts the version in place. WEFT_ABORTED: somebody could not prepare it,
+ * died, or did not vote in time; all ranks stay at the version before, and get the same text. */
+WEFT_API WEFT_CHECKED weft_status weft_member_commit(weft_member *member);
+/* Drops what is prepared, for all ranks. What was committed cannot be taken back. */
+WEFT_API WEFT_CHECKED weft_status weft_member_rollback(weft_member *member);
+/* Re-sums everything that the rank holds. WEFT_DIGEST_MISMATCH: the weights were changed by somebody else;
+ * close the member and open it again. */
+WEFT_API WEFT_CHECKED weft_status weft_member_verify(weft_member *member);
+
+typedef struct weft_member_info {
+    uint64_t version;
+    weft_digest digest; /* of the whole model at that version, whatever the rank holds of it */
+    unsigned rank;
+    uint64_t committed, aborted; /* since the open */
+    double pause_seconds;        /* the last commit, from the decision on */
+    double vote_seconds;         /* how long it waited for the decision */
+    uint64_t milliseconds;       /* when the version was published */
+} weft_member_info;
+
+WEFT_API weft_member_info weft_member_describe(const weft_member *member);
+/* A label of the version that was committed last, or NULL. Valid until the next call. */
+WEFT_API const char *weft_member_label(const weft_member *member, const char *key);
+
 /* ---- the audit trail, and what it no longer needs ---- */
 
 typedef struct weft_log_entry {

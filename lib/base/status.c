@@ -42,6 +42,8 @@ const char *weft_status_name(weft_status status) {
         return "remote denied";
     case WEFT_CONFLICT:
         return "conflict";
+    case WEFT_ABORTED:
+        return "aborted";
     case WEFT_NO_MEMORY:
         return "no memory";
     case WEFT_LIMIT_EXCEEDED:

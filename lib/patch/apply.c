@@ -15,7 +15,6 @@
 #include "../base/pool.h"
 #include "../tensor/table.h"
 
-#include <stdlib.h>
 #include <time.h>
 
 typedef enum apply_phase {
@@ -250,10 +249,28 @@ static bool ascending(const weft_changes *changes) {
     return true;
 }
 
-static int compare_keys(const void *first, const void *second) {
-    uint64_t a = *(const uint64_t *)first;
-    uint64_t b = *(const uint64_t *)second;
-    return a < b ? -1 : a > b;
+/* Sorts by the upper half, a digit at a time; digits that all keys share cost one look. */
+static void sort_keys(uint64_t *keys, uint64_t *scratch, size_t count) {
+    enum { DIGIT = 11, DIGITS = 1 << DIGIT };
+    for (unsigned shift = 32; shift < 64; shift += DIGIT) {
+        size_t places[DIGITS] = {0};
+        for (size_t i = 0; i < count; i++) {
+            places[keys[i] >> shift & (DIGITS - 1)]++;
+        }
+        if (places[keys[0] >> shift & (DIGITS - 1)] == count) {
+            continue;
+        }
+        size_t place = 0;
+        for (size_t i = 0; i < DIGITS; i++) {
+            size_t next = place + places[i];
+            places[i] = place;
+            place = next;
+        }
+        for (size_t i = 0; i < count; i++) {
+            scratch[places[keys[i] >> shift & (DIGITS - 1)]++] = keys[i];
+        }
+        memcpy(keys, scratch, count * sizeof *keys);
+    }
 }
 
 /* Decoders keep to the order of runs, and within a run to any. Where the runs are live memory, they are
@@ -264,7 +281,7 @@ static weft_status sort_changes(weft_context *context, weft_changes *changes) {
         return WEFT_OK;
     }
     unsigned width = changes->width;
-    uint64_t *keys = weft_allocate_array(context, changes->count, sizeof *keys);
+    uint64_t *keys = weft_allocate_array(context, changes->count, 2 * sizeof *keys);
     uint8_t *values = weft_allocate_array(context, changes->count, 2 * (size_t)width);
     weft_status status = keys == NULL || values == NULL ? WEFT_NO_MEMORY : WEFT_OK;
     if (status == WEFT_OK) {
@@ -272,7 +289,7 @@ static weft_status sort_changes(weft_context *context, weft_changes *changes) {
         for (size_t i = 0; i < changes->count; i++) {
             keys[i] = (uint64_t)changes->positions[i] << 32 | i;
         }
-        qsort(keys, changes->count, sizeof *keys, compare_keys);
+        sort_keys(keys, keys + changes->count, changes->count);
         memcpy(values, changes->olds, changes->count * width);
         memcpy(news, changes->news, changes->count * width);
         for (size_t i = 0; i < changes->count; i++) {
@@ -295,8 +312,8 @@ static weft_status stage_sparse(weft_apply *apply, weft_bucket_coder *coder, con
     if (status == WEFT_OK) {
         status = check_delta(apply, frame, index, delta);
     }
-    return status == WEFT_OK && !coder->from.direct ? sort_changes(apply->context, &staged->changes)
-                                                    : status;
+    bool sorted = !coder->from.direct || apply->patch->listener.bucket != NULL;
+    return status == WEFT_OK && sorted ? sort_changes(apply->context, &staged->changes) : status;
 }
 
 static weft_status stage_dense(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
@@ -386,7 +403,10 @@ static weft_status stage_frame(weft_apply *apply, weft_bucket_coder *coder, cons
     staged->window.context = apply->context;
     staged->window.segments = coder->from.segments;
     coder->from.segments = (weft_segments){.context = apply->context};
-    return status;
+    const weft_patch_listener *listener = &apply->patch->listener;
+    return status == WEFT_OK && listener->bucket != NULL
+               ? listener->bucket(listener->opaque, frame, &staged->changes)
+               : status;
 }
 
 weft_status weft_staged_write(const weft_staged *staged, bool restore) {
@@ -449,7 +469,8 @@ static weft_status run_frame(weft_apply *apply, weft_bucket_coder *coder, const 
     if (status == WEFT_OK) {
         status = check_window(apply, &coder->from, frame);
     }
-    if (status == WEFT_OK && !weft_frame_dense(frame) && plain_memory(&coder->from)) {
+    bool heard = apply->patch->listener.bucket != NULL; /* who listens wants changes, which are not kept */
+    if (status == WEFT_OK && !heard && !weft_frame_dense(frame) && plain_memory(&coder->from)) {
         status = weft_frame_decode_through(coder, frame, apply->moves, &delta);
         note_frame(&apply->staged[index], frame);
         return status == WEFT_OK ? check_delta(apply, frame, index, delta) : status;

@@ -273,11 +273,43 @@ weft_status weft_bucket_encode_changes(weft_bucket_coder *coder, const weft_buck
                        frame);
 }
 
+/* A decoder may be told to step by nothing; the fast coding has no way to say so. */
+static bool steps_everywhere(const weft_changes *changes) {
+    size_t still = 0;
+    for (size_t i = 0; i < changes->count; i++) {
+        still += weft_unit_load(changes->olds, i, changes->width) ==
+                 weft_unit_load(changes->news, i, changes->width);
+    }
+    return still == 0;
+}
+
+weft_status weft_frame_relay(weft_context *context, const weft_frame *frame, const weft_roster *roster,
+                             const weft_changes *changes, weft_writer *output) {
+    if (frame->coding != WEFT_CODING_SMALL) {
+        weft_writer_bytes(output, frame->data, frame->size);
+        return weft_writer_failed(output) ? WEFT_NO_MEMORY : WEFT_OK;
+    }
+    if (!steps_everywhere(changes)) {
+        return weft_fail(context, WEFT_MALFORMED, "a bucket names a change that changes nothing");
+    }
+    weft_writer payload;
+    weft_writer_open(&payload, context);
+    weft_status status = weft_fast_encode(changes, frame->bucket.units, &payload);
+    if (status == WEFT_OK) {
+        status = write_frame(&frame->bucket, roster, WEFT_CODING_FAST, frame->changed, frame->delta,
+                             &payload, output);
+    }
+    weft_writer_close(&payload);
+    return status;
+}
+
 /* ---- reading ---- */
 
 weft_status weft_frame_read(weft_context *context, const weft_roster *roster, const uint8_t *data,
                             size_t size, weft_frame *frame) {
     memset(frame, 0, sizeof *frame);
+    frame->data = data;
+    frame->size = size;
     if (size < WEFT_FRAME_LENGTH + WEFT_FRAME_CHECKSUM) {
         return weft_fail(context, WEFT_TRUNCATED, "a bucket's frame is cut short");
     }

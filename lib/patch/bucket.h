@@ -76,11 +76,17 @@ typedef struct weft_frame {
     const uint8_t *payload;
     size_t payload_size;
     uint64_t checksum;
+    const uint8_t *data; /* the whole frame */
+    size_t size;
 } weft_frame;
 
 weft_status weft_frame_read(weft_context *context, const weft_roster *roster, const uint8_t *data,
                             size_t size, weft_frame *frame);
 bool weft_frame_dense(const weft_frame *frame);
+/* Appends a frame that does the same and decodes without the base: a `small` one becomes a `fast` one of
+ * its `changes`, which ascend; any other is copied. */
+weft_status weft_frame_relay(weft_context *context, const weft_frame *frame, const weft_roster *roster,
+                             const weft_changes *changes, weft_writer *output);
 
 /* Sparse codings: fills `changes` from the window coder->from, which must be set, and proves them. */
 weft_status weft_frame_decode(weft_bucket_coder *coder, const weft_frame *frame, weft_changes *changes,

@@ -8,6 +8,13 @@
 #include "bucket.h"
 #include "format.h"
 
+/* Hears of each bucket of a patch that an apply has decoded and proven, from the worker that did it. The
+ * changes ascend; they are empty for a dense bucket. A failure ends the apply. */
+typedef struct weft_patch_listener {
+    weft_status (*bucket)(void *opaque, const weft_frame *frame, const weft_changes *changes);
+    void *opaque;
+} weft_patch_listener;
+
 struct weft_patch {
     weft_context *context;
     weft_source source;
@@ -15,6 +22,7 @@ struct weft_patch {
     weft_frame_index index;
     weft_footer footer;
     weft_table *table;
+    weft_patch_listener listener; /* set before the first apply, if at all */
 };
 
 /* The bytes of a frame, checked against the index: in the source's memory, or in `buffer`, which is

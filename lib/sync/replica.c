@@ -33,6 +33,24 @@ weft_status weft_replica_open_live(weft_replica *replica, weft_context *context,
     return status;
 }
 
+weft_status weft_replica_open_filled(weft_replica *replica, weft_context *context, const weft_view *view,
+                                     const weft_digest *digest) {
+    *replica = (weft_replica){.context = context, .view = view};
+    weft_status status = weft_sums_compute(context, view, &replica->sums);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_digest found = weft_sums_digest(replica->sums);
+    if (weft_view_complete(view) && !weft_digest_equal(&found, digest)) {
+        return weft_fail(
+            context, WEFT_DIGEST_MISMATCH,
+            "the weights that were loaded are not those of the version that they were taken for");
+    }
+    replica->known = true;
+    replica->digest = *digest;
+    return WEFT_OK;
+}
+
 bool weft_replica_complete(const weft_replica *replica) {
     return replica->path != NULL || weft_view_complete(replica->view);
 }

@@ -37,6 +37,10 @@ typedef struct weft_replica {
 /* `blank`: what the view holds means nothing. */
 weft_status weft_replica_open_live(weft_replica *replica, weft_context *context, const weft_view *view,
                                    bool blank);
+/* For a view that was just filled with what it holds of the state with this digest, which is proven if the
+ * view is complete. */
+weft_status weft_replica_open_filled(weft_replica *replica, weft_context *context, const weft_view *view,
+                                     const weft_digest *digest);
 /* What stands at the path and is no checkpoint is an error, unless it is `ours` to replace. */
 weft_status weft_replica_open_file(weft_replica *replica, weft_context *context, const char *path,
                                    bool durable, bool ours);

@@ -9,6 +9,7 @@
  *   the replica has drifted   it is not believed any more: start from an anchor
  *   no way is left            the caller is told why
  */
+#include "subscriber.h"
 #include "../base/context.h"
 #include "../patch/patch.h"
 #include "clock.h"
@@ -45,6 +46,8 @@ struct weft_subscriber {
     weft_view *own_view; /* made from a layout */
     weft_patch *layout_patch;
     weft_fetch *layout_fetch;
+
+    weft_step_listener listener;
 
     weft_route route;
     weft_texts avoid;
@@ -330,6 +333,26 @@ static weft_status await_news(weft_subscriber *subscriber, double seconds) {
     return status >= 0 ? look(subscriber) : status;
 }
 
+weft_status weft_subscriber_look(weft_subscriber *subscriber, uint64_t *newest_out) {
+    weft_status status = look(subscriber);
+    if (status >= 0) {
+        *newest_out = subscriber->follow.seen ? subscriber->follow.head.newest.version : 0;
+    }
+    return status < 0 ? status : WEFT_OK;
+}
+
+void weft_subscriber_listen(weft_subscriber *subscriber, const weft_step_listener *listener) {
+    subscriber->listener = *listener;
+}
+
+bool weft_subscriber_prepared(const weft_subscriber *subscriber) {
+    return subscriber->prepared;
+}
+
+bool weft_subscriber_holds(const weft_subscriber *subscriber, const weft_digest *digest) {
+    return subscriber->replica.known && weft_digest_equal(&subscriber->replica.digest, digest);
+}
+
 static weft_status wait_for_news(weft_subscriber *subscriber, double seconds, uint64_t *version_out) {
     weft_progress_begin(subscriber->context, "wait", 0);
     double start = weft_sync_now();
@@ -553,6 +576,10 @@ static weft_status run_step(weft_subscriber *subscriber, const weft_route_step *
     double start = weft_sync_now();
     if (status == WEFT_OK) {
         status = open_step(subscriber, step);
+    }
+    if (status == WEFT_OK && subscriber->listener.begin != NULL) {
+        status = subscriber->listener.begin(subscriber->listener.opaque, &step->record, subscriber->patch,
+                                            step->anchor);
     }
     if (status == WEFT_OK) {
         status = weft_replica_prepare(&subscriber->replica, subscriber->patch, step->anchor);
