@@ -346,6 +346,9 @@ static void go_wrong(member_run *run) {
     case GROUP_FAULT_SILENT:
         pause();
         break;
+    case GROUP_FAULT_SLOW:
+        nanosleep(&(struct timespec){0, 300000000}, NULL);
+        break;
     case GROUP_FAULT_VOTED:
         run->doomed = true;
         break;

@@ -38,6 +38,7 @@ typedef enum group_fault {
     GROUP_FAULT_VOTED,      /* it is killed while it waits for the others */
     GROUP_FAULT_COMMITTING, /* it is killed in the middle of the scatter */
     GROUP_FAULT_SILENT,     /* it prepares and never votes */
+    GROUP_FAULT_SLOW,       /* the others wait for its vote a while */
 } group_fault;
 
 typedef struct group_role {

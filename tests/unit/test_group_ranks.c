@@ -126,7 +126,7 @@ static void fail_once(group_fault fault, const char *text, bool others_commit) {
     stage_lead(&stage, 5);
     for (unsigned i = 0; i < 4; i++) {
         group_role role = stage_role(&stage, i, 5);
-        role.fault = i == bad ? fault : GROUP_FAULT_NONE;
+        role.fault = i == bad ? fault : i == 0 ? GROUP_FAULT_SLOW : GROUP_FAULT_NONE;
         role.fault_version = 2;
         stage.members[i] = group_spawn(&role, false);
     }
