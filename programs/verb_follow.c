@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verb_follow.c: `weft follow STORE OUT`.
+ * verb_follow.c: `weft follow STORE OUT`, and `weft follow STORE --group NAME` for a process that leads a
+ * group.
  *
  * Follows for ever. What may heal (a network that is down, a store that is empty or damaged, a full disk)
  * is told once and tried again; what cannot (a wrong key, another run, a foreign file) ends it.
@@ -27,6 +28,8 @@ enum {
     OPTION_NAME,
     OPTION_NO_REPORT,
     OPTION_REPORT_EVERY,
+    OPTION_GROUP,
+    OPTION_MEMBERS,
 };
 enum { PHASES = WEFT_SYNC_COMMIT + 1 };
 
@@ -49,6 +52,11 @@ static const struct argp_option options[] = {
     {"report-every", OPTION_REPORT_EVERY, "TIME", 0,
      "Tell of itself so often, from 1s to 20m (default: 5s; in S3 60s)", 2},
     {"no-report", OPTION_NO_REPORT, NULL, 0, "Do not tell of itself", 2},
+    {"group", OPTION_GROUP, "NAME", 0,
+     "Lead a group instead of keeping an OUT: ranks on this host that commit together. NAME stands for "
+     "/dev/shm/weft-NAME, unless it has a '/'",
+     3},
+    {"members", OPTION_MEMBERS, "N", 0, "The group's ranks are 0 to N-1", 3},
     {0},
 };
 
@@ -68,12 +76,20 @@ static const char doc[] =
     "is already at the newest version. While it runs, OUT does not change.\n"
     "\nA follower puts a small object into the store, followers/NAME, which says how it fares, and which "
     "weft fleet and the status of weft serve show. A store that does not let it is left in "
-    "peace.\n" HELP_TRUST "\nExamples:\n"
+    "peace.\n"
+    "\nThe leader of a group fetches and decodes each version once, into a copy of the model in shared "
+    "memory. "
+    "The ranks, processes that call weft_member_open, load their "
+    "weights from there, and put a version in place when all of them have prepared it, or none does. A "
+    "version that was aborted is reported on stderr, with the rank that was in the way, and offered again. "
+    "Ranks and leader may be restarted at any time. What they share stays until somebody removes the "
+    "directory, so that the next leader has nothing to fetch.\n" HELP_TRUST "\nExamples:\n"
     "  weft follow /srv/run-7 worker.safetensors\n"
     "  weft follow https://store.example/run-7 model/ --trust run-7.key.pub \\\n"
     "      --exec 'curl -fsS -X POST http://127.0.0.1:8000/reload'\n"
     "  weft follow /srv/run-7 worker.safetensors --json | jq -c '[.version, .lag_seconds]'\n"
     "  weft follow /srv/run-7 worker.safetensors --until 100\n"
+    "  weft follow https://store.example/run-7 --group engine-0 --members 8\n"
     "\nExit codes: 0 version N was reached, 1 failed, 2 wrong usage, 3 damaged or not what was promised, 4 "
     "the store refused, 130 or 143 interrupted.\n";
 
@@ -92,12 +108,15 @@ typedef struct follow_arguments {
     const char *name; /* NULL: one is made up */
     bool no_report;
     double report_seconds;
+    char *group; /* the directory; NULL: OUT is kept up to date */
+    uint64_t members;
 } follow_arguments;
 
 typedef struct follower {
     follow_arguments *arguments;
     weft_command *command;
     weft_subscriber *subscriber; /* NULL while OUT could not be opened */
+    weft_group *group;           /* NULL while the lead could not be taken */
     uint64_t announced;          /* the version that CMD was last run for */
     bool found;                  /* what OUT held at the start was looked at */
     double seconds[PHASES];      /* since the last line */
@@ -132,9 +151,42 @@ static error_t parse_switch(int key, struct argp_state *state) {
     }
 }
 
+static void parse_group(follow_arguments *arguments, const char *name, struct argp_state *state) {
+    const char *prefix = strchr(name, '/') != NULL ? "" : "/dev/shm/weft-";
+    if (*name == 0 || asprintf(&arguments->group, "%s%s", prefix, name) < 0) {
+        argp_error(state, "--group takes a name or a path");
+    }
+}
+
+static void check_arguments(const follow_arguments *arguments, struct argp_state *state) {
+    bool leads = arguments->group != NULL;
+    if (!leads && arguments->path_count != 2) {
+        argp_error(state, "give the store, and the checkpoint to keep up to date");
+    }
+    if (leads && arguments->path_count != 1) {
+        argp_error(state, "give the store alone; what --group leads needs no OUT");
+    }
+    if (leads != (arguments->members > 0)) {
+        argp_error(state, "--group and --members belong together");
+    }
+    if (leads && (arguments->exec != NULL || arguments->replace || arguments->durable)) {
+        argp_error(state, "--exec, --replace and --durable are about OUT, which a group has not");
+    }
+}
+
 static error_t parse(int key, char *argument, struct argp_state *state) {
     follow_arguments *arguments = state->input;
     switch (key) {
+    case OPTION_GROUP:
+        parse_group(arguments, argument, state);
+        return 0;
+    case OPTION_MEMBERS:
+        if (!text_parse_unsigned(argument, WEFT_GROUP_MEMBERS_MAX, &arguments->members) ||
+            arguments->members == 0) {
+            argp_error(state, "--members takes a number from 1 to %d, not '%s'", WEFT_GROUP_MEMBERS_MAX,
+                       argument);
+        }
+        return 0;
     case ARGP_KEY_INIT:
         remote_parse_begin(&arguments->remote, &arguments->command, state);
         return 0;
@@ -167,16 +219,15 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         arguments->paths[arguments->path_count++] = argument;
         return 0;
     case ARGP_KEY_END:
-        if (arguments->path_count != 2) {
-            argp_error(state, "give the store, and the checkpoint to keep up to date");
-        }
+        check_arguments(arguments, state);
         return 0;
     default:
         return parse_switch(key, state);
     }
 }
 
-static const struct argp argp = {options, parse, "STORE OUT", doc, reader_children, NULL, NULL};
+static const struct argp argp = {
+    options, parse, "STORE OUT\nSTORE --group NAME --members N", doc, reader_children, NULL, NULL};
 
 /* ---- CMD ---- */
 
@@ -423,12 +474,12 @@ static void note_success(follower *f) {
 
 /* ---- following ---- */
 
-static weft_status open_subscriber(follower *f) {
+/* `made` holds the name if it has to be made up. */
+static weft_subscriber_options choose_options(follower *f, const char *path,
+                                              char made[WEFT_FOLLOWER_NAME]) {
     const follow_arguments *arguments = f->arguments;
-    char made[WEFT_FOLLOWER_NAME];
-    const char *name =
-        arguments->name != NULL ? arguments->name : remote_make_name(arguments->paths[1], made);
-    const weft_subscriber_options chosen = {
+    const char *name = arguments->name != NULL ? arguments->name : remote_make_name(path, made);
+    return (weft_subscriber_options){
         .trusted = arguments->remote.trusted,
         .poll_seconds = arguments->poll_seconds,
         .replace = arguments->replace,
@@ -438,8 +489,14 @@ static weft_status open_subscriber(follower *f) {
         .report_name = arguments->no_report ? NULL : name,
         .report_seconds = arguments->report_seconds,
     };
-    return weft_subscriber_open_file(f->command->context, arguments->remote.store, arguments->paths[1],
-                                     &chosen, &f->subscriber);
+}
+
+static weft_status open_subscriber(follower *f) {
+    const char *path = f->arguments->paths[1];
+    char made[WEFT_FOLLOWER_NAME];
+    const weft_subscriber_options chosen = choose_options(f, path, made);
+    return weft_subscriber_open_file(f->command->context, f->arguments->remote.store, path, &chosen,
+                                     &f->subscriber);
 }
 
 static int announce(follower *f, const weft_subscriber_info *info) {
@@ -514,10 +571,86 @@ static weft_status follow_once(follower *f, int *code_out) {
     return status;
 }
 
+/* ---- leading a group ---- */
+
+static weft_status take_lead(follower *f) {
+    const follow_arguments *arguments = f->arguments;
+    char made[WEFT_FOLLOWER_NAME];
+    const weft_group_options chosen = {
+        .members = (unsigned)arguments->members,
+        .follow = choose_options(f, arguments->group, made),
+    };
+    return weft_group_lead(f->command->context, arguments->remote.store, arguments->group, &chosen,
+                           &f->group);
+}
+
+static double lag_of(uint64_t milliseconds) {
+    const weft_subscriber_info info = {.milliseconds = milliseconds};
+    return lag_seconds(&info);
+}
+
+static int print_group_json(const follower *f, const weft_group_info *info) {
+    json_t *json = json_object();
+    json_object_set_new(json, "version", json_count(info->version));
+    json_object_set_new(json, "digest", json_digest(&info->digest));
+    json_object_set_new(json, "newest", json_count(info->newest));
+    json_object_set_new(json, "members", json_count(f->arguments->members));
+    json_object_set_new(json, "present", json_count(info->present));
+    json_object_set_new(json, "committed", json_count(info->committed));
+    json_object_set_new(json, "aborted", json_count(info->aborted));
+    json_object_set_new(json, "published_milliseconds", json_count(info->milliseconds));
+    json_object_set_new(json, "lag_seconds", json_real(lag_of(info->milliseconds)));
+    json_object_set_new(json, "fetched_bytes", json_count(info->fetched_bytes - f->fetched));
+    json_object_set_new(json, "requests", json_count(info->requests - f->requests));
+    return command_print_json_line(f->command, stdout, json);
+}
+
+static int print_group(follower *f) {
+    weft_group_info info = weft_group_describe(f->group);
+    char text[TEXT_SIZE];
+    int code = EXIT_DONE;
+    progress_clear(&f->command->progress);
+    if (f->command->json) {
+        code = print_group_json(f, &info);
+    } else if (!f->command->quiet) {
+        printf("version %llu  %u of %llu ranks  %s", (unsigned long long)info.version, info.present,
+               (unsigned long long)f->arguments->members,
+               text_bytes(info.fetched_bytes - f->fetched, text));
+        printf("  lag %s\n", text_seconds(lag_of(info.milliseconds), text));
+        fflush(stdout);
+    }
+    f->fetched = info.fetched_bytes;
+    f->requests = info.requests;
+    f->announced = info.version;
+    return code;
+}
+
+/* Ranks that did not agree are told of and are offered the version again, without a pause: they may be
+ * waiting for it. */
+static weft_status lead_once(follower *f, int *code_out) {
+    const double patience = 1;
+    weft_status status = f->group == NULL ? take_lead(f) : WEFT_OK;
+    if (status == WEFT_OK) {
+        status = weft_group_run(f->group, patience, NULL);
+    }
+    if (status == WEFT_ABORTED) {
+        progress_clear(&f->command->progress);
+        command_error(f->command, EXIT_DONE, "%s", weft_context_error(f->command->context));
+        return WEFT_MORE;
+    }
+    if (status >= 0) {
+        note_success(f);
+    }
+    if (status == WEFT_OK) {
+        *code_out = print_group(f);
+    }
+    return status;
+}
+
 static int follow(follower *f) {
     int code = EXIT_DONE;
     while (code == EXIT_DONE && !reached(f)) {
-        weft_status status = follow_once(f, &code);
+        weft_status status = f->arguments->group != NULL ? lead_once(f, &code) : follow_once(f, &code);
         if (status < 0) {
             code = meet_failure(f, status);
         }
@@ -539,8 +672,10 @@ static int run(void *input) {
     if (code == EXIT_DONE) {
         code = follow(&f);
         weft_subscriber_close(f.subscriber);
+        weft_group_close(f.group);
     }
     remote_close(&arguments->remote);
+    free(arguments->group);
     return code;
 }
 
