@@ -44,6 +44,7 @@ static const struct {
     {-500, "remote failed"},
     {-501, "remote denied"},
     {-502, "conflict"},
+    {-503, "aborted"},
     {-600, "no memory"},
     {-601, "limit exceeded"},
     {-602, "cancelled"},

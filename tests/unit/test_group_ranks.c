@@ -138,7 +138,7 @@ static void fail_once(group_fault fault, const char *text, bool others_commit) {
         assert_int_equal(group_wait(stage.members[bad]), -9);
         stage.members[bad] = 0;
         if (!others_commit) {
-            stage_await(&stage, 0, "A version 3 ");
+            stage_await(&stage, 4, "A version 3 ");
         }
         stage_join(&stage, bad, 5);
     }
@@ -149,11 +149,11 @@ static void fail_once(group_fault fault, const char *text, bool others_commit) {
     stage_finish(&stage);
     stage_check(&stage, false);
     if (text != NULL) {
-        /* everybody was told the same */
-        for (unsigned i = 0; i < 4; i++) {
-            assert_true(i == bad || stage_logged(&stage, i, text));
-        }
+        /* who had begun was told the same; a rank that comes too late for that is only offered it again */
         assert_true(stage_logged(&stage, 4, text));
+        for (unsigned i = 0; i < 4; i++) {
+            assert_true(i == bad || stage_logged(&stage, i, text) || !stage_logged(&stage, i, "A version"));
+        }
     }
     stage_close(&stage);
 }
