@@ -106,6 +106,11 @@ def sync_table(sync, link):
            f" ways; one object per tensor: {single['requests']:,} requests, {single['bytes']:,} bytes |"
            f" {milliseconds(ours['seconds']['best'])}; {milliseconds(single['seconds']['best'])}, 8 at once"
            f" {milliseconds(wide['seconds']['best'])} |")
+    catch_up = sync["catch_up"]
+    worst = catch_up["rows"][catch_up["worst_row"]]
+    yield (f"| {catch_up['missed']} versions missed | the worst of {len(catch_up['rows'])} alignments:"
+           f" {worst['fetched_bytes']:,} bytes in {worst['steps']} steps; one by one {worst['replayed_bytes']:,};"
+           f" an anchor {catch_up['anchor_bytes']:,} | {100 * catch_up['worst']:.0f}% of the bytes |")
     if "rows" in link:
         yield ""
         yield from link_table(link)

@@ -12,11 +12,8 @@
 static const struct {
     const char *name;
     unsigned part;
-} part_names[] = {{"publish", SYNC_PUBLISH},
-                  {"pause", SYNC_PAUSE},
-                  {"scaling", SYNC_SCALING},
-                  {"latency", SYNC_LATENCY},
-                  {"bucketing", SYNC_BUCKETING}};
+} part_names[] = {{"publish", SYNC_PUBLISH}, {"pause", SYNC_PAUSE},         {"scaling", SYNC_SCALING},
+                  {"latency", SYNC_LATENCY}, {"bucketing", SYNC_BUCKETING}, {"catch-up", SYNC_CATCH_UP}};
 
 enum { PART_COUNT = sizeof part_names / sizeof part_names[0] };
 
@@ -142,6 +139,34 @@ static json_t *bucketing_json(const sync_bucketing_results *results) {
     return json;
 }
 
+static json_t *catch_up_json(const sync_catch_up_results *results) {
+    json_t *json = json_object(), *rows = json_array();
+    size_t worst;
+    for (int i = 0; i < SYNC_ABSENCES; i++) {
+        const sync_absence *absence = &results->absences[i];
+        json_t *entry = json_object();
+        json_object_set_new(entry, "from", json_count(absence->from));
+        json_object_set_new(entry, "replayed_bytes", json_count(absence->replayed));
+        json_object_set_new(entry, "fetched_bytes", json_count(absence->fetched));
+        json_object_set_new(entry, "requests", json_count(absence->requests));
+        json_object_set_new(entry, "steps", json_count(absence->steps));
+        json_object_set_new(entry, "anchors", json_count(absence->anchors));
+        json_object_set_new(entry, "seconds", json_real(absence->seconds));
+        json_array_append_new(rows, entry);
+    }
+    json_object_set_new(json, "total", json_count(results->total));
+    json_object_set_new(json, "changed", json_count(results->changed));
+    json_object_set_new(json, "missed", json_count(results->missed));
+    json_object_set_new(json, "anchor_bytes", json_count(results->anchor_bytes));
+    json_object_set_new(json, "patch_bytes", json_count(results->patch_bytes));
+    json_object_set_new(json, "leap_bytes", json_count(results->leap_bytes));
+    json_object_set_new(json, "worst", json_real(sync_catch_up_worst(results, &worst)));
+    json_object_set_new(json, "worst_row", json_count(worst));
+    json_object_set_new(json, "mean", json_real(sync_catch_up_mean(results)));
+    json_object_set_new(json, "rows", rows);
+    return json;
+}
+
 static int print_json(weft_command *command, const sync_options *options, const sync_results *results) {
     json_t *json = json_object();
     json_object_set_new(json, "cpu", json_string(weft_cpu_name()));
@@ -161,6 +186,9 @@ static int print_json(weft_command *command, const sync_options *options, const 
     }
     if (options->parts & SYNC_BUCKETING) {
         json_object_set_new(json, "bucketing", bucketing_json(&results->bucketing));
+    }
+    if (options->parts & SYNC_CATCH_UP) {
+        json_object_set_new(json, "catch_up", catch_up_json(&results->catch_up));
     }
     return command_print_json(command, stdout, json);
 }
@@ -233,6 +261,24 @@ static void print_bucketing(const sync_bucketing_results *results) {
     }
 }
 
+static void print_catch_up(const sync_catch_up_results *results) {
+    char fetched[TEXT_SIZE], replayed[TEXT_SIZE], anchor[TEXT_SIZE];
+    size_t index;
+    double worst = sync_catch_up_worst(results, &index);
+    const sync_absence *absence = &results->absences[index];
+    print_model("catch-up", results->total, results->changed);
+    printf(" per version, %llu versions missed, from %d of them\n", (unsigned long long)results->missed,
+           SYNC_ABSENCES);
+    printf("  worst, from version %llu: %s in %llu requests and %llu steps, %.1f%% of %s one by one, %.0f "
+           "ms\n",
+           (unsigned long long)absence->from, text_bytes(absence->fetched, fetched),
+           (unsigned long long)absence->requests, (unsigned long long)absence->steps, 100 * worst,
+           text_bytes(absence->replayed, replayed), 1e3 * absence->seconds);
+    printf("  mean %.1f%%; an anchor has %s; the publisher sends %.0f%% more than the patches for it\n",
+           100 * sync_catch_up_mean(results), text_bytes(results->anchor_bytes, anchor),
+           100 * (double)results->leap_bytes / (double)results->patch_bytes);
+}
+
 static void print_text(const sync_options *options, const sync_results *results) {
     printf("%s, %u thread%s; fastest of %u unless it says otherwise; x: memcpy with as many threads is "
            "1\n",
@@ -251,6 +297,9 @@ static void print_text(const sync_options *options, const sync_results *results)
     }
     if (options->parts & SYNC_BUCKETING) {
         print_bucketing(&results->bucketing);
+    }
+    if (options->parts & SYNC_CATCH_UP) {
+        print_catch_up(&results->catch_up);
     }
 }
 
@@ -273,6 +322,9 @@ static int run_parts(sync_bench *bench, sync_results *results) {
     }
     if (code == EXIT_DONE && (parts & SYNC_BUCKETING)) {
         code = bench_sync_buckets(bench, &results->bucketing);
+    }
+    if (code == EXIT_DONE && (parts & SYNC_CATCH_UP)) {
+        code = bench_sync_catch_up(bench, &results->catch_up);
     }
     return code;
 }

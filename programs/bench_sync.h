@@ -18,7 +18,8 @@ enum {
     SYNC_SCALING = 4,
     SYNC_LATENCY = 8,
     SYNC_BUCKETING = 16,
-    SYNC_ALL = 31,
+    SYNC_CATCH_UP = 32,
+    SYNC_ALL = 63,
 };
 
 enum { SYNC_VERSIONS_MAX = 10000, SYNC_TENSORS_MAX = 20000 };
@@ -98,6 +99,25 @@ typedef struct sync_bucketing_results {
     sync_bucketing_row rows[SYNC_WAYS];
 } sync_bucketing_results;
 
+/* One worker that was away. */
+typedef struct sync_absence {
+    uint64_t from;     /* the version that it was at */
+    uint64_t replayed; /* bytes of all patches that it missed */
+    uint64_t fetched;  /* bytes that it took to come back */
+    uint64_t requests, steps, anchors;
+    double seconds;
+} sync_absence;
+
+enum { SYNC_ABSENCES = 16 };
+typedef struct sync_catch_up_results {
+    uint64_t total, changed; /* on the average */
+    uint64_t missed;         /* versions, by each */
+    uint64_t anchor_bytes;   /* of the first one */
+    uint64_t leap_bytes;     /* that the publisher sent besides, in all */
+    uint64_t patch_bytes;    /* of all versions */
+    sync_absence absences[SYNC_ABSENCES];
+} sync_catch_up_results;
+
 typedef struct sync_results {
     unsigned threads;
     sync_publish_results publish;
@@ -105,6 +125,7 @@ typedef struct sync_results {
     sync_scaling_results scaling;
     sync_latency_results latency;
     sync_bucketing_results bucketing;
+    sync_catch_up_results catch_up;
 } sync_results;
 
 /* ---- bench_sync_tools.c: samples, directories, a server, changes ---- */
@@ -156,6 +177,9 @@ int sync_flips_between(sync_bench *bench, const bench_model *model, const uint16
                        const uint16_t *to, sync_flips *flips);
 /* Exactly `count` changes of the lowest bit, spread evenly over the model. */
 int sync_flips_scatter(sync_bench *bench, const bench_model *model, uint64_t count, sync_flips *flips);
+/* The first `count` steps of the trace that the model was made of. */
+int sync_flips_trace(sync_bench *bench, const bench_model *model, const weft_trace *trace,
+                     sync_flips *flips, size_t count);
 void sync_flips_apply(const sync_flips *flips, uint16_t *state);
 void sync_flips_close(sync_flips *flips);
 
@@ -179,7 +203,9 @@ typedef struct sync_pair {
 typedef struct sync_pair_options {
     weft_profile profile;
     bool follow;
-    bool anchors; /* later ones too, in the background, as a run has them */
+    bool anchors;  /* later ones too, in the background, as a run has them */
+    bool keep_all; /* and no version goes for them */
+    bool unsynced; /* where bytes are counted and no time is taken: puts need not reach the disk */
 } sync_pair_options;
 
 /* Publishes the first version; the worker, if there is one, has it in the end. */
@@ -204,5 +230,10 @@ int bench_sync_scaling(sync_bench *bench, sync_scaling_results *results);
 int bench_sync_latency(sync_bench *bench, sync_latency_results *results);
 /* bench_sync_buckets.c */
 int bench_sync_buckets(sync_bench *bench, sync_bucketing_results *results);
+/* bench_sync_catch_up.c */
+int bench_sync_catch_up(sync_bench *bench, sync_catch_up_results *results);
+/* Of the worst and of all, as a share of the patches that were missed. */
+double sync_catch_up_worst(const sync_catch_up_results *results, size_t *index_out);
+double sync_catch_up_mean(const sync_catch_up_results *results);
 
 #endif

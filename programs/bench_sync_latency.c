@@ -33,40 +33,6 @@ typedef struct latency_run {
 
 /* ---- the model and its steps ---- */
 
-static int fill_steps(latency_run *run, const weft_trace *trace, uint16_t **memory, uint16_t **places) {
-    const bench_model *model = &run->model;
-    uint16_t **states[STEPS + 1];
-    for (size_t s = 0; s <= STEPS; s++) {
-        states[s] = places + s * trace->count;
-        for (size_t t = 0; t < trace->count; t++) {
-            states[s][t] = memory[s] + model->tensors[t].start;
-        }
-    }
-    int code = trace_fill(run->bench->command, trace, states, STEPS + 1);
-    for (size_t s = 0; s < STEPS && code == EXIT_DONE; s++) {
-        code = sync_flips_between(run->bench, model, memory[s], memory[s + 1], &run->flips[s]);
-    }
-    return code;
-}
-
-/* The first state is the model's own base; the others live only until their differences are known. */
-static int make_steps(latency_run *run, const weft_trace *trace) {
-    size_t bytes = run->model.extent * sizeof(uint16_t);
-    uint16_t *memory[STEPS + 1] = {run->model.base};
-    uint16_t **places = calloc((STEPS + 1) * trace->count, sizeof *places);
-    bool complete = places != NULL;
-    for (size_t s = 1; s <= STEPS; s++) {
-        memory[s] = bench_map(bytes);
-        complete = complete && memory[s] != NULL;
-    }
-    int code = complete ? fill_steps(run, trace, memory, places) : sync_no_memory(run->bench);
-    for (size_t s = 1; s <= STEPS; s++) {
-        bench_unmap(memory[s], bytes);
-    }
-    free(places);
-    return code;
-}
-
 static int make_model(latency_run *run) {
     enum { PARAMETERS = 8000000 };
     const sync_options *options = run->bench->options;
@@ -78,7 +44,7 @@ static int make_model(latency_run *run) {
     }
     code = bench_model_generate(run->bench->command, &run->model, &trace);
     if (code == EXIT_DONE) {
-        code = make_steps(run, &trace);
+        code = sync_flips_trace(run->bench, &run->model, &trace, run->flips, STEPS);
     }
     trace_close(&trace);
     progress_clear(&run->bench->command->progress);

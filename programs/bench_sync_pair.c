@@ -15,9 +15,11 @@ static int open_trainer(sync_pair *pair, const char *url, const sync_pair_option
     weft_context *context = pair->trainer_context;
     weft_publisher_options publisher_options = {.profile = options->profile,
                                                 .anchor_ratio = options->anchors ? 0 : -1,
+                                                .keep_anchors = options->keep_all ? 15 : 0,
                                                 .anchors_in_background = options->anchors,
                                                 .spool_directory = bench->directory};
-    weft_status status = weft_store_open(context, url, NULL, &pair->trainer_store);
+    const weft_store_options store_options = {.volatile_writes = options->unsynced};
+    weft_status status = weft_store_open(context, url, &store_options, &pair->trainer_store);
     if (status == WEFT_OK) {
         status = weft_view_create(context, pair->model->base_table, &pair->trainer_view);
     }

@@ -282,6 +282,47 @@ int sync_flips_scatter(sync_bench *bench, const bench_model *model, uint64_t cou
     return EXIT_DONE;
 }
 
+static int fill_steps(sync_bench *bench, const bench_model *model, const weft_trace *trace,
+                      uint16_t **memory, uint16_t **places, sync_flips *flips, size_t count) {
+    uint16_t ***states = calloc(count + 1, sizeof *states);
+    if (states == NULL) {
+        return sync_no_memory(bench);
+    }
+    for (size_t s = 0; s <= count; s++) {
+        states[s] = places + s * trace->count;
+        for (size_t t = 0; t < trace->count; t++) {
+            states[s][t] = memory[s] + model->tensors[t].start;
+        }
+    }
+    int code = trace_fill(bench->command, trace, states, count + 1);
+    for (size_t s = 0; s < count && code == EXIT_DONE; s++) {
+        code = sync_flips_between(bench, model, memory[s], memory[s + 1], &flips[s]);
+    }
+    free(states);
+    return code;
+}
+
+/* The first state is the model's own base; the others live only until their differences are known. */
+int sync_flips_trace(sync_bench *bench, const bench_model *model, const weft_trace *trace,
+                     sync_flips *flips, size_t count) {
+    size_t bytes = model->extent * sizeof(uint16_t);
+    uint16_t **memory = calloc(count + 1, sizeof *memory);
+    uint16_t **places = calloc((count + 1) * trace->count, sizeof *places);
+    bool complete = memory != NULL && places != NULL;
+    for (size_t s = 0; complete && s <= count; s++) {
+        memory[s] = s == 0 ? model->base : bench_map(bytes);
+        complete = memory[s] != NULL;
+    }
+    int code =
+        complete ? fill_steps(bench, model, trace, memory, places, flips, count) : sync_no_memory(bench);
+    for (size_t s = 1; memory != NULL && s <= count; s++) {
+        bench_unmap(memory[s], bytes);
+    }
+    free(memory);
+    free(places);
+    return code;
+}
+
 void sync_flips_apply(const sync_flips *flips, uint16_t *state) {
     for (uint64_t i = 0; i < flips->count; i++) {
         state[flips->positions[i]] ^= flips->bits[i];

@@ -42,8 +42,8 @@ static const struct argp_option options[] = {
     {"sync", OPTION_SYNC, NULL, 0, "Measure publishing and following instead, with two threads; see below",
      4},
     {"quick", OPTION_QUICK, NULL, 0, "With --sync: 256M parameters and 100 versions", 4},
-    {"only", OPTION_ONLY, "PARTS", 0, "With --sync: only some of publish,pause,scaling,latency,bucketing",
-     4},
+    {"only", OPTION_ONLY, "PARTS", 0,
+     "With --sync: only some of publish,pause,scaling,latency,bucketing,catch-up", 4},
     {"versions", OPTION_VERSIONS, "N", 0, "With --sync: versions of the latency (default 500)", 4},
     {"tensors", OPTION_TENSORS, "N", 0, "With --sync: tensors of the bucketing (default 2000)", 4},
     {"directory", OPTION_DIRECTORY, "DIR", 0,
@@ -156,7 +156,8 @@ static error_t parse_sync(int key, const char *argument, struct argp_state *stat
         return 0;
     case OPTION_ONLY:
         if (!bench_sync_parse_parts(argument, &sync->parts)) {
-            argp_error(state, "--only takes some of publish,pause,scaling,latency,bucketing, not '%s'",
+            argp_error(state,
+                       "--only takes some of publish,pause,scaling,latency,bucketing,catch-up, not '%s'",
                        argument);
         }
         return 0;

@@ -6,12 +6,12 @@
 . "$(dirname "$0")/common.sh"
 
 mkdir stores
-tiny=(--params 200K --versions 8 --tensors 12 --repeat 1 --directory stores)
+tiny=(--quick --params 200K --versions 8 --tensors 12 --repeat 1 --directory stores)
 
 expect 0 '' "$weft" bench --sync "${tiny[@]}"
 for row in '^publish +[0-9,]+ weights' '^  memcpy ' '^  fast ' '^  small ' '^pause ' 'prepare before it' '^scaling ' \
     'factor' '^latency .* 8 versions over HTTP' ' 0 lost' 'per version: publisher' '^bucketing .* in 12 tensors' \
-    'shared buckets' 'one by one +24 ' '8 at once +24 '; do
+    'shared buckets' 'one by one +24 ' '8 at once +24 ' '^catch-up .* 64 versions missed' 'an anchor has'; do
     check "the row $row: $(cat stdout)" grep -Eq -- "$row" stdout
 done
 entries stores 0
@@ -33,6 +33,10 @@ assert buckets["tensors"] == 12
 ours, single, wide = buckets["rows"]
 assert single["requests"] == wide["requests"] == 24 and ours["requests"] < 24
 assert ours["bytes"] < single["bytes"]
+catch_up = results["catch_up"]
+assert catch_up["missed"] == 64 and len(catch_up["rows"]) == 16
+assert all(0 < row["steps"] <= 24 and row["fetched_bytes"] > 0 for row in catch_up["rows"])
+assert catch_up["rows"][catch_up["worst_row"]]["replayed_bytes"] > 0
 END
 check "the JSON: $(cat stdout)" /usr/bin/python3 -B look.py
 entries stores 0
