@@ -37,6 +37,8 @@ extern const struct argp_child remote_children[];
 extern const struct argp_child reader_children[];
 void remote_parse_begin(weft_remote *remote, weft_command *command, struct argp_state *state);
 
+/* For verbs whose one argument is a store: what a parser does with keys that are not its own. */
+error_t remote_parse_store(int key, char *argument, struct argp_state *state, const char **store_out);
 /* Parses a length of time for an option, or ends the process as argp does. */
 double remote_parse_seconds(struct argp_state *state, const char *option, const char *text);
 

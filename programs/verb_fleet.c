@@ -55,17 +55,8 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     case OPTION_LIVE:
         arguments->live = true;
         return 0;
-    case ARGP_KEY_ARG:
-        if (arguments->store != NULL) {
-            argp_error(state, "give one store");
-        }
-        arguments->store = argument;
-        return 0;
-    case ARGP_KEY_NO_ARGS:
-        argp_error(state, "give a store");
-        return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return remote_parse_store(key, argument, state, &arguments->store);
     }
 }
 
