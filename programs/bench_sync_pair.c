@@ -93,9 +93,13 @@ void sync_pair_close(sync_pair *pair) {
 }
 
 int sync_pair_publish(sync_pair *pair, const sync_flips *flips, weft_publish_result *result_out) {
+    /* what is made between two versions of a training run is not timed */
+    weft_status status = weft_publisher_settle(pair->publisher);
     sync_flips_apply(flips, pair->model->base);
     bench_chill();
-    weft_status status = weft_publisher_publish(pair->publisher, NULL, result_out);
+    if (status == WEFT_OK) {
+        status = weft_publisher_publish(pair->publisher, NULL, result_out);
+    }
     if (status != WEFT_OK) {
         return sync_fail(pair->bench, pair->trainer_context, status);
     }

@@ -359,8 +359,6 @@ static void keep_version(weft_merger *merger, weft_record *record) {
 
 static void *keeper_main(void *argument) {
     weft_merger *merger = argument;
-    /* on Linux this is the thread alone: training goes first */
-    setpriority(PRIO_PROCESS, 0, 10);
     pthread_mutex_lock(&merger->lock);
     while (!atomic_load(&merger->stopping)) {
         if (!merger->has_note) {
@@ -517,6 +515,8 @@ static void send_job(weft_merger *merger, merger_job *job) {
 
 static void *sender_main(void *argument) {
     weft_merger *merger = argument;
+    /* on Linux this is the thread alone: training goes first. The keeper is not held back like this, since
+     * the next version waits for it. */
     setpriority(PRIO_PROCESS, 0, 10);
     pthread_mutex_lock(&merger->lock);
     while (!atomic_load(&merger->stopping)) {
