@@ -212,7 +212,7 @@ READS = {
     "too much": [{**GET, "fault": "repeat", "count": 1}],
     "stalls": [{**GET, "fault": "stall", "seconds": 9, "count": 2}],
     "slowed down": [{"fault": "status", "body": SLOW_DOWN, "retry_after": 1, "probability": 0.3, "count": 3}],
-    "errors": [{"fault": "status", "code": 500, "body": INTERNAL, "probability": 0.3, "count": 8}],
+    "errors": [{"fault": "status", "code": 500, "body": INTERNAL, "probability": 0.3, "count": 4}],
 }
 
 
