@@ -163,7 +163,8 @@ static weft_status put_object(http_store *store, weft_context *context,
 
 static weft_status cannot_watch(const weft_http_effort *effort) {
     return weft_fail(effort->context, WEFT_UNSUPPORTED,
-                     "the server at %s is not a `weft serve` and cannot wait for a version; poll it",
+                     "the server at %s is not a `weft serve` of that place and cannot wait for a version; "
+                     "poll it",
                      effort->client->base);
 }
 
@@ -207,8 +208,11 @@ static weft_status watch_server(http_store *store, weft_context *context, uint64
             return status;
         }
     } while (weft_http_effort_again(&effort, &exchange));
-    bool refused = exchange.answer.status == 401 || exchange.answer.status == 403;
-    if (exchange.answer.status > 0 && !exchange.answer.weft && !refused && !weft_http_passing(&exchange)) {
+    long answer = exchange.answer.status;
+    bool refused = answer == 401 || answer == 403;
+    /* a `weft serve` waits for the store that it serves, and not for one below that */
+    bool absent = answer == 404 || (answer > 0 && !exchange.answer.weft && !refused);
+    if (absent && !weft_http_passing(&exchange)) {
         return cannot_watch(&effort);
     }
     return finish_watch(&effort, &exchange, received_out);

@@ -31,6 +31,16 @@ expect 0 '' "$weft" publish store "$(model 6)"
 expect 0 '' "$weft" pull "$url" out
 check 'published beside the server' cmp out "$(model 6)"
 
+# ---- below the place that is served, where nobody waits for versions and followers ask for them ----
+begin below follow "${url}runs/7" below.model --until 3 --poll 0.1
+below=$pid
+for step in 0 1 2; do
+    expect 0 '' "$weft" publish "${url}runs/7" "$(model "$step")"
+    await "version $((step + 1)) below" grep -q "^version $((step + 1))" below.out
+done
+ended 0 "$below" below
+check 'followed below' cmp below.model "$(model 2)"
+
 # ---- a signal while the store is watched ----
 begin watching follow "$url" out
 await 'a watcher' grep -q already watching.err
