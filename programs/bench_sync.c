@@ -12,8 +12,9 @@
 static const struct {
     const char *name;
     unsigned part;
-} part_names[] = {{"publish", SYNC_PUBLISH}, {"pause", SYNC_PAUSE},         {"scaling", SYNC_SCALING},
-                  {"latency", SYNC_LATENCY}, {"bucketing", SYNC_BUCKETING}, {"catch-up", SYNC_CATCH_UP}};
+} part_names[] = {{"publish", SYNC_PUBLISH},  {"pause", SYNC_PAUSE}, {"scaling", SYNC_SCALING},
+                  {"latency", SYNC_LATENCY},  {"relay", SYNC_RELAY}, {"bucketing", SYNC_BUCKETING},
+                  {"catch-up", SYNC_CATCH_UP}};
 
 enum { PART_COUNT = sizeof part_names / sizeof part_names[0] };
 
@@ -184,6 +185,9 @@ static int print_json(weft_command *command, const sync_options *options, const 
     if (options->parts & SYNC_LATENCY) {
         json_object_set_new(json, "latency", latency_json(&results->latency));
     }
+    if (options->parts & SYNC_RELAY) {
+        json_object_set_new(json, "relay", latency_json(&results->relay));
+    }
     if (options->parts & SYNC_BUCKETING) {
         json_object_set_new(json, "bucketing", bucketing_json(&results->bucketing));
     }
@@ -235,10 +239,10 @@ static void print_scaling(const sync_scaling_results *results) {
            results->commits[1].median / results->commits[0].median);
 }
 
-static void print_latency(const sync_latency_results *results) {
+static void print_latency(const char *part, const char *way, const sync_latency_results *results) {
     char up[TEXT_SIZE], down[TEXT_SIZE];
-    print_model("latency", results->total, results->changed);
-    printf(", %llu versions over HTTP, %llu anchors beside\n", (unsigned long long)results->versions,
+    print_model(part, results->total, results->changed);
+    printf(", %llu versions over %s, %llu anchors beside\n", (unsigned long long)results->versions, way,
            (unsigned long long)results->anchors);
     printf("  publish to commit: median %.1f ms, p99 %.1f ms (%.1f x), longest %.1f ms; %llu lost\n",
            1e3 * results->seconds.median, 1e3 * results->seconds.p99,
@@ -293,7 +297,14 @@ static void print_text(const sync_options *options, const sync_results *results)
         print_scaling(&results->scaling);
     }
     if (options->parts & SYNC_LATENCY) {
-        print_latency(&results->latency);
+        print_latency("latency", "HTTP", &results->latency);
+    }
+    if (options->parts & SYNC_RELAY) {
+        print_latency("relay", "HTTP and a relay", &results->relay);
+    }
+    if ((options->parts & SYNC_RELAY) && (options->parts & SYNC_LATENCY)) {
+        printf("  the relay takes the median to %.2f x\n",
+               results->relay.seconds.median / results->latency.seconds.median);
     }
     if (options->parts & SYNC_BUCKETING) {
         print_bucketing(&results->bucketing);
@@ -318,7 +329,10 @@ static int run_parts(sync_bench *bench, sync_results *results) {
         code = bench_sync_scaling(bench, &results->scaling);
     }
     if (code == EXIT_DONE && (parts & SYNC_LATENCY)) {
-        code = bench_sync_latency(bench, &results->latency);
+        code = bench_sync_latency(bench, false, &results->latency);
+    }
+    if (code == EXIT_DONE && (parts & SYNC_RELAY)) {
+        code = bench_sync_latency(bench, true, &results->relay);
     }
     if (code == EXIT_DONE && (parts & SYNC_BUCKETING)) {
         code = bench_sync_buckets(bench, &results->bucketing);

@@ -19,7 +19,8 @@ enum {
     SYNC_LATENCY = 8,
     SYNC_BUCKETING = 16,
     SYNC_CATCH_UP = 32,
-    SYNC_ALL = 63,
+    SYNC_RELAY = 64,
+    SYNC_ALL = 127,
 };
 
 enum { SYNC_VERSIONS_MAX = 10000, SYNC_TENSORS_MAX = 20000 };
@@ -124,6 +125,7 @@ typedef struct sync_results {
     sync_pause_results pause;
     sync_scaling_results scaling;
     sync_latency_results latency;
+    sync_latency_results relay;
     sync_bucketing_results bucketing;
     sync_catch_up_results catch_up;
 } sync_results;
@@ -164,6 +166,8 @@ typedef struct sync_server {
 
 /* `durable`: puts are synced to the disk before they are answered. */
 int sync_server_start(sync_bench *bench, const char *path, bool durable, sync_server *server);
+/* The same as a relay of `upstream`, with its cache at `path`. */
+int sync_relay_start(sync_bench *bench, const char *upstream, const char *path, sync_server *server);
 void sync_server_stop(sync_server *server);
 
 /* The difference of two states, bit by bit: applied to one it gives the other, and the other way round. */
@@ -203,9 +207,10 @@ typedef struct sync_pair {
 typedef struct sync_pair_options {
     weft_profile profile;
     bool follow;
-    bool anchors;  /* later ones too, in the background, as a run has them */
-    bool keep_all; /* and no version goes for them */
-    bool unsynced; /* where bytes are counted and no time is taken: puts need not reach the disk */
+    bool anchors;           /* later ones too, in the background, as a run has them */
+    bool keep_all;          /* and no version goes for them */
+    bool unsynced;          /* where bytes are counted and no time is taken: puts need not reach the disk */
+    const char *worker_url; /* where the worker follows; NULL: where the trainer publishes */
 } sync_pair_options;
 
 /* Publishes the first version; the worker, if there is one, has it in the end. */
@@ -226,8 +231,8 @@ int sync_pair_compare(const sync_pair *pair);
 int bench_sync_publish(sync_bench *bench, sync_publish_results *results);
 int bench_sync_pause(sync_bench *bench, sync_pause_results *results);
 int bench_sync_scaling(sync_bench *bench, sync_scaling_results *results);
-/* bench_sync_latency.c */
-int bench_sync_latency(sync_bench *bench, sync_latency_results *results);
+/* bench_sync_latency.c; `relayed`: the follower's server is a relay of the publisher's */
+int bench_sync_latency(sync_bench *bench, bool relayed, sync_latency_results *results);
 /* bench_sync_buckets.c */
 int bench_sync_buckets(sync_bench *bench, sync_bucketing_results *results);
 /* bench_sync_catch_up.c */

@@ -5,7 +5,8 @@
  * Trainer and worker are threads with contexts, stores and connections of their own; the server between
  * them is another process. The worker waits on the server. The trainer makes the next version as soon as
  * the worker has committed the one before, or after ten seconds without it. Weights walk to and fro along a
- * short training run, so that each version is a step of it, forwards or backwards.
+ * short training run, so that each version is a step of it, forwards or backwards. With a relay, that is a
+ * third process, and the worker's server.
  */
 #include "bench_sync.h"
 
@@ -29,6 +30,7 @@ typedef struct latency_run {
     uint64_t committed; /* under the lock */
     bool stopped;       /* under the lock: the other side has failed */
     int worker_code;
+    bool relayed;
 } latency_run;
 
 /* ---- the model and its steps ---- */
@@ -207,11 +209,16 @@ static int run_threads(latency_run *run, sync_latency_results *results) {
 }
 
 static int run_served(latency_run *run, sync_latency_results *results) {
-    sync_server server = {0};
+    sync_server server = {0}, relay = {0};
     sync_pair_options options = {.profile = WEFT_PROFILE_SMALL, .follow = true, .anchors = true};
     char *path = sync_store_path(run->bench, "served");
-    int code =
-        path != NULL ? sync_server_start(run->bench, path, true, &server) : sync_no_memory(run->bench);
+    char *cache = sync_store_path(run->bench, "cache");
+    int code = path != NULL && cache != NULL ? sync_server_start(run->bench, path, true, &server)
+                                             : sync_no_memory(run->bench);
+    if (code == EXIT_DONE && run->relayed) {
+        code = sync_relay_start(run->bench, server.url, cache, &relay);
+        options.worker_url = relay.url;
+    }
     if (code == EXIT_DONE) {
         code = sync_pair_open(run->bench, &run->model, server.url, &options, &run->pair);
     }
@@ -219,13 +226,16 @@ static int run_served(latency_run *run, sync_latency_results *results) {
         code = run_threads(run, results);
         sync_pair_close(&run->pair);
     }
+    sync_server_stop(&relay);
     sync_server_stop(&server);
+    sync_store_remove(cache);
     sync_store_remove(path);
     return code;
 }
 
-int bench_sync_latency(sync_bench *bench, sync_latency_results *results) {
-    latency_run run = {.bench = bench, .versions = bench->options->versions, .committed = 1};
+int bench_sync_latency(sync_bench *bench, bool relayed, sync_latency_results *results) {
+    latency_run run = {
+        .bench = bench, .relayed = relayed, .versions = bench->options->versions, .committed = 1};
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);

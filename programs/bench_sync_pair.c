@@ -49,6 +49,10 @@ static int open_worker(sync_pair *pair, const char *url) {
         status = weft_subscriber_open(context, pair->worker_store, pair->worker_view, &subscriber_options,
                                       &pair->subscriber);
     }
+    /* a relay may learn of the first version a moment later */
+    if (status == WEFT_OK) {
+        status = weft_subscriber_wait(pair->subscriber, 60, NULL);
+    }
     if (status == WEFT_OK) {
         status = weft_subscriber_pull(pair->subscriber, 0);
     }
@@ -60,7 +64,7 @@ int sync_pair_open(sync_bench *bench, bench_model *model, const char *url, const
     *pair = (sync_pair){.bench = bench, .model = model};
     int code = open_trainer(pair, url, options);
     if (code == EXIT_DONE && options->follow) {
-        code = open_worker(pair, url);
+        code = open_worker(pair, options->worker_url != NULL ? options->worker_url : url);
     }
     if (code != EXIT_DONE) {
         sync_pair_close(pair);

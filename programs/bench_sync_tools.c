@@ -177,32 +177,24 @@ static int await_url(sync_bench *bench, const char *path, sync_server *server) {
     return EXIT_DONE;
 }
 
-int sync_server_start(sync_bench *bench, const char *path, bool durable, sync_server *server) {
+static int start_server(sync_bench *bench, const char *store, const char *option, const char *value,
+                        sync_server *server) {
     *server = (sync_server){0};
     char *url_file = sync_store_path(bench, "url");
     if (url_file == NULL) {
         return EXIT_FAILED;
     }
     unlink(url_file);
-    char *directory = strdup(path);
-    char weft[] = "weft", serve[] = "serve", listen_option[] = "--listen", address[] = "127.0.0.1:0";
-    char url_option[] = "--url-file", quiet[] = "--quiet", unsynced[] = "--volatile";
-    char *arguments[] = {weft,          serve,   directory,
-                         listen_option, address, url_option,
-                         url_file,      quiet,   durable ? NULL : unsynced,
-                         NULL};
+    const char *const arguments[] = {"weft",   "serve",   store,  "--listen", "127.0.0.1:0", "--url-file",
+                                     url_file, "--quiet", option, value,      NULL};
     int code = EXIT_DONE;
-    if (directory == NULL) {
-        code = sync_no_memory(bench);
-    } else {
-        server->pid = fork();
-        if (server->pid == 0) {
-            become_server(arguments);
-        }
-        if (server->pid < 0) {
-            server->pid = 0;
-            code = command_error(bench->command, EXIT_FAILED, "cannot start a server: %s", strerror(errno));
-        }
+    server->pid = fork();
+    if (server->pid == 0) {
+        become_server((char *const *)arguments);
+    }
+    if (server->pid < 0) {
+        server->pid = 0;
+        code = command_error(bench->command, EXIT_FAILED, "cannot start a server: %s", strerror(errno));
     }
     if (code == EXIT_DONE) {
         code = await_url(bench, url_file, server);
@@ -210,9 +202,16 @@ int sync_server_start(sync_bench *bench, const char *path, bool durable, sync_se
     if (code != EXIT_DONE) {
         sync_server_stop(server);
     }
-    free(directory);
     free(url_file);
     return code;
+}
+
+int sync_server_start(sync_bench *bench, const char *path, bool durable, sync_server *server) {
+    return start_server(bench, path, durable ? NULL : "--volatile", NULL, server);
+}
+
+int sync_relay_start(sync_bench *bench, const char *upstream, const char *path, sync_server *server) {
+    return start_server(bench, upstream, "--cache", path, server);
 }
 
 void sync_server_stop(sync_server *server) {

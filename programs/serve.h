@@ -20,6 +20,28 @@
 
 typedef struct serve_server serve_server;
 typedef struct serve_request serve_request;
+typedef struct serve_head serve_head;
+
+/* ---- where objects come from ----
+ *
+ * A directory of the server's own (serve_objects.c), or another store that it relays (serve_relay.c). */
+typedef struct serve_source {
+    /* The newest head; `least` is an epoch that was there before, or 0. `epoch_out` is that of its key. */
+    weft_status (*find_head)(serve_server *server, weft_context *context, uint64_t least, serve_head *found,
+                             uint64_t *epoch_out);
+    /* GET and HEAD of an object; called again when the request was suspended and resumed. */
+    enum MHD_Result (*get)(serve_request *request);
+    /* What there is to tell of it besides. */
+    void (*add_status)(serve_server *server, json_t *json);
+    void (*print_metrics)(serve_server *server, FILE *out);
+    /* A report that was kept goes on from here; called by a job. */
+    void (*hand_on)(serve_request *request);
+    /* From now on no request is suspended for it. */
+    void (*stop)(serve_server *server);
+} serve_source;
+
+extern const serve_source serve_directory_source;
+extern const serve_source serve_relay_source;
 
 /* ---- serve_tokens.c: who may do what ---- */
 
@@ -52,7 +74,7 @@ typedef enum serve_method {
 
 typedef enum serve_route { ROUTE_OBJECT, ROUTE_WATCH, ROUTE_INFO, ROUTE_COUNT } serve_route;
 
-enum { CODE_COUNT = 19, BUCKET_COUNT = 10, ERROR_COUNT = 8, ERROR_TEXT = 300 };
+enum { CODE_COUNT = 20, BUCKET_COUNT = 10, ERROR_COUNT = 8, ERROR_TEXT = 300 };
 
 typedef struct serve_histogram {
     atomic_uint_fast64_t buckets[BUCKET_COUNT]; /* not cumulative; the last one has no upper bound */
@@ -85,6 +107,8 @@ void serve_metrics_count(serve_metrics *metrics, const serve_request *request, b
 /* A failure of the server's own, kept for the status and printed on stderr, at most once per second. */
 void serve_report(serve_server *server, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* One number for Prometheus. */
+void serve_print_metric(FILE *out, const char *name, const char *type, const char *help, double value);
 /* The bodies of /metrics, /v1/status and /; NULL if there is no memory. The caller frees them. */
 char *serve_text_metrics(serve_request *request, size_t *size_out);
 char *serve_text_status(serve_request *request, size_t *size_out);
@@ -113,12 +137,12 @@ void serve_jobs_close(serve_jobs *jobs);
 
 /* ---- serve_watch.c: the newest head, and who waits for it ---- */
 
-typedef struct serve_head {
+struct serve_head {
     bool known;
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
     weft_head_info info;
-} serve_head;
+};
 
 typedef struct serve_watch {
     serve_server *server;
@@ -282,6 +306,9 @@ struct serve_request {
     /* a report */
     char report[WEFT_REPORT_MAX];
     bool is_new;
+    /* an object that comes over a relay */
+    weft_relay_reader *reader;
+    uint64_t offset; /* of the answer's first byte */
     /* a watch, or a part of the history */
     uint64_t after;
     uint64_t limit;
@@ -312,6 +339,25 @@ void serve_response_tag(struct MHD_Response *response, const weft_store_tag *tag
 
 /* ---- serve_objects.c: GET, HEAD, PUT and DELETE of objects ---- */
 
+/* The bytes of an object, as the body of an answer. */
+typedef struct serve_body serve_body;
+struct serve_body {
+    uint64_t size; /* of the object */
+    /* `length` bytes from `offset`; NULL if there is no memory. */
+    struct MHD_Response *(*make)(serve_request *request, const serve_body *body, uint64_t offset,
+                                 uint64_t length);
+    /* Bytes from `offset` can be had: WEFT_MORE if the request was suspended until they can. NULL: always.
+     */
+    weft_status (*await)(serve_request *request, uint64_t offset);
+    int descriptor; /* of the whole object, which is closed when it was not used; -1: there is none */
+};
+
+/* Answers a GET or HEAD: ranges and conditions are told from request->tag and the size. */
+enum MHD_Result serve_object_send(serve_request *request, const serve_body *body);
+enum MHD_Result serve_object_fail(serve_request *request, weft_status status);
+/* A body that goes from a descriptor to the socket. */
+serve_body serve_body_of_file(int descriptor, uint64_t size);
+
 /* Before the body. */
 void serve_object_begin(serve_request *request);
 /* A piece of a put's body. */
@@ -336,8 +382,11 @@ struct serve_server {
     atomic_bool stopping;
     serve_tokens read_tokens;
     serve_tokens write_tokens;
-    void *files;       /* the directory itself, for descriptors and drafts */
-    weft_store *store; /* over `files` */
+    const serve_source *source;
+    void *files;         /* the directory itself, for descriptors and drafts; NULL if it is a relay */
+    weft_store *store;   /* over `files`, or over the relay */
+    weft_relay *relay;   /* or NULL */
+    atomic_bool watches; /* the watch may be poked */
     serve_metrics metrics;
     serve_jobs jobs;
     serve_watch watch;

@@ -18,7 +18,7 @@ static const char *const route_names[ROUTE_COUNT] = {"object", "watch", "info"};
 
 /* The codes that we give. The last place is for others, which there should not be. */
 static const unsigned codes[CODE_COUNT] = {200, 201, 204, 206, 304, 400, 401, 403, 404, 405,
-                                           411, 412, 413, 416, 500, 501, 503, 507, 0};
+                                           411, 412, 413, 416, 500, 501, 502, 503, 507, 0};
 
 /* Upper bounds in seconds. */
 static const double bounds[BUCKET_COUNT] = {0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 300, INFINITY};
@@ -86,7 +86,7 @@ void serve_report(serve_server *server, const char *format, ...) {
 
 /* ---- Prometheus ---- */
 
-static void print_one(FILE *out, const char *name, const char *type, const char *help, double value) {
+void serve_print_metric(FILE *out, const char *name, const char *type, const char *help, double value) {
     fprintf(out, "# HELP %s %s\n# TYPE %s %s\n%s %.17g\n", name, help, name, type, name, value);
 }
 
@@ -129,35 +129,38 @@ static void print_seconds(FILE *out, serve_metrics *metrics) {
 }
 
 static void print_head(FILE *out, const serve_head *head) {
-    print_one(out, "weft_serve_version", "gauge", "The newest published version; 0 before the first.",
-              (double)head->info.version);
-    print_one(out, "weft_serve_epoch", "gauge", "The publisher's epoch; 0 before the first.",
-              (double)head->info.epoch);
-    print_one(out, "weft_serve_published_timestamp_seconds", "gauge",
-              "When the newest version was published, by the publisher's clock.",
-              1e-3 * (double)head->info.milliseconds);
-    print_one(out, "weft_serve_patch_bytes", "gauge", "Size of the newest version's patch.",
-              (double)head->info.patch_bytes);
-    print_one(out, "weft_serve_dense_bytes", "gauge", "Size of the model.", (double)head->info.dense_bytes);
-    print_one(out, "weft_serve_changed_ratio", "gauge",
-              "Part of the model's elements that the newest version changed.",
-              head->info.total > 0 ? (double)head->info.changed / (double)head->info.total : 0);
+    serve_print_metric(out, "weft_serve_version", "gauge",
+                       "The newest published version; 0 before the first.", (double)head->info.version);
+    serve_print_metric(out, "weft_serve_epoch", "gauge", "The publisher's epoch; 0 before the first.",
+                       (double)head->info.epoch);
+    serve_print_metric(out, "weft_serve_published_timestamp_seconds", "gauge",
+                       "When the newest version was published, by the publisher's clock.",
+                       1e-3 * (double)head->info.milliseconds);
+    serve_print_metric(out, "weft_serve_patch_bytes", "gauge", "Size of the newest version's patch.",
+                       (double)head->info.patch_bytes);
+    serve_print_metric(out, "weft_serve_dense_bytes", "gauge", "Size of the model.",
+                       (double)head->info.dense_bytes);
+    serve_print_metric(out, "weft_serve_changed_ratio", "gauge",
+                       "Part of the model's elements that the newest version changed.",
+                       head->info.total > 0 ? (double)head->info.changed / (double)head->info.total : 0);
 }
 
 static void print_fleet(FILE *out, const serve_fleet *fleet) {
-    print_one(out, "weft_serve_follower_reports", "gauge", "Followers that have reported within a day.",
-              (double)fleet->reports);
-    print_one(out, "weft_serve_followers_live", "gauge", "Followers that are heard of.",
-              (double)fleet->live);
-    print_one(out, "weft_serve_followers_failed", "gauge",
-              "Of these, those that say that they have failed.", (double)fleet->failed);
-    print_one(out, "weft_serve_followers_least_version", "gauge",
-              "The lowest version that one of them holds; 0 if none does.", (double)fleet->least_version);
-    print_one(out, "weft_serve_followers_greatest_version", "gauge",
-              "The highest version that one of them holds; 0 if none does.",
-              (double)fleet->greatest_version);
-    print_one(out, "weft_serve_followers_most_lag", "gauge",
-              "Versions by which one of them is behind the newest, at most.", (double)fleet->most_lag);
+    serve_print_metric(out, "weft_serve_follower_reports", "gauge",
+                       "Followers that have reported within a day.", (double)fleet->reports);
+    serve_print_metric(out, "weft_serve_followers_live", "gauge", "Followers that are heard of.",
+                       (double)fleet->live);
+    serve_print_metric(out, "weft_serve_followers_failed", "gauge",
+                       "Of these, those that say that they have failed.", (double)fleet->failed);
+    serve_print_metric(out, "weft_serve_followers_least_version", "gauge",
+                       "The lowest version that one of them holds; 0 if none does.",
+                       (double)fleet->least_version);
+    serve_print_metric(out, "weft_serve_followers_greatest_version", "gauge",
+                       "The highest version that one of them holds; 0 if none does.",
+                       (double)fleet->greatest_version);
+    serve_print_metric(out, "weft_serve_followers_most_lag", "gauge",
+                       "Versions by which one of them is behind the newest, at most.",
+                       (double)fleet->most_lag);
 }
 
 static uint64_t count_errors(serve_metrics *metrics) {
@@ -169,27 +172,27 @@ static uint64_t count_errors(serve_metrics *metrics) {
 
 static void print_counters(FILE *out, serve_metrics *metrics) {
     print_requests(out, metrics);
-    print_one(out, "weft_serve_requests_cut_total", "counter",
-              "Requests that ended before their answer was sent whole.",
-              (double)atomic_load(&metrics->cut));
-    print_one(out, "weft_serve_bytes_sent_total", "counter", "Bytes of bodies that were sent whole.",
-              (double)atomic_load(&metrics->sent));
-    print_one(out, "weft_serve_bytes_received_total", "counter", "Bytes of bodies that were received.",
-              (double)atomic_load(&metrics->received));
-    print_one(out, "weft_serve_errors_total", "counter",
-              "Failures of the server's own, such as a full disk.", (double)count_errors(metrics));
+    serve_print_metric(out, "weft_serve_requests_cut_total", "counter",
+                       "Requests that ended before their answer was sent whole.",
+                       (double)atomic_load(&metrics->cut));
+    serve_print_metric(out, "weft_serve_bytes_sent_total", "counter",
+                       "Bytes of bodies that were sent whole.", (double)atomic_load(&metrics->sent));
+    serve_print_metric(out, "weft_serve_bytes_received_total", "counter",
+                       "Bytes of bodies that were received.", (double)atomic_load(&metrics->received));
+    serve_print_metric(out, "weft_serve_errors_total", "counter",
+                       "Failures of the server's own, such as a full disk.", (double)count_errors(metrics));
     print_seconds(out, metrics);
 }
 
 static void print_gauges(FILE *out, serve_server *server, size_t watchers) {
-    print_one(out, "weft_serve_uptime_seconds", "gauge", "Time since the server was started.",
-              clock_seconds() - server->metrics.started);
-    print_one(out, "weft_serve_connections", "gauge", "Open connections.",
-              (double)atomic_load(&server->metrics.connections));
-    print_one(out, "weft_serve_connections_limit", "gauge", "Connections that may be open at once.",
-              server->max_connections);
-    print_one(out, "weft_serve_watchers", "gauge", "Requests that wait for a new version.",
-              (double)watchers);
+    serve_print_metric(out, "weft_serve_uptime_seconds", "gauge", "Time since the server was started.",
+                       clock_seconds() - server->metrics.started);
+    serve_print_metric(out, "weft_serve_connections", "gauge", "Open connections.",
+                       (double)atomic_load(&server->metrics.connections));
+    serve_print_metric(out, "weft_serve_connections_limit", "gauge",
+                       "Connections that may be open at once.", server->max_connections);
+    serve_print_metric(out, "weft_serve_watchers", "gauge", "Requests that wait for a new version.",
+                       (double)watchers);
 }
 
 char *serve_text_metrics(serve_request *request, size_t *size_out) {
@@ -206,6 +209,7 @@ char *serve_text_metrics(serve_request *request, size_t *size_out) {
     print_head(out, &head);
     serve_fleet fleet = serve_reports_count(&server->reports);
     print_fleet(out, &fleet);
+    server->source->print_metrics(server, out);
     if (fclose(out) != 0) {
         free(text);
         return NULL;
@@ -320,6 +324,7 @@ char *serve_text_status(serve_request *request, size_t *size_out) {
     json_object_set_new(json, "bytes_sent", json_count(atomic_load(&metrics->sent)));
     json_object_set_new(json, "bytes_received", json_count(atomic_load(&metrics->received)));
     json_object_set_new(json, "errors", json_errors(metrics));
+    server->source->add_status(server, json);
     char *text = NULL;
     FILE *out = open_memstream(&text, size_out);
     bool failed = out == NULL || json_dumpf(json, out, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0;

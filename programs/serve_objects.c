@@ -22,7 +22,7 @@ static bool starts_with(const char *text, const char *prefix) {
 /* Immutable objects may be kept for ever, but where reading needs a token not by caches that serve others.
  */
 static const char *cache_policy(const serve_request *request) {
-    static const char *const immutable[] = {"pages/", "patches/", "anchors/", "chunks/", "pieces/"};
+    static const char *const immutable[] = {"pages/", "patches/", "anchors/", "chunks/", "pieces/", "leaps/"};
     for (size_t i = 0; i < sizeof immutable / sizeof immutable[0]; i++) {
         if (starts_with(request->key, immutable[i])) {
             return request->server->read_tokens.count > 0 ? "private, max-age=31536000, immutable"
@@ -52,14 +52,29 @@ static serve_range choose_range(const serve_request *request, uint64_t size) {
     return serve_range_parse(serve_field(request, "Range"), size);
 }
 
+static struct MHD_Response *make_from_file(serve_request *request, const serve_body *body, uint64_t offset,
+                                           uint64_t length) {
+    (void)request;
+    return MHD_create_response_from_fd_at_offset64(length, body->descriptor, offset);
+}
+
+serve_body serve_body_of_file(int descriptor, uint64_t size) {
+    return (serve_body){.size = size, .make = make_from_file, .descriptor = descriptor};
+}
+
+static void drop_body(const serve_body *body) {
+    if (body->descriptor >= 0) {
+        close(body->descriptor);
+    }
+}
+
 /* Of a 304, as of a HEAD, only the fields are sent, with the length that a 200 would have. */
-static enum MHD_Result send_range(serve_request *request, unsigned code, int descriptor, serve_range range,
-                                  uint64_t size) {
+static enum MHD_Result send_range(serve_request *request, unsigned code, const serve_body *body,
+                                  serve_range range) {
     struct MHD_Response *response =
-        range.length == 0 ? serve_response_empty()
-                          : MHD_create_response_from_fd_at_offset64(range.length, descriptor, range.offset);
+        range.length == 0 ? serve_response_empty() : body->make(request, body, range.offset, range.length);
     if (range.length == 0 || response == NULL) {
-        close(descriptor);
+        drop_body(body);
     }
     if (response != NULL) {
         add_object_fields(request, response);
@@ -67,7 +82,7 @@ static enum MHD_Result send_range(serve_request *request, unsigned code, int des
     if (response != NULL && code == MHD_HTTP_PARTIAL_CONTENT) {
         char text[80];
         snprintf(text, sizeof text, "bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64, range.offset,
-                 range.offset + range.length - 1, size);
+                 range.offset + range.length - 1, body->size);
         MHD_add_response_header(response, "Content-Range", text);
     }
     bool has_body = request->method == METHOD_GET && code != MHD_HTTP_NOT_MODIFIED;
@@ -85,26 +100,41 @@ static enum MHD_Result send_unsatisfiable(serve_request *request, uint64_t size)
     return serve_answer(request, MHD_HTTP_RANGE_NOT_SATISFIABLE, response);
 }
 
-static enum MHD_Result send_object(serve_request *request, int descriptor, uint64_t size) {
+/* The answer begins when its first bytes can be had: until then a failure can still be told. */
+static enum MHD_Result send_when_there(serve_request *request, unsigned code, const serve_body *body,
+                                       serve_range range) {
+    bool awaits = body->await != NULL && request->method == METHOD_GET && range.length > 0;
+    weft_status status = awaits ? body->await(request, range.offset) : WEFT_OK;
+    if (status == WEFT_MORE) {
+        return MHD_YES;
+    }
+    if (status != WEFT_OK) {
+        drop_body(body);
+        return serve_object_fail(request, status);
+    }
+    return send_range(request, code, body, range);
+}
+
+enum MHD_Result serve_object_send(serve_request *request, const serve_body *body) {
     const char *match = serve_field(request, "If-Match");
     const char *none_match = serve_field(request, "If-None-Match");
-    const serve_range whole = {.kind = RANGE_WHOLE, .length = size};
-    serve_range range = choose_range(request, size);
+    const serve_range whole = {.kind = RANGE_WHOLE, .length = body->size};
+    serve_range range = choose_range(request, body->size);
     if (match != NULL && !serve_tags_hold(match, request->tag.text, false)) {
-        close(descriptor);
+        drop_body(body);
         return serve_answer_text(request, MHD_HTTP_PRECONDITION_FAILED, "the object is another one");
     }
     if (none_match != NULL && serve_tags_hold(none_match, request->tag.text, true)) {
-        return send_range(request, MHD_HTTP_NOT_MODIFIED, descriptor, whole, size);
+        return send_range(request, MHD_HTTP_NOT_MODIFIED, body, whole);
     }
     if (range.kind == RANGE_UNSATISFIABLE) {
-        close(descriptor);
-        return send_unsatisfiable(request, size);
+        drop_body(body);
+        return send_unsatisfiable(request, body->size);
     }
     if (range.kind == RANGE_WHOLE) {
-        return send_range(request, MHD_HTTP_OK, descriptor, whole, size);
+        return send_when_there(request, MHD_HTTP_OK, body, whole);
     }
-    return send_range(request, MHD_HTTP_PARTIAL_CONTENT, descriptor, range, size);
+    return send_when_there(request, MHD_HTTP_PARTIAL_CONTENT, body, range);
 }
 
 /* ---- answers about the store's failures ---- */
@@ -118,6 +148,11 @@ static const char *failure_text(weft_status status) {
         return "the condition does not hold: the object is there already, or is another one";
     case WEFT_NO_SPACE:
         return "the server's disk is full";
+    case WEFT_REMOTE_FAILED:
+    case WEFT_REMOTE_DENIED:
+        return "the object is not here, and where it comes from cannot be reached";
+    case WEFT_CANCELLED:
+        return "the server is ending";
     default:
         return "the server cannot read or write its files; its log says why";
     }
@@ -128,7 +163,7 @@ static void refuse_failure(serve_request *request, weft_status status) {
     serve_refuse(request, serve_status_code(status), failure_text(status));
 }
 
-static enum MHD_Result answer_failure(serve_request *request, weft_status status) {
+enum MHD_Result serve_object_fail(serve_request *request, weft_status status) {
     serve_report_status(request, status);
     return serve_answer_text(request, serve_status_code(status), failure_text(status));
 }
@@ -138,8 +173,41 @@ static enum MHD_Result get_object(serve_request *request) {
     uint64_t size = 0;
     weft_status status = weft_directory_object(request->context, request->server->files, request->key,
                                                &descriptor, &size, &request->tag);
-    return status == WEFT_OK ? send_object(request, descriptor, size) : answer_failure(request, status);
+    if (status != WEFT_OK) {
+        return serve_object_fail(request, status);
+    }
+    serve_body body = serve_body_of_file(descriptor, size);
+    return serve_object_send(request, &body);
 }
+
+static weft_status find_head(serve_server *server, weft_context *context, uint64_t least, serve_head *found,
+                             uint64_t *epoch_out) {
+    weft_status status =
+        weft_head_find(context, server->store, least, found->data, &found->size, epoch_out);
+    return status == WEFT_OK ? weft_head_inspect(context, found->data, found->size, NULL, &found->info)
+                             : status;
+}
+
+static void add_nothing(serve_server *server, json_t *json) {
+    (void)server;
+    (void)json;
+}
+
+static void print_nothing(serve_server *server, FILE *out) {
+    (void)server;
+    (void)out;
+}
+
+static void hand_on_nothing(serve_request *request) {
+    (void)request;
+}
+
+static void stop_nothing(serve_server *server) {
+    (void)server;
+}
+
+const serve_source serve_directory_source = {find_head,     get_object,      add_nothing,
+                                             print_nothing, hand_on_nothing, stop_nothing};
 
 /* ---- writing ---- */
 
@@ -239,7 +307,7 @@ static void finish_remove(serve_request *request) {
 
 static enum MHD_Result answer_written(serve_request *request) {
     if (request->status != WEFT_OK) {
-        return answer_failure(request, request->status);
+        return serve_object_fail(request, request->status);
     }
     if (request->method == METHOD_DELETE) {
         return serve_answer_empty(request, MHD_HTTP_NO_CONTENT);
@@ -253,7 +321,7 @@ static enum MHD_Result answer_written(serve_request *request) {
 
 enum MHD_Result serve_object_end(serve_request *request) {
     if (request->method == METHOD_GET || request->method == METHOD_HEAD) {
-        return get_object(request);
+        return request->server->source->get(request);
     }
     if (!request->job_done) {
         request->job = request->method == METHOD_PUT ? finish_put : finish_remove;

@@ -95,6 +95,7 @@ static void put_report(serve_request *request) {
     request->status = weft_store_put_bytes(request->context, reports->store, request->key, request->report,
                                            (size_t)request->received, WEFT_STORE_ALWAYS, NULL, NULL);
     note_outcome(reports, request);
+    request->server->source->hand_on(request);
 }
 
 /* NULL: it may be kept. */

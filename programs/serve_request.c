@@ -69,6 +69,8 @@ enum MHD_Result serve_answer_text(serve_request *request, unsigned code, const c
     struct MHD_Response *response = MHD_create_response_from_buffer(size, line, MHD_RESPMEM_MUST_COPY);
     if (response != NULL) {
         MHD_add_response_header(response, "Content-Type", "text/plain; charset=utf-8");
+        /* what is not there may come, and what failed may go well, the next moment */
+        MHD_add_response_header(response, "Cache-Control", "no-store");
     }
     request->body = request->method == METHOD_HEAD ? 0 : size;
     return serve_answer(request, code, response);
@@ -98,7 +100,11 @@ unsigned serve_status_code(weft_status status) {
     case WEFT_NO_SPACE:
         return MHD_HTTP_INSUFFICIENT_STORAGE;
     case WEFT_NO_MEMORY:
+    case WEFT_REMOTE_FAILED:
+    case WEFT_CANCELLED:
         return MHD_HTTP_SERVICE_UNAVAILABLE;
+    case WEFT_REMOTE_DENIED:
+        return MHD_HTTP_BAD_GATEWAY;
     default:
         return MHD_HTTP_INTERNAL_SERVER_ERROR;
     }
@@ -426,6 +432,7 @@ void serve_request_complete(void *opaque, struct MHD_Connection *connection, voi
     if (request->draft != NULL) {
         weft_directory_draft_abandon(request->draft);
     }
+    weft_relay_reader_close(request->reader);
     serve_metrics_count(&server->metrics, request, ending == MHD_REQUEST_TERMINATED_COMPLETED_OK);
     weft_context_destroy(request->context);
     free(request);

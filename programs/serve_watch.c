@@ -49,16 +49,12 @@ static void forget_head(serve_watch *watch) {
 static weft_status read_newest(serve_watch *watch, serve_head *found, uint64_t *epoch_out) {
     /* Only this thread writes the head, so it reads it without the lock. */
     uint64_t least = watch->head.known ? watch->head.info.epoch : 0;
-    weft_status status =
-        weft_head_find(watch->context, watch->server->store, least, found->data, &found->size, epoch_out);
+    const serve_source *source = watch->server->source;
+    weft_status status = source->find_head(watch->server, watch->context, least, found, epoch_out);
     /* the directory was emptied, and a new run may begin in it */
     if (status == WEFT_NOT_FOUND && least > 0) {
         forget_head(watch);
-        status =
-            weft_head_find(watch->context, watch->server->store, 0, found->data, &found->size, epoch_out);
-    }
-    if (status == WEFT_OK) {
-        status = weft_head_inspect(watch->context, found->data, found->size, NULL, &found->info);
+        status = source->find_head(watch->server, watch->context, 0, found, epoch_out);
     }
     return status;
 }

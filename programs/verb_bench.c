@@ -43,7 +43,7 @@ static const struct argp_option options[] = {
      4},
     {"quick", OPTION_QUICK, NULL, 0, "With --sync: 256M parameters and 100 versions", 4},
     {"only", OPTION_ONLY, "PARTS", 0,
-     "With --sync: only some of publish,pause,scaling,latency,bucketing,catch-up", 4},
+     "With --sync: only some of publish,pause,scaling,latency,relay,bucketing,catch-up", 4},
     {"versions", OPTION_VERSIONS, "N", 0, "With --sync: versions of the latency (default 500)", 4},
     {"tensors", OPTION_TENSORS, "N", 0, "With --sync: tensors of the bucketing (default 2000)", 4},
     {"directory", OPTION_DIRECTORY, "DIR", 0,
@@ -80,6 +80,7 @@ static const char doc[] =
     "  pause      commit in a worker of 256M parameters, prepared before\n"
     "  scaling    commit of 640,000 changes, 64M parameters against all of them\n"
     "  latency    8M parameters, publish to the end of commit over HTTP, version by version\n"
+    "  relay      the same, where the follower's server is a relay of the publisher's\n"
     "  bucketing  2,000 tensors over HTTP: one object, against one object for each tensor\n\n"
     "Caches are cold before publish, prepare and commit; the server is a process of its own on the "
     "loopback device; each worker is compared bit for bit with its trainer. --params N makes every model "
@@ -156,9 +157,10 @@ static error_t parse_sync(int key, const char *argument, struct argp_state *stat
         return 0;
     case OPTION_ONLY:
         if (!bench_sync_parse_parts(argument, &sync->parts)) {
-            argp_error(state,
-                       "--only takes some of publish,pause,scaling,latency,bucketing,catch-up, not '%s'",
-                       argument);
+            argp_error(
+                state,
+                "--only takes some of publish,pause,scaling,latency,relay,bucketing,catch-up, not '%s'",
+                argument);
         }
         return 0;
     case OPTION_VERSIONS:

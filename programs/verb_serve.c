@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verb_serve.c: `weft serve DIR`: arguments, and the life of the server. What it answers is in serve_*.c.
+ * verb_serve.c: `weft serve DIR` and `weft serve STORE --cache DIR`: arguments, and the life of the server.
+ * What it answers is in serve_*.c.
  */
+#include "remote.h"
 #include "serve.h"
 #include "serve_listen.h"
 
@@ -30,6 +32,8 @@ enum {
     OPTION_STOP_SECONDS,
     OPTION_URL_FILE,
     OPTION_VOLATILE,
+    OPTION_CACHE,
+    OPTION_CACHE_BYTES,
 };
 
 static const struct argp_option options[] = {
@@ -44,6 +48,9 @@ static const struct argp_option options[] = {
      "Who writes must send one of the tokens in FILE", 2},
     {"read-only", OPTION_READ_ONLY, NULL, 0, "Refuse PUT and DELETE, except for followers' reports", 2},
     {"no-reports", OPTION_NO_REPORTS, NULL, 0, "Refuse what followers want to tell of themselves", 2},
+    {"cache", OPTION_CACHE, "DIR", 0, "Relay STORE, and keep what was fetched in DIR", 3},
+    {"cache-bytes", OPTION_CACHE_BYTES, "SIZE", 0,
+     "Keep at most so much there (default: 10G); what was used least recently goes first", 3},
     {"max-object", OPTION_MAX_OBJECT, "SIZE", 0, "Refuse larger objects (default: 1T)", 3},
     {"max-connections", OPTION_MAX_CONNECTIONS, "N", 0,
      "At most N connections at once (default: 512); others wait to be accepted", 3},
@@ -61,9 +68,16 @@ static const struct argp_option options[] = {
 };
 
 static const char doc[] =
-    "Serve a store over HTTP or HTTPS: publishers put, workers get and wait for the next version.\v"
+    "Serve a store over HTTP or HTTPS: publishers put, workers get and wait for the next version. With "
+    "--cache, relay another store to many workers.\v"
     "DIR is a store on disk; it is made if it does not exist. The same directory may be written by "
     "`weft publish DIR` at the same time: who waits is told of those versions too.\n"
+    "\nA relay (--cache) fetches each object of STORE once, however many ask for it, checks every chunk "
+    "against the history before it hands it on, which it does while others are still coming, and goes on "
+    "with what it has while STORE cannot be reached. It is read-only, and may relay another "
+    "relay. " HELP_STORE
+    "\nFollowers check everything themselves, whatever a relay sends. With --trust the relay refuses heads "
+    "that the key has not signed, so that nobody can make it fetch and keep what is not the run's.\n"
     "\nPaths:\n"
     "  /KEY           objects: GET and HEAD (with ranges, ETag, If-None-Match),\n"
     "                 PUT (with If-None-Match: *, If-Match), DELETE\n"
@@ -92,11 +106,17 @@ static const char doc[] =
     "  weft serve /srv/run-7 --listen 0.0.0.0:8477 --write-token-file token \\\n"
     "      --tls-cert fullchain.pem --tls-key privkey.pem\n"
     "  curl -sS http://127.0.0.1:8477/v1/status\n"
+    "  weft serve https://trainer:8477 --cache /var/cache/run-7 --cache-bytes 50G \\\n"
+    "      --trust run.pub --token-file token --listen 10.0.0.5:8477\n"
+    "  weft serve s3://bucket/run-7 --cache /var/cache/run-7\n"
     "\nExit codes: 0 ended by a signal, 1 failed, 2 wrong usage.\n";
 
 typedef struct serve_arguments {
     weft_command command;
-    const char *directory;
+    weft_remote remote;    /* of a relay */
+    const char *directory; /* of the store, or what is relayed */
+    const char *cache;     /* NULL: it is no relay */
+    uint64_t cache_bytes;
     const char *listen;
     const char *url_file;
     const char *read_token_file;
@@ -133,6 +153,11 @@ static error_t parse_limit(int key, char *argument, struct argp_state *state) {
             argp_error(state, "--max-object takes a size such as 64G, not '%s'", argument);
         }
         return 0;
+    case OPTION_CACHE_BYTES:
+        if (!text_parse_bytes(argument, &arguments->cache_bytes) || arguments->cache_bytes == 0) {
+            argp_error(state, "--cache-bytes takes a size such as 64G, not '%s'", argument);
+        }
+        return 0;
     case OPTION_MAX_CONNECTIONS:
         arguments->max_connections = parse_number(state, "--max-connections", argument, 16, 65536);
         return 0;
@@ -153,10 +178,24 @@ static error_t parse_limit(int key, char *argument, struct argp_state *state) {
     }
 }
 
+static void check_relay(const serve_arguments *arguments, struct argp_state *state) {
+    const weft_remote *remote = &arguments->remote;
+    if (arguments->cache != NULL && arguments->write_token_file != NULL) {
+        argp_error(state, "a relay is read-only: --cache and --write-token-file exclude each other");
+    }
+    if (arguments->cache == NULL &&
+        (arguments->cache_bytes != 0 || remote->token_file != NULL || remote->ca_file != NULL ||
+         remote->trust_file != NULL || remote->stall_seconds != 0 || remote->attempts != 0)) {
+        argp_error(state,
+                   "--cache-bytes, --trust and the options of a STORE are for a relay; give --cache");
+    }
+}
+
 static void check_arguments(const serve_arguments *arguments, struct argp_state *state) {
     if (arguments->directory == NULL) {
         argp_error(state, "give the directory of the store");
     }
+    check_relay(arguments, state);
     if ((arguments->certificate.certificate_path == NULL) != (arguments->certificate.key_path == NULL)) {
         argp_error(state, "--tls-cert and --tls-key belong together");
     }
@@ -169,7 +208,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     serve_arguments *arguments = state->input;
     switch (key) {
     case ARGP_KEY_INIT:
-        state->child_inputs[0] = &arguments->command;
+        remote_parse_begin(&arguments->remote, &arguments->command, state);
         return 0;
     case 'l':
         arguments->listen = argument;
@@ -198,9 +237,12 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     case OPTION_VOLATILE:
         arguments->is_volatile = true;
         return 0;
+    case OPTION_CACHE:
+        arguments->cache = argument;
+        return 0;
     case ARGP_KEY_ARG:
         if (arguments->directory != NULL) {
-            argp_error(state, "give one directory");
+            argp_error(state, "give one directory, or one store to relay");
         }
         arguments->directory = argument;
         return 0;
@@ -212,14 +254,17 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     }
 }
 
-static const struct argp argp = {options, parse, "DIR", doc, command_children, NULL, NULL};
+static const struct argp argp = {options, parse, "DIR\nSTORE --cache DIR", doc, reader_children,
+                                 NULL,    NULL};
 
 /* ---- the store ---- */
 
 static int make_directory(weft_command *command, const char *path) {
     struct stat info;
     if (strstr(path, "://") != NULL) {
-        return command_error(command, EXIT_USAGE, "serve takes a directory, not the URL %s", path);
+        return command_error(command, EXIT_USAGE,
+                             "serve takes a directory, not the URL %s; to relay that, give --cache DIR",
+                             path);
     }
     if (mkdir(path, 0777) != 0 && errno != EEXIST) {
         return command_error(command, EXIT_FAILED, "cannot make the directory %s: %s", path,
@@ -231,7 +276,7 @@ static int make_directory(weft_command *command, const char *path) {
     return EXIT_DONE;
 }
 
-static int open_store(serve_arguments *arguments, serve_server *server) {
+static int open_directory(serve_arguments *arguments, serve_server *server) {
     weft_command *command = &arguments->command;
     weft_store_options store_options = {.volatile_writes = arguments->is_volatile};
     int code = make_directory(command, arguments->directory);
@@ -251,7 +296,47 @@ static int open_store(serve_arguments *arguments, serve_server *server) {
         return command_fail(command, NULL, status);
     }
     server->files = files;
+    server->source = &serve_directory_source;
     return EXIT_DONE;
+}
+
+static void tell_news(void *opaque) {
+    serve_server *server = opaque;
+    if (atomic_load(&server->watches)) {
+        serve_watch_poke(&server->watch);
+    }
+}
+
+static int open_relay(serve_arguments *arguments, serve_server *server) {
+    weft_command *command = &arguments->command;
+    int code = remote_open(&arguments->remote, arguments->directory);
+    if (code != EXIT_DONE) {
+        return code;
+    }
+    weft_relay_options relay_options = {
+        .trusted = arguments->remote.trusted,
+        .cache_bytes = arguments->cache_bytes,
+        .news = tell_news,
+        .opaque = server,
+    };
+    weft_status status = weft_relay_open(command->context, arguments->remote.store, arguments->cache,
+                                         &relay_options, &server->relay);
+    if (status == WEFT_OK) {
+        status = weft_relay_store(command->context, server->relay, &server->store);
+    }
+    server->directory = arguments->cache;
+    server->source = &serve_relay_source;
+    return status == WEFT_OK ? EXIT_DONE : command_fail(command, NULL, status);
+}
+
+static int open_store(serve_arguments *arguments, serve_server *server) {
+    return arguments->cache != NULL ? open_relay(arguments, server) : open_directory(arguments, server);
+}
+
+static void close_store(serve_arguments *arguments, serve_server *server) {
+    weft_store_close(server->store);
+    weft_relay_close(server->relay);
+    remote_close(&arguments->remote);
 }
 
 /* ---- the daemon ---- */
@@ -357,6 +442,7 @@ static void stop_daemon(serve_server *server, struct MHD_Daemon *daemon) {
     shutdown(listening, SHUT_RDWR);
     serve_watch_dismiss(&server->watch);
     wait_for_transfers(server);
+    server->source->stop(server);
     serve_jobs_finish(&server->jobs);
     serve_history_finish(&server->history);
     MHD_stop_daemon(daemon);
@@ -397,8 +483,8 @@ static void announce(const serve_server *server, const serve_listener *listener,
         command_note(command, "warning: everybody who reaches this address can read the weights; use "
                               "--read-token-file");
     }
-    command_note(command, "%s serves %s (%s, %s)", server->url, server->directory,
-                 tokens ? "reading needs a token" : "readable by all",
+    command_note(command, "%s %s %s (%s, %s)", server->url, server->relay != NULL ? "relays" : "serves",
+                 weft_store_url(server->store), tokens ? "reading needs a token" : "readable by all",
                  server->read_only                ? "read-only"
                  : server->write_tokens.count > 0 ? "writing needs a token"
                                                   : "writable by all");
@@ -421,6 +507,7 @@ static int serve_with_daemon(serve_arguments *arguments, serve_server *server,
     struct MHD_Daemon *daemon = start_daemon(server, listener, &arguments->certificate);
     if (daemon == NULL) {
         serve_watch_dismiss(&server->watch);
+        server->source->stop(server);
         serve_jobs_finish(&server->jobs);
         serve_history_finish(&server->history);
         close(listener->socket);
@@ -439,20 +526,16 @@ static int serve_with_daemon(serve_arguments *arguments, serve_server *server,
 }
 
 static int serve_with_threads(serve_arguments *arguments, serve_server *server,
-                              const serve_listener *listener) {
-    /* All threads inherit this: signals are for wait_for_signal alone. */
-    sigset_t signals;
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &signals, NULL);
+                              const serve_listener *listener, const sigset_t *signals) {
     /* The watch pokes the history. */
     if (!serve_page_open(&server->page) || !serve_jobs_open(&server->jobs) ||
         !serve_history_open(&server->history, server) || !serve_watch_open(&server->watch, server) ||
         !serve_reports_open(&server->reports, server, NULL)) {
         return command_error(&arguments->command, EXIT_FAILED, "cannot start the server's threads");
     }
-    int code = serve_with_daemon(arguments, server, listener, &signals);
+    atomic_store(&server->watches, true);
+    serve_watch_poke(&server->watch);
+    int code = serve_with_daemon(arguments, server, listener, signals);
     serve_reports_close(&server->reports);
     serve_watch_close(&server->watch);
     serve_history_close(&server->history);
@@ -475,7 +558,7 @@ static int read_secrets(serve_arguments *arguments, serve_server *server) {
     return code;
 }
 
-static int serve_store(serve_arguments *arguments, serve_server *server) {
+static int serve_store(serve_arguments *arguments, serve_server *server, const sigset_t *signals) {
     serve_listener listener = {.socket = -1};
     bool tls = arguments->certificate.certificate != NULL;
     int code = serve_listener_open(&arguments->command, arguments->listen, tls, &listener);
@@ -483,13 +566,22 @@ static int serve_store(serve_arguments *arguments, serve_server *server) {
         return code;
     }
     server->url = listener.url;
-    server->read_only = arguments->read_only || (server->write_tokens.count == 0 &&
-                                                 !(listener.loopback && server->read_tokens.count == 0));
+    server->read_only =
+        arguments->read_only || server->relay != NULL ||
+        (server->write_tokens.count == 0 && !(listener.loopback && server->read_tokens.count == 0));
     raise_descriptors(&arguments->command, server->max_connections);
     serve_metrics_open(&server->metrics);
-    code = serve_with_threads(arguments, server, &listener);
+    code = serve_with_threads(arguments, server, &listener, signals);
     serve_metrics_close(&server->metrics);
     return code;
+}
+
+/* All threads inherit this, the relay's too: signals are for wait_for_signal alone. */
+static void block_signals(sigset_t *signals) {
+    sigemptyset(signals);
+    sigaddset(signals, SIGINT);
+    sigaddset(signals, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, signals, NULL);
 }
 
 static int run(void *input) {
@@ -506,14 +598,16 @@ static int run(void *input) {
     server.idle_seconds = (unsigned)arguments->idle_seconds;
     server.watch_seconds = (double)arguments->watch_seconds;
     server.stop_seconds = (double)arguments->stop_seconds;
+    sigset_t signals;
+    block_signals(&signals);
     int code = read_secrets(arguments, &server);
     if (code == EXIT_DONE) {
         code = open_store(arguments, &server);
     }
     if (code == EXIT_DONE) {
-        code = serve_store(arguments, &server);
-        weft_store_close(server.store);
+        code = serve_store(arguments, &server, &signals);
     }
+    close_store(arguments, &server);
     serve_certificate_close(&arguments->certificate);
     serve_tokens_close(&server.read_tokens);
     serve_tokens_close(&server.write_tokens);

@@ -87,6 +87,11 @@ typedef struct weft_store_get_request {
     uint64_t length; /* at most so many bytes from `offset`; what lies beyond the end is left out */
     void *buffer;    /* takes `length` bytes */
     const weft_store_tag *unless; /* NULL, or what the caller has: the same again is not sent */
+    /* NULL, or called by the caller's own thread while bytes come: the first `received` of the buffer are
+     * there. Where a transfer had to start over, the number falls, and bytes are written again. The last
+     * call, with all of them, is when the get has succeeded. */
+    void (*arrived)(void *opaque, uint64_t received);
+    void *opaque;
 } weft_store_get_request;
 
 typedef struct weft_store_get_result {

@@ -404,6 +404,109 @@ WEFT_API weft_member_info weft_member_describe(const weft_member *member);
 /* A label of the version that was committed last, or NULL. Valid until the next call. */
 WEFT_API const char *weft_member_label(const weft_member *member, const char *key);
 
+/* ---- relaying ----
+ *
+ * A relay stands between a store and many readers. It keeps what it has fetched in a directory of its own,
+ * which is laid out like a store; fetches each object once, however many ask for it at the same moment;
+ * hands on only what a head and the pages behind it name, chunk by chunk, each checked before anybody sees
+ * it; and goes on with what it has while the store cannot be reached.
+ *
+ * Nothing here waits for the network: who asks for what is not there yet is suspended, and resumed by a
+ * thread of the relay's. */
+
+typedef struct weft_relay_options {
+    const weft_key *trusted;    /* heads must be signed by it; NULL: what the store says is believed */
+    uint64_t cache_bytes;       /* kept in the directory; 0: 10 GiB. What is under way comes on top */
+    double poll_seconds;        /* between looks where the store cannot wait; 0: 0.5, of a directory 0.02 */
+    void (*news)(void *opaque); /* there is a new head; called by a thread of the relay's; may be NULL */
+    void *opaque;
+} weft_relay_options;
+
+typedef struct weft_relay weft_relay;
+
+/* The directory is made if it does not exist, and locked: WEFT_BUSY if another relay has it. Upstream and
+ * trusted key must outlive the relay. `options` may be NULL. The store is looked at before this returns,
+ * but not for long, and it need not be reached. */
+WEFT_API WEFT_CHECKED weft_status weft_relay_open(weft_context *context, weft_store *upstream,
+                                                  const char *directory, const weft_relay_options *options,
+                                                  weft_relay **relay_out);
+/* Ends all transfers, and resumes everybody: from now on nobody is suspended, and what is not here fails.
+ */
+WEFT_API void weft_relay_stop(weft_relay *relay);
+/* All readers must be closed. */
+WEFT_API void weft_relay_close(weft_relay *relay);
+
+/* The newest head that was verified. WEFT_NOT_FOUND if the store has none, WEFT_REMOTE_FAILED if it could
+ * not be asked yet. */
+WEFT_API WEFT_CHECKED weft_status weft_relay_head(weft_context *context, weft_relay *relay,
+                                                  uint8_t data[WEFT_HEAD_MAX], size_t *size_out,
+                                                  weft_head_info *info_out);
+
+/* How a reader is suspended, by its own thread within a call, and resumed, by any. Neither may call back.
+ */
+typedef struct weft_relay_hooks {
+    void (*suspend)(void *opaque);
+    void (*resume)(void *opaque);
+    void *opaque;
+} weft_relay_hooks;
+
+typedef struct weft_relay_reader weft_relay_reader;
+
+typedef struct weft_relay_object {
+    uint64_t bytes;
+    weft_store_tag tag; /* of the contents, and the same on every relay */
+    int file;           /* the whole object, checked; -1 if it is still coming. The reader's own */
+} weft_relay_object;
+
+/* Begins to read an object. The context is the reader's until it is closed. */
+WEFT_API WEFT_CHECKED weft_status weft_relay_reader_open(weft_context *context, weft_relay *relay,
+                                                         const char *key, const weft_relay_hooks *hooks,
+                                                         weft_relay_reader **reader_out);
+/* Each of these returns WEFT_MORE when it has suspended the reader: call again when resumed. */
+/* What it is. WEFT_NOT_FOUND if the history does not name it. */
+WEFT_API WEFT_CHECKED weft_status weft_relay_reader_find(weft_relay_reader *reader,
+                                                         weft_relay_object *object_out);
+/* Bytes from `offset`, below the size, are there. The object is fetched from now on. */
+WEFT_API WEFT_CHECKED weft_status weft_relay_reader_await(weft_relay_reader *reader, uint64_t offset);
+/* At least one byte, and at most `capacity`. */
+WEFT_API WEFT_CHECKED weft_status weft_relay_reader_read(weft_relay_reader *reader, uint64_t offset,
+                                                         void *data, size_t capacity, size_t *count_out);
+/* Not while it is suspended. */
+WEFT_API void weft_relay_reader_close(weft_relay_reader *reader);
+
+/* Hands a follower's report (followers/NAME) on to the store, which waits for it; not while that cannot be
+ * reached. */
+WEFT_API WEFT_CHECKED weft_status weft_relay_report(weft_context *context, weft_relay *relay,
+                                                    const char *key, const void *data, size_t size);
+/* What the relay has, and can get, as a store to read from: its calls wait. To be closed before the relay.
+ */
+WEFT_API WEFT_CHECKED weft_status weft_relay_store(weft_context *context, weft_relay *relay,
+                                                   weft_store **store_out);
+
+enum { WEFT_RELAY_TEXT = 256 };
+
+typedef struct weft_relay_stats {
+    uint64_t upstream_requests, upstream_bytes;
+    uint64_t fetches; /* objects whose fetch was begun */
+    uint64_t hits;    /* asked for, and here */
+    uint64_t misses;  /* asked for, and not here */
+    uint64_t joined;  /* asked for, and on their way already */
+    uint64_t evictions;
+    uint64_t damaged;        /* chunks that came wrong, and were not handed on */
+    uint64_t damaged_cached; /* chunks that were found wrong in the directory */
+    uint64_t refused_heads;  /* heads that were malformed, of another run, or wrongly signed */
+    uint64_t objects;        /* named by the history, as far as it was read */
+    uint64_t cached_bytes, cache_limit;
+    uint64_t under_way;          /* objects that are being fetched */
+    bool disk_full;              /* the last object that came could not be kept */
+    bool reached;                /* the last look at the store succeeded */
+    double state_seconds;        /* for so long */
+    double head_seconds;         /* since the newest head was last confirmed; below zero: never */
+    char error[WEFT_RELAY_TEXT]; /* of the last failed look; "" if there was none */
+} weft_relay_stats;
+
+WEFT_API weft_relay_stats weft_relay_describe(weft_relay *relay);
+
 /* ---- the audit trail, and what it no longer needs ---- */
 
 typedef struct weft_log_entry {

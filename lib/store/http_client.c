@@ -213,6 +213,9 @@ static void begin_get(const weft_http_effort *effort, getting *getting, weft_htt
     exchange->last = request->offset + (request->length - 1 < most ? request->length - 1 : most);
     exchange->buffer = (uint8_t *)request->buffer + getting->have;
     exchange->room = exchange->last - exchange->first + 1;
+    exchange->arrived = request->arrived;
+    exchange->arrived_opaque = request->opaque;
+    exchange->arrived_before = getting->have;
     if (getting->have > 0) {
         exchange->conditions[0] = make_line(&getting->line, "If-Range", getting->tag.text);
     } else if (getting->conditional) {

@@ -331,16 +331,22 @@ static weft_status pump(weft_http_engine *engine, weft_context *context, weft_ht
     return cancelled;
 }
 
-/* True if the exchange is over within so long a time that nobody notices the wait. */
+/* True if the exchange is over within so long a time that nobody notices the wait. Tells the caller of
+ * bytes that have come meanwhile. */
 static bool is_over_soon(weft_http_engine *engine, weft_http_exchange *exchange) {
     struct timespec until = next_look();
     int error = 0;
     pthread_mutex_lock(&engine->mutex);
-    while (!exchange->over && error != ETIMEDOUT) {
+    while (!exchange->over && error != ETIMEDOUT && exchange->ready == exchange->told) {
         error = pthread_cond_timedwait(&exchange->changed, &engine->mutex, &until);
     }
     bool over = exchange->over;
+    uint64_t ready = exchange->ready;
     pthread_mutex_unlock(&engine->mutex);
+    if (!over && ready > exchange->told) {
+        exchange->told = ready;
+        exchange->arrived(exchange->arrived_opaque, exchange->arrived_before + ready);
+    }
     return over;
 }
 

@@ -207,6 +207,16 @@ static bool range_fits(const weft_http_exchange *exchange) {
            answer->range_last <= exchange->last;
 }
 
+/* For who wants to know while the bytes come. */
+static void announce(weft_http_exchange *exchange) {
+    if (exchange->arrived != NULL) {
+        pthread_mutex_lock(exchange->mutex);
+        exchange->ready = exchange->received;
+        pthread_cond_signal(&exchange->changed);
+        pthread_mutex_unlock(exchange->mutex);
+    }
+}
+
 /* Copies the part of `data` that is wanted. False to stop the transfer. */
 static bool keep_body(weft_http_exchange *exchange, const char *data, size_t size) {
     uint64_t before = bytes_before(exchange);
@@ -225,6 +235,7 @@ static bool keep_body(weft_http_exchange *exchange, const char *data, size_t siz
     if (count > 0) {
         memcpy(exchange->buffer + exchange->received, data + skip, (size_t)count);
         exchange->received += count;
+        announce(exchange);
     }
     exchange->satisfied = left > room;
     return !exchange->satisfied;

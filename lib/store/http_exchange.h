@@ -90,6 +90,9 @@ typedef struct weft_http_exchange {
     uint64_t first, last;
     uint8_t *buffer; /* of a get: takes `room` bytes from `first` on */
     uint64_t room;
+    void (*arrived)(void *opaque, uint64_t received); /* as in the get's request, or NULL */
+    void *arrived_opaque;
+    uint64_t arrived_before;       /* bytes that the get has from earlier exchanges */
     uint64_t put_size;             /* UINT64_MAX: not known yet */
     char hash[WEFT_HTTP_HASH_MAX]; /* SHA-256 of a signed body, in hexadecimal; empty: not known */
     bool fresh;                    /* on a connection of its own, so that curl never repeats it by itself */
@@ -111,8 +114,10 @@ typedef struct weft_http_exchange {
     weft_http_pipe pipe;
     CURL *easy;
     struct curl_slist *headers;
-    pthread_mutex_t *mutex; /* of the pipe and of the three flags below */
+    pthread_mutex_t *mutex; /* of the pipe and of what follows, up to `over` */
     pthread_cond_t changed; /* the pipe has room, or it is over */
+    uint64_t ready;         /* bytes in the buffer, as the caller may know; of gets that are told */
+    uint64_t told;          /* … and as it was told */
     bool resume;            /* the pipe is no longer dry */
     bool cancel;
     bool over;

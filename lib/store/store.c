@@ -200,6 +200,9 @@ weft_status weft_store_get(weft_context *context, weft_store *store, const weft_
     if (status == WEFT_OK) {
         atomic_fetch_add(&store->received, result_out->received);
     }
+    if (status == WEFT_OK && request->arrived != NULL) {
+        request->arrived(request->opaque, result_out->received);
+    }
     return status;
 }
 

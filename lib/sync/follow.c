@@ -107,7 +107,12 @@ static weft_status take(weft_follow *follow, const uint8_t *data, size_t size, u
                          "%s: what lies under the name of epoch %llu's head is not that head", url,
                          (unsigned long long)epoch);
     }
-    return accept(follow, &head);
+    status = accept(follow, &head);
+    if (status == WEFT_OK) {
+        memcpy(follow->data, data, size);
+        follow->size = size;
+    }
+    return status;
 }
 
 /* ---- looking ---- */

@@ -18,6 +18,8 @@ typedef struct weft_follow {
     weft_watermark mark;
     bool seen; /* `head` holds */
     weft_sync_head head;
+    uint8_t data[WEFT_HEAD_MAX]; /* that head as it was read */
+    size_t size;
     weft_store_tag tag; /* of that head's object */
     bool polls;         /* the store cannot wait */
 } weft_follow;

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * relay_lookup.c: what a key is.
+ *
+ * Objects of the history are known from the pages that were read. For a key that is not known, the history
+ * is read back from the newest head, page by page, as far as versions are kept; all who ask for unknown
+ * keys wait for the same walk, and when it has ended, what it did not meet does not exist until there is a
+ * new head. Pages that have taught are passed over, so that a walk costs the pages that are new.
+ *
+ * The newest head is in memory. Heads of earlier epochs matter to nobody but to who looks for the newest by
+ * trying; they are fetched when they are asked for, and kept on disk for when the store is gone.
+ */
+#include "relay.h"
+
+#include "../base/context.h"
+#include "clock.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* A head of an earlier epoch is not fetched again for so long, nor is its absence told otherwise. */
+static const double OLD_HEAD_SECONDS = 60;
+static const double OLD_HEAD_RETRY_SECONDS = 1;
+
+/* ---- answers ---- */
+
+static weft_relay_failure absent(const char *key) {
+    weft_relay_failure failure = {.status = WEFT_NOT_FOUND};
+    snprintf(failure.text, sizeof failure.text, "the history names no %.200s", key);
+    return failure;
+}
+
+static weft_relay_failure unreached(const weft_relay *relay) {
+    weft_relay_failure failure = {.status = WEFT_REMOTE_FAILED};
+    snprintf(failure.text, sizeof failure.text, "nothing is known yet of what this relays: %.180s",
+             relay->error);
+    return failure;
+}
+
+static void answer_memory(weft_relay_reader *reader, const uint8_t *data, size_t size) {
+    weft_hash hash;
+    weft_status status = WEFT_NO_MEMORY;
+    reader->memory = weft_allocate(reader->context, size);
+    if (reader->memory != NULL) {
+        memcpy(reader->memory, data, size);
+        status = weft_hash_compute(reader->context, data, size, &hash);
+    }
+    if (status != WEFT_OK) {
+        weft_reader_fail(reader, &(weft_relay_failure){status, "there is no memory for a head"});
+        return;
+    }
+    weft_hex_format(hash.bytes, sizeof hash.bytes, reader->object.tag.text);
+    reader->object.bytes = size;
+    reader->state = READER_MEMORY;
+}
+
+static bool answer_known(weft_relay_reader *reader) {
+    weft_relay *relay = reader->relay;
+    weft_relay_item *item = weft_relay_catalog_find(&relay->catalog, reader->key);
+    if (item == NULL) {
+        return false;
+    }
+    reader->object.bytes = item->bytes;
+    snprintf(reader->object.tag.text, sizeof reader->object.tag.text, "%s", item->tag);
+    reader->object.file = weft_flight_open_proven(relay, item);
+    reader->state = reader->object.file >= 0 ? READER_FILE : READER_KNOWN;
+    return true;
+}
+
+/* ---- heads ---- */
+
+/* The place of an epoch's head, or the one that was fetched longest ago and that nobody waits for. */
+static weft_old_head *find_place(weft_relay *relay, uint64_t epoch) {
+    weft_old_head *place = NULL;
+    for (size_t i = 0; i < WEFT_RELAY_OLD_HEADS; i++) {
+        weft_old_head *head = &relay->old_heads[i];
+        if (head->epoch == epoch) {
+            return head;
+        }
+        if (!head->wanted && !head->loading && (place == NULL || head->fetched < place->fetched)) {
+            place = head;
+        }
+    }
+    if (place != NULL) {
+        *place = (weft_old_head){.epoch = epoch};
+    }
+    return place;
+}
+
+static bool is_fresh(const weft_old_head *head) {
+    double age = weft_sync_now() - head->fetched;
+    return head->fetched > 0 &&
+           age < (head->failure.status == WEFT_OK ? OLD_HEAD_SECONDS : OLD_HEAD_RETRY_SECONDS);
+}
+
+static void answer_old_head(weft_relay_reader *reader) {
+    weft_relay *relay = reader->relay;
+    weft_old_head *head = find_place(relay, reader->epoch);
+    if (head == NULL || relay->over) {
+        weft_reader_fail(reader, &(weft_relay_failure){WEFT_REMOTE_FAILED, "too many heads are asked for"});
+    } else if (is_fresh(head) && head->failure.status == WEFT_OK) {
+        answer_memory(reader, head->data, head->size);
+    } else if (is_fresh(head)) {
+        weft_reader_fail(reader, &head->failure);
+    } else {
+        head->wanted = !head->loading;
+        pthread_cond_broadcast(&relay->work);
+        weft_reader_suspend(reader, &relay->lookups);
+    }
+}
+
+static void answer_head(weft_relay_reader *reader) {
+    weft_relay *relay = reader->relay;
+    weft_relay_failure failure = absent(reader->key);
+    if (relay->generation == 0 && !relay->asked) {
+        failure = unreached(relay);
+        weft_reader_fail(reader, &failure);
+    } else if (relay->generation == 0 || reader->epoch > relay->info.epoch) {
+        weft_reader_fail(reader, &failure);
+    } else if (reader->epoch == relay->info.epoch) {
+        answer_memory(reader, relay->data, relay->size);
+    } else {
+        answer_old_head(reader);
+    }
+}
+
+weft_old_head *weft_lookup_choose(weft_relay *relay) {
+    for (size_t i = 0; i < WEFT_RELAY_OLD_HEADS; i++) {
+        weft_old_head *head = &relay->old_heads[i];
+        if (head->wanted) {
+            head->wanted = false;
+            head->loading = true;
+            return head;
+        }
+    }
+    return NULL;
+}
+
+static weft_status check_head(weft_relay *relay, weft_context *context, uint64_t epoch, const uint8_t *data,
+                              size_t size) {
+    weft_head_info info;
+    weft_status status = weft_head_inspect(context, data, size, relay->options.trusted, &info);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    return info.epoch == epoch && strcmp(info.run, relay->catalog.run) == 0
+               ? WEFT_OK
+               : weft_fail(context, WEFT_NOT_FOUND, "what lies there is not the head of epoch %llu",
+                           (unsigned long long)epoch);
+}
+
+/* What was written down when the store could be reached. */
+static weft_status read_kept(weft_relay *relay, weft_context *context, const char *key, uint64_t epoch,
+                             uint8_t data[WEFT_HEAD_MAX], size_t *size_out) {
+    weft_status status = weft_relay_cache_read(&relay->cache, context, key, data, WEFT_HEAD_MAX, size_out);
+    return status == WEFT_OK ? check_head(relay, context, epoch, data, *size_out) : status;
+}
+
+static weft_status read_head(weft_relay *relay, weft_context *context, uint64_t epoch,
+                             uint8_t data[WEFT_HEAD_MAX], size_t *size_out) {
+    char key[WEFT_HEAD_KEY];
+    weft_head_key(epoch, key);
+    weft_status status = weft_sync_head_read(context, relay->upstream, epoch, NULL, data, size_out, NULL);
+    if (status == WEFT_OK) {
+        status = check_head(relay, context, epoch, data, *size_out);
+        if (status == WEFT_OK) {
+            (void)weft_relay_cache_write(&relay->cache, context, key, data, *size_out);
+        }
+        return status;
+    }
+    if (status == WEFT_NOT_FOUND) {
+        return status;
+    }
+    return read_kept(relay, context, key, epoch, data, size_out) == WEFT_OK ? WEFT_OK : status;
+}
+
+static void answer_again(weft_relay *relay, uint64_t epoch) {
+    for (weft_relay_reader **link = &relay->lookups; *link != NULL;) {
+        weft_relay_reader *reader = *link;
+        if (reader->epoch == epoch) {
+            *link = reader->next;
+            reader->hooks.resume(reader->hooks.opaque);
+        } else {
+            link = &reader->next;
+        }
+    }
+}
+
+void weft_lookup_fetch(weft_relay *relay, weft_context *context, weft_old_head *head) {
+    uint8_t data[WEFT_HEAD_MAX];
+    size_t size = 0;
+    weft_status status = read_head(relay, context, head->epoch, data, &size);
+    pthread_mutex_lock(&relay->mutex);
+    head->failure.status = status;
+    snprintf(head->failure.text, sizeof head->failure.text, "%s", weft_context_error(context));
+    head->fetched = weft_sync_now();
+    head->loading = false;
+    if (status == WEFT_OK) {
+        memcpy(head->data, data, size);
+        head->size = size;
+    }
+    answer_again(relay, head->epoch);
+    pthread_mutex_unlock(&relay->mutex);
+}
+
+/* ---- the walk ---- */
+
+/* Resumes those whose keys are known now, and with `failure` all that were there when the walk began. True
+ * if somebody still waits for the walk. */
+static bool answer_lookups(weft_relay *relay, const weft_relay_failure *failure) {
+    bool waiting = false;
+    for (weft_relay_reader **link = &relay->lookups; *link != NULL;) {
+        weft_relay_reader *reader = *link;
+        bool known = reader->epoch == 0 && weft_relay_catalog_find(&relay->catalog, reader->key) != NULL;
+        bool over = reader->epoch == 0 && failure != NULL && reader->generation <= relay->walk.generation;
+        if (over && !known) {
+            weft_reader_fail(reader, failure);
+        }
+        if (known || over) {
+            *link = reader->next;
+            reader->hooks.resume(reader->hooks.opaque);
+        } else {
+            waiting = waiting || reader->epoch == 0;
+            link = &reader->next;
+        }
+    }
+    return waiting;
+}
+
+static bool end_walk(weft_relay *relay, const weft_relay_failure *failure) {
+    relay->walk.active = false;
+    return answer_lookups(relay, failure);
+}
+
+static void begin_walk(weft_relay *relay) {
+    relay->walk.active = true;
+    relay->walk.generation = relay->generation;
+    relay->walk.cursor = relay->page;
+}
+
+/* One page. True if there is more to do at once. */
+static bool step_walk(weft_relay *relay) {
+    weft_relay_failure failure = {WEFT_NO_MEMORY, "the history has a page that is beyond all limits"};
+    weft_relay_item *page = weft_relay_catalog_page(&relay->catalog, &relay->walk.cursor);
+    if (page == NULL) {
+        return end_walk(relay, &failure);
+    }
+    if (page->hopeless) {
+        failure = (weft_relay_failure){WEFT_MALFORMED, "the history has a page that makes no sense"};
+        return end_walk(relay, &failure);
+    }
+    if (!page->taught) {
+        const weft_flight *flight = weft_flight_want(relay, page);
+        if (flight == NULL || flight->failure.status != WEFT_OK || flight->done) {
+            return end_walk(relay, flight != NULL && !flight->done ? &flight->failure : &failure);
+        }
+        return false;
+    }
+    if (!answer_lookups(relay, NULL)) {
+        return false;
+    }
+    if (page->previous == NULL || page->first <= relay->floor) {
+        failure = (weft_relay_failure){WEFT_NOT_FOUND, "the history does not name this object"};
+        relay->walked = relay->walk.generation;
+        return end_walk(relay, &failure);
+    }
+    relay->walk.cursor = *page->previous;
+    return true;
+}
+
+void weft_lookup_walk(weft_relay *relay) {
+    bool more = answer_lookups(relay, NULL);
+    while (more) {
+        if (!relay->walk.active) {
+            begin_walk(relay);
+        }
+        more = step_walk(relay);
+    }
+}
+
+void weft_lookup_begin(weft_relay_reader *reader) {
+    weft_relay *relay = reader->relay;
+    weft_relay_failure failure = absent(reader->key);
+    if (reader->epoch > 0) {
+        answer_head(reader);
+    } else if (answer_known(reader)) {
+        return;
+    } else if (!relay->started) {
+        failure = relay->asked ? failure : unreached(relay);
+        weft_reader_fail(reader, &failure);
+    } else if (relay->walked >= reader->generation || relay->over) {
+        weft_reader_fail(reader, &failure);
+    } else {
+        weft_reader_suspend(reader, &relay->lookups);
+        weft_lookup_walk(relay);
+    }
+}
+
+void weft_lookup_dismiss(weft_relay *relay) {
+    while (relay->lookups != NULL) {
+        weft_relay_reader *reader = relay->lookups;
+        relay->lookups = reader->next;
+        weft_reader_fail(reader, &(weft_relay_failure){WEFT_CANCELLED, "the relay is ending"});
+        reader->hooks.resume(reader->hooks.opaque);
+    }
+}
