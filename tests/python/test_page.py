@@ -114,6 +114,11 @@ def make_report(name, run, version, **members):
     return json.dumps({**report, **members}).encode()
 
 
+# a follower's row, by its name and its version
+HAS_ROW = ("[...document.querySelectorAll('#followers tr')]"
+           ".some(row => row.children[0].textContent === '%s' && row.children[2].textContent === '%s')")
+
+
 def rows(page):
     return page.evaluate("[...document.querySelectorAll('#followers tr')]"
                             ".map(row => [row.className, ...[...row.children].map(cell => cell.textContent)])")
@@ -124,31 +129,29 @@ def test_it_shows_followers():
         for _ in range(3):
             scene.publish(server.directory)
         run = json.loads(server.request("GET", "/v1/status").body)["head"]["run"]
-        with Page(BROWSER) as page, Follower(scene, server, "real") as follower:
+
+        def tell(name, version, **members):
+            answer = server.request("PUT", "/followers/" + name, make_report(name, run, version, **members))
+            assert answer.status in (201, 204), answer
+
+        tell("silent", 3, interval=1)  # and no more
+        with Page(BROWSER) as page, Follower(scene, server, "real"):
             page.visit(server.url)
-            assert page.wait("document.querySelector('#followers tr td')?.textContent === 'real'")
-            assert page.wait("document.querySelector('#followers tr').children[2].textContent === '3'"), rows(page)
+            assert page.wait(HAS_ROW % ("real", "3")), rows(page)
             scene.publish(server.directory)
-            assert page.wait("document.querySelector('#followers tr').children[2].textContent === '4'"), rows(page)
-            assert page.text("#fleet") == "1"
-            error = {"time": int(time.time() * 1000), "text": HOSTILE}
-            for name, version, members in (("slow", 2, {}), ("broken", 1, {"state": "failed", "error": error}),
-                                           ("over", 4, {"state": "ended"})):
-                answer = server.request("PUT", "/followers/" + name, make_report(name, run, version, **members))
-                assert answer.status in (201, 204), answer
-            assert page.wait("document.querySelectorAll('#followers tr').length === 4"), rows(page)
-            assert page.wait("document.querySelector('#followers tr td').textContent === 'broken'"), rows(page)
+            assert page.wait(HAS_ROW % ("real", "4")), rows(page)
+            tell("slow", 2)
+            tell("broken", 1, state="failed", error={"time": int(time.time() * 1000), "text": HOSTILE})
+            tell("over", 4, state="ended")
+            assert page.wait("document.getElementById('followers-note').textContent === '3 live, 2 gone'"), rows(page)
             table = rows(page)
-            assert [row[1] for row in table] == ["broken", "slow", "real", "over"], table
-            assert [row[0] for row in table] == ["wrong", "behind", "", "gone"], table
-            assert [row[4] for row in table] == ["3", "2", "0", "0"], table
-            assert table[0][2] == "failed" and table[0][-1] == HOSTILE and table[3][2] == "ended", table
+            assert [row[1] for row in table[:3]] == ["broken", "slow", "real"], table
+            assert [row[0] for row in table] == ["wrong", "behind", "", "gone", "gone"], table
+            assert [row[4] for row in table[:3]] == ["3", "2", "0"], table
+            assert {row[1]: row[2] for row in table[3:]} == {"over": "ended", "silent": "gone"}, table
+            assert table[0][2] == "failed" and table[0][-1] == HOSTILE, table
             assert table[1][6] == "63 ms" and table[1][-1] == "", table
             assert page.text("#fleet") == "3" and page.text("#fleet-note") == "up to 3 behind"
-            assert page.text("#followers-note") == "3 live, 1 gone"
-            follower.kill()
-            assert page.wait("[...document.querySelectorAll('#followers tr.gone td')]"
-                                ".some(cell => cell.textContent === 'real')"), rows(page)
             check_manners(page, server)
             for width in (1200, 360):
                 page.resize(width, 800)
@@ -210,6 +213,27 @@ def test_it_says_when_the_server_is_gone():
                 assert page.wait("document.querySelectorAll('#plot circle.point.patch').length === 1")
             refused = [entry for entry in page.complaints() if entry.get("source") != "network"]
             assert refused == [], refused
+
+
+def test_it_shows_a_relay():
+    with Scene() as scene, tempfile.TemporaryDirectory(prefix="weft-cache.") as cache:
+        store = os.path.join(scene.root, "upstream")
+        scene.publish(store)
+        scene.publish(store)
+        with Server(directory=store) as upstream, Server("--cache", cache, directory=upstream.url) as relay, \
+                Page(BROWSER) as page:
+            page.visit(relay.url)
+            assert page.wait("document.querySelectorAll('#plot circle.point.patch').length === 1")
+            facts = page.evaluate("Object.fromEntries([...document.querySelectorAll('#server dt')]"
+                                  ".map(name => [name.textContent, name.nextElementSibling.textContent]))")
+            assert facts["Relays"].rstrip("/") == upstream.url.rstrip("/") and facts["Upstream"] == "reached", facts
+            assert "of" in facts["Cache"] and facts["Writing"] == "refused", facts
+            scene.publish(store)
+            assert page.wait("document.getElementById('version').textContent === '3'")
+            assert upstream.stop() == 0
+            assert page.wait("document.querySelector('#facts .bad')?.textContent.startsWith('upstream not reached for ')")
+            assert page.text("#link-text") == "live" and page.text("#version") == "3"
+            check_manners(page, relay)
 
 
 def test_it_asks_for_a_token():
