@@ -31,8 +31,7 @@ static const char doc[] =
     "\nExamples:\n"
     "  weft fleet /srv/run-7\n"
     "  weft fleet https://store.example/run-7 --watch\n"
-    "  weft fleet /srv/run-7 --json | jq '[.followers[] | select(.live) | .lag] | "
-    "max'\n" HELP_REMOTE_EXIT_CODES;
+    "  weft fleet /srv/run-7 --json | jq '.followers[] | [.name, .lag]'\n" HELP_REMOTE_EXIT_CODES;
 
 typedef struct fleet_arguments {
     weft_command command;
@@ -131,12 +130,7 @@ static int look(fleet_arguments *arguments) {
         return command_fail(command, NULL, status);
     }
     progress_clear(&command->progress);
-    int code = EXIT_DONE;
-    if (command->json) {
-        code = print_json(arguments, &fleet);
-    } else if (!command->quiet) {
-        code = print_table(arguments, &fleet);
-    }
+    int code = command->json ? print_json(arguments, &fleet) : print_table(arguments, &fleet);
     weft_fleet_close(command->context, &fleet);
     return code;
 }
