@@ -236,8 +236,7 @@ enum { SHOWN_MAX = 256 };
 typedef struct serve_reports {
     serve_server *server;
     weft_context *context; /* of the thread and of the store */
-    weft_store *store;     /* where reports go, and are read */
-    weft_store *own;       /* the same, if it is ours to close */
+    weft_store *store;     /* where reports go, and are read: the directory, unsynced */
     double swept;          /* when those that are too old were removed */
     pthread_mutex_t mutex; /* of what follows */
     pthread_cond_t wake;
@@ -251,8 +250,7 @@ typedef struct serve_reports {
     pthread_t thread;
 } serve_reports;
 
-/* `store` NULL: the server's directory. */
-bool serve_reports_open(serve_reports *reports, serve_server *server, weft_store *store);
+bool serve_reports_open(serve_reports *reports, serve_server *server);
 void serve_reports_close(serve_reports *reports);
 /* True if what lies under the key is a report, or nothing. */
 bool serve_reports_concern(const char *key);

@@ -22,7 +22,8 @@ static bool starts_with(const char *text, const char *prefix) {
 /* Immutable objects may be kept for ever, but where reading needs a token not by caches that serve others.
  */
 static const char *cache_policy(const serve_request *request) {
-    static const char *const immutable[] = {"pages/", "patches/", "anchors/", "chunks/", "pieces/", "leaps/"};
+    static const char *const immutable[] = {"pages/",  "patches/", "anchors/",
+                                            "chunks/", "pieces/",  "leaps/"};
     for (size_t i = 0; i < sizeof immutable / sizeof immutable[0]; i++) {
         if (starts_with(request->key, immutable[i])) {
             return request->server->read_tokens.count > 0 ? "private, max-age=31536000, immutable"

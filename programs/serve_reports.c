@@ -262,21 +262,13 @@ serve_fleet serve_reports_count(serve_reports *reports) {
 
 /* ---- life ---- */
 
-/* What is old after a few seconds need not outlast a power cut. */
-static bool open_directory(serve_reports *reports, const char *path) {
-    const weft_store_options options = {.volatile_writes = true};
-    if (weft_store_open(reports->context, path, &options, &reports->own) != WEFT_OK) {
-        return false;
-    }
-    reports->store = reports->own;
-    return true;
-}
-
-bool serve_reports_open(serve_reports *reports, serve_server *server, weft_store *store) {
-    *reports = (serve_reports){.server = server, .store = store};
+bool serve_reports_open(serve_reports *reports, serve_server *server) {
+    *reports = (serve_reports){.server = server};
     const weft_context_options options = {.threads = 1};
+    /* what is old after a few seconds need not outlast a power cut */
+    const weft_store_options store_options = {.volatile_writes = true};
     if (weft_context_create(&options, &reports->context) != WEFT_OK ||
-        (store == NULL && !open_directory(reports, server->directory))) {
+        weft_store_open(reports->context, server->directory, &store_options, &reports->store) != WEFT_OK) {
         return false;
     }
     pthread_condattr_t attributes;
@@ -297,7 +289,7 @@ void serve_reports_close(serve_reports *reports) {
     pthread_mutex_unlock(&reports->mutex);
     pthread_join(reports->thread, NULL);
     weft_fleet_close(reports->context, &reports->fleet);
-    weft_store_close(reports->own);
+    weft_store_close(reports->store);
     weft_context_destroy(reports->context);
     pthread_cond_destroy(&reports->wake);
     pthread_mutex_destroy(&reports->mutex);

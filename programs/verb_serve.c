@@ -530,7 +530,7 @@ static int serve_with_threads(serve_arguments *arguments, serve_server *server,
     /* The watch pokes the history. */
     if (!serve_page_open(&server->page) || !serve_jobs_open(&server->jobs) ||
         !serve_history_open(&server->history, server) || !serve_watch_open(&server->watch, server) ||
-        !serve_reports_open(&server->reports, server, NULL)) {
+        !serve_reports_open(&server->reports, server)) {
         return command_error(&arguments->command, EXIT_FAILED, "cannot start the server's threads");
     }
     atomic_store(&server->watches, true);
