@@ -258,6 +258,8 @@ bool serve_reports_concern(const char *key);
 void serve_report_begin(serve_request *request);
 void serve_report_append(serve_request *request, const char *data, size_t size);
 enum MHD_Result serve_report_end(serve_request *request);
+/* GET and HEAD of a report, for a source that has no other objects in the directory. */
+enum MHD_Result serve_report_get(serve_request *request);
 /* The body of /v1/list?prefix=followers: a line of JSON for each. */
 char *serve_text_reports(serve_request *request, size_t *size_out);
 /* For the status: the followers, of many the first SHOWN_MAX. */

@@ -72,6 +72,9 @@ static enum MHD_Result get_relayed(serve_request *request) {
     const weft_relay_hooks hooks = {suspend, resume, request};
     weft_relay_object object;
     weft_status status = WEFT_OK;
+    if (serve_reports_concern(request->key)) {
+        return serve_report_get(request);
+    }
     if (request->reader == NULL) {
         status = weft_relay_reader_open(request->context, request->server->relay, request->key, &hooks,
                                         &request->reader);

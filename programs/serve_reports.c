@@ -133,6 +133,23 @@ enum MHD_Result serve_report_end(serve_request *request) {
                                                           "the report cannot be kept here");
 }
 
+enum MHD_Result serve_report_get(serve_request *request) {
+    weft_store_get_request get = {
+        .key = request->key, .length = sizeof request->report, .buffer = request->report};
+    weft_store_get_result result;
+    if (weft_store_get(request->context, request->server->reports.store, &get, &result) != WEFT_OK) {
+        return serve_answer_text(request, MHD_HTTP_NOT_FOUND, "there is no such report");
+    }
+    struct MHD_Response *response =
+        MHD_create_response_from_buffer((size_t)result.received, request->report, MHD_RESPMEM_MUST_COPY);
+    if (response != NULL) {
+        MHD_add_response_header(response, "Content-Type", "application/json");
+        MHD_add_response_header(response, "Cache-Control", "no-store");
+    }
+    request->body = request->method == METHOD_HEAD ? 0 : result.received;
+    return serve_answer(request, MHD_HTTP_OK, response);
+}
+
 /* ---- looking ---- */
 
 static void look_for_reports(serve_reports *reports) {

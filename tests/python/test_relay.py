@@ -231,8 +231,14 @@ def test_reports_go_upstream():
                         assert wait_for(lambda: any(
                             entry["name"] == "worker-7" and entry["version"] == 1
                             for entry in json.loads(server.request("GET", "/v1/status").body)["followers"])), server.url
+                        report = json.loads(server.request("GET", "/followers/worker-7").body)
+                        assert report["kind"] == "follower" and report["name"] == "worker-7", report
+                        told = subprocess.run([WEFT, "fleet", server.url, "--json"], env=run.environment,
+                                              capture_output=True, check=True, timeout=60)
+                        assert [one["name"] for one in json.loads(told.stdout)["followers"]] == ["worker-7"]
                 finally:
                     follower.terminate()
+            assert second.request("GET", "/followers/x").status == 404
             assert second.request("PUT", "/followers/x", b"{}").status == 400
             assert second.request("PUT", "/patches/x", b"{}").status == 403
 
