@@ -64,6 +64,9 @@ int bench_model_generate(weft_command *command, bench_model *model, const weft_t
 /* The BF16 tensors that two checkpoints share; says what it leaves out. */
 int bench_model_load(weft_command *command, bench_model *model, const char *base, const char *next);
 void bench_model_close(bench_model *model);
+/* The model's tensors over a state of `extent` units. */
+int bench_model_table(weft_command *command, const bench_model *model, uint16_t *state,
+                      weft_table **table_out);
 /* Sets live to base, and the caches to neither. */
 void bench_model_restore(bench_model *model);
 

@@ -64,7 +64,7 @@ static int add_tensor(weft_command *command, bench_model *model, const char *nam
     return EXIT_DONE;
 }
 
-static int make_table(weft_command *command, const bench_model *model, uint16_t *state,
+int bench_model_table(weft_command *command, const bench_model *model, uint16_t *state,
                       weft_table **table_out) {
     weft_status status = weft_table_create(command->context, table_out);
     for (size_t i = 0; i < model->count && status == WEFT_OK; i++) {
@@ -90,11 +90,11 @@ static int allocate_states(weft_command *command, bench_model *model) {
     if (model->base == NULL || model->next == NULL || model->live == NULL) {
         return command_error(command, EXIT_FAILED, "no memory for three states of the model");
     }
-    int code = make_table(command, model, model->base, &model->base_table);
+    int code = bench_model_table(command, model, model->base, &model->base_table);
     if (code == EXIT_DONE) {
-        code = make_table(command, model, model->next, &model->next_table);
+        code = bench_model_table(command, model, model->next, &model->next_table);
     }
-    return code == EXIT_DONE ? make_table(command, model, model->live, &model->live_table) : code;
+    return code == EXIT_DONE ? bench_model_table(command, model, model->live, &model->live_table) : code;
 }
 
 void bench_model_close(bench_model *model) {

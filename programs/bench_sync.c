@@ -12,9 +12,9 @@
 static const struct {
     const char *name;
     unsigned part;
-} part_names[] = {{"publish", SYNC_PUBLISH},  {"pause", SYNC_PAUSE}, {"scaling", SYNC_SCALING},
-                  {"latency", SYNC_LATENCY},  {"relay", SYNC_RELAY}, {"bucketing", SYNC_BUCKETING},
-                  {"catch-up", SYNC_CATCH_UP}};
+} part_names[] = {{"publish", SYNC_PUBLISH},   {"pause", SYNC_PAUSE}, {"scaling", SYNC_SCALING},
+                  {"latency", SYNC_LATENCY},   {"relay", SYNC_RELAY}, {"bucketing", SYNC_BUCKETING},
+                  {"catch-up", SYNC_CATCH_UP}, {"group", SYNC_GROUP}};
 
 enum { PART_COUNT = sizeof part_names / sizeof part_names[0] };
 
@@ -168,6 +168,27 @@ static json_t *catch_up_json(const sync_catch_up_results *results) {
     return json;
 }
 
+static json_t *group_json(const sync_group_results *results) {
+    json_t *json = json_object(), *rows = json_array();
+    for (int i = 0; i < 2; i++) {
+        const sync_group_row *row = &results->rows[i];
+        json_t *entry = json_object();
+        json_object_set_new(entry, "name", json_string(row->name));
+        json_object_set_new(entry, "pause_seconds", times_json(&row->pause));
+        json_object_set_new(entry, "seconds", times_json(&row->seconds));
+        json_object_set_new(entry, "processor_seconds_per_version", json_real(row->processor));
+        json_object_set_new(entry, "bytes_per_version", json_real(row->bytes));
+        json_object_set_new(entry, "requests_per_version", json_real(row->requests));
+        json_array_append_new(rows, entry);
+    }
+    json_object_set_new(json, "total", json_count(results->total));
+    json_object_set_new(json, "changed", json_count(results->changed));
+    json_object_set_new(json, "versions", json_count(results->versions));
+    json_object_set_new(json, "replicas", json_count(SYNC_GROUP_RANKS));
+    json_object_set_new(json, "rows", rows);
+    return json;
+}
+
 static int print_json(weft_command *command, const sync_options *options, const sync_results *results) {
     json_t *json = json_object();
     json_object_set_new(json, "cpu", json_string(weft_cpu_name()));
@@ -193,6 +214,9 @@ static int print_json(weft_command *command, const sync_options *options, const 
     }
     if (options->parts & SYNC_CATCH_UP) {
         json_object_set_new(json, "catch_up", catch_up_json(&results->catch_up));
+    }
+    if (options->parts & SYNC_GROUP) {
+        json_object_set_new(json, "group", group_json(&results->group));
     }
     return command_print_json(command, stdout, json);
 }
@@ -283,6 +307,21 @@ static void print_catch_up(const sync_catch_up_results *results) {
            100 * (double)results->leap_bytes / (double)results->patch_bytes);
 }
 
+static void print_group(const sync_group_results *results) {
+    char bytes[TEXT_SIZE];
+    print_model("group", results->total, results->changed);
+    printf(", %d replicas on one host, %llu versions\n", SYNC_GROUP_RANKS,
+           (unsigned long long)results->versions);
+    printf("  %-8s %9s %9s %14s %9s %11s %12s %9s\n", "", "pause ms", "p99", "publish-commit", "p99",
+           "CPU ms", "bytes", "requests");
+    for (int i = 0; i < 2; i++) {
+        const sync_group_row *row = &results->rows[i];
+        printf("  %-8s %9.1f %9.1f %14.1f %9.1f %11.1f %12s %9.1f\n", row->name, 1e3 * row->pause.median,
+               1e3 * row->pause.p99, 1e3 * row->seconds.median, 1e3 * row->seconds.p99,
+               1e3 * row->processor, text_count((uint64_t)row->bytes, bytes), row->requests);
+    }
+}
+
 static void print_text(const sync_options *options, const sync_results *results) {
     printf("%s, %u thread%s; fastest of %u unless it says otherwise; x: memcpy with as many threads is "
            "1\n",
@@ -312,6 +351,9 @@ static void print_text(const sync_options *options, const sync_results *results)
     if (options->parts & SYNC_CATCH_UP) {
         print_catch_up(&results->catch_up);
     }
+    if (options->parts & SYNC_GROUP) {
+        print_group(&results->group);
+    }
 }
 
 /* ---- the run ---- */
@@ -339,6 +381,9 @@ static int run_parts(sync_bench *bench, sync_results *results) {
     }
     if (code == EXIT_DONE && (parts & SYNC_CATCH_UP)) {
         code = bench_sync_catch_up(bench, &results->catch_up);
+    }
+    if (code == EXIT_DONE && (parts & SYNC_GROUP)) {
+        code = bench_sync_group(bench, &results->group);
     }
     return code;
 }

@@ -20,7 +20,8 @@ enum {
     SYNC_BUCKETING = 16,
     SYNC_CATCH_UP = 32,
     SYNC_RELAY = 64,
-    SYNC_ALL = 127,
+    SYNC_GROUP = 128,
+    SYNC_ALL = 255,
 };
 
 enum { SYNC_VERSIONS_MAX = 10000, SYNC_TENSORS_MAX = 20000 };
@@ -119,6 +120,23 @@ typedef struct sync_catch_up_results {
     sync_absence absences[SYNC_ABSENCES];
 } sync_catch_up_results;
 
+enum { SYNC_GROUP_RANKS = 4 };
+
+/* Replicas on one host. */
+typedef struct sync_group_row {
+    const char *name;
+    sync_times pause;   /* commit at a replica, from the decision on */
+    sync_times seconds; /* from the call of publish until all have committed */
+    double processor;   /* seconds per version, of all but the publisher */
+    double bytes;       /* fetched per version, by all together */
+    double requests;
+} sync_group_row;
+
+typedef struct sync_group_results {
+    uint64_t total, changed, versions;
+    sync_group_row rows[2]; /* as a group, and each on its own */
+} sync_group_results;
+
 typedef struct sync_results {
     unsigned threads;
     sync_publish_results publish;
@@ -128,6 +146,7 @@ typedef struct sync_results {
     sync_latency_results relay;
     sync_bucketing_results bucketing;
     sync_catch_up_results catch_up;
+    sync_group_results group;
 } sync_results;
 
 /* ---- bench_sync_tools.c: samples, directories, a server, changes ---- */
@@ -235,6 +254,8 @@ int bench_sync_scaling(sync_bench *bench, sync_scaling_results *results);
 int bench_sync_latency(sync_bench *bench, bool relayed, sync_latency_results *results);
 /* bench_sync_buckets.c */
 int bench_sync_buckets(sync_bench *bench, sync_bucketing_results *results);
+/* bench_sync_group.c */
+int bench_sync_group(sync_bench *bench, sync_group_results *results);
 /* bench_sync_catch_up.c */
 int bench_sync_catch_up(sync_bench *bench, sync_catch_up_results *results);
 /* Of the worst and of all, as a share of the patches that were missed. */

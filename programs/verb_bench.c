@@ -43,7 +43,7 @@ static const struct argp_option options[] = {
      4},
     {"quick", OPTION_QUICK, NULL, 0, "With --sync: 256M parameters and 100 versions", 4},
     {"only", OPTION_ONLY, "PARTS", 0,
-     "With --sync: only some of publish,pause,scaling,latency,relay,bucketing,catch-up", 4},
+     "With --sync: only some of publish,pause,scaling,latency,relay,bucketing,catch-up,group", 4},
     {"versions", OPTION_VERSIONS, "N", 0, "With --sync: versions of the latency (default 500)", 4},
     {"tensors", OPTION_TENSORS, "N", 0, "With --sync: tensors of the bucketing (default 2000)", 4},
     {"directory", OPTION_DIRECTORY, "DIR", 0,
@@ -157,10 +157,10 @@ static error_t parse_sync(int key, const char *argument, struct argp_state *stat
         return 0;
     case OPTION_ONLY:
         if (!bench_sync_parse_parts(argument, &sync->parts)) {
-            argp_error(
-                state,
-                "--only takes some of publish,pause,scaling,latency,relay,bucketing,catch-up, not '%s'",
-                argument);
+            argp_error(state,
+                       "--only takes some of publish,pause,scaling,latency,relay,bucketing,catch-up,group, "
+                       "not '%s'",
+                       argument);
         }
         return 0;
     case OPTION_VERSIONS:

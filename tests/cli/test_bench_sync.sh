@@ -11,7 +11,8 @@ tiny=(--quick --params 200K --versions 8 --tensors 12 --repeat 1 --directory sto
 expect 0 '' "$weft" bench --sync "${tiny[@]}"
 for row in '^publish +[0-9,]+ weights' '^  memcpy ' '^  fast ' '^  small ' '^pause ' 'prepare before it' '^scaling ' \
     'factor' '^latency .* 8 versions over HTTP' ' 0 lost' 'per version: publisher' '^bucketing .* in 12 tensors' \
-    'shared buckets' 'one by one +24 ' '8 at once +24 ' '^catch-up .* 64 versions missed' 'an anchor has'; do
+    'shared buckets' 'one by one +24 ' '8 at once +24 ' '^catch-up .* 64 versions missed' 'an anchor has' \
+    '^group .* 4 replicas' '^  group ' '^  apart '; do
     check "the row $row: $(cat stdout)" grep -Eq -- "$row" stdout
 done
 entries stores 0
@@ -33,6 +34,9 @@ assert buckets["tensors"] == 12
 ours, single, wide = buckets["rows"]
 assert single["requests"] == wide["requests"] == 24 and ours["requests"] < 24
 assert ours["bytes"] < single["bytes"]
+together, apart = results["group"]["rows"]
+assert 3 * together["bytes_per_version"] < apart["bytes_per_version"]
+assert together["pause_seconds"]["best"] > 0 and results["group"]["versions"] == 8
 catch_up = results["catch_up"]
 assert catch_up["missed"] == 64 and len(catch_up["rows"]) == 16
 assert all(0 < row["steps"] <= 24 and row["fetched_bytes"] > 0 for row in catch_up["rows"])
