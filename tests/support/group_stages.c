@@ -160,28 +160,40 @@ void stage_finish(group_stage *stage) {
     check_end(stage, stage->world, &stage->leader);
 }
 
+/* A line about weights; false if there is none left. `line` moves on. */
+static bool next_weights(const char **line, char *kind, uint64_t *version, uint64_t *hash) {
+    while (**line != '\0') {
+        unsigned long long number, value;
+        const char *here = *line;
+        size_t length = strcspn(here, "\n");
+        *line += length + (here[length] == '\n');
+        if (sscanf(here, "%c %llu %llx", kind, &number, &value) == 3 && (*kind == 'C' || *kind == 'F')) {
+            *version = number;
+            *hash = value;
+            return true;
+        }
+    }
+    return false;
+}
+
 /* The versions that a rank has committed, in order. */
 static size_t check_log(group_stage *stage, unsigned rank, uint64_t *versions) {
     char *log = read_log(stage, rank);
+    const char *line = log;
+    char kind;
+    uint64_t version, hash, last = 0;
     size_t count = 0;
-    uint64_t last = 0;
-    for (const char *line = log; *line != '\0';) {
-        char kind;
-        unsigned long long version, hash;
-        if (sscanf(line, "%c %llu %llx", &kind, &version, &hash) == 3 && (kind == 'C' || kind == 'F')) {
-            if (version == 0 || version > stage->version || hash != stage->hashes[version][rank] ||
-                version < last || (kind == 'C' && version == last)) {
-                fprintf(stderr, "group stage: rank %u is wrong at: %.*s\n%s", rank,
-                        (int)strcspn(line, "\n"), line, log);
-                abort();
-            }
-            last = version;
-            if (kind == 'C') {
-                versions[count++] = version;
-            }
+    while (next_weights(&line, &kind, &version, &hash)) {
+        if (version == 0 || version > stage->version || hash != stage->hashes[version][rank] ||
+            version < last || (kind == 'C' && version == last)) {
+            fprintf(stderr, "group stage: rank %u is wrong at %c %llu:\n%s", rank, kind,
+                    (unsigned long long)version, log);
+            abort();
         }
-        size_t length = strcspn(line, "\n");
-        line += length + (line[length] == '\n');
+        last = version;
+        if (kind == 'C') {
+            versions[count++] = version;
+        }
     }
     free(log);
     return count;
@@ -199,6 +211,41 @@ size_t stage_check(group_stage *stage, bool together) {
         }
     }
     return count;
+}
+
+static void check_lives(group_stage *stage, unsigned rank, const bool *committed) {
+    char *log = read_log(stage, rank);
+    const char *line = log;
+    char kind;
+    uint64_t version, hash, last = 0;
+    while (next_weights(&line, &kind, &version, &hash)) {
+        for (uint64_t v = last + 1; kind == 'C' && v < version; v++) {
+            if (committed[v]) {
+                fprintf(stderr, "group stage: rank %u went from %llu to %llu past %llu:\n%s", rank,
+                        (unsigned long long)last, (unsigned long long)version, (unsigned long long)v, log);
+                abort();
+            }
+        }
+        last = version;
+    }
+    free(log);
+}
+
+size_t stage_check_lives(group_stage *stage) {
+    static uint64_t versions[STAGE_VERSIONS_MAX];
+    size_t distinct = 0;
+    bool committed[STAGE_VERSIONS_MAX] = {false};
+    for (unsigned i = 0; i < stage->world; i++) {
+        size_t count = check_log(stage, i, versions);
+        for (size_t j = 0; j < count; j++) {
+            distinct += !committed[versions[j]];
+            committed[versions[j]] = true;
+        }
+    }
+    for (unsigned i = 0; i < stage->world; i++) {
+        check_lives(stage, i, committed);
+    }
+    return distinct;
 }
 
 uint64_t stage_fetched(group_stage *stage) {

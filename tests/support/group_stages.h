@@ -50,6 +50,9 @@ void stage_finish(group_stage *stage);
 /* All weights that were logged are those of their versions, versions only rise, and if `together` the ranks
  * have committed the same ones. Returns how many rank 0 has committed. */
 size_t stage_check(group_stage *stage, bool together);
+/* For ranks that were killed and came back: between being filled and its end, a rank has gone through every
+ * version that any rank has committed. Returns how many those are. */
+size_t stage_check_lives(group_stage *stage);
 /* The last line of the leader's log that begins with 'L': bytes that were fetched. */
 uint64_t stage_fetched(group_stage *stage);
 
