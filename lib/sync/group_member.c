@@ -314,7 +314,8 @@ static void drop_step(weft_member *member) {
 
 static weft_status check_step(const weft_member *member) {
     weft_patch_info info = weft_patch_describe(member->reader.patch);
-    if (!weft_digest_equal(&info.result, &member->step.result) ||
+    bool contradicts = member->step.anchor && weft_roster_plain(&member->reader.patch->header.roster);
+    if (contradicts || !weft_digest_equal(&info.result, &member->step.result) ||
         !weft_digest_equal(&info.base, &member->step.base)) {
         return weft_fail(member->context, WEFT_CHECKSUM_MISMATCH,
                          "the group's step file is not that of version %llu",

@@ -81,6 +81,49 @@ static void test_whole_replicas(void **state) {
     follow_many(3, true, 52);
 }
 
+static bool maps(pid_t process, const char *name) {
+    char path[64];
+    char line[1024];
+    snprintf(path, sizeof path, "/proc/%d/maps", (int)process);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    bool found = false;
+    while (fgets(line, sizeof line, file) != NULL) {
+        found = found || strstr(line, name) != NULL;
+    }
+    fclose(file);
+    return found;
+}
+
+/* One mirror serves all ranks, and none of them holds it. */
+static void test_memory(void **state) {
+    (void)state;
+    open_group(4, false, 4);
+    while (stage.version < 3) {
+        stage_publish(&stage, 10000);
+        await_all("C", stage.version);
+    }
+    stage_await(&stage, 4, "L 3 ");
+    struct stat mirror;
+    assert_int_equal(stat(scratch_path(&stage.scratch, "group/mirror"), &mirror), 0);
+    weft_head_info head;
+    uint8_t data[WEFT_HEAD_MAX];
+    size_t size;
+    uint64_t epoch;
+    assert_int_equal(weft_head_find(stage.context, stage.store, 1, data, &size, &epoch), WEFT_OK);
+    assert_int_equal(weft_head_inspect(stage.context, data, size, NULL, &head), WEFT_OK);
+    assert_true((uint64_t)mirror.st_size < head.dense_bytes + 4096);
+    /* control, mirror, its watermark, a step */
+    assert_true(scratch_count(&stage.scratch, "group") <= 4);
+    for (unsigned i = 0; i < 4; i++) {
+        assert_true(maps(stage.members[i], "/group/control"));
+        assert_false(maps(stage.members[i], "/group/mirror"));
+    }
+    stage_publish(&stage, 10000);
+    stage_finish(&stage);
+    stage_close(&stage);
+}
+
 /* Versions come faster than anybody follows. */
 static void test_a_flood_of_versions(void **state) {
     (void)state;
@@ -351,6 +394,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_four_ranks),
         cmocka_unit_test(test_eight_ranks),
         cmocka_unit_test(test_whole_replicas),
+        cmocka_unit_test(test_memory),
         cmocka_unit_test(test_a_flood_of_versions),
         cmocka_unit_test(test_late_joiners),
         cmocka_unit_test(test_a_rank_drifts),

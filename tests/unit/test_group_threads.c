@@ -7,12 +7,15 @@
 
 #include "patches.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -240,11 +243,67 @@ static void test_drift_is_refused_and_filled(void **state) {
     close_single(&s);
 }
 
+/* A process that runs wild may write anything into what all share. Whatever stands there, nobody crashes or
+ * hangs, and weights are those of a published version. */
+static void test_anything_in_shared_memory(void **state) {
+    (void)state;
+    enum { ROUNDS = 300, HEADER = 24 };
+    single s;
+    dice dice = {31};
+    open_single(&s);
+    stage_publish(&stage, 20000);
+    offer(&s);
+    char path[600];
+    snprintf(path, sizeof path, "%s/control", s.path);
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    struct stat info;
+    assert_true(file >= 0);
+    assert_int_equal(fstat(file, &info), 0);
+    for (int i = 0; i < ROUNDS; i++) {
+        /* most of what matters stands in the first kilobyte */
+        uint64_t limit = dice_below(&dice, 2) == 0 ? 1024 : (uint64_t)info.st_size;
+        uint64_t place = (HEADER + dice_below(&dice, limit - HEADER - 8)) & ~(uint64_t)7;
+        uint64_t word = dice_next(&dice) >> dice_below(&dice, 64);
+        assert_int_equal(pwrite(file, &word, sizeof word, (off_t)place), sizeof word);
+        weft_status status = weft_member_prepare(s.member, 0);
+        status = status == WEFT_OK ? weft_member_commit(s.member) : status;
+        weft_status led = weft_group_run(s.group, 0.01, NULL);
+        assert_true(status != WEFT_MORE && led != WEFT_INVALID_ARGUMENT);
+        uint64_t hash = sharded_hash(&s.model, 1, 0);
+        assert_true(hash == stage.hashes[1][0] || hash == stage.hashes[2][0]);
+        if (status != WEFT_OK && i % 10 == 0) {
+            weft_member_close(s.member);
+            s.member = NULL;
+            const weft_member_options options = {.seconds = 0.05};
+            while (weft_member_open(s.context, s.path, 0, s.model.view, &options, &s.member) != WEFT_OK) {
+                weft_status restored = weft_group_run(s.group, 0.01, NULL);
+                assert_true(restored != WEFT_INVALID_ARGUMENT);
+                weft_group_close(s.group);
+                s.group = NULL;
+                const weft_group_options again = {.members = 1};
+                assert_int_equal(unlink(path), 0);
+                expect(s.lead_context,
+                       weft_group_lead(s.lead_context, stage.store, s.path, &again, &s.group), WEFT_OK);
+                expect(s.lead_context, weft_group_run(s.group, 5, NULL), WEFT_OK);
+                close(file);
+                file = open(path, O_RDWR | O_CLOEXEC);
+                assert_true(file >= 0);
+            }
+        }
+    }
+    close(file);
+    close_single(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_threads_follow),        cmocka_unit_test(test_steps_one_by_one),
-        cmocka_unit_test(test_a_newer_version_comes), cmocka_unit_test(test_nothing_changed),
-        cmocka_unit_test(test_an_anchor_is_a_step),   cmocka_unit_test(test_drift_is_refused_and_filled),
+        cmocka_unit_test(test_threads_follow),
+        cmocka_unit_test(test_steps_one_by_one),
+        cmocka_unit_test(test_a_newer_version_comes),
+        cmocka_unit_test(test_nothing_changed),
+        cmocka_unit_test(test_an_anchor_is_a_step),
+        cmocka_unit_test(test_drift_is_refused_and_filled),
+        cmocka_unit_test(test_anything_in_shared_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
