@@ -98,7 +98,9 @@ static void open_single(single *s) {
     uint64_t version;
     expect(s->lead_context, weft_group_run(s->group, 5, &version), WEFT_OK);
     assert_int_equal(version, 1);
-    expect(s->context, weft_member_open(s->context, s->path, 0, s->model.view, NULL, &s->member), WEFT_OK);
+    const weft_member_options patience = {.seconds = 5};
+    expect(s->context, weft_member_open(s->context, s->path, 0, s->model.view, &patience, &s->member),
+           WEFT_OK);
 }
 
 static void close_single(single *s) {
