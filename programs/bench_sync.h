@@ -226,7 +226,8 @@ typedef struct sync_pair {
 typedef struct sync_pair_options {
     weft_profile profile;
     bool follow;
-    bool anchors;           /* later ones too, and leaps, in the background, as a run has them */
+    bool anchors;           /* later ones too, in the background, as a run has them */
+    bool no_leaps;          /* nothing beside publishing but what is measured */
     bool keep_all;          /* and no version goes for them */
     bool unsynced;          /* where bytes are counted and no time is taken: puts need not reach the disk */
     const char *worker_url; /* where the worker follows; NULL: where the trainer publishes */

@@ -365,7 +365,7 @@ static char *group_place(sync_bench *bench) {
 }
 
 static int run_way(group_run *run, sync_group_row *row) {
-    const sync_pair_options options = {.profile = WEFT_PROFILE_SMALL};
+    const sync_pair_options options = {.profile = WEFT_PROFILE_SMALL, .no_leaps = true};
     run->store_path = sync_store_path(run->bench, "grouped");
     run->group_path = group_place(run->bench);
     run->arrived = calloc(run->versions + 2, sizeof *run->arrived);

@@ -17,7 +17,7 @@ static int open_trainer(sync_pair *pair, const char *url, const sync_pair_option
                                                 .anchor_ratio = options->anchors ? 0 : -1,
                                                 .keep_anchors = options->keep_all ? 15 : 0,
                                                 .anchors_in_background = options->anchors,
-                                                .no_leaps = !options->anchors,
+                                                .no_leaps = options->no_leaps,
                                                 .spool_directory = bench->directory};
     const weft_store_options store_options = {.volatile_writes = options->unsynced};
     weft_status status = weft_store_open(context, url, &store_options, &pair->trainer_store);
