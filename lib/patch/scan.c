@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * scan.c: the one pass over both states. The two windows may be cut into different runs; the pass goes
- * over the stretches that are contiguous in both, a tile at a time.
+ * over the stretches that are contiguous in the memory of both, a tile at a time.
  */
 #include "scan.h"
 
@@ -22,37 +22,65 @@ typedef struct stretch {
     const uint8_t *to_masters;
 } stretch;
 
+/* Runs of one side that follow each other in memory: the rows of a box that is held alone are one chain,
+ * however short they are. */
+typedef struct chain {
+    const weft_window *window;
+    size_t next; /* the first run behind it */
+    uint64_t start;
+    uint64_t end;
+    const weft_run *first;
+} chain;
+
 typedef struct stretches {
-    const weft_window *from;
-    const weft_window *to;
-    size_t from_run;
-    size_t to_run;
+    chain from;
+    chain to;
     uint64_t linear;
     unsigned width;
 } stretches;
 
-static bool next_stretch(stretches *s, stretch *out) {
-    while (s->from_run < s->from->run_count &&
-           s->linear >= s->from->runs[s->from_run].linear + s->from->runs[s->from_run].units) {
-        s->from_run++;
-    }
-    while (s->to_run < s->to->run_count &&
-           s->linear >= s->to->runs[s->to_run].linear + s->to->runs[s->to_run].units) {
-        s->to_run++;
-    }
-    if (s->from_run == s->from->run_count || s->to_run == s->to->run_count) {
+static stretches stretches_of(const weft_bucket_coder *coder, unsigned width) {
+    return (stretches){.from = {.window = &coder->from}, .to = {.window = &coder->to}, .width = width};
+}
+
+static bool continues(const weft_run *run, const weft_run *next, unsigned width) {
+    if (next->linear != run->linear + run->units) {
         return false;
     }
-    const weft_run *from = &s->from->runs[s->from_run];
-    const weft_run *to = &s->to->runs[s->to_run];
-    uint64_t from_end = from->linear + from->units;
-    uint64_t to_end = to->linear + to->units;
-    uint64_t end = from_end < to_end ? from_end : to_end;
+    return run->memory != NULL
+               ? next->memory == run->memory + run->units * width
+               : next->memory == NULL && next->masters == run->masters + run->units * sizeof(float);
+}
+
+/* Makes sure that the chain holds the unit at `linear`. False at the end. */
+static bool reach(chain *c, uint64_t linear, unsigned width) {
+    while (linear >= c->end) {
+        if (c->next == c->window->run_count) {
+            return false;
+        }
+        const weft_run *run = &c->window->runs[c->next++];
+        c->first = run;
+        c->start = run->linear;
+        while (c->next < c->window->run_count && continues(run, &c->window->runs[c->next], width)) {
+            run = &c->window->runs[c->next++];
+        }
+        c->end = run->linear + run->units;
+    }
+    return true;
+}
+
+static bool next_stretch(stretches *s, stretch *out) {
+    if (!reach(&s->from, s->linear, s->width) || !reach(&s->to, s->linear, s->width)) {
+        return false;
+    }
+    const weft_run *from = s->from.first;
+    const weft_run *to = s->to.first;
+    uint64_t end = s->from.end < s->to.end ? s->from.end : s->to.end;
     out->linear = s->linear;
     out->units = end - s->linear;
-    out->from = from->memory + (s->linear - from->linear) * s->width;
-    out->to = to->memory == NULL ? NULL : to->memory + (s->linear - to->linear) * s->width;
-    out->to_masters = to->masters == NULL ? NULL : to->masters + (s->linear - to->linear) * 4;
+    out->from = from->memory + (s->linear - s->from.start) * s->width;
+    out->to = to->memory == NULL ? NULL : to->memory + (s->linear - s->to.start) * s->width;
+    out->to_masters = to->masters == NULL ? NULL : to->masters + (s->linear - s->to.start) * sizeof(float);
     s->linear = end;
     return true;
 }
@@ -133,7 +161,7 @@ static void take_sample(const weft_bucket_coder *coder, const weft_bucket *bucke
     wanted = wanted < SAMPLE_LEAST ? SAMPLE_LEAST : wanted;
     uint64_t period = bucket->units <= wanted ? SAMPLE_STRETCH : bucket->units / (wanted / SAMPLE_STRETCH);
     memset(sample, 0, sizeof *sample);
-    stretches iterator = {&coder->from, &coder->to, 0, 0, 0, bucket->width};
+    stretches iterator = stretches_of(coder, bucket->width);
     stretch s;
     while (next_stretch(&iterator, &s)) {
         uint64_t end = s.linear + s.units;
@@ -219,7 +247,7 @@ weft_status weft_scan(weft_bucket_coder *coder, const weft_bucket *bucket, bool 
     if (small) {
         begin_small(coder, bucket);
     }
-    stretches iterator = {&coder->from, &coder->to, 0, 0, 0, bucket->width};
+    stretches iterator = stretches_of(coder, bucket->width);
     stretch s;
     uint64_t most = bucket->units / 2;
     while (status == WEFT_OK && coder->changes.count <= most && next_stretch(&iterator, &s)) {
