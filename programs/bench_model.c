@@ -28,6 +28,9 @@ void bench_chill(void) {
     static uint8_t *memory;
     if (memory == NULL) {
         memory = bench_map(CHILL_BYTES);
+        if (memory != NULL) {
+            madvise(memory, CHILL_BYTES, MADV_DONTFORK); /* it is no child's, whose memory is measured */
+        }
     }
     for (size_t i = 0; memory != NULL && i < CHILL_BYTES; i += 64) {
         ((volatile uint8_t *)memory)[i]++;

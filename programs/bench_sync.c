@@ -14,7 +14,7 @@ static const struct {
     unsigned part;
 } part_names[] = {{"publish", SYNC_PUBLISH},   {"pause", SYNC_PAUSE}, {"scaling", SYNC_SCALING},
                   {"latency", SYNC_LATENCY},   {"relay", SYNC_RELAY}, {"bucketing", SYNC_BUCKETING},
-                  {"catch-up", SYNC_CATCH_UP}, {"group", SYNC_GROUP}};
+                  {"catch-up", SYNC_CATCH_UP}, {"group", SYNC_GROUP}, {"parts", SYNC_PARTS}};
 
 enum { PART_COUNT = sizeof part_names / sizeof part_names[0] };
 
@@ -189,6 +189,39 @@ static json_t *group_json(const sync_group_results *results) {
     return json;
 }
 
+static uint64_t highest(const uint64_t *values) {
+    uint64_t most = 0;
+    for (int i = 0; i < SYNC_TEAM; i++) {
+        most = values[i] > most ? values[i] : most;
+    }
+    return most;
+}
+
+static json_t *parts_json(const sync_parts_results *results) {
+    json_t *json = json_object(), *rows = json_array();
+    for (int i = 0; i < 2; i++) {
+        const sync_parts_row *row = &results->rows[i];
+        json_t *entry = json_object();
+        json_object_set_new(entry, "profile", json_string(text_profile(row->profile)));
+        json_object_set_new(entry, "patch_bytes", json_count(row->patch_bytes));
+        json_object_set_new(entry, "alone_seconds", times_json(&row->alone));
+        json_object_set_new(entry, "together_seconds", times_json(&row->together));
+        json_object_set_new(entry, "ratio", json_ratio(row->together.best, row->alone.best));
+        json_object_set_new(entry, "alone_processor_seconds", json_real(row->alone_processor));
+        json_object_set_new(entry, "together_processor_seconds", json_real(row->together_processor));
+        json_object_set_new(entry, "alone_peak_bytes", json_count(row->alone_peak));
+        json_object_set_new(entry, "alone_weight_bytes", json_count(row->alone_held));
+        json_object_set_new(entry, "part_peak_bytes", json_count(highest(row->peaks)));
+        json_object_set_new(entry, "part_weight_bytes", json_count(highest(row->held)));
+        json_array_append_new(rows, entry);
+    }
+    json_object_set_new(json, "total", json_count(results->total));
+    json_object_set_new(json, "changed", json_count(results->changed));
+    json_object_set_new(json, "processes", json_count(SYNC_TEAM));
+    json_object_set_new(json, "rows", rows);
+    return json;
+}
+
 static int print_json(weft_command *command, const sync_options *options, const sync_results *results) {
     json_t *json = json_object();
     json_object_set_new(json, "cpu", json_string(weft_cpu_name()));
@@ -217,6 +250,9 @@ static int print_json(weft_command *command, const sync_options *options, const 
     }
     if (options->parts & SYNC_GROUP) {
         json_object_set_new(json, "group", group_json(&results->group));
+    }
+    if (options->parts & SYNC_PARTS) {
+        json_object_set_new(json, "parts", parts_json(&results->parts));
     }
     return command_print_json(command, stdout, json);
 }
@@ -322,6 +358,23 @@ static void print_group(const sync_group_results *results) {
     }
 }
 
+static void print_parts(const sync_parts_results *results) {
+    char alone[TEXT_SIZE], part[TEXT_SIZE], held[TEXT_SIZE], share[TEXT_SIZE];
+    print_model("parts", results->total, results->changed);
+    printf(", %d processes with a part each against one, a thread each\n", SYNC_TEAM);
+    for (int i = 0; i < 2; i++) {
+        const sync_parts_row *row = &results->rows[i];
+        printf("  %-8s alone %.1f ms (median %.1f), together %.1f ms (median %.1f): %.2f\n",
+               text_profile(row->profile), 1e3 * row->alone.best, 1e3 * row->alone.median,
+               1e3 * row->together.best, 1e3 * row->together.median, row->together.best / row->alone.best);
+        printf("  %-8s processor time %.1f ms, together %.1f ms\n", "", 1e3 * row->alone_processor,
+               1e3 * row->together_processor);
+        printf("  %-8s at most %s of memory alone for %s of weights, %s in a part for %s\n", "",
+               text_bytes(row->alone_peak, alone), text_bytes(row->alone_held, held),
+               text_bytes(highest(row->peaks), part), text_bytes(highest(row->held), share));
+    }
+}
+
 static void print_text(const sync_options *options, const sync_results *results) {
     printf("%s, %u thread%s; fastest of %u unless it says otherwise; x: memcpy with as many threads is "
            "1\n",
@@ -354,6 +407,9 @@ static void print_text(const sync_options *options, const sync_results *results)
     if (options->parts & SYNC_GROUP) {
         print_group(&results->group);
     }
+    if (options->parts & SYNC_PARTS) {
+        print_parts(&results->parts);
+    }
 }
 
 /* ---- the run ---- */
@@ -384,6 +440,9 @@ static int run_parts(sync_bench *bench, sync_results *results) {
     }
     if (code == EXIT_DONE && (parts & SYNC_GROUP)) {
         code = bench_sync_group(bench, &results->group);
+    }
+    if (code == EXIT_DONE && (parts & SYNC_PARTS)) {
+        code = bench_sync_parts(bench, &results->parts);
     }
     return code;
 }

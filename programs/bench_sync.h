@@ -21,7 +21,8 @@ enum {
     SYNC_CATCH_UP = 32,
     SYNC_RELAY = 64,
     SYNC_GROUP = 128,
-    SYNC_ALL = 255,
+    SYNC_PARTS = 256,
+    SYNC_ALL = 511,
 };
 
 enum { SYNC_VERSIONS_MAX = 10000, SYNC_TENSORS_MAX = 20000 };
@@ -137,6 +138,22 @@ typedef struct sync_group_results {
     sync_group_row rows[2]; /* as a group, and each on its own */
 } sync_group_results;
 
+/* Processes that publish together, against one alone. */
+enum { SYNC_TEAM = 4 };
+typedef struct sync_parts_row {
+    weft_profile profile;
+    uint64_t patch_bytes;
+    sync_times alone, together;
+    double alone_processor, together_processor; /* seconds of all threads, the fewest */
+    uint64_t alone_peak, alone_held;            /* bytes: of memory at most, and of weights */
+    uint64_t peaks[SYNC_TEAM], held[SYNC_TEAM];
+} sync_parts_row;
+
+typedef struct sync_parts_results {
+    uint64_t total, changed;
+    sync_parts_row rows[2];
+} sync_parts_results;
+
 typedef struct sync_results {
     unsigned threads;
     sync_publish_results publish;
@@ -147,6 +164,7 @@ typedef struct sync_results {
     sync_bucketing_results bucketing;
     sync_catch_up_results catch_up;
     sync_group_results group;
+    sync_parts_results parts;
 } sync_results;
 
 /* ---- bench_sync_tools.c: samples, directories, a server, changes ---- */
@@ -262,5 +280,7 @@ int bench_sync_catch_up(sync_bench *bench, sync_catch_up_results *results);
 /* Of the worst and of all, as a share of the patches that were missed. */
 double sync_catch_up_worst(const sync_catch_up_results *results, size_t *index_out);
 double sync_catch_up_mean(const sync_catch_up_results *results);
+/* bench_sync_parts.c */
+int bench_sync_parts(sync_bench *bench, sync_parts_results *results);
 
 #endif

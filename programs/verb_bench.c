@@ -43,7 +43,7 @@ static const struct argp_option options[] = {
      4},
     {"quick", OPTION_QUICK, NULL, 0, "With --sync: 256M parameters and 100 versions", 4},
     {"only", OPTION_ONLY, "PARTS", 0,
-     "With --sync: only some of publish,pause,scaling,latency,relay,bucketing,catch-up,group", 4},
+     "With --sync: only some of publish,pause,scaling,latency,relay,bucketing,catch-up,group,parts", 4},
     {"versions", OPTION_VERSIONS, "N", 0, "With --sync: versions of the latency (default 500)", 4},
     {"tensors", OPTION_TENSORS, "N", 0, "With --sync: tensors of the bucketing (default 2000)", 4},
     {"directory", OPTION_DIRECTORY, "DIR", 0,
@@ -82,7 +82,8 @@ static const char doc[] =
     "  latency    8M parameters, publish to the end of commit over HTTP, version by version\n"
     "  relay      the same, where the follower's server is a relay of the publisher's\n"
     "  bucketing  2,000 tensors over HTTP: one object, against one object for each tensor\n"
-    "  group      four replicas on one host, as a group and each on its own\n\n"
+    "  group      four replicas on one host, as a group and each on its own\n"
+    "  parts      256M parameters: four processes that publish a part each, against one alone\n\n"
     "Caches are cold before publish, prepare and commit; the server is a process of its own on the "
     "loopback device; each worker is compared bit for bit with its trainer. --params N makes every model "
     "that would be larger as small as N. 1B parameters take 7 GB of memory and 2 GB of disk.\n"

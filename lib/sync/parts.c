@@ -13,7 +13,7 @@
 
 static const double PART_SECONDS = 60;
 static const double PAUSE_LEAST = 0.001;
-static const double PAUSE_LOCAL = 0.005;
+static const double PAUSE_LOCAL = 0.002;
 static const double PAUSE_REMOTE = 0.05;
 
 enum { FIRST_BYTES = 64 << 10 };
@@ -257,7 +257,12 @@ static weft_status encode(weft_parts *parts, weft_baseline *baseline, const weft
 
 static weft_status make_frames(weft_parts *parts, weft_baseline *baseline, const weft_part_task *task,
                                weft_part_edition *edition) {
-    weft_status status = task->sums ? take_sums(parts, baseline, &edition->manifest) : WEFT_OK;
+    weft_sink sink = weft_spool_sink(edition->spool);
+    weft_status status =
+        task->before != NULL ? sink.write(sink.opaque, task->before->data, task->before->size) : WEFT_OK;
+    if (status == WEFT_OK && task->sums) {
+        status = take_sums(parts, baseline, &edition->manifest);
+    }
     if (status == WEFT_OK) {
         status = encode(parts, baseline, task, edition);
     }
@@ -283,11 +288,11 @@ static weft_status upload_frames(weft_parts *parts, weft_baseline *baseline, con
     return status == WEFT_OK ? joined : weft_fail(context, status, "%s", text);
 }
 
-/* A part in which nothing has changed has no piece. */
+/* A member in which nothing has changed has no piece. */
 static weft_status describe_piece(weft_parts *parts, const weft_part_task *task, const char *key,
                                   weft_part_edition *edition) {
     char list_key[WEFT_KEY_SIZE];
-    if (edition->manifest.frame_count == 0) {
+    if (edition->manifest.frame_count == 0 && task->before == NULL) {
         return weft_store_remove(parts->context, parts->store, key);
     }
     weft_status status = weft_sync_key(parts->context, "chunks", parts->epoch, task->version, list_key);

@@ -84,10 +84,11 @@ typedef struct weft_part_task {
     uint64_t version;
     bool sums;
     const char *const *labels; /* may be NULL */
+    const weft_writer *before; /* bytes to put before the frames; NULL: none */
 } weft_part_task;
 
-/* Encodes the owned buckets and puts them into the store. On failure the copy is as it was; after WHOLE it
- * holds nothing. */
+/* Encodes the owned buckets and puts them into the store as one piece, unless there is nothing to put. On
+ * failure the copy is as it was; after WHOLE it holds nothing. */
 weft_status weft_part_edition_make(weft_parts *parts, weft_baseline *baseline, const weft_part_task *task,
                                    weft_part_edition *edition);
 void weft_part_edition_close(weft_part_edition *edition, weft_context *context);

@@ -351,6 +351,7 @@ typedef struct making {
     weft_parts_lead *lead;
     const weft_parts_order *order;
     weft_call call;
+    weft_writer header;            /* which stands before our own frames */
     weft_part_manifest *manifests; /* of each part; the first is a loan of the edition's */
     bool *covered;                 /* each bucket: some part has sent it */
     bool refused;
@@ -389,7 +390,8 @@ static bool covers(making *m, size_t index) {
         m->covered[frame->bucket] = true;
         bytes += frame->length;
     }
-    return manifest->frame_count == 0 || bytes == manifest->piece.bytes;
+    bytes += index == 0 ? m->header.size : 0;
+    return bytes == manifest->piece.bytes;
 }
 
 static weft_status check_manifest(making *m, size_t index) {
@@ -498,20 +500,19 @@ static void sum_up(making *m, bool whole, weft_parts_made *made) {
 
 /* ---- around the frames ---- */
 
-/* Puts a small piece and adds it to the list. */
-static weft_status put_piece(const making *m, const char *room, weft_writer *writer, weft_pieces *pieces) {
+/* Starts to put what stands behind the frames, and adds it to the list. */
+static weft_status put_tail(const making *m, const char *room, const weft_writer *tail, weft_pieces *pieces,
+                            weft_parts_made *made) {
     weft_parts *parts = &m->lead->parts;
     weft_context *context = parts->context;
     char key[WEFT_KEY_SIZE];
     char list_key[WEFT_KEY_SIZE];
-    weft_spool *spool;
     weft_object piece;
-    weft_status status = weft_spool_open(context, NULL, &spool);
-    if (status != WEFT_OK) {
-        return status;
+    weft_status status = weft_spool_open(context, NULL, &made->tail);
+    if (status == WEFT_OK) {
+        weft_sink sink = weft_spool_sink(made->tail);
+        status = weft_spool_finish(made->tail, sink.write(sink.opaque, tail->data, tail->size));
     }
-    weft_sink sink = weft_spool_sink(spool);
-    status = weft_spool_finish(spool, sink.write(sink.opaque, writer->data, writer->size));
     if (status == WEFT_OK) {
         status = weft_sync_key(context, room, parts->epoch, m->order->version, key);
     }
@@ -519,13 +520,11 @@ static weft_status put_piece(const making *m, const char *room, weft_writer *wri
         status = weft_sync_key(context, "chunks", parts->epoch, m->order->version, list_key);
     }
     if (status == WEFT_OK) {
-        weft_store_put_request request = {.key = key, .feed = weft_spool_feed(spool)};
-        status = weft_store_put(context, parts->store, &request, NULL);
+        status = weft_upload_start(context, parts->store, key, made->tail, &made->upload);
     }
     if (status == WEFT_OK) {
-        status = weft_spool_describe(context, spool, key, list_key, parts->store, &piece);
+        status = weft_spool_describe(context, made->tail, key, list_key, parts->store, &piece);
     }
-    weft_spool_close(spool);
     return status == WEFT_OK ? weft_pieces_add(pieces, &piece) : status;
 }
 
@@ -548,9 +547,10 @@ static weft_status list_frames(const making *m, weft_part_frame **frames_out, si
     return WEFT_OK;
 }
 
-static weft_status put_tail(const making *m, bool whole, uint64_t header_bytes,
-                            const weft_diff_stats *stats, const char *room, weft_pieces *pieces) {
+static weft_status write_tail(const making *m, bool whole, const char *room, weft_pieces *pieces,
+                              weft_parts_made *made) {
     weft_context *context = m->lead->parts.context;
+    const weft_diff_stats *stats = &made->stats;
     weft_part_frame *frames;
     size_t count;
     weft_writer tail;
@@ -559,34 +559,23 @@ static weft_status put_tail(const making *m, bool whole, uint64_t header_bytes,
         return status;
     }
     weft_writer_open(&tail, context);
-    status = weft_part_write_tail(&m->lead->parts.plan, whole, frames, count, header_bytes, &stats->base,
+    status = weft_part_write_tail(&m->lead->parts.plan, whole, frames, count, m->header.size, &stats->base,
                                   &stats->result, &tail);
     if (status == WEFT_OK) {
-        status = put_piece(m, room, &tail, pieces);
+        status = put_tail(m, room, &tail, pieces, made);
     }
     weft_writer_close(&tail);
     weft_release(context, frames);
     return status;
 }
 
-static weft_status put_around(const making *m, bool whole, const weft_diff_stats *stats,
-                              weft_pieces *pieces) {
-    const weft_parts *parts = &m->lead->parts;
-    const char *room = whole ? "anchors" : "patches";
-    weft_writer header;
-    weft_writer_open(&header, parts->context);
-    weft_status status =
-        weft_part_write_header(&parts->plan, whole, m->order->container, m->order->labels, &header);
-    if (status == WEFT_OK) {
-        status = put_piece(m, room, &header, pieces);
+static weft_status list_pieces(const making *m, bool whole, weft_pieces *pieces, weft_parts_made *made) {
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < m->lead->parts.count && status == WEFT_OK; i++) {
+        const weft_object *piece = &m->manifests[i].piece;
+        status = piece->bytes > 0 ? weft_pieces_add(pieces, piece) : WEFT_OK;
     }
-    uint64_t header_bytes = header.size;
-    weft_writer_close(&header);
-    for (size_t i = 0; i < parts->count && status == WEFT_OK; i++) {
-        status =
-            m->manifests[i].frame_count > 0 ? weft_pieces_add(pieces, &m->manifests[i].piece) : WEFT_OK;
-    }
-    return status == WEFT_OK ? put_tail(m, whole, header_bytes, stats, room, pieces) : status;
+    return status == WEFT_OK ? write_tail(m, whole, whole ? "anchors" : "patches", pieces, made) : status;
 }
 
 static weft_status compose(const making *m, bool whole, weft_parts_made *made) {
@@ -594,7 +583,7 @@ static weft_status compose(const making *m, bool whole, weft_parts_made *made) {
     char key[WEFT_KEY_SIZE];
     weft_pieces pieces;
     weft_pieces_open(&pieces, parts->context);
-    weft_status status = put_around(m, whole, &made->stats, &pieces);
+    weft_status status = list_pieces(m, whole, &pieces, made);
     if (status == WEFT_OK) {
         status = weft_sync_key(parts->context, "pieces", parts->epoch, m->order->version, key);
     }
@@ -611,7 +600,13 @@ static weft_status compose(const making *m, bool whole, weft_parts_made *made) {
 /* Our own part, then everybody's; the members work at the same time. */
 static weft_status make_parts(making *m, weft_baseline *baseline, weft_parts_made *made) {
     weft_parts_lead *lead = m->lead;
-    const weft_part_task task = {m->call.kind, m->order->version, m->call.sums, m->order->labels};
+    const weft_part_task task = {
+        .kind = m->call.kind,
+        .version = m->order->version,
+        .sums = m->call.sums,
+        .labels = m->order->labels,
+        .before = &m->header,
+    };
     weft_status status = weft_part_edition_make(&lead->parts, baseline, &task, &made->own);
     if (status != WEFT_OK) {
         return status;
@@ -629,7 +624,11 @@ static weft_status open_making(making *m) {
     weft_context *context = m->lead->parts.context;
     m->manifests = weft_allocate_zeroed(context, m->lead->parts.count, sizeof *m->manifests);
     m->covered = weft_allocate_zeroed(context, bucket_count(m->lead), sizeof *m->covered);
-    return m->manifests != NULL && m->covered != NULL ? WEFT_OK : WEFT_NO_MEMORY;
+    weft_writer_open(&m->header, context);
+    return m->manifests != NULL && m->covered != NULL
+               ? weft_part_write_header(&m->lead->parts.plan, m->order->whole, m->order->container,
+                                        m->order->labels, &m->header)
+               : WEFT_NO_MEMORY;
 }
 
 static void close_making(making *m) {
@@ -639,6 +638,7 @@ static void close_making(making *m) {
     }
     weft_release(context, m->manifests);
     weft_release(context, m->covered);
+    weft_writer_close(&m->header);
 }
 
 static weft_status make_version(making *m, weft_baseline *baseline, weft_parts_made *made) {
@@ -664,12 +664,22 @@ static weft_status make_version(making *m, weft_baseline *baseline, weft_parts_m
     return status;
 }
 
+static weft_status join_tail(weft_context *context, weft_parts_made *made) {
+    weft_status status = made->upload != NULL ? weft_upload_join(context, made->upload) : WEFT_OK;
+    weft_spool_close(made->tail);
+    made->upload = NULL;
+    made->tail = NULL;
+    return status;
+}
+
 /* The failure's text outlives what is undone. */
 static weft_status give_up(weft_parts_lead *lead, weft_baseline *baseline, weft_parts_made *made,
                            weft_status status) {
     weft_context *context = lead->parts.context;
     char text[WEFT_PART_TEXT];
     snprintf(text, sizeof text, "%s", weft_context_error(context));
+    weft_status ignored = join_tail(context, made);
+    (void)ignored;
     if (made->own.ahead) {
         weft_baseline_undo(baseline);
     }
@@ -731,6 +741,8 @@ weft_status weft_parts_lead_anchor(weft_parts_lead *lead, weft_baseline *baselin
     making m = {.lead = lead, .order = &order, .call = {.kind = WEFT_CALL_DONE}};
     weft_parts_made made = {.refused = false};
     weft_status status = make_anchor(&m, baseline, &made, &anchor->digest);
+    weft_status joined = join_tail(lead->parts.context, &made);
+    status = status == WEFT_OK ? joined : status;
     if (status == WEFT_OK) {
         anchor->object = made.object;
     }

@@ -68,7 +68,7 @@ typedef struct weft_part_manifest {
     int32_t status; /* a weft_status; WEFT_BASE_MISMATCH: this member has nothing to start from */
     char text[WEFT_PART_TEXT];
     weft_texts labels;
-    weft_object piece; /* if there are frames */
+    weft_object piece; /* the frames; with nothing to put, nothing */
     weft_part_frame *frames;
     size_t frame_count;
     weft_sum *moves; /* of each tensor; of a whole version the sums themselves */

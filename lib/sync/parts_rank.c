@@ -359,7 +359,8 @@ static weft_status prepare_base(weft_parts_rank *rank, const weft_call *call) {
     if (call->kind != WEFT_CALL_PATCH) {
         return WEFT_OK;
     }
-    weft_status status = weft_baseline_audit(&rank->baseline, AUDIT_BYTES);
+    /* all parts together re-sum as much as a process alone would */
+    weft_status status = weft_baseline_audit(&rank->baseline, AUDIT_BYTES / rank->parts.count);
     if (status == WEFT_OK && !starts_from(rank, call)) {
         weft_sync_head head;
         status = read_head(rank, &head);
@@ -407,7 +408,12 @@ static weft_status fail_turn(weft_parts_rank *rank, const weft_call *call, weft_
 }
 
 static weft_status answer_version(weft_parts_rank *rank, const weft_call *call, const char *const *labels) {
-    const weft_part_task task = {call->kind, call->version, call->sums, labels};
+    const weft_part_task task = {
+        .kind = call->kind,
+        .version = call->version,
+        .sums = call->sums,
+        .labels = labels,
+    };
     weft_part_edition edition;
     weft_status status = prepare_base(rank, call);
     if (status == WEFT_OK) {

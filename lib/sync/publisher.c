@@ -426,6 +426,8 @@ static weft_status encode_parts(weft_publisher *publisher, edition *e, const cha
     e->ahead = made.own.ahead;
     *(whole ? &e->anchor.object : &e->record.patch) = made.object;
     *stats = made.stats;
+    e->spool = made.tail;
+    e->upload = made.upload;
     made.own.new_sums = NULL;
     weft_part_edition_close(&made.own, publisher->context);
     return WEFT_OK;
@@ -823,7 +825,8 @@ static weft_status publish_locked(weft_publisher *publisher, const char *const *
         status = collect_leaps(publisher, false);
     }
     if (status == WEFT_OK) {
-        status = weft_baseline_audit(&publisher->baseline, AUDIT_BYTES);
+        size_t parts = publisher->lead != NULL ? publisher->lead->parts.count : 1;
+        status = weft_baseline_audit(&publisher->baseline, AUDIT_BYTES / parts);
     }
     if (status == WEFT_OK && publisher->lead != NULL) {
         status = weft_parts_lead_begin(publisher->lead, &publisher->baseline, publisher->claim.head.epoch,

@@ -12,7 +12,7 @@ expect 0 '' "$weft" bench --sync "${tiny[@]}"
 for row in '^publish +[0-9,]+ weights' '^  memcpy ' '^  fast ' '^  small ' '^pause ' 'prepare before it' '^scaling ' \
     'factor' '^latency .* 8 versions over HTTP' ' 0 lost' 'per version: publisher' '^bucketing .* in 12 tensors' \
     'shared buckets' 'one by one +24 ' '8 at once +24 ' '^catch-up .* 64 versions missed' 'an anchor has' \
-    '^group .* 4 replicas' '^  group ' '^  apart '; do
+    '^group .* 4 replicas' '^  group ' '^  apart ' '^parts .* 4 processes' 'alone .* together '; do
     check "the row $row: $(cat stdout)" grep -Eq -- "$row" stdout
 done
 entries stores 0
@@ -41,6 +41,9 @@ catch_up = results["catch_up"]
 assert catch_up["missed"] == 64 and len(catch_up["rows"]) == 16
 assert all(0 < row["steps"] <= 24 and row["fetched_bytes"] > 0 for row in catch_up["rows"])
 assert catch_up["rows"][catch_up["worst_row"]]["replayed_bytes"] > 0
+parts = results["parts"]
+assert parts["processes"] == 4 and [row["profile"] for row in parts["rows"]] == ["fast", "small"]
+assert all(row["ratio"] > 0 and row["part_weight_bytes"] < row["alone_weight_bytes"] for row in parts["rows"])
 END
 check "the JSON: $(cat stdout)" /usr/bin/python3 -B look.py
 entries stores 0
