@@ -4,6 +4,7 @@ the history does not name."""
 import http.client
 import os
 import random
+import socket
 import threading
 
 import serving
@@ -300,6 +301,39 @@ def test_clients_that_leave():
                 thread.join()
             assert answers == [True] * 8
             assert wait_for(lambda: relay.status()["connections"] <= 1)
+
+
+def test_strangers():
+    """Paths that lead to the relay's own files, requests that are none, and clients that do not read, while an
+    object is on its way: nobody gets what is not an object, and others are served meanwhile."""
+    dice = random.Random(7)
+    with Run("2M", steps=1) as run:
+        run.publish()
+        anchor = run.keys("anchors")[0]
+        content = run.content(anchor)
+        with Relay(run.origin.url, "--idle-seconds", "3") as relay:
+            relay.has_version(1)
+            slow = []
+            for _ in range(20):
+                client = socket.socket()
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.connect((relay.host, relay.port))
+                client.sendall(f"GET /{anchor} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                slow.append(client)
+            idle = [relay.socket() for _ in range(50)]
+            for key in (".relay-mark", ".relay-lock", ".drafts", ".drafts/" + anchor.replace("/", "@"), "../x",
+                        "heads/../.relay-mark", "%2erelay-mark", "heads", "anchors", "heads/1", "heads/-1",
+                        "heads/00000000", "heads/99999999999999999999", "heads/0000000%31x"):
+                answer = relay.request("GET", "/" + key)
+                assert answer.status in (400, 404) and b"watermark" not in answer.body, (key, answer)
+            words = [b"GET ", b"PUT ", b"/" + anchor.encode(), b" HTTP/1.1", b"\r\n", b"Host: x", b"\r\n\r\n",
+                     b"Content-Length: 5", b"Transfer-Encoding: chunked", b"Range: bytes=0-", b"\x00", b"\xff", b":"]
+            at_once(60, lambda i: relay.raw(b"".join(dice.choices(words, k=dice.randrange(1, 12)))))
+            assert at_once(8, lambda i: relay.request("GET", "/" + anchor).body == content) == [True] * 8
+            assert wait_for(lambda: relay.status()["connections"] <= 2)  # they had their time
+            for client in slow + idle:
+                client.close()
+            run.pull(relay.url)
 
 
 if __name__ == "__main__":
