@@ -28,17 +28,23 @@ static void release_item(weft_context *context, weft_relay_item *item) {
     weft_release(context, item);
 }
 
-weft_relay_item *weft_relay_catalog_find(const weft_relay_catalog *catalog, const char *key) {
+static weft_relay_item *find(const weft_relay_catalog *catalog, const char *key) {
     return (weft_relay_item *)weft_relay_map_find(&catalog->items, key);
 }
 
-/* The item of a key, which is now what `tag` and `bytes` say: a new one, or the one that is there. Where a
+weft_relay_item *weft_relay_catalog_find(const weft_relay_catalog *catalog, const char *key) {
+    weft_relay_item *item = find(catalog, key);
+    return item != NULL && item->count > 0 ? item : NULL;
+}
+
+/* The item of a key, which is now what `tag` and `bytes` say: the one that is there, or a new one, which is
+ * told by its having no chunks yet. What an item has once been given stays: flights read it. Where a
  * later page says otherwise than an earlier one, the later is right, unless the other is under way. */
 static weft_relay_item *enter(weft_relay_catalog *catalog, const char *key, uint64_t bytes,
                               const weft_hash *tag) {
     char text[2 * WEFT_HASH_BYTES + 1];
     weft_hex_format(tag->bytes, sizeof tag->bytes, text);
-    weft_relay_item *item = weft_relay_catalog_find(catalog, key);
+    weft_relay_item *item = find(catalog, key);
     if (item != NULL && (item->flight != NULL || (item->bytes == bytes && strcmp(item->tag, text) == 0))) {
         return item;
     }
@@ -57,10 +63,12 @@ static weft_relay_item *enter(weft_relay_catalog *catalog, const char *key, uint
     return item;
 }
 
-static bool set_hashes(weft_relay_catalog *catalog, weft_relay_item *item, const void *hashes) {
-    item->hashes = weft_allocate_array(catalog->context, item->count, sizeof *item->hashes);
+static bool set_hashes(weft_relay_catalog *catalog, weft_relay_item *item, size_t count,
+                       const void *hashes) {
+    weft_release(catalog->context, item->hashes);
+    item->hashes = weft_allocate_array(catalog->context, count, sizeof *item->hashes);
     if (item->hashes != NULL) {
-        memcpy(item->hashes, hashes, item->count * sizeof *item->hashes);
+        memcpy(item->hashes, hashes, count * sizeof *item->hashes);
     }
     return item->hashes != NULL;
 }
@@ -71,13 +79,16 @@ weft_relay_item *weft_relay_catalog_blob(weft_relay_catalog *catalog, const weft
         return NULL;
     }
     weft_relay_item *item = enter(catalog, blob->key, blob->bytes, &blob->hash);
-    if (item == NULL) {
+    if (item == NULL || item->count > 0) {
+        return item;
+    }
+    if (!set_hashes(catalog, item, 1, &blob->hash)) {
         return NULL;
     }
     item->teach = teach;
     item->chunk_bytes = item->bytes;
     item->count = 1;
-    return item->hashes != NULL || set_hashes(catalog, item, &blob->hash) ? item : NULL;
+    return item;
 }
 
 /* ---- large objects ---- */
@@ -88,7 +99,7 @@ static weft_status teach_hashes(weft_relay_catalog *catalog, weft_context *conte
     pthread_mutex_lock(catalog->mutex);
     weft_relay_item *owner = weft_relay_catalog_find(catalog, item->owner);
     if (owner != NULL && owner->hashes == NULL && owner->count * sizeof *owner->hashes == size &&
-        !set_hashes(catalog, owner, data)) {
+        !set_hashes(catalog, owner, owner->count, data)) {
         status = weft_fail(context, WEFT_NO_MEMORY, "out of memory for the hashes of %s", item->owner);
     }
     pthread_mutex_unlock(catalog->mutex);
@@ -133,17 +144,19 @@ weft_relay_item *weft_relay_catalog_object(weft_relay_catalog *catalog, const we
         return NULL;
     }
     weft_relay_item *item = enter(catalog, object->key, object->bytes, &tag);
-    if (item == NULL) {
+    if (item == NULL || item->count > 0) {
+        return item;
+    }
+    if (list == NULL && !set_hashes(catalog, item, (size_t)count, object->chunks)) {
         return NULL;
+    }
+    if (list != NULL) {
+        list->taught = false;
+        snprintf(list->owner, sizeof list->owner, "%s", object->key);
+        snprintf(item->list, sizeof item->list, "%s", object->list.key);
     }
     item->chunk_bytes = object->chunk_bytes;
     item->count = (size_t)count;
-    if (list == NULL) {
-        return item->hashes != NULL || set_hashes(catalog, item, object->chunks) ? item : NULL;
-    }
-    list->taught = item->hashes != NULL;
-    snprintf(list->owner, sizeof list->owner, "%s", object->key);
-    snprintf(item->list, sizeof item->list, "%s", object->list.key);
     return item;
 }
 

@@ -39,7 +39,7 @@ struct weft_relay_item {
     weft_relay_node node;
     uint64_t bytes;
     uint64_t chunk_bytes;
-    size_t count;              /* of chunks */
+    size_t count;              /* of chunks; 0: it could not be entered, and is not known */
     weft_hash *hashes;         /* of the chunks; NULL: in `list`, which was not read yet */
     char list[WEFT_KEY_SIZE];  /* the object that holds them, or "" */
     char owner[WEFT_KEY_SIZE]; /* of a list: the object whose hashes it holds; else "" */

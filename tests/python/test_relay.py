@@ -148,6 +148,7 @@ def test_upstream_down_and_up():
             assert state["error"] and state["head_seconds"] >= 0 and state["state_seconds"] >= 0, state
             assert "weft_relay_upstream_up 0" in relay.request("GET", "/metrics").body.decode()
             # what is not here cannot be had, and whoever asks is told to come again
+            assert wait_for(lambda: os.path.exists(relay.cached(missing)))
             os.remove(relay.cached(missing))
             answer = relay.request("GET", "/" + missing)
             assert answer.status == 503 and answer["Retry-After"] and answer["Cache-Control"] == "no-store", answer

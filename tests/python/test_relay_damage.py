@@ -113,8 +113,8 @@ def test_tampered_cache():
             with Relay(run.origin.url, cache=cache) as relay:
                 check_all(run, relay)
                 before = relay.relay()
+                assert wait_for(lambda: len(cached_files(relay)) >= 4), (tamper, cached_files(relay))
                 files = cached_files(relay)
-                assert len(files) >= 4, (tamper, files)
                 for key in files:
                     tamper(relay.cached(key), dice)
                 check_all(run, relay)
@@ -137,7 +137,7 @@ def test_tampered_heads():
         run.publish()
         cache = os.path.join(run.root, "cache")
         with Relay(run.proxy.url, cache=cache) as relay:
-            relay.has_version(1)
+            assert wait_for(lambda: os.path.exists(relay.cached("heads/00000001")))
             with open(relay.cached("heads/00000001"), "rb") as file:
                 old = file.read()
             relay.has_version(run.publish())
