@@ -2,14 +2,21 @@
 """origins.py: a store for tests that put a proxy before it, and the ways that lead there.
 
 It is a `weft serve` of the test's own, unless WEFT_TEST_STORE is the URL of a place in S3: then that, with the
-service at AWS_ENDPOINT_URL.
+service at AWS_ENDPOINT_URL. With WEFT_TEST_RELAY readers take a way through a relay: "before" the proxy, which then
+stands between the relay and the store, or "behind" it.
 """
+import contextlib
 import os
+import sys
 import uuid
 
-import serving
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+import relaying  # noqa: E402
+import serving  # noqa: E402
+from fault_proxy import FaultProxy  # noqa: E402
 
 PLACES = os.environ.get("WEFT_TEST_STORE", "")
+RELAY = os.environ.get("WEFT_TEST_RELAY", "")
 
 
 class Way:
@@ -53,3 +60,31 @@ class InS3:
 
 def open_origin():
     return InS3() if PLACES.startswith("s3://") else Served()
+
+
+def open_relay(way):
+    return relaying.Relay(way.url, environment=way.environment)
+
+
+@contextlib.contextmanager
+def bad_way(origin, seed):
+    """A proxy, and the readers' way through it."""
+    if RELAY == "behind":
+        with open_relay(origin.direct) as relay, FaultProxy(relay.url, seed) as proxy:
+            yield proxy, Way(proxy.url)
+    elif RELAY == "before":
+        with FaultProxy(origin.address, seed) as proxy, open_relay(origin.through(proxy)) as relay:
+            yield proxy, Way(relay.url)
+    else:
+        with FaultProxy(origin.address, seed) as proxy:
+            yield proxy, origin.through(proxy)
+
+
+@contextlib.contextmanager
+def good_way(origin):
+    """The readers' way without a proxy."""
+    if RELAY:
+        with open_relay(origin.direct) as relay:
+            yield Way(relay.url)
+    else:
+        yield origin.direct

@@ -24,10 +24,10 @@ QUICK = ("--retries", "1", "--timeout", "5")  # of a relay whose upstream will f
 class Relay(Server):
     """A relay of the store at `upstream`; its cache is the server's directory."""
 
-    def __init__(self, upstream, *arguments, cache=None):
+    def __init__(self, upstream, *arguments, cache=None, environment=None):
         self.own = tempfile.TemporaryDirectory(prefix="weft-relay.") if cache is None else None
         self.cache = cache or os.path.join(self.own.name, "cache")
-        super().__init__("--cache", self.cache, *arguments, directory=upstream)
+        super().__init__("--cache", self.cache, *arguments, directory=upstream, environment=environment)
 
     def __exit__(self, *error):
         super().__exit__(*error)

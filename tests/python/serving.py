@@ -37,7 +37,7 @@ class Answer:
 class Server:
     """A server and its directory; ends with `with`."""
 
-    def __init__(self, *arguments, directory=None, ca_file=None):
+    def __init__(self, *arguments, directory=None, ca_file=None, environment=None):
         self.scratch = tempfile.TemporaryDirectory(prefix="weft-serve.")
         self.directory = directory or os.path.join(self.scratch.name, "store")
         self.ca_file = ca_file
@@ -47,7 +47,8 @@ class Server:
             command = [WEFT, "serve", self.directory, "--url-file", url_file]
             if "--listen" not in arguments:
                 command += ["--listen", "127.0.0.1:0"]
-            self.process = subprocess.Popen(command + list(arguments), stdin=subprocess.DEVNULL, stderr=log)
+            self.process = subprocess.Popen(command + list(arguments), stdin=subprocess.DEVNULL, stderr=log,
+                                            env=dict(os.environ, **(environment or {})))
         end = time.monotonic() + PATIENCE
         while not os.path.exists(url_file):
             if self.process.poll() is not None or time.monotonic() > end:

@@ -129,8 +129,8 @@ def test_a_follower_behind_bad_networks():
     with tempfile.TemporaryDirectory(prefix="weft-sync-proxy.") as root, origins.open_origin() as origin:
         scene = Scene(root)
         scene.publish(origin.direct)
-        with FaultProxy(origin.address, seed=5) as proxy:
-            follower = scene.follow(origin.through(proxy))
+        with origins.bad_way(origin, seed=5) as (proxy, way):
+            follower = scene.follow(way)
             try:
                 for name, faults in READER_FAULTS.items():
                     before = proxy.counts()
@@ -157,9 +157,9 @@ def test_a_publisher_behind_bad_networks():
     with tempfile.TemporaryDirectory(prefix="weft-sync-proxy.") as root, origins.open_origin() as origin:
         scene = Scene(root)
         scene.publish(origin.direct)
-        follower = scene.follow(origin.direct)
-        try:
-            with FaultProxy(origin.address, seed=6) as proxy:
+        with origins.good_way(origin) as way, FaultProxy(origin.address, seed=6) as proxy:
+            follower = scene.follow(way)
+            try:
                 for name, faults in WRITER_FAULTS.items():
                     proxy.set_faults(faults)
                     for _ in range(3):
@@ -169,8 +169,8 @@ def test_a_publisher_behind_bad_networks():
                     proxy.set_faults([])
                     scene.await_digest(scene.publish(origin.through(proxy)), follower, name)
                 counts = proxy.counts()
-        finally:
-            scene.end(follower)
+            finally:
+                scene.end(follower)
         scene.check_seen()
         for fault in ("cut", "lose", "duplicate", "status", "flip"):
             assert counts[fault] > 0, f"{fault} never struck: {counts}"
@@ -180,8 +180,8 @@ def test_a_server_that_comes_and_goes():
     with tempfile.TemporaryDirectory(prefix="weft-sync-proxy.") as root, origins.open_origin() as origin:
         scene = Scene(root)
         scene.publish(origin.direct)
-        with FaultProxy(origin.address, seed=7) as proxy:
-            follower = scene.follow(origin.through(proxy))
+        with origins.bad_way(origin, seed=7) as (proxy, way):
+            follower = scene.follow(way)
             try:
                 for _ in range(2):
                     proxy.set_faults([{"fault": "cut", "where": "before"}])

@@ -5,6 +5,7 @@
 #include "scenes.h"
 
 #include "patches.h"
+#include "relayed.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -57,6 +58,12 @@ void scene_place_open(scene_place *place, weft_context *context, scratch *scratc
     }
     place->reading =
         reading != NULL && reading[0] != '\0' ? open_below(context, reading, name) : place->store;
+    const char *relay = getenv("WEFT_TEST_RELAY");
+    if (relay != NULL && relay[0] != '\0') {
+        scene_expect(context,
+                     relayed_open(context, place->store, scratch_path(scratch, "relay"), &place->reading),
+                     WEFT_OK, "open a relay");
+    }
 }
 
 void scene_place_close(scene_place *place) {

@@ -5,9 +5,9 @@
  * with a message if the surroundings fail it.
  *
  * The store is a directory, unless WEFT_TEST_STORE has the URL of another: every scene takes a place of its
- * own below it. WEFT_TEST_READ_STORE, if set, is the URL by which replicas see the same place, such as a
- * relay's. WEFT_TEST_STRIDE, up to 20, has long tests do only every so manieth of their cases, for stores
- * where an operation takes milliseconds.
+ * own below it. WEFT_TEST_READ_STORE, if set, is the URL by which replicas see the same place, such as that
+ * of a server; with WEFT_TEST_RELAY, they see it through a relay. WEFT_TEST_STRIDE, up to 20, has long
+ * tests do only every so manieth of their cases, for stores where an operation takes milliseconds.
  *
  * The rule that all of these tests check: what a replica holds, by its real bytes, is always a published
  * version, and once the faults are gone it is the newest.

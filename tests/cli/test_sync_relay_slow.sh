@@ -1,0 +1,72 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Synchronisation through a relay: the unit tests of live weights, several writers and faults of the store, whose
+# replicas then read from a relay; and followers through bad networks before and behind one. All on a directory or
+# `weft serve`, and, where Swift is installed, some on a real S3 service. The tests are those without a relay.
+# (Damage and lies that a relay keeps from its readers are in tests/python/test_relay_damage.py.)
+. "$(dirname "$0")/common.sh"
+. "$cli/../support/swift_s3.sh"
+build=${WEFT_BUILD:-$(dirname "$weft")}
+names=()
+runs=()
+
+end_runs() {
+    local run
+    for run in "${runs[@]}"; do
+        kill "$run" 2> /dev/null
+    done
+    stop_swift
+    clean_up
+}
+
+# run NAME COMMAND...: in the background
+run() {
+    local name=$1
+    shift
+    names+=("$name")
+    timeout 600 "$@" > "$name.log" 2>&1 &
+    runs+=($!)
+}
+
+all_ended() {
+    local i got
+    for i in "${!runs[@]}"; do
+        got=0
+        checks=$((checks + 1))
+        wait "${runs[i]}" || got=$?
+        [ "$got" -eq 0 ] || fail "${names[i]} ended with $got: $(grep -v ^fault: "${names[i]}.log" | tail -c 3000)"
+        grep -E 'PASSED|^Ran ' "${names[i]}.log" | sed "s/^/${names[i]}: /"
+    done
+    runs=()
+    names=()
+}
+
+proxied() { run "$1" /usr/bin/python3 -B "$cli/../python/test_sync_proxy.py"; }
+
+unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY all_proxy ALL_PROXY
+for variable in $(compgen -e AWS_) WEFT_S3_ADDRESSING; do
+    unset "$variable"
+done
+trap end_runs EXIT
+for suite in live writers faults; do
+    WEFT_TEST_RELAY=1 WEFT_TEST_STRIDE=10 run "$suite" "$build/tests/test_sync_$suite"
+done
+for place in before behind; do
+    WEFT_TEST_RELAY=$place proxied "$place"
+done
+all_ended
+
+if ! swift_is_installed; then
+    skip 'Swift or memcached is not installed (make deps installs them): no relay of S3 was tested'
+elif ! start_swift "$dir/swift"; then
+    tail -n 5 "$dir"/swift/*.log
+    skip 'Swift does not start: no relay of S3 was tested'
+else
+    check 'a bucket' swift_bucket bucket
+    export AWS_ACCESS_KEY_ID=test:tester AWS_SECRET_ACCESS_KEY=testing AWS_ENDPOINT_URL=$swift_url
+    WEFT_TEST_STORE=s3://bucket/live WEFT_TEST_RELAY=1 WEFT_TEST_STRIDE=20 run s3-live "$build/tests/test_sync_live"
+    WEFT_TEST_STORE=s3://bucket/before WEFT_TEST_RELAY=before proxied s3-before
+    all_ended
+fi
+finish
