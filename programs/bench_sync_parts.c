@@ -361,6 +361,7 @@ static int open_process(part_process *p, const char *store, weft_profile profile
         .cuts = p->cuts,
         .cut_count = p->cut_count,
         .anchor_ratio = -1,
+        .no_leaps = true, /* parts make none */
         .spool_directory = p->bench->directory,
         .part_index = p->part,
         .part_count = p->parts,

@@ -28,6 +28,7 @@ enum {
     OPTION_KEEP_ANCHORS,
     OPTION_NO_LEAPS,
     OPTION_GC,
+    OPTION_PART,
     OPTION_KEEP_FOLLOWERS,
     OPTION_MAX_LAG,
     OPTION_MAX_LAG_SECONDS,
@@ -50,6 +51,11 @@ static const struct argp_option options[] = {
     {"cache", OPTION_CACHE, "DIR", 0,
      "Keep the copy of what was published last in DIR (default: a directory per store in "
      "${XDG_CACHE_HOME:-~/.cache}/weft)",
+     1},
+    {"part", OPTION_PART, "I/N", 0,
+     "Publish together with N - 1 other processes, each of which is given the same checkpoint and another "
+     "I, "
+     "from 0 on; each encodes and sends a part of it, and keeps no cache",
      1},
     {"anchor", OPTION_ANCHOR, "WHEN", 0,
      "Write an anchor, a whole checkpoint for who starts or was away: auto (default), when the patches "
@@ -90,7 +96,9 @@ static const char doc[] =
     "  weft publish /srv/run-7 step-42.safetensors --label step=42\n"
     "  weft publish https://store.example/run-7 out/step-42/ --sign run-7.key \\\n"
     "      --token-file ~/.weft-token\n"
-    "  weft publish /srv/run-7 step-42.safetensors --json | jq .uploaded_bytes\n" HELP_REMOTE_EXIT_CODES;
+    "  weft publish /srv/run-7 step-42.safetensors --json | jq .uploaded_bytes\n"
+    "  for i in 0 1 2 3; do weft publish /srv/run-7 step-43.safetensors --part $i/4 & done; "
+    "wait\n" HELP_REMOTE_EXIT_CODES;
 
 typedef enum anchor_choice { ANCHOR_AUTO, ANCHOR_NOW, ANCHOR_NEVER } anchor_choice;
 
@@ -114,6 +122,8 @@ typedef struct publish_arguments {
     double anchor_ratio;
     uint64_t keep_anchors;
     bool no_leaps;
+    uint64_t part_index;
+    uint64_t part_count; /* 0: there is one process */
 } publish_arguments;
 
 /* ---- arguments ---- */
@@ -137,6 +147,21 @@ static bool parse_ratio(const char *text, double *ratio_out) {
     }
     *ratio_out = value;
     return true;
+}
+
+/* "2/4" */
+static bool parse_part(const char *text, publish_arguments *arguments) {
+    enum { PARTS_MAX = 1024 };
+    char index[8];
+    const char *slash = strchr(text, '/');
+    if (slash == NULL || (size_t)(slash - text) >= sizeof index) {
+        return false;
+    }
+    memcpy(index, text, (size_t)(slash - text));
+    index[slash - text] = 0;
+    return text_parse_unsigned(slash + 1, PARTS_MAX, &arguments->part_count) &&
+           text_parse_unsigned(index, PARTS_MAX, &arguments->part_index) &&
+           arguments->part_index < arguments->part_count;
 }
 
 static error_t parse_anchors(int key, char *argument, struct argp_state *state) {
@@ -210,6 +235,11 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     case OPTION_KEEP_FOLLOWERS:
         arguments->keep_followers = true;
         return 0;
+    case OPTION_PART:
+        if (!parse_part(argument, arguments)) {
+            argp_error(state, "--part takes a number and a count, such as 0/4 to 3/4, not '%s'", argument);
+        }
+        return 0;
     case OPTION_ADOPT:
         arguments->adopt = true;
         return 0;
@@ -225,6 +255,9 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     case ARGP_KEY_END:
         if (arguments->path_count != 2) {
             argp_error(state, "give the store, and the checkpoint to publish");
+        }
+        if (arguments->part_count > 1 && (arguments->cache != NULL || arguments->anchor == ANCHOR_NOW)) {
+            argp_error(state, "--part does not go with --cache or --anchor now");
         }
         if (arguments->cache != NULL && *arguments->cache == 0) {
             argp_error(state, "--cache takes a directory");
@@ -501,7 +534,7 @@ static int publish_model(publish_arguments *arguments, const weft_model *model, 
     weft_command *command = &arguments->command;
     const weft_container *container = weft_checkpoint_container(model->checkpoint);
     char *mirror = NULL;
-    int code = find_mirror(arguments, container->sharded, &mirror);
+    int code = arguments->part_count > 1 ? EXIT_DONE : find_mirror(arguments, container->sharded, &mirror);
     if (code != EXIT_DONE) {
         return code;
     }
@@ -521,6 +554,8 @@ static int publish_model(publish_arguments *arguments, const weft_model *model, 
         .keep_anchors = (unsigned)arguments->keep_anchors,
         .no_leaps = arguments->no_leaps,
         .mirror_path = mirror,
+        .part_index = (unsigned)arguments->part_index,
+        .part_count = (unsigned)arguments->part_count,
     };
     weft_publisher *publisher;
     weft_status status =

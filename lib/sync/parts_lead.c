@@ -479,7 +479,7 @@ static void sum_up(making *m, bool whole, weft_parts_made *made) {
     weft_diff_stats *stats = &made->stats;
     weft_sum *next = lead->next_totals;
     memset(next, 0, tensor_count(lead) * sizeof *next);
-    stats->base = digest_of(lead, next);
+    stats->base = lead->nothing;
     if (!whole) {
         memcpy(next, lead->totals, tensor_count(lead) * sizeof *next);
         stats->base = m->order->base;
@@ -753,6 +753,24 @@ weft_status weft_parts_lead_anchor(weft_parts_lead *lead, weft_baseline *baselin
 
 /* ---- life ---- */
 
+/* The digest of a model without tensors. */
+static weft_status digest_nothing(weft_parts_lead *lead) {
+    weft_context *context = lead->parts.context;
+    weft_table *table;
+    weft_view *view;
+    weft_status status = weft_table_create(context, &table);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = weft_view_create(context, table, &view);
+    if (status == WEFT_OK) {
+        lead->nothing = weft_state_digest(view, look_up, NULL);
+        weft_view_destroy(view);
+    }
+    weft_table_destroy(table);
+    return status;
+}
+
 weft_status weft_parts_lead_open(weft_parts_lead *lead, weft_context *context, weft_store *store,
                                  const weft_view *view, const weft_publisher_options *options) {
     *lead = (weft_parts_lead){.number = 0};
@@ -762,7 +780,7 @@ weft_status weft_parts_lead_open(weft_parts_lead *lead, weft_context *context, w
         lead->next_totals = weft_allocate_zeroed(context, tensor_count(lead), sizeof *lead->next_totals);
         status = lead->totals != NULL && lead->next_totals != NULL ? WEFT_OK : WEFT_NO_MEMORY;
     }
-    return status;
+    return status == WEFT_OK ? digest_nothing(lead) : status;
 }
 
 void weft_parts_lead_close(weft_parts_lead *lead) {

@@ -11,7 +11,8 @@
 
 typedef struct weft_parts_lead {
     weft_parts parts;
-    uint64_t number; /* of the last call */
+    weft_digest nothing; /* what whole versions and anchors start from */
+    uint64_t number;     /* of the last call */
     uint64_t turn;
     bool called;               /* this turn's members wait to be told how it ends */
     weft_sum *totals;          /* of each tensor of what was published last */
