@@ -24,6 +24,7 @@
 #include <sys/stat.h>
 
 static const double ENDING_SECONDS = 2;
+static const double YIELD_SECONDS = 0.25;
 static const double LOOK_SECONDS = 0.5; /* between looks at the store while a step is offered */
 
 typedef enum lead_state {
@@ -299,6 +300,26 @@ static weft_status reconsider(weft_group *group) {
     return status == WEFT_CANCELLED ? status : WEFT_OK;
 }
 
+static bool scattering(const weft_group *group) {
+    bool found = false;
+    for (unsigned i = 0; i < group->options.members && !found; i++) {
+        weft_standing standing = weft_group_standing(&group->room, i);
+        found = standing.number == group->number && standing.kind == WEFT_STANDING_VOTED &&
+                weft_group_rank_lives(&group->room, i);
+    }
+    return found;
+}
+
+/* The ranks are in their pause: the mirror leaves them processors and memory for a moment. */
+static void let_ranks_go_first(const weft_group *group) {
+    double until = weft_sync_now() + YIELD_SECONDS;
+    uint32_t bell = weft_group_bell(&group->room);
+    while (scattering(group) && weft_sync_now() < until &&
+           weft_group_sleep(&group->room, bell, YIELD_SECONDS) == WEFT_OK) {
+        bell = weft_group_bell(&group->room);
+    }
+}
+
 /* WEFT_MORE: there is no decision yet. */
 static weft_status await_decision(weft_group *group, double until) {
     for (;;) {
@@ -306,6 +327,7 @@ static weft_status await_decision(weft_group *group, double until) {
         weft_verdict verdict = weft_group_verdict(&group->room, group->number);
         if (verdict.kind == WEFT_VERDICT_COMMITTED) {
             group->info.committed++;
+            let_ranks_go_first(group);
             return move_mirror(group);
         }
         if (verdict.kind == WEFT_VERDICT_WITHDRAWN) {
