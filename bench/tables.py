@@ -3,6 +3,7 @@
 
 tables.py link SAMPLES DENSE_BYTES [--json]   the samples of bench/link.sh: rate, kind, bytes, seconds
 tables.py sync SYNC.json LINK.json            the results of `weft bench --sync --json` and link.sh --json
+tables.py fleet FLEET.json                    the results of `weft bench --fleet --json`
 """
 import json
 import statistics
@@ -116,6 +117,36 @@ def sync_table(sync, link):
         yield from link_table(link)
 
 
+def mebibytes(size):
+    return f"{size / 2**20:.1f} MiB"
+
+
+def fleet_table(results):
+    fleet, relay = results["fleet"], results["relay"]
+    seconds = fleet["seconds"]
+    yield "| | | |"
+    yield "|---|---|---|"
+    yield (f"| {results['followers']} followers behind {results['relays']} relays |"
+           f" {fleet['total'] / 1e6:.0f}M parameters, {100 * fleet['changed'] / fleet['total']:.1f}% changed,"
+           f" {results['versions']} versions, {fleet['lost']} lost; publish to commit |"
+           f" median {milliseconds(seconds['median'])}, p99 {milliseconds(seconds['p99'])};"
+           f" {fleet['versions_per_second']:.1f} versions/s |")
+    index = fleet["page_bytes"] + fleet["head_bytes"]
+    yield (f"| what the origin sends | {fleet['origin_bytes']:,} bytes; patches have {fleet['patch_bytes']:,}, pages"
+           f" and heads {index:,} | {fleet['origin_share']:.3f} of once to each relay |")
+    memory = "; ".join(f"{entry['server']} {mebibytes(entry['early_bytes'])}, {mebibytes(entry['late_bytes'])}"
+                       for entry in fleet["memory"])
+    yield f"| servers' resident memory | after {fleet['early_versions']} versions, and at the end | {memory} |"
+    direct, relayed = relay["direct"], relay["relayed"]
+    yield (f"| what a relay adds | one follower, {direct['versions']} versions each way, in turn: median"
+           f" {milliseconds(direct['seconds']['median'])} at the origin,"
+           f" {milliseconds(relayed['seconds']['median'])} through a relay | {relay['median_ratio']:.2f} x |")
+    for entry in results["asked"]:
+        yield (f"| {results['followers']} ask an empty relay at once | for one object of {entry['room']},"
+               f" {entry['bytes']:,} bytes | {entry['origin_requests']} request to the origin,"
+               f" {entry['origin_bytes']:,} bytes |")
+
+
 def main(arguments):
     if arguments[:1] == ["link"] and len(arguments) in (3, 4):
         results = link_results(arguments[1], int(arguments[2]))
@@ -126,6 +157,9 @@ def main(arguments):
     elif arguments[:1] == ["sync"] and len(arguments) == 3:
         with open(arguments[1]) as sync, open(arguments[2]) as link:
             print("\n".join(sync_table(json.load(sync), json.load(link))))
+    elif arguments[:1] == ["fleet"] and len(arguments) == 2:
+        with open(arguments[1]) as fleet:
+            print("\n".join(fleet_table(json.load(fleet))))
     else:
         sys.exit(__doc__)
 

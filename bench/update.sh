@@ -6,6 +6,7 @@
 #
 #   bench/update.sh [OPTION…]   the table of `build/weft bench`, with the processor it ran on
 #   bench/update.sh sync        the figures of `build/weft bench --sync` and, as root, of bench/link.sh
+#   bench/update.sh fleet       the figures of `build/weft bench --fleet`
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -37,6 +38,16 @@ update_sync() {
     replace 'bench sync' "$work/text"
 }
 
+update_fleet() {
+    build/weft bench --fleet --quiet --json > "$work/fleet"
+    {
+        echo "\`build/weft bench --fleet\`, everything on $(machine):"
+        echo
+        /usr/bin/python3 -B bench/tables.py fleet "$work/fleet"
+    } > "$work/text"
+    replace 'bench fleet' "$work/text"
+}
+
 update_table() {
     build/weft bench --quiet "$@" > "$work/table"
     {
@@ -51,6 +62,8 @@ update_table() {
 
 if [ "${1:-}" = sync ]; then
     update_sync
+elif [ "${1:-}" = fleet ]; then
+    update_fleet
 else
     update_table "$@"
 fi

@@ -12,9 +12,9 @@
 static const struct {
     const char *name;
     unsigned part;
-} part_names[] = {{"publish", SYNC_PUBLISH},   {"pause", SYNC_PAUSE}, {"scaling", SYNC_SCALING},
-                  {"latency", SYNC_LATENCY},   {"relay", SYNC_RELAY}, {"bucketing", SYNC_BUCKETING},
-                  {"catch-up", SYNC_CATCH_UP}, {"group", SYNC_GROUP}, {"parts", SYNC_PARTS}};
+} part_names[] = {{"publish", SYNC_PUBLISH}, {"pause", SYNC_PAUSE},         {"scaling", SYNC_SCALING},
+                  {"latency", SYNC_LATENCY}, {"bucketing", SYNC_BUCKETING}, {"catch-up", SYNC_CATCH_UP},
+                  {"group", SYNC_GROUP},     {"parts", SYNC_PARTS}};
 
 enum { PART_COUNT = sizeof part_names / sizeof part_names[0] };
 
@@ -46,8 +46,7 @@ bool bench_sync_parse_parts(const char *text, unsigned *parts_out) {
 
 /* ---- JSON ---- */
 
-/* Times in seconds. */
-static json_t *times_json(const sync_times *times) {
+json_t *sync_times_json(const sync_times *times) {
     json_t *json = json_object();
     json_object_set_new(json, "best", json_real(times->best));
     json_object_set_new(json, "median", json_real(times->median));
@@ -66,7 +65,7 @@ static json_t *publish_json(const sync_publish_results *results) {
         json_object_set_new(entry, "uploaded_bytes", json_count(row->uploaded_bytes));
         json_object_set_new(entry, "bytes_per_change",
                             json_ratio((double)row->patch_bytes, (double)results->changed));
-        json_object_set_new(entry, "seconds", times_json(&row->seconds));
+        json_object_set_new(entry, "seconds", sync_times_json(&row->seconds));
         json_object_set_new(entry, "diff_seconds", json_real(row->diff));
         json_object_set_new(entry, "upload_seconds", json_real(row->upload));
         json_object_set_new(entry, "head_seconds", json_real(row->head));
@@ -86,8 +85,8 @@ static json_t *pause_json(const sync_pause_results *results) {
     json_t *json = json_object();
     json_object_set_new(json, "total", json_count(results->total));
     json_object_set_new(json, "changed", json_count(results->changed));
-    json_object_set_new(json, "prepare_seconds", times_json(&results->prepare));
-    json_object_set_new(json, "commit_seconds", times_json(&results->commit));
+    json_object_set_new(json, "prepare_seconds", sync_times_json(&results->prepare));
+    json_object_set_new(json, "commit_seconds", sync_times_json(&results->commit));
     json_object_set_new(json, "memcpy_seconds", json_real(results->copy));
     return json;
 }
@@ -97,7 +96,7 @@ static json_t *scaling_json(const sync_scaling_results *results) {
     for (int i = 0; i < 2; i++) {
         json_t *entry = json_object();
         json_object_set_new(entry, "total", json_count(results->totals[i]));
-        json_object_set_new(entry, "commit_seconds", times_json(&results->commits[i]));
+        json_object_set_new(entry, "commit_seconds", sync_times_json(&results->commits[i]));
         json_array_append_new(models, entry);
     }
     json_object_set_new(json, "changed", json_count(results->changed));
@@ -106,13 +105,13 @@ static json_t *scaling_json(const sync_scaling_results *results) {
     return json;
 }
 
-static json_t *latency_json(const sync_latency_results *results) {
+json_t *sync_latency_json(const sync_latency_results *results) {
     json_t *json = json_object();
     json_object_set_new(json, "total", json_count(results->total));
     json_object_set_new(json, "changed", json_count(results->changed));
     json_object_set_new(json, "versions", json_count(results->versions));
     json_object_set_new(json, "lost", json_count(results->lost));
-    json_object_set_new(json, "seconds", times_json(&results->seconds));
+    json_object_set_new(json, "seconds", sync_times_json(&results->seconds));
     json_object_set_new(json, "p99_to_median", json_ratio(results->seconds.p99, results->seconds.median));
     json_object_set_new(json, "publisher_requests_per_version", json_real(results->requests_up));
     json_object_set_new(json, "publisher_bytes_per_version", json_real(results->bytes_up));
@@ -130,7 +129,7 @@ static json_t *bucketing_json(const sync_bucketing_results *results) {
         json_object_set_new(entry, "name", json_string(row->name));
         json_object_set_new(entry, "requests", json_count(row->requests));
         json_object_set_new(entry, "bytes", json_count(row->bytes));
-        json_object_set_new(entry, "seconds", times_json(&row->seconds));
+        json_object_set_new(entry, "seconds", sync_times_json(&row->seconds));
         json_array_append_new(rows, entry);
     }
     json_object_set_new(json, "tensors", json_count(results->tensors));
@@ -174,8 +173,8 @@ static json_t *group_json(const sync_group_results *results) {
         const sync_group_row *row = &results->rows[i];
         json_t *entry = json_object();
         json_object_set_new(entry, "name", json_string(row->name));
-        json_object_set_new(entry, "pause_seconds", times_json(&row->pause));
-        json_object_set_new(entry, "seconds", times_json(&row->seconds));
+        json_object_set_new(entry, "pause_seconds", sync_times_json(&row->pause));
+        json_object_set_new(entry, "seconds", sync_times_json(&row->seconds));
         json_object_set_new(entry, "processor_seconds_per_version", json_real(row->processor));
         json_object_set_new(entry, "bytes_per_version", json_real(row->bytes));
         json_object_set_new(entry, "requests_per_version", json_real(row->requests));
@@ -204,8 +203,8 @@ static json_t *parts_json(const sync_parts_results *results) {
         json_t *entry = json_object();
         json_object_set_new(entry, "profile", json_string(text_profile(row->profile)));
         json_object_set_new(entry, "patch_bytes", json_count(row->patch_bytes));
-        json_object_set_new(entry, "alone_seconds", times_json(&row->alone));
-        json_object_set_new(entry, "together_seconds", times_json(&row->together));
+        json_object_set_new(entry, "alone_seconds", sync_times_json(&row->alone));
+        json_object_set_new(entry, "together_seconds", sync_times_json(&row->together));
         json_object_set_new(entry, "ratio", json_ratio(row->together.best, row->alone.best));
         json_object_set_new(entry, "alone_processor_seconds", json_real(row->alone_processor));
         json_object_set_new(entry, "together_processor_seconds", json_real(row->together_processor));
@@ -237,10 +236,7 @@ static int print_json(weft_command *command, const sync_options *options, const 
         json_object_set_new(json, "scaling", scaling_json(&results->scaling));
     }
     if (options->parts & SYNC_LATENCY) {
-        json_object_set_new(json, "latency", latency_json(&results->latency));
-    }
-    if (options->parts & SYNC_RELAY) {
-        json_object_set_new(json, "relay", latency_json(&results->relay));
+        json_object_set_new(json, "latency", sync_latency_json(&results->latency));
     }
     if (options->parts & SYNC_BUCKETING) {
         json_object_set_new(json, "bucketing", bucketing_json(&results->bucketing));
@@ -299,10 +295,10 @@ static void print_scaling(const sync_scaling_results *results) {
            results->commits[1].median / results->commits[0].median);
 }
 
-static void print_latency(const char *part, const char *way, const sync_latency_results *results) {
+static void print_latency(const sync_latency_results *results) {
     char up[TEXT_SIZE], down[TEXT_SIZE];
-    print_model(part, results->total, results->changed);
-    printf(", %llu versions over %s, %llu anchors beside\n", (unsigned long long)results->versions, way,
+    print_model("latency", results->total, results->changed);
+    printf(", %llu versions over HTTP, %llu anchors beside\n", (unsigned long long)results->versions,
            (unsigned long long)results->anchors);
     printf("  publish to commit: median %.1f ms, p99 %.1f ms (%.1f x), longest %.1f ms; %llu lost\n",
            1e3 * results->seconds.median, 1e3 * results->seconds.p99,
@@ -389,14 +385,7 @@ static void print_text(const sync_options *options, const sync_results *results)
         print_scaling(&results->scaling);
     }
     if (options->parts & SYNC_LATENCY) {
-        print_latency("latency", "HTTP", &results->latency);
-    }
-    if (options->parts & SYNC_RELAY) {
-        print_latency("relay", "HTTP and a relay", &results->relay);
-    }
-    if ((options->parts & SYNC_RELAY) && (options->parts & SYNC_LATENCY)) {
-        printf("  the relay takes the median to %.2f x\n",
-               results->relay.seconds.median / results->latency.seconds.median);
+        print_latency(&results->latency);
     }
     if (options->parts & SYNC_BUCKETING) {
         print_bucketing(&results->bucketing);
@@ -427,10 +416,7 @@ static int run_parts(sync_bench *bench, sync_results *results) {
         code = bench_sync_scaling(bench, &results->scaling);
     }
     if (code == EXIT_DONE && (parts & SYNC_LATENCY)) {
-        code = bench_sync_latency(bench, false, &results->latency);
-    }
-    if (code == EXIT_DONE && (parts & SYNC_RELAY)) {
-        code = bench_sync_latency(bench, true, &results->relay);
+        code = bench_sync_latency(bench, &results->latency);
     }
     if (code == EXIT_DONE && (parts & SYNC_BUCKETING)) {
         code = bench_sync_buckets(bench, &results->bucketing);

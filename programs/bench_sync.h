@@ -19,10 +19,9 @@ enum {
     SYNC_LATENCY = 8,
     SYNC_BUCKETING = 16,
     SYNC_CATCH_UP = 32,
-    SYNC_RELAY = 64,
-    SYNC_GROUP = 128,
-    SYNC_PARTS = 256,
-    SYNC_ALL = 511,
+    SYNC_GROUP = 64,
+    SYNC_PARTS = 128,
+    SYNC_ALL = 255,
 };
 
 enum { SYNC_VERSIONS_MAX = 10000, SYNC_TENSORS_MAX = 20000 };
@@ -34,8 +33,10 @@ typedef struct sync_options {
     double learning_rate;
     uint64_t seed;
     unsigned repeat;
-    uint64_t versions;     /* of the latency; 0: 500, or 100 if `quick` */
-    uint64_t tensors;      /* of the bucketing; 0: 2,000 */
+    uint64_t versions;  /* of the latency; 0: 500, or 100 if `quick` */
+    uint64_t tensors;   /* of the bucketing; 0: 2,000 */
+    uint64_t followers; /* of the fleet, see bench_fleet.h */
+    uint64_t relays;
     const char *directory; /* where stores are made; NULL: TMPDIR or /tmp */
 } sync_options;
 
@@ -160,12 +161,14 @@ typedef struct sync_results {
     sync_pause_results pause;
     sync_scaling_results scaling;
     sync_latency_results latency;
-    sync_latency_results relay;
     sync_bucketing_results bucketing;
     sync_catch_up_results catch_up;
     sync_group_results group;
     sync_parts_results parts;
 } sync_results;
+
+json_t *sync_times_json(const sync_times *times);
+json_t *sync_latency_json(const sync_latency_results *results);
 
 /* ---- bench_sync_tools.c: samples, directories, a server, changes ---- */
 
@@ -224,6 +227,20 @@ int sync_flips_trace(sync_bench *bench, const bench_model *model, const weft_tra
 void sync_flips_apply(const sync_flips *flips, uint16_t *state);
 void sync_flips_close(sync_flips *flips);
 
+/* ---- bench_sync_walk.c: a training run of any length ---- */
+
+enum { SYNC_WALK_STEPS = 8 };
+typedef struct sync_walk {
+    bench_model model; /* the weights are its `base` */
+    sync_flips flips[SYNC_WALK_STEPS];
+    uint64_t steps; /* that were made */
+} sync_walk;
+
+int sync_walk_open(sync_bench *bench, uint64_t parameters, sync_walk *walk);
+void sync_walk_close(sync_walk *walk);
+/* Makes the next step, and gives the number of its changes. */
+uint64_t sync_walk_step(sync_walk *walk);
+
 /* ---- bench_sync_pair.c: a trainer and a worker ---- */
 
 /* The trainer's weights are the model's `base`, the worker's its `next`, so that a model of N bytes takes
@@ -263,14 +280,27 @@ int sync_pair_follow(sync_pair *pair, double *prepare_seconds, double *commit_se
 /* Are they the same? */
 int sync_pair_compare(const sync_pair *pair);
 
+/* ---- bench_sync_latency.c: a trainer, a server, and a worker that waits on it ---- */
+
+typedef struct sync_line sync_line;
+
+/* With at most 8M parameters, for up to `versions` versions. `relayed`: the worker's server is a relay of
+ * the trainer's. */
+int sync_line_open(sync_bench *bench, bool relayed, uint64_t versions, sync_line **line_out);
+/* Publishes a version, and waits until the worker has committed it. */
+int sync_line_step(sync_line *line);
+/* After the last step: the worker is what the trainer is, and so long it took. */
+int sync_line_finish(sync_line *line, sync_latency_results *results);
+void sync_line_close(sync_line *line);
+
 /* ---- the parts ---- */
 
 /* bench_sync_memory.c */
 int bench_sync_publish(sync_bench *bench, sync_publish_results *results);
 int bench_sync_pause(sync_bench *bench, sync_pause_results *results);
 int bench_sync_scaling(sync_bench *bench, sync_scaling_results *results);
-/* bench_sync_latency.c; `relayed`: the follower's server is a relay of the publisher's */
-int bench_sync_latency(sync_bench *bench, bool relayed, sync_latency_results *results);
+/* bench_sync_latency.c */
+int bench_sync_latency(sync_bench *bench, sync_latency_results *results);
 /* bench_sync_buckets.c */
 int bench_sync_buckets(sync_bench *bench, sync_bucketing_results *results);
 /* bench_sync_group.c */

@@ -3,7 +3,7 @@
  * verb_bench.c: `weft bench`: this machine against its limits, and against what others do, in one run
  * and one table.
  */
-#include "bench_sync.h"
+#include "bench_fleet.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -24,11 +24,14 @@ enum {
     OPTION_VERSIONS,
     OPTION_TENSORS,
     OPTION_DIRECTORY,
+    OPTION_FLEET,
+    OPTION_FOLLOWERS,
+    OPTION_RELAYS,
 };
 
 static const struct argp_option options[] = {
     {"params", OPTION_PARAMS, "N", 0,
-     "Parameters of the trace's model; suffixes K, M, B (default 256M; of --sync 1B)", 1},
+     "Parameters of the trace's model; suffixes K, M, B (default 256M; of --sync 1B, of --fleet 8M)", 1},
     {"lr", OPTION_LR, "RATE", 0, "Learning rate of the trace (default 1e-6)", 1},
     {"seed", OPTION_SEED, "N", 0, "Seed of the trace (default 1)", 1},
     {"repeat", OPTION_REPEAT, "N", 0, "Runs of each measurement, of which the fastest counts (default 5)",
@@ -41,13 +44,18 @@ static const struct argp_option options[] = {
      "With --make: write N steps, as step-0.safetensors to step-N.safetensors", 3},
     {"sync", OPTION_SYNC, NULL, 0, "Measure publishing and following instead, with two threads; see below",
      4},
-    {"quick", OPTION_QUICK, NULL, 0, "With --sync: 256M parameters and 100 versions", 4},
+    {"fleet", OPTION_FLEET, NULL, 0, "Measure many followers behind relays instead; see below", 4},
+    {"quick", OPTION_QUICK, NULL, 0,
+     "With --sync: 256M parameters and 100 versions; with --fleet: 8 followers, 1M and 12", 4},
     {"only", OPTION_ONLY, "PARTS", 0,
-     "With --sync: only some of publish,pause,scaling,latency,relay,bucketing,catch-up,group,parts", 4},
-    {"versions", OPTION_VERSIONS, "N", 0, "With --sync: versions of the latency (default 500)", 4},
+     "With --sync: only some of publish,pause,scaling,latency,bucketing,catch-up,group,parts", 4},
+    {"versions", OPTION_VERSIONS, "N", 0,
+     "With --sync: versions of the latency (default 500); with --fleet: versions (default 200)", 4},
     {"tensors", OPTION_TENSORS, "N", 0, "With --sync: tensors of the bucketing (default 2000)", 4},
     {"directory", OPTION_DIRECTORY, "DIR", 0,
-     "With --sync: where stores are made, and removed again (default: $TMPDIR or /tmp)", 4},
+     "With --sync or --fleet: where stores are made, and removed again (default: $TMPDIR or /tmp)", 4},
+    {"followers", OPTION_FOLLOWERS, "N", 0, "With --fleet: followers (default 64)", 4},
+    {"relays", OPTION_RELAYS, "N", 0, "With --fleet: relays that they are behind (default 2)", 4},
     {0},
 };
 
@@ -80,19 +88,26 @@ static const char doc[] =
     "  pause      commit in a worker of 256M parameters, prepared before\n"
     "  scaling    commit of 640,000 changes, 64M parameters against all of them\n"
     "  latency    8M parameters, publish to the end of commit over HTTP, version by version\n"
-    "  relay      the same, where the follower's server is a relay of the publisher's\n"
     "  bucketing  2,000 tensors over HTTP: one object, against one object for each tensor\n"
     "  group      four replicas on one host, as a group and each on its own\n"
     "  parts      256M parameters: four processes that publish a part each, against one alone\n\n"
     "Caches are cold before publish, prepare and commit; the server is a process of its own on the "
     "loopback device; each worker is compared bit for bit with its trainer. --params N makes every model "
     "that would be larger as small as N. 1B parameters take 7 GB of memory and 2 GB of disk.\n"
+    "\nWith --fleet, followers with live memory that wait on relays of one server, all on the loopback "
+    "device:\n\n"
+    "  fleet  every version to every follower: times, what the server sent, memory of the servers\n"
+    "  relay  publish to commit of one follower, at the server and through a relay, in turn\n"
+    "  ask    all at the same moment ask a fresh relay for the same object\n\n"
+    "The next version is made when all have committed the one before, or after 30 seconds. Each commit's "
+    "digest is compared with the trainer's, and in the end all weights.\n"
     "\nExamples:\n"
     "  weft bench\n"
     "  weft bench --params 1B --lr 3e-6 --repeat 3 --json\n"
     "  weft bench --base step-41.safetensors --new step-42.safetensors\n"
     "  weft bench --make /tmp/trace --params 8M --steps 3\n"
-    "  weft bench --sync --quick --only publish,pause\n" HELP_EXIT_CODES;
+    "  weft bench --sync --quick --only publish,pause\n"
+    "  weft bench --fleet --followers 16 --relays 1 --versions 50\n" HELP_EXIT_CODES;
 
 typedef struct bench_arguments {
     weft_command command;
@@ -105,6 +120,7 @@ typedef struct bench_arguments {
     const char *make;
     uint64_t steps;
     bool sync;
+    bool fleet;
     sync_options sync_options; /* what is not told by the options above */
 } bench_arguments;
 
@@ -119,12 +135,22 @@ static void parse_end(const bench_arguments *arguments, struct argp_state *state
         argp_error(state, "--steps goes with --make DIR");
     }
     const sync_options *sync = &arguments->sync_options;
-    if (!arguments->sync && (sync->quick || sync->parts != SYNC_ALL || sync->versions > 0 ||
-                             sync->tensors > 0 || sync->directory != NULL)) {
-        argp_error(state, "--quick, --only, --versions, --tensors and --directory go with --sync");
+    if (!arguments->sync && (sync->parts != SYNC_ALL || sync->tensors > 0)) {
+        argp_error(state, "--only and --tensors go with --sync");
     }
-    if (arguments->sync && (arguments->base != NULL || arguments->make != NULL)) {
-        argp_error(state, "--sync makes its own models; it does not go with --base, --new or --make");
+    if (!arguments->fleet && (sync->followers > 0 || sync->relays > 0)) {
+        argp_error(state, "--followers and --relays go with --fleet");
+    }
+    bool served = arguments->sync || arguments->fleet;
+    if (!served && (sync->quick || sync->versions > 0 || sync->directory != NULL)) {
+        argp_error(state, "--quick, --versions and --directory go with --sync or --fleet");
+    }
+    if (served && (arguments->base != NULL || arguments->make != NULL)) {
+        argp_error(state, "--sync and --fleet make their own models; neither goes with --base, --new or "
+                          "--make");
+    }
+    if (arguments->sync && arguments->fleet) {
+        argp_error(state, "--sync and --fleet exclude each other");
     }
 }
 
@@ -147,7 +173,7 @@ static uint64_t parse_number(const char *option, const char *text, uint64_t mini
     return value;
 }
 
-static error_t parse_sync(int key, const char *argument, struct argp_state *state) {
+static error_t parse_served(int key, const char *argument, struct argp_state *state) {
     bench_arguments *arguments = state->input;
     sync_options *sync = &arguments->sync_options;
     switch (key) {
@@ -160,7 +186,7 @@ static error_t parse_sync(int key, const char *argument, struct argp_state *stat
     case OPTION_ONLY:
         if (!bench_sync_parse_parts(argument, &sync->parts)) {
             argp_error(state,
-                       "--only takes some of publish,pause,scaling,latency,relay,bucketing,catch-up,group, "
+                       "--only takes some of publish,pause,scaling,latency,bucketing,catch-up,group, "
                        "not '%s'",
                        argument);
         }
@@ -173,6 +199,15 @@ static error_t parse_sync(int key, const char *argument, struct argp_state *stat
         return 0;
     case OPTION_DIRECTORY:
         sync->directory = argument;
+        return 0;
+    case OPTION_FLEET:
+        arguments->fleet = true;
+        return 0;
+    case OPTION_FOLLOWERS:
+        sync->followers = parse_number("followers", argument, 1, FLEET_FOLLOWERS_MAX, state);
+        return 0;
+    case OPTION_RELAYS:
+        sync->relays = parse_number("relays", argument, 1, FLEET_RELAYS_MAX, state);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -218,7 +253,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         parse_end(arguments, state);
         return 0;
     default:
-        return parse_sync(key, argument, state);
+        return parse_served(key, argument, state);
     }
 }
 
@@ -475,21 +510,22 @@ static int make_files(bench_arguments *arguments, const weft_trace *trace) {
     return EXIT_DONE;
 }
 
-static int run_sync(bench_arguments *arguments) {
+static int run_served(bench_arguments *arguments) {
     sync_options *sync = &arguments->sync_options;
     sync->parameters = arguments->parameters;
     sync->learning_rate = arguments->learning_rate;
     sync->seed = arguments->seed;
     sync->repeat = (unsigned)arguments->repeat;
-    return bench_sync(&arguments->command, sync);
+    return arguments->fleet ? bench_fleet(&arguments->command, sync)
+                            : bench_sync(&arguments->command, sync);
 }
 
 static int run(void *input) {
     enum { PARAMETERS = 256000000 };
     bench_arguments *arguments = input;
     weft_command *command = &arguments->command;
-    if (arguments->sync) {
-        return run_sync(arguments);
+    if (arguments->sync || arguments->fleet) {
+        return run_served(arguments);
     }
     arguments->parameters = arguments->parameters > 0 ? arguments->parameters : PARAMETERS;
     bench_model model = {0};

@@ -79,7 +79,7 @@ expect 2 'go with --sync' "$weft" bench --quick
 expect 2 'go with --sync' "$weft" bench --only pause
 expect 2 '--only takes' "$weft" bench --sync --only pause,speed
 expect 2 '--only takes' "$weft" bench --sync --only ''
-expect 2 'does not go with' "$weft" bench --sync --make here
+expect 2 'neither goes with' "$weft" bench --sync --make here
 expect 2 '--versions takes' "$weft" bench --sync --versions 0
 expect 1 'cannot make a directory' "$weft" bench --sync "${tiny[@]}" --directory nowhere
 finish
