@@ -323,6 +323,7 @@ static bool answer_wrong(fault_store *self, weft_context *context, const strike 
     }
     weft_store_get_request elsewhere = *request;
     elsewhere.key = strike->rule.other;
+    elsewhere.arrived = NULL;
     return weft_store_get(context, self->inner, &elsewhere, result_out) == WEFT_OK;
 }
 
@@ -363,7 +364,9 @@ static weft_status fault_get(void *opaque, weft_context *context, const weft_sto
         strike.struck = false;
     }
     weft_store_get_result result;
-    status = weft_store_get(context, self->inner, request, &result);
+    weft_store_get_request quiet = *request; /* who is told of bytes is told of what comes out here */
+    quiet.arrived = NULL;
+    status = weft_store_get(context, self->inner, &quiet, &result);
     if (status == WEFT_OK) {
         if (!result.unchanged && request->offset == 0 && result.received == result.size &&
             result.size <= CONTENT_MAX) {
