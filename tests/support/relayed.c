@@ -16,19 +16,20 @@ typedef struct relayed {
     weft_store *store; /* of the relay */
 } relayed;
 
-/* The relay has the head that the store has, or the store has none. */
+/* The relay has a head as new as the store's, or the store has none. Of two that are as new, which writers
+ * without conditional puts may leave, it keeps the first. */
 static bool is_level(const relayed *self, weft_context *context) {
     uint8_t data[WEFT_HEAD_MAX];
-    uint8_t known[WEFT_HEAD_MAX];
     size_t size;
-    size_t known_size;
     uint64_t epoch;
-    weft_head_info info;
-    if (weft_head_find(context, self->upstream, 1, data, &size, &epoch) != WEFT_OK) {
+    weft_head_info there;
+    weft_head_info here;
+    if (weft_head_find(context, self->upstream, 1, data, &size, &epoch) != WEFT_OK ||
+        weft_head_inspect(context, data, size, NULL, &there) != WEFT_OK) {
         return true;
     }
-    return weft_relay_head(context, self->relay, known, &known_size, &info) == WEFT_OK &&
-           size == known_size && memcmp(data, known, size) == 0;
+    return weft_relay_head(context, self->relay, data, &size, &here) == WEFT_OK &&
+           (here.epoch > there.epoch || (here.epoch == there.epoch && here.sequence >= there.sequence));
 }
 
 static void wait_for_head(const relayed *self, const char *key) {
