@@ -40,8 +40,9 @@ conform() {
 }
 conform s3://bucket/
 conform s3://bucket/deep/down/ AWS_ENDPOINT_URL=http://nowhere.invalid AWS_ENDPOINT_URL_S3="$swift_url/"
-# names under localhost are loopback addresses
-conform s3://bucket/virtual AWS_ENDPOINT_URL="http://localhost:$swift_port" WEFT_S3_ADDRESSING=virtual
+# names under localhost are loopback addresses; a session token is signed with the rest, and Swift checks that
+conform s3://bucket/virtual AWS_ENDPOINT_URL="http://localhost:$swift_port" WEFT_S3_ADDRESSING=virtual \
+    AWS_SESSION_TOKEN=some+token/==
 
 # ---- TLS, where bodies are sent unhashed ----
 # tls_front: nginx before Swift, with a certificate for 127.0.0.1 in cert.pem
