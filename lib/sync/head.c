@@ -236,30 +236,33 @@ weft_status weft_sync_head_parse(weft_context *context, const char *where, const
     return status;
 }
 
+weft_head_info weft_sync_head_describe(const weft_sync_head *head) {
+    weft_head_info info = {
+        .epoch = head->epoch,
+        .sequence = head->sequence,
+        .version = head->newest.version,
+        .digest = head->newest.digest,
+        .milliseconds = head->newest.milliseconds,
+        .patch_bytes = head->newest.patched ? head->newest.patch.bytes : 0,
+        .dense_bytes = head->newest.dense_bytes,
+        .changed = head->newest.changed,
+        .total = head->newest.total,
+        .is_signed = head->is_signed,
+    };
+    memcpy(info.run, head->run, sizeof info.run);
+    return info;
+}
+
 weft_status weft_head_inspect(weft_context *context, const void *data, size_t size, const weft_key *trusted,
                               weft_head_info *info_out) {
     weft_context_clear(context);
     weft_sync_head head;
     weft_status status = weft_sync_head_parse(context, "the head", data, size, trusted, &head);
-    if (status != WEFT_OK) {
-        return status;
+    if (status == WEFT_OK) {
+        *info_out = weft_sync_head_describe(&head);
+        weft_sync_head_close(&head, context);
     }
-    weft_head_info info = {
-        .epoch = head.epoch,
-        .sequence = head.sequence,
-        .version = head.newest.version,
-        .digest = head.newest.digest,
-        .milliseconds = head.newest.milliseconds,
-        .patch_bytes = head.newest.patched ? head.newest.patch.bytes : 0,
-        .dense_bytes = head.newest.dense_bytes,
-        .changed = head.newest.changed,
-        .total = head.newest.total,
-        .is_signed = head.is_signed,
-    };
-    memcpy(info.run, head.run, sizeof info.run);
-    weft_sync_head_close(&head, context);
-    *info_out = info;
-    return WEFT_OK;
+    return status;
 }
 
 /* ---- finding ---- */

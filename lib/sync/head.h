@@ -30,6 +30,8 @@ weft_status weft_sync_head_format(weft_context *context, const weft_sync_head *h
                                   uint8_t data[WEFT_HEAD_MAX], size_t *size_out);
 weft_status weft_sync_head_parse(weft_context *context, const char *where, const void *data, size_t size,
                                  const weft_key *trusted, weft_sync_head *head);
+/* What it says, for who need not know more. */
+weft_head_info weft_sync_head_describe(const weft_sync_head *head);
 /* Order of heads: by epoch, then by sequence. */
 bool weft_sync_head_newer(const weft_sync_head *head, uint64_t epoch, uint64_t sequence);
 

@@ -30,11 +30,10 @@ static const double LONGEST_PAUSE = 1;
 /* ---- heads ---- */
 
 /* Under the lock. */
-static void take_head(weft_relay *relay, const weft_sync_head *head, const weft_head_info *info,
-                      const uint8_t *data, size_t size) {
+static void take_head(weft_relay *relay, const weft_sync_head *head, const uint8_t *data, size_t size) {
     memcpy(relay->data, data, size);
     relay->size = size;
-    relay->info = *info;
+    relay->info = weft_sync_head_describe(head);
     relay->generation++;
     relay->started = head->started;
     if (strcmp(relay->catalog.run, head->run) != 0) {
@@ -56,41 +55,26 @@ static void take_head(weft_relay *relay, const weft_sync_head *head, const weft_
     }
 }
 
-static weft_status publish_head(weft_relay *relay, weft_context *context, const uint8_t *data,
-                                size_t size) {
-    weft_sync_head head;
-    weft_head_info info;
-    const char *url = weft_store_url(relay->upstream);
-    weft_status status = weft_head_inspect(context, data, size, relay->options.trusted, &info);
-    if (status == WEFT_OK) {
-        status = weft_sync_head_parse(context, url, data, size, relay->options.trusted, &head);
-    }
-    if (status != WEFT_OK) {
-        return status;
-    }
+static void publish_head(weft_relay *relay, const weft_sync_head *head, const uint8_t *data, size_t size) {
     pthread_mutex_lock(&relay->mutex);
     bool news =
-        relay->generation == 0 || weft_sync_head_newer(&head, relay->info.epoch, relay->info.sequence);
+        relay->generation == 0 || weft_sync_head_newer(head, relay->info.epoch, relay->info.sequence);
     if (news) {
-        take_head(relay, &head, &info, data, size);
+        take_head(relay, head, data, size);
     }
     pthread_mutex_unlock(&relay->mutex);
-    weft_sync_head_close(&head, context);
     if (news && relay->options.news != NULL) {
         relay->options.news(relay->options.opaque);
     }
-    return WEFT_OK;
 }
 
 /* The follow has a new head. That it cannot be written down matters only when the store is gone. */
-static weft_status take_news(weft_relay *relay, weft_context *context) {
+static void take_news(weft_relay *relay) {
     char key[WEFT_HEAD_KEY];
-    weft_head_key(relay->follow.head.epoch, key);
-    weft_status status = publish_head(relay, context, relay->follow.data, relay->follow.size);
-    if (status == WEFT_OK) {
-        (void)weft_relay_cache_write(&relay->cache, context, key, relay->follow.data, relay->follow.size);
-    }
-    return status;
+    const weft_follow *follow = &relay->follow;
+    publish_head(relay, &follow->head, follow->data, follow->size);
+    weft_head_key(follow->head.epoch, key);
+    (void)weft_relay_cache_write(&relay->cache, relay->watcher_context, key, follow->data, follow->size);
 }
 
 /* The head that was the newest when the last process ended: nobody need wait for the store. */
@@ -99,10 +83,13 @@ static void recall_head(weft_relay *relay) {
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
     weft_context *context = relay->watcher_context;
+    weft_sync_head head;
     weft_head_key(relay->follow.mark.epoch, key);
     if (relay->follow.mark.epoch > 0 &&
-        weft_relay_cache_read(&relay->cache, context, key, data, sizeof data, &size) == WEFT_OK) {
-        (void)publish_head(relay, context, data, size);
+        weft_relay_cache_read(&relay->cache, context, key, data, sizeof data, &size) == WEFT_OK &&
+        weft_sync_head_parse(context, key, data, size, relay->options.trusted, &head) == WEFT_OK) {
+        publish_head(relay, &head, data, size);
+        weft_sync_head_close(&head, context);
     }
 }
 
@@ -136,7 +123,10 @@ static void note_state(weft_relay *relay, weft_status status) {
 
 static weft_status look(weft_relay *relay) {
     weft_status status = weft_follow_look(&relay->follow);
-    return status == WEFT_OK ? take_news(relay, relay->watcher_context) : status;
+    if (status == WEFT_OK) {
+        take_news(relay);
+    }
+    return status;
 }
 
 /* As a subscriber waits: on the store if it can, and otherwise by looking now and then. */
@@ -146,7 +136,8 @@ static weft_status await_news(weft_relay *relay) {
     double start = weft_sync_now();
     weft_status status = weft_follow_watch(follow, after, WATCH_SECONDS);
     if (status == WEFT_OK) {
-        return take_news(relay, relay->watcher_context);
+        take_news(relay);
+        return WEFT_OK;
     }
     /* who waits on a server that was led astray is told the same again and again; the store is not */
     if (is_refusal(status)) {

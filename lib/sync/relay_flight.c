@@ -209,7 +209,7 @@ weft_flight *weft_flight_for(weft_relay *relay, weft_relay_item *item) {
     if (item->hashes == NULL && flight->failure.status == WEFT_OK) {
         want_hashes(relay, flight);
     }
-    pthread_cond_broadcast(&relay->work);
+    pthread_cond_signal(&relay->work);
     return flight;
 }
 
@@ -569,7 +569,6 @@ static void finish(weft_relay *relay, weft_context *context, weft_flight *flight
     if (teaches) {
         weft_lookup_walk(relay);
     }
-    pthread_cond_broadcast(&relay->work);
     pthread_mutex_unlock(&relay->mutex);
 }
 
@@ -640,7 +639,6 @@ static void run_prepare(weft_relay *relay, weft_flight *flight) {
     pthread_mutex_lock(&relay->mutex);
     flight->preparing = false;
     flight->prepared = true;
-    pthread_cond_broadcast(&relay->work);
 }
 
 static void run_load(weft_relay *relay, weft_context *context, weft_flight *flight, size_t segment) {
@@ -672,16 +670,25 @@ static void run_load(weft_relay *relay, weft_context *context, weft_flight *flig
         weft_lookup_walk(relay);
     }
     trim(relay);
-    pthread_cond_broadcast(&relay->work);
 }
 
+static bool is_more(const weft_relay *relay, const job *job) {
+    return job->head != NULL || is_bulk(job->flight) || relay->flights->next != NULL;
+}
+
+/* Work that appears wakes one thread; who finds some wakes the next one if there may be more; and who has
+ * finished looks for itself. */
 static void *loader_main(void *argument) {
     weft_relay_loader *loader = argument;
     weft_relay *relay = loader->relay;
     job job;
     pthread_mutex_lock(&relay->mutex);
     while (!atomic_load(&relay->stopping)) {
-        if (!choose(relay, &job)) {
+        bool chosen = choose(relay, &job);
+        if (chosen && is_more(relay, &job)) {
+            pthread_cond_signal(&relay->work);
+        }
+        if (!chosen) {
             pthread_cond_wait(&relay->work, &relay->mutex);
         } else if (job.head != NULL) {
             pthread_mutex_unlock(&relay->mutex);

@@ -104,7 +104,7 @@ static void answer_old_head(weft_relay_reader *reader) {
         weft_reader_fail(reader, &head->failure);
     } else {
         head->wanted = !head->loading;
-        pthread_cond_broadcast(&relay->work);
+        pthread_cond_signal(&relay->work);
         weft_reader_suspend(reader, &relay->lookups);
     }
 }

@@ -128,7 +128,7 @@ static weft_status await_flight(weft_relay_reader *reader, uint64_t offset) {
         return weft_fail(reader->context, WEFT_CANCELLED, "the relay is ending");
     }
     weft_reader_suspend(reader, &flight->waiting);
-    pthread_cond_broadcast(&reader->relay->work);
+    pthread_cond_signal(&reader->relay->work);
     return WEFT_MORE;
 }
 
