@@ -62,6 +62,8 @@ check 'quiet' test ! -s stdout
 
 # ---- signals ----
 for signal in INT TERM; do
+    # the background makes its own in its own time
+    rm -f signal.err
     # a background job of a shell ignores SIGINT
     /usr/bin/python3 -c 'import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
