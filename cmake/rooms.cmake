@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Rooms: lib/<name>/*.c becomes the object library weft_<name>.
+# Rooms: lib/<name>/*.c becomes the object library weft_<name>. So does lm/, which is no part of libweft.
 
 set(WEFT_ROOMS "")
 
-# A room without sources is passed over.
-macro(weft_add_room name)
-    file(GLOB room_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/lib/${name}/*.c)
+# The sources of a directory as the object library weft_<name>. Without sources there is none.
+function(weft_add_objects name directory)
+    file(GLOB room_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${directory}/*.c)
     if(NOT WEFT_X86)
         list(FILTER room_sources EXCLUDE REGEX "_(avx2|avx512)\\.c$")
     endif()
@@ -20,6 +20,12 @@ macro(weft_add_room name)
         add_library(weft_${name} OBJECT ${room_sources})
         target_include_directories(weft_${name} PUBLIC ${PROJECT_SOURCE_DIR}/include)
         target_link_libraries(weft_${name} PUBLIC PkgConfig::dependencies Threads::Threads)
+    endif()
+endfunction()
+
+macro(weft_add_room name)
+    weft_add_objects(${name} lib/${name})
+    if(TARGET weft_${name})
         list(APPEND WEFT_ROOMS weft_${name})
     endif()
 endmacro()
