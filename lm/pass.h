@@ -17,7 +17,7 @@
  */
 typedef struct lm_batch {
     size_t sequences;
-    const size_t *starts; /* sequences + 1, from 0 */
+    const size_t *starts; /* sequences + 1, ascending; a part of a batch keeps its numbers */
     const lm_token *tokens;
 } lm_batch;
 
