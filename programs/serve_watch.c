@@ -2,9 +2,10 @@
  *
  * serve_watch.c: knows the newest head, and holds the requests that wait for a newer one.
  *
- * One thread looks for heads. It is woken by a put through this server (serve_watch_poke), by inotify when
- * another process has written into the directory, and by the clock: for a waiting request whose time is up,
- * and to look again all the same, since network file systems tell nobody anything.
+ * One thread looks for heads. It is woken by a put through this server or a relay's news
+ * (serve_watch_poke), by inotify when another process has written into the directory, and by the clock: for
+ * a waiting request whose time is up, and to look again all the same, since network file systems tell
+ * nobody anything.
  *
  * Waiting requests are suspended and stand in a list. Who takes one off the list resumes it, after that it
  * is libmicrohttpd's again.
@@ -201,7 +202,8 @@ static void *watch_heads(void *opaque) {
 
 bool serve_watch_open(serve_watch *watch, serve_server *server) {
     *watch = (serve_watch){.server = server};
-    watch->notifier = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+    /* A relay tells of its heads by a poke, and writes files that nobody need look at. */
+    watch->notifier = server->relay == NULL ? inotify_init1(IN_NONBLOCK | IN_CLOEXEC) : -1;
     watch->poke = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     weft_context_options options = {.threads = 1};
     if (watch->poke < 0 || weft_context_create(&options, &watch->context) != WEFT_OK) {
