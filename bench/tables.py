@@ -112,6 +112,19 @@ def sync_table(sync, link):
     yield (f"| {catch_up['missed']} versions missed | the worst of {len(catch_up['rows'])} alignments:"
            f" {worst['fetched_bytes']:,} bytes in {worst['steps']} steps; one by one {worst['replayed_bytes']:,};"
            f" an anchor {catch_up['anchor_bytes']:,} | {100 * catch_up['worst']:.0f}% of the bytes |")
+    parts, group = sync["parts"], sync["group"]
+    for row in parts["rows"]:
+        yield (f"| {parts['processes']} processes with a part each, {row['profile']} |"
+               f" {parts['total'] / 1e6:.0f}M parameters: {milliseconds(row['together_seconds']['best'])};"
+               f" one process, one thread: {milliseconds(row['alone_seconds']['best'])}; at most"
+               f" {row['part_peak_bytes'] / 2**20:.0f} MiB in a part, {row['alone_peak_bytes'] / 2**20:.0f} MiB alone |"
+               f" {row['ratio']:.2f} of the time |")
+    together, apart = group["rows"]
+    yield (f"| {group['replicas']} replicas on a host | {group['total'] / 1e6:.0f}M parameters, as a group:"
+           f" {together['bytes_per_version']:,.0f} bytes per version, pause {milliseconds(together['pause_seconds']['median'])};"
+           f" each alone: {apart['bytes_per_version']:,.0f} bytes, {milliseconds(apart['pause_seconds']['median'])} |"
+           f" {milliseconds(together['processor_seconds_per_version'])} of processor time,"
+           f" {milliseconds(apart['processor_seconds_per_version'])} alone |")
     if "rows" in link:
         yield ""
         yield from link_table(link)
