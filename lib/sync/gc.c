@@ -67,6 +67,7 @@ typedef struct gc_run {
     uint64_t newest;
     uint64_t epoch;
     uint64_t newest_anchor;
+    uint64_t leaps_end; /* the version that the leaps of the newest page lead to; 0: there are none */
 } gc_run;
 
 static weft_status add_object(gc_run *gc, const char *key, uint64_t bytes, uint64_t version,
@@ -250,6 +251,7 @@ static weft_status visit_record(gc_run *gc, const weft_record *record) {
 static weft_status visit_newest(gc_run *gc, const weft_page *page) {
     weft_status status = WEFT_OK;
     gc->newest_anchor = page->anchor_count > 0 ? page->anchors[0].version : 0;
+    gc->leaps_end = page->leaps.count > 0 ? page->leaps.items[page->leaps.count - 1].last : 0;
     for (size_t i = 0; i < page->anchor_count && status == WEFT_OK; i++) {
         status = add_large(gc, &page->anchors[i].object, page->anchors[i].version, 0);
     }
@@ -337,8 +339,8 @@ typedef struct leftover_list {
     weft_status status;
 } leftover_list;
 
-/* An anchor is named by a page only when its writer publishes again, which may be long after; and so is the
- * newest leap. What the parts of a version tell each other is of use while their epoch lasts. */
+/* An anchor is named by a page only when its writer publishes again, which may be long after; and so are
+ * the newest leaps. What the parts of a version tell each other is of use while their epoch lasts. */
 static bool may_come(const gc_run *gc, const char *key) {
     unsigned long long epoch;
     unsigned long long version;
@@ -353,8 +355,10 @@ static bool may_come(const gc_run *gc, const char *key) {
     if ((!anchor && !leap) || epoch < gc->epoch) {
         return false;
     }
-    return (anchor && version > gc->newest_anchor) ||
-           (leap && version == gc->newest / WEFT_LEAP_WAYS * WEFT_LEAP_WAYS);
+    uint64_t newest_leap = gc->newest / WEFT_LEAP_WAYS * WEFT_LEAP_WAYS;
+    return (anchor && version > gc->newest_anchor) || (leap && version == newest_leap) ||
+           (leap && gc->leaps_end > 0 && version > gc->leaps_end && version < newest_leap &&
+            version % WEFT_LEAP_WAYS == 0);
 }
 
 static bool visit_listed(void *opaque, const char *key, uint64_t size, double age_seconds) {

@@ -141,6 +141,15 @@ weft_status weft_leaps_parse(weft_context *context, const char *where, const jso
     return status;
 }
 
+bool weft_leaps_adjoin(const weft_leaps *leaps, uint64_t version) {
+    for (size_t i = 1; i < leaps->count; i++) {
+        if (leaps->items[i].first != leaps->items[i - 1].last) {
+            return false;
+        }
+    }
+    return leaps->count == 0 || leaps->items[leaps->count - 1].last <= version;
+}
+
 /* ---- nodes ---- */
 
 void weft_leap_node_open(weft_leap_node *node, weft_context *context) {

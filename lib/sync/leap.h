@@ -17,6 +17,7 @@ enum {
     WEFT_LEAP_WAYS = 4,
     WEFT_LEAP_LEVELS = 8,
     WEFT_LEAPS_MAX = 2 * (WEFT_LEAP_WAYS - 1) * WEFT_LEAP_LEVELS, /* on a page */
+    WEFT_LEAP_TAIL = 128, /* versions behind the last leap of a page, at most */
     WEFT_LEAP_NODE_MAX = 256 * 1024,
 };
 
@@ -30,6 +31,8 @@ weft_status weft_leaps_copy(weft_leaps *leaps, weft_context *context, const weft
  * If it does not begin where the last one ends, the older ones go: nothing would lead from them on. */
 weft_status weft_ladder_add(weft_leaps *ladder, weft_context *context, const weft_leap *leap);
 json_t *weft_leaps_format(const weft_leaps *leaps);
+/* True if each begins where the one before ends, and the last ends at `version` or before it. */
+bool weft_leaps_adjoin(const weft_leaps *leaps, uint64_t version);
 /* Absent is empty. */
 weft_status weft_leaps_parse(weft_context *context, const char *where, const json_t *json,
                              weft_leaps *leaps);

@@ -190,8 +190,13 @@ weft_status weft_ledger_add_anchor(weft_ledger *ledger, const weft_anchor *ancho
 
 /* ---- leaps ---- */
 
-/* What leads to versions that are no longer kept leads nowhere. */
+/* What leads to versions that are no longer kept leads nowhere; and leaps that ended long ago, because no
+ * more were made, would only have readers go through all versions since. */
 static void drop_old_leaps(weft_ledger *ledger) {
+    size_t count = ledger->ladder.count;
+    if (count > 0 && ledger->ladder.items[count - 1].last + WEFT_LEAP_TAIL < ledger->version) {
+        ledger->ladder.count = 0;
+    }
     size_t gone = 0;
     while (gone < ledger->ladder.count && ledger->ladder.items[gone].last <= ledger->floor) {
         gone++;
@@ -203,10 +208,16 @@ static void drop_old_leaps(weft_ledger *ledger) {
     }
 }
 
+/* A new anchor's page repeats the newest record, with what it says already. */
+size_t weft_ledger_leap_room(const weft_ledger *ledger) {
+    size_t told = ledger->record_count > 0 ? ledger->records[ledger->record_count - 1].leaps.count : 0;
+    size_t used = told + ledger->made.count;
+    return used < WEFT_LEAPS_MAX ? WEFT_LEAPS_MAX - used : 0;
+}
+
 weft_status weft_ledger_add_leap(weft_ledger *ledger, const weft_leap *leap) {
     weft_status status = weft_ladder_add(&ledger->ladder, ledger->context, leap);
     if (status == WEFT_OK) {
-        drop_old_leaps(ledger);
         status = weft_leaps_add(&ledger->made, ledger->context, leap);
     }
     return status;
@@ -317,6 +328,7 @@ static weft_status retire_pages(const weft_ledger *ledger, weft_record *record) 
 weft_status weft_ledger_draft(weft_ledger *ledger, weft_record *record, const char *page_key,
                               weft_blob *page) {
     record->floor = ledger->floor;
+    drop_old_leaps(ledger);
     weft_status status = ledger->version > 0 ? retire_pages(ledger, record) : WEFT_OK;
     if (status == WEFT_OK) {
         status = weft_leaps_copy(&record->leaps, ledger->context, &ledger->made);
@@ -344,6 +356,7 @@ static weft_status amend_newest(weft_ledger *ledger) {
 }
 
 weft_status weft_ledger_redraft(weft_ledger *ledger, const char *page_key, weft_blob *page) {
+    drop_old_leaps(ledger);
     weft_status status = amend_newest(ledger);
     return status == WEFT_OK ? draft_page(ledger, NULL, page_key, page) : status;
 }

@@ -49,6 +49,8 @@ void weft_ledger_restore(weft_ledger *ledger, const weft_ledger_mark *mark);
 /* Takes an anchor into the list, and drops those beyond `keep`. */
 weft_status weft_ledger_add_anchor(weft_ledger *ledger, const weft_anchor *anchor, size_t keep);
 
+/* How many leaps the next page has room for: what does not fit waits for a later one. */
+size_t weft_ledger_leap_room(const weft_ledger *ledger);
 /* Takes in a leap up to a version that is entered. */
 weft_status weft_ledger_add_leap(weft_ledger *ledger, const weft_leap *leap);
 

@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 /* A patch that saves less than a tenth against what it leaps over is not worth its room. */
-enum { WORTH_PARTS = 9, WORTH_OF = 10 };
+enum { WORTH_PARTS = 9, WORTH_OF = 10, QUEUE_MOST = 16 };
 
 /* One leap to be written. */
 typedef struct merger_job {
@@ -66,6 +66,7 @@ struct weft_merger {
     bool has_note;
     bool reading; /* the keeper is at work on the baseline */
     merger_job *first_job, *last_job;
+    size_t job_count;
     bool sending;
     weft_leaps finished;
     pthread_t keeper, sender;
@@ -255,8 +256,16 @@ static void queue_job(weft_merger *merger, merger_job *job) {
         merger->first_job = job;
     }
     merger->last_job = job;
+    merger->job_count++;
     pthread_cond_broadcast(&merger->changed);
     pthread_mutex_unlock(&merger->lock);
+}
+
+static size_t queued(weft_merger *merger) {
+    pthread_mutex_lock(&merger->lock);
+    size_t count = merger->job_count;
+    pthread_mutex_unlock(&merger->lock);
+    return count;
 }
 
 static weft_status copy_records(weft_merger *merger, merger_job *job) {
@@ -282,7 +291,8 @@ static void make_leap(weft_merger *merger, unsigned number) {
         drop_job(merger, job);
         return;
     }
-    job->spool = encode_leap(merger, number, record);
+    /* who cannot send as fast as leaps are made leaves patches out, and keeps the tree together */
+    job->spool = queued(merger) < QUEUE_MOST ? encode_leap(merger, number, record) : NULL;
     queue_job(merger, job);
 }
 
@@ -305,6 +315,7 @@ static void end_block(weft_merger *merger, uint64_t version) {
     }
     forget_block(merger);
     merger->block_whole = true;
+    limit_memory(merger);
     begin_pasts(merger, version);
 }
 
@@ -508,7 +519,7 @@ static void send_job(weft_merger *merger, merger_job *job) {
         return;
     }
     pthread_mutex_lock(&merger->lock);
-    weft_status ignored = weft_leaps_add(&merger->finished, merger->context, &leap);
+    weft_status ignored = weft_leaps_add(&merger->finished, merger->sender_context, &leap);
     (void)ignored;
     pthread_mutex_unlock(&merger->lock);
 }
@@ -526,6 +537,7 @@ static void *sender_main(void *argument) {
             continue;
         }
         merger->first_job = job->next;
+        merger->job_count--;
         if (job->next == NULL) {
             merger->last_job = NULL;
         }
@@ -622,7 +634,11 @@ weft_status weft_merger_open(weft_context *context, const weft_merger_task *task
         task->options->leap_bytes != 0 ? task->options->leap_bytes : 2 * view_bytes(task->view);
     atomic_init(&merger->stopping, false);
     pthread_mutex_init(&merger->lock, NULL);
-    pthread_cond_init(&merger->changed, NULL);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&merger->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
     weft_status status = open_merger(merger, ledger);
     if (status != WEFT_OK) {
         weft_merger_close(merger);
@@ -680,6 +696,7 @@ static void work_now(weft_merger *merger, weft_record *record) {
         drop_job(merger, job);
     }
     merger->last_job = NULL;
+    merger->job_count = 0;
     weft_context_clear(merger->context);
 }
 
@@ -717,7 +734,7 @@ static void wait_for_rest(weft_merger *merger) {
     pthread_mutex_lock(&merger->lock);
     while (!at_rest(merger)) {
         struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
+        clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += 100000000;
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
@@ -735,14 +752,20 @@ weft_status weft_merger_collect(weft_merger *merger, bool wait, weft_ledger *led
     } else {
         pthread_mutex_lock(&merger->lock);
     }
-    weft_leaps finished = merger->finished;
-    merger->finished = (weft_leaps){0};
-    pthread_mutex_unlock(&merger->lock);
+    weft_leaps *finished = &merger->finished;
+    size_t room = weft_ledger_leap_room(ledger);
+    size_t count = finished->count < room ? finished->count : room;
+    size_t taken = 0;
     weft_status status = WEFT_OK;
-    for (size_t i = 0; i < finished.count && status == WEFT_OK; i++) {
-        status = weft_ledger_add_leap(ledger, &finished.items[i]);
-        *any_out = *any_out || status == WEFT_OK;
+    while (taken < count && status == WEFT_OK) {
+        status = weft_ledger_add_leap(ledger, &finished->items[taken]);
+        taken += status == WEFT_OK;
     }
-    weft_leaps_close(&finished, merger->context);
+    finished->count -= taken;
+    if (taken > 0) {
+        memmove(finished->items, finished->items + taken, finished->count * sizeof *finished->items);
+    }
+    pthread_mutex_unlock(&merger->lock);
+    *any_out = taken > 0;
     return status;
 }

@@ -23,6 +23,7 @@ typedef struct leap_plan {
     size_t record_count;
     weft_leap_node *nodes[NODES_MAX];
     size_t node_count;
+    bool useless;   /* the leaps end too far back */
     uint64_t start; /* the version that the replica is at; 0: none that is known */
 } leap_plan;
 
@@ -52,6 +53,11 @@ static weft_status visit_page(void *opaque, const weft_blob *blob, const weft_pa
     for (size_t i = page->record_count; i > 0 && status == WEFT_OK; i--) {
         const weft_record *record = &page->records[i - 1];
         if (record->version <= leaps_end(plan)) {
+            return WEFT_OK;
+        }
+        /* leaps that end so far back are of no use, and a history that goes on for ever is no reason to */
+        if (plan->record_count == WEFT_LEAP_TAIL) {
+            plan->useless = true;
             return WEFT_OK;
         }
         status = keep_record(plan, record);
@@ -211,9 +217,20 @@ static weft_status consider(leap_plan *plan, uint64_t first, const weft_anchor *
     return status == WEFT_MORE ? WEFT_OK : status;
 }
 
+/* Who is there already, or at a version before all leaps that somebody has kept the patches for, is not to
+ * be sent over an anchor because of that. */
+static bool beside(const leap_plan *plan) {
+    return plan->start != 0 &&
+           (plan->start == plan->request->version ||
+            (plan->start < plan->request->version && plan->start < plan->newest->leaps.items[0].first));
+}
+
 static weft_status choose(leap_plan *plan, choice *best) {
     uint64_t target = plan->request->version;
     weft_status status = WEFT_OK;
+    if (plan->useless || beside(plan)) {
+        return WEFT_MORE;
+    }
     if (plan->start != 0 && plan->start < target) {
         status = consider(plan, plan->start, NULL, best);
     }

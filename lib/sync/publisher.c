@@ -625,6 +625,9 @@ static void note_anchor(weft_publisher *publisher) {
     snprintf(publisher->anchor_text, sizeof publisher->anchor_text, "%s",
              publisher->anchor_status != WEFT_OK ? weft_context_error(publisher->context) : "");
     if (publisher->anchor_status == WEFT_DIGEST_MISMATCH) {
+        if (publisher->merger != NULL) {
+            weft_merger_yield(publisher->merger);
+        }
         publisher->baseline.holds = false;
     }
     weft_context_clear(publisher->context);

@@ -537,9 +537,14 @@ static weft_status parse_page(weft_page *page, const char *where, const json_t *
     if (status == WEFT_OK) {
         status = parse_records(page, where, json_object_get(json, "records"));
     }
-    return status == WEFT_OK
-               ? weft_leaps_parse(context, where, json_object_get(json, "leaps"), &page->leaps)
-               : status;
+    if (status == WEFT_OK) {
+        status = weft_leaps_parse(context, where, json_object_get(json, "leaps"), &page->leaps);
+    }
+    if (status == WEFT_OK &&
+        !weft_leaps_adjoin(&page->leaps, page->records[page->record_count - 1].version)) {
+        status = weft_sync_malformed(context, where, "the order of leaps");
+    }
+    return status;
 }
 
 weft_status weft_page_parse(weft_page *page, const char *where, const void *data, size_t size) {

@@ -15,6 +15,7 @@
 #include "clock.h"
 #include "fetch.h"
 #include "follow.h"
+#include "leap.h"
 #include "planner.h"
 #include "replica.h"
 #include "reporter.h"
@@ -419,6 +420,7 @@ static weft_status set_here(weft_subscriber *subscriber, const weft_record *reco
         weft_texts_close(&subscriber->here.labels, subscriber->context);
         subscriber->here = (position){copy.version, copy.milliseconds, copy.labels};
         weft_texts_close(&copy.retired, subscriber->context);
+        weft_leaps_close(&copy.leaps, subscriber->context);
     }
     return status;
 }

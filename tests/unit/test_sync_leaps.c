@@ -380,6 +380,76 @@ static void test_collected(void **state) {
     scene_close(&scene);
 }
 
+/* ---- what the first review found ---- */
+
+/* A sender that falls behind: what is finished later than a record has room for waits for the next. */
+static void test_many_at_once(void **state) {
+    (void)state;
+    const fault_rule slow = {.kind = FAULT_DELAY, .pattern = "leaps/*", .limit = 1, .seconds = 3};
+    scene scene;
+    open_scene(&scene, &one_anchor, 10);
+    scene_expect(scene.context, scene_publisher(&scene), WEFT_OK, "open");
+    fault_store_set(scene.faults, &slow, 1);
+    publish_until(&scene, 260);
+    settle(&scene);
+    scene_newcomer(&scene, "with many leaps");
+    scene_expect(scene.context, scene_publisher(&scene), WEFT_OK, "take over");
+    publish_until(&scene, 262);
+    settle(&scene);
+    scene_newcomer(&scene, "with the rest");
+    scene_close(&scene);
+}
+
+/* A replica that is where it is told to go stays there, also at a version that is not the newest. */
+static void test_there_already(void **state) {
+    (void)state;
+    scene scene;
+    replica replica;
+    open_scene(&scene, &one_anchor, 11);
+    scene_expect(scene.context, scene_publisher(&scene), WEFT_OK, "open");
+    publish_until(&scene, 37);
+    settle(&scene);
+    replica_open(&replica, &scene, "copy", NULL);
+    scene_expect(replica.context, weft_subscriber_pull(replica.subscriber, 21), WEFT_OK, "pull");
+    weft_subscriber_info before = weft_subscriber_describe(replica.subscriber);
+    for (int i = 0; i < 3; i++) {
+        scene_expect(replica.context, weft_subscriber_pull(replica.subscriber, 21), WEFT_OK, "again");
+    }
+    weft_subscriber_info after = weft_subscriber_describe(replica.subscriber);
+    assert_int_equal(after.version, 21);
+    assert_int_equal(after.anchors, before.anchors);
+    assert_int_equal(after.patches, before.patches);
+    scene_expect(replica.context, replica_reopen(&replica, NULL), WEFT_OK, "reopen");
+    scene_expect(replica.context, weft_subscriber_pull(replica.subscriber, 21), WEFT_OK, "after all");
+    after = weft_subscriber_describe(replica.subscriber);
+    assert_int_equal(after.anchors + after.patches, 0);
+    replica_close(&replica);
+    scene_close(&scene);
+}
+
+/* Leaps that nobody goes on with are given up before they become a burden. */
+static void test_no_more_leaps(void **state) {
+    (void)state;
+    scene scene;
+    replica replica;
+    open_scene(&scene, &one_anchor, 12);
+    scene_expect(scene.context, scene_publisher(&scene), WEFT_OK, "open");
+    publish_until(&scene, 20);
+    scene.options.no_leaps = true;
+    scene_expect(scene.context, scene_publisher(&scene), WEFT_OK, "without leaps");
+    publish_until(&scene, 30);
+    replica_open(&replica, &scene, NULL, NULL);
+    replica_catch_up(&replica, "parking");
+    publish_until(&scene, 200);
+    weft_subscriber_info before = weft_subscriber_describe(replica.subscriber);
+    walk(&replica);
+    weft_subscriber_info after = weft_subscriber_describe(replica.subscriber);
+    assert_int_equal(after.anchors, before.anchors);
+    assert_true(after.requests - before.requests < 170 + 10);
+    replica_close(&replica);
+    scene_close(&scene);
+}
+
 /* ---- memory ---- */
 
 static void test_little_memory(void **state) {
@@ -398,12 +468,14 @@ static void test_little_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_absence),           cmocka_unit_test(test_a_file_comes_back),
-        cmocka_unit_test(test_nodes_are_damaged),     cmocka_unit_test(test_nodes_are_missing),
-        cmocka_unit_test(test_patches_are_damaged),   cmocka_unit_test(test_patches_are_missing),
-        cmocka_unit_test(test_publishers_change),     cmocka_unit_test(test_collected),
-        cmocka_unit_test(test_little_memory),         cmocka_unit_test(test_soups),
-        cmocka_unit_test(test_a_process_per_version), cmocka_unit_test(test_pasts_are_spoilt),
+        cmocka_unit_test(test_any_absence),         cmocka_unit_test(test_a_file_comes_back),
+        cmocka_unit_test(test_nodes_are_damaged),   cmocka_unit_test(test_nodes_are_missing),
+        cmocka_unit_test(test_patches_are_damaged), cmocka_unit_test(test_patches_are_missing),
+        cmocka_unit_test(test_publishers_change),   cmocka_unit_test(test_collected),
+        cmocka_unit_test(test_little_memory),       cmocka_unit_test(test_soups),
+        cmocka_unit_test(test_many_at_once),        cmocka_unit_test(test_there_already),
+        cmocka_unit_test(test_no_more_leaps),       cmocka_unit_test(test_a_process_per_version),
+        cmocka_unit_test(test_pasts_are_spoilt),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
