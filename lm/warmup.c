@@ -23,10 +23,10 @@ lm_warmup_options lm_warmup_defaults(void) {
         .batch = 128,
         .steps = 3000,
         .success = 0.55,
-        .interval = 10,
+        .interval = 5,
         .evaluation = 256,
     };
-    options.adam.rate = 2e-3;
+    options.adam.rate = 1e-3;
     options.adam.beta2 = 0.99;
     return options;
 }

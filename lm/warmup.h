@@ -30,7 +30,7 @@ typedef struct lm_warmup_result {
     bool reached;
 } lm_warmup_result;
 
-/* Rate 2e-3, batch 128, success 0.55, at most 3000 steps, evaluated every 10 on 256 prompts. */
+/* Rate 1e-3, batch 128, success 0.55, at most 3000 steps, evaluated every 5 on 256 prompts. */
 lm_warmup_options lm_warmup_defaults(void);
 /* Continues from the trainer's state. That the success was not reached is no failure: see the result. */
 WEFT_CHECKED weft_status lm_warmup(lm_trainer *trainer, const lm_task *task,

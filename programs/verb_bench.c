@@ -4,6 +4,7 @@
  * and one table.
  */
 #include "bench_fleet.h"
+#include "bench_lm.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -25,6 +26,8 @@ enum {
     OPTION_TENSORS,
     OPTION_DIRECTORY,
     OPTION_FLEET,
+    OPTION_LM,
+    OPTION_LEARN,
     OPTION_FOLLOWERS,
     OPTION_RELAYS,
 };
@@ -46,7 +49,10 @@ static const struct argp_option options[] = {
      4},
     {"fleet", OPTION_FLEET, NULL, 0, "Measure many followers behind relays instead; see below", 4},
     {"quick", OPTION_QUICK, NULL, 0,
-     "With --sync: 256M parameters and 100 versions; with --fleet: 8 followers, 1M and 12", 4},
+     "With --sync: 256M parameters and 100 versions; with --fleet: 8 followers, 1M and 12; with --lm: the "
+     "two "
+     "smallest models",
+     4},
     {"only", OPTION_ONLY, "PARTS", 0,
      "With --sync: only some of publish,pause,scaling,latency,bucketing,catch-up,group,parts", 4},
     {"versions", OPTION_VERSIONS, "N", 0,
@@ -56,6 +62,9 @@ static const struct argp_option options[] = {
      "With --sync or --fleet: where stores are made, and removed again (default: $TMPDIR or /tmp)", 4},
     {"followers", OPTION_FOLLOWERS, "N", 0, "With --fleet: followers (default 64)", 4},
     {"relays", OPTION_RELAYS, "N", 0, "With --fleet: relays that they are behind (default 2)", 4},
+    {"lm", OPTION_LM, NULL, 0, "Measure training and generation of the small policy instead; see below", 6},
+    {"learn", OPTION_LEARN, NULL, 0, "With --lm: one run of learning; --steps N policy steps (default 200)",
+     6},
     {0},
 };
 
@@ -101,13 +110,22 @@ static const char doc[] =
     "  ask    all at the same moment ask a fresh relay for the same object\n\n"
     "The next version is made when all have committed the one before, or after 30 seconds. Each commit's "
     "digest is compared with the trainer's, and in the end all weights.\n"
+    "\nWith --lm, the small transformer of the testbed, in several sizes:\n\n"
+    "  training    tokens per second of whole steps; sequences of 64 tokens\n"
+    "  generation  tokens per second: sampling with a cache\n"
+    "  GFLOP/s     useful operations: 6 in training, 2 in generation for each\n"
+    "              parameter of a matrix, and those of attention\n"
+    "  peak        the fastest product of 128x128 matrices of all threads at once\n\n"
+    "The fastest of --repeat counts. With --learn one run instead: 0.1M parameters learn chained sums, "
+    "first from right answers until they succeed in about half of the cases, then from rewards alone.\n"
     "\nExamples:\n"
     "  weft bench\n"
     "  weft bench --params 1B --lr 3e-6 --repeat 3 --json\n"
     "  weft bench --base step-41.safetensors --new step-42.safetensors\n"
     "  weft bench --make /tmp/trace --params 8M --steps 3\n"
     "  weft bench --sync --quick --only publish,pause\n"
-    "  weft bench --fleet --followers 16 --relays 1 --versions 50\n" HELP_EXIT_CODES;
+    "  weft bench --fleet --followers 16 --relays 1 --versions 50\n"
+    "  weft bench --lm --learn --seed 2\n" HELP_EXIT_CODES;
 
 typedef struct bench_arguments {
     weft_command command;
@@ -121,6 +139,8 @@ typedef struct bench_arguments {
     uint64_t steps;
     bool sync;
     bool fleet;
+    bool lm;
+    bool learn;
     sync_options sync_options; /* what is not told by the options above */
 } bench_arguments;
 
@@ -131,8 +151,17 @@ static void parse_end(const bench_arguments *arguments, struct argp_state *state
     if (arguments->base != NULL && arguments->make != NULL) {
         argp_error(state, "--make writes the trace; it does not go with --base and --new");
     }
-    if (arguments->steps > 0 && arguments->make == NULL) {
-        argp_error(state, "--steps goes with --make DIR");
+    if (arguments->steps > 0 && arguments->make == NULL && !arguments->learn) {
+        argp_error(state, "--steps goes with --make DIR or with --learn");
+    }
+    if (arguments->learn && !arguments->lm) {
+        argp_error(state, "--learn goes with --lm");
+    }
+    if (arguments->lm && (arguments->sync || arguments->fleet || arguments->base != NULL ||
+                          arguments->make != NULL || arguments->parameters > 0)) {
+        argp_error(
+            state,
+            "--lm makes its own models; it goes with --learn, --quick, --seed, --steps and --repeat only");
     }
     const sync_options *sync = &arguments->sync_options;
     if (!arguments->sync && (sync->parts != SYNC_ALL || sync->tensors > 0)) {
@@ -142,8 +171,11 @@ static void parse_end(const bench_arguments *arguments, struct argp_state *state
         argp_error(state, "--followers and --relays go with --fleet");
     }
     bool served = arguments->sync || arguments->fleet;
-    if (!served && (sync->quick || sync->versions > 0 || sync->directory != NULL)) {
-        argp_error(state, "--quick, --versions and --directory go with --sync or --fleet");
+    if (!served && (sync->versions > 0 || sync->directory != NULL)) {
+        argp_error(state, "--versions and --directory go with --sync or --fleet");
+    }
+    if (!served && !arguments->lm && sync->quick) {
+        argp_error(state, "--quick goes with --sync, --fleet or --lm");
     }
     if (served && (arguments->base != NULL || arguments->make != NULL)) {
         argp_error(state, "--sync and --fleet make their own models; neither goes with --base, --new or "
@@ -245,6 +277,12 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         return 0;
     case OPTION_STEPS:
         arguments->steps = parse_number("steps", argument, 1, 500, state);
+        return 0;
+    case OPTION_LM:
+        arguments->lm = true;
+        return 0;
+    case OPTION_LEARN:
+        arguments->learn = true;
         return 0;
     case ARGP_KEY_ARG:
         argp_error(state, "there are no arguments, only options: '%s'", argument);
@@ -520,10 +558,24 @@ static int run_served(bench_arguments *arguments) {
                             : bench_sync(&arguments->command, sync);
 }
 
+static int run_lm(bench_arguments *arguments) {
+    lm_bench_options options = {
+        .quick = arguments->sync_options.quick,
+        .seed = arguments->seed,
+        .repeat = (unsigned)arguments->repeat,
+        .steps = arguments->steps,
+    };
+    return arguments->learn ? bench_lm_learn(&arguments->command, &options)
+                            : bench_lm(&arguments->command, &options);
+}
+
 static int run(void *input) {
     enum { PARAMETERS = 256000000 };
     bench_arguments *arguments = input;
     weft_command *command = &arguments->command;
+    if (arguments->lm) {
+        return run_lm(arguments);
+    }
     if (arguments->sync || arguments->fleet) {
         return run_served(arguments);
     }

@@ -49,7 +49,7 @@ run_tests() {
 run_build release && run_tests build
 run_build asan && run_tests build/asan --label-regex '^(unit|fuzz|cli)$' --label-exclude '^slow$'
 # tests of code that runs on one thread tell a thread sanitizer nothing
-single='^test_(base_(bf16|bytes)|tensor_(table|safetensors|layout|view)|patch_(codings|format|kernels|rans))$'
+single='^test_(base_(bf16|bytes)|lm_(kernels|gradients)|tensor_(table|safetensors|layout|view)|patch_(codings|format|kernels|rans))$'
 run_build tsan &&
     run_tests build/tsan --label-regex '^unit$' --label-exclude '^slow$' --exclude-regex "$single"
 run_build clang

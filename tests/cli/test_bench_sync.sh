@@ -75,7 +75,7 @@ if [ -z "$server" ] || kill -0 "$server" 2> /dev/null; then
 fi
 entries stores 0
 
-expect 2 'go with --sync' "$weft" bench --quick
+expect 2 'goes with --sync' "$weft" bench --quick
 expect 2 'go with --sync' "$weft" bench --only pause
 expect 2 '--only takes' "$weft" bench --sync --only pause,speed
 expect 2 '--only takes' "$weft" bench --sync --only ''

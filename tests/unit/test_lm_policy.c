@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_lm_learning.c: a tiny policy learns a tiny task, by right answers and then by rewards alone; the
- * same seed gives the same run; a run that was stopped and resumed continues bit for bit; the loss of a
- * policy step against its definition; and states that do not fit are refused.
+ * test_lm_policy.c: the same seed gives the same run; a run that was stopped and resumed continues bit for
+ * bit; the loss of a policy step against its definition, and its gradient against finite differences;
+ * rollouts and states that do not fit are refused.
  */
 #include "../../lib/base/context.h"
 #include "../../lm/forward.h"
@@ -84,27 +84,6 @@ static lm_warmup_result warm_up(lm_trainer *trainer, const lm_task *task, double
     options.steps = steps;
     assert_int_equal(lm_warmup(trainer, task, &options, &result), WEFT_OK);
     return result;
-}
-
-static void test_learns(void **state) {
-    (void)state;
-    lm_trainer *trainer = open_trainer(2, &tiny, 1);
-    lm_warmup_result warm = warm_up(trainer, &addition, 0.4, 1500);
-    assert_true(warm.reached && warm.success >= 0.4 && warm.loss < 1.5);
-    lm_grpo_options options = lm_grpo_defaults();
-    options.adam.rate = 5e-4;
-    lm_adam_reset(trainer->adam);
-    lm_rollout_options fresh = {.seed = 99, .prompts = 500, .group = 1, .temperature = 1};
-    double before = 0, after = 0;
-    assert_int_equal(lm_evaluate(trainer->model, &addition, &fresh, &before), WEFT_OK);
-    for (uint64_t step = 0; step < 400; step++) {
-        policy_step(trainer, &addition, &options, step);
-    }
-    assert_int_equal(lm_evaluate(trainer->model, &addition, &fresh, &after), WEFT_OK);
-    print_message("warm-up %llu steps, reward %.3f, after policy steps %.3f\n",
-                  (unsigned long long)warm.steps, before, after);
-    assert_true(after > before + 0.15);
-    close_trainer(trainer);
 }
 
 /* Everything that a run leaves behind. */
@@ -450,17 +429,11 @@ static void test_no_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_learns),
-        cmocka_unit_test(test_same_seed_same_run),
-        cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_bad_states),
-        cmocka_unit_test(test_model_files),
-        cmocka_unit_test(test_advantages),
-        cmocka_unit_test(test_step_by_definition),
-        cmocka_unit_test(test_step_gradient),
-        cmocka_unit_test(test_no_advantage_no_step),
-        cmocka_unit_test(test_bad_rollouts),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_same_seed_same_run), cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_bad_states),         cmocka_unit_test(test_model_files),
+        cmocka_unit_test(test_advantages),         cmocka_unit_test(test_step_by_definition),
+        cmocka_unit_test(test_step_gradient),      cmocka_unit_test(test_no_advantage_no_step),
+        cmocka_unit_test(test_bad_rollouts),       cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,27 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# `weft bench --lm` on its smallest models: rows in text and JSON, and options that do not go together. No
+# time is judged.
+. "$(dirname "$0")/common.sh"
+
+expect 0 '' "$weft" bench --lm --quick --repeat 1 --quiet
+check "two rows: $(cat stdout)" grep -Eq '^ +100,160 +64 +2 +[0-9]+ ' stdout
+check "two rows: $(cat stdout)" grep -Eq '^ +595,840 +128 +3 +[0-9]+ ' stdout
+
+expect 0 '' "$weft" bench --lm --quick --repeat 1 --quiet --json
+cat > look.py << 'END'
+import json
+results = json.load(open("stdout"))
+assert results["peak_gflops"] > 0 and results["threads"] > 0
+assert [row["parameters"] for row in results["rows"]] == [100160, 595840]
+for row in results["rows"]:
+    for key in ("training", "generation"):
+        assert row[key + "_tokens_per_second"] > 0 and row[key + "_gflops"] > 0
+END
+check "the JSON: $(cat stdout)" /usr/bin/python3 look.py
+
+expect 2 'learn goes with --lm' "$weft" bench --learn
+expect 2 'makes its own models' "$weft" bench --lm --params 1M
+expect 2 'quick goes with' "$weft" bench --quick
+finish
