@@ -25,7 +25,7 @@ static const struct argp_option remote_options[] = {
     {"ca-file", OPTION_CA_FILE, "FILE", 0,
      "Trust the certificates in FILE (PEM) instead of the system's, for https", 81},
     {"timeout", OPTION_TIMEOUT, "SECONDS", 0,
-     "Give a transfer up when nothing has moved for so long (default: 20)", 81},
+     "Give a transfer up when nothing, or less than 1 KiB/s, has moved for so long (default: 20)", 81},
     {"retries", OPTION_RETRIES, "N", 0, "Try an operation again so many times (default: 4)", 81},
     {0},
 };

@@ -34,8 +34,9 @@ typedef struct serve_source {
     /* What there is to tell of it besides. */
     void (*add_status)(serve_server *server, json_t *json);
     void (*print_metrics)(serve_server *server, FILE *out);
-    /* A report that was kept goes on from here; called by a job. */
-    void (*hand_on)(serve_request *request);
+    /* A report that was kept goes on from here, which may take long. NULL: it goes nowhere. */
+    void (*hand_on)(serve_server *server, weft_context *context, const char *key, const void *data,
+                    size_t size);
     /* From now on no request is suspended for it. */
     void (*stop)(serve_server *server);
 } serve_source;
@@ -74,7 +75,7 @@ typedef enum serve_method {
 
 typedef enum serve_route { ROUTE_OBJECT, ROUTE_WATCH, ROUTE_INFO, ROUTE_COUNT } serve_route;
 
-enum { CODE_COUNT = 20, BUCKET_COUNT = 10, ERROR_COUNT = 8, ERROR_TEXT = 300 };
+enum { CODE_COUNT = 21, BUCKET_COUNT = 10, ERROR_COUNT = 8, ERROR_TEXT = 300 };
 
 typedef struct serve_histogram {
     atomic_uint_fast64_t buckets[BUCKET_COUNT]; /* not cumulative; the last one has no upper bound */
@@ -107,6 +108,8 @@ void serve_metrics_count(serve_metrics *metrics, const serve_request *request, b
 /* A failure of the server's own, kept for the status and printed on stderr, at most once per second. */
 void serve_report(serve_server *server, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* For clients: where the directory lies is nobody's business, so of its path only the last part is left. */
+void serve_text_hide(const serve_server *server, const char *text, char *hidden, size_t capacity);
 /* One number for Prometheus. */
 void serve_print_metric(FILE *out, const char *name, const char *type, const char *help, double value);
 /* The bodies of /metrics, /v1/status and /; NULL if there is no memory. The caller frees them. */
@@ -276,6 +279,26 @@ typedef struct serve_fleet {
 
 serve_fleet serve_reports_count(serve_reports *reports);
 
+/* ---- serve_onward.c: reports on their way to the store that is relayed ---- */
+
+typedef struct serve_errand serve_errand;
+
+typedef struct serve_onward {
+    serve_server *server;
+    weft_context *context; /* of the thread */
+    atomic_bool closing;
+    pthread_mutex_t mutex; /* of what follows */
+    pthread_cond_t wake;
+    serve_errand *first; /* in order of arrival, one for each follower */
+    size_t count;
+    pthread_t thread;
+} serve_onward;
+
+bool serve_onward_open(serve_onward *onward, serve_server *server);
+void serve_onward_close(serve_onward *onward);
+/* Returns at once: the report goes on from here when it can, or not at all. */
+void serve_onward_add(serve_onward *onward, const char *key, const char *data, size_t size);
+
 /* ---- serve_request.c: from the first byte to the last ---- */
 
 struct serve_request {
@@ -371,6 +394,9 @@ struct serve_server {
     weft_command *command;
     const char *directory;
     const char *url;
+    const char *const *hosts; /* names that it goes by */
+    size_t host_count;
+    bool loopback;
     bool read_only;
     bool no_reports;
     uint64_t max_object;
@@ -393,6 +419,7 @@ struct serve_server {
     serve_history history;
     serve_page page;
     serve_reports reports;
+    serve_onward onward;
 };
 
 #endif

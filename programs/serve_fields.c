@@ -5,6 +5,7 @@
  */
 #include "serve_fields.h"
 
+#include <arpa/inet.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -89,6 +90,41 @@ bool serve_seconds(const char *text, double *seconds_out) {
     }
     *seconds_out = seconds;
     return true;
+}
+
+/* ---- hosts ---- */
+
+static bool is_address(int family, const char *text, size_t length) {
+    char copy[INET6_ADDRSTRLEN];
+    uint8_t address[sizeof(struct in6_addr)];
+    if (length >= sizeof copy) {
+        return false;
+    }
+    memcpy(copy, text, length);
+    copy[length] = 0;
+    return inet_pton(family, copy, address) == 1;
+}
+
+static bool is_port(const char *text) {
+    return *text == 0 || (*text == ':' && text[1 + strspn(text + 1, "0123456789")] == 0);
+}
+
+bool serve_host_known(const char *field, const char *const *names, size_t count) {
+    if (*field == '[') {
+        size_t length = strcspn(field + 1, "]");
+        return field[1 + length] == ']' && is_port(field + length + 2) &&
+               is_address(AF_INET6, field + 1, length);
+    }
+    size_t length = strcspn(field, ":");
+    if (!is_port(field + length)) {
+        return false;
+    }
+    bool known = is_address(AF_INET, field, length);
+    known |= length == strlen("localhost") && strncasecmp(field, "localhost", length) == 0;
+    for (size_t i = 0; i < count; i++) {
+        known |= length == strlen(names[i]) && strncasecmp(field, names[i], length) == 0;
+    }
+    return known;
 }
 
 /* ---- ranges ---- */

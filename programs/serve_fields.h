@@ -42,6 +42,9 @@ bool serve_tags_any(const char *list);
 /* The token of "Bearer TOKEN", which ends before `length_out`; NULL if it is another scheme. */
 const char *serve_bearer(const char *field, size_t *length_out);
 
+/* True if a Host field names an address, "localhost" or one of `names`, with or without a port. */
+bool serve_host_known(const char *field, const char *const *names, size_t count);
+
 /* Decimal digits only. */
 bool serve_number(const char *text, uint64_t *value_out);
 /* Decimal digits, perhaps with a fraction; at most a million. */

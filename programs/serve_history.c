@@ -139,7 +139,8 @@ static void finish_walk(serve_history *history, history_walk *walk, weft_status 
         failed = true;
         taken = false;
     }
-    snprintf(history->error, sizeof history->error, "%s", failed ? failure_text(history, status) : "");
+    serve_text_hide(history->server, failed ? failure_text(history, status) : "", history->error,
+                    sizeof history->error);
     pthread_mutex_unlock(&history->mutex);
     history->complete = !failed;
     if (taken) {
@@ -245,7 +246,11 @@ bool serve_history_open(serve_history *history, serve_server *server) {
     pthread_cond_init(&history->wake, &attributes);
     pthread_condattr_destroy(&attributes);
     pthread_mutex_init(&history->mutex, NULL);
-    return pthread_create(&history->thread, NULL, work, history) == 0;
+    bool started = pthread_create(&history->thread, NULL, work, history) == 0;
+    if (!started) {
+        serve_history_close(history);
+    }
+    return started;
 }
 
 void serve_history_poke(serve_history *history) {

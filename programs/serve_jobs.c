@@ -43,7 +43,11 @@ bool serve_jobs_open(serve_jobs *jobs) {
            pthread_create(&jobs->threads[jobs->thread_count], NULL, work, jobs) == 0) {
         jobs->thread_count++;
     }
-    return jobs->thread_count > 0;
+    if (jobs->thread_count == 0) {
+        serve_jobs_close(jobs);
+        return false;
+    }
+    return true;
 }
 
 bool serve_jobs_defer(serve_jobs *jobs, serve_request *request) {

@@ -17,10 +17,10 @@
 
 /* ---- the socket ---- */
 
-enum { HOST_TEXT = 256, PORT_TEXT = 8, BACKLOG = 1024 };
+enum { PORT_TEXT = 8, BACKLOG = 1024 };
 
 /* "HOST:PORT", "[V6]:PORT", "HOST", ":PORT". */
-static bool split_address(const char *address, char host[HOST_TEXT], char port[PORT_TEXT]) {
+static bool split_address(const char *address, char host[SERVE_NAME], char port[PORT_TEXT]) {
     const char *host_end;
     const char *colon;
     if (*address == '[') {
@@ -39,7 +39,7 @@ static bool split_address(const char *address, char host[HOST_TEXT], char port[P
     }
     size_t length = (size_t)(host_end - address);
     uint64_t number = SERVE_DEFAULT_PORT;
-    if (length >= HOST_TEXT || (colon != NULL && !text_parse_unsigned(colon + 1, 65535, &number))) {
+    if (length >= SERVE_NAME || (colon != NULL && !text_parse_unsigned(colon + 1, 65535, &number))) {
         return false;
     }
     memcpy(host, address, length);
@@ -87,7 +87,7 @@ static bool describe(serve_listener *listener, bool tls) {
     struct sockaddr_storage storage = {0};
     socklen_t size = sizeof storage;
     struct sockaddr *address = (struct sockaddr *)(void *)&storage;
-    char host[HOST_TEXT];
+    char host[SERVE_NAME];
     char port[PORT_TEXT];
     if (getsockname(listener->socket, address, &size) != 0 ||
         getnameinfo(address, size, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) !=
@@ -102,13 +102,14 @@ static bool describe(serve_listener *listener, bool tls) {
 }
 
 int serve_listener_open(weft_command *command, const char *address, bool tls, serve_listener *listener) {
-    char host[HOST_TEXT];
+    char host[SERVE_NAME];
     char port[PORT_TEXT];
     if (!split_address(address, host, port)) {
         return command_error(command, EXIT_USAGE,
                              "--listen takes ADDRESS:PORT, such as 127.0.0.1:8477 or [::1]:0, not '%s'",
                              address);
     }
+    snprintf(listener->name, sizeof listener->name, "%s", host);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
     struct addrinfo *info = NULL;
     int failure = getaddrinfo(host[0] != 0 ? host : NULL, port, &hints, &info);

@@ -7,11 +7,12 @@
 
 #include "command.h"
 
-enum { SERVE_DEFAULT_PORT = 8477, SERVE_URL = 300 };
+enum { SERVE_DEFAULT_PORT = 8477, SERVE_URL = 300, SERVE_NAME = 256 };
 
 typedef struct serve_listener {
     int socket;
-    char url[SERVE_URL]; /* with the port that the kernel chose */
+    char url[SERVE_URL];   /* with the port that the kernel chose */
+    char name[SERVE_NAME]; /* as it was given, without the port; may be empty */
     bool loopback;
 } serve_listener;
 

@@ -17,8 +17,8 @@ static const char *const method_names[METHOD_COUNT] = {"GET", "HEAD", "PUT", "DE
 static const char *const route_names[ROUTE_COUNT] = {"object", "watch", "info"};
 
 /* The codes that we give. The last place is for others, which there should not be. */
-static const unsigned codes[CODE_COUNT] = {200, 201, 204, 206, 304, 400, 401, 403, 404, 405,
-                                           411, 412, 413, 416, 500, 501, 502, 503, 507, 0};
+static const unsigned codes[CODE_COUNT] = {200, 201, 204, 206, 304, 400, 401, 403, 404, 405, 411,
+                                           412, 413, 416, 421, 500, 501, 502, 503, 507, 0};
 
 /* Upper bounds in seconds. */
 static const double bounds[BUCKET_COUNT] = {0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 300, INFINITY};
@@ -269,34 +269,62 @@ static json_t *json_requests(serve_metrics *metrics) {
     return json;
 }
 
-/* The newest first. */
-static json_t *json_errors(serve_metrics *metrics) {
-    json_t *json = json_array();
-    double now = wall_seconds();
-    pthread_mutex_lock(&metrics->mutex);
-    for (uint64_t i = 0; i < ERROR_COUNT && i < metrics->error_count; i++) {
-        const serve_error *error = &metrics->errors[(metrics->error_count - 1 - i) % ERROR_COUNT];
-        json_t *entry = json_object();
-        json_object_set_new(entry, "age_seconds", json_real(now - error->at));
-        json_object_set_new(entry, "text", json_string(error->text));
-        json_array_append_new(json, entry);
-    }
-    pthread_mutex_unlock(&metrics->mutex);
-    return json;
-}
-
-/* The last part of the directory's path: where it lies is nobody's business. */
-static const char *store_name(const char *directory, char name[NAME_MAX + 1]) {
+/* Without slashes at the end. */
+static size_t path_length(const char *directory) {
     size_t end = strlen(directory);
     while (end > 1 && directory[end - 1] == '/') {
         end--;
     }
+    return end;
+}
+
+/* The last part of the directory's path: where it lies is nobody's business. */
+static const char *store_name(const char *directory, char name[NAME_MAX + 1]) {
+    size_t end = path_length(directory);
     size_t begin = end;
     while (begin > 0 && directory[begin - 1] != '/') {
         begin--;
     }
     snprintf(name, NAME_MAX + 1, "%.*s", (int)(end - begin), directory + begin);
     return name;
+}
+
+void serve_text_hide(const serve_server *server, const char *text, char *hidden, size_t capacity) {
+    char name[NAME_MAX + 1];
+    const char *path = server->directory;
+    size_t length = path_length(path);
+    store_name(path, name);
+    bool secret = length > strlen(name) && *name != 0;
+    size_t used = 0;
+    while (*text != 0 && used + 1 < capacity) {
+        if (secret && strncmp(text, path, length) == 0) {
+            int added = snprintf(hidden + used, capacity - used, "%s", name);
+            used += (size_t)added < capacity - used ? (size_t)added : capacity - used - 1;
+            text += length;
+        } else {
+            hidden[used++] = *text++;
+        }
+    }
+    hidden[used] = 0;
+}
+
+/* The newest first. */
+static json_t *json_errors(serve_server *server) {
+    serve_metrics *metrics = &server->metrics;
+    json_t *json = json_array();
+    double now = wall_seconds();
+    pthread_mutex_lock(&metrics->mutex);
+    for (uint64_t i = 0; i < ERROR_COUNT && i < metrics->error_count; i++) {
+        const serve_error *error = &metrics->errors[(metrics->error_count - 1 - i) % ERROR_COUNT];
+        char text[ERROR_TEXT];
+        serve_text_hide(server, error->text, text, sizeof text);
+        json_t *entry = json_object();
+        json_object_set_new(entry, "age_seconds", json_real(now - error->at));
+        json_object_set_new(entry, "text", json_string(text));
+        json_array_append_new(json, entry);
+    }
+    pthread_mutex_unlock(&metrics->mutex);
+    return json;
 }
 
 char *serve_text_status(serve_request *request, size_t *size_out) {
@@ -323,7 +351,7 @@ char *serve_text_status(serve_request *request, size_t *size_out) {
     json_object_set_new(json, "requests_cut", json_count(atomic_load(&metrics->cut)));
     json_object_set_new(json, "bytes_sent", json_count(atomic_load(&metrics->sent)));
     json_object_set_new(json, "bytes_received", json_count(atomic_load(&metrics->received)));
-    json_object_set_new(json, "errors", json_errors(metrics));
+    json_object_set_new(json, "errors", json_errors(server));
     server->source->add_status(server, json);
     char *text = NULL;
     FILE *out = open_memstream(&text, size_out);

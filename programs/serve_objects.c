@@ -97,6 +97,7 @@ static enum MHD_Result send_unsatisfiable(serve_request *request, uint64_t size)
         char text[48];
         snprintf(text, sizeof text, "bytes */%" PRIu64, size);
         MHD_add_response_header(response, "Content-Range", text);
+        MHD_add_response_header(response, "Cache-Control", "no-store");
     }
     return serve_answer(request, MHD_HTTP_RANGE_NOT_SATISFIABLE, response);
 }
@@ -199,16 +200,12 @@ static void print_nothing(serve_server *server, FILE *out) {
     (void)out;
 }
 
-static void hand_on_nothing(serve_request *request) {
-    (void)request;
-}
-
 static void stop_nothing(serve_server *server) {
     (void)server;
 }
 
-const serve_source serve_directory_source = {find_head,     get_object,      add_nothing,
-                                             print_nothing, hand_on_nothing, stop_nothing};
+const serve_source serve_directory_source = {find_head,     get_object, add_nothing,
+                                             print_nothing, NULL,       stop_nothing};
 
 /* ---- writing ---- */
 

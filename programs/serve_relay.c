@@ -178,9 +178,9 @@ static void print_metrics(serve_server *server, FILE *out) {
 }
 
 /* That it is kept here is enough for the follower: the next report tries again. */
-static void hand_on(serve_request *request) {
-    weft_status ignored = weft_relay_report(request->context, request->server->relay, request->key,
-                                            request->report, (size_t)request->received);
+static void hand_on(serve_server *server, weft_context *context, const char *key, const void *data,
+                    size_t size) {
+    weft_status ignored = weft_relay_report(context, server->relay, key, data, size);
     (void)ignored;
 }
 

@@ -89,13 +89,15 @@ static void note_outcome(serve_reports *reports, const serve_request *request) {
     }
 }
 
-/* The one place where a report goes on its way. */
 static void put_report(serve_request *request) {
     serve_reports *reports = &request->server->reports;
     request->status = weft_store_put_bytes(request->context, reports->store, request->key, request->report,
                                            (size_t)request->received, WEFT_STORE_ALWAYS, NULL, NULL);
     note_outcome(reports, request);
-    request->server->source->hand_on(request);
+    if (request->status == WEFT_OK) {
+        serve_onward_add(&request->server->onward, request->key, request->report,
+                         (size_t)request->received);
+    }
 }
 
 /* NULL: it may be kept. */
@@ -279,24 +281,41 @@ serve_fleet serve_reports_count(serve_reports *reports) {
 
 /* ---- life ---- */
 
-bool serve_reports_open(serve_reports *reports, serve_server *server) {
-    *reports = (serve_reports){.server = server};
+static void release(serve_reports *reports) {
+    weft_fleet_close(reports->context, &reports->fleet);
+    weft_store_close(reports->store);
+    weft_context_destroy(reports->context);
+    pthread_cond_destroy(&reports->wake);
+    pthread_mutex_destroy(&reports->mutex);
+}
+
+static bool start(serve_reports *reports) {
     const weft_context_options options = {.threads = 1};
     /* what is old after a few seconds need not outlast a power cut */
     const weft_store_options store_options = {.volatile_writes = true};
     if (weft_context_create(&options, &reports->context) != WEFT_OK ||
-        weft_store_open(reports->context, server->directory, &store_options, &reports->store) != WEFT_OK) {
+        weft_store_open(reports->context, reports->server->directory, &store_options, &reports->store) !=
+            WEFT_OK) {
         return false;
     }
+    reports->swept = -SWEEP_SECONDS;
+    look_for_reports(reports);
+    return pthread_create(&reports->thread, NULL, watch_reports, reports) == 0;
+}
+
+bool serve_reports_open(serve_reports *reports, serve_server *server) {
+    *reports = (serve_reports){.server = server};
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&reports->wake, &attributes);
     pthread_condattr_destroy(&attributes);
     pthread_mutex_init(&reports->mutex, NULL);
-    reports->swept = -SWEEP_SECONDS;
-    look_for_reports(reports);
-    return pthread_create(&reports->thread, NULL, watch_reports, reports) == 0;
+    bool started = start(reports);
+    if (!started) {
+        release(reports);
+    }
+    return started;
 }
 
 void serve_reports_close(serve_reports *reports) {
@@ -305,9 +324,5 @@ void serve_reports_close(serve_reports *reports) {
     pthread_cond_signal(&reports->wake);
     pthread_mutex_unlock(&reports->mutex);
     pthread_join(reports->thread, NULL);
-    weft_fleet_close(reports->context, &reports->fleet);
-    weft_store_close(reports->store);
-    weft_context_destroy(reports->context);
-    pthread_cond_destroy(&reports->wake);
-    pthread_mutex_destroy(&reports->mutex);
+    release(reports);
 }

@@ -82,7 +82,11 @@ struct MHD_Response *serve_response_empty(void) {
 }
 
 enum MHD_Result serve_answer_empty(serve_request *request, unsigned code) {
-    return serve_answer(request, code, serve_response_empty());
+    struct MHD_Response *response = serve_response_empty();
+    if (response != NULL) {
+        MHD_add_response_header(response, "Cache-Control", "no-store");
+    }
+    return serve_answer(request, code, response);
 }
 
 void serve_response_tag(struct MHD_Response *response, const weft_store_tag *tag) {
@@ -255,10 +259,25 @@ static bool is_report(const serve_request *request) {
            serve_reports_concern(request->key);
 }
 
+/* A page of the web can have its own name point to this machine; what it asks for then goes under that
+ * name. Where nothing but the loopback address keeps others out, such names are refused. */
+static bool is_misdirected(const serve_request *request, bool writes) {
+    const serve_server *server = request->server;
+    const serve_tokens *needed = writes ? &server->write_tokens : &server->read_tokens;
+    const char *field = serve_field(request, "Host");
+    return server->loopback && needed->count == 0 && field != NULL &&
+           !serve_host_known(field, server->hosts, server->host_count);
+}
+
 /* Who may read may report. */
 static void check_permission(serve_request *request) {
     bool report = is_report(request);
     bool writes = !report && (request->method == METHOD_PUT || request->method == METHOD_DELETE);
+    if (is_misdirected(request, writes)) {
+        serve_refuse(request, MHD_HTTP_MISDIRECTED_REQUEST,
+                     "this server goes by its address, or by names that it was given with --host");
+        return;
+    }
     if (!is_method_allowed(request)) {
         serve_refuse(request, MHD_HTTP_METHOD_NOT_ALLOWED, "this method is not for this path");
         return;

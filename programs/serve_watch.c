@@ -200,19 +200,27 @@ static void *watch_heads(void *opaque) {
 
 /* ---- life ---- */
 
+static bool start(serve_watch *watch) {
+    weft_context_options options = {.threads = 1};
+    if (watch->poke < 0 || weft_context_create(&options, &watch->context) != WEFT_OK) {
+        return false;
+    }
+    /* The first answers already know it. */
+    look_for_head(watch);
+    return pthread_create(&watch->thread, NULL, watch_heads, watch) == 0;
+}
+
 bool serve_watch_open(serve_watch *watch, serve_server *server) {
     *watch = (serve_watch){.server = server};
     /* A relay tells of its heads by a poke, and writes files that nobody need look at. */
     watch->notifier = server->relay == NULL ? inotify_init1(IN_NONBLOCK | IN_CLOEXEC) : -1;
     watch->poke = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    weft_context_options options = {.threads = 1};
-    if (watch->poke < 0 || weft_context_create(&options, &watch->context) != WEFT_OK) {
-        return false;
-    }
     pthread_mutex_init(&watch->mutex, NULL);
-    /* The first answers already know it. */
-    look_for_head(watch);
-    return pthread_create(&watch->thread, NULL, watch_heads, watch) == 0;
+    bool started = start(watch);
+    if (!started) {
+        serve_watch_close(watch);
+    }
+    return started;
 }
 
 void serve_watch_poke(serve_watch *watch) {
@@ -232,7 +240,9 @@ void serve_watch_dismiss(serve_watch *watch) {
 void serve_watch_close(serve_watch *watch) {
     pthread_mutex_destroy(&watch->mutex);
     weft_context_destroy(watch->context);
-    close(watch->poke);
+    if (watch->poke >= 0) {
+        close(watch->poke);
+    }
     if (watch->notifier >= 0) {
         close(watch->notifier);
     }

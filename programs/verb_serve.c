@@ -34,12 +34,17 @@ enum {
     OPTION_VOLATILE,
     OPTION_CACHE,
     OPTION_CACHE_BYTES,
+    OPTION_HOST,
 };
+
+enum { HOSTS_MAX = 32 };
 
 static const struct argp_option options[] = {
     {"listen", 'l', "ADDR:PORT", 0,
      "Where to listen (default: 127.0.0.1:8477); port 0 leaves the choice to the kernel", 1},
     {"url-file", OPTION_URL_FILE, "FILE", 0, "Write the URL into FILE once the server answers", 1},
+    {"host", OPTION_HOST, "NAME", 0,
+     "A name under which this server is asked, besides its address; may be given several times", 1},
     {"tls-cert", OPTION_TLS_CERT, "FILE", 0, "Serve https with this certificate (PEM, chain included)", 2},
     {"tls-key", OPTION_TLS_KEY, "FILE", 0, "The certificate's private key (PEM)", 2},
     {"read-token-file", OPTION_READ_TOKEN_FILE, "FILE", 0,
@@ -97,6 +102,11 @@ static const char doc[] =
     "read may put a report, /followers/NAME: a small object, checked, of which at most 4096 are kept. "
     "Tokens "
     "are sent as 'Authorization: Bearer TOKEN' and can be read on the way unless TLS is used.\n"
+    "\nOn a loopback address, what needs no token is answered only if the Host of the request is an "
+    "address, "
+    "'localhost', the name in --listen or one of --host: else any page in a browser on this machine could "
+    "have it under a name of its own. A proxy in front that hands the Host of its clients on needs "
+    "--host.\n"
     "\nSIGINT and SIGTERM end the server: it accepts no more, sends those who wait away, lets transfers "
     "finish for --stop-seconds, and exits with 0. A second signal ends it at once.\n"
     "\nExamples:\n"
@@ -118,6 +128,8 @@ typedef struct serve_arguments {
     const char *cache;     /* NULL: it is no relay */
     uint64_t cache_bytes;
     const char *listen;
+    const char *hosts[HOSTS_MAX + 1]; /* and the one in `listen` */
+    size_t host_count;
     const char *url_file;
     const char *read_token_file;
     const char *write_token_file;
@@ -183,6 +195,9 @@ static void check_relay(const serve_arguments *arguments, struct argp_state *sta
     if (arguments->cache != NULL && arguments->write_token_file != NULL) {
         argp_error(state, "a relay is read-only: --cache and --write-token-file exclude each other");
     }
+    if (arguments->cache != NULL && (arguments->is_volatile || arguments->max_object != 0)) {
+        argp_error(state, "a relay takes no objects: --volatile and --max-object are not for --cache");
+    }
     if (arguments->cache == NULL &&
         (arguments->cache_bytes != 0 || remote->token_file != NULL || remote->ca_file != NULL ||
          remote->trust_file != NULL || remote->stall_seconds != 0 || remote->attempts != 0)) {
@@ -193,7 +208,8 @@ static void check_relay(const serve_arguments *arguments, struct argp_state *sta
 
 static void check_arguments(const serve_arguments *arguments, struct argp_state *state) {
     if (arguments->directory == NULL) {
-        argp_error(state, "give the directory of the store");
+        argp_error(state, arguments->cache != NULL ? "give the store to relay"
+                                                   : "give the directory of the store");
     }
     check_relay(arguments, state);
     if ((arguments->certificate.certificate_path == NULL) != (arguments->certificate.key_path == NULL)) {
@@ -212,6 +228,12 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         return 0;
     case 'l':
         arguments->listen = argument;
+        return 0;
+    case OPTION_HOST:
+        if (arguments->host_count == HOSTS_MAX || strchr(argument, ':') != NULL) {
+            argp_error(state, "--host takes a name without a port, at most %d times", HOSTS_MAX);
+        }
+        arguments->hosts[arguments->host_count++] = argument;
         return 0;
     case OPTION_URL_FILE:
         arguments->url_file = argument;
@@ -500,16 +522,71 @@ static void wait_for_signal(const sigset_t *signals) {
     pthread_sigmask(SIG_UNBLOCK, signals, NULL);
 }
 
+/* How many of the server's parts with threads are open. Each needs those before it. */
+typedef enum thread_count {
+    THREADS_NONE,
+    THREADS_JOBS,
+    THREADS_HISTORY,
+    THREADS_WATCH, /* pokes the history */
+    THREADS_REPORTS,
+    THREADS_ALL,
+} thread_count;
+
+static thread_count open_threads(serve_server *server) {
+    if (!serve_page_open(&server->page) || !serve_jobs_open(&server->jobs)) {
+        return THREADS_NONE;
+    }
+    if (!serve_history_open(&server->history, server)) {
+        return THREADS_JOBS;
+    }
+    if (!serve_watch_open(&server->watch, server)) {
+        return THREADS_HISTORY;
+    }
+    if (!serve_reports_open(&server->reports, server)) {
+        return THREADS_WATCH;
+    }
+    return serve_onward_open(&server->onward, server) ? THREADS_ALL : THREADS_REPORTS;
+}
+
+/* Of a server that was never asked anything. */
+static void finish_threads(serve_server *server, thread_count opened) {
+    if (opened >= THREADS_WATCH) {
+        serve_watch_dismiss(&server->watch);
+    }
+    server->source->stop(server);
+    if (opened >= THREADS_JOBS) {
+        serve_jobs_finish(&server->jobs);
+    }
+    if (opened >= THREADS_HISTORY) {
+        serve_history_finish(&server->history);
+    }
+}
+
+static void close_threads(serve_server *server, thread_count opened) {
+    if (opened >= THREADS_ALL) {
+        serve_onward_close(&server->onward);
+    }
+    if (opened >= THREADS_REPORTS) {
+        serve_reports_close(&server->reports);
+    }
+    if (opened >= THREADS_WATCH) {
+        serve_watch_close(&server->watch);
+    }
+    if (opened >= THREADS_HISTORY) {
+        serve_history_close(&server->history);
+    }
+    if (opened >= THREADS_JOBS) {
+        serve_jobs_close(&server->jobs);
+    }
+}
+
 static int serve_with_daemon(serve_arguments *arguments, serve_server *server,
                              const serve_listener *listener, const sigset_t *signals) {
     weft_command *command = &arguments->command;
     bool tls = arguments->certificate.certificate != NULL;
     struct MHD_Daemon *daemon = start_daemon(server, listener, &arguments->certificate);
     if (daemon == NULL) {
-        serve_watch_dismiss(&server->watch);
-        server->source->stop(server);
-        serve_jobs_finish(&server->jobs);
-        serve_history_finish(&server->history);
+        finish_threads(server, THREADS_ALL);
         close(listener->socket);
         return command_error(command, EXIT_FAILED, "cannot start the server: %s",
                              startup_log.text[0] != 0 ? startup_log.text
@@ -527,19 +604,18 @@ static int serve_with_daemon(serve_arguments *arguments, serve_server *server,
 
 static int serve_with_threads(serve_arguments *arguments, serve_server *server,
                               const serve_listener *listener, const sigset_t *signals) {
-    /* The watch pokes the history. */
-    if (!serve_page_open(&server->page) || !serve_jobs_open(&server->jobs) ||
-        !serve_history_open(&server->history, server) || !serve_watch_open(&server->watch, server) ||
-        !serve_reports_open(&server->reports, server)) {
-        return command_error(&arguments->command, EXIT_FAILED, "cannot start the server's threads");
+    thread_count opened = open_threads(server);
+    int code = EXIT_FAILED;
+    if (opened == THREADS_ALL) {
+        atomic_store(&server->watches, true);
+        serve_watch_poke(&server->watch);
+        code = serve_with_daemon(arguments, server, listener, signals);
+    } else {
+        command_error(&arguments->command, EXIT_FAILED, "cannot start the server's threads");
+        finish_threads(server, opened);
+        close(listener->socket);
     }
-    atomic_store(&server->watches, true);
-    serve_watch_poke(&server->watch);
-    int code = serve_with_daemon(arguments, server, listener, signals);
-    serve_reports_close(&server->reports);
-    serve_watch_close(&server->watch);
-    serve_history_close(&server->history);
-    serve_jobs_close(&server->jobs);
+    close_threads(server, opened);
     return code;
 }
 
@@ -566,6 +642,10 @@ static int serve_store(serve_arguments *arguments, serve_server *server, const s
         return code;
     }
     server->url = listener.url;
+    server->loopback = listener.loopback;
+    arguments->hosts[arguments->host_count++] = listener.name;
+    server->hosts = arguments->hosts;
+    server->host_count = arguments->host_count;
     server->read_only =
         arguments->read_only || server->relay != NULL ||
         (server->write_tokens.count == 0 && !(listener.loopback && server->read_tokens.count == 0));
@@ -591,7 +671,7 @@ static int run(void *input) {
     server.command = &arguments->command;
     server.directory = arguments->directory;
     server.no_reports = arguments->no_reports;
-    server.max_object = arguments->max_object;
+    server.max_object = arguments->max_object != 0 ? arguments->max_object : (uint64_t)1 << 40;
     server.max_connections = (unsigned)arguments->max_connections;
     server.max_watchers = (unsigned)(arguments->max_watchers != 0 ? arguments->max_watchers
                                                                   : arguments->max_connections / 4 * 3);
@@ -617,7 +697,6 @@ static int run(void *input) {
 int verb_serve(int argc, char **argv) {
     serve_arguments arguments = {
         .listen = "127.0.0.1:8477",
-        .max_object = (uint64_t)1 << 40,
         .max_connections = 512,
         .idle_seconds = 30,
         .watch_seconds = 30,

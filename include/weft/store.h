@@ -30,7 +30,8 @@ typedef struct weft_store_options {
     const char *token;      /* sent as a bearer token, except to S3; NULL: none */
     const char *ca_file;    /* PEM certificates to trust instead of the system's; NULL: the system's */
     double connect_seconds; /* to reach the server; 0: 10 */
-    double stall_seconds;   /* without a byte moving before a transfer is given up; 0: 20 */
+    double stall_seconds;   /* without a byte moving, or with next to none (less than 1 KiB/s, of all
+                               transfers together), before a transfer is given up; 0: 20 */
     unsigned attempts;      /* of one operation, the first included; 0: 5 */
     double backoff_seconds; /* before the second attempt, doubled and jittered from then on; 0: 0.1 */
     unsigned transfers;     /* on the way at once; 0: 8 */

@@ -6,7 +6,9 @@
  * held while curl or a feed runs. An exchange lies in its caller's frame: from the queueing until `over` it
  * is the thread's, then the caller's again.
  *
- * Stalls are found here and not by curl: a put that waits for its own feed must not count as one.
+ * Stalls are found here and not by curl: a put that waits for its own feed must not count as one. Bytes buy
+ * time, at a rate that every honest link has, and never more than a stall may take: a server that sends one
+ * byte now and then is given up like one that sends none.
  */
 #include "http_engine.h"
 
@@ -22,6 +24,7 @@ enum {
     CANCEL_NANOSECONDS = 100000000, /* between looks whether the caller still wants to wait */
     IDLE_CONNECTIONS = 4,           /* kept beside one for each transfer */
     POLL_MILLISECONDS = 1000,
+    LEAST_RATE = 1024, /* bytes per second, of all transfers of a store together */
 };
 
 struct weft_http_engine {
@@ -58,6 +61,12 @@ static double monotonic_seconds(void) {
 }
 
 /* ---- the thread ---- */
+
+/* Until when an exchange may be still that has just done all that it should. */
+static double most_patience(const weft_http_engine *engine, const weft_http_exchange *exchange,
+                            double now) {
+    return now + engine->settings->stall_seconds + exchange->wait_seconds;
+}
 
 static void end_exchange(weft_http_engine *engine, weft_http_exchange *exchange, CURLcode code) {
     weft_http_exchange **link = &engine->active;
@@ -99,8 +108,8 @@ static void start_queued(weft_http_engine *engine) {
         exchange->next = engine->active;
         engine->active = exchange;
         engine->active_count += exchange->wait_seconds > 0 ? 0 : 1;
-        exchange->quiet_until = monotonic_seconds() + engine->settings->connect_seconds +
-                                engine->settings->stall_seconds + exchange->wait_seconds;
+        exchange->patient_until =
+            most_patience(engine, exchange, monotonic_seconds() + engine->settings->connect_seconds);
         if (curl_multi_add_handle(engine->multi, exchange->easy) != CURLM_OK) {
             end_exchange(engine, exchange, CURLE_OUT_OF_MEMORY);
         }
@@ -129,6 +138,8 @@ static void heed_callers(weft_http_engine *engine) {
             end_exchange(engine, exchange, CURLE_ABORTED_BY_CALLBACK);
             break;
         case WISH_RESUME:
+            /* what it waited for came late, and the time until now was not the server's */
+            exchange->patient_until = most_patience(engine, exchange, monotonic_seconds());
             curl_easy_pause(exchange->easy, CURLPAUSE_CONT);
             break;
         case WISH_NONE:
@@ -157,35 +168,59 @@ static bool waits_for_feed(weft_http_engine *engine, const weft_http_exchange *e
     return waits;
 }
 
-/* True if something moved since the last look; that the connection stands counts too. */
-static bool has_moved(weft_http_exchange *exchange) {
+/* How many steps of an exchange are done that each may take its time: the connection stands, all of the
+ * body was sent, the answer begins, its body begins. */
+static unsigned count_steps(const weft_http_exchange *exchange, uint64_t sent) {
+    curl_off_t connected = 0;
+    curl_easy_getinfo(exchange->easy, CURLINFO_PRETRANSFER_TIME_T, &connected);
+    bool all_sent = exchange->put_size > 0 && sent == exchange->put_size;
+    bool answers = exchange->answer.status >= 200;
+    return (connected > 0 ? 1U : 0) + (all_sent ? 1 : 0) + (answers ? 1 : 0) + (exchange->begun ? 1 : 0);
+}
+
+/* The bytes that moved since the last look, in either direction; the lines of a header are none of them,
+ * since a server can go on with those for ever too. */
+static uint64_t count_moved(weft_http_exchange *exchange, uint64_t *sent_out) {
     curl_off_t sent = 0;
     curl_off_t came = 0;
-    curl_off_t connected = 0;
     curl_easy_getinfo(exchange->easy, CURLINFO_SIZE_UPLOAD_T, &sent);
     curl_easy_getinfo(exchange->easy, CURLINFO_SIZE_DOWNLOAD_T, &came);
-    curl_easy_getinfo(exchange->easy, CURLINFO_PRETRANSFER_TIME_T, &connected);
-    uint64_t all = (uint64_t)sent + (uint64_t)came + exchange->header_lines + (connected > 0 ? 1 : 0);
-    bool moved = all != exchange->moved;
+    uint64_t all = (uint64_t)sent + (uint64_t)came;
+    uint64_t moved = all > exchange->moved ? all - exchange->moved : 0;
     exchange->moved = all;
+    *sent_out = (uint64_t)sent;
     return moved;
 }
 
-/* Gives up what has been quiet for too long. Returns how many milliseconds until the next look. */
+static void extend_patience(weft_http_engine *engine, weft_http_exchange *exchange, double now) {
+    double most = most_patience(engine, exchange, now);
+    uint64_t sent = 0;
+    uint64_t moved = count_moved(exchange, &sent);
+    unsigned steps = count_steps(exchange, sent);
+    if (steps > exchange->steps || waits_for_feed(engine, exchange)) {
+        exchange->patient_until = most;
+    } else {
+        /* those that share a link have a part of it each */
+        unsigned sharing = engine->active_count > 0 ? engine->active_count : 1;
+        double bought = exchange->patient_until + (double)moved * sharing / LEAST_RATE;
+        exchange->patient_until = moved == 0 || bought < most ? bought : most;
+    }
+    exchange->steps = steps > exchange->steps ? steps : exchange->steps;
+}
+
+/* Gives up what has been too slow for too long. Returns how many milliseconds until the next look. */
 static int end_stalled(weft_http_engine *engine) {
     double now = monotonic_seconds();
     double soonest = now + POLL_MILLISECONDS * 1e-3;
     weft_http_exchange *next = NULL;
     for (weft_http_exchange *exchange = engine->active; exchange != NULL; exchange = next) {
         next = exchange->next;
-        if (has_moved(exchange) || waits_for_feed(engine, exchange)) {
-            exchange->quiet_until = now + engine->settings->stall_seconds + exchange->wait_seconds;
-        }
-        if (now >= exchange->quiet_until) {
+        extend_patience(engine, exchange, now);
+        if (now >= exchange->patient_until) {
             exchange->stalled = true;
             end_exchange(engine, exchange, CURLE_OPERATION_TIMEDOUT);
-        } else if (exchange->quiet_until < soonest) {
-            soonest = exchange->quiet_until;
+        } else if (exchange->patient_until < soonest) {
+            soonest = exchange->patient_until;
         }
     }
     return (int)((soonest - now) * 1000) + 1;

@@ -178,7 +178,6 @@ void weft_http_answer_read(weft_http_answer *answer, const char *line, size_t si
 
 static size_t take_header(char *data, size_t size, size_t count, void *opaque) {
     weft_http_exchange *exchange = opaque;
-    exchange->header_lines++;
     /* Fields behind a body come too late to say anything about it. */
     if (!exchange->begun) {
         weft_http_answer_read(&exchange->answer, data, size * count);

@@ -121,11 +121,11 @@ typedef struct weft_http_exchange {
     bool resume;            /* the pipe is no longer dry */
     bool cancel;
     bool over;
-    bool stalled;     /* nothing moved for too long */
-    bool steady_tags; /* as the settings have it */
-    uint64_t header_lines;
-    uint64_t moved;     /* bytes and header lines in either direction, as last seen */
-    double quiet_until; /* given up then, unless something moves */
+    bool stalled;         /* nothing moved for too long, or next to nothing */
+    bool steady_tags;     /* as the settings have it */
+    uint64_t moved;       /* bytes of bodies in either direction, as last seen */
+    unsigned steps;       /* that were done, as last seen */
+    double patient_until; /* given up then, unless enough moves */
     struct weft_http_exchange *next;
 } weft_http_exchange;
 

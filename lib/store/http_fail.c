@@ -18,8 +18,11 @@ static bool passing_status(long status) {
 
 bool weft_http_passing(const weft_http_exchange *exchange) {
     const weft_http_answer *answer = &exchange->answer;
-    if (exchange->overrun || exchange->misranged || answer->encoded) {
+    if (exchange->misranged || answer->encoded) {
         return false;
+    }
+    if (exchange->overrun) {
+        return true; /* two that announce different things, of which one may be behind the other */
     }
     if (answer->status >= 300) {
         return passing_status(answer->status);
@@ -118,8 +121,8 @@ static failure explain_code(const weft_http_exchange *exchange, const weft_http_
     const char *said = answer->text[0] != '\0' ? answer->text : curl_easy_strerror(answer->code);
     failure failure = {.status = WEFT_REMOTE_FAILED};
     if (exchange->stalled) {
-        snprintf(failure.text, sizeof(failure.text), "no byte moved for %g seconds",
-                 settings->stall_seconds);
+        snprintf(failure.text, sizeof(failure.text), "%s for %g seconds",
+                 exchange->moved > 0 ? "next to nothing moved" : "no byte moved", settings->stall_seconds);
         return failure;
     }
     switch (answer->code) {
@@ -181,6 +184,10 @@ static failure explain_status(const weft_http_exchange *exchange, const weft_htt
     case 413:
         return say(WEFT_LIMIT_EXCEEDED, "the object is larger than the server takes; raise the limit there "
                                         "(nginx: client_max_body_size)");
+    case 421:
+        return say(WEFT_REMOTE_DENIED,
+                   "the server does not go by that name; use its address, or give it the "
+                   "name with --host");
     case 507:
         return say(WEFT_NO_SPACE, "the server has no space left");
     default:

@@ -187,18 +187,26 @@ static weft_status fetch_list(listing *listing, const char *token, char *buffer,
     return fail_list(listing, &effort, &exchange);
 }
 
+/* The token before parts 1, 2, 4, 8, … is remembered: however long the circle and the way into it are, one
+ * of these is met again. */
 static weft_status list_parts(listing *listing, char *buffer) {
     char token[WEFT_S3_TOKEN_MAX] = "";
     char next[WEFT_S3_TOKEN_MAX] = "";
+    char mark[WEFT_S3_TOKEN_MAX] = "";
+    uint64_t part = 0;
     do {
+        part++;
         memcpy(token, next, sizeof(token));
+        if ((part & (part - 1)) == 0) {
+            memcpy(mark, token, sizeof(mark));
+        }
         size_t size = 0;
         weft_status status = fetch_list(listing, token, buffer, &size);
         if (status != WEFT_OK) {
             return status;
         }
         (void)weft_s3_list_read(buffer, size, visit_object, listing, next);
-        if (next[0] != '\0' && strcmp(next, token) == 0) {
+        if (next[0] != '\0' && strcmp(next, mark) == 0) {
             return weft_fail(listing->context, WEFT_REMOTE_FAILED,
                              "%s: the list of objects goes round in circles; check AWS_ENDPOINT_URL_S3",
                              listing->store->place.root);

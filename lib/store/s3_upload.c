@@ -31,7 +31,7 @@ enum {
     FIRST_BYTES = 256 << 10, /* of memory for what may turn out to be small */
     SLOTS = 4,               /* parts on the way at once */
     FLIGHT_BYTES = 64 << 20, /* of them, unless two are more */
-    COMPLETE_SECONDS = 60,   /* that a service may take to put parts together without a sign of life */
+    COMPLETE_SECONDS = 120,  /* that a service may take to put parts together, a blank now and then apart */
     ABORT_SECONDS = 5,
     MD5_BYTES = 16,
     PART_TEXT = 96, /* of a part in the list of them, beside its tag */

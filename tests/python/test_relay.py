@@ -112,7 +112,7 @@ def test_streams_while_it_fetches():
         with Relay(f"http://127.0.0.1:{upstream.server_port}") as relay:
             relay.has_version(1)
             with relay.socket() as client:
-                client.sendall(f"GET /{anchor} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                client.sendall(f"GET /{anchor} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
                 data = read_until(client, b"\r\n\r\n")
                 head, _, body = data.partition(b"\r\n\r\n")
                 assert b" 200 " in head and f"content-length: {len(content)}".encode() in head.lower(), head
@@ -242,6 +242,44 @@ def test_reports_go_upstream():
             assert second.request("GET", "/followers/x").status == 404
             assert second.request("PUT", "/followers/x", b"{}").status == 400
             assert second.request("PUT", "/patches/x", b"{}").status == 403
+
+
+def test_reports_do_not_wait_for_the_upstream():
+    """A follower is answered when its report is kept here, however long the upstream takes to take it, and so does
+    the end of the relay not wait for it. Of each follower the newest report goes on once it can."""
+    def report(name, version):
+        body = {"weft": 1, "kind": "follower", "name": name, "run": run_id, "version": version, "digest": "ab" * 16,
+                "newest": 1, "lag": 0, "time": 1794799232420, "published": 1794799231173, "state": "waiting",
+                "phases": {"wait": 0, "fetch": 0, "decode": 0, "verify": 0, "commit": 0}, "pause": 0, "patches": 0,
+                "anchors": 0, "healed": 0, "fetched_bytes": 0, "requests": 0, "interval": 1200}
+        return json.dumps(body).encode()
+
+    stuck = [{"fault": "delay", "seconds": 40, "method": "PUT", "path": "/followers/*"}]
+    with Run() as run:
+        run.publish()
+        with Relay(run.proxy.url, "--stop-seconds", "1") as relay:
+            relay.has_version(1)
+            run_id = relay.status()["head"]["run"]
+            run.proxy.set_faults(stuck)
+            start = time.monotonic()
+            for version in (0, 1):
+                for i in range(12):
+                    assert relay.request("PUT", f"/followers/f{i}", report(f"f{i}", version)).status == 204
+            assert wait_for(lambda: run.asked() > 0)
+            assert relay.stop() == 0
+            took = time.monotonic() - start
+            assert took < 15, took  # a delay of 40 s was not waited for
+        run.proxy.set_faults([dict(stuck[0], count=1)])
+        with Relay(run.proxy.url, "--retries", "1", "--timeout", "1") as relay:
+            relay.has_version(1)
+            for version in (0, 1):
+                for i in range(3):
+                    assert relay.request("PUT", f"/followers/f{i}", report(f"f{i}", version)).status == 204
+
+            def newest(name):
+                answer = run.origin.request("GET", f"/followers/{name}")
+                return answer.status == 200 and json.loads(answer.body)["version"] == 1
+            assert wait_for(lambda: all(newest(f"f{i}") for i in range(3)))
 
 
 def test_coming_back():
@@ -430,7 +468,7 @@ def test_ends_promptly():
                                   {"fault": "delay", "seconds": 20, "path": "/pages/*"}])
             clients = [relay.socket() for _ in range(6)]
             for client, path in zip(clients, [anchor, anchor, "patches/x", "v1/watch?after=1", "patches/y", anchor]):
-                client.sendall(f"GET /{path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                client.sendall(f"GET /{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             assert wait_for(lambda: relay.status()["watchers"] == 1)
             start = time.monotonic()
             assert relay.stop() == 0

@@ -178,7 +178,7 @@ def test_wrong_upstream():
         write_whole(run.origin.path(anchor), bytes(wrong))
         with Relay(run.origin.url) as relay:
             with relay.socket() as client:
-                client.sendall(f"GET /{anchor} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                client.sendall(f"GET /{anchor} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
                 data = serving.read_all(client)
             head, _, body = data.partition(b"\r\n\r\n")
             assert serving.status_of(data) in (200, 404), head
@@ -289,7 +289,7 @@ def test_clients_that_leave():
             def leave(_):
                 while not stop.is_set():
                     with relay.socket() as client:
-                        client.sendall(f"GET /{anchor} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                        client.sendall(f"GET /{anchor} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
                         client.recv(1000)
 
             leavers = [threading.Thread(target=leave, args=(i,)) for i in range(8)]
@@ -318,7 +318,7 @@ def test_strangers():
                 client = socket.socket()
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 client.connect((relay.host, relay.port))
-                client.sendall(f"GET /{anchor} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                client.sendall(f"GET /{anchor} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
                 slow.append(client)
             idle = [relay.socket() for _ in range(50)]
             for key in (".relay-mark", ".relay-lock", ".drafts", ".drafts/" + anchor.replace("/", "@"), "../x",
@@ -326,7 +326,7 @@ def test_strangers():
                         "heads/00000000", "heads/99999999999999999999", "heads/0000000%31x"):
                 answer = relay.request("GET", "/" + key)
                 assert answer.status in (400, 404) and b"watermark" not in answer.body, (key, answer)
-            words = [b"GET ", b"PUT ", b"/" + anchor.encode(), b" HTTP/1.1", b"\r\n", b"Host: x", b"\r\n\r\n",
+            words = [b"GET ", b"PUT ", b"/" + anchor.encode(), b" HTTP/1.1", b"\r\n", b"Host: localhost", b"\r\n\r\n",
                      b"Content-Length: 5", b"Transfer-Encoding: chunked", b"Range: bytes=0-", b"\x00", b"\xff", b":"]
             at_once(60, lambda i: relay.raw(b"".join(dice.choices(words, k=dice.randrange(1, 12)))))
             assert at_once(8, lambda i: relay.request("GET", "/" + anchor).body == content) == [True] * 8

@@ -7,14 +7,16 @@ import json
 import os
 import random
 import socket
+import subprocess
+import tempfile
 import threading
 import time
 
-from serving import PATIENCE, Server, main, read_all, status_of, wait_for
+from serving import PATIENCE, WEFT, Server, main, read_all, status_of, wait_for
 
 
 def get(target, more=b""):
-    return b"GET " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + more + b"\r\n"
+    return b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + more + b"\r\n"
 
 
 def test_no_path_leads_out():
@@ -43,7 +45,7 @@ def test_no_path_leads_out():
         for target in targets:
             for method in (b"GET", b"PUT"):
                 body = b"" if method == b"GET" else b"Content-Length: 3\r\n"
-                data = (method + b" " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + body + b"\r\n" +
+                data = (method + b" " + target + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + body + b"\r\n" +
                         (b"bad" if body else b""))
                 if method == b"PUT" and target.split(b"?")[0].split(b"\x00")[0] == b"/a":
                     continue  # the query and what a zero byte cuts off leave a good key
@@ -63,22 +65,83 @@ def test_no_path_leads_out():
             assert file.read(3) != b"bad"
 
 
+def ask_as(server, host, method="GET", path="/v1/status", fields=b""):
+    body = b"Content-Length: 3\r\n" if method == "PUT" else b""
+    return status_of(server.raw(f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n".encode() + body +
+                                fields + b"\r\n" + (b"abc" if method == "PUT" else b"")))
+
+
+def test_names_that_are_not_its_own():
+    """A page in a browser on this machine can have its name point to 127.0.0.1, and is then taken for the server's
+    own. It still asks under its name."""
+    with Server() as server:
+        good = (f"127.0.0.1:{server.port}", "127.0.0.1", "localhost", f"LOCALHOST:{server.port}", "[::1]", "[::1]:80",
+                "10.0.0.5:8477")
+        bad = ("evil.example", f"evil.example:{server.port}", "localhost.evil.example", "127.0.0.1.evil.example", "1",
+               "[evil]", "[::1].evil", "x@127.0.0.1", "127.0.0.1:80:80", "localhost:x", "[::1", "::1")
+        for host in good:
+            assert ask_as(server, host) == 200, host
+            assert ask_as(server, host, "PUT", "/pages/a") in (201, 204), host
+            assert ask_as(server, host, "DELETE", "/pages/a") == 204, host
+        assert server.request("PUT", "/pages/a", b"abc").status == 201
+        for host in bad:
+            for path in ("/", "/v1/status", "/metrics", "/pages/a", "/v1/watch?seconds=0", "/v1/list?prefix=followers"):
+                assert ask_as(server, host, path=path) == 421, (host, path)
+            assert ask_as(server, host, "PUT", "/pages/b") == 421, host
+            assert ask_as(server, host, "PUT", "/followers/b") == 421, host
+            assert ask_as(server, host, "DELETE", "/pages/a") == 421, host
+        assert os.listdir(server.path("pages")) == ["a"]
+    with Server("--host", "weights.example", "--host", "w") as server:
+        assert ask_as(server, "weights.example") == ask_as(server, "W:80") == 200
+        assert ask_as(server, "evil.example") == 421
+    with Server("--listen", "localhost:0") as server:
+        assert ask_as(server, f"localhost:{server.port}") == 200
+
+
+def test_names_where_a_token_is_needed():
+    """What a page cannot know, it cannot ask with."""
+    with tempfile.NamedTemporaryFile("w") as token:
+        token.write("secret\n")
+        token.flush()
+        bearer = b"Authorization: Bearer secret\r\n"
+        with Server("--read-token-file", token.name) as server:
+            assert ask_as(server, "weights.example", fields=bearer) == 200
+            assert ask_as(server, "weights.example") == 401
+        with Server("--write-token-file", token.name) as server:
+            assert ask_as(server, "weights.example", "PUT", "/pages/a", bearer) == 201
+            assert ask_as(server, "weights.example", "PUT", "/pages/a") == 401
+            assert ask_as(server, "weights.example") == 421
+
+
+def test_starts_with_few_descriptors_or_not_at_all():
+    """Whatever it is that cannot be opened, the server says so and ends."""
+    codes = set()
+    with tempfile.TemporaryDirectory(prefix="weft-few.") as scratch:
+        for count in range(5, 21):
+            command = ["prlimit", f"--nofile={count}:{count}", "timeout", "-s", "TERM", "0.3", WEFT, "serve",
+                       os.path.join(scratch, "store"), "--listen", "127.0.0.1:0"]
+            ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE)
+            assert ended.returncode in (1, 124, 127) and b"Sanitizer" not in ended.stderr, (count, ended)
+            codes.add(ended.returncode)
+    assert 1 in codes, codes
+
+
 def test_malformed_requests():
     line = b"GET / HTTP/1.1\r\n"
     requests = [
         b"", b"\r\n", b"\r\n\r\n", b"\x00" * 1000, b"GET", b"GET /", b"GET / \r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
-        b"GET / HTTP/1.1\r\n\r\n", b"GET  /  HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
-        line + b"no colon\r\n\r\n", line + b": empty\r\n\r\n", line + b"Host: x\r\n folded\r\n\r\n",
-        line + b"Host: x\r\nHo\x00st: y\r\n\r\n", line + b"Host: x\r\nA" * 5000 + b"\r\n\r\n",
-        line + b"Host: x\r\nX: " + b"y" * 200000 + b"\r\n\r\n", b"G" * 200000, b"GET /" + b"a" * 200000,
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n",
-        line + b"Host: x\r\nRange: bytes=" + b"9" * 20000 + b"-\r\n\r\n",
-        line + b"Host: x\r\nIf-None-Match: " + b'"a",' * 5000 + b"\r\n\r\n",
-        line + b"Host: x\r\nTransfer-Encoding: gzip\r\n\r\n", line + b"Host: x\r\nExpect: everything\r\n\r\n",
-        b"PUT /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
-        b"PUT /a HTTP/1.0\r\n\r\n", b"PUT /a HTTP/1.1\r\nHost: x\r\nContent-Range: bytes 0-2/9\r\n"
+        b"GET / HTTP/1.1\r\n\r\n", b"GET  /  HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
+        line + b"no colon\r\n\r\n", line + b": empty\r\n\r\n", line + b"Host: localhost\r\n folded\r\n\r\n",
+        line + b"Host: localhost\r\nHo\x00st: y\r\n\r\n", line + b"Host: localhost\r\nA" * 5000 + b"\r\n\r\n",
+        line + b"Host: localhost\r\nX: " + b"y" * 200000 + b"\r\n\r\n", b"G" * 200000, b"GET /" + b"a" * 200000,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"CONNECT x:443 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        line + b"Host: localhost\r\nRange: bytes=" + b"9" * 20000 + b"-\r\n\r\n",
+        line + b"Host: localhost\r\nIf-None-Match: " + b'"a",' * 5000 + b"\r\n\r\n",
+        line + b"Host: localhost\r\nTransfer-Encoding: gzip\r\n\r\n", line + b"Host: localhost\r\nExpect: everything\r\n\r\n",
+        b"PUT /a HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+        b"PUT /a HTTP/1.0\r\n\r\n", b"PUT /a HTTP/1.1\r\nHost: localhost\r\nContent-Range: bytes 0-2/9\r\n"
                                      b"Content-Length: 3\r\n\r\nabc",
-        b"PUT /a HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
+        b"PUT /a HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
     ]
     with Server("--idle-seconds", "2") as server:
         for data in requests:
@@ -86,7 +149,7 @@ def test_malformed_requests():
             code = status_of(answer)
             assert code is None or code in (200, 400, 405, 411, 413, 414, 417, 431, 500, 501, 505), (data[:60], answer)
         generator = random.Random(7)
-        words = [b"GET ", b"PUT ", b"/a", b" HTTP/1.1", b"\r\n", b"Host: x", b"\r\n\r\n", b"Content-Length: 5",
+        words = [b"GET ", b"PUT ", b"/a", b" HTTP/1.1", b"\r\n", b"Host: localhost", b"\r\n\r\n", b"Content-Length: 5",
                  b"Transfer-Encoding: chunked", b"Range: bytes=0-", b"\x00", b"\xff", b"5\r\nabcde", b"0\r\n\r\n", b":"]
         # all at once: each may have to wait until it has been idle
         threads = [threading.Thread(target=server.raw,
@@ -136,7 +199,7 @@ def test_slow_readers_do_not_matter():
             plain = socket.socket()
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             plain.connect((server.host, server.port))
-            plain.sendall(b"GET /patches/big HTTP/1.1\r\nHost: x\r\n\r\n")
+            plain.sendall(b"GET /patches/big HTTP/1.1\r\nHost: localhost\r\n\r\n")
             slow.append(plain)
         start = time.monotonic()
         for _ in range(3):
@@ -153,7 +216,7 @@ def test_slow_readers_do_not_matter():
 def test_slow_senders_are_cut():
     with Server("--idle-seconds", "1") as server:
         with server.socket() as plain:
-            plain.sendall(b"PUT /pages/a HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc")
+            plain.sendall(b"PUT /pages/a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
             assert read_all(plain) == b""
         assert wait_for(lambda: os.listdir(server.directory) == []), os.listdir(server.directory)
 
@@ -164,7 +227,7 @@ def test_bodies_that_nobody_wants():
         for length in (1000, 4 << 20, 64 << 20):
             for framing in ("length", "chunked"):
                 with server.socket() as plain:
-                    header = b"PUT /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                    header = b"PUT /a HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
                     header += (b"Content-Length: %d\r\n\r\n" % length if framing == "length" else
                                b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % length)
                     plain.sendall(header)
@@ -185,7 +248,7 @@ def test_pipelined_requests_are_answered_in_order():
     with Server() as server:
         for number in range(5):
             server.request("PUT", f"/pages/{number}", b"<%d>" % number)
-        data = b"".join(b"GET /pages/%d HTTP/1.1\r\nHost: x\r\n\r\n" % number for number in range(4))
+        data = b"".join(b"GET /pages/%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number for number in range(4))
         answer = server.raw(data + get(b"/pages/4"))
         positions = [answer.index(b"<%d>" % number) for number in range(5)]
         assert positions == sorted(positions) and answer.count(b"HTTP/1.1 200") == 5, answer

@@ -61,7 +61,8 @@ def test_answers_at_once_if_there_is_something():
         assert answer.status == 200 and answer.body == head, answer
         assert answer["content-type"] == "application/json" and answer["weft-server"] == "1", answer
         assert server.request("GET", "/v1/watch").body == head
-        assert server.request("GET", "/v1/watch?after=5&seconds=0").status == 204
+        none = server.request("GET", "/v1/watch?after=5&seconds=0")
+        assert none.status == 204 and none["cache-control"] == "no-store", none
         start = time.monotonic()
         assert server.request("GET", "/v1/watch?after=5&seconds=0.5").status == 204
         assert time.monotonic() - start >= 0.49
@@ -143,7 +144,7 @@ def test_watchers_that_leave_are_forgotten():
     with Server("--watch-seconds", "1", "--max-watchers", "3") as server:
         for _ in range(3):
             with server.socket() as plain:
-                plain.sendall(b"GET /v1/watch?after=0 HTTP/1.1\r\nHost: x\r\n\r\n")
+                plain.sendall(b"GET /v1/watch?after=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 time.sleep(0.05)
         assert wait_for(lambda: count_watchers(server) == 0)
         head = put_head(server, 1, 1, 1)
@@ -176,10 +177,10 @@ def test_the_end_lets_transfers_finish():
         data = os.urandom(8 << 20)
         server.request("PUT", "/pages/a", data)
         reader = server.socket()
-        reader.sendall(b"GET /pages/a HTTP/1.1\r\nHost: x\r\n\r\n")
+        reader.sendall(b"GET /pages/a HTTP/1.1\r\nHost: localhost\r\n\r\n")
         begun = reader.recv(1000)
         writer = server.socket()
-        writer.sendall(b"PUT /pages/b HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n01234")
+        writer.sendall(b"PUT /pages/b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n01234")
         idle = server.socket()
         assert wait_for(lambda: any(name.startswith(".tmp") for name in os.listdir(server.directory)))
         server.process.send_signal(signal.SIGINT)
@@ -206,9 +207,9 @@ def test_the_end_does_not_wait_for_ever():
     with Server("--stop-seconds", "1") as server:
         server.request("PUT", "/pages/a", os.urandom(64 << 20))
         with server.socket() as plain, server.socket() as writer:
-            plain.sendall(b"GET /pages/a HTTP/1.1\r\nHost: x\r\n\r\n")
+            plain.sendall(b"GET /pages/a HTTP/1.1\r\nHost: localhost\r\n\r\n")
             plain.recv(1000)
-            writer.sendall(b"PUT /pages/b HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n01234")
+            writer.sendall(b"PUT /pages/b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n01234")
             assert wait_for(lambda: any(name.startswith(".tmp") for name in os.listdir(server.directory)))
             assert server.stop() == 0
         assert os.listdir(server.directory) == ["pages"] and os.listdir(server.path("pages")) == ["a"]

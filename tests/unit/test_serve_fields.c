@@ -207,6 +207,25 @@ static void test_paths_have_a_longest(void **state) {
 
 /* ---- the rest ---- */
 
+static void test_hosts(void **state) {
+    (void)state;
+    static const char *const names[] = {"one.example", "two"};
+    static const char *const good[] = {"127.0.0.1",        "10.1.2.3:80", "[::1]",       "[fe80::1]:1",
+                                       "localhost",        "LocalHost:5", "One.Example", "two:1",
+                                       "[::ffff:1.2.3.4]", "two:"};
+    static const char *const bad[] = {"",        "one",   "one.example.", "two.example", "127.0.0.1.x",
+                                      "127.1",   "[::1",  "[::1]x",       "[127.0.0.1]", "::1",
+                                      "two:1:2", "two:x", "localhost:-1", "a@two",       "[]",
+                                      "[two]",   ":80",   "two two",      "1:2",         "[::1]:x"};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        assert_true(serve_host_known(good[i], names, 2));
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        assert_false(serve_host_known(bad[i], names, 2));
+    }
+    assert_false(serve_host_known("two", names, 1));
+}
+
 static void test_bearer(void **state) {
     size_t length = 0;
     (void)state;
@@ -253,6 +272,7 @@ int main(void) {
         cmocka_unit_test(test_tags),
         cmocka_unit_test(test_paths),
         cmocka_unit_test(test_paths_have_a_longest),
+        cmocka_unit_test(test_hosts),
         cmocka_unit_test(test_bearer),
         cmocka_unit_test(test_numbers),
     };

@@ -22,7 +22,7 @@
 
 #include <cmocka.h>
 
-enum { STEPS_MAX = 12, REQUEST_MAX = 4096, OBJECT = 300000 };
+enum { STEPS_MAX = 12, REQUEST_MAX = 4096, OBJECT = 300000, PIECE_MILLISECONDS = 20 };
 
 /* ---- the server ---- */
 
@@ -34,6 +34,8 @@ typedef struct step {
     bool reset;     /* closed with a reset */
     bool unread;    /* the request's body is not waited for */
     bool linger;    /* the connection stays open until the client closes it */
+    size_t piece;   /* not 0: the body is sent in pieces of so many bytes, PIECE_MILLISECONDS apart */
+    unsigned sips;  /* so often a byte of the request's body is taken, as far apart, before the answer */
 } step;
 
 typedef struct server {
@@ -54,16 +56,17 @@ static weft_store *store;
 static uint8_t object[OBJECT];
 static uint8_t buffer[OBJECT + 100];
 
-static void send_all(int socket, const void *data, size_t size) {
+static bool send_all(int socket, const void *data, size_t size) {
     const uint8_t *cursor = data;
     while (size > 0) {
         ssize_t sent = send(socket, cursor, size, MSG_NOSIGNAL);
         if (sent <= 0) {
-            return;
+            return false;
         }
         cursor += sent;
         size -= (size_t)sent;
     }
+    return true;
 }
 
 /* Up to the empty line, byte by byte: what follows is the body. */
@@ -127,15 +130,33 @@ static void sleep_milliseconds(unsigned milliseconds) {
     nanosleep(&time, NULL);
 }
 
+static void send_pieces(int socket, const step *step) {
+    size_t piece = step->piece != 0 ? step->piece : step->size;
+    bool open = true;
+    for (size_t sent = 0; sent < step->size && open; sent += piece) {
+        size_t left = step->size - sent;
+        open = send_all(socket, (const uint8_t *)step->body + sent, left < piece ? left : piece);
+        sleep_milliseconds(step->piece != 0 ? PIECE_MILLISECONDS : 0);
+    }
+}
+
+static void sip(int socket, unsigned count) {
+    uint8_t byte;
+    for (unsigned i = 0; i < count && recv(socket, &byte, 1, 0) == 1; i++) {
+        sleep_milliseconds(PIECE_MILLISECONDS);
+    }
+}
+
 static void serve(server *server, int socket, const step *step, char *head) {
     read_request(server, socket, head, step->unread);
     pthread_mutex_lock(&server->mutex);
     server->served++;
     pthread_mutex_unlock(&server->mutex);
+    sip(socket, step->sips);
     if (step->head != NULL) {
         send_all(socket, step->head, strlen(step->head));
         send_all(socket, "\r\n", 2);
-        send_all(socket, step->body, step->size);
+        send_pieces(socket, step);
     }
     sleep_milliseconds(step->pause);
     uint8_t rest[64];
@@ -459,15 +480,17 @@ static void test_wrong_ranges(void **state) {
 static void test_more_than_announced(void **state) {
     (void)state;
     static const char chunks[] = "5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n";
-    BEGIN(
-        {.head = "HTTP/1.1 206 Partial\r\nTransfer-Encoding: chunked\r\nContent-Range: bytes 0-7/1000\r\n",
-         .body = chunks,
-         .size = sizeof(chunks) - 1},
-        {.head = "HTTP/1.1 206 Partial\r\nContent-Length: 8\r\nContent-Range: bytes 0-7/8\r\n",
-         .body = object,
-         .size = 1000});
+    static const char head[] =
+        "HTTP/1.1 206 Partial\r\nTransfer-Encoding: chunked\r\nContent-Range: bytes 0-7/1000\r\n";
+    BEGIN({.head = head, .body = chunks, .size = sizeof(chunks) - 1},
+          {.head = head, .body = chunks, .size = sizeof(chunks) - 1},
+          {.head = head, .body = chunks, .size = sizeof(chunks) - 1},
+          {.head = head, .body = chunks, .size = sizeof(chunks) - 1},
+          {.head = "HTTP/1.1 206 Partial\r\nContent-Length: 8\r\nContent-Range: bytes 0-7/8\r\n",
+           .body = object,
+           .size = 1000});
     weft_store_get_result result;
-    expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "more than it announced");
+    expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "more than it announced (3 attempts)");
     for (size_t i = 8; i < sizeof(buffer); i++) {
         assert_int_equal(buffer[i], 0x5a);
     }
@@ -600,6 +623,15 @@ static void test_busy_server(void **state) {
     end();
 }
 
+static weft_status read_endlessly(void *opaque, uint64_t offset, void *data, size_t capacity,
+                                  size_t *count_out) {
+    (void)opaque;
+    (void)offset;
+    memset(data, 'a', capacity);
+    *count_out = capacity;
+    return WEFT_OK;
+}
+
 static void test_stall(void **state) {
     (void)state;
     static const step steps[] = {
@@ -611,9 +643,46 @@ static void test_stall(void **state) {
     weft_store_options options = {.attempts = 1, .stall_seconds = 0.3};
     weft_store_get_result result;
     begin(steps, 1, &options);
-    expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "no byte moved for 0.3 seconds");
+    expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "next to nothing moved for 0.3 seconds");
     /* connected, but never served */
     expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "no byte moved for 0.3 seconds");
+    end();
+}
+
+/* A byte now and then is no sign of life; one at a time, this answer would take seconds. */
+static void test_trickle(void **state) {
+    (void)state;
+    static const char head[] =
+        "HTTP/1.1 206 Partial\r\nContent-Length: 150\r\nContent-Range: bytes 0-149/150\r\n";
+    static const step steps[] = {
+        {.head = head, .body = object, .size = 150, .piece = 1},
+        {.head = NULL, .sips = 150, .unread = true},
+    };
+    weft_store_options options = {.attempts = 1, .stall_seconds = 0.5};
+    weft_store_get_result result;
+    begin(steps, 2, &options);
+    expect(get(0, 150, &result), WEFT_REMOTE_FAILED, "next to nothing moved for 0.5 seconds");
+    /* more than the buffers of both ends hold */
+    weft_store_put_request request = {.key = "key", .feed = {.size = UINT64_MAX, .read = read_endlessly}};
+    expect(weft_store_put(context, store, &request, NULL), WEFT_REMOTE_FAILED,
+           "next to nothing moved for 0.5 seconds");
+    end();
+}
+
+/* Slower than any link, but steady: it takes longer in all than it may be still. */
+static void test_slow_link(void **state) {
+    (void)state;
+    static const step steps[] = {
+        {.head = "HTTP/1.1 206 Partial\r\nContent-Length: 20000\r\nContent-Range: bytes 0-19999/20000\r\n",
+         .body = object,
+         .size = 20000,
+         .piece = 100},
+    };
+    weft_store_options options = {.attempts = 1, .stall_seconds = 2};
+    weft_store_get_result result;
+    begin(steps, 1, &options);
+    expect(get(0, 20000, &result), WEFT_OK, "");
+    expect_bytes(object, 20000);
     end();
 }
 
@@ -1077,6 +1146,8 @@ int main(void) {
         cmocka_unit_test(test_head_without_length),
         cmocka_unit_test(test_busy_server),
         cmocka_unit_test(test_stall),
+        cmocka_unit_test(test_trickle),
+        cmocka_unit_test(test_slow_link),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_put),
         cmocka_unit_test(test_slow_feed),

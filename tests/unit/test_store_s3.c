@@ -760,6 +760,26 @@ static void test_list_wrong(void **state) {
     end();
 }
 
+static void test_list_round_and_round(void **state) {
+    (void)state;
+    static const char *const round[] = {"x", "y", "z"};
+    enum { PARTS = 6 };
+    char bodies[PARTS][200];
+    rule rules[PARTS];
+    for (size_t i = 0; i < PARTS; i++) {
+        snprintf(bodies[i], sizeof(bodies[i]),
+                 "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>%s"
+                 "</NextContinuationToken></ListBucketResult>",
+                 round[i % 3]);
+        rules[i] = (rule){.request = "GET /bucket/?", DATED, bodies[i], NULL};
+    }
+    char text[512] = "";
+    /* after parts 1 and 2 and 4 "", x and z were remembered, and after part 6 there is z again */
+    begin(rules, PARTS);
+    expect(weft_store_list(context, store, "pages", collect, text), WEFT_REMOTE_FAILED, "in circles");
+    end();
+}
+
 /* Of a list that was cut short nothing is told, and the next attempt tells each object once. */
 static void test_list_cut_short(void **state) {
     (void)state;
@@ -966,6 +986,7 @@ int main(void) {
         cmocka_unit_test(test_damaged_on_the_way),
         cmocka_unit_test(test_list),
         cmocka_unit_test(test_list_wrong),
+        cmocka_unit_test(test_list_round_and_round),
         cmocka_unit_test(test_list_cut_short),
         cmocka_unit_test(test_places),
         cmocka_unit_test(test_wrong_places),
