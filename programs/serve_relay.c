@@ -7,7 +7,6 @@
 #include "serve.h"
 
 #include <string.h>
-#include <unistd.h>
 
 enum { BLOCK_BYTES = 256 << 10 };
 
@@ -58,12 +57,9 @@ static weft_status await_reader(serve_request *request, uint64_t offset) {
     return status;
 }
 
-/* The answer closes the descriptor that it is sent from, and the reader its own. */
+/* The answer closes the descriptor that it is sent from, so that a connection holds no second one. */
 static enum MHD_Result send_file(serve_request *request, const weft_relay_object *object) {
-    int descriptor = dup(object->file);
-    if (descriptor < 0) {
-        return serve_answer_text(request, MHD_HTTP_SERVICE_UNAVAILABLE, "too many files are open");
-    }
+    int descriptor = weft_relay_reader_release_file(request->reader);
     serve_body body = serve_body_of_file(descriptor, object->bytes);
     return serve_object_send(request, &body);
 }

@@ -424,9 +424,10 @@ typedef struct weft_relay_options {
 
 typedef struct weft_relay weft_relay;
 
-/* The directory is made if it does not exist, and locked: WEFT_BUSY if another relay has it. Upstream and
- * trusted key must outlive the relay. `options` may be NULL. The store is looked at before this returns,
- * but not for long, and it need not be reached. */
+/* The directory is made if it does not exist, and locked: WEFT_BUSY if another relay has it. Files are
+ * removed from it: WEFT_INVALID_ARGUMENT if it has files and was never a relay's, or does not lie apart
+ * from a directory that is relayed. Upstream and trusted key must outlive the relay. `options` may be NULL.
+ * The store is looked at before this returns, but not for long, and it need not be reached. */
 WEFT_API WEFT_CHECKED weft_status weft_relay_open(weft_context *context, weft_store *upstream,
                                                   const char *directory, const weft_relay_options *options,
                                                   weft_relay **relay_out);
@@ -471,6 +472,8 @@ WEFT_API WEFT_CHECKED weft_status weft_relay_reader_await(weft_relay_reader *rea
 /* At least one byte, and at most `capacity`. */
 WEFT_API WEFT_CHECKED weft_status weft_relay_reader_read(weft_relay_reader *reader, uint64_t offset,
                                                          void *data, size_t capacity, size_t *count_out);
+/* Hands the object's `file` over to the caller, who closes it; the reader reads no more. */
+WEFT_API int weft_relay_reader_release_file(weft_relay_reader *reader);
 /* Not while it is suspended. */
 WEFT_API void weft_relay_reader_close(weft_relay_reader *reader);
 
@@ -498,7 +501,7 @@ typedef struct weft_relay_stats {
     uint64_t objects;        /* named by the history, as far as it was read */
     uint64_t cached_bytes, cache_limit;
     uint64_t under_way;          /* objects that are being fetched */
-    bool disk_full;              /* the last object that came could not be kept */
+    bool disk_full;              /* there was no room for the last object, the last head or the mark */
     bool reached;                /* the last look at the store succeeded */
     double state_seconds;        /* for so long */
     double head_seconds;         /* since the newest head was last confirmed; below zero: never */

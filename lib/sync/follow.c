@@ -44,6 +44,12 @@ static weft_status check_run(const weft_follow *follow, const weft_sync_head *he
                      follow->mark_path != NULL ? " to let it change runs" : "");
 }
 
+static weft_status write_mark(weft_follow *follow, const weft_watermark *mark) {
+    weft_status status = weft_watermark_write(follow->context, follow->mark_path, mark, follow->durable);
+    follow->unwritten = status;
+    return follow->lenient ? WEFT_OK : status;
+}
+
 /* What was seen is written down before anything is done about it. */
 static weft_status remember(weft_follow *follow, const weft_sync_head *head) {
     weft_watermark mark = {
@@ -53,10 +59,7 @@ static weft_status remember(weft_follow *follow, const weft_sync_head *head) {
         .digest = head->newest.digest,
     };
     memcpy(mark.run, head->run, sizeof mark.run);
-    weft_status status =
-        follow->mark_path != NULL && follow->keeping
-            ? weft_watermark_write(follow->context, follow->mark_path, &mark, follow->durable)
-            : WEFT_OK;
+    weft_status status = follow->mark_path != NULL && follow->keeping ? write_mark(follow, &mark) : WEFT_OK;
     if (status == WEFT_OK) {
         follow->mark = mark;
     }
@@ -64,13 +67,11 @@ static weft_status remember(weft_follow *follow, const weft_sync_head *head) {
 }
 
 weft_status weft_follow_keep(weft_follow *follow) {
-    if (follow->keeping || follow->mark_path == NULL) {
+    if ((follow->keeping && follow->unwritten == WEFT_OK) || follow->mark_path == NULL) {
         return WEFT_OK;
     }
     follow->keeping = true;
-    return follow->mark.run[0] != '\0'
-               ? weft_watermark_write(follow->context, follow->mark_path, &follow->mark, follow->durable)
-               : WEFT_OK;
+    return follow->mark.run[0] != '\0' ? write_mark(follow, &follow->mark) : WEFT_OK;
 }
 
 /* Takes over `head` if it is news. A replica that was restarted has seen the newest head before, and must

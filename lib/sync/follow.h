@@ -15,6 +15,9 @@ typedef struct weft_follow {
     char *mark_path; /* NULL: the watermark is not kept */
     bool durable;
     bool keeping; /* the watermark is written; before that the replica is not ours */
+    bool lenient; /* a watermark that cannot be written is kept in memory, and heads are taken all the same
+                   */
+    weft_status unwritten; /* why the watermark in the file is an older one; WEFT_OK: it is not */
     weft_watermark mark;
     bool seen; /* `head` holds */
     weft_sync_head head;
@@ -28,7 +31,8 @@ typedef struct weft_follow {
 weft_status weft_follow_open(weft_follow *follow, weft_context *context, weft_store *store,
                              const weft_key *trusted, const char *mark_path, bool durable);
 void weft_follow_close(weft_follow *follow);
-/* From now on the watermark is written; at once, if something was seen. */
+/* From now on the watermark is written; at once, if something was seen; and again if that has failed
+ * before. */
 weft_status weft_follow_keep(weft_follow *follow);
 
 /* Looks for a newer head. WEFT_MORE: there is none. WEFT_NOT_FOUND: there is no head at all. */

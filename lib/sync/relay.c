@@ -15,6 +15,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #define MARK ".relay-mark"
@@ -68,16 +69,22 @@ static void publish_head(weft_relay *relay, const weft_sync_head *head, const ui
     }
 }
 
-/* The follow has a new head. That it cannot be written down matters only when the store is gone. */
+/* The follow has a new head. It is written down before anybody is told, so that a relay that is started
+ * again does not go back; that it cannot be, matters only when the store is gone too. */
 static void take_news(weft_relay *relay) {
     char key[WEFT_HEAD_KEY];
     const weft_follow *follow = &relay->follow;
-    publish_head(relay, &follow->head, follow->data, follow->size);
     weft_head_key(follow->head.epoch, key);
-    (void)weft_relay_cache_write(&relay->cache, relay->watcher_context, key, follow->data, follow->size);
+    weft_status status =
+        weft_relay_cache_write(&relay->cache, relay->watcher_context, key, follow->data, follow->size);
+    pthread_mutex_lock(&relay->mutex);
+    relay->head_lost = status == WEFT_NO_SPACE;
+    pthread_mutex_unlock(&relay->mutex);
+    publish_head(relay, &follow->head, follow->data, follow->size);
 }
 
-/* The head that was the newest when the last process ended: nobody need wait for the store. */
+/* The head that was the newest when the last process ended: nobody need wait for the store. One that is
+ * older than the mark is not it. */
 static void recall_head(weft_relay *relay) {
     char key[WEFT_HEAD_KEY];
     uint8_t data[WEFT_HEAD_MAX];
@@ -88,7 +95,11 @@ static void recall_head(weft_relay *relay) {
     if (relay->follow.mark.epoch > 0 &&
         weft_relay_cache_read(&relay->cache, context, key, data, sizeof data, &size) == WEFT_OK &&
         weft_sync_head_parse(context, key, data, size, relay->options.trusted, &head) == WEFT_OK) {
-        publish_head(relay, &head, data, size);
+        const weft_watermark *mark = &relay->follow.mark;
+        if (strcmp(head.run, mark->run) == 0 && head.epoch == mark->epoch &&
+            head.sequence >= mark->sequence) {
+            publish_head(relay, &head, data, size);
+        }
         weft_sync_head_close(&head, context);
     }
 }
@@ -109,6 +120,7 @@ static void note_state(weft_relay *relay, weft_status status) {
         relay->reached = reached;
         relay->state_since = now;
     }
+    relay->mark_lost = relay->follow.unwritten == WEFT_NO_SPACE;
     relay->looked = true;
     relay->asked = relay->asked || reached;
     if (status >= 0) {
@@ -132,6 +144,7 @@ static weft_status look(weft_relay *relay) {
 /* As a subscriber waits: on the store if it can, and otherwise by looking now and then. */
 static weft_status await_news(weft_relay *relay) {
     weft_follow *follow = &relay->follow;
+    (void)weft_follow_keep(follow);
     uint64_t after = follow->seen ? follow->head.newest.version : 0;
     double start = weft_sync_now();
     weft_status status = weft_follow_watch(follow, after, WATCH_SECONDS);
@@ -208,6 +221,7 @@ weft_relay_stats weft_relay_describe(weft_relay *relay) {
     double now = weft_sync_now();
     pthread_mutex_lock(&relay->mutex);
     weft_relay_stats stats = relay->stats;
+    stats.disk_full = stats.disk_full || relay->head_lost || relay->mark_lost;
     stats.objects = relay->catalog.items.count;
     stats.evictions = relay->cache.evictions;
     stats.cached_bytes = relay->cache.used;
@@ -227,13 +241,20 @@ weft_relay_stats weft_relay_describe(weft_relay *relay) {
 
 /* ---- life ---- */
 
+/* The directory that is relayed, NULL if it is none. */
+static const char *find_directory(const weft_relay *relay) {
+    const char *url = weft_store_url(relay->upstream);
+    if (strncasecmp(url, "file://", 7) == 0) {
+        return url + 7;
+    }
+    return strstr(url, "://") == NULL ? url : NULL;
+}
+
 static double choose_poll(const weft_relay *relay) {
     if (relay->options.poll_seconds > 0) {
         return relay->options.poll_seconds;
     }
-    bool remote = strstr(weft_store_url(relay->upstream), "://") != NULL &&
-                  strncmp(weft_store_url(relay->upstream), "file://", 7) != 0;
-    return remote ? POLL_SECONDS : POLL_DIRECTORY_SECONDS;
+    return find_directory(relay) == NULL ? POLL_SECONDS : POLL_DIRECTORY_SECONDS;
 }
 
 static weft_status open_follow(weft_relay *relay) {
@@ -241,6 +262,7 @@ static weft_status open_follow(weft_relay *relay) {
     weft_relay_cache_path(&relay->cache, MARK, path);
     weft_status status = weft_follow_open(&relay->follow, relay->watcher_context, relay->upstream,
                                           relay->options.trusted, path, false);
+    relay->follow.lenient = true;
     return status == WEFT_OK ? weft_follow_keep(&relay->follow) : status;
 }
 
@@ -267,7 +289,8 @@ static void wait_for_look(weft_relay *relay) {
 
 static weft_status start(weft_relay *relay, const char *directory) {
     uint64_t limit = relay->options.cache_bytes > 0 ? relay->options.cache_bytes : CACHE_BYTES;
-    weft_status status = weft_relay_cache_open(&relay->cache, relay->context, directory, limit);
+    weft_status status =
+        weft_relay_cache_open(&relay->cache, relay->context, directory, find_directory(relay), limit);
     if (status == WEFT_OK) {
         status = weft_relay_catalog_open(&relay->catalog, relay->context, &relay->mutex);
     }

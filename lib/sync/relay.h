@@ -98,7 +98,9 @@ weft_flight *weft_flight_for(weft_relay *relay, weft_relay_item *item);
 void weft_flight_leave(weft_relay *relay, weft_flight *flight);
 /* The relay wants an item to be there, and to teach. */
 weft_flight *weft_flight_want(weft_relay *relay, weft_relay_item *item);
-/* Opens the file of an item that was verified, if it is still the same. -1: it is not. */
+/* Opens the file of an item that was verified, if it is still the same. Below zero one of these: */
+enum { WEFT_FILE_OTHER = -1, WEFT_FILE_SHORTAGE = -2 }; /* it is not; no descriptor is left to look */
+extern const weft_relay_failure WEFT_RELAY_SHORTAGE;
 int weft_flight_open_proven(weft_relay *relay, weft_relay_item *item);
 /* The threads. */
 weft_status weft_flight_start(weft_relay *relay);
@@ -167,7 +169,8 @@ struct weft_relay {
     bool asked;  /* the store has answered, if only that there is none */
     bool reached;
     double state_since;
-    double confirmed; /* 0: never */
+    double confirmed;          /* 0: never */
+    bool head_lost, mark_lost; /* the disk had no room for the newest head, or for the mark */
     char error[WEFT_RELAY_TEXT];
 
     weft_old_head old_heads[WEFT_RELAY_OLD_HEADS];

@@ -66,14 +66,39 @@ static int rename_into(const char *from, const char *to) {
     return error != 0 || rename(from, to) == 0 ? error : errno;
 }
 
-static int create_draft(const char *draft) {
-    (void)remove(draft);
-    return open(draft, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-}
-
 static bool is_own_file(int file) {
     struct stat info;
     return fstat(file, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink == 1;
+}
+
+/* What lies there is no file of the cache's own, and never was one; other errors say nothing of that. */
+static bool is_foreign(int error) {
+    return error == ELOOP || error == EISDIR || error == ENXIO || error == EACCES || error == EPERM;
+}
+
+/* The file at the object's place, moved to be its draft. -1: there is none of the cache's own; -2: there
+ * may be, and it is back in its place. */
+static int adopt_draft(const char *path, const char *draft) {
+    if (rename(path, draft) != 0) {
+        return -1;
+    }
+    int file = open(draft, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    int error = errno;
+    if (file < 0 && !is_foreign(error)) {
+        (void)rename(draft, path);
+        errno = error;
+        return -2;
+    }
+    if (file >= 0 && !is_own_file(file)) {
+        close(file);
+        file = -1;
+    }
+    return file;
+}
+
+static int create_draft(const char *draft) {
+    (void)remove(draft);
+    return open(draft, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
 }
 
 int weft_relay_cache_open_draft(const weft_relay_cache *cache, const char *key, bool *adopted) {
@@ -81,13 +106,9 @@ int weft_relay_cache_open_draft(const weft_relay_cache *cache, const char *key, 
     char path[PATH_MAX];
     weft_relay_cache_draft(cache, key, draft);
     weft_relay_cache_path(cache, key, path);
-    int file = -1;
-    if (*adopted && rename(path, draft) == 0) {
-        file = open(draft, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    }
-    if (file >= 0 && !is_own_file(file)) {
-        close(file);
-        file = -1;
+    int file = *adopted ? adopt_draft(path, draft) : -1;
+    if (file == -2) {
+        return -1;
     }
     *adopted = file >= 0;
     return file >= 0 ? file : create_draft(draft);
@@ -244,15 +265,10 @@ typedef struct scan {
     weft_status status;
 } scan;
 
-/* Objects of the history. Others, heads and reports of followers, are small, and not the cache's to
- * remove. */
-static bool is_counted(const char *key) {
-    return strncmp(key, "heads/", 6) != 0 && strncmp(key, "followers/", 10) != 0;
-}
-
 static bool scan_object(void *opaque, const char *key, uint64_t size, double age) {
     scan *scan = opaque;
-    if (!is_counted(key)) {
+    /* others, heads and reports of followers, are small, and not the cache's to remove */
+    if (!weft_key_collectable(key)) {
         return true;
     }
     weft_relay_entry *entry = add_entry(scan->cache, key, size);
@@ -323,14 +339,34 @@ static void remove_drafts(const weft_relay_cache *cache) {
 
 /* ---- life ---- */
 
-static weft_status lock_directory(weft_relay_cache *cache) {
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/" DRAFTS "/x", cache->root);
-    int error = make_parent(path);
-    if (error != 0) {
-        return weft_fail_errno(cache->context, error, "cannot make the cache's directory %s", cache->root);
+static bool is_expected(const char *name) {
+    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strcmp(name, "lost+found") == 0;
+}
+
+/* Files are removed from a cache: a directory that is something else to somebody must not become one. */
+static weft_status check_directory(const weft_relay_cache *cache, const char *lock) {
+    struct stat info;
+    if (lstat(lock, &info) == 0) {
+        return WEFT_OK;
     }
-    snprintf(path, sizeof path, "%s/" LOCK, cache->root);
+    DIR *directory = opendir(cache->root);
+    if (directory == NULL) {
+        return weft_fail_errno(cache->context, errno, "cannot read the cache's directory %s", cache->root);
+    }
+    const struct dirent *entry = readdir(directory);
+    while (entry != NULL && is_expected(entry->d_name)) {
+        entry = readdir(directory);
+    }
+    bool empty = entry == NULL;
+    closedir(directory);
+    return empty ? WEFT_OK
+                 : weft_fail(cache->context, WEFT_INVALID_ARGUMENT,
+                             "%s is not empty, and was never a relay's cache, which removes files; choose "
+                             "an empty directory, or one that was a cache before",
+                             cache->root);
+}
+
+static weft_status take_lock(weft_relay_cache *cache, const char *path) {
     cache->lock = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (cache->lock < 0) {
         return weft_fail_errno(cache->context, errno, "cannot open %s", path);
@@ -344,8 +380,59 @@ static weft_status lock_directory(weft_relay_cache *cache) {
     return WEFT_OK;
 }
 
-static weft_status open_cache(weft_relay_cache *cache) {
-    weft_status status = lock_directory(cache);
+/* True if `path`, which exists, is that directory, or lies in it. */
+static bool lies_in(const char *path, const struct stat *directory) {
+    char place[PATH_MAX];
+    struct stat info;
+    bool found = false;
+    if (realpath(path, place) == NULL) {
+        return false;
+    }
+    for (char *slash = place + strlen(place); slash != NULL && !found; slash = strrchr(place, '/')) {
+        *slash = '\0';
+        found = stat(*place != '\0' ? place : "/", &info) == 0 && info.st_dev == directory->st_dev &&
+                info.st_ino == directory->st_ino;
+    }
+    return found;
+}
+
+static weft_status check_apart(const weft_relay_cache *cache, const char *store) {
+    struct stat own;
+    struct stat other;
+    if (store == NULL || stat(cache->root, &own) != 0 || stat(store, &other) != 0 ||
+        (!lies_in(cache->root, &other) && !lies_in(store, &own))) {
+        return WEFT_OK;
+    }
+    return weft_fail(cache->context, WEFT_INVALID_ARGUMENT,
+                     "the cache %s and the store %s are one directory, or one lies in the other; choose a "
+                     "cache apart from the store",
+                     cache->root, store);
+}
+
+/* The lock is the first file that is made, since it tells a cache from other directories. */
+static weft_status lock_directory(weft_relay_cache *cache, const char *store) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/" LOCK, cache->root);
+    int error = make_parent(path);
+    if (error != 0) {
+        return weft_fail_errno(cache->context, error, "cannot make the cache's directory %s", cache->root);
+    }
+    weft_status status = check_apart(cache, store);
+    if (status == WEFT_OK) {
+        status = check_directory(cache, path);
+    }
+    if (status == WEFT_OK) {
+        status = take_lock(cache, path);
+    }
+    snprintf(path, sizeof path, "%s/" DRAFTS "/x", cache->root);
+    error = status == WEFT_OK ? make_parent(path) : 0;
+    return error == 0
+               ? status
+               : weft_fail_errno(cache->context, error, "cannot make a directory in %s", cache->root);
+}
+
+static weft_status open_cache(weft_relay_cache *cache, const char *store) {
+    weft_status status = lock_directory(cache, store);
     if (status == WEFT_OK) {
         status = weft_relay_map_open(&cache->entries, cache->context);
     }
@@ -362,7 +449,7 @@ static weft_status open_cache(weft_relay_cache *cache) {
 }
 
 weft_status weft_relay_cache_open(weft_relay_cache *cache, weft_context *context, const char *directory,
-                                  uint64_t limit) {
+                                  const char *store, uint64_t limit) {
     size_t length = strlen(directory);
     while (length > 1 && directory[length - 1] == '/') {
         length--;
@@ -376,7 +463,7 @@ weft_status weft_relay_cache_open(weft_relay_cache *cache, weft_context *context
     if (cache->root == NULL) {
         return WEFT_NO_MEMORY;
     }
-    weft_status status = open_cache(cache);
+    weft_status status = open_cache(cache, store);
     if (status != WEFT_OK) {
         weft_relay_cache_close(cache);
     }

@@ -33,17 +33,20 @@ typedef struct weft_relay_cache {
     uint64_t evictions;
 } weft_relay_cache;
 
-/* Makes and locks the directory, and reads what is there. Drafts of earlier processes are removed. */
+/* Makes and locks the directory, and reads what is there. Drafts of earlier processes are removed. Since
+ * files are removed from it, it must be empty or have been a cache before, and lie apart from the directory
+ * `store`, if that is not NULL. */
 weft_status weft_relay_cache_open(weft_relay_cache *cache, weft_context *context, const char *directory,
-                                  uint64_t limit);
+                                  const char *store, uint64_t limit);
 void weft_relay_cache_close(weft_relay_cache *cache);
 
 /* Where an object lies, or its draft. Without the lock too. */
 void weft_relay_cache_path(const weft_relay_cache *cache, const char *key, char path[PATH_MAX]);
 void weft_relay_cache_draft(const weft_relay_cache *cache, const char *key, char path[PATH_MAX]);
 /* Opens the draft of an object, without the lock: an empty file, or with `*adopted` what lies at the
- * object's place, which is moved. Where that is no file of the cache's own, `*adopted` becomes false. -1 if
- * there is no room, or no permission. */
+ * object's place, which is moved. Where that is no file of the cache's own, `*adopted` becomes false. -1
+ * with errno if there is no room, no permission or no descriptor; a file that could be the cache's own is
+ * back in its place then. */
 int weft_relay_cache_open_draft(const weft_relay_cache *cache, const char *key, bool *adopted);
 /* Moves a draft to its place. Without the lock. */
 weft_status weft_relay_cache_place(const weft_relay_cache *cache, weft_context *context, const char *key);

@@ -43,6 +43,9 @@ weft_relay_item *weft_relay_catalog_find(const weft_relay_catalog *catalog, cons
 static weft_relay_item *enter(weft_relay_catalog *catalog, const char *key, uint64_t bytes,
                               const weft_hash *tag) {
     char text[2 * WEFT_HASH_BYTES + 1];
+    if (!weft_key_collectable(key)) {
+        return NULL;
+    }
     weft_hex_format(tag->bytes, sizeof tag->bytes, text);
     weft_relay_item *item = find(catalog, key);
     if (item != NULL && (item->flight != NULL || (item->bytes == bytes && strcmp(item->tag, text) == 0))) {
@@ -129,6 +132,11 @@ static weft_status teach_pieces(weft_relay_catalog *catalog, weft_context *conte
     return status;
 }
 
+/* A list holds the hashes of one object: a second one would wait for them for ever. */
+static bool is_list_of(const weft_relay_item *list, const char *key) {
+    return list->teach == teach_hashes && (list->owner[0] == '\0' || strcmp(list->owner, key) == 0);
+}
+
 weft_relay_item *weft_relay_catalog_object(weft_relay_catalog *catalog, const weft_object *object) {
     if (object->pieced) {
         return weft_relay_catalog_blob(catalog, &object->list, teach_pieces);
@@ -138,6 +146,7 @@ weft_relay_item *weft_relay_catalog_object(weft_relay_catalog *catalog, const we
     weft_relay_item *list = NULL;
     if (object->listed) {
         list = weft_relay_catalog_blob(catalog, &object->list, teach_hashes);
+        list = list != NULL && is_list_of(list, object->key) ? list : NULL;
     }
     if ((object->listed && list == NULL) ||
         tag_of(catalog->context, object, (size_t)count, &tag) != WEFT_OK) {

@@ -43,6 +43,9 @@ static const uint64_t HELD_MOST = (uint64_t)256 << 20;
 /* A failure is told to all who ask within so long a time, instead of asking the store for each. */
 static const double RETRY_SECONDS = 0.5;
 
+const weft_relay_failure WEFT_RELAY_SHORTAGE = {
+    WEFT_REMOTE_FAILED, "the relay has too many files open; raise the limit (ulimit -n)"};
+
 enum { SEGMENT_ABSENT, SEGMENT_LOADING, SEGMENT_READY };
 
 typedef struct job {
@@ -73,19 +76,27 @@ static void wake(weft_flight *flight) {
     }
 }
 
-static void fail_flight(weft_relay *relay, weft_flight *flight, const weft_relay_failure *failure) {
+static void set_failure(weft_flight *flight, const weft_relay_failure *failure) {
     if (flight->failure.status == WEFT_OK) {
         flight->failure = *failure;
         flight->retry_at = weft_sync_now() + RETRY_SECONDS;
         flight->wanted = false;
     }
     wake(flight);
-    const weft_relay_item *owner = flight->item->owner[0] != '\0'
-                                       ? weft_relay_catalog_find(&relay->catalog, flight->item->owner)
-                                       : NULL;
-    if (owner != NULL && owner->hashes == NULL && owner->flight != NULL) {
-        fail_flight(relay, owner->flight, failure);
+}
+
+/* The flight of a list is over: what still has no hashes will not get them from it. */
+static void fail_owners(weft_relay *relay, const char *list, const weft_relay_failure *failure) {
+    for (weft_flight *flight = relay->flights; flight != NULL; flight = flight->next) {
+        if (flight->item->hashes == NULL && strcmp(flight->item->list, list) == 0) {
+            set_failure(flight, failure);
+        }
     }
+}
+
+static void fail_flight(weft_relay *relay, weft_flight *flight, const weft_relay_failure *failure) {
+    set_failure(flight, failure);
+    fail_owners(relay, flight->item->node.key, failure);
 }
 
 static weft_relay_failure failure_of(weft_context *context, weft_status status) {
@@ -189,7 +200,7 @@ static weft_flight *make_flight(weft_relay *relay, weft_relay_item *item) {
 static void want_hashes(weft_relay *relay, weft_flight *flight) {
     weft_relay_item *list = weft_relay_catalog_find(&relay->catalog, flight->item->list);
     weft_flight *first = list != NULL ? weft_flight_want(relay, list) : NULL;
-    weft_relay_failure failure = {WEFT_NO_MEMORY, "there is no memory for a list of hashes"};
+    weft_relay_failure failure = {WEFT_REMOTE_FAILED, "the list of its hashes could not be had"};
     if (first != NULL && first->failure.status != WEFT_OK) {
         failure = first->failure;
     }
@@ -247,13 +258,22 @@ static void begin_prepare(weft_relay *relay, weft_flight *flight) {
     }
 }
 
-/* Without the lock. Where no draft can be made, memory must do. */
-static void prepare(weft_relay *relay, weft_flight *flight) {
+static bool is_shortage(int error) {
+    return error == EMFILE || error == ENFILE || error == ENOMEM;
+}
+
+/* Without the lock. Where no draft can be made, memory must do; but where descriptors are short, which
+ * passes, it would be the wrong thing to run out of next: false. */
+static bool prepare(weft_relay *relay, weft_flight *flight) {
     flight->file = weft_relay_cache_open_draft(&relay->cache, flight->item->node.key, &flight->adopted);
+    if (flight->file < 0 && (is_shortage(errno) || flight->adopted)) {
+        return false;
+    }
     if (flight->file >= 0 && ftruncate(flight->file, (off_t)flight->bytes) != 0) {
         close(flight->file);
         flight->file = -1;
     }
+    return true;
 }
 
 static bool write_chunk(const weft_flight *flight, uint64_t offset, const uint8_t *data, size_t size) {
@@ -511,10 +531,13 @@ int weft_flight_open_proven(weft_relay *relay, weft_relay_item *item) {
     char path[PATH_MAX];
     struct stat info;
     if (!item->proven) {
-        return -1;
+        return WEFT_FILE_OTHER;
     }
     weft_relay_cache_path(&relay->cache, item->node.key, path);
     int file = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0 && is_shortage(errno)) {
+        return WEFT_FILE_SHORTAGE;
+    }
     if (file >= 0 && fstat(file, &info) == 0) {
         weft_relay_print print = print_of(&info);
         if (S_ISREG(info.st_mode) && same_print(&print, &item->print)) {
@@ -526,7 +549,7 @@ int weft_flight_open_proven(weft_relay *relay, weft_relay_item *item) {
     if (file >= 0) {
         close(file);
     }
-    return -1;
+    return WEFT_FILE_OTHER;
 }
 
 static bool place(weft_relay *relay, weft_context *context, const weft_flight *flight,
@@ -561,12 +584,14 @@ static void settle(weft_relay *relay, weft_flight *flight, bool placed, const we
 
 /* The thread that has loaded the last segment. */
 static void finish(weft_relay *relay, weft_context *context, weft_flight *flight) {
-    bool teaches = flight->item->teach != NULL;
+    static const weft_relay_failure other = {WEFT_REMOTE_FAILED, "the list of its hashes is another's"};
+    const weft_relay_item *item = flight->item;
     weft_relay_print print = {0};
     bool placed = place(relay, context, flight, &print);
     pthread_mutex_lock(&relay->mutex);
     settle(relay, flight, placed, &print);
-    if (teaches) {
+    if (item->teach != NULL) {
+        fail_owners(relay, item->node.key, &other);
         weft_lookup_walk(relay);
     }
     pthread_mutex_unlock(&relay->mutex);
@@ -634,11 +659,19 @@ static bool choose(weft_relay *relay, job *job) {
 /* With the lock held, which is given up meanwhile. */
 static void run_prepare(weft_relay *relay, weft_flight *flight) {
     begin_prepare(relay, flight);
+    bool adopted = flight->adopted;
     pthread_mutex_unlock(&relay->mutex);
-    prepare(relay, flight);
+    bool prepared = prepare(relay, flight);
     pthread_mutex_lock(&relay->mutex);
     flight->preparing = false;
-    flight->prepared = true;
+    flight->prepared = prepared;
+    if (!prepared) {
+        fail_flight(relay, flight, &WEFT_RELAY_SHORTAGE);
+        if (adopted) {
+            weft_relay_cache_add(&relay->cache, flight->item->node.key, flight->bytes);
+        }
+        trim(relay);
+    }
 }
 
 static void run_load(weft_relay *relay, weft_context *context, weft_flight *flight, size_t segment) {

@@ -62,8 +62,9 @@ static bool answer_known(weft_relay_reader *reader) {
     }
     reader->object.bytes = item->bytes;
     snprintf(reader->object.tag.text, sizeof reader->object.tag.text, "%s", item->tag);
-    reader->object.file = weft_flight_open_proven(relay, item);
-    reader->state = reader->object.file >= 0 ? READER_FILE : READER_KNOWN;
+    int file = weft_flight_open_proven(relay, item);
+    reader->object.file = file >= 0 ? file : -1;
+    reader->state = file >= 0 ? READER_FILE : READER_KNOWN;
     return true;
 }
 

@@ -97,10 +97,15 @@ static void join(weft_relay_reader *reader) {
         weft_reader_fail(reader, &(weft_relay_failure){WEFT_REMOTE_FAILED, "the object is another by now"});
         return;
     }
-    reader->object.file = weft_flight_open_proven(relay, item);
-    if (reader->object.file >= 0) {
+    int file = weft_flight_open_proven(relay, item);
+    if (file >= 0) {
+        reader->object.file = file;
         reader->state = READER_FILE;
         relay->stats.hits++;
+        return;
+    }
+    if (file == WEFT_FILE_SHORTAGE) {
+        weft_reader_fail(reader, &WEFT_RELAY_SHORTAGE);
         return;
     }
     count_ask(relay, item);
@@ -201,6 +206,12 @@ weft_status weft_relay_reader_read(weft_relay_reader *reader, uint64_t offset, v
     default:
         return read_flight(reader, offset, data, count, count_out);
     }
+}
+
+int weft_relay_reader_release_file(weft_relay_reader *reader) {
+    int file = reader->object.file;
+    reader->object.file = -1;
+    return file;
 }
 
 void weft_relay_reader_close(weft_relay_reader *reader) {
