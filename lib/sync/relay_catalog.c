@@ -132,9 +132,11 @@ static weft_status teach_pieces(weft_relay_catalog *catalog, weft_context *conte
     return status;
 }
 
-/* A list holds the hashes of one object: a second one would wait for them for ever. */
+/* A list holds the hashes of one object: a second one would wait for them for ever. Nor is it that object
+ * itself, which would take its place. */
 static bool is_list_of(const weft_relay_item *list, const char *key) {
-    return list->teach == teach_hashes && (list->owner[0] == '\0' || strcmp(list->owner, key) == 0);
+    return list->teach == teach_hashes && strcmp(list->node.key, key) != 0 &&
+           (list->owner[0] == '\0' || strcmp(list->owner, key) == 0);
 }
 
 weft_relay_item *weft_relay_catalog_object(weft_relay_catalog *catalog, const weft_object *object) {

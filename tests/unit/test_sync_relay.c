@@ -100,7 +100,10 @@ static void catch_up(follower *follower, stage *stage, const char *what) {
         }
     }
     if (!worker_equals(&follower->model, &stage->scene.trainer)) {
-        fail_msg("%s: the follower did not catch up: %s", what, weft_context_error(follower->context));
+        weft_relay_stats stats = weft_relay_describe(stage->relay);
+        fail_msg("%s: the follower did not catch up: %s; the relay has %s, %.1f s ago, %llu refused, %s",
+                 what, weft_context_error(follower->context), stats.reached ? "looked" : "failed",
+                 stats.head_seconds, (unsigned long long)stats.refused_heads, stats.error);
     }
 }
 
