@@ -559,14 +559,14 @@ static int run_served(bench_arguments *arguments) {
 }
 
 static int run_lm(bench_arguments *arguments) {
-    lm_bench_options options = {
+    lm_bench_options chosen = {
         .quick = arguments->sync_options.quick,
         .seed = arguments->seed,
         .repeat = (unsigned)arguments->repeat,
         .steps = arguments->steps,
     };
-    return arguments->learn ? bench_lm_learn(&arguments->command, &options)
-                            : bench_lm(&arguments->command, &options);
+    return arguments->learn ? bench_lm_learn(&arguments->command, &chosen)
+                            : bench_lm(&arguments->command, &chosen);
 }
 
 static int run(void *input) {
