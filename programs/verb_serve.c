@@ -457,10 +457,11 @@ static void wait_for_transfers(serve_server *server) {
 }
 
 /* Nothing may be suspended when the daemon is stopped, and nothing is after the watch and the jobs have
- * ended. The socket stays a descriptor until then, since the daemon's threads may still name it. */
-static void stop_daemon(serve_server *server, struct MHD_Daemon *daemon) {
+ * ended. Who comes now is turned away by the kernel, since nothing listens any more; MHD_quiesce_daemon
+ * would do the same, but it and a thread of the pool may both take the socket out of that thread's epoll
+ * set, and then whoever comes second ends the process (0.9.75). The daemon closes the socket. */
+static void stop_daemon(serve_server *server, struct MHD_Daemon *daemon, int listening) {
     atomic_store(&server->stopping, true);
-    int listening = MHD_quiesce_daemon(daemon);
     shutdown(listening, SHUT_RDWR);
     serve_watch_dismiss(&server->watch);
     wait_for_transfers(server);
@@ -468,9 +469,6 @@ static void stop_daemon(serve_server *server, struct MHD_Daemon *daemon) {
     serve_jobs_finish(&server->jobs);
     serve_history_finish(&server->history);
     MHD_stop_daemon(daemon);
-    if (listening >= 0) {
-        close(listening);
-    }
 }
 
 /* ---- life ---- */
@@ -598,7 +596,7 @@ static int serve_with_daemon(serve_arguments *arguments, serve_server *server,
         wait_for_signal(signals);
         command_note(command, "ending");
     }
-    stop_daemon(server, daemon);
+    stop_daemon(server, daemon, listener->socket);
     return code;
 }
 
