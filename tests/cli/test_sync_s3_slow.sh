@@ -4,12 +4,12 @@
 # Everything that synchronisation is tested with on directories, on a real S3 service: the unit tests of live
 # weights, faults of the store, damage, lies, several writers and the fleet; publish, pull, follow, log, gc and
 # keys; kills. None of these is written twice: each takes its store from WEFT_TEST_STORE. They run side by side,
-# and the longest of them do only every so manieth of their cases, or all of them if WEFT_SOAK is set.
+# and the longest of them do only every so manieth of their cases; all of them, and the rest, if WEFT_SOAK is set.
 . "$(dirname "$0")/common.sh"
 . "$cli/../support/swift_s3.sh"
 build=${WEFT_BUILD:-$(dirname "$weft")}
 limit=600
-export WEFT_TEST_STRIDE=20
+export WEFT_TEST_STRIDE=60
 if [ -n "$WEFT_SOAK" ]; then
     limit=3600
     WEFT_TEST_STRIDE=1
@@ -68,10 +68,16 @@ fi
 check 'a bucket' swift_bucket bucket
 export AWS_ACCESS_KEY_ID=test:tester AWS_SECRET_ACCESS_KEY=testing AWS_ENDPOINT_URL=$swift_url
 
-for suite in faults writers damage live lies fleet; do
+suites='faults damage live fleet'
+commands='keys publish'
+if [ -n "$WEFT_SOAK" ]; then
+    suites="$suites writers lies"
+    commands="$commands follow faults"
+fi
+for suite in $suites; do
     on_s3 "$suite" "$build/tests/test_sync_$suite"
 done
-for suite in follow keys publish faults; do
+for suite in $commands; do
     on_s3 "command-$suite" bash "$cli/test_sync_$suite.sh"
 done
 all_ended
