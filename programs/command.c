@@ -148,7 +148,7 @@ static int exit_code(weft_status status) {
     if (status == WEFT_INVALID_ARGUMENT) {
         return EXIT_USAGE;
     }
-    if (status <= -200 && status > -400) {
+    if (weft_status_is_integrity(status)) {
         return EXIT_INTEGRITY;
     }
     if (status <= -500 && status > -600) {

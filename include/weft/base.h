@@ -74,6 +74,8 @@ typedef enum weft_status {
 
 /* A short name for a status, such as "base mismatch". Never NULL. */
 WEFT_API const char *weft_status_name(weft_status status);
+/* True for the blocks of -200 and -300: bytes were read, and they are not what they should be. */
+WEFT_API bool weft_status_is_integrity(weft_status status);
 
 /* Memory hooks. Called from several threads at once. `reallocate` may be given NULL. */
 typedef struct weft_allocator {

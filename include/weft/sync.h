@@ -113,7 +113,7 @@ typedef struct weft_publish_result {
     double upload_seconds;   /*   from the end of encoding until all objects were there */
     double head_seconds;     /*   until the head had moved and the baseline with it */
     double waited_seconds;   /* before all that, for followers; see max_lag */
-    bool overtaken;          /* and some of them were still too far behind when it was published */
+    bool overtaken;          /* and some of them were too far behind when it was published */
 } weft_publish_result;
 
 typedef struct weft_publisher weft_publisher;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * status.c: names for status codes.
+ * status.c: names and kinds of status codes.
  */
 #include <weft/base.h>
 
@@ -52,4 +52,8 @@ const char *weft_status_name(weft_status status) {
         return "cancelled";
     }
     return "unknown status";
+}
+
+bool weft_status_is_integrity(weft_status status) {
+    return status <= -200 && status > -400;
 }

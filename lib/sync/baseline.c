@@ -9,6 +9,7 @@
 
 #include "../base/context.h"
 #include "../tensor/digest.h"
+#include "subscriber.h"
 #include "watermark.h"
 
 weft_status weft_baseline_open(weft_baseline *baseline, weft_context *context, weft_store *store,
@@ -54,11 +55,6 @@ const weft_container *weft_baseline_container(const weft_baseline *baseline) {
 }
 
 /* ---- from the store ---- */
-
-/* What can be wrong with what the store holds, as opposed to reaching it. */
-static bool unusable(weft_status status) {
-    return (status <= -200 && status > -400) || status == WEFT_NOT_FOUND || status == WEFT_UNSUPPORTED;
-}
 
 static weft_status pull(weft_subscriber *subscriber, uint64_t version) {
     weft_status status = weft_subscriber_pull(subscriber, version);
@@ -131,7 +127,7 @@ weft_status weft_baseline_rebuild(weft_baseline *baseline, const weft_sync_head 
     baseline->holds = status == WEFT_OK;
     baseline->version = head->newest.version;
     baseline->digest = head->newest.digest;
-    return unusable(status) ? WEFT_OK : status;
+    return weft_subscriber_unusable(status) ? WEFT_OK : status;
 }
 
 /* ---- forward and back ---- */

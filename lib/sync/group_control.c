@@ -210,12 +210,29 @@ bool weft_group_inhabited(const weft_group_room *room) {
 
 /* ---- leading and joining ---- */
 
+/* Every page must be there before it is written to: in a file with holes, a file system that is full ends
+ * whoever touches one. */
+static weft_status reserve_shared(weft_group_room *room) {
+    int error;
+    do {
+        error = posix_fallocate(room->file, 0, (off_t)sizeof(weft_group_shared));
+    } while (error == EINTR);
+    if (error == 0) {
+        return WEFT_OK;
+    }
+    return weft_fail_errno(
+        room->context, error,
+        "%s: cannot take the %zu bytes that the group shares; free some space, or choose "
+        "another place for the group",
+        room->path, sizeof(weft_group_shared));
+}
+
 /* A file that nobody has finished is begun again. */
 static weft_status make_shared(weft_group_room *room, unsigned members) {
-    if (ftruncate(room->file, (off_t)sizeof(weft_group_shared)) != 0) {
-        return weft_fail_errno(room->context, errno, "%s/control: cannot make it", room->path);
+    weft_status status = reserve_shared(room);
+    if (status == WEFT_OK) {
+        status = map_file(room);
     }
-    weft_status status = map_file(room);
     if (status == WEFT_OK && atomic_load(&room->shared->magic) == 0) {
         atomic_store(&room->shared->format, FORMAT);
         atomic_store(&room->shared->members, members);
@@ -462,6 +479,12 @@ weft_status weft_group_explain(const weft_group_room *room, uint64_t number, uin
             room->context, WEFT_ABORTED,
             "version %llu was not committed: rank %u rolled back; all ranks stay where they are", which,
             verdict.rank);
+    case WEFT_VERDICT_FORGOTTEN:
+        return weft_fail(
+            room->context, WEFT_ABORTED,
+            "what became of version %llu is no longer known: this rank was stopped for too long; "
+            "it stays where it was, and hears at its next wait if it must be filled again",
+            which);
     default:
         return weft_fail(room->context, WEFT_ABORTED,
                          "version %llu was taken back, because there is a newer one; prepare again", which);

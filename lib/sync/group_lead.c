@@ -118,7 +118,7 @@ weft_status weft_group_lead(weft_context *context, weft_store *store, const char
     group->options = *options;
     weft_status status = weft_group_room_lead(&group->room, context, path, options->members);
     if (status == WEFT_OK) {
-        weft_step_writer_open(&group->writer, context, group->room.directory);
+        weft_step_writer_open(&group->writer, context, group->room.path, group->room.directory);
         /* what the leader before had offered is not committed any more, unless it was decided */
         weft_group_decide(&group->room, weft_group_newest(&group->room),
                           (weft_verdict){WEFT_VERDICT_LEADERLESS, 0});
@@ -148,21 +148,21 @@ void weft_group_close(weft_group *group) {
 
 /* ---- the mirror ---- */
 
-static void place_mirror(weft_group *group, uint64_t version, uint64_t milliseconds,
+static void place_mirror(weft_group *group, uint64_t number, uint64_t version, uint64_t milliseconds,
                          const weft_digest *digest) {
     weft_group_mirror mirror = weft_group_last_mirror(&group->room);
     mirror.sequence = (mirror.sequence | 1) + 1;
-    mirror.number = weft_group_newest(&group->room);
+    mirror.number = number;
     mirror.version = version;
     mirror.milliseconds = milliseconds;
     mirror.digest = *digest;
     weft_group_place_mirror(&group->room, &mirror);
 }
 
-/* What the subscriber holds now is the mirror. */
-static void place_subscriber(weft_group *group) {
+/* What the subscriber holds now is the mirror, as the step of this number left it. */
+static void place_subscriber(weft_group *group, uint64_t number) {
     weft_subscriber_info info = weft_subscriber_describe(group->subscriber);
-    place_mirror(group, info.version, info.milliseconds, &info.digest);
+    place_mirror(group, number, info.version, info.milliseconds, &info.digest);
 }
 
 /* If that fails, nobody believes the mirror until it is restored. */
@@ -171,43 +171,58 @@ static weft_status move_mirror(weft_group *group) {
     group->state = LEAD_RESTORE;
     weft_status status = weft_subscriber_commit(group->subscriber);
     if (status == WEFT_OK) {
-        place_subscriber(group);
+        place_subscriber(group, weft_group_newest(&group->room));
         group->state = LEAD_SEEK;
     }
     return status;
 }
 
 /* Where the ranks are, or will be as soon as they see the decision. The version is 0 if none can be
- * anywhere.
- */
-static weft_group_step find_group(const weft_group *group) {
+ * anywhere. The number is that of the step that was committed, not of one that was offered since: by it a
+ * rank that was away for long learns that its own step was committed. */
+static weft_group_step find_group(const weft_group *group, uint64_t *number_out) {
     weft_group_mirror mirror = weft_group_last_mirror(&group->room);
-    uint64_t number = weft_group_newest(&group->room);
+    uint64_t newest = weft_group_newest(&group->room);
     weft_group_step step;
-    if (number > mirror.number && weft_group_verdict(&group->room, number).kind == WEFT_VERDICT_COMMITTED &&
-        weft_group_read_step(&group->room, number, &step)) {
+    *number_out = newest;
+    if (newest > mirror.number && weft_group_verdict(&group->room, newest).kind == WEFT_VERDICT_COMMITTED &&
+        weft_group_read_step(&group->room, newest, &step)) {
         return step;
     }
+    *number_out = mirror.number < newest ? mirror.number : newest;
     return (weft_group_step){
         .version = mirror.version, .milliseconds = mirror.milliseconds, .result = mirror.digest};
 }
 
+/* Takes the newest version instead of the one that the ranks are at. They must not stay there, while ranks
+ * that come are filled with another: a step that nobody can take part in makes the number rise, and who is
+ * below it is told to begin again. If the pull fails nothing is announced, and the ranks stay where they
+ * are. */
+static weft_status restore_newest(weft_group *group, uint64_t *number_out) {
+    weft_status status = weft_subscriber_pull(group->subscriber, 0);
+    if (status == WEFT_OK) {
+        *number_out = weft_group_announce(&group->room, &(weft_group_step){0}, WEFT_VERDICT_COMMITTED);
+    }
+    return status;
+}
+
 /* After a leader that ended at any instant, the mirror is brought to where the group is. If that version is
- * no longer kept, the newest must do, and ranks that hold another are told to begin again. */
+ * no longer kept, or damaged, the newest must do. */
 static weft_status restore(weft_group *group) {
-    weft_group_step place = find_group(group);
+    uint64_t number;
+    weft_group_step place = find_group(group, &number);
     weft_group_move_mirror(&group->room);
     weft_status status = WEFT_OK;
     group->relaying = false;
     if (place.version != 0 && weft_subscriber_holds(group->subscriber, &place.result)) {
-        place_mirror(group, place.version, place.milliseconds, &place.result);
+        place_mirror(group, number, place.version, place.milliseconds, &place.result);
     } else if (place.version != 0) {
         status = weft_subscriber_pull(group->subscriber, place.version);
-        if (status == WEFT_NOT_FOUND) {
-            status = weft_subscriber_pull(group->subscriber, 0);
+        if (weft_subscriber_unusable(status)) {
+            status = restore_newest(group, &number);
         }
         if (status == WEFT_OK) {
-            place_subscriber(group);
+            place_subscriber(group, number);
         }
     }
     if (status == WEFT_OK) {
@@ -260,9 +275,9 @@ static weft_status seek(weft_group *group, double until) {
         return status;
     }
     if (!weft_subscriber_prepared(group->subscriber)) {
-        /* the same weights under another number, or those that were there at the start */
+        /* the same weights under another version, or those that were there at the start */
         if (!whole || mirror.version != weft_subscriber_describe(group->subscriber).version) {
-            place_subscriber(group);
+            place_subscriber(group, whole ? mirror.number : weft_group_newest(&group->room));
         }
         return WEFT_OK;
     }

@@ -45,8 +45,10 @@ static void sweep(weft_step_writer *writer) {
     closedir(listing);
 }
 
-void weft_step_writer_open(weft_step_writer *writer, weft_context *context, int directory) {
-    *writer = (weft_step_writer){.context = context, .directory = directory, .descriptor = -1};
+void weft_step_writer_open(weft_step_writer *writer, weft_context *context, const char *path,
+                           int directory) {
+    *writer =
+        (weft_step_writer){.context = context, .path = path, .directory = directory, .descriptor = -1};
     pthread_mutex_init(&writer->lock, NULL);
     sweep(writer);
 }
@@ -72,13 +74,24 @@ void weft_step_writer_close(weft_step_writer *writer) {
     }
 }
 
+/* The stream tells only that its sink has failed. */
+static weft_status explain(const weft_step_writer *writer, weft_status status) {
+    return writer->error == 0
+               ? status
+               : weft_fail_errno(writer->context, writer->error,
+                                 "%s/step-%llu: cannot write; free some space, or choose another place for "
+                                 "the group",
+                                 writer->path, (unsigned long long)writer->file);
+}
+
 static weft_status put(void *opaque, const void *data, size_t size) {
     weft_step_writer *writer = opaque;
     const uint8_t *bytes = data;
     while (size > 0) {
         ssize_t count = write(writer->descriptor, bytes, size);
         if (count < 0 && errno != EINTR) {
-            return weft_fail_errno(writer->context, errno, "writing the step file failed");
+            writer->error = errno;
+            return explain(writer, WEFT_IO_FAILED);
         }
         bytes += count > 0 ? count : 0;
         size -= count > 0 ? (size_t)count : 0;
@@ -94,7 +107,8 @@ static weft_status hear(void *opaque, const weft_frame *frame, const weft_change
         weft_frame_relay(writer->context, frame, &writer->patch->header.roster, changes, &relayed);
     if (status == WEFT_OK) {
         pthread_mutex_lock(&writer->lock);
-        status = weft_stream_frame(&writer->stream, &frame->bucket, &relayed, frame->changed);
+        status =
+            explain(writer, weft_stream_frame(&writer->stream, &frame->bucket, &relayed, frame->changed));
         pthread_mutex_unlock(&writer->lock);
     }
     weft_writer_close(&relayed);
@@ -105,10 +119,12 @@ weft_status weft_step_writer_begin(weft_step_writer *writer, weft_patch *patch, 
     char name[NAME_BYTES];
     drop(writer);
     format_name(++writer->file, name);
+    writer->error = 0;
     writer->descriptor =
         openat(writer->directory, name, O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (writer->descriptor < 0) {
-        return weft_fail_errno(writer->context, errno, "%s: cannot make the step file", name);
+        return weft_fail_errno(writer->context, errno, "%s/%s: cannot make the step file", writer->path,
+                               name);
     }
     const weft_header *header = &patch->header;
     writer->sink = (weft_sink){put, writer};
@@ -120,7 +136,7 @@ weft_status weft_step_writer_begin(weft_step_writer *writer, weft_patch *patch, 
     if (status == WEFT_OK) {
         patch->listener = (weft_patch_listener){hear, writer};
     }
-    return status;
+    return explain(writer, status);
 }
 
 weft_status weft_step_writer_end(weft_step_writer *writer) {
@@ -128,7 +144,7 @@ weft_status weft_step_writer_end(weft_step_writer *writer) {
     weft_status status = weft_stream_finish(&writer->stream, &footer->base, &footer->result);
     weft_stream_close(&writer->stream);
     writer->streaming = false;
-    return status;
+    return explain(writer, status);
 }
 
 /* ---- a member ---- */

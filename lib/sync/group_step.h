@@ -14,9 +14,11 @@
 /* The leader's side. */
 typedef struct weft_step_writer {
     weft_context *context;
+    const char *path; /* of the directory, for messages; the group's */
     int directory;
     uint64_t file; /* number of the newest file */
     int descriptor;
+    int error;      /* of a write, else 0 */
     bool streaming; /* `stream` is open */
     pthread_mutex_t lock;
     weft_sink sink;
@@ -25,7 +27,8 @@ typedef struct weft_step_writer {
 } weft_step_writer;
 
 /* Files of steps that a leader before has left in the directory are removed. */
-void weft_step_writer_open(weft_step_writer *writer, weft_context *context, int directory);
+void weft_step_writer_open(weft_step_writer *writer, weft_context *context, const char *path,
+                           int directory);
 /* Removes the file. */
 void weft_step_writer_close(weft_step_writer *writer);
 /* Begins a new file with what will be decoded of the patch, which stays open until the end. */

@@ -188,14 +188,6 @@ weft_status weft_parts_enrol(weft_parts *parts, const char *name, weft_part_roll
 
 /* ---- this part of a version ---- */
 
-static const char *spool_directory(const weft_parts *parts) {
-    if (parts->options->spool_directory != NULL) {
-        return parts->options->spool_directory;
-    }
-    const char *chosen = getenv("TMPDIR");
-    return chosen != NULL && chosen[0] != '\0' ? chosen : "/tmp";
-}
-
 static weft_status take_totals(weft_parts *parts, const weft_sums *moves, weft_part_manifest *manifest) {
     size_t count = weft_view_count(parts->view);
     manifest->moves = weft_allocate_zeroed(parts->context, count, sizeof *manifest->moves);
@@ -322,7 +314,8 @@ static weft_status make(weft_parts *parts, weft_baseline *baseline, const weft_p
             weft_sync_key(parts->context, patch ? "patches" : "anchors", parts->epoch, task->version, key);
     }
     if (status == WEFT_OK) {
-        status = weft_spool_open(parts->context, patch ? NULL : spool_directory(parts), &edition->spool);
+        status = weft_spool_open(parts->context, patch ? NULL : weft_spool_directory(parts->options),
+                                 &edition->spool);
     }
     if (status == WEFT_OK) {
         status = upload_frames(parts, baseline, task, key, edition);

@@ -185,7 +185,7 @@ static weft_status settle(walk *w) {
 
 /* What lies further back than a way that was found need not be read, and so may be damaged or gone. */
 static bool harmless(const walk *w, weft_status status) {
-    return w->found && ((status <= -200 && status > -400) || status == WEFT_NOT_FOUND);
+    return w->found && (weft_status_is_integrity(status) || status == WEFT_NOT_FOUND);
 }
 
 /* One behind is the usual case, and the head alone knows the way. */

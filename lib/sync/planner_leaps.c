@@ -292,7 +292,7 @@ static void close_plan(leap_plan *plan) {
 
 /* Pages and nodes that are damaged or gone leave the way by single patches. */
 static bool not_this_way(weft_status status) {
-    return (status <= -200 && status > -400) || status == WEFT_NOT_FOUND;
+    return weft_status_is_integrity(status) || status == WEFT_NOT_FOUND;
 }
 
 weft_status weft_route_plan_leaps(weft_route *route, const weft_route_request *request,

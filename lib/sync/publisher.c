@@ -66,6 +66,7 @@ struct weft_publisher {
     weft_claim claim;
     weft_ledger ledger;
 
+    weft_pressure pressure;
     weft_baseline baseline;
     edition pending; /* unknown whether it is published */
 
@@ -83,14 +84,6 @@ struct weft_publisher {
 static weft_status make_key(const weft_publisher *publisher, const char *room, uint64_t version,
                             char key[WEFT_KEY_SIZE]) {
     return weft_sync_key(publisher->context, room, publisher->claim.head.epoch, version, key);
-}
-
-static const char *spool_directory(const weft_publisher *publisher) {
-    if (publisher->options.spool_directory != NULL) {
-        return publisher->options.spool_directory;
-    }
-    const char *chosen = getenv("TMPDIR");
-    return chosen != NULL && chosen[0] != '\0' ? chosen : "/tmp";
 }
 
 /* ---- opening ---- */
@@ -188,7 +181,7 @@ static weft_status open_merger(weft_publisher *publisher) {
         .view = publisher->view,
         .options = &publisher->options,
         .container = &publisher->container,
-        .directory = spool_directory(publisher),
+        .directory = weft_spool_directory(&publisher->options),
         .run = publisher->claim.head.run,
         .epoch = publisher->claim.head.epoch,
     };
@@ -388,7 +381,7 @@ static weft_status encode_whole(weft_publisher *publisher, edition *e, const cha
                                 const char *key, weft_diff_stats *stats) {
     weft_context *context = publisher->context;
     bool file = publisher->baseline.path != NULL;
-    weft_status status = weft_spool_open(context, spool_directory(publisher), &e->spool);
+    weft_status status = weft_spool_open(context, weft_spool_directory(&publisher->options), &e->spool);
     if (status == WEFT_OK && !file) {
         status = weft_mirror_fill(context, &publisher->baseline.mirror, publisher->view);
     }
@@ -663,7 +656,7 @@ static weft_status start_anchor(weft_publisher *publisher) {
         .mirror = &publisher->baseline.mirror,
         .options = &publisher->options,
         .container = &publisher->container,
-        .directory = spool_directory(publisher),
+        .directory = weft_spool_directory(&publisher->options),
         .epoch = publisher->claim.head.epoch,
         .lock = &publisher->baseline.lock,
         .version = &publisher->baseline.version,
@@ -707,7 +700,8 @@ static weft_status make_anchor(weft_publisher *publisher, weft_anchor *anchor) {
     if (publisher->lead != NULL) {
         return weft_parts_lead_anchor(publisher->lead, &publisher->baseline, anchor, &publisher->container);
     }
-    weft_status status = weft_spool_open(publisher->context, spool_directory(publisher), &spool);
+    weft_status status =
+        weft_spool_open(publisher->context, weft_spool_directory(&publisher->options), &spool);
     if (status != WEFT_OK) {
         return status;
     }
@@ -859,8 +853,8 @@ static weft_status publish_rank(weft_publisher *publisher, const char *const *la
 
 static weft_status publish_all(weft_publisher *publisher, const char *const *labels,
                                weft_publish_result *result, bool *due_out) {
-    weft_status status = weft_pressure_wait(publisher->context, publisher->store, &publisher->claim.head,
-                                            &publisher->options, result);
+    weft_status status = weft_pressure_wait(&publisher->pressure, publisher->context, publisher->store,
+                                            &publisher->claim.head, &publisher->options, result);
     if (status == WEFT_OK) {
         pthread_mutex_lock(&publisher->baseline.lock);
         status = publish_locked(publisher, labels, result);
@@ -949,6 +943,7 @@ void weft_publisher_close(weft_publisher *publisher) {
     weft_merger_close(publisher->merger);
     close_edition(publisher, &publisher->pending);
     close_parts(publisher);
+    weft_pressure_close(&publisher->pressure, context);
     weft_ledger_close(&publisher->ledger);
     weft_claim_close(&publisher->claim);
     weft_identity_close(&publisher->identity);

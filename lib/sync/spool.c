@@ -34,6 +34,14 @@ struct weft_spool {
 
 /* ---- opening ---- */
 
+const char *weft_spool_directory(const weft_publisher_options *options) {
+    if (options->spool_directory != NULL) {
+        return options->spool_directory;
+    }
+    const char *chosen = getenv("TMPDIR");
+    return chosen != NULL && chosen[0] != '\0' ? chosen : "/tmp";
+}
+
 static weft_status open_file(weft_spool *spool, const char *directory) {
     spool->file = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (spool->file >= 0) {

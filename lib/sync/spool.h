@@ -13,6 +13,8 @@
 
 typedef struct weft_spool weft_spool;
 
+/* Where a publisher's large objects lie meanwhile. */
+const char *weft_spool_directory(const weft_publisher_options *options);
 /* `directory` NULL: in memory. */
 weft_status weft_spool_open(weft_context *context, const char *directory, weft_spool **spool_out);
 void weft_spool_close(weft_spool *spool);

@@ -354,6 +354,10 @@ bool weft_subscriber_holds(const weft_subscriber *subscriber, const weft_digest 
     return subscriber->replica.known && weft_digest_equal(&subscriber->replica.digest, digest);
 }
 
+bool weft_subscriber_unusable(weft_status status) {
+    return weft_status_is_integrity(status) || status == WEFT_NOT_FOUND || status == WEFT_UNSUPPORTED;
+}
+
 static weft_status wait_for_news(weft_subscriber *subscriber, double seconds, uint64_t *version_out) {
     weft_progress_begin(subscriber->context, "wait", 0);
     double start = weft_sync_now();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * subscriber.h: what a subscriber offers to the files of this room: to hear of a step before it is decoded,
- * so that its buckets can be passed on as they are.
+ * so that its buckets can be passed on as they are, and what a failed pull means.
  */
 #ifndef WEFT_SYNC_SUBSCRIBER_H
 #define WEFT_SYNC_SUBSCRIBER_H
@@ -23,5 +23,7 @@ weft_status weft_subscriber_look(weft_subscriber *subscriber, uint64_t *newest_o
 bool weft_subscriber_prepared(const weft_subscriber *subscriber);
 /* True if the replica is in the state with this digest. */
 bool weft_subscriber_holds(const weft_subscriber *subscriber, const weft_digest *digest);
+/* What can be wrong with what the store holds, as opposed to reaching it. */
+bool weft_subscriber_unusable(weft_status status);
 
 #endif
