@@ -83,7 +83,8 @@ typedef struct weft_publisher_options {
     double gc_seconds;
     bool keep_followers; /* and that leaves what live followers need; see weft_gc_options */
     /* A publish waits until no live follower is more than so many versions behind the one that is to come,
-     * but no longer than `max_lag_seconds` (0: 60), and then publishes all the same; 0: it does not wait.
+     * but no longer than `max_lag_seconds` (0: 60), and then publishes all the same, and waits for those
+     * that it has overtaken again only when they have moved; 0: it does not wait.
      * Followers count by their reports (see weft_fleet_read); those that hold nothing yet, or have failed,
      * do not. WEFT_UNSUPPORTED where the store cannot tell of reports. */
     uint64_t max_lag;

@@ -37,7 +37,8 @@ typedef struct gc_object {
     uint64_t bytes; /* 0: not known */
     uint64_t version;
     uint64_t since;
-    bool retired; /* by the record of `version`; else it is the patch that leads there */
+    bool retired;  /* by the record of `version`; else it is the patch that leads there */
+    bool unproven; /* named by a list that nothing vouches for any more, or is that list */
 } gc_object;
 
 /* What is needed of a record later. */
@@ -59,7 +60,9 @@ typedef struct gc_run {
     gc_object *objects;
     size_t count;
     size_t capacity;
-    gc_date *dates; /* of the records seen, newest first: floors fall */
+    weft_pieces needed; /* objects in pieces that are needed, and whose lists were not fetched */
+    bool proven;        /* `objects` has all that is needed and could stand in an unproven list */
+    gc_date *dates;     /* of the records seen, newest first: floors fall */
     size_t date_count;
     uint64_t waiting_version; /* the lowest whose patch must be looked at again; 0: none */
     uint64_t waiting_retired; /* the same for what records retire */
@@ -107,18 +110,10 @@ static bool useless(weft_status status) {
     return status == WEFT_NOT_FOUND || status == WEFT_MALFORMED || status == WEFT_CHECKSUM_MISMATCH;
 }
 
-/* What is needed must be known in full only where the store can be listed, to be told from leftovers. */
-static weft_status add_large(gc_run *gc, const weft_object *object, uint64_t version, uint64_t since) {
-    if (!object->pieced) {
-        return add_plain(gc, object, version, since);
-    }
-    weft_status status = add_object(gc, object->key, object->list.bytes, version, since);
-    if (status != WEFT_OK || (since == 0 && !gc->whole)) {
-        return status;
-    }
+static weft_status add_listed(gc_run *gc, const weft_object *object, uint64_t version, uint64_t since) {
     weft_pieces pieces;
     weft_pieces_open(&pieces, gc->context);
-    status = weft_pieces_fetch(&pieces, gc->store, object);
+    weft_status status = weft_pieces_fetch(&pieces, gc->store, object);
     if (status == WEFT_OK) {
         status = add_pieces(gc, &pieces, version, since);
     } else if (since != 0 && useless(status)) {
@@ -128,18 +123,97 @@ static weft_status add_large(gc_run *gc, const weft_object *object, uint64_t ver
     return status;
 }
 
-/* Of what was retired nothing but its key is known. */
-static weft_status add_retired(gc_run *gc, const char *key, uint64_t version, uint64_t since) {
-    weft_status status = add_object(gc, key, 0, version, since);
-    if (status != WEFT_OK || strncmp(key, "pieces/", 7) != 0) {
+/* What is needed must be known in full only where the store can be listed, to be told from leftovers, or
+ * where something unproven could name it. */
+static weft_status add_large(gc_run *gc, const weft_object *object, uint64_t version, uint64_t since) {
+    if (!object->pieced) {
+        return add_plain(gc, object, version, since);
+    }
+    weft_status status = add_object(gc, object->key, object->list.bytes, version, since);
+    if (status != WEFT_OK) {
         return status;
     }
-    weft_pieces pieces;
-    weft_pieces_open(&pieces, gc->context);
-    status = weft_pieces_look(&pieces, gc->store, key);
-    status = status == WEFT_OK ? add_pieces(gc, &pieces, version, since) : status;
-    weft_pieces_close(&pieces);
-    return useless(status) ? WEFT_OK : status;
+    return since == 0 && !gc->whole ? weft_pieces_add(&gc->needed, object)
+                                    : add_listed(gc, object, version, since);
+}
+
+/* ---- what was retired ---- */
+
+static bool is_list(const char *key) {
+    return strncmp(key, "pieces/", 7) == 0;
+}
+
+/* True if both keys have the same epoch and version. */
+static bool same_making(const char *key, const char *other) {
+    const char *first = strchr(key, '/');
+    const char *second = strchr(other, '/');
+    const char *end = first != NULL ? strrchr(first, '-') : NULL;
+    return end != NULL && second != NULL && strncmp(first, second, (size_t)(end + 1 - first)) == 0;
+}
+
+static bool in_room_of_pieces(const char *key) {
+    return strncmp(key, "patches/", 8) == 0 || strncmp(key, "anchors/", 8) == 0 ||
+           strncmp(key, "chunks/", 7) == 0;
+}
+
+/* The hash of a list that was retired stands in no page that must still be there: whoever can write to the
+ * store may have replaced it. So it is believed only of what can have been made together with it; and
+ * keep_needed sees to what of that is needed. */
+static bool is_piece_of(const char *list, const char *key) {
+    return in_room_of_pieces(key) && same_making(list, key);
+}
+
+static weft_status add_pieces_of(gc_run *gc, const char *list, const weft_pieces *pieces, uint64_t version,
+                                 uint64_t since) {
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < pieces->count && status == WEFT_OK; i++) {
+        const weft_object *piece = &pieces->items[i];
+        if (is_piece_of(list, piece->key)) {
+            status = add_object(gc, piece->key, piece->bytes, version, since);
+        }
+        if (status == WEFT_OK && piece->listed && is_piece_of(list, piece->list.key)) {
+            status = add_object(gc, piece->list.key, piece->list.bytes, version, since);
+        }
+    }
+    return status;
+}
+
+/* Of what was retired nothing but its key is known. */
+static weft_status add_retired(gc_run *gc, const char *key, uint64_t version, uint64_t since) {
+    size_t first = gc->count;
+    weft_status status = add_object(gc, key, 0, version, since);
+    if (status == WEFT_OK && is_list(key)) {
+        weft_pieces pieces;
+        weft_pieces_open(&pieces, gc->context);
+        status = weft_pieces_look(&pieces, gc->store, key);
+        status = status == WEFT_OK ? add_pieces_of(gc, key, &pieces, version, since) : status;
+        weft_pieces_close(&pieces);
+        status = useless(status) ? WEFT_OK : status;
+    }
+    for (size_t i = first; i < gc->count; i++) {
+        gc->objects[i].retired = true;
+        gc->objects[i].unproven = is_list(key);
+    }
+    return status;
+}
+
+static bool may_be_named(const gc_run *gc, const weft_object *object) {
+    bool found = false;
+    for (size_t i = 0; i < gc->count && !found; i++) {
+        const gc_object *other = &gc->objects[i];
+        found = other->unproven && is_list(other->key) && same_making(other->key, object->key);
+    }
+    return found;
+}
+
+/* After the walk: the pieces of what is needed, as far as a list that was retired could name them. */
+static weft_status keep_needed(gc_run *gc) {
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < gc->needed.count && status == WEFT_OK; i++) {
+        const weft_object *object = &gc->needed.items[i];
+        status = may_be_named(gc, object) ? add_listed(gc, object, 0, 0) : WEFT_OK;
+    }
+    return status;
 }
 
 /* ---- the mark ---- */
@@ -232,11 +306,7 @@ static weft_status visit_record(gc_run *gc, const weft_record *record) {
     weft_status status = keep_date(gc, record);
     bool done = record->version <= gc->retired;
     for (size_t i = 0; !done && i < record->retired.count && status == WEFT_OK; i++) {
-        size_t first = gc->count;
         status = add_retired(gc, record->retired.items[i], record->version, record->milliseconds);
-        for (size_t j = first; j < gc->count; j++) {
-            gc->objects[j].retired = true;
-        }
     }
     for (size_t i = 0; i < record->leaps.count && status == WEFT_OK; i++) {
         status = visit_leap(gc, &record->leaps.items[i], record->version);
@@ -321,7 +391,7 @@ static weft_status remove_unneeded(gc_run *gc) {
         if (decided || object->since == 0) {
             continue;
         }
-        if (object->since + grace > now) {
+        if (object->since + grace > now || (object->unproven && !gc->proven)) {
             note_waiting(gc, object);
         } else {
             status = remove_object(gc, object->key, object->bytes);
@@ -435,6 +505,8 @@ static weft_status collect(gc_run *gc, const weft_sync_head *head) {
     char text[MARK_BYTES];
     if (status == WEFT_OK) {
         walked = weft_history_walk(gc->context, gc->store, head, NULL, visit_page, gc);
+        walked = walked == WEFT_OK ? keep_needed(gc) : walked;
+        gc->proven = walked == WEFT_OK;
         snprintf(text, sizeof text, "%s", weft_context_error(gc->context));
         if (gc->count > 0) {
             qsort(gc->objects, gc->count, sizeof *gc->objects, compare_objects);
@@ -459,6 +531,7 @@ weft_status weft_gc_run(weft_context *context, weft_store *store, const weft_gc_
                         weft_gc_result *result_out) {
     weft_context_clear(context);
     gc_run gc = {.context = context, .store = store, .options = {.grace_seconds = -1}};
+    weft_pieces_open(&gc.needed, context);
     if (options != NULL) {
         gc.options = *options;
     }
@@ -474,6 +547,7 @@ weft_status weft_gc_run(weft_context *context, weft_store *store, const weft_gc_
         status = collect(&gc, &follow.head);
     }
     weft_follow_close(&follow);
+    weft_pieces_close(&gc.needed);
     weft_release(context, gc.objects);
     weft_release(context, gc.dates);
     if (status == WEFT_OK && result_out != NULL) {

@@ -30,7 +30,8 @@ weft_status weft_pieces_put(const weft_pieces *pieces, weft_store *store, const 
 /* The pieces of an object; of one that is not in pieces, the object itself. The pieces must be open and
  * empty. */
 weft_status weft_pieces_fetch(weft_pieces *pieces, weft_store *store, const weft_object *object);
-/* The list under a key of which nothing else is known any more: good enough to remove what it names. */
+/* The list under a key of which nothing else is known any more, its hash neither: who removes what it names
+ * must know what is needed. */
 weft_status weft_pieces_look(weft_pieces *pieces, weft_store *store, const char *key);
 weft_status weft_pieces_parse(weft_pieces *pieces, const char *where, const void *data, size_t size);
 weft_status weft_pieces_format(const weft_pieces *pieces, weft_writer *writer);

@@ -584,6 +584,44 @@ static void test_pressure(void **state) {
     scene_close(&s);
 }
 
+/* Who is stuck, or a report that somebody made up, is waited for once, and again only when it has moved. */
+static void test_pressure_of_the_stuck(void **state) {
+    (void)state;
+    const weft_publisher_options plain = {.anchor_ratio = -1};
+    const double patience = 0.3;
+    scene s;
+    scene_open(&s, &plain, 12);
+    reopen(&s, 1, patience);
+    for (int i = 0; i < 4; i++) {
+        assert_false(publish(&s).overtaken);
+    }
+    weft_follower stuck = member(&s, "stuck", 1), slow = member(&s, "slow", 1);
+    stuck.interval_seconds = slow.interval_seconds = WEFT_REPORT_LONGEST;
+    write_report(&s, &stuck, "stuck");
+    weft_publish_result result = publish(&s);
+    assert_true(result.overtaken && result.waited_seconds >= patience);
+    /* now it looks once each time: a second look needs somebody to wait for */
+    const fault_rule count_looks = {.kind = FAULT_DELAY, .operations = FAULT_ON_LIST};
+    fault_store_set(s.faults, &count_looks, 1);
+    uint64_t looks = fault_store_count(s.faults, FAULT_DELAY);
+    for (int i = 0; i < 3; i++) {
+        result = publish(&s);
+        assert_true(result.overtaken);
+        assert_int_equal(fault_store_count(s.faults, FAULT_DELAY), ++looks);
+    }
+    /* another one is waited for, and the first again once it has moved */
+    write_report(&s, &slow, "slow");
+    assert_true(publish(&s).waited_seconds >= patience);
+    stuck.version = 2;
+    write_report(&s, &stuck, "stuck");
+    assert_true(publish(&s).waited_seconds >= patience);
+    slow.version = stuck.version = result.version + 10;
+    write_report(&s, &slow, "slow");
+    write_report(&s, &stuck, "stuck");
+    assert_false(publish(&s).overtaken);
+    scene_close(&s);
+}
+
 static bool stop_waiting(void *opaque, const char *phase, uint64_t done, uint64_t total) {
     (void)done;
     (void)total;
@@ -641,6 +679,7 @@ int main(void) {
         cmocka_unit_test(test_gc_heeds_followers),
         cmocka_unit_test(test_gc_without_listing),
         cmocka_unit_test(test_pressure),
+        cmocka_unit_test(test_pressure_of_the_stuck),
         cmocka_unit_test(test_pressure_ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

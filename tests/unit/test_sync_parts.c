@@ -4,9 +4,11 @@
  * whole model, bit for bit, and nobody's death, lateness or mistake publishes anything else or hangs the
  * others.
  */
+#include "fault_store.h"
 #include "scratch.h"
 #include "shards.h"
 
+#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -233,6 +235,83 @@ static void test_anchors(void **state) {
     expect_published(&t);
     expect_newcomer(&t, 5);
     close_team(&t);
+}
+
+/* Where a list of pieces lies: of an anchor, or of a patch. */
+static char *find_list(team *t, uint64_t version, bool anchor, char name[300], size_t *size_out) {
+    DIR *listing = opendir(scratch_path(&t->scratch, "store/pieces"));
+    assert_non_null(listing);
+    char *found = NULL;
+    for (const struct dirent *entry = readdir(listing); entry != NULL && found == NULL;
+         entry = readdir(listing)) {
+        unsigned long long epoch;
+        unsigned long long number;
+        if (sscanf(entry->d_name, "%llu-%llu-", &epoch, &number) == 2 && number == version) {
+            snprintf(name, 300, "store/pieces/%s", entry->d_name);
+            char *text = scratch_read(&t->scratch, name, size_out);
+            if ((memmem(text, *size_out, "\"anchors/", 9) != NULL) == anchor) {
+                found = text;
+            } else {
+                free(text);
+            }
+        }
+    }
+    closedir(listing);
+    return found;
+}
+
+/* Writes one list over another that the history retires. */
+static void replace_list(team *t, uint64_t version, uint64_t other, bool anchor) {
+    char name[300];
+    char other_name[300];
+    size_t size;
+    size_t other_size;
+    char *list = find_list(t, version, true, name, &size);
+    char *text = find_list(t, other, anchor, other_name, &other_size);
+    assert_non_null(list);
+    assert_non_null(text);
+    scratch_write(&t->scratch, name, text, other_size);
+    free(list);
+    free(text);
+}
+
+/* A list that was retired says, falsely, that its pieces are those of the newest anchor, or of a patch that
+ * is needed: they stay, whether or not the store can be listed. */
+static void collect_with_false_lists(bool listed) {
+    const shard_options often = {.part_seconds = 30, .anchor_ratio = 0.001};
+    const fault_rule blind = {.kind = FAULT_FAIL, .operations = FAULT_ON_LIST, .status = WEFT_UNSUPPORTED};
+    const weft_gc_options now = {.grace_seconds = 0};
+    team t;
+    weft_store *store;
+    fault_store *faults;
+    open_team(&t, 2, &often);
+    assert_int_equal(fault_store_create(t.context, t.store, 1, &store, &faults), WEFT_OK);
+    for (uint64_t step = 1; step <= 5; step++) {
+        publish(&t, step);
+        expect_published(&t);
+        expect_step(&t, step);
+    }
+    replace_list(&t, 2, 5, true);
+    replace_list(&t, 3, 5, false);
+    fault_store_set(faults, &blind, listed ? 0 : 1);
+    weft_gc_result result;
+    assert_int_equal(weft_gc_run(t.context, store, &now, &result), WEFT_OK);
+    assert_true(result.objects > 0);
+    char name[300];
+    size_t size;
+    assert_null(find_list(&t, 2, true, name, &size));
+    expect_newcomer(&t, 5);
+    publish(&t, 6);
+    expect_published(&t);
+    expect_newcomer(&t, 6);
+    weft_store_close(store);
+    close_team(&t);
+}
+
+static void test_false_lists(void **state) {
+    (void)state;
+    collect_with_false_lists(false);
+    collect_with_false_lists(true);
 }
 
 /* ---- who dies ---- */
@@ -475,6 +554,7 @@ int main(void) {
         cmocka_unit_test(test_eight),
         cmocka_unit_test(test_resume),
         cmocka_unit_test(test_anchors),
+        cmocka_unit_test(test_false_lists),
         cmocka_unit_test(test_member_dies),
         cmocka_unit_test(test_coordinator_dies_before_head),
         cmocka_unit_test(test_coordinator_dies_after_head),
