@@ -55,6 +55,9 @@ static void test_status_names(void **state) {
     size_t count = sizeof statuses / sizeof statuses[0];
     for (size_t i = 0; i < count; i++) {
         assert_string_equal(weft_status_name((weft_status)statuses[i].number), statuses[i].name);
+        int block = statuses[i].number / 100;
+        assert_int_equal(weft_status_is_integrity((weft_status)statuses[i].number),
+                         block == -2 || block == -3);
     }
     size_t known = 0;
     for (int number = -1000; number <= 1000; number++) {
