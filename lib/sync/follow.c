@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { DAMAGE_ATTEMPTS = 4, EPOCHS_MAX = 64, TEXT_BYTES = 512 };
+enum { DAMAGE_ATTEMPTS = 4, EPOCHS_MAX = 64, TEXT_BYTES = 512, WATCH_AGAIN_SECONDS = 30 };
 
 weft_status weft_follow_open(weft_follow *follow, weft_context *context, weft_store *store,
                              const weft_key *trusted, const char *mark_path, bool durable) {
@@ -188,7 +188,7 @@ weft_status weft_follow_look(weft_follow *follow) {
 }
 
 weft_status weft_follow_watch(weft_follow *follow, uint64_t after, double seconds) {
-    if (follow->polls) {
+    if (follow->polls && weft_sync_now() < follow->watch_again) {
         return WEFT_UNSUPPORTED;
     }
     uint8_t data[WEFT_HEAD_MAX];
@@ -196,6 +196,7 @@ weft_status weft_follow_watch(weft_follow *follow, uint64_t after, double second
     weft_status status =
         weft_store_watch(follow->context, follow->store, after, seconds, data, sizeof data, &size);
     follow->polls = status == WEFT_UNSUPPORTED;
+    follow->watch_again = weft_sync_now() + WATCH_AGAIN_SECONDS;
     if (status != WEFT_OK) {
         return status;
     }

@@ -25,6 +25,8 @@ typedef struct weft_follow {
     size_t size;
     weft_store_tag tag; /* of that head's object */
     bool polls;         /* the store cannot wait */
+    double
+        watch_again; /* when that is tried again: what stood before a server for a moment may not know it */
 } weft_follow;
 
 /* Reads the watermark. `mark_path` may be NULL. */

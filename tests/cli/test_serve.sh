@@ -78,6 +78,10 @@ expect 2 'max-connections' "$weft" serve d --max-connections 3
 expect 2 'max-object' "$weft" serve d --max-object big
 expect 2 'idle-seconds' "$weft" serve d --idle-seconds 0
 expect 2 'takes a directory' "$weft" serve http://127.0.0.1:1/
+expect 2 'give the store to relay' "$weft" serve --cache c
+expect 2 'not for --cache' "$weft" serve d --cache c --volatile
+expect 2 'not for --cache' "$weft" serve d --cache c --max-object 1M
+expect 2 'a name without a port' "$weft" serve d --host name:80
 for address in 127.0.0.1:x 127.0.0.1:65536 '[::1' '[::1]x' ::1 127.0.0.1: 127.0.0.1:-1; do
     expect 2 'listen takes' "$weft" serve d --listen "$address"
 done

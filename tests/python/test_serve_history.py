@@ -172,7 +172,9 @@ def test_damage():
         with Server(directory=server.directory) as other:
             assert wait_for(lambda: history(other)["newest"] == 203)
             told = history(other)
-            assert told["oldest"] == 65 and "pages/64" in told["error"], (told["oldest"], told["error"])
+            assert told["oldest"] == 65 and "store/pages/64" in told["error"], (told["oldest"], told["error"])
+            for place in ("/v1/history", "/v1/status"):  # where it lies is nobody's business
+                assert os.path.dirname(server.directory) not in other.request("GET", place).body.decode()
         # and again once it can be had
         forge_run(server, 204)
         assert wait_for(lambda: history(server)["newest"] == 204 and history(server)["oldest"] == 1)
