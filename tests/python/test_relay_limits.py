@@ -159,7 +159,7 @@ def ask(relay, key):
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect((relay.host, relay.port))
-    client.sendall(f"GET /{key} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    client.sendall(f"GET /{key} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return client
 
 
