@@ -185,6 +185,7 @@ typedef struct part_process {
     weft_table *live, *whole;
     weft_view *view;
     weft_publisher *publisher;
+    uint64_t step;
 } part_process;
 
 static bool read_at(int file, void *data, size_t size, uint64_t offset) {
@@ -348,6 +349,13 @@ static weft_status open_view(part_process *p) {
     return status;
 }
 
+static weft_status publish_step(part_process *p, weft_publish_result *result) {
+    char step[24];
+    snprintf(step, sizeof step, "%llu", (unsigned long long)++p->step);
+    const char *labels[] = {"step", step, NULL};
+    return weft_publisher_publish(p->publisher, labels, result);
+}
+
 static int open_process(part_process *p, const char *store, weft_profile profile) {
     int code = open_memory(p);
     if (code == EXIT_DONE) {
@@ -375,7 +383,7 @@ static int open_process(part_process *p, const char *store, weft_profile profile
         status = weft_publisher_open(p->context, p->store, p->view, &options, &p->publisher);
     }
     if (status == WEFT_OK) {
-        status = weft_publisher_publish(p->publisher, NULL, NULL);
+        status = publish_step(p, NULL);
     }
     return status == WEFT_OK ? EXIT_DONE : sync_fail(p->bench, p->context, status);
 }
@@ -408,7 +416,7 @@ static int run_process(part_process *p, int orders, int answers) {
         if (order == 's') {
             sync_flips_apply(&p->flips, p->weights);
         } else {
-            weft_status status = weft_publisher_publish(p->publisher, NULL, &result);
+            weft_status status = publish_step(p, &result);
             if (status != WEFT_OK) {
                 return sync_fail(p->bench, p->context, status);
             }

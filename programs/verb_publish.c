@@ -97,7 +97,8 @@ static const char doc[] =
     "  weft publish https://store.example/run-7 out/step-42/ --sign run-7.key \\\n"
     "      --token-file ~/.weft-token\n"
     "  weft publish /srv/run-7 step-42.safetensors --json | jq .uploaded_bytes\n"
-    "  for i in 0 1 2 3; do weft publish /srv/run-7 step-43.safetensors --part $i/4 & done; "
+    "  for i in 0 1 2 3; do weft publish /srv/run-7 step-43.safetensors --part $i/4 --label step=43 & "
+    "done; "
     "wait\n" HELP_REMOTE_EXIT_CODES;
 
 typedef enum anchor_choice { ANCHOR_AUTO, ANCHOR_NOW, ANCHOR_NEVER } anchor_choice;
@@ -258,6 +259,11 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         }
         if (arguments->part_count > 1 && (arguments->cache != NULL || arguments->anchor == ANCHOR_NOW)) {
             argp_error(state, "--part does not go with --cache or --anchor now");
+        }
+        if (arguments->part_count > 1 && arguments->labels.count == 0) {
+            argp_error(state,
+                       "--part needs a --label that tells the step, such as step=43, the same on all "
+                       "parts: by that parts at different steps are told apart");
         }
         if (arguments->cache != NULL && *arguments->cache == 0) {
             argp_error(state, "--cache takes a directory");

@@ -129,8 +129,13 @@ typedef struct weft_publisher weft_publisher;
  * `part_index`, the same profile, bucket size and cuts, and a view of the whole model's tensors (see
  * weft_view_create_layout) that holds its part; the cuts must be such that each bucket is held whole by
  * somebody. What several hold, one of them publishes. All call weft_publisher_publish once per version,
- * with the same labels; part 0 takes over the run and moves the head. No process ever needs more memory
- * than its part. `mirror_path` and `anchors_in_background` are for one process alone. */
+ * with the same labels; part 0 takes over the run and moves the head. A label that tells the step, such as
+ * step=43, is required: parts that join, after a start or a failure, know by nothing else that they are at
+ * the same one, and one that stays the same makes a version of two steps possible. From then on calls are
+ * counted, too, and a part that has called once more or less than part 0 is refused. With a `key`, which
+ * every part must have then, what the parts tell each other is signed. No process ever needs more memory
+ * than its part. `mirror_path` and `anchors_in_background` are for one process alone; `max_lag` is part 0's
+ * affair, and the others wait that much longer for it. */
 WEFT_API WEFT_CHECKED weft_status weft_publisher_open(weft_context *context, weft_store *store,
                                                       const weft_view *view,
                                                       const weft_publisher_options *options,
@@ -139,7 +144,7 @@ WEFT_API WEFT_CHECKED weft_status weft_publisher_open(weft_context *context, wef
  * published, and the next call publishes whatever the view holds then: retry or skip, nothing drifts. Only
  * if the store stopped answering while the head was written may the version appear all the same; the next
  * call finds out first. WEFT_CONFLICT: another publisher has taken over, and this one is finished. `labels`
- * (key, value, …, NULL) and `result_out` may be NULL. */
+ * (key, value, …, NULL) and `result_out` may be NULL, labels only if there is one process. */
 WEFT_API WEFT_CHECKED weft_status weft_publisher_publish(weft_publisher *publisher,
                                                          const char *const *labels,
                                                          weft_publish_result *result_out);

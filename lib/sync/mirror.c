@@ -186,6 +186,19 @@ static weft_status describe_tensors(weft_mirror *mirror, const weft_view *like) 
     return status;
 }
 
+/* Pages that nobody writes to cost nothing. */
+static weft_status map_zeros(weft_mirror *mirror) {
+    void *memory = mmap(NULL, (size_t)mirror->bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+        return weft_fail(mirror->context, WEFT_NO_MEMORY, "no memory for a copy of %llu bytes of the model",
+                         (unsigned long long)mirror->bytes);
+    }
+    mirror->memory = memory;
+    mirror->mapped = true;
+    return WEFT_OK;
+}
+
 static weft_status build_part(weft_mirror *mirror, const part_range *ranges, size_t count) {
     weft_context *context = mirror->context;
     weft_view *view;
@@ -195,10 +208,12 @@ static weft_status build_part(weft_mirror *mirror, const part_range *ranges, siz
     }
     mirror->view = view;
     view->live = weft_allocate_array(context, view->count, sizeof *view->live);
-    /* pages that nobody writes to cost nothing */
-    mirror->memory = weft_allocate_zeroed(context, 1, (size_t)mirror->bytes);
-    if (view->live == NULL || mirror->memory == NULL) {
+    if (view->live == NULL) {
         return WEFT_NO_MEMORY;
+    }
+    status = map_zeros(mirror);
+    if (status != WEFT_OK) {
+        return status;
     }
     for (size_t i = 0; i < view->count; i++) {
         view->live[i] = view->tensors[i];
@@ -233,7 +248,9 @@ weft_status weft_mirror_open_part(weft_mirror *mirror, weft_context *context, co
 void weft_mirror_close(weft_mirror *mirror) {
     weft_view_destroy(mirror->view);
     weft_table_destroy(mirror->table);
-    if (mirror->memory != NULL) {
+    if (mirror->mapped) {
+        munmap(mirror->memory, (size_t)mirror->bytes);
+    } else if (mirror->memory != NULL) {
         weft_release(mirror->context, mirror->memory);
     }
     *mirror = (weft_mirror){0};

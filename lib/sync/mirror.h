@@ -14,6 +14,7 @@ typedef struct weft_mirror {
     weft_view *view;
     uint8_t *memory;
     uint64_t bytes;
+    bool mapped; /* fresh pages of the system; else the context's memory */
 } weft_mirror;
 
 /* Room for the tensors of `like`, in their dtypes; what it holds is undefined. */

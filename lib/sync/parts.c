@@ -81,10 +81,17 @@ void weft_parts_key(const weft_parts *parts, const char *call, const char *rest,
 
 weft_status weft_parts_put(weft_parts *parts, const char *key, weft_writer *writer,
                            weft_store_condition condition) {
-    weft_status status = weft_message_seal(parts->context, writer);
+    const weft_message_seal seal = {parts->options->key, parts->run, key};
+    weft_status status = weft_message_close(parts->context, &seal, writer);
     return status == WEFT_OK ? weft_store_put_bytes(parts->context, parts->store, key, writer->data,
                                                     writer->size, condition, NULL, NULL)
                              : status;
+}
+
+weft_status weft_parts_open_message(const weft_parts *parts, const char *key, const uint8_t *data,
+                                    size_t *size) {
+    const weft_message_seal seal = {parts->options->key, parts->run, key};
+    return weft_message_open(parts->context, &seal, data, *size, size);
 }
 
 static weft_status get_once(weft_parts *parts, const char *key, uint64_t room, uint8_t **data_out,
@@ -114,11 +121,17 @@ weft_status weft_parts_get(weft_parts *parts, const char *key, uint8_t **data_ou
                      : weft_fail(parts->context, WEFT_LIMIT_EXCEEDED, "%s/%s has %llu bytes, too many",
                                  weft_store_url(parts->store), key, (unsigned long long)result.size);
     }
-    if (status == WEFT_OK) {
-        *data_out = data;
-        *size_out = (size_t)result.received;
+    if (status != WEFT_OK) {
+        return status;
     }
-    return status;
+    *size_out = (size_t)result.received;
+    status = weft_parts_open_message(parts, key, data, size_out);
+    if (status != WEFT_OK) {
+        weft_release(parts->context, data);
+        return status;
+    }
+    *data_out = data;
+    return WEFT_OK;
 }
 
 static bool is_local(weft_store *store) {

@@ -29,6 +29,7 @@ typedef struct weft_parts {
     double seconds; /* how much longer than this part another may take */
     char member[WEFT_PART_NAME];
     uint64_t epoch;
+    char run[WEFT_RUN_TEXT]; /* "" until the epoch is known */
     weft_part_plan plan;
     weft_hash plan_hash;
     bool *held;
@@ -46,10 +47,14 @@ void weft_parts_close(weft_parts *parts);
 
 /* `rest` is what follows the call's name in the key. */
 void weft_parts_key(const weft_parts *parts, const char *call, const char *rest, char key[WEFT_KEY_SIZE]);
-/* Seals and puts what the writer holds. */
+/* Signs what the writer holds, if there is a key, and puts it. */
 weft_status weft_parts_put(weft_parts *parts, const char *key, weft_writer *writer,
                            weft_store_condition condition);
-/* The bytes of a message, released by the caller. */
+/* Checks what came from there. `size` becomes that of what was written. */
+weft_status weft_parts_open_message(const weft_parts *parts, const char *key, const uint8_t *data,
+                                    size_t *size);
+/* The bytes of a message, checked and released by the caller. WEFT_NOT_FOUND: there is none.
+ * WEFT_CHECKSUM_MISMATCH: it was damaged on its way. */
 weft_status weft_parts_get(weft_parts *parts, const char *key, uint8_t **data_out, size_t *size_out);
 
 /* A wait for somebody else: pauses that grow, up to a deadline. */
@@ -88,7 +93,8 @@ typedef struct weft_part_task {
 } weft_part_task;
 
 /* Encodes the owned buckets and puts them into the store as one piece, unless there is nothing to put. On
- * failure the copy is as it was; after WHOLE it holds nothing. */
+ * failure the copy is as it was, but for WHOLE: that writes over the copy, which holds nothing from then
+ * on, whatever becomes of it, until the version is published. */
 weft_status weft_part_edition_make(weft_parts *parts, weft_baseline *baseline, const weft_part_task *task,
                                    weft_part_edition *edition);
 void weft_part_edition_close(weft_part_edition *edition, weft_context *context);

@@ -7,6 +7,7 @@
 #include "../base/context.h"
 #include "clock.h"
 #include "pieces.h"
+#include "pressure.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -33,6 +34,7 @@ static weft_status put_call(weft_parts_lead *lead, weft_call *call) {
     }
     call->number = ++lead->number;
     call->turn = lead->turn;
+    call->wait = (uint64_t)(1000 * weft_pressure_patience(parts->options));
     /* a call to join names itself: there is no other roll yet */
     memcpy(call->roll, parts->roll_name[0] != '\0' ? parts->roll_name : call->name, sizeof call->roll);
     weft_writer_open(&writer, parts->context);
@@ -71,7 +73,7 @@ static void remove_answer(weft_parts_lead *lead, const char *call, const char *r
 
 /* ---- collecting ---- */
 
-/* Reads the answer of the part `index`. WEFT_NOT_FOUND: there is none yet. */
+/* Reads the answer of the part `index`, once. What that part failed of is the failure of it all. */
 typedef weft_status (*read_answer)(void *opaque, size_t index, const uint8_t *data, size_t size);
 
 typedef struct collection {
@@ -90,6 +92,7 @@ static void answer_rest(const collection *c, size_t index, char rest[ANSWER_TEXT
     }
 }
 
+/* WEFT_MORE: there is no answer yet, or it was damaged on its way. */
 static weft_status try_answer(const collection *c, size_t index) {
     weft_parts *parts = &c->lead->parts;
     char key[WEFT_KEY_SIZE];
@@ -99,6 +102,9 @@ static weft_status try_answer(const collection *c, size_t index) {
     answer_rest(c, index, rest);
     weft_parts_key(parts, c->call, rest, key);
     weft_status status = weft_parts_get(parts, key, &data, &size);
+    if (status == WEFT_NOT_FOUND || status == WEFT_CHECKSUM_MISMATCH) {
+        return WEFT_MORE;
+    }
     if (status == WEFT_OK) {
         status = c->read(c->opaque, index, data, size);
         weft_release(parts->context, data);
@@ -128,11 +134,11 @@ static weft_status collect_all(const collection *c, bool *answered) {
     weft_parts_wait_begin(parts, parts->seconds, &wait);
     for (;;) {
         for (size_t i = 1; i < parts->count; i++) {
-            weft_status status = answered[i] ? WEFT_NOT_FOUND : try_answer(c, i);
+            weft_status status = answered[i] ? WEFT_MORE : try_answer(c, i);
             if (status == WEFT_OK) {
                 answered[i] = true;
                 missing--;
-            } else if (status != WEFT_NOT_FOUND && status != WEFT_CHECKSUM_MISMATCH) {
+            } else if (status != WEFT_MORE) {
                 return status;
             }
         }
@@ -297,10 +303,10 @@ static weft_status gather_members(gathering *g, weft_baseline *baseline, uint64_
     weft_call call = {.kind = WEFT_CALL_JOIN, .version = version};
     weft_status status = own_holding(g);
     if (status == WEFT_OK) {
+        lead->called = true; /* even if we never hear that the call has arrived */
         status = put_call(lead, &call);
     }
     if (status == WEFT_OK) {
-        lead->called = true;
         const collection answers = {lead, call.name, true, read_holding, g};
         status = collect(&answers);
     }
@@ -338,10 +344,14 @@ static weft_status gather(weft_parts_lead *lead, weft_baseline *baseline, uint64
     return status;
 }
 
-weft_status weft_parts_lead_begin(weft_parts_lead *lead, weft_baseline *baseline, uint64_t epoch,
-                                  uint64_t version) {
-    lead->parts.epoch = epoch;
+void weft_parts_lead_count(weft_parts_lead *lead) {
     lead->turn++;
+}
+
+weft_status weft_parts_lead_begin(weft_parts_lead *lead, weft_baseline *baseline,
+                                  const weft_sync_head *head, uint64_t version) {
+    lead->parts.epoch = head->epoch;
+    memcpy(lead->parts.run, head->run, sizeof lead->parts.run);
     return lead->parts.roll_name[0] == '\0' ? gather(lead, baseline, version) : WEFT_OK;
 }
 
@@ -383,8 +393,8 @@ static bool covers(making *m, size_t index) {
     for (size_t i = 0; i < manifest->frame_count; i++) {
         const weft_part_frame *frame = &manifest->frames[i];
         if (frame->bucket >= bucket_count(m->lead) || parts->roll.owners[frame->bucket] != index ||
-            m->covered[frame->bucket] || frame->length > UINT32_MAX || frame->changed == 0 ||
-            frame->changed > parts->plan.plan.items[frame->bucket].bucket.units) {
+            m->covered[frame->bucket] || frame->length == 0 || frame->length > UINT32_MAX ||
+            frame->changed == 0 || frame->changed > parts->plan.plan.items[frame->bucket].bucket.units) {
             return false;
         }
         m->covered[frame->bucket] = true;
@@ -394,12 +404,18 @@ static bool covers(making *m, size_t index) {
     return bytes == manifest->piece.bytes;
 }
 
+/* What the history is to name must be what a collector may remove some day. */
+static bool removable(const weft_part_manifest *manifest) {
+    return manifest->frame_count == 0 ||
+           (weft_key_collectable(manifest->piece.key) &&
+            (!manifest->piece.listed || weft_key_collectable(manifest->piece.list.key)));
+}
+
 static weft_status check_manifest(making *m, size_t index) {
     weft_context *context = m->lead->parts.context;
     const weft_part_manifest *manifest = &m->manifests[index];
     if (strcmp(manifest->member, m->lead->parts.roll.members[index]) != 0 || manifest->moves == NULL ||
-        (m->call.sums && manifest->sums == NULL) ||
-        (manifest->frame_count > 0 && !weft_key_collectable(manifest->piece.key)) || !covers(m, index)) {
+        (m->call.sums && manifest->sums == NULL) || !removable(manifest) || !covers(m, index)) {
         return weft_fail(context, WEFT_MALFORMED,
                          "nothing was published: what part %zu says of its buckets is not what it owns",
                          index);
@@ -479,7 +495,7 @@ static void sum_up(making *m, bool whole, weft_parts_made *made) {
     weft_diff_stats *stats = &made->stats;
     weft_sum *next = lead->next_totals;
     memset(next, 0, tensor_count(lead) * sizeof *next);
-    stats->base = lead->nothing;
+    stats->base = weft_state_nothing();
     if (!whole) {
         memcpy(next, lead->totals, tensor_count(lead) * sizeof *next);
         stats->base = m->order->base;
@@ -645,10 +661,10 @@ static weft_status make_version(making *m, weft_baseline *baseline, weft_parts_m
     bool whole = m->order->whole;
     weft_status status = open_making(m);
     if (status == WEFT_OK) {
+        m->lead->called = true;
         status = put_call(m->lead, &m->call);
     }
     if (status == WEFT_OK) {
-        m->lead->called = true;
         status = make_parts(m, baseline, made);
     }
     if (status == WEFT_OK) {
@@ -684,8 +700,9 @@ static weft_status give_up(weft_parts_lead *lead, weft_baseline *baseline, weft_
         weft_baseline_undo(baseline);
     }
     weft_part_edition_close(&made->own, context);
-    /* one that did not answer may have been replaced */
-    if (status == WEFT_REMOTE_FAILED) {
+    /* one that did not answer may have been replaced, and those that are out of step agree on a step anew
+     */
+    if (status == WEFT_REMOTE_FAILED || status == WEFT_INVALID_ARGUMENT) {
         dismiss(lead);
     }
     return weft_fail(context, status, "%s", text);
@@ -753,24 +770,6 @@ weft_status weft_parts_lead_anchor(weft_parts_lead *lead, weft_baseline *baselin
 
 /* ---- life ---- */
 
-/* The digest of a model without tensors. */
-static weft_status digest_nothing(weft_parts_lead *lead) {
-    weft_context *context = lead->parts.context;
-    weft_table *table;
-    weft_view *view;
-    weft_status status = weft_table_create(context, &table);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    status = weft_view_create(context, table, &view);
-    if (status == WEFT_OK) {
-        lead->nothing = weft_state_digest(view, look_up, NULL);
-        weft_view_destroy(view);
-    }
-    weft_table_destroy(table);
-    return status;
-}
-
 weft_status weft_parts_lead_open(weft_parts_lead *lead, weft_context *context, weft_store *store,
                                  const weft_view *view, const weft_publisher_options *options) {
     *lead = (weft_parts_lead){.number = 0};
@@ -780,7 +779,7 @@ weft_status weft_parts_lead_open(weft_parts_lead *lead, weft_context *context, w
         lead->next_totals = weft_allocate_zeroed(context, tensor_count(lead), sizeof *lead->next_totals);
         status = lead->totals != NULL && lead->next_totals != NULL ? WEFT_OK : WEFT_NO_MEMORY;
     }
-    return status == WEFT_OK ? digest_nothing(lead) : status;
+    return status;
 }
 
 void weft_parts_lead_close(weft_parts_lead *lead) {

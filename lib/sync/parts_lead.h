@@ -11,9 +11,8 @@
 
 typedef struct weft_parts_lead {
     weft_parts parts;
-    weft_digest nothing; /* what whole versions and anchors start from */
-    uint64_t number;     /* of the last call */
-    uint64_t turn;
+    uint64_t number;           /* of the last call */
+    uint64_t turn;             /* of the publishes, those included that ended before a call */
     bool called;               /* this turn's members wait to be told how it ends */
     weft_sum *totals;          /* of each tensor of what was published last */
     bool totalled;             /* they are known */
@@ -26,10 +25,12 @@ weft_status weft_parts_lead_open(weft_parts_lead *lead, weft_context *context, w
 /* Tells the members that nobody calls them any more. */
 void weft_parts_lead_close(weft_parts_lead *lead);
 
-/* A new turn, for `version` in `epoch`: gathers the members unless they are known, and makes room in the
- * baseline for this part's share. */
-weft_status weft_parts_lead_begin(weft_parts_lead *lead, weft_baseline *baseline, uint64_t epoch,
-                                  uint64_t version);
+/* A new turn: to be told of each publish before anything else, whatever becomes of it. */
+void weft_parts_lead_count(weft_parts_lead *lead);
+/* Gathers the members for `version` unless they are known, and makes room in the baseline for this part's
+ * share. */
+weft_status weft_parts_lead_begin(weft_parts_lead *lead, weft_baseline *baseline,
+                                  const weft_sync_head *head, uint64_t version);
 
 typedef struct weft_parts_order {
     bool whole;
@@ -48,8 +49,9 @@ typedef struct weft_parts_made {
     bool refused; /* the version failed, because somebody's copy of the one before cannot be used */
 } weft_parts_made;
 
-/* Has the version made by all parts. All of it is in the store once `upload` is joined. On failure the
- * baseline is as it was, and there is no upload. */
+/* Has the version made by all parts. All of it is in the store once `upload` is joined. On failure
+ * there is no upload, and the baseline is as it was, or, if all of the version was to be made, holds
+ * nothing. */
 weft_status weft_parts_lead_make(weft_parts_lead *lead, weft_baseline *baseline,
                                  const weft_parts_order *order, weft_parts_made *made);
 /* The version that was made last is published. */

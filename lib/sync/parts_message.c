@@ -13,6 +13,7 @@ enum {
     MESSAGE_VERSION = 1,
     OBJECT_BYTES = 8192,
     LABELS_MAX = 128, /* strings */
+    WAIT_MOST = 1000000000,
 };
 
 typedef enum message_kind {
@@ -22,6 +23,7 @@ typedef enum message_kind {
     MESSAGE_MANIFEST = 4,
 } message_kind;
 
+static const char SIGNED_PREFIX[] = "weft part\n";
 static const char MAGIC[8] = {'w', 'e', 'f', 't', 'p', 'a', 'r', 't'};
 
 /* ---- the frame of every message ---- */
@@ -32,12 +34,46 @@ static void begin(weft_writer *writer, message_kind kind) {
     weft_writer_u8(writer, (uint8_t)kind);
 }
 
-weft_status weft_message_seal(weft_context *context, weft_writer *writer) {
+static weft_status write_signed_text(const weft_message_seal *seal, const void *data, size_t size,
+                                     weft_writer *text) {
+    weft_writer_bytes(text, SIGNED_PREFIX, sizeof SIGNED_PREFIX - 1);
+    weft_writer_bytes(text, seal->run, strlen(seal->run));
+    weft_writer_u8(text, '\n');
+    weft_writer_bytes(text, seal->where, strlen(seal->where));
+    weft_writer_u8(text, '\n');
+    weft_writer_bytes(text, data, size);
+    return weft_writer_failed(text) ? WEFT_NO_MEMORY : WEFT_OK;
+}
+
+static weft_status sign(weft_context *context, const weft_message_seal *seal, weft_writer *writer) {
+    uint8_t signature[WEFT_SIGNATURE_BYTES];
+    weft_writer text;
+    weft_writer_open(&text, context);
+    weft_status status = write_signed_text(seal, writer->data, writer->size, &text);
+    if (status == WEFT_OK) {
+        status = weft_key_sign(context, seal->key, text.data, text.size, signature);
+    }
+    weft_writer_close(&text);
+    if (status == WEFT_OK) {
+        weft_writer_bytes(writer, signature, sizeof signature);
+    }
+    return status;
+}
+
+weft_status weft_message_close(weft_context *context, const weft_message_seal *seal, weft_writer *writer) {
     weft_hash hash;
     if (weft_writer_failed(writer)) {
         return WEFT_NO_MEMORY;
     }
-    weft_status status = weft_hash_compute(context, writer->data, writer->size, &hash);
+    weft_status status = seal->key != NULL ? sign(context, seal, writer) : WEFT_OK;
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_writer_u8(writer, seal->key != NULL);
+    if (weft_writer_failed(writer)) {
+        return WEFT_NO_MEMORY;
+    }
+    status = weft_hash_compute(context, writer->data, writer->size, &hash);
     if (status == WEFT_OK) {
         weft_writer_bytes(writer, hash.bytes, sizeof hash.bytes);
         status = weft_writer_failed(writer) ? WEFT_NO_MEMORY : WEFT_OK;
@@ -49,11 +85,30 @@ static weft_status malformed(weft_context *context) {
     return weft_fail(context, WEFT_MALFORMED, "a message between the parts of a version makes no sense");
 }
 
-/* Checks hash and kind; `reader` is left at what follows. */
-static weft_status open_message(weft_context *context, const void *data, size_t size, message_kind kind,
-                                weft_reader *reader) {
+static weft_status check_signature(weft_context *context, const weft_message_seal *seal,
+                                   const uint8_t *data, size_t size, const uint8_t *signature) {
+    weft_writer text;
+    weft_writer_open(&text, context);
+    weft_status status = write_signed_text(seal, data, size, &text);
+    bool good = status == WEFT_OK && signature != NULL &&
+                weft_key_check(seal->key, text.data, text.size, signature);
+    weft_writer_close(&text);
+    if (status != WEFT_OK || good) {
+        return status;
+    }
+    return weft_fail(context, WEFT_SIGNATURE_MISMATCH,
+                     "%s is %s; give every part of the trainer the same secret key, and see who else can "
+                     "write to the store",
+                     seal->where,
+                     signature == NULL ? "not signed, and this part has a key"
+                                       : "not signed by the key that this part has");
+}
+
+weft_status weft_message_open(weft_context *context, const weft_message_seal *seal, const void *data,
+                              size_t size, size_t *size_out) {
+    const uint8_t *bytes = data;
     weft_hash hash;
-    if (size < WEFT_HASH_BYTES) {
+    if (size < WEFT_HASH_BYTES + 1) {
         return weft_fail(context, WEFT_CHECKSUM_MISMATCH, "a message between parts was cut short");
     }
     size -= WEFT_HASH_BYTES;
@@ -61,9 +116,22 @@ static weft_status open_message(weft_context *context, const void *data, size_t 
     if (status != WEFT_OK) {
         return status;
     }
-    if (memcmp((const uint8_t *)data + size, hash.bytes, sizeof hash.bytes) != 0) {
+    if (memcmp(bytes + size, hash.bytes, sizeof hash.bytes) != 0) {
         return weft_fail(context, WEFT_CHECKSUM_MISMATCH, "a message between parts was damaged on its way");
     }
+    bool is_signed = bytes[--size] == 1;
+    if (is_signed && size < WEFT_SIGNATURE_BYTES) {
+        return malformed(context);
+    }
+    size -= is_signed ? WEFT_SIGNATURE_BYTES : 0;
+    *size_out = size;
+    return seal->key != NULL ? check_signature(context, seal, bytes, size, is_signed ? bytes + size : NULL)
+                             : WEFT_OK;
+}
+
+/* Checks the kind; `reader` is left at what follows. */
+static weft_status open_fields(weft_context *context, const void *data, size_t size, message_kind kind,
+                               weft_reader *reader) {
     *reader = weft_reader_over(data, size);
     const uint8_t *magic = weft_reader_bytes(reader, sizeof MAGIC);
     uint8_t version = weft_reader_u8(reader);
@@ -134,11 +202,12 @@ void weft_call_write(const weft_call *call, weft_writer *writer) {
     weft_writer_bytes(writer, call->base.bytes, sizeof call->base.bytes);
     weft_writer_u32(writer, (uint32_t)call->status);
     write_text(writer, call->text);
+    weft_writer_varint(writer, call->wait);
 }
 
 weft_status weft_call_read(weft_context *context, const void *data, size_t size, weft_call *call) {
     weft_reader reader;
-    weft_status status = open_message(context, data, size, MESSAGE_CALL, &reader);
+    weft_status status = open_fields(context, data, size, MESSAGE_CALL, &reader);
     if (status != WEFT_OK) {
         return status;
     }
@@ -152,7 +221,9 @@ weft_status weft_call_read(weft_context *context, const void *data, size_t size,
     read_digest(&reader, &call->base);
     call->status = (int32_t)weft_reader_u32(&reader);
     good = good && read_text(&reader, call->text, sizeof call->text);
-    if (!good || call->kind < WEFT_CALL_JOIN || call->kind > WEFT_CALL_CLOSED) {
+    call->wait = weft_reader_varint(&reader);
+    if (!good || call->status > WEFT_OK || call->wait > WAIT_MOST || call->kind < WEFT_CALL_JOIN ||
+        call->kind > WEFT_CALL_CLOSED) {
         return malformed(context);
     }
     return close_message(context, &reader);
@@ -184,7 +255,7 @@ void weft_part_holding_write(const weft_part_holding *holding, weft_writer *writ
 weft_status weft_part_holding_read(weft_context *context, const void *data, size_t size,
                                    size_t bucket_count, weft_part_holding *holding) {
     weft_reader reader;
-    weft_status status = open_message(context, data, size, MESSAGE_HOLDING, &reader);
+    weft_status status = open_fields(context, data, size, MESSAGE_HOLDING, &reader);
     if (status != WEFT_OK) {
         return status;
     }
@@ -263,7 +334,7 @@ static weft_status read_roll(weft_context *context, weft_reader *reader, weft_pa
 weft_status weft_part_roll_read(weft_context *context, const void *data, size_t size, size_t bucket_count,
                                 weft_part_roll *roll) {
     weft_reader reader;
-    weft_status status = open_message(context, data, size, MESSAGE_ROLL, &reader);
+    weft_status status = open_fields(context, data, size, MESSAGE_ROLL, &reader);
     if (status != WEFT_OK) {
         return status;
     }
@@ -410,7 +481,7 @@ static weft_status read_manifest(weft_context *context, weft_reader *reader, siz
                                  weft_part_manifest *manifest) {
     bool good = read_name(reader, manifest->member);
     manifest->status = (int32_t)weft_reader_u32(reader);
-    if (!good || !read_text(reader, manifest->text, sizeof manifest->text)) {
+    if (!good || manifest->status > WEFT_OK || !read_text(reader, manifest->text, sizeof manifest->text)) {
         return malformed(context);
     }
     weft_status status = read_labels(context, reader, &manifest->labels);
@@ -430,7 +501,7 @@ weft_status weft_part_manifest_read(weft_context *context, const void *data, siz
                                     size_t bucket_count, size_t tensor_count,
                                     weft_part_manifest *manifest) {
     weft_reader reader;
-    weft_status status = open_message(context, data, size, MESSAGE_MANIFEST, &reader);
+    weft_status status = open_fields(context, data, size, MESSAGE_MANIFEST, &reader);
     if (status != WEFT_OK) {
         return status;
     }

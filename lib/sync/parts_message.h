@@ -2,7 +2,8 @@
  *
  * parts_message.h: what the processes that publish the parts of a version tell each other, as objects in
  * the store. doc/FORMAT.md specifies the bytes; each message ends with a SHA-256 of what is before it,
- * because nothing else names it with its hash.
+ * because nothing else names it with its hash, and with a key it is signed, together with the run and the
+ * place where it lies: else whoever can write the store could have the coordinator sign what he has put.
  *
  *   call      from the coordinator to all; the one of an epoch is written again and again
  *   holding   answers the call to join: the buckets that a member has all of
@@ -13,6 +14,7 @@
 #define WEFT_SYNC_PARTS_MESSAGE_H
 
 #include "../patch/part.h"
+#include "key.h"
 #include "record.h"
 
 enum {
@@ -45,6 +47,7 @@ typedef struct weft_call {
     weft_digest base;          /* PATCH: the state to start from */
     int32_t status;            /* FAILED: a weft_status */
     char text[WEFT_PART_TEXT];
+    uint64_t wait; /* milliseconds that the coordinator may wait for followers before its next call */
 } weft_call;
 
 typedef struct weft_part_holding {
@@ -84,10 +87,22 @@ void weft_call_write(const weft_call *call, weft_writer *writer);
 void weft_part_holding_write(const weft_part_holding *holding, weft_writer *writer);
 void weft_part_roll_write(const weft_part_roll *roll, weft_writer *writer);
 void weft_part_manifest_write(const weft_part_manifest *manifest, weft_writer *writer);
-/* Appends the hash. */
-weft_status weft_message_seal(weft_context *context, weft_writer *writer);
 
-/* WEFT_CHECKSUM_MISMATCH: damaged on its way. Counts of buckets and tensors must be the expected ones. */
+/* What a message is bound to when it is signed. */
+typedef struct weft_message_seal {
+    const weft_key *key; /* NULL: nothing is signed, and signatures are not looked at */
+    const char *run;
+    const char *where; /* the object's key */
+} weft_message_seal;
+
+/* Appends signature and hash. */
+weft_status weft_message_close(weft_context *context, const weft_message_seal *seal, weft_writer *writer);
+/* Checks both; the first `size_out` bytes are what was written. WEFT_CHECKSUM_MISMATCH: damaged on its way.
+ * WEFT_SIGNATURE_MISMATCH: by somebody who does not have the key. */
+weft_status weft_message_open(weft_context *context, const weft_message_seal *seal, const void *data,
+                              size_t size, size_t *size_out);
+
+/* Of opened messages. Counts of buckets and tensors must be the expected ones. */
 weft_status weft_call_read(weft_context *context, const void *data, size_t size, weft_call *call);
 weft_status weft_part_holding_read(weft_context *context, const void *data, size_t size,
                                    size_t bucket_count, weft_part_holding *holding);

@@ -4,7 +4,8 @@
  *
  * Each publish of the coordinator is a turn, and each publish of a member ends with one turn: published,
  * failed, or not known yet. A member that hears of a failed turn in which it had no hand yet takes it as
- * the end of its own publish, so that members that come late stay in step with the others.
+ * the end of its own publish, so that members that come late stay in step with the others. A call of a
+ * later turn than the one that a publish takes part in is left for the next publish.
  */
 #include "parts_rank.h"
 
@@ -12,11 +13,10 @@
 #include "clock.h"
 #include "history.h"
 #include "pieces.h"
+#include "pressure.h"
 
 #include <stdio.h>
 #include <string.h>
-
-enum { DAMAGE_ATTEMPTS = 3 };
 
 static const double LOOK_SECONDS = 0.25;
 static const uint64_t AUDIT_BYTES = (uint64_t)16 << 20;
@@ -27,14 +27,26 @@ static bool involved(const weft_parts_rank *rank) {
     return rank->answered[0] != '\0';
 }
 
-static void enter_epoch(weft_parts_rank *rank, uint64_t epoch) {
+/* This publish takes part in a turn. */
+static bool is_busy(const weft_parts_rank *rank) {
+    return rank->heard > rank->turn;
+}
+
+/* The turn that the publish under way should be, if it has joined. */
+static uint64_t due_turn(const weft_parts_rank *rank) {
+    return rank->joined_turn + (rank->publishes - rank->joined_publish);
+}
+
+static void enter_epoch(weft_parts_rank *rank, uint64_t epoch, const char *run) {
     rank->parts.epoch = epoch;
+    memcpy(rank->parts.run, run, sizeof rank->parts.run);
     rank->parts.roll_name[0] = '\0';
     rank->number = 0;
     rank->turn = 0;
     rank->heard = 0;
-    rank->missed = false;
+    rank->joined_turn = 0;
     rank->answered[0] = '\0';
+    rank->answer[0] = '\0';
     rank->tag.text[0] = '\0';
 }
 
@@ -44,6 +56,7 @@ static weft_status look_for_epoch(weft_parts_rank *rank) {
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
     uint64_t epoch;
+    weft_sync_head head;
     if (rank->looked != 0 && weft_sync_now() - rank->looked < LOOK_SECONDS) {
         return WEFT_OK;
     }
@@ -51,9 +64,15 @@ static weft_status look_for_epoch(weft_parts_rank *rank) {
     weft_status status =
         weft_head_find(parts->context, parts->store, parts->epoch + 1, data, &size, &epoch);
     if (status == WEFT_OK) {
-        enter_epoch(rank, epoch);
+        /* a head that is not the trainer's names a run of which no call is believed */
+        status =
+            weft_sync_head_parse(parts->context, weft_store_url(parts->store), data, size, NULL, &head);
     }
-    return status == WEFT_NOT_FOUND ? WEFT_OK : status;
+    if (status == WEFT_OK) {
+        enter_epoch(rank, epoch, head.run);
+        weft_sync_head_close(&head, parts->context);
+    }
+    return status == WEFT_NOT_FOUND || status == WEFT_CHECKSUM_MISMATCH ? WEFT_OK : status;
 }
 
 /* WEFT_MORE: there is no new call. One that was damaged on its way is as good as none. */
@@ -70,13 +89,18 @@ static weft_status look_for_call(weft_parts_rank *rank, weft_call *call) {
     };
     weft_store_get_result result;
     weft_status status = weft_store_get(parts->context, parts->store, &request, &result);
-    if (status == WEFT_OK && !result.unchanged) {
-        status = weft_call_read(parts->context, data, (size_t)result.received, call);
-    } else if (status == WEFT_OK) {
+    if (status == WEFT_OK && result.unchanged) {
         return WEFT_MORE;
+    }
+    size_t size = status == WEFT_OK ? (size_t)result.received : 0;
+    if (status == WEFT_OK) {
+        status = weft_parts_open_message(parts, key, data, &size);
     }
     if (status == WEFT_NOT_FOUND || status == WEFT_CHECKSUM_MISMATCH) {
         return WEFT_MORE;
+    }
+    if (status == WEFT_OK) {
+        status = weft_call_read(parts->context, data, size, call);
     }
     if (status != WEFT_OK) {
         return status;
@@ -86,12 +110,21 @@ static weft_status look_for_call(weft_parts_rank *rank, weft_call *call) {
         return WEFT_MORE;
     }
     rank->number = call->number;
+    rank->wait = (double)call->wait / 1000;
     return WEFT_OK;
 }
 
-/* Who has answered waits longer than the coordinator does for the others, so as to hear why it gave up. */
+/* The next publish finds the call again. */
+static void leave_call(weft_parts_rank *rank, const weft_call *call) {
+    rank->number = call->number - 1;
+    rank->tag.text[0] = '\0';
+}
+
+/* Who has answered waits longer than the coordinator does for the others, so as to hear why it gave up; who
+ * has not, as long as the coordinator may wait for followers first. */
 static double patience(const weft_parts_rank *rank) {
-    return (rank->made || rank->heard > rank->turn ? 2 : 1) * rank->parts.seconds;
+    bool answered = rank->current || is_busy(rank);
+    return answered ? 2 * rank->parts.seconds : rank->parts.seconds + rank->wait;
 }
 
 static weft_status heard_nothing(const weft_parts_rank *rank) {
@@ -134,9 +167,6 @@ static weft_status read_head(weft_parts_rank *rank, weft_sync_head *head) {
     if (status == WEFT_OK) {
         status = weft_sync_head_parse(parts->context, weft_store_url(parts->store), data, size,
                                       parts->options->key, head);
-    }
-    if (status == WEFT_OK) {
-        memcpy(rank->run, head->run, sizeof rank->run);
     }
     return status;
 }
@@ -195,18 +225,27 @@ static bool has_piece(const weft_pieces *pieces, const char *key) {
     return false;
 }
 
-/* True if the version was made with what this member has put. */
-static weft_status is_ours(weft_parts_rank *rank, const search *s, bool *ours_out) {
+typedef enum ownership { OURS, ANOTHERS, NOT_KNOWN } ownership;
+
+/* Was the version made with what this member has put? While its roll is in force no version is published
+ * without it; else its piece must be there. A version without changes of this member has none, and an
+ * anchor is named for some time only. */
+static weft_status is_ours(weft_parts_rank *rank, const weft_call *call, const search *s,
+                           ownership *ours_out) {
     const weft_part_manifest *manifest = &rank->edition.manifest;
+    if (rank->made_epoch == rank->parts.epoch && strcmp(rank->made_roll, call->roll) == 0) {
+        *ours_out = OURS;
+        return WEFT_OK;
+    }
     if (manifest->frame_count == 0 || !s->placed) {
-        *ours_out = manifest->frame_count == 0;
+        *ours_out = NOT_KNOWN;
         return WEFT_OK;
     }
     weft_pieces pieces;
     weft_pieces_open(&pieces, rank->parts.context);
     weft_status status = weft_pieces_fetch(&pieces, rank->parts.store, &s->object);
     if (status == WEFT_OK) {
-        *ours_out = has_piece(&pieces, manifest->piece.key);
+        *ours_out = has_piece(&pieces, manifest->piece.key) ? OURS : ANOTHERS;
     }
     weft_pieces_close(&pieces);
     return status;
@@ -261,23 +300,24 @@ static weft_status not_ours(weft_parts_rank *rank) {
 }
 
 /* `told`: the coordinator says that it is published; else only the head can. */
-static weft_status settle_edition(weft_parts_rank *rank, bool told, bool *published_out,
-                                  weft_diff_stats *stats) {
+static weft_status settle_edition(weft_parts_rank *rank, const weft_call *call, bool told,
+                                  bool *published_out, weft_diff_stats *stats) {
     search s;
-    bool ours = false;
+    ownership ours = ANOTHERS;
     weft_status status = find_version(rank, told, &s);
     if (status == WEFT_OK && s.found) {
-        status = is_ours(rank, &s, &ours);
+        status = is_ours(rank, call, &s, &ours);
     }
     if (status != WEFT_OK) {
         return status; /* still not known */
     }
-    *published_out = s.found && ours;
-    if (told && !ours) {
+    *published_out = s.found && ours == OURS;
+    if (told && ours == ANOTHERS) {
         return not_ours(rank);
     }
-    if (!ours) {
+    if (ours != OURS) {
         undo_edition(rank);
+        rank->baseline.holds = rank->baseline.holds && ours == ANOTHERS;
         return WEFT_OK;
     }
     *stats = s.stats;
@@ -312,25 +352,41 @@ static weft_status answer_join(weft_parts_rank *rank, const weft_call *call) {
     }
     if (status == WEFT_OK) {
         memcpy(rank->answered, call->name, sizeof rank->answered);
+        memcpy(rank->answer, key, sizeof rank->answer);
+        rank->joined_publish = rank->publishes;
+        rank->joined_turn = call->turn;
+    }
+    return status;
+}
+
+/* A store may show the roll later than the call that names it, and it may be damaged on its way. */
+static weft_status fetch_roll(weft_parts_rank *rank, const weft_call *call, weft_part_roll *roll) {
+    weft_parts *parts = &rank->parts;
+    char key[WEFT_KEY_SIZE];
+    uint8_t *data;
+    size_t size;
+    weft_parts_wait wait;
+    weft_parts_key(parts, call->roll, "roll", key);
+    weft_parts_wait_begin(parts, WEFT_VISIBLE_SECONDS, &wait);
+    weft_status status = weft_parts_get(parts, key, &data, &size);
+    while (status == WEFT_NOT_FOUND || status == WEFT_CHECKSUM_MISMATCH) {
+        weft_status waited = weft_parts_wait_more(parts, &wait);
+        if (waited != WEFT_OK) {
+            return waited == WEFT_MORE ? status : waited;
+        }
+        status = weft_parts_get(parts, key, &data, &size);
+    }
+    if (status == WEFT_OK) {
+        status = weft_part_roll_read(parts->context, data, size, parts->plan.plan.count, roll);
+        weft_release(parts->context, data);
     }
     return status;
 }
 
 static weft_status take_roll(weft_parts_rank *rank, const weft_call *call) {
     weft_parts *parts = &rank->parts;
-    char key[WEFT_KEY_SIZE];
-    uint8_t *data;
-    size_t size;
     weft_part_roll roll;
-    weft_parts_key(parts, call->roll, "roll", key);
-    weft_status status = WEFT_CHECKSUM_MISMATCH;
-    for (int i = 0; i < DAMAGE_ATTEMPTS && status == WEFT_CHECKSUM_MISMATCH; i++) {
-        status = weft_parts_get(parts, key, &data, &size);
-        if (status == WEFT_OK) {
-            status = weft_part_roll_read(parts->context, data, size, parts->plan.plan.count, &roll);
-            weft_release(parts->context, data);
-        }
-    }
+    weft_status status = fetch_roll(rank, call, &roll);
     if (status != WEFT_OK) {
         return status;
     }
@@ -385,6 +441,7 @@ static weft_status put_manifest(weft_parts_rank *rank, const weft_call *call,
     weft_writer_open(&writer, parts->context);
     weft_part_manifest_write(manifest, &writer);
     weft_parts_key(parts, call->name, parts->member, key);
+    memcpy(rank->answer, key, sizeof rank->answer);
     weft_status status = weft_parts_put(parts, key, &writer, WEFT_STORE_ALWAYS);
     weft_writer_close(&writer);
     return status;
@@ -431,6 +488,7 @@ static weft_status answer_version(weft_parts_rank *rank, const weft_call *call, 
     rank->current = true;
     rank->made_epoch = rank->parts.epoch;
     rank->made_turn = call->turn;
+    memcpy(rank->made_roll, call->roll, sizeof rank->made_roll);
     rank->made_version = call->version;
     return put_manifest(rank, call, &rank->edition.manifest);
 }
@@ -451,8 +509,20 @@ static void answer_anchor(weft_parts_rank *rank, const weft_call *call) {
 
 /* ---- a turn ---- */
 
+/* What came too late for the coordinator is of no use to anybody. */
+static void remove_answer(weft_parts_rank *rank) {
+    if (rank->answer[0] != '\0') {
+        weft_status ignored = weft_store_remove(rank->parts.context, rank->parts.store, rank->answer);
+        (void)ignored;
+        rank->answer[0] = '\0';
+    }
+}
+
 static weft_status turn_failed(weft_parts_rank *rank, const weft_call *call) {
     rank->turn = call->turn;
+    if (call->kind != WEFT_CALL_UNKNOWN) {
+        remove_answer(rank);
+    }
     /* what is said of part 0 would be believed of this one */
     weft_status status = call->status == WEFT_OK || call->status == WEFT_CONFLICT
                              ? WEFT_REMOTE_FAILED
@@ -491,7 +561,7 @@ static weft_status end_edition(weft_parts_rank *rank, const weft_call *call, wef
     if (same_turn && call->kind != WEFT_CALL_DONE) {
         undo_edition(rank);
     } else {
-        status = settle_edition(rank, tells_published(rank, call), &published, &stats);
+        status = settle_edition(rank, call, tells_published(rank, call), &published, &stats);
     }
     if (status != WEFT_OK) {
         return status;
@@ -508,15 +578,72 @@ static weft_status end_edition(weft_parts_rank *rank, const weft_call *call, wef
     if (!mine) {
         return WEFT_MORE;
     }
+    if (!same_turn) {
+        leave_call(rank, call);
+    }
     if (published) {
         result->version = version;
         result->diff = stats;
         return WEFT_OK;
     }
-    return same_turn ? turn_failed(rank, call)
-                     : weft_fail(rank->parts.context, WEFT_REMOTE_FAILED,
-                                 "version %llu was given up by part 0; publish again on all parts",
-                                 (unsigned long long)version);
+    return same_turn
+               ? turn_failed(rank, call)
+               : weft_fail(
+                     rank->parts.context, WEFT_REMOTE_FAILED,
+                     "part 0 has gone on without saying that version %llu is published; publish again "
+                     "on all parts",
+                     (unsigned long long)version);
+}
+
+/* Labels alone do not tell steps apart if they stay the same. */
+static weft_status check_step(weft_parts_rank *rank, const weft_call *call) {
+    const weft_parts *parts = &rank->parts;
+    if (due_turn(rank) == call->turn) {
+        return WEFT_OK;
+    }
+    unsigned long long ours = rank->publishes - rank->joined_publish + 1;
+    unsigned long long theirs = call->turn - rank->joined_turn + 1;
+    rank->joined_turn = 0;
+    return weft_fail(parts->context, WEFT_INVALID_ARGUMENT,
+                     "part %zu is at publish %llu since it joined, part 0 at publish %llu: give all parts "
+                     "a label such as step=N, and publish the same step again on all",
+                     parts->index, ours, theirs);
+}
+
+static weft_status obey_version(weft_parts_rank *rank, const weft_call *call, const char *const *labels) {
+    bool known = strcmp(call->roll, rank->parts.roll_name) == 0;
+    if (!known && strcmp(call->roll, rank->answered) != 0) {
+        return WEFT_MORE; /* of members that this one does not belong to */
+    }
+    weft_status status = check_step(rank, call);
+    if (status == WEFT_OK && !known) {
+        status = take_roll(rank, call);
+    }
+    status = status == WEFT_OK ? answer_version(rank, call, labels) : fail_turn(rank, call, status);
+    return status == WEFT_OK ? WEFT_MORE : status;
+}
+
+/* The coordinator has gone on before this publish knew how its turn has ended, or had any part in it. */
+static weft_status left_behind(weft_parts_rank *rank, const weft_call *call) {
+    if (!is_busy(rank)) {
+        rank->joined_turn = 0; /* else one that is behind for good would never join again */
+    }
+    leave_call(rank, call);
+    remove_answer(rank);
+    rank->turn = call->turn - 1;
+    return weft_fail(
+        rank->parts.context, WEFT_REMOTE_FAILED,
+        "part 0 has given up the version that part %zu of %zu was to be of, and is at the next "
+        "one; publish again on all parts",
+        rank->parts.index, rank->parts.count);
+}
+
+/* A call to join is for the publish that is level with the coordinator's, as far as that is known. */
+static bool is_too_late(const weft_parts_rank *rank, const weft_call *call) {
+    if (is_busy(rank)) {
+        return call->turn > rank->heard;
+    }
+    return call->kind == WEFT_CALL_JOIN && rank->joined_turn > 0 && call->turn > due_turn(rank);
 }
 
 /* WEFT_MORE: the publish is not over. */
@@ -524,21 +651,11 @@ static weft_status obey(weft_parts_rank *rank, const weft_call *call, const char
     weft_status status;
     switch (call->kind) {
     case WEFT_CALL_JOIN:
-        rank->missed = false;
         status = answer_join(rank, call);
         return status == WEFT_OK ? WEFT_MORE : status;
     case WEFT_CALL_PATCH:
     case WEFT_CALL_WHOLE:
-        rank->missed = false;
-        status = WEFT_OK;
-        if (strcmp(call->roll, rank->parts.roll_name) != 0) {
-            if (strcmp(call->roll, rank->answered) != 0) {
-                return WEFT_MORE; /* of members that this one does not belong to */
-            }
-            status = take_roll(rank, call);
-        }
-        status = status == WEFT_OK ? answer_version(rank, call, labels) : fail_turn(rank, call, status);
-        return status == WEFT_OK ? WEFT_MORE : status;
+        return obey_version(rank, call, labels);
     case WEFT_CALL_DONE:
         if (!involved(rank)) {
             return WEFT_MORE;
@@ -555,9 +672,10 @@ static weft_status obey(weft_parts_rank *rank, const weft_call *call, const char
     if (!involved(rank)) {
         return WEFT_MORE;
     }
-    bool earlier = rank->missed && call->kind != WEFT_CALL_CLOSED;
+    /* of a publish that has ended before it heard of its turn; or of nobody knows which */
+    bool earlier =
+        (rank->joined_turn == 0 || call->turn < due_turn(rank)) && call->kind != WEFT_CALL_CLOSED;
     status = turn_failed(rank, call);
-    rank->missed = false;
     return earlier ? WEFT_MORE : status;
 }
 
@@ -577,6 +695,9 @@ static weft_status take_turn(weft_parts_rank *rank, const char *const *labels,
         if (status == WEFT_MORE && rank->made && rank->current && call.kind == WEFT_CALL_UNKNOWN) {
             return turn_failed(rank, &call);
         }
+        if (status == WEFT_MORE && !rank->made && is_too_late(rank, &call)) {
+            return left_behind(rank, &call);
+        }
         if (status == WEFT_MORE && !rank->made && call.turn > rank->turn) {
             rank->heard = call.turn;
             status = obey(rank, &call, labels);
@@ -585,17 +706,18 @@ static weft_status take_turn(weft_parts_rank *rank, const char *const *labels,
     return status;
 }
 
+void weft_parts_rank_count(weft_parts_rank *rank) {
+    rank->publishes++;
+}
+
 weft_status weft_parts_rank_publish(weft_parts_rank *rank, const char *const *labels,
                                     weft_publish_result *result) {
     rank->current = false;
     rank->looked = 0;
-    uint64_t turn = rank->turn;
     weft_status status = take_turn(rank, labels, result);
     /* what is said later of a turn that this publish has given up is not the end of the next one */
     if (status != WEFT_OK && !rank->made && rank->heard > rank->turn) {
         rank->turn = rank->heard;
-    } else if (status != WEFT_OK && !rank->made && rank->turn == turn) {
-        rank->missed = true;
     }
     result->epoch = rank->parts.epoch;
     return status;
@@ -605,7 +727,7 @@ weft_status weft_parts_rank_publish(weft_parts_rank *rank, const char *const *la
 
 weft_status weft_parts_rank_open(weft_parts_rank *rank, weft_context *context, weft_store *store,
                                  const weft_view *view, const weft_publisher_options *options) {
-    *rank = (weft_parts_rank){.number = 0};
+    *rank = (weft_parts_rank){.wait = weft_pressure_patience(options)};
     weft_status status = weft_parts_open(&rank->parts, context, store, view, options);
     if (status == WEFT_OK) {
         status = weft_baseline_open(&rank->baseline, context, store, NULL, NULL);

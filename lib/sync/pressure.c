@@ -93,10 +93,17 @@ static void overtake(weft_pressure *pressure) {
     }
 }
 
+double weft_pressure_patience(const weft_publisher_options *options) {
+    if (options->max_lag == 0) {
+        return 0;
+    }
+    return options->max_lag_seconds > 0 ? options->max_lag_seconds : PATIENCE_SECONDS;
+}
+
 weft_status weft_pressure_wait(weft_pressure *pressure, weft_context *context, weft_store *store,
                                const weft_sync_head *head, const weft_publisher_options *options,
                                weft_publish_result *result) {
-    double patience = options->max_lag_seconds > 0 ? options->max_lag_seconds : PATIENCE_SECONDS;
+    double patience = weft_pressure_patience(options);
     double start = weft_sync_now();
     double pause = FIRST_PAUSE_SECONDS;
     if (options->max_lag == 0 || !head->started) {

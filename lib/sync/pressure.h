@@ -27,5 +27,7 @@ void weft_pressure_close(weft_pressure *pressure, weft_context *context);
 weft_status weft_pressure_wait(weft_pressure *pressure, weft_context *context, weft_store *store,
                                const weft_sync_head *head, const weft_publisher_options *options,
                                weft_publish_result *result);
+/* The longest that it takes; 0: it does not wait. */
+double weft_pressure_patience(const weft_publisher_options *options);
 
 #endif

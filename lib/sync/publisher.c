@@ -826,7 +826,7 @@ static weft_status publish_locked(weft_publisher *publisher, const char *const *
         status = weft_baseline_audit(&publisher->baseline, AUDIT_BYTES / parts);
     }
     if (status == WEFT_OK && publisher->lead != NULL) {
-        status = weft_parts_lead_begin(publisher->lead, &publisher->baseline, publisher->claim.head.epoch,
+        status = weft_parts_lead_begin(publisher->lead, &publisher->baseline, &publisher->claim.head,
                                        publisher->ledger.version + 1);
     }
     /* a checkpoint that could not follow is fetched again, and so is a part */
@@ -870,6 +870,27 @@ static weft_status publish_all(weft_publisher *publisher, const char *const *lab
     return status;
 }
 
+/* Each part's publishes are counted from the moment that all have joined. */
+static void count_publish(weft_publisher *publisher) {
+    if (publisher->lead != NULL) {
+        weft_parts_lead_count(publisher->lead);
+    }
+    if (publisher->rank != NULL) {
+        weft_parts_rank_count(publisher->rank);
+    }
+}
+
+/* When parts join, after a failure or a start, only labels tell whether they are at the same step. */
+static weft_status check_step_label(const weft_publisher *publisher, const char *const *labels) {
+    bool parts = publisher->lead != NULL || publisher->rank != NULL;
+    if (!parts || (labels != NULL && labels[0] != NULL)) {
+        return WEFT_OK;
+    }
+    return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
+                     "a version in parts needs a label that tells its step, such as step=43, the same on "
+                     "all parts: without one, parts that are not at the same step could not be told apart");
+}
+
 weft_status weft_publisher_publish(weft_publisher *publisher, const char *const *labels,
                                    weft_publish_result *result_out) {
     weft_context_clear(publisher->context);
@@ -877,8 +898,12 @@ weft_status weft_publisher_publish(weft_publisher *publisher, const char *const 
     bool due = false;
     weft_store_traffic before = weft_store_traffic_of(publisher->store);
     double start = weft_sync_now();
-    weft_status status = publisher->rank != NULL ? publish_rank(publisher, labels, &result)
-                                                 : publish_all(publisher, labels, &result, &due);
+    count_publish(publisher);
+    weft_status status = check_step_label(publisher, labels);
+    if (status == WEFT_OK) {
+        status = publisher->rank != NULL ? publish_rank(publisher, labels, &result)
+                                         : publish_all(publisher, labels, &result, &due);
+    }
     if (status != WEFT_OK) {
         return status;
     }
@@ -910,7 +935,7 @@ uint64_t weft_publisher_epoch(const weft_publisher *publisher) {
 }
 
 const char *weft_publisher_run(const weft_publisher *publisher) {
-    return publisher->rank != NULL ? publisher->rank->run : publisher->claim.head.run;
+    return publisher->rank != NULL ? publisher->rank->parts.run : publisher->claim.head.run;
 }
 
 static void close_parts(weft_publisher *publisher) {

@@ -532,8 +532,8 @@ static weft_status plan_from_newest(weft_subscriber *subscriber, uint64_t versio
 /* The hashes have proven the bytes; this proves that the history is not at odds with them. */
 static weft_status check_patch(const weft_subscriber *subscriber, const weft_route_step *step) {
     weft_patch_info info = weft_patch_describe(subscriber->patch);
-    if (weft_digest_equal(&info.result, &step->record.digest) &&
-        (step->anchor || weft_digest_equal(&info.base, &step->base))) {
+    weft_digest base = step->anchor ? weft_state_nothing() : step->base;
+    if (weft_digest_equal(&info.result, &step->record.digest) && weft_digest_equal(&info.base, &base)) {
         return WEFT_OK;
     }
     return weft_fail(subscriber->context, WEFT_CHECKSUM_MISMATCH,

@@ -503,14 +503,24 @@ static weft_digest hash_finish(const XXH3_state_t *state) {
     return digest;
 }
 
-weft_digest weft_state_digest(const weft_view *view, weft_sum_lookup lookup, void *opaque) {
+static void begin_state(XXH3_state_t *state, uint64_t tensors) {
     static const char tag[] = "weft-state-1";
-    XXH3_state_t state;
-    XXH3_128bits_reset(&state);
-    XXH3_128bits_update(&state, tag, sizeof tag - 1);
     uint8_t count[8];
-    put_u64(count, weft_view_count(view));
-    XXH3_128bits_update(&state, count, sizeof count);
+    XXH3_128bits_reset(state);
+    XXH3_128bits_update(state, tag, sizeof tag - 1);
+    put_u64(count, tensors);
+    XXH3_128bits_update(state, count, sizeof count);
+}
+
+weft_digest weft_state_nothing(void) {
+    XXH3_state_t state;
+    begin_state(&state, 0);
+    return hash_finish(&state);
+}
+
+weft_digest weft_state_digest(const weft_view *view, weft_sum_lookup lookup, void *opaque) {
+    XXH3_state_t state;
+    begin_state(&state, weft_view_count(view));
     for (size_t i = 0; i < weft_view_count(view); i++) {
         hash_name(&state, weft_view_at(view, i)->name);
         hash_tensor(&state, weft_view_at(view, i), lookup(opaque, i));

@@ -65,5 +65,7 @@ weft_sum weft_sums_total(const weft_sums *sums, size_t tensor);
 /* The state's digest from per-tensor sums, without a weft_sums: tensors in canonical order. */
 typedef weft_sum (*weft_sum_lookup)(void *opaque, size_t tensor);
 weft_digest weft_state_digest(const weft_view *view, weft_sum_lookup lookup, void *opaque);
+/* Of a state without tensors, which anchors start from. */
+weft_digest weft_state_nothing(void);
 
 #endif

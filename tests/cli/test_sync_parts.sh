@@ -39,5 +39,6 @@ check 'what it published' cmp -s got.safetensors trace/step-0.safetensors
 
 expect 2 '--part takes' "$weft" publish store trace/step-0.safetensors --part 3/3
 expect 2 '--part takes' "$weft" publish store trace/step-0.safetensors --part 1
+expect 2 'step=43' "$weft" publish store trace/step-0.safetensors --part 0/2
 expect 2 'does not go with' "$weft" publish store trace/step-0.safetensors --part 0/2 --cache cache
 finish

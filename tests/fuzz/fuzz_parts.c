@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fuzz_parts.c: bytes as each of the messages between the parts of a version. The hash at the end is made
- * to fit first, so that what lies before it is reached. What is accepted must hold what the parts rely on,
- * and must be written as it was read.
+ * fuzz_parts.c: bytes as each of the messages between the parts of a version, inside a good seal and as a
+ * seal themselves. What is accepted must hold what the parts rely on, and must be written as it was read.
  */
 #include "../../lib/base/context.h"
 #include "../../lib/sync/parts_message.h"
@@ -59,13 +58,19 @@ static void try_manifest(weft_context *context, const weft_writer *bytes) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     weft_context *context = NULL;
     const weft_context_options options = {.threads = 1};
+    const weft_message_seal seal = {.run = "run", .where = "where"};
     weft_writer bytes;
     weft_writer again;
+    size_t inside;
     require(weft_context_create(&options, &context) == WEFT_OK);
     weft_writer_open(&bytes, context);
     weft_writer_open(&again, context);
     weft_writer_bytes(&bytes, data, size);
-    require(weft_message_seal(context, &bytes) == WEFT_OK);
+    require(weft_message_open(context, &seal, data, size, &inside) != WEFT_OK || inside < size);
+    require(weft_message_close(context, &seal, &bytes) == WEFT_OK);
+    require(weft_message_open(context, &seal, bytes.data, bytes.size, &inside) == WEFT_OK);
+    require(inside == size);
+    bytes.size = inside;
     try_call(context, &bytes, &again);
     require(again.size <= WEFT_CALL_BYTES);
     try_holding(context, &bytes);

@@ -123,6 +123,7 @@ typedef struct shard_command {
     double seconds;
     uint64_t skip;
     bool lose;
+    weft_status status;
 } shard_command;
 
 typedef struct process {
@@ -136,6 +137,7 @@ typedef struct process {
     weft_view *view;
     weft_publisher *publisher;
     weft_cut cuts[4];
+    weft_key *key;
     shard_command fault;
 } process;
 
@@ -206,6 +208,9 @@ static weft_status open_process(process *p, const char *url, const shard_options
     if (options->other_cuts) {
         p->cuts[0].parts = 2 * p->count;
     }
+    if (options->key != NULL) {
+        require(weft_key_read(p->context, options->key, &p->key) == WEFT_OK, "no key");
+    }
     const weft_publisher_options chosen = {
         .profile = options->profile,
         .bucket_bytes = 32 << 10,
@@ -215,6 +220,9 @@ static weft_status open_process(process *p, const char *url, const shard_options
         .part_index = p->index,
         .part_count = p->count,
         .part_seconds = options->part_seconds,
+        .key = p->key,
+        .max_lag = options->max_lag,
+        .max_lag_seconds = options->max_lag_seconds,
     };
     return weft_publisher_open(p->context, p->store, p->view, &chosen, &p->publisher);
 }
@@ -251,7 +259,7 @@ static void publish(process *p, int channel, const shard_command *command) {
     fill_part(p);
     snprintf(label, sizeof label, "%llu", (unsigned long long)command->label);
     const char *labels[] = {"step", label, NULL};
-    weft_status status = weft_publisher_publish(p->publisher, labels, &result);
+    weft_status status = weft_publisher_publish(p->publisher, command->label != 0 ? labels : NULL, &result);
     fault_store_set(p->faults, NULL, 0);
     fault_store_fail_at(p->faults, 0, WEFT_OK);
     answer(p, channel, status, &result);
@@ -266,6 +274,7 @@ static void set_fault(process *p, const shard_command *command) {
         .limit = 1,
         .seconds = command->seconds,
         .skip = command->skip,
+        .status = command->status,
     };
     fault_store_set(p->faults, &rule, 1);
 }
@@ -295,6 +304,7 @@ static void run_process(process *p, int channel) {
             shard_model_close(&p->whole);
             weft_store_close(p->store);
             weft_store_close(p->inner);
+            weft_key_destroy(p->key);
             weft_context_destroy(p->context);
             return;
         }
@@ -334,6 +344,13 @@ void shard_fault(shard *shard, fault_kind kind, unsigned operations, const char 
                  uint64_t skip) {
     shard_command command = {
         .verb = VERB_FAULT, .kind = kind, .operations = operations, .seconds = seconds, .skip = skip};
+    snprintf(command.pattern, sizeof command.pattern, "%s", pattern);
+    send_command(shard, &command);
+}
+
+void shard_fail_with(shard *shard, weft_status status, unsigned operations, const char *pattern) {
+    shard_command command = {
+        .verb = VERB_FAULT, .kind = FAULT_FAIL, .operations = operations, .status = status};
     snprintf(command.pattern, sizeof command.pattern, "%s", pattern);
     send_command(shard, &command);
 }

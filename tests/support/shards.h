@@ -33,6 +33,9 @@ typedef struct shard_options {
     weft_profile profile;
     bool uncut;      /* nothing is told of how tensors are sharded */
     bool other_cuts; /* this process cuts one tensor as nobody else does */
+    const char *key; /* the file of a secret key; NULL: none */
+    uint64_t max_lag;
+    double max_lag_seconds;
 } shard_options;
 
 /* What a process answers. */
@@ -55,9 +58,11 @@ void shard_start(shard *shard, const char *store, unsigned index, unsigned count
  * be short. */
 void shard_fault(shard *shard, fault_kind kind, unsigned operations, const char *pattern, double seconds,
                  uint64_t skip);
+/* The same for one operation that ends with a status. */
+void shard_fail_with(shard *shard, weft_status status, unsigned operations, const char *pattern);
 /* The n-th store operation of the next publish fails, or its answer is lost; 0: none. */
 void shard_fail_at(shard *shard, bool lose, uint64_t n);
-/* Tells the process to publish its part of a step, and does not wait. */
+/* Tells the process to publish its part of a step, and does not wait. Label 0: without labels. */
 void shard_publish(shard *shard, uint64_t step, uint64_t label);
 /* What came of it. */
 shard_answer shard_wait(shard *shard);
