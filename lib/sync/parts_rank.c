@@ -615,6 +615,7 @@ static weft_status obey_version(weft_parts_rank *rank, const weft_call *call, co
     if (!known && strcmp(call->roll, rank->answered) != 0) {
         return WEFT_MORE; /* of members that this one does not belong to */
     }
+    rank->heard = call->turn;
     weft_status status = check_step(rank, call);
     if (status == WEFT_OK && !known) {
         status = take_roll(rank, call);
@@ -651,6 +652,7 @@ static weft_status obey(weft_parts_rank *rank, const weft_call *call, const char
     weft_status status;
     switch (call->kind) {
     case WEFT_CALL_JOIN:
+        rank->heard = call->turn;
         status = answer_join(rank, call);
         return status == WEFT_OK ? WEFT_MORE : status;
     case WEFT_CALL_PATCH:
@@ -699,7 +701,6 @@ static weft_status take_turn(weft_parts_rank *rank, const char *const *labels,
             return left_behind(rank, &call);
         }
         if (status == WEFT_MORE && !rank->made && call.turn > rank->turn) {
-            rank->heard = call.turn;
             status = obey(rank, &call, labels);
         }
     }

@@ -221,6 +221,7 @@ static weft_status open_process(process *p, const char *url, const shard_options
         .part_count = p->count,
         .part_seconds = options->part_seconds,
         .key = p->key,
+        .adopt = p->key != NULL,
         .max_lag = options->max_lag,
         .max_lag_seconds = options->max_lag_seconds,
     };

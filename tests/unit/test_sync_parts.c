@@ -4,6 +4,8 @@
  * whole model, bit for bit, and nobody's death, lateness or mistake publishes anything else or hangs the
  * others.
  */
+#include "../../lib/base/context.h"
+#include "../../lib/sync/parts_message.h"
 #include "fault_store.h"
 #include "scratch.h"
 #include "shards.h"
@@ -143,6 +145,24 @@ static void expect_newcomer(team *t, uint64_t step) {
     expect_step(t, step);
 }
 
+/* So does who keeps it in a file. */
+static void expect_file(team *t, uint64_t step) {
+    weft_subscriber *follower;
+    shard_model_set(&t->reference, step);
+    weft_digest digest = worker_digest(t->context, t->reference.model.view);
+    weft_status status = weft_subscriber_open_file(
+        t->context, t->store, scratch_path(&t->scratch, "file.safetensors"), NULL, &follower);
+    if (status == WEFT_OK) {
+        status = weft_subscriber_pull(follower, 0);
+    }
+    if (status != WEFT_OK) {
+        fail_msg("%s", weft_context_error(t->context));
+    }
+    weft_subscriber_info info = weft_subscriber_describe(follower);
+    assert_true(weft_digest_equal(&info.digest, &digest));
+    weft_subscriber_close(follower);
+}
+
 /* ---- good days ---- */
 
 static void run_versions(unsigned count, const shard_options *options) {
@@ -157,6 +177,7 @@ static void run_versions(unsigned count, const shard_options *options) {
         assert_string_equal(weft_subscriber_label(t.follower, "step"), text);
     }
     expect_newcomer(&t, 6);
+    expect_file(&t, 6);
     close_team(&t);
 }
 
@@ -174,6 +195,40 @@ static void test_four(void **state) {
 static void test_eight(void **state) {
     (void)state;
     run_versions(8, &ordinary);
+}
+
+/* Nothing but the store keeps the parts together: each publishes as soon as it can, and many a call is
+ * replaced by the next turn's before somebody has seen it. No call is lost, and each version is of one
+ * step, even if labels do not tell them apart. */
+static void run_freely(bool labelled) {
+    enum { STEPS = 12 };
+    team t;
+    open_team(&t, 4, &ordinary);
+    for (uint64_t step = 1; step <= STEPS; step++) {
+        for (unsigned i = 0; i < t.count; i++) {
+            shard_publish(&t.shards[i], step, labelled ? step : 7);
+        }
+    }
+    for (uint64_t step = 1; step <= STEPS; step++) {
+        for (unsigned i = 0; i < t.count; i++) {
+            t.answers[i] = shard_wait(&t.shards[i]);
+        }
+        assert_int_equal(expect_published(&t), step);
+    }
+    for (uint64_t step = 1; step <= STEPS; step++) {
+        shard_model_set(&t.reference, step);
+        weft_digest digest = worker_digest(t.context, t.reference.model.view);
+        assert_int_equal(weft_subscriber_pull(t.follower, step), WEFT_OK);
+        weft_digest got = worker_digest(t.context, t.follower_model.view);
+        assert_true(weft_digest_equal(&got, &digest));
+    }
+    close_team(&t);
+}
+
+static void test_free_running(void **state) {
+    (void)state;
+    run_freely(true);
+    run_freely(false);
 }
 
 /* All processes end and others take over. */
@@ -460,6 +515,249 @@ static void test_other_step(void **state) {
     close_team(&t);
 }
 
+/* A member goes on while the coordinator does not, and the labels do not tell. */
+static void test_one_ahead(void **state) {
+    (void)state;
+    team t;
+    open_team(&t, 2, &hasty);
+    publish_surely(&t, 1);
+    for (unsigned i = 0; i < 2; i++) {
+        shard_publish(&t.shards[i], 2, 7);
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        t.answers[i] = shard_wait(&t.shards[i]);
+    }
+    expect_published(&t);
+    shard_publish(&t.shards[1], 3, 7);
+    t.answers[1] = shard_wait(&t.shards[1]);
+    expect_failed(&t, 1, WEFT_REMOTE_FAILED, "part 0 of 2 was not heard of");
+    shard_publish(&t.shards[1], 4, 7);
+    shard_publish(&t.shards[0], 3, 7);
+    for (unsigned i = 0; i < 2; i++) {
+        t.answers[i] = shard_wait(&t.shards[i]);
+        expect_failed(&t, i, WEFT_INVALID_ARGUMENT, "part 1 is at publish ");
+        expect_failed(&t, i, WEFT_INVALID_ARGUMENT, "a label such as step=N");
+    }
+    expect_step(&t, 2);
+    publish_surely(&t, 5);
+    expect_step(&t, 5);
+    close_team(&t);
+}
+
+static void test_no_label(void **state) {
+    (void)state;
+    team t;
+    open_team(&t, 2, &ordinary);
+    publish(&t, 1);
+    expect_published(&t);
+    for (unsigned i = 0; i < 2; i++) {
+        shard_publish(&t.shards[i], 2, 0);
+        t.answers[i] = shard_wait(&t.shards[i]);
+        expect_failed(&t, i, WEFT_INVALID_ARGUMENT, "needs a label that tells its step, such as step=43");
+    }
+    publish(&t, 2);
+    assert_int_equal(expect_published(&t), 2);
+    expect_step(&t, 2);
+    close_team(&t);
+}
+
+/* What a member says that it failed of is heard, even if that sounds as if it had not answered. */
+static void test_member_fails(void **state) {
+    (void)state;
+    static const weft_status failures[] = {WEFT_NOT_FOUND, WEFT_CHECKSUM_MISMATCH, WEFT_NO_SPACE};
+    team t;
+    open_team(&t, 2, &ordinary);
+    publish(&t, 1);
+    expect_published(&t);
+    for (size_t i = 0; i < sizeof failures / sizeof *failures; i++) {
+        shard_fail_with(&t.shards[1], failures[i], FAULT_ON_PUT, "patches/*");
+        publish(&t, 2 + i);
+        expect_failed(&t, 0, failures[i], "part 1 failed");
+        expect_failed(&t, 1, failures[i], "part 1 failed");
+        expect_step(&t, 1 + i);
+        publish(&t, 2 + i);
+        expect_published(&t);
+        expect_step(&t, 2 + i);
+    }
+    close_team(&t);
+}
+
+/* The roll shows up later than the call that names it. */
+static void test_late_roll(void **state) {
+    (void)state;
+    team t;
+    open_team(&t, 2, &ordinary);
+    shard_fault(&t.shards[1], FAULT_LATE, FAULT_ON_GET, "*roll", 0, 0);
+    publish(&t, 1);
+    assert_int_equal(expect_published(&t), 1);
+    close_team(&t);
+}
+
+/* The answer to the call's put is lost: the members have heard it, and are told how it ended. */
+static void test_lost_call(void **state) {
+    (void)state;
+    team t;
+    open_team(&t, 2, &ordinary);
+    shard_fault(&t.shards[0], FAULT_LOSE, FAULT_ON_PUT, "parts/*/call", 0, 0);
+    publish(&t, 1);
+    assert_int_equal(t.answers[0].status, WEFT_REMOTE_FAILED);
+    assert_int_equal(t.answers[1].status, WEFT_REMOTE_FAILED);
+    assert_null(strstr(t.answers[1].text, "was not heard of"));
+    publish(&t, 1);
+    assert_int_equal(expect_published(&t), 1);
+    shard_fault(&t.shards[0], FAULT_LOSE, FAULT_ON_PUT, "parts/*/call", 0, 0);
+    publish(&t, 2);
+    assert_int_equal(t.answers[1].status, WEFT_REMOTE_FAILED);
+    assert_null(strstr(t.answers[1].text, "was not heard of"));
+    publish(&t, 2);
+    expect_published(&t);
+    expect_step(&t, 2);
+    /* who came too late has taken its answer with it: the call and the roll are left */
+    char room[64];
+    snprintf(room, sizeof room, "store/parts/%08llu", (unsigned long long)t.answers[0].result.epoch);
+    assert_int_equal(scratch_count(&t.scratch, room), 2);
+    close_team(&t);
+}
+
+/* Waits until a follower has said that it has a version. */
+static void await_report(team *t) {
+    for (int i = 0; i < 1000; i++) {
+        weft_fleet fleet;
+        assert_int_equal(weft_fleet_read(t->context, t->store, NULL, &fleet), WEFT_OK);
+        bool there = fleet.live > 0 && fleet.followers[0].version > 0;
+        weft_fleet_close(t->context, &fleet);
+        if (there) {
+            return;
+        }
+        usleep(10000);
+    }
+    fail_msg("no follower reports");
+}
+
+/* Members that the coordinator makes wait for followers do not take it for dead. */
+static void test_back_pressure(void **state) {
+    (void)state;
+    const shard_options slow = {
+        .part_seconds = 0.5, .anchor_ratio = -1, .max_lag = 1, .max_lag_seconds = 3};
+    const shard_options quick = {.part_seconds = 0.5, .anchor_ratio = -1};
+    team t;
+    open_team(&t, 2, &slow);
+    shard_stop(&t.shards[1]);
+    start(&t, 1, &quick);
+    publish_surely(&t, 1);
+    weft_subscriber_close(t.follower);
+    const weft_subscriber_options reports = {.empty = true, .report_seconds = 1, .report_name = "slow"};
+    assert_int_equal(weft_subscriber_open(t.context, t.store, t.follower_model.view, &reports, &t.follower),
+                     WEFT_OK);
+    expect_step(&t, 1);
+    await_report(&t);
+    publish_surely(&t, 2);
+    publish(&t, 3);
+    expect_published(&t);
+    assert_true(t.answers[0].result.overtaken && t.answers[0].result.waited_seconds >= 2);
+    close_team(&t);
+}
+
+/* ---- who cannot sign ---- */
+
+static void make_key(team *t, const char *name, char path[512]) {
+    weft_key *key;
+    char public_name[64];
+    char public_path[512];
+    snprintf(public_name, sizeof public_name, "%s.pub", name);
+    snprintf(path, 512, "%s", scratch_path(&t->scratch, name));
+    snprintf(public_path, sizeof public_path, "%s", scratch_path(&t->scratch, public_name));
+    assert_int_equal(weft_key_generate(t->context, &key), WEFT_OK);
+    assert_int_equal(weft_key_write(t->context, key, path, public_path), WEFT_OK);
+    weft_key_destroy(key);
+}
+
+static void restart(team *t, const char *first, const char *second) {
+    shard_options options = {.part_seconds = 30, .anchor_ratio = -1, .key = first};
+    for (unsigned i = 0; i < t->count; i++) {
+        if (t->shards[i].pid != 0) {
+            shard_stop(&t->shards[i]);
+        }
+    }
+    start(t, 0, &options);
+    options.key = second;
+    start(t, 1, &options);
+}
+
+/* Somebody who can write to the store, but not sign, takes the place of a part. */
+static void test_forger(void **state) {
+    (void)state;
+    char key[512];
+    char other[512];
+    team t;
+    open_team(&t, 2, &ordinary);
+    make_key(&t, "key", key);
+    make_key(&t, "other", other);
+    restart(&t, key, key);
+    publish(&t, 1);
+    publish(&t, 2);
+    assert_int_equal(expect_published(&t), 2);
+    expect_step(&t, 2);
+    /* part 0 is refused by a part with another key, and part 1 by a coordinator with another */
+    static const char *const forgers[] = {NULL, "other"};
+    for (size_t i = 0; i < sizeof forgers / sizeof *forgers; i++) {
+        restart(&t, key, forgers[i] != NULL ? other : NULL);
+        shard_publish(&t.shards[0], 3, 3);
+        shard_publish(&t.shards[1], 3, 3);
+        if (forgers[i] == NULL) {
+            t.answers[0] = shard_wait(&t.shards[0]);
+            expect_failed(&t, 0, WEFT_SIGNATURE_MISMATCH, "is not signed, and this part has a key");
+            t.answers[1] = shard_wait(&t.shards[1]);
+            expect_failed(&t, 1, WEFT_SIGNATURE_MISMATCH, "give every part of the trainer the same secret");
+        } else {
+            t.answers[1] = shard_wait(&t.shards[1]);
+            expect_failed(&t, 1, WEFT_SIGNATURE_MISMATCH, "not signed by the key that this part has");
+            shard_kill(&t.shards[0]);
+        }
+        expect_step(&t, 2);
+    }
+    shard_stop(&t.shards[1]);
+    const shard_options good = {.part_seconds = 30, .anchor_ratio = -1, .key = key};
+    start(&t, 0, &good);
+    start(&t, 1, &good);
+    publish(&t, 3);
+    expect_published(&t);
+    expect_step(&t, 3);
+    close_team(&t);
+}
+
+static weft_status reopen(weft_context *context, const weft_key *key, const char *run, const char *where,
+                          const weft_writer *message) {
+    const weft_message_seal seal = {key, run, where};
+    size_t size;
+    return weft_message_open(context, &seal, message->data, message->size, &size);
+}
+
+/* A signed message is good where it was put, and nowhere else. */
+static void test_moved_message(void **state) {
+    (void)state;
+    weft_context *context;
+    weft_key *key;
+    weft_writer message;
+    assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
+    assert_int_equal(weft_key_generate(context, &key), WEFT_OK);
+    const weft_message_seal seal = {key, "run", "parts/00000001/here"};
+    weft_writer_open(&message, context);
+    const weft_call call = {.kind = WEFT_CALL_JOIN, .name = "0123456789abcdef", .roll = "0123456789abcdef"};
+    weft_call_write(&call, &message);
+    assert_int_equal(weft_message_close(context, &seal, &message), WEFT_OK);
+    assert_int_equal(reopen(context, key, "run", "parts/00000001/here", &message), WEFT_OK);
+    assert_int_equal(reopen(context, NULL, "run", "parts/00000001/here", &message), WEFT_OK);
+    assert_int_equal(reopen(context, key, "run", "parts/00000001/there", &message),
+                     WEFT_SIGNATURE_MISMATCH);
+    assert_int_equal(reopen(context, key, "ran", "parts/00000001/here", &message), WEFT_SIGNATURE_MISMATCH);
+    message.data[12] ^= 1;
+    assert_int_equal(reopen(context, key, "run", "parts/00000001/here", &message), WEFT_CHECKSUM_MISMATCH);
+    weft_writer_close(&message);
+    weft_key_destroy(key);
+    weft_context_destroy(context);
+}
+
 static void test_same_part_twice(void **state) {
     (void)state;
     team t;
@@ -552,6 +850,7 @@ int main(void) {
         cmocka_unit_test(test_two),
         cmocka_unit_test(test_four),
         cmocka_unit_test(test_eight),
+        cmocka_unit_test(test_free_running),
         cmocka_unit_test(test_resume),
         cmocka_unit_test(test_anchors),
         cmocka_unit_test(test_false_lists),
@@ -560,6 +859,14 @@ int main(void) {
         cmocka_unit_test(test_coordinator_dies_after_head),
         cmocka_unit_test(test_late),
         cmocka_unit_test(test_other_step),
+        cmocka_unit_test(test_one_ahead),
+        cmocka_unit_test(test_no_label),
+        cmocka_unit_test(test_member_fails),
+        cmocka_unit_test(test_late_roll),
+        cmocka_unit_test(test_lost_call),
+        cmocka_unit_test(test_back_pressure),
+        cmocka_unit_test(test_forger),
+        cmocka_unit_test(test_moved_message),
         cmocka_unit_test(test_same_part_twice),
         cmocka_unit_test(test_disagreement),
         cmocka_unit_test(test_faults_of_coordinator),
