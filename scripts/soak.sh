@@ -16,3 +16,5 @@ for script in "${scripts[@]}"; do
     echo "== $script"
     bash "$script"
 done
+echo "== kills of a group's leaders and ranks"
+WEFT_TEST_KILLS=5000 build/tests/test_group_kills_slow

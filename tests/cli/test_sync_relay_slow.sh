@@ -51,11 +51,11 @@ for variable in $(compgen -e AWS_) WEFT_S3_ADDRESSING; do
 done
 trap end_runs EXIT
 stride=40
-suites='live faults'
+suites=live
 places=before
 if [ -n "$WEFT_SOAK" ]; then
     stride=1
-    suites="$suites writers"
+    suites="live faults writers"
     places='before behind'
 fi
 for suite in $suites; do
