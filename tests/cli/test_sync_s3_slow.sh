@@ -68,10 +68,10 @@ fi
 check 'a bucket' swift_bucket bucket
 export AWS_ACCESS_KEY_ID=test:tester AWS_SECRET_ACCESS_KEY=testing AWS_ENDPOINT_URL=$swift_url
 
-suites='faults damage live fleet'
+suites='damage live fleet'
 commands='keys publish'
 if [ -n "$WEFT_SOAK" ]; then
-    suites="$suites writers lies"
+    suites="$suites faults writers lies"
     commands="$commands follow faults"
 fi
 for suite in $suites; do
