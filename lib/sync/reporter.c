@@ -10,7 +10,6 @@
 #include "../base/context.h"
 #include "clock.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -47,8 +46,8 @@ struct weft_reporter {
 /* ---- the thread ---- */
 
 static struct timespec to_timespec(double seconds) {
-    double whole = floor(seconds);
-    return (struct timespec){(time_t)whole, (long)((seconds - whole) * 1e9)};
+    time_t whole = (time_t)seconds;
+    return (struct timespec){whole, (long)((seconds - (double)whole) * 1e9)};
 }
 
 /* When the next report is to be put. */
