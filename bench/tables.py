@@ -116,8 +116,7 @@ def sync_table(sync, link):
     for row in parts["rows"]:
         yield (f"| {parts['processes']} processes with a part each, {row['profile']} |"
                f" {parts['total'] / 1e6:.0f}M parameters: {milliseconds(row['together_seconds']['best'])};"
-               f" one process, one thread: {milliseconds(row['alone_seconds']['best'])}; at most"
-               f" {row['part_peak_bytes'] / 2**20:.0f} MiB in a part, {row['alone_peak_bytes'] / 2**20:.0f} MiB alone |"
+               f" one process, one thread: {milliseconds(row['alone_seconds']['best'])} |"
                f" {row['ratio']:.2f} of the time |")
     together, apart = group["rows"]
     yield (f"| {group['replicas']} replicas on a host | {group['total'] / 1e6:.0f}M parameters, as a group:"
