@@ -38,7 +38,7 @@ WEFT_API void weft_key_format(const weft_key *key, char text[WEFT_KEY_TEXT]);
  *
  * The one mutable object of a run, one per epoch: which version is the newest, and where to find it. */
 
-enum { WEFT_HEAD_MAX = 4096, WEFT_RUN_TEXT = 33, WEFT_HASH_BYTES = 32 };
+enum { WEFT_HEAD_MAX = 4096, WEFT_RUN_TEXT = 33 };
 
 typedef struct weft_head_info {
     char run[WEFT_RUN_TEXT]; /* which run; hexadecimal */

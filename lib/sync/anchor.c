@@ -4,8 +4,8 @@
  */
 #include "anchor.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
-#include "clock.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -151,7 +151,7 @@ weft_status weft_anchor_start(weft_context *context, const weft_anchor_task *tas
     job->task = *task;
     atomic_init(&job->done, false);
     atomic_init(&job->stopping, false);
-    weft_status status = weft_context_derive(context, weft_sync_keep_on, &job->stopping, &job->context);
+    weft_status status = weft_context_derive(context, weft_thread_keep_on, &job->stopping, &job->context);
     if (status == WEFT_OK) {
         int error = pthread_create(&job->thread, NULL, anchor_main, job);
         if (error != 0) {
@@ -172,7 +172,7 @@ bool weft_anchor_done(weft_anchor_job *job) {
 }
 
 weft_status weft_anchor_join(weft_context *context, weft_anchor_job *job, weft_anchor *anchor) {
-    weft_sync_join(context, job->thread, &job->stopping);
+    weft_thread_join(context, job->thread, &job->stopping);
     weft_status status = job->status;
     *anchor = job->anchor;
     if (status != WEFT_OK) {

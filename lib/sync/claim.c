@@ -4,8 +4,8 @@
  */
 #include "claim.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
-#include "clock.h"
 #include "leap.h"
 
 #include <stdio.h>
@@ -353,7 +353,7 @@ weft_status weft_claim_take(weft_claim *claim, weft_context *context, weft_store
     weft_status status = WEFT_CONFLICT;
     uint64_t sequence = 0;
     for (int i = 0; i < CLAIM_ATTEMPTS && status == WEFT_CONFLICT; i++) {
-        status = i > 0 ? weft_sync_sleep(context, 0.02 * i) : WEFT_OK;
+        status = i > 0 ? weft_clock_sleep(context, 0.02 * i) : WEFT_OK;
         if (status == WEFT_OK) {
             status = take_once(claim, identity, &sequence);
         }

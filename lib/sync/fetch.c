@@ -7,8 +7,8 @@
  */
 #include "fetch.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
-#include "clock.h"
 #include "pieces.h"
 
 #include <pthread.h>
@@ -153,7 +153,7 @@ static void take(weft_fetch *fetch, weft_context *context, size_t index) {
         chunk->data = data;
         chunk->read_bytes = 0;
         chunk->awaited = false;
-        fetch->stats.last = weft_sync_now();
+        fetch->stats.last = weft_clock_now();
     } else {
         weft_release(context, data);
         chunk->state = CHUNK_ABSENT;
@@ -320,7 +320,7 @@ static weft_status start_loaders(weft_fetch *fetch) {
         loader *loader = &fetch->loaders[fetch->loader_count];
         loader->fetch = fetch;
         weft_status status =
-            weft_context_derive(fetch->context, weft_sync_keep_on, &fetch->stopping, &loader->context);
+            weft_context_derive(fetch->context, weft_thread_keep_on, &fetch->stopping, &loader->context);
         if (status != WEFT_OK) {
             return status;
         }

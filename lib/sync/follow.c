@@ -8,8 +8,8 @@
  */
 #include "follow.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
-#include "clock.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -178,7 +178,7 @@ weft_status weft_follow_look(weft_follow *follow) {
     weft_status status = look_once(follow);
     double pause = 0.02;
     for (int i = 1; i < DAMAGE_ATTEMPTS && status == WEFT_CHECKSUM_MISMATCH; i++) {
-        status = weft_sync_sleep(follow->context, pause);
+        status = weft_clock_sleep(follow->context, pause);
         pause *= 2;
         if (status == WEFT_OK) {
             status = look_once(follow);
@@ -188,7 +188,7 @@ weft_status weft_follow_look(weft_follow *follow) {
 }
 
 weft_status weft_follow_watch(weft_follow *follow, uint64_t after, double seconds) {
-    if (follow->polls && weft_sync_now() < follow->watch_again) {
+    if (follow->polls && weft_clock_now() < follow->watch_again) {
         return WEFT_UNSUPPORTED;
     }
     uint8_t data[WEFT_HEAD_MAX];
@@ -196,7 +196,7 @@ weft_status weft_follow_watch(weft_follow *follow, uint64_t after, double second
     weft_status status =
         weft_store_watch(follow->context, follow->store, after, seconds, data, sizeof data, &size);
     follow->polls = status == WEFT_UNSUPPORTED;
-    follow->watch_again = weft_sync_now() + WATCH_AGAIN_SECONDS;
+    follow->watch_again = weft_clock_now() + WATCH_AGAIN_SECONDS;
     if (status != WEFT_OK) {
         return status;
     }

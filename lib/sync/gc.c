@@ -11,9 +11,9 @@
  * Where the store can be listed, objects that no history names go too: what failed publishes and fenced
  * writers have left, and what followers told of themselves long ago.
  */
+#include "../base/clock.h"
 #include "../base/context.h"
 #include "../tensor/json.h"
-#include "clock.h"
 #include "fleet.h"
 #include "follow.h"
 #include "history.h"
@@ -379,7 +379,7 @@ static int compare_keys(const void *a, const void *b) {
 }
 
 static weft_status remove_unneeded(gc_run *gc) {
-    uint64_t now = weft_sync_date();
+    uint64_t now = weft_clock_date();
     uint64_t grace = (uint64_t)(gc->options.grace_seconds * 1000);
     weft_status status = WEFT_OK;
     const char *key = ""; /* of the last object */

@@ -7,8 +7,8 @@
  */
 #include "group_control.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
-#include "clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -299,13 +299,13 @@ static weft_status take_rank(weft_group_room *room, unsigned rank) {
                          "the group at %s has %u members, ranks 0 to %u; there is no rank %u", room->path,
                          room->members, room->members - 1, rank);
     }
-    double until = weft_sync_now() + TAKE_SECONDS;
+    double until = weft_clock_now() + TAKE_SECONDS;
     while (!take(room->file, RANK_BYTE + (off_t)rank)) {
-        if (weft_sync_now() >= until) {
+        if (weft_clock_now() >= until) {
             return weft_fail(room->context, WEFT_BUSY,
                              "rank %u of the group at %s is taken by another process", rank, room->path);
         }
-        weft_status status = weft_sync_sleep(room->context, 0.01);
+        weft_status status = weft_clock_sleep(room->context, 0.01);
         if (status != WEFT_OK) {
             return status;
         }
@@ -315,15 +315,15 @@ static weft_status take_rank(weft_group_room *room, unsigned rank) {
 
 weft_status weft_group_room_join(weft_group_room *room, weft_context *context, const char *path,
                                  unsigned rank, double seconds) {
-    double until = weft_sync_now() + seconds;
+    double until = weft_clock_now() + seconds;
     weft_status status = begin_room(room, context, path);
     if (status != WEFT_OK) {
         return status;
     }
     status = enter(room);
-    while (status == WEFT_NOT_FOUND && weft_sync_now() < until) {
+    while (status == WEFT_NOT_FOUND && weft_clock_now() < until) {
         leave_file(room);
-        status = weft_sync_sleep(context, 0.02);
+        status = weft_clock_sleep(context, 0.02);
         if (status == WEFT_OK) {
             status = enter(room);
         }

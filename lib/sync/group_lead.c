@@ -16,8 +16,8 @@
 #include "group_control.h"
 #include "group_step.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
-#include "clock.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -73,14 +73,14 @@ static weft_status open_subscriber(weft_group *group, const char *path) {
     weft_subscriber_options options = group->options.follow;
     options.state_path = NULL;
     options.replace = true;
-    double until = weft_sync_now() + ENDING_SECONDS;
+    double until = weft_clock_now() + ENDING_SECONDS;
     for (;;) {
         weft_status status =
             weft_subscriber_open_file(group->context, group->store, path, &options, &group->subscriber);
-        if (status != WEFT_BUSY || weft_sync_now() >= until) {
+        if (status != WEFT_BUSY || weft_clock_now() >= until) {
             return status;
         }
-        status = weft_sync_sleep(group->context, 0.01);
+        status = weft_clock_sleep(group->context, 0.01);
         if (status != WEFT_OK) {
             return status;
         }
@@ -236,7 +236,7 @@ static weft_status restore(weft_group *group) {
 static weft_status offer(weft_group *group) {
     weft_group_reap(&group->room);
     group->number = weft_group_announce(&group->room, &group->step, WEFT_VERDICT_OPEN);
-    group->looked = weft_sync_now();
+    group->looked = weft_clock_now();
     group->state = LEAD_OFFER;
     return WEFT_OK;
 }
@@ -262,7 +262,7 @@ static weft_status go_alone(weft_group *group) {
 }
 
 static weft_status seek(weft_group *group, double until) {
-    double left = until - weft_sync_now();
+    double left = until - weft_clock_now();
     weft_status status = weft_subscriber_wait(group->subscriber, left > 0 ? left : 0, NULL);
     if (status != WEFT_OK) {
         return status;
@@ -301,7 +301,7 @@ static bool engaged(const weft_group *group) {
 
 /* Withdraws what nobody has begun with, if there is something newer, or nobody is left to vote. */
 static weft_status reconsider(weft_group *group) {
-    double now = weft_sync_now();
+    double now = weft_clock_now();
     if (now < group->looked + LOOK_SECONDS || engaged(group)) {
         return WEFT_OK;
     }
@@ -327,9 +327,9 @@ static bool scattering(const weft_group *group) {
 
 /* The ranks are in their pause: the mirror leaves them processors and memory for a moment. */
 static void let_ranks_go_first(const weft_group *group) {
-    double until = weft_sync_now() + YIELD_SECONDS;
+    double until = weft_clock_now() + YIELD_SECONDS;
     uint32_t bell = weft_group_bell(&group->room);
-    while (scattering(group) && weft_sync_now() < until &&
+    while (scattering(group) && weft_clock_now() < until &&
            weft_group_sleep(&group->room, bell, YIELD_SECONDS) == WEFT_OK) {
         bell = weft_group_bell(&group->room);
     }
@@ -354,7 +354,7 @@ static weft_status await_decision(weft_group *group, double until) {
             group->state = LEAD_REFUSED;
             return weft_group_explain(&group->room, group->number, group->step.version);
         }
-        double left = until - weft_sync_now();
+        double left = until - weft_clock_now();
         weft_status status = left > 0 ? weft_group_sleep(&group->room, bell, left) : WEFT_MORE;
         if (status == WEFT_OK) {
             status = reconsider(group);
@@ -367,7 +367,7 @@ static weft_status await_decision(weft_group *group, double until) {
 
 weft_status weft_group_run(weft_group *group, double seconds, uint64_t *version_out) {
     weft_context_clear(group->context);
-    double until = weft_sync_now() + seconds;
+    double until = weft_clock_now() + seconds;
     uint64_t before = weft_group_last_mirror(&group->room).version;
     weft_status status = WEFT_OK;
     do {
@@ -386,7 +386,7 @@ weft_status weft_group_run(weft_group *group, double seconds, uint64_t *version_
             break;
         }
     } while (status >= 0 && weft_group_last_mirror(&group->room).version == before &&
-             weft_sync_now() < until);
+             weft_clock_now() < until);
     if (status < 0) {
         return status;
     }

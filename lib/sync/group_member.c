@@ -13,8 +13,8 @@
 #include "group_step.h"
 #include "replica.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
-#include "clock.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -141,7 +141,7 @@ static weft_status fill(weft_member *member, double until) {
         if (status != WEFT_OK || filled) {
             return status;
         }
-        if (weft_sync_now() >= until) {
+        if (weft_clock_now() >= until) {
             return weft_fail(member->context, WEFT_NOT_FOUND,
                              "the group at %s has no version yet that rank %u could begin with; %s",
                              member->room.path, member->rank,
@@ -159,7 +159,7 @@ static weft_status fill(weft_member *member, double until) {
 /* ---- life ---- */
 
 static weft_status join(weft_member *member, const char *path) {
-    double until = weft_sync_now() + member->options.seconds;
+    double until = weft_clock_now() + member->options.seconds;
     weft_status status =
         weft_group_room_join(&member->room, member->context, path, member->rank, member->options.seconds);
     if (status != WEFT_OK) {
@@ -271,7 +271,7 @@ static bool find_offer(const weft_member *member, uint64_t *number_out, weft_gro
 /* Waits for an offer, of a certain version unless that is 0. WEFT_MORE: none came. */
 static weft_status await_offer(weft_member *member, uint64_t version, double seconds, uint64_t *number_out,
                                weft_group_step *step) {
-    double until = weft_sync_now() + seconds;
+    double until = weft_clock_now() + seconds;
     for (;;) {
         uint32_t bell = weft_group_bell(&member->room);
         weft_status status = check_place(member);
@@ -281,7 +281,7 @@ static weft_status await_offer(weft_member *member, uint64_t version, double sec
         if (find_offer(member, number_out, step) && (version == 0 || step->version == version)) {
             return WEFT_OK;
         }
-        double left = until - weft_sync_now();
+        double left = until - weft_clock_now();
         if (left <= 0 || (version != 0 && member->info.version == version)) {
             return WEFT_MORE;
         }
@@ -438,7 +438,7 @@ static void look_for_deaths(const weft_member *member) {
 /* After this there is a decision. */
 static void vote(weft_member *member) {
     const weft_group_room *room = &member->room;
-    double until = weft_sync_now() + member->options.seconds;
+    double until = weft_clock_now() + member->options.seconds;
     stand(member, WEFT_STANDING_VOTED, member->number);
     for (;;) {
         uint32_t bell = weft_group_bell(room);
@@ -449,7 +449,7 @@ static void vote(weft_member *member) {
         if (weft_group_verdict(room, member->number).kind != WEFT_VERDICT_OPEN) {
             return;
         }
-        if (weft_sync_now() >= until) {
+        if (weft_clock_now() >= until) {
             weft_group_decide(room, member->number, (weft_verdict){WEFT_VERDICT_LATE, missing});
         } else if (weft_group_sleep(room, bell, 1) != WEFT_OK) {
             weft_group_decide(room, member->number, (weft_verdict){WEFT_VERDICT_REFUSED, member->rank});
@@ -460,9 +460,9 @@ static void vote(weft_member *member) {
 }
 
 static weft_status put_in_place(weft_member *member) {
-    double start = weft_sync_now();
+    double start = weft_clock_now();
     weft_status status = weft_replica_commit(&member->replica);
-    member->info.pause_seconds = weft_sync_now() - start;
+    member->info.pause_seconds = weft_clock_now() - start;
     if (status != WEFT_OK) {
         stand(member, WEFT_STANDING_FAILED, member->here);
         return status;
@@ -481,9 +481,9 @@ weft_status weft_member_commit(weft_member *member) {
         return WEFT_OK;
     }
     weft_progress_begin(member->context, "vote", 0);
-    double start = weft_sync_now();
+    double start = weft_clock_now();
     vote(member);
-    member->info.vote_seconds = weft_sync_now() - start;
+    member->info.vote_seconds = weft_clock_now() - start;
     member->prepared = false;
     if (weft_group_verdict(&member->room, member->number).kind == WEFT_VERDICT_COMMITTED) {
         return put_in_place(member);

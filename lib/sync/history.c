@@ -4,18 +4,18 @@
  */
 #include "history.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
-#include "clock.h"
 
 #include <string.h>
 
 static weft_status fetch_visible(weft_context *context, weft_store *store, const weft_blob *blob,
                                  uint8_t **data_out) {
-    double end = weft_sync_now() + WEFT_VISIBLE_SECONDS;
+    double end = weft_clock_now() + WEFT_VISIBLE_SECONDS;
     double pause = 0.05;
     weft_status status = weft_blob_fetch(context, store, blob, WEFT_PAGE_MAX, data_out);
-    while (status == WEFT_NOT_FOUND && weft_sync_now() < end) {
-        status = weft_sync_sleep(context, pause);
+    while (status == WEFT_NOT_FOUND && weft_clock_now() < end) {
+        status = weft_clock_sleep(context, pause);
         pause *= 2;
         if (status == WEFT_OK) {
             status = weft_blob_fetch(context, store, blob, WEFT_PAGE_MAX, data_out);

@@ -5,7 +5,7 @@
 #include "key.h"
 
 #include "../base/context.h"
-#include "hash.h"
+#include "../base/hash.h"
 
 #include <errno.h>
 #include <fcntl.h>

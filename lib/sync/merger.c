@@ -9,9 +9,9 @@
  */
 #include "merger.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
 #include "../patch/past.h"
-#include "clock.h"
 #include "past_file.h"
 
 #include <stdatomic.h>
@@ -593,10 +593,10 @@ static weft_status open_merger(weft_merger *merger, const weft_ledger *ledger) {
         return copied == WEFT_OK ? take_block(merger, ledger) : copied;
     }
     weft_status status =
-        weft_context_derive(context, weft_sync_keep_on, &merger->stopping, &merger->keeper_context);
+        weft_context_derive(context, weft_thread_keep_on, &merger->stopping, &merger->keeper_context);
     if (status == WEFT_OK) {
         status =
-            weft_context_derive(context, weft_sync_keep_on, &merger->stopping, &merger->sender_context);
+            weft_context_derive(context, weft_thread_keep_on, &merger->stopping, &merger->sender_context);
     }
     if (status == WEFT_OK) {
         status = weft_leaps_copy(&merger->ladder, context, &ledger->ladder);

@@ -4,8 +4,8 @@
  */
 #include "parts.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
-#include "clock.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -142,14 +142,14 @@ static bool is_local(weft_store *store) {
 void weft_parts_wait_begin(const weft_parts *parts, double seconds, weft_parts_wait *wait) {
     wait->pause = PAUSE_LEAST;
     wait->most = is_local(parts->store) ? PAUSE_LOCAL : PAUSE_REMOTE;
-    wait->deadline = weft_sync_now() + seconds;
+    wait->deadline = weft_clock_now() + seconds;
 }
 
 weft_status weft_parts_wait_more(weft_parts *parts, weft_parts_wait *wait) {
-    if (weft_sync_now() >= wait->deadline) {
+    if (weft_clock_now() >= wait->deadline) {
         return WEFT_MORE;
     }
-    weft_status status = weft_sync_sleep(parts->context, wait->pause);
+    weft_status status = weft_clock_sleep(parts->context, wait->pause);
     wait->pause = wait->pause * 1.5 < wait->most ? wait->pause * 1.5 : wait->most;
     return status;
 }

@@ -4,8 +4,8 @@
  */
 #include "parts_lead.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
-#include "clock.h"
 #include "pieces.h"
 #include "pressure.h"
 

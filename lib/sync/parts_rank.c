@@ -9,8 +9,8 @@
  */
 #include "parts_rank.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
-#include "clock.h"
 #include "history.h"
 #include "pieces.h"
 #include "pressure.h"
@@ -57,10 +57,10 @@ static weft_status look_for_epoch(weft_parts_rank *rank) {
     size_t size;
     uint64_t epoch;
     weft_sync_head head;
-    if (rank->looked != 0 && weft_sync_now() - rank->looked < LOOK_SECONDS) {
+    if (rank->looked != 0 && weft_clock_now() - rank->looked < LOOK_SECONDS) {
         return WEFT_OK;
     }
-    rank->looked = weft_sync_now();
+    rank->looked = weft_clock_now();
     weft_status status =
         weft_head_find(parts->context, parts->store, parts->epoch + 1, data, &size, &epoch);
     if (status == WEFT_OK) {
@@ -253,7 +253,7 @@ static weft_status is_ours(weft_parts_rank *rank, const weft_call *call, const s
 
 /* Looks for the version that was made. A store may show the head later than the call that tells of it. */
 static weft_status find_version(weft_parts_rank *rank, bool told, search *s) {
-    double deadline = weft_sync_now() + WEFT_VISIBLE_SECONDS;
+    double deadline = weft_clock_now() + WEFT_VISIBLE_SECONDS;
     for (;;) {
         weft_sync_head head;
         weft_status status = read_head(rank, &head);
@@ -265,10 +265,10 @@ static weft_status find_version(weft_parts_rank *rank, bool told, search *s) {
             status = weft_history_walk(rank->parts.context, rank->parts.store, &head, NULL, visit_page, s);
         }
         weft_sync_head_close(&head, rank->parts.context);
-        if (status != WEFT_OK || s->found || !told || weft_sync_now() > deadline) {
+        if (status != WEFT_OK || s->found || !told || weft_clock_now() > deadline) {
             return status;
         }
-        status = weft_sync_sleep(rank->parts.context, 0.05);
+        status = weft_clock_sleep(rank->parts.context, 0.05);
         if (status != WEFT_OK) {
             return status;
         }

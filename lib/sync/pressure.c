@@ -9,8 +9,8 @@
  */
 #include "pressure.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
-#include "clock.h"
 #include "fleet.h"
 
 #include <string.h>
@@ -104,23 +104,23 @@ weft_status weft_pressure_wait(weft_pressure *pressure, weft_context *context, w
                                const weft_sync_head *head, const weft_publisher_options *options,
                                weft_publish_result *result) {
     double patience = weft_pressure_patience(options);
-    double start = weft_sync_now();
+    double start = weft_clock_now();
     double pause = FIRST_PAUSE_SECONDS;
     if (options->max_lag == 0 || !head->started) {
         return WEFT_OK;
     }
     weft_progress_begin(context, "wait for followers", 0);
     weft_status status = look(pressure, context, store, head, options->max_lag);
-    double left = start + patience - weft_sync_now();
+    double left = start + patience - weft_clock_now();
     while (status == WEFT_MORE && left > 0) {
-        status = weft_sync_sleep(context, pause < left ? pause : left);
+        status = weft_clock_sleep(context, pause < left ? pause : left);
         pause = 2 * pause < LONGEST_PAUSE_SECONDS ? 2 * pause : LONGEST_PAUSE_SECONDS;
         if (status == WEFT_OK) {
             status = look(pressure, context, store, head, options->max_lag);
         }
-        left = start + patience - weft_sync_now();
+        left = start + patience - weft_clock_now();
     }
-    result->waited_seconds = weft_sync_now() - start;
+    result->waited_seconds = weft_clock_now() - start;
     if (status < 0) {
         return status;
     }

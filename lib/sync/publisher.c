@@ -13,12 +13,12 @@
  * Where several processes publish together, part 0 does all this, and has the encoding done by all; the
  * others only answer it (parts_rank.c).
  */
+#include "../base/clock.h"
 #include "../base/context.h"
 #include "../tensor/safetensors.h"
 #include "anchor.h"
 #include "baseline.h"
 #include "claim.h"
-#include "clock.h"
 #include "ledger.h"
 #include "merger.h"
 #include "parts_lead.h"
@@ -325,7 +325,7 @@ static weft_status begin_record(weft_publisher *publisher, const char *const *la
     *record = (weft_record){
         .version = publisher->ledger.version + 1,
         .epoch = publisher->claim.head.epoch,
-        .milliseconds = weft_sync_date(),
+        .milliseconds = weft_clock_date(),
     };
     weft_status status = check_labels(publisher, labels);
     for (size_t i = 0; labels != NULL && labels[i] != NULL && status == WEFT_OK; i++) {
@@ -784,18 +784,18 @@ static weft_status publish_edition(weft_publisher *publisher, edition *e, const 
     if (status == WEFT_OK) {
         status = make_key(publisher, whole ? "anchors" : "patches", e->record.version, key);
     }
-    double start = weft_sync_now();
+    double start = weft_clock_now();
     if (status == WEFT_OK) {
         status = encode_edition(publisher, e, labels, key, &whole, &result->diff);
     }
-    double encoded = weft_sync_now();
+    double encoded = weft_clock_now();
     if (status == WEFT_OK) {
         count_record(&e->record, &result->diff);
         e->record.patched = !whole;
         status = upload_edition(publisher, e, key);
     }
     status = join_upload(publisher, &e->upload, status);
-    double uploaded = weft_sync_now();
+    double uploaded = weft_clock_now();
     if (status != WEFT_OK) {
         return abandon_because(publisher, e, status);
     }
@@ -804,7 +804,7 @@ static weft_status publish_edition(weft_publisher *publisher, edition *e, const 
     result->upload_seconds = uploaded - encoded;
     result->anchored = whole;
     status = move_head(publisher, e);
-    result->head_seconds = weft_sync_now() - uploaded;
+    result->head_seconds = weft_clock_now() - uploaded;
     return status;
 }
 
@@ -897,7 +897,7 @@ weft_status weft_publisher_publish(weft_publisher *publisher, const char *const 
     weft_publish_result result = {.epoch = publisher->claim.head.epoch};
     bool due = false;
     weft_store_traffic before = weft_store_traffic_of(publisher->store);
-    double start = weft_sync_now();
+    double start = weft_clock_now();
     count_publish(publisher);
     weft_status status = check_step_label(publisher, labels);
     if (status == WEFT_OK) {
@@ -907,7 +907,7 @@ weft_status weft_publisher_publish(weft_publisher *publisher, const char *const 
     if (status != WEFT_OK) {
         return status;
     }
-    result.seconds = weft_sync_now() - start - result.waited_seconds;
+    result.seconds = weft_clock_now() - start - result.waited_seconds;
     weft_store_traffic after = weft_store_traffic_of(publisher->store);
     result.uploaded_bytes = after.sent - before.sent;
     result.requests = after.requests - before.requests;

@@ -16,7 +16,9 @@
 #define WEFT_SYNC_RECORD_H
 
 #include "../base/bytes.h"
-#include "hash.h"
+#include "../base/hash.h"
+
+#include <weft/sync.h>
 
 #include <jansson.h>
 

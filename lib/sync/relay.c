@@ -9,8 +9,8 @@
  */
 #include "relay.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
-#include "clock.h"
 #include "report.h"
 
 #include <stdio.h>
@@ -114,7 +114,7 @@ static bool is_refusal(weft_status status) {
 /* Writes down how the last look went. */
 static void note_state(weft_relay *relay, weft_status status) {
     bool reached = status >= 0 || status == WEFT_NOT_FOUND;
-    double now = weft_sync_now();
+    double now = weft_clock_now();
     pthread_mutex_lock(&relay->mutex);
     if (reached != relay->reached) {
         relay->reached = reached;
@@ -146,7 +146,7 @@ static weft_status await_news(weft_relay *relay) {
     weft_follow *follow = &relay->follow;
     (void)weft_follow_keep(follow);
     uint64_t after = follow->seen ? follow->head.newest.version : 0;
-    double start = weft_sync_now();
+    double start = weft_clock_now();
     weft_status status = weft_follow_watch(follow, after, WATCH_SECONDS);
     if (status == WEFT_OK) {
         take_news(relay);
@@ -157,8 +157,8 @@ static weft_status await_news(weft_relay *relay) {
         note_state(relay, status);
     }
     if (status == WEFT_MORE || status == WEFT_UNSUPPORTED || is_refusal(status)) {
-        double rest = relay->options.poll_seconds - (weft_sync_now() - start);
-        status = rest > 0 ? weft_sync_sleep(relay->watcher_context, rest) : WEFT_OK;
+        double rest = relay->options.poll_seconds - (weft_clock_now() - start);
+        status = rest > 0 ? weft_clock_sleep(relay->watcher_context, rest) : WEFT_OK;
     }
     return status >= 0 ? look(relay) : status;
 }
@@ -170,7 +170,7 @@ static void *watcher_main(void *argument) {
     while (status != WEFT_CANCELLED && !atomic_load(&relay->stopping)) {
         note_state(relay, status);
         if (status < 0 && status != WEFT_NOT_FOUND) {
-            (void)weft_sync_sleep(relay->watcher_context, pause);
+            (void)weft_clock_sleep(relay->watcher_context, pause);
             pause = pause * 2 < LONGEST_PAUSE ? pause * 2 : LONGEST_PAUSE;
         } else {
             pause = FIRST_PAUSE;
@@ -218,7 +218,7 @@ weft_status weft_relay_report(weft_context *context, weft_relay *relay, const ch
 
 weft_relay_stats weft_relay_describe(weft_relay *relay) {
     weft_store_traffic traffic = weft_store_traffic_of(relay->upstream);
-    double now = weft_sync_now();
+    double now = weft_clock_now();
     pthread_mutex_lock(&relay->mutex);
     weft_relay_stats stats = relay->stats;
     stats.disk_full = stats.disk_full || relay->head_lost || relay->mark_lost;
@@ -278,9 +278,9 @@ static weft_status start_watcher(weft_relay *relay) {
 /* The first who ask should not be told that nothing is known; but who has a head, or gets no answer, need
  * not wait. */
 static void wait_for_look(weft_relay *relay) {
-    double end = weft_sync_now() + OPEN_SECONDS;
+    double end = weft_clock_now() + OPEN_SECONDS;
     bool known = false;
-    while (!known && weft_sync_now() < end && weft_sync_sleep(relay->context, 0.005) == WEFT_OK) {
+    while (!known && weft_clock_now() < end && weft_clock_sleep(relay->context, 0.005) == WEFT_OK) {
         pthread_mutex_lock(&relay->mutex);
         known = relay->looked || relay->generation > 0;
         pthread_mutex_unlock(&relay->mutex);
@@ -320,10 +320,12 @@ static weft_status create(weft_context *context, weft_store *upstream, const wef
     relay->upstream = upstream;
     relay->options = options != NULL ? *options : (weft_relay_options){0};
     relay->options.poll_seconds = choose_poll(relay);
-    relay->state_since = weft_sync_now();
-    weft_status status = weft_context_derive(context, weft_sync_keep_on, &relay->stopping, &relay->context);
+    relay->state_since = weft_clock_now();
+    weft_status status =
+        weft_context_derive(context, weft_thread_keep_on, &relay->stopping, &relay->context);
     if (status == WEFT_OK) {
-        status = weft_context_derive(context, weft_sync_keep_on, &relay->stopping, &relay->watcher_context);
+        status =
+            weft_context_derive(context, weft_thread_keep_on, &relay->stopping, &relay->watcher_context);
     }
     if (status != WEFT_OK) {
         weft_context_destroy(relay->context);

@@ -18,8 +18,8 @@
  */
 #include "relay.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
-#include "clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -79,7 +79,7 @@ static void wake(weft_flight *flight) {
 static void set_failure(weft_flight *flight, const weft_relay_failure *failure) {
     if (flight->failure.status == WEFT_OK) {
         flight->failure = *failure;
-        flight->retry_at = weft_sync_now() + RETRY_SECONDS;
+        flight->retry_at = weft_clock_now() + RETRY_SECONDS;
         flight->wanted = false;
     }
     wake(flight);
@@ -214,7 +214,7 @@ weft_flight *weft_flight_for(weft_relay *relay, weft_relay_item *item) {
     if (flight == NULL) {
         return NULL;
     }
-    if (flight->failure.status != WEFT_OK && weft_sync_now() >= flight->retry_at) {
+    if (flight->failure.status != WEFT_OK && weft_clock_now() >= flight->retry_at) {
         flight->failure.status = WEFT_OK;
     }
     if (item->hashes == NULL && flight->failure.status == WEFT_OK) {
@@ -742,7 +742,7 @@ weft_status weft_flight_start(weft_relay *relay) {
         weft_relay_loader *loader = &relay->loaders[relay->loader_count];
         loader->relay = relay;
         weft_status status =
-            weft_context_derive(relay->context, weft_sync_keep_on, &relay->stopping, &loader->context);
+            weft_context_derive(relay->context, weft_thread_keep_on, &relay->stopping, &loader->context);
         if (status != WEFT_OK) {
             return status;
         }

@@ -12,8 +12,8 @@
  */
 #include "relay.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
-#include "clock.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -89,7 +89,7 @@ static weft_old_head *find_place(weft_relay *relay, uint64_t epoch) {
 }
 
 static bool is_fresh(const weft_old_head *head) {
-    double age = weft_sync_now() - head->fetched;
+    double age = weft_clock_now() - head->fetched;
     return head->fetched > 0 &&
            age < (head->failure.status == WEFT_OK ? OLD_HEAD_SECONDS : OLD_HEAD_RETRY_SECONDS);
 }
@@ -194,7 +194,7 @@ void weft_lookup_fetch(weft_relay *relay, weft_context *context, weft_old_head *
     pthread_mutex_lock(&relay->mutex);
     head->failure.status = status;
     snprintf(head->failure.text, sizeof head->failure.text, "%s", weft_context_error(context));
-    head->fetched = weft_sync_now();
+    head->fetched = weft_clock_now();
     head->loading = false;
     if (status == WEFT_OK) {
         memcpy(head->data, data, size);

@@ -7,8 +7,8 @@
  */
 #include "reporter.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
-#include "clock.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -80,14 +80,14 @@ static weft_status put_report(weft_reporter *reporter, const weft_follower *foll
 
 /* Called with the lock, which is not held while the store works. */
 static void send(weft_reporter *reporter) {
-    reporter->follower.milliseconds = weft_sync_date();
+    reporter->follower.milliseconds = weft_clock_date();
     forget_old_error(&reporter->follower);
     reporter->news = false;
     weft_follower copy = reporter->follower;
     pthread_mutex_unlock(&reporter->mutex);
     weft_status status = put_report(reporter, &copy);
     pthread_mutex_lock(&reporter->mutex);
-    reporter->last = weft_sync_now();
+    reporter->last = weft_clock_now();
     reporter->failures = status == WEFT_OK ? 0 : reporter->failures + 1;
     reporter->refused = status == WEFT_REMOTE_DENIED || status == WEFT_UNSUPPORTED ||
                         status == WEFT_INVALID_ARGUMENT || status == WEFT_LIMIT_EXCEEDED;
@@ -100,7 +100,7 @@ static void *reporter_main(void *argument) {
         double due = next_due(reporter);
         if (!reporter->told) {
             pthread_cond_wait(&reporter->changed, &reporter->mutex);
-        } else if (weft_sync_now() < due) {
+        } else if (weft_clock_now() < due) {
             struct timespec until = to_timespec(due);
             pthread_cond_timedwait(&reporter->changed, &reporter->mutex, &until);
         } else {
@@ -164,7 +164,7 @@ weft_status weft_reporter_open(weft_context *context, weft_store *store, const c
     atomic_init(&reporter->stopping, false);
     open_locks(reporter);
     weft_status status =
-        weft_context_derive(context, weft_sync_keep_on, &reporter->stopping, &reporter->context);
+        weft_context_derive(context, weft_thread_keep_on, &reporter->stopping, &reporter->context);
     int error = status == WEFT_OK ? pthread_create(&reporter->thread, NULL, reporter_main, reporter) : 0;
     if (error != 0) {
         status = weft_fail_errno(context, error, "cannot start a thread for reports");
@@ -181,7 +181,7 @@ void weft_reporter_close(weft_reporter *reporter) {
     if (reporter == NULL) {
         return;
     }
-    struct timespec until = to_timespec(weft_sync_now() + GOODBYE_SECONDS);
+    struct timespec until = to_timespec(weft_clock_now() + GOODBYE_SECONDS);
     pthread_mutex_lock(&reporter->mutex);
     reporter->closing = true;
     pthread_cond_broadcast(&reporter->changed);
@@ -240,7 +240,7 @@ void weft_reporter_tell(weft_reporter *reporter, const char *run, const weft_sub
 void weft_reporter_error(weft_reporter *reporter, const char *text) {
     if (reporter != NULL) {
         pthread_mutex_lock(&reporter->mutex);
-        reporter->follower.error_milliseconds = weft_sync_date();
+        reporter->follower.error_milliseconds = weft_clock_date();
         snprintf(reporter->follower.error, sizeof reporter->follower.error, "%s", text);
         pthread_mutex_unlock(&reporter->mutex);
     }

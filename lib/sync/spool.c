@@ -4,8 +4,8 @@
  */
 #include "spool.h"
 
+#include "../base/clock.h"
 #include "../base/context.h"
-#include "clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -325,7 +325,7 @@ weft_status weft_upload_start(weft_context *context, weft_store *store, const ch
         return WEFT_NO_MEMORY;
     }
     weft_status status =
-        weft_context_derive(context, weft_sync_keep_on, &upload->stopping, &upload->context);
+        weft_context_derive(context, weft_thread_keep_on, &upload->stopping, &upload->context);
     if (status == WEFT_OK) {
         snprintf(upload->key, sizeof upload->key, "%s", key);
         upload->store = store;
@@ -345,7 +345,7 @@ weft_status weft_upload_start(weft_context *context, weft_store *store, const ch
 }
 
 weft_status weft_upload_join(weft_context *context, weft_upload *upload) {
-    weft_sync_join(context, upload->thread, &upload->stopping);
+    weft_thread_join(context, upload->thread, &upload->stopping);
     weft_status status = upload->status;
     if (status != WEFT_OK) {
         status = weft_fail(context, status, "%s", weft_context_error(upload->context));

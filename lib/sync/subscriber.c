@@ -10,9 +10,9 @@
  *   no way is left            the caller is told why
  */
 #include "subscriber.h"
+#include "../base/clock.h"
 #include "../base/context.h"
 #include "../patch/patch.h"
-#include "clock.h"
 #include "fetch.h"
 #include "follow.h"
 #include "leap.h"
@@ -318,7 +318,7 @@ static bool behind(const weft_subscriber *subscriber) {
 static weft_status await_news(weft_subscriber *subscriber, double seconds) {
     weft_follow *follow = &subscriber->follow;
     uint64_t after = follow->seen ? follow->head.newest.version : 0;
-    double start = weft_sync_now();
+    double start = weft_clock_now();
     weft_status status =
         weft_follow_watch(follow, after, seconds < WATCH_SECONDS ? seconds : WATCH_SECONDS);
     if (status == WEFT_OK) {
@@ -328,8 +328,8 @@ static weft_status await_news(weft_subscriber *subscriber, double seconds) {
     }
     if (status == WEFT_MORE || status == WEFT_UNSUPPORTED) {
         double pause = subscriber->options.poll_seconds;
-        double rest = (seconds < pause ? seconds : pause) - (weft_sync_now() - start);
-        status = rest > 0 ? weft_sync_sleep(subscriber->context, rest) : WEFT_OK;
+        double rest = (seconds < pause ? seconds : pause) - (weft_clock_now() - start);
+        status = rest > 0 ? weft_clock_sleep(subscriber->context, rest) : WEFT_OK;
     }
     return status >= 0 ? look(subscriber) : status;
 }
@@ -360,12 +360,12 @@ bool weft_subscriber_unusable(weft_status status) {
 
 static weft_status wait_for_news(weft_subscriber *subscriber, double seconds, uint64_t *version_out) {
     weft_progress_begin(subscriber->context, "wait", 0);
-    double start = weft_sync_now();
+    double start = weft_clock_now();
     /* where the store can wait, that tells all that a look would */
     bool watched = subscriber->follow.seen && !subscriber->follow.polls;
     weft_status status = watched ? WEFT_MORE : look(subscriber);
     while (!behind(subscriber) && (status >= 0 || status == WEFT_NOT_FOUND)) {
-        double left = start + seconds - weft_sync_now();
+        double left = start + seconds - weft_clock_now();
         if (left <= 0) {
             return WEFT_MORE;
         }
@@ -374,7 +374,7 @@ static weft_status wait_for_news(weft_subscriber *subscriber, double seconds, ui
     if (status < 0) {
         return status;
     }
-    report(subscriber, WEFT_SYNC_WAIT, subscriber->follow.head.newest.version, weft_sync_now() - start, 0);
+    report(subscriber, WEFT_SYNC_WAIT, subscriber->follow.head.newest.version, weft_clock_now() - start, 0);
     if (version_out != NULL) {
         *version_out = subscriber->follow.head.newest.version;
     }
@@ -560,9 +560,9 @@ static weft_status audit(weft_subscriber *subscriber, const weft_route_step *ste
     if (step->anchor || !subscriber->replica.known) {
         return WEFT_OK;
     }
-    double start = weft_sync_now();
+    double start = weft_clock_now();
     weft_status status = weft_replica_audit(&subscriber->replica, subscriber->options.audit_bytes);
-    report(subscriber, WEFT_SYNC_VERIFY, step->record.version, weft_sync_now() - start,
+    report(subscriber, WEFT_SYNC_VERIFY, step->record.version, weft_clock_now() - start,
            subscriber->options.audit_bytes);
     return status;
 }
@@ -571,7 +571,7 @@ static void note_fetch(weft_subscriber *subscriber, const weft_route_step *step,
     weft_fetch_stats stats = weft_fetch_describe(subscriber->fetch);
     subscriber->info.healed += stats.damaged;
     report(subscriber, WEFT_SYNC_FETCH, step->record.version, stats.last - start, stats.bytes);
-    report(subscriber, WEFT_SYNC_DECODE, step->record.version, weft_sync_now() - stats.last,
+    report(subscriber, WEFT_SYNC_DECODE, step->record.version, weft_clock_now() - stats.last,
            step->object.bytes);
 }
 
@@ -579,7 +579,7 @@ static weft_status run_step(weft_subscriber *subscriber, const weft_route_step *
     weft_replica_settle(&subscriber->replica);
     drop_step(subscriber);
     weft_status status = audit(subscriber, step);
-    double start = weft_sync_now();
+    double start = weft_clock_now();
     if (status == WEFT_OK) {
         status = open_step(subscriber, step);
     }
@@ -624,7 +624,7 @@ static bool promised(const weft_subscriber *subscriber, const weft_route_step *s
 /* What is missing may be late, or may have been removed because it is no longer needed: the newest head
  * knows. */
 static weft_status meet_missing(weft_subscriber *subscriber, const weft_route_step *step, const char *key) {
-    double now = weft_sync_now();
+    double now = weft_clock_now();
     if (strcmp(subscriber->missing, key) != 0) {
         snprintf(subscriber->missing, sizeof subscriber->missing, "%s", key);
         subscriber->missing_since = now;
@@ -634,7 +634,7 @@ static weft_status meet_missing(weft_subscriber *subscriber, const weft_route_st
         return give_up_object(subscriber, key);
     }
     weft_status looked = weft_follow_look(&subscriber->follow);
-    return looked == WEFT_MORE ? weft_sync_sleep(subscriber->context, 0.02 + waited / 2) : looked;
+    return looked == WEFT_MORE ? weft_clock_sleep(subscriber->context, 0.02 + waited / 2) : looked;
 }
 
 /* Weights that are not what they were taken for start from an anchor. If they are, the patch is not what it
@@ -741,9 +741,9 @@ static void note_commit(weft_subscriber *subscriber, weft_route_step *step, doub
 
 static weft_status commit(weft_subscriber *subscriber) {
     weft_route_step *step = &subscriber->route.steps[subscriber->route.next];
-    double start = weft_sync_now();
+    double start = weft_clock_now();
     weft_status status = weft_replica_commit(&subscriber->replica);
-    double seconds = weft_sync_now() - start;
+    double seconds = weft_clock_now() - start;
     subscriber->prepared = false;
     if (status != WEFT_OK) {
         drop_step(subscriber);

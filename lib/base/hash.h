@@ -2,16 +2,16 @@
  *
  * hash.h: SHA-256 by OpenSSL, hexadecimal text, and random names.
  */
-#ifndef WEFT_SYNC_HASH_H
-#define WEFT_SYNC_HASH_H
+#ifndef WEFT_BASE_HASH_H
+#define WEFT_BASE_HASH_H
 
-#include <weft/sync.h>
+#include <weft/base.h>
+
+enum { WEFT_HASH_BYTES = 32, WEFT_HASH_TEXT = 2 * WEFT_HASH_BYTES + 1 };
 
 typedef struct weft_hash {
     uint8_t bytes[WEFT_HASH_BYTES];
 } weft_hash;
-
-enum { WEFT_HASH_TEXT = 2 * WEFT_HASH_BYTES + 1 };
 
 weft_status weft_hash_compute(weft_context *context, const void *data, size_t size, weft_hash *hash_out);
 bool weft_hash_equal(const weft_hash *a, const weft_hash *b);

@@ -2,22 +2,22 @@
  *
  * clock.h: time that only goes forward, and waits that can be ended.
  */
-#ifndef WEFT_SYNC_CLOCK_H
-#define WEFT_SYNC_CLOCK_H
+#ifndef WEFT_BASE_CLOCK_H
+#define WEFT_BASE_CLOCK_H
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <weft/base.h>
 
 /* Seconds of the monotonic clock. */
-double weft_sync_now(void);
+double weft_clock_now(void);
 /* Sleeps, and between the slices of sleep asks whether to stop: WEFT_CANCELLED. */
-weft_status weft_sync_sleep(weft_context *context, double seconds);
+weft_status weft_clock_sleep(weft_context *context, double seconds);
 /* A progress function for a thread of ours: it goes on until the flag, its opaque, is set. */
-bool weft_sync_keep_on(void *stopping, const char *phase, uint64_t done, uint64_t total);
+bool weft_thread_keep_on(void *stopping, const char *phase, uint64_t done, uint64_t total);
 /* Waits for such a thread, and sets its flag when the caller wants to stop. */
-void weft_sync_join(weft_context *context, pthread_t thread, atomic_bool *stopping);
+void weft_thread_join(weft_context *context, pthread_t thread, atomic_bool *stopping);
 /* Milliseconds since 1970, which may jump. */
-uint64_t weft_sync_date(void);
+uint64_t weft_clock_date(void);
 
 #endif

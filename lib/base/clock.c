@@ -4,21 +4,21 @@
  */
 #include "clock.h"
 
-#include "../base/context.h"
+#include "context.h"
 
 #include <errno.h>
 #include <time.h>
 
-double weft_sync_now(void) {
+double weft_clock_now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
-weft_status weft_sync_sleep(weft_context *context, double seconds) {
-    double end = weft_sync_now() + seconds;
+weft_status weft_clock_sleep(weft_context *context, double seconds) {
+    double end = weft_clock_now() + seconds;
     weft_status status = weft_progress_ask(context);
-    for (double left = seconds; left > 0 && status == WEFT_OK; left = end - weft_sync_now()) {
+    for (double left = seconds; left > 0 && status == WEFT_OK; left = end - weft_clock_now()) {
         double slice = left < 0.1 ? left : 0.1;
         struct timespec time = {0, (long)(slice * 1e9)};
         nanosleep(&time, NULL);
@@ -27,13 +27,13 @@ weft_status weft_sync_sleep(weft_context *context, double seconds) {
     return status;
 }
 
-uint64_t weft_sync_date(void) {
+uint64_t weft_clock_date(void) {
     struct timespec time;
     clock_gettime(CLOCK_REALTIME, &time);
     return (uint64_t)time.tv_sec * 1000 + (uint64_t)time.tv_nsec / 1000000;
 }
 
-bool weft_sync_keep_on(void *stopping, const char *phase, uint64_t done, uint64_t total) {
+bool weft_thread_keep_on(void *stopping, const char *phase, uint64_t done, uint64_t total) {
     (void)phase;
     (void)done;
     (void)total;
@@ -42,7 +42,7 @@ bool weft_sync_keep_on(void *stopping, const char *phase, uint64_t done, uint64_
 
 /* A join by the monotonic clock would be right too, but ThreadSanitizer does not know that call as a join.
  * A clock that jumps only makes one look at the caller early or late. */
-void weft_sync_join(weft_context *context, pthread_t thread, atomic_bool *stopping) {
+void weft_thread_join(weft_context *context, pthread_t thread, atomic_bool *stopping) {
     struct timespec until;
     int error = ETIMEDOUT;
     while (error == ETIMEDOUT) {

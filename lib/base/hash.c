@@ -4,7 +4,7 @@
  */
 #include "hash.h"
 
-#include "../base/context.h"
+#include "context.h"
 
 #include <openssl/evp.h>
 #include <openssl/rand.h>
