@@ -274,15 +274,20 @@ weft_status lm_state_write(lm_trainer *trainer, const lm_progress *progress, con
     return status;
 }
 
-static weft_status check_architecture(const lm_trainer *trainer, const weft_checkpoint *checkpoint,
-                                      const char *path) {
-    weft_context *context = trainer->model->context;
+static weft_status config_of(weft_context *context, const weft_checkpoint *checkpoint, const char *path,
+                             lm_config *config_out) {
     const char *text = weft_checkpoint_metadata(checkpoint, "weft_lm_config");
-    lm_config config;
     if (text == NULL) {
         return weft_fail(context, WEFT_MALFORMED, "'%s' is no trainer's state", path);
     }
-    weft_status status = lm_config_parse(context, text, strlen(text), &config);
+    return lm_config_parse(context, text, strlen(text), config_out);
+}
+
+static weft_status check_architecture(const lm_trainer *trainer, const weft_checkpoint *checkpoint,
+                                      const char *path) {
+    weft_context *context = trainer->model->context;
+    lm_config config;
+    weft_status status = config_of(context, checkpoint, path, &config);
     if (status == WEFT_OK && !lm_config_equal(&config, &trainer->model->config)) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "the state in '%s' is of another architecture: width %u, %u layers, %u heads, "
@@ -291,6 +296,16 @@ static weft_status check_architecture(const lm_trainer *trainer, const weft_chec
                          trainer->model->config.width, trainer->model->config.layers,
                          trainer->model->config.heads, trainer->model->config.vocabulary);
     }
+    return status;
+}
+
+weft_status lm_state_config(weft_context *context, const char *path, lm_config *config_out) {
+    weft_checkpoint *checkpoint = NULL;
+    weft_status status = weft_checkpoint_open(context, path, WEFT_OPEN_READ, &checkpoint);
+    if (status == WEFT_OK) {
+        status = config_of(context, checkpoint, path, config_out);
+    }
+    weft_checkpoint_close(checkpoint);
     return status;
 }
 

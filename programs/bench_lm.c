@@ -10,21 +10,26 @@
 
 #include <stdlib.h>
 
-enum { LENGTH = 64, PROMPT = 8, SIZES = 5, QUICK_SIZES = 2, PEAK_SIZE = 128, PEAK_ROUNDS = 200 };
+enum { LENGTH = 64, PROMPT = 8, QUICK_SIZES = 2, PEAK_SIZE = 128, PEAK_ROUNDS = 200 };
 
-typedef struct lm_size {
-    const char *name;
-    lm_config config;
-    size_t sequences; /* of a step */
-} lm_size;
-
-static const lm_size sizes[SIZES] = {
-    {"0.1M", {16, 64, 2, 4, 4, 172, LENGTH, true, 10000, 1e-5}, 192},
-    {"0.6M", {16, 128, 3, 4, 4, 344, LENGTH, true, 10000, 1e-5}, 96},
-    {"2.4M", {16, 192, 6, 6, 2, 512, LENGTH, true, 10000, 1e-5}, 48},
-    {"10M", {256, 384, 6, 6, 2, 1024, LENGTH, true, 10000, 1e-5}, 32},
-    {"27M", {512, 512, 9, 8, 4, 1376, LENGTH, false, 10000, 1e-5}, 24},
+const lm_size bench_lm_sizes[BENCH_LM_SIZES] = {
+    {"0.1M", {16, 64, 2, 4, 4, 172, LENGTH, true, 10000, 1e-5}, 192, 1e-3, 128},
+    {"0.6M", {16, 128, 3, 4, 4, 344, LENGTH, true, 10000, 1e-5}, 96, 1e-3, 64},
+    {"2M", {16, 192, 6, 6, 2, 512, LENGTH, true, 10000, 1e-5}, 48, 1e-3, 64},
+    {"8M", {16, 320, 7, 10, 5, 896, LENGTH, true, 10000, 1e-5}, 32, 5e-4, 64},
+    {"27M", {512, 512, 9, 8, 4, 1376, LENGTH, false, 10000, 1e-5}, 24, 3e-4, 64},
 };
+
+const lm_size *bench_lm_size(uint64_t parameters) {
+    const double slack = 0.9;
+    const uint64_t usual = 2000000;
+    double least = slack * (double)(parameters > 0 ? parameters : usual);
+    size_t i = 0;
+    while (i + 1 < BENCH_LM_SIZES && (double)lm_config_parameters(&bench_lm_sizes[i].config) < least) {
+        i++;
+    }
+    return &bench_lm_sizes[i];
+}
 
 typedef struct lm_row {
     size_t parameters;
@@ -38,7 +43,7 @@ typedef struct lm_bench_results {
     unsigned threads;
     size_t count; /* of rows */
     double peak;  /* GFLOP/s of the product */
-    lm_row rows[SIZES];
+    lm_row rows[BENCH_LM_SIZES];
 } lm_bench_results;
 
 /* ---- the limit ---- */
@@ -201,10 +206,10 @@ static weft_status measure_scene(lm_bench_scene *scene, const lm_size *size, uns
 static int measure_size(weft_command *command, const lm_bench_options *options, size_t number,
                         lm_row *row) {
     lm_bench_scene scene = {0};
-    command_note(command, "%s parameters …", sizes[number].name);
-    weft_status status = open_scene(command, &sizes[number], options->seed, &scene);
+    command_note(command, "%s parameters …", bench_lm_sizes[number].name);
+    weft_status status = open_scene(command, &bench_lm_sizes[number], options->seed, &scene);
     if (status == WEFT_OK) {
-        status = measure_scene(&scene, &sizes[number], options->repeat, row);
+        status = measure_scene(&scene, &bench_lm_sizes[number], options->repeat, row);
     }
     close_scene(&scene);
     return status == WEFT_OK ? command_interrupted() : command_fail(command, NULL, status);
@@ -220,8 +225,8 @@ static int print_json(weft_command *command, const lm_bench_results *results) {
         double generation = 1e-9 * row->generation * row->generation_operations;
         json_t *item = json_object();
         json_object_set_new(item, "parameters", json_count(row->parameters));
-        json_object_set_new(item, "width", json_count(sizes[i].config.width));
-        json_object_set_new(item, "layers", json_count(sizes[i].config.layers));
+        json_object_set_new(item, "width", json_count(bench_lm_sizes[i].config.width));
+        json_object_set_new(item, "layers", json_count(bench_lm_sizes[i].config.layers));
         json_object_set_new(item, "training_tokens_per_second", json_real(row->training));
         json_object_set_new(item, "training_gflops", json_real(training));
         json_object_set_new(item, "training_to_peak", json_ratio(training, results->peak));
@@ -250,14 +255,14 @@ static void print_text(const lm_bench_results *results) {
         double training = 1e-9 * row->training * row->training_operations;
         double generation = 1e-9 * row->generation * row->generation_operations;
         printf("%10s %5u %6u  %8.0f %7.1f %5.2f  %8.0f %7.1f %5.2f\n", text_count(row->parameters, text),
-               sizes[i].config.width, sizes[i].config.layers, row->training, training,
+               bench_lm_sizes[i].config.width, bench_lm_sizes[i].config.layers, row->training, training,
                training / results->peak, row->generation, generation, generation / results->peak);
     }
 }
 
 int bench_lm(weft_command *command, const lm_bench_options *options) {
     lm_bench_results results = {.threads = weft_context_threads(command->context),
-                                .count = options->quick ? QUICK_SIZES : SIZES};
+                                .count = options->quick ? QUICK_SIZES : BENCH_LM_SIZES};
     int code = measure_peak(command, options->repeat, &results);
     for (size_t i = 0; i < results.count && code == EXIT_DONE; i++) {
         code = measure_size(command, options, i, &results.rows[i]);

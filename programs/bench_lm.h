@@ -1,23 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * bench_lm.h: the parts of `weft bench --lm`: how fast the small policy of lm/ trains and generates beside
- * this machine's limit, and how it learns.
+ * this machine's limit, how it learns, and how sparse its steps are.
  */
 #ifndef WEFT_PROGRAMS_BENCH_LM_H
 #define WEFT_PROGRAMS_BENCH_LM_H
 
+#include "../lm/config.h"
 #include "command.h"
+
+enum { BENCH_RATES_MAX = 16, BENCH_LM_SIZES = 5 };
 
 typedef struct lm_bench_options {
     bool quick; /* the smallest sizes only */
     uint64_t seed;
     unsigned repeat;
-    uint64_t steps; /* of learning by rewards; 0: 200 */
+    uint64_t steps;      /* of learning by rewards; 0: 200, and 50 at each of several rates */
+    uint64_t parameters; /* of the policy whose rates are measured, about; 0: 2M */
+    double rate;         /* of learning; 0: the usual */
+    double rates[BENCH_RATES_MAX];
+    size_t rate_count;
+    const char *state;     /* a trainer's state whose rates are measured; NULL: a policy is warmed up */
+    const char *directory; /* for stores; NULL: TMPDIR or /tmp */
 } lm_bench_options;
+
+/* A model to measure with. */
+typedef struct lm_size {
+    const char *name;
+    lm_config config;
+    size_t sequences; /* of a step of training */
+    double warm_rate; /* for learning from right answers */
+    size_t warm_batch;
+} lm_size;
+
+extern const lm_size bench_lm_sizes[BENCH_LM_SIZES];
+/* The smallest with so many parameters, about; the largest if none has. 0: 2M. */
+const lm_size *bench_lm_size(uint64_t parameters);
 
 /* Speeds of training and generation, by size of the model. */
 int bench_lm(weft_command *command, const lm_bench_options *options);
 /* One run: warm-up on right answers, then by rewards alone. */
 int bench_lm_learn(weft_command *command, const lm_bench_options *options);
+/* Sparsity and bytes of steps at each of the rates. */
+int bench_lm_rates(weft_command *command, const lm_bench_options *options);
 
 #endif

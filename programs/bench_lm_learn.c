@@ -114,7 +114,7 @@ static weft_status policy_steps(learn_run *run) {
     weft_status status = WEFT_OK;
     double reward = 0;
     double start = clock_seconds();
-    run->rate = options.adam.rate;
+    options.adam.rate = run->rate;
     for (uint64_t step = 0; step < run->steps && status == WEFT_OK; step++) {
         status =
             command_interrupted() == EXIT_DONE ? policy_step(run, &options, step, &result) : WEFT_CANCELLED;
@@ -171,8 +171,10 @@ static weft_status learn(learn_run *run) {
 }
 
 int bench_lm_learn(weft_command *command, const lm_bench_options *options) {
-    learn_run run = {.command = command, .seed = options->seed, .steps = options->steps};
+    learn_run run = {
+        .command = command, .seed = options->seed, .steps = options->steps, .rate = options->rate};
     run.steps = run.steps > 0 ? run.steps : 200;
+    run.rate = run.rate > 0 ? run.rate : 2e-4;
     weft_status status = lm_trainer_create(command->context, &policy, &run.trainer);
     if (status != WEFT_OK) {
         return command_fail(command, NULL, status);

@@ -28,13 +28,18 @@ enum {
     OPTION_FLEET,
     OPTION_LM,
     OPTION_LEARN,
+    OPTION_RATE,
+    OPTION_RATES,
+    OPTION_STATE,
     OPTION_FOLLOWERS,
     OPTION_RELAYS,
 };
 
 static const struct argp_option options[] = {
     {"params", OPTION_PARAMS, "N", 0,
-     "Parameters of the trace's model; suffixes K, M, B (default 256M; of --sync 1B, of --fleet 8M)", 1},
+     "Parameters of the trace's model; suffixes K, M, B (default 256M; of --sync 1B, of --fleet 8M; of "
+     "--rates 2M, or 0.1M, 0.6M, 8M, 27M)",
+     1},
     {"lr", OPTION_LR, "RATE", 0, "Learning rate of the trace (default 1e-6)", 1},
     {"seed", OPTION_SEED, "N", 0, "Seed of the trace (default 1)", 1},
     {"repeat", OPTION_REPEAT, "N", 0, "Runs of each measurement, of which the fastest counts (default 5)",
@@ -59,12 +64,20 @@ static const struct argp_option options[] = {
      "With --sync: versions of the latency (default 500); with --fleet: versions (default 200)", 4},
     {"tensors", OPTION_TENSORS, "N", 0, "With --sync: tensors of the bucketing (default 2000)", 4},
     {"directory", OPTION_DIRECTORY, "DIR", 0,
-     "With --sync or --fleet: where stores are made, and removed again (default: $TMPDIR or /tmp)", 4},
+     "With --sync, --fleet or --rates: where stores are made, and removed again (default: $TMPDIR or /tmp)",
+     4},
     {"followers", OPTION_FOLLOWERS, "N", 0, "With --fleet: followers (default 64)", 4},
     {"relays", OPTION_RELAYS, "N", 0, "With --fleet: relays that they are behind (default 2)", 4},
     {"lm", OPTION_LM, NULL, 0, "Measure training and generation of the small policy instead; see below", 6},
     {"learn", OPTION_LEARN, NULL, 0, "With --lm: one run of learning; --steps N policy steps (default 200)",
      6},
+    {"rate", OPTION_RATE, "RATE", 0, "With --learn: the learning rate of policy steps (default 2e-4)", 6},
+    {"rates", OPTION_RATES, "LIST", 0,
+     "With --lm: sparsity and bytes of --steps N policy steps (default 50) at each learning rate, such as "
+     "1e-6,3e-6",
+     6},
+    {"state", OPTION_STATE, "FILE", 0,
+     "With --rates: the policy is that of a trainer's state (default: one is warmed up)", 6},
     {0},
 };
 
@@ -117,7 +130,15 @@ static const char doc[] =
     "              parameter of a matrix, and those of attention\n"
     "  peak        the fastest product of 128x128 matrices of all threads at once\n\n"
     "The fastest of --repeat counts. With --learn one run instead: 0.1M parameters learn chained sums, "
-    "first from right answers until they succeed in about half of the cases, then from rewards alone.\n"
+    "first from right answers until they succeed in about half of the cases, then from rewards alone. With "
+    "--rates, from one state of a policy, policy steps at each rate, every one published through a "
+    "directory:\n\n"
+    "  % of weights  BF16 weights that differ from those 1, 2, 4, … steps before\n"
+    "  per sync      bytes of a version: patch, index page and head; mean\n"
+    "  fewer         times fewer than the model's BF16 bytes\n\n"
+    "After a warm-up, 20 steps at the rate come first and do not count, because Adam's first updates are "
+    "as "
+    "large as the rate for every weight; a state that has learned by rewards brings its own moments.\n"
     "\nExamples:\n"
     "  weft bench\n"
     "  weft bench --params 1B --lr 3e-6 --repeat 3 --json\n"
@@ -125,7 +146,8 @@ static const char doc[] =
     "  weft bench --make /tmp/trace --params 8M --steps 3\n"
     "  weft bench --sync --quick --only publish,pause\n"
     "  weft bench --fleet --followers 16 --relays 1 --versions 50\n"
-    "  weft bench --lm --learn --seed 2\n" HELP_EXIT_CODES;
+    "  weft bench --lm --learn --seed 2\n"
+    "  weft bench --lm --rates 1e-6,1e-5,1e-4 --steps 50\n" HELP_EXIT_CODES;
 
 typedef struct bench_arguments {
     weft_command command;
@@ -141,27 +163,45 @@ typedef struct bench_arguments {
     bool fleet;
     bool lm;
     bool learn;
+    double rate; /* of learning; 0: the usual */
+    const char *rates;
+    const char *state;
     sync_options sync_options; /* what is not told by the options above */
 } bench_arguments;
 
+static void check_lm(const bench_arguments *arguments, struct argp_state *state) {
+    bool rates = arguments->rates != NULL;
+    if ((arguments->learn || rates) && !arguments->lm) {
+        argp_error(state, "--learn and --rates go with --lm");
+    }
+    if (arguments->learn && rates) {
+        argp_error(state, "--learn and --rates exclude each other");
+    }
+    if (arguments->rate > 0 && !arguments->learn) {
+        argp_error(state, "--rate goes with --learn");
+    }
+    if (arguments->state != NULL && (!rates || arguments->parameters > 0)) {
+        argp_error(state, "--state goes with --rates, and says what the model is");
+    }
+    if (arguments->lm && (arguments->sync || arguments->fleet || arguments->base != NULL ||
+                          arguments->make != NULL || (arguments->parameters > 0 && !rates))) {
+        argp_error(state,
+                   "--lm makes its own models; it goes with --learn, --rates, --quick, --seed, --steps and "
+                   "--repeat only");
+    }
+}
+
 static void parse_end(const bench_arguments *arguments, struct argp_state *state) {
+    check_lm(arguments, state);
     if ((arguments->base == NULL) != (arguments->next == NULL)) {
         argp_error(state, "--base and --new go together");
     }
     if (arguments->base != NULL && arguments->make != NULL) {
         argp_error(state, "--make writes the trace; it does not go with --base and --new");
     }
-    if (arguments->steps > 0 && arguments->make == NULL && !arguments->learn) {
-        argp_error(state, "--steps goes with --make DIR or with --learn");
-    }
-    if (arguments->learn && !arguments->lm) {
-        argp_error(state, "--learn goes with --lm");
-    }
-    if (arguments->lm && (arguments->sync || arguments->fleet || arguments->base != NULL ||
-                          arguments->make != NULL || arguments->parameters > 0)) {
-        argp_error(
-            state,
-            "--lm makes its own models; it goes with --learn, --quick, --seed, --steps and --repeat only");
+    bool lessons = arguments->learn || arguments->rates != NULL;
+    if (arguments->steps > 0 && arguments->make == NULL && !lessons) {
+        argp_error(state, "--steps goes with --make DIR, with --learn or with --rates");
     }
     const sync_options *sync = &arguments->sync_options;
     if (!arguments->sync && (sync->parts != SYNC_ALL || sync->tensors > 0)) {
@@ -171,8 +211,11 @@ static void parse_end(const bench_arguments *arguments, struct argp_state *state
         argp_error(state, "--followers and --relays go with --fleet");
     }
     bool served = arguments->sync || arguments->fleet;
-    if (!served && (sync->versions > 0 || sync->directory != NULL)) {
-        argp_error(state, "--versions and --directory go with --sync or --fleet");
+    if (!served && sync->versions > 0) {
+        argp_error(state, "--versions goes with --sync or --fleet");
+    }
+    if (!served && arguments->rates == NULL && sync->directory != NULL) {
+        argp_error(state, "--directory goes with --sync, --fleet or --rates");
     }
     if (!served && !arguments->lm && sync->quick) {
         argp_error(state, "--quick goes with --sync, --fleet or --lm");
@@ -186,11 +229,11 @@ static void parse_end(const bench_arguments *arguments, struct argp_state *state
     }
 }
 
-static double parse_rate(const char *text, struct argp_state *state) {
+static double parse_rate(const char *option, const char *text, struct argp_state *state) {
     char *end = NULL;
     double rate = strtod(text, &end);
     if (end == text || *end != 0 || !(rate >= 0 && rate <= 1)) {
-        argp_error(state, "--lr takes a learning rate such as 1e-6, not '%s'", text);
+        argp_error(state, "--%s takes a learning rate such as 1e-6, not '%s'", option, text);
     }
     return rate;
 }
@@ -203,6 +246,29 @@ static uint64_t parse_number(const char *option, const char *text, uint64_t mini
                    (unsigned long long)minimum, (unsigned long long)maximum, text);
     }
     return value;
+}
+
+static error_t parse_lm(int key, const char *argument, struct argp_state *state) {
+    bench_arguments *arguments = state->input;
+    switch (key) {
+    case OPTION_LM:
+        arguments->lm = true;
+        return 0;
+    case OPTION_LEARN:
+        arguments->learn = true;
+        return 0;
+    case OPTION_RATE:
+        arguments->rate = parse_rate("rate", argument, state);
+        return 0;
+    case OPTION_RATES:
+        arguments->rates = argument;
+        return 0;
+    case OPTION_STATE:
+        arguments->state = argument;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
 }
 
 static error_t parse_served(int key, const char *argument, struct argp_state *state) {
@@ -242,7 +308,7 @@ static error_t parse_served(int key, const char *argument, struct argp_state *st
         sync->relays = parse_number("relays", argument, 1, FLEET_RELAYS_MAX, state);
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return parse_lm(key, argument, state);
     }
 }
 
@@ -258,7 +324,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         }
         return 0;
     case OPTION_LR:
-        arguments->learning_rate = parse_rate(argument, state);
+        arguments->learning_rate = parse_rate("lr", argument, state);
         return 0;
     case OPTION_SEED:
         arguments->seed = parse_number("seed", argument, 0, UINT64_MAX, state);
@@ -277,12 +343,6 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         return 0;
     case OPTION_STEPS:
         arguments->steps = parse_number("steps", argument, 1, 500, state);
-        return 0;
-    case OPTION_LM:
-        arguments->lm = true;
-        return 0;
-    case OPTION_LEARN:
-        arguments->learn = true;
         return 0;
     case ARGP_KEY_ARG:
         argp_error(state, "there are no arguments, only options: '%s'", argument);
@@ -558,13 +618,39 @@ static int run_served(bench_arguments *arguments) {
                             : bench_sync(&arguments->command, sync);
 }
 
+static int parse_rates(weft_command *command, const char *text, lm_bench_options *chosen) {
+    const char *next = text;
+    do {
+        char *end = NULL;
+        double rate = strtod(next, &end);
+        bool last = *end == 0;
+        if (end == next || (*end != ',' && !last) || !(rate > 0 && rate <= 1) ||
+            chosen->rate_count == BENCH_RATES_MAX) {
+            return command_error(command, EXIT_USAGE,
+                                 "--rates takes 1 to %d learning rates, such as 1e-6,3e-6, not '%s'",
+                                 BENCH_RATES_MAX, text);
+        }
+        chosen->rates[chosen->rate_count++] = rate;
+        next = last ? NULL : end + 1;
+    } while (next != NULL);
+    return EXIT_DONE;
+}
+
 static int run_lm(bench_arguments *arguments) {
     lm_bench_options chosen = {
         .quick = arguments->sync_options.quick,
         .seed = arguments->seed,
         .repeat = (unsigned)arguments->repeat,
         .steps = arguments->steps,
+        .parameters = arguments->parameters,
+        .rate = arguments->rate,
+        .state = arguments->state,
+        .directory = arguments->sync_options.directory,
     };
+    if (arguments->rates != NULL) {
+        int code = parse_rates(&arguments->command, arguments->rates, &chosen);
+        return code == EXIT_DONE ? bench_lm_rates(&arguments->command, &chosen) : code;
+    }
     return arguments->learn ? bench_lm_learn(&arguments->command, &chosen)
                             : bench_lm(&arguments->command, &chosen);
 }

@@ -21,7 +21,15 @@ for row in results["rows"]:
 END
 check "the JSON: $(cat stdout)" /usr/bin/python3 look.py
 
-expect 2 'learn goes with --lm' "$weft" bench --learn
+expect 2 'go with --lm' "$weft" bench --learn
 expect 2 'makes its own models' "$weft" bench --lm --params 1M
+expect 2 'go with --lm' "$weft" bench --rates 1e-6
+expect 2 'exclude each other' "$weft" bench --lm --learn --rates 1e-6
+expect 2 'rate goes with --learn' "$weft" bench --lm --rate 1e-4
+expect 2 'state goes with --rates' "$weft" bench --lm --state file
+for list in 1e-6, ,1e-6 1e-6,none 2 0 1e-6,-1 "$(seq -s , 1 17 | sed 's/[0-9]*/1e-6/g')"; do
+    expect 2 'rates takes 1 to 16 learning rates' "$weft" bench --lm --rates "$list"
+done
+expect 1 'No such file' "$weft" bench --lm --rates 1e-6 --state absent.safetensors
 expect 2 'quick goes with' "$weft" bench --quick
 finish

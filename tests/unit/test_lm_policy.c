@@ -6,10 +6,9 @@
  */
 #include "../../lib/base/context.h"
 #include "../../lm/forward.h"
-#include "../../lm/grpo.h"
 #include "../../lm/state.h"
-#include "../../lm/warmup.h"
 #include "../support/faults.h"
+#include "../support/lessons.h"
 #include "../support/scratch.h"
 
 #include <math.h>
@@ -19,72 +18,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-static const lm_config tiny = {
-    .vocabulary = 16,
-    .width = 32,
-    .layers = 1,
-    .heads = 2,
-    .kv_heads = 1,
-    .feed_forward = 64,
-    .context = 16,
-    .tied = true,
-    .rope_base = 100,
-    .norm_epsilon = 1e-5,
-};
-
-static const lm_task addition = {.kind = LM_TASK_ADDITION, .digits = 1};
-static const lm_task chain = {.kind = LM_TASK_CHAIN, .steps = 3, .period = 2};
-
-enum { PROMPTS = 16, GROUP = 4, ROLLOUTS = PROMPTS * GROUP };
-
-static lm_trainer *open_trainer(unsigned threads, const lm_config *config, uint64_t seed) {
-    weft_context_options options = {.threads = threads};
-    weft_context *context = NULL;
-    lm_trainer *trainer = NULL;
-    assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
-    assert_int_equal(lm_trainer_create(context, config, &trainer), WEFT_OK);
-    assert_int_equal(lm_model_initialise(trainer->model, seed), WEFT_OK);
-    return trainer;
-}
-
-static void close_trainer(lm_trainer *trainer) {
-    weft_context *context = trainer->model->context;
-    lm_trainer_destroy(trainer);
-    weft_context_destroy(context);
-}
-
-/* Rolls out and learns from it. */
-static double policy_step(lm_trainer *trainer, const lm_task *task, const lm_grpo_options *options,
-                          uint64_t step) {
-    float rewards[ROLLOUTS];
-    lm_samples *samples = NULL;
-    lm_grpo_result result;
-    lm_rollout_options rollout = {
-        .seed = 11, .first = step * PROMPTS, .prompts = PROMPTS, .group = GROUP, .temperature = 1};
-    assert_int_equal(lm_rollout(trainer->model, task, &rollout, rewards, &samples), WEFT_OK);
-    lm_rollouts rollouts = {
-        .batch = lm_samples_batch(samples),
-        .prompts = samples->prompts,
-        .logp = samples->logp,
-        .rewards = rewards,
-        .group = GROUP,
-    };
-    assert_int_equal(lm_grpo_step(trainer, &rollouts, options, NULL, &result), WEFT_OK);
-    lm_samples_destroy(samples);
-    return result.reward;
-}
-
-static lm_warmup_result warm_up(lm_trainer *trainer, const lm_task *task, double success, uint64_t steps) {
-    lm_warmup_options options = lm_warmup_defaults();
-    lm_warmup_result result = {0};
-    options.adam.rate = 4e-3;
-    options.batch = 64;
-    options.success = success;
-    options.steps = steps;
-    assert_int_equal(lm_warmup(trainer, task, &options, &result), WEFT_OK);
-    return result;
-}
 
 /* Everything that a run leaves behind. */
 static void assert_same_state(const lm_trainer *a, const lm_trainer *b) {
@@ -101,17 +34,17 @@ static void test_same_seed_same_run(void **state) {
     lm_grpo_options options = lm_grpo_defaults();
     lm_trainer *trainers[3];
     for (unsigned i = 0; i < 3; i++) {
-        trainers[i] = open_trainer(i + 1, &tiny, i < 2 ? 5 : 6);
-        warm_up(trainers[i], &addition, 2, 12);
+        trainers[i] = lesson_open(i + 1, &lesson_policy, i < 2 ? 5 : 6);
+        lesson_warm_up(trainers[i], &lesson_addition, 2, 12);
         for (uint64_t step = 0; step < 4; step++) {
-            policy_step(trainers[i], &addition, &options, step);
+            lesson_step(trainers[i], &lesson_addition, &options, step);
         }
     }
     assert_same_state(trainers[0], trainers[1]);
     assert_memory_not_equal(trainers[0]->model->masters, trainers[2]->model->masters,
                             trainers[0]->model->parameters * sizeof(float));
     for (unsigned i = 0; i < 3; i++) {
-        close_trainer(trainers[i]);
+        lesson_close(trainers[i]);
     }
 }
 
@@ -120,13 +53,13 @@ static void test_resume(void **state) {
     scratch scratch;
     scratch_open(&scratch);
     lm_grpo_options options = lm_grpo_defaults();
-    lm_trainer *whole = open_trainer(1, &tiny, 7), *resumed = open_trainer(2, &tiny, 8);
-    lm_progress progress = {.step = 3, .prompts = 3 * PROMPTS, .task = addition}, back;
+    lm_trainer *whole = lesson_open(1, &lesson_policy, 7), *resumed = lesson_open(2, &lesson_policy, 8);
+    lm_progress progress = {.step = 3, .prompts = 3 * LESSON_PROMPTS, .task = lesson_addition}, back;
     progress.random = lm_random_open(1, 2);
     lm_random_next(&progress.random);
-    warm_up(whole, &addition, 2, 10);
+    lesson_warm_up(whole, &lesson_addition, 2, 10);
     for (uint64_t step = 0; step < 3; step++) {
-        policy_step(whole, &addition, &options, step);
+        lesson_step(whole, &lesson_addition, &options, step);
     }
     const char *path = scratch_path(&scratch, "state.safetensors");
     assert_int_equal(lm_state_write(whole, &progress, path, true), WEFT_OK);
@@ -137,12 +70,12 @@ static void test_resume(void **state) {
     assert_true(back.random.key == progress.random.key && back.random.count == 1);
     assert_int_equal(back.task.kind, LM_TASK_ADDITION);
     for (uint64_t step = 3; step < 6; step++) {
-        policy_step(whole, &addition, &options, step);
-        policy_step(resumed, &back.task, &options, step);
+        lesson_step(whole, &lesson_addition, &options, step);
+        lesson_step(resumed, &back.task, &options, step);
     }
     assert_same_state(whole, resumed);
-    close_trainer(resumed);
-    close_trainer(whole);
+    lesson_close(resumed);
+    lesson_close(whole);
     scratch_close(&scratch);
 }
 
@@ -160,10 +93,10 @@ static void test_bad_states(void **state) {
     (void)state;
     scratch scratch;
     scratch_open(&scratch);
-    lm_config other = tiny;
+    lm_config other = lesson_policy;
     other.layers = 2;
-    lm_trainer *trainer = open_trainer(1, &tiny, 1), *larger = open_trainer(1, &other, 1);
-    lm_progress progress = {.task = chain};
+    lm_trainer *trainer = lesson_open(1, &lesson_policy, 1), *larger = lesson_open(1, &other, 1);
+    lm_progress progress = {.task = lesson_chain};
     assert_int_equal(lm_state_write(trainer, &progress, scratch_path(&scratch, "state"), false), WEFT_OK);
     refuse_state(larger, scratch_path(&scratch, "state"), WEFT_INVALID_ARGUMENT, "another architecture");
     size_t size = 0;
@@ -179,8 +112,8 @@ static void test_bad_states(void **state) {
     assert_int_equal(lm_model_write(trainer->model, scratch_path(&scratch, "model"), false), WEFT_OK);
     refuse_state(trainer, scratch_path(&scratch, "model"), WEFT_MALFORMED, "no trainer's state");
     free(bytes);
-    close_trainer(larger);
-    close_trainer(trainer);
+    lesson_close(larger);
+    lesson_close(trainer);
     scratch_close(&scratch);
 }
 
@@ -188,7 +121,7 @@ static void test_model_files(void **state) {
     (void)state;
     scratch scratch;
     scratch_open(&scratch);
-    lm_trainer *trainer = open_trainer(1, &tiny, 4);
+    lm_trainer *trainer = lesson_open(1, &lesson_policy, 4);
     weft_context *context = trainer->model->context;
     scratch_make_directory(&scratch, "model");
     const char *path = scratch_path(&scratch, "model");
@@ -196,7 +129,7 @@ static void test_model_files(void **state) {
     lm_config config;
     lm_model *worker = NULL, *wrong = NULL;
     assert_int_equal(lm_config_read(context, path, &config), WEFT_OK);
-    assert_true(lm_config_equal(&config, &tiny));
+    assert_true(lm_config_equal(&config, &lesson_policy));
     assert_int_equal(lm_model_create(context, &config, LM_WORKER, &worker), WEFT_OK);
     assert_int_equal(lm_model_read(worker, path), WEFT_OK);
     assert_memory_equal(worker->values, trainer->model->values, worker->parameters * sizeof(float));
@@ -205,13 +138,13 @@ static void test_model_files(void **state) {
     assert_int_equal(lm_model_read(wrong, path), WEFT_INVALID_ARGUMENT);
     assert_non_null(strstr(weft_context_error(context), "another architecture"));
     lm_model_destroy(wrong);
-    config = tiny;
+    config = lesson_policy;
     config.feed_forward = 65;
     assert_int_equal(lm_model_create(context, &config, LM_WORKER, &wrong), WEFT_OK);
     assert_int_equal(lm_model_read(wrong, path), WEFT_INVALID_ARGUMENT);
     lm_model_destroy(wrong);
     lm_model_destroy(worker);
-    close_trainer(trainer);
+    lesson_close(trainer);
     scratch_close(&scratch);
 }
 
@@ -258,7 +191,7 @@ static void deal(hand *hand, lm_trainer *trainer) {
 
 static void test_step_by_definition(void **state) {
     (void)state;
-    lm_trainer *trainer = open_trainer(1, &tiny, 9);
+    lm_trainer *trainer = lesson_open(1, &lesson_policy, 9);
     hand hand;
     deal(&hand, trainer);
     lm_grpo_options options = lm_grpo_defaults();
@@ -277,13 +210,13 @@ static void test_step_by_definition(void **state) {
     hand.mask[2] = 0;
     assert_int_equal(lm_grpo_step(trainer, &hand.rollouts, &options, NULL, &result), WEFT_OK);
     assert_true(fabs(result.loss) < 1e-6 && result.clipped == 0);
-    close_trainer(trainer);
+    lesson_close(trainer);
 }
 
 /* The gradient of the whole loss, divergence included, against finite differences of the loss. */
 static void test_step_gradient(void **state) {
     (void)state;
-    lm_trainer *trainer = open_trainer(1, &tiny, 9), *other = open_trainer(1, &tiny, 10);
+    lm_trainer *trainer = lesson_open(1, &lesson_policy, 9), *other = lesson_open(1, &lesson_policy, 10);
     hand hand;
     deal(&hand, trainer);
     for (size_t i = 0; i < 8; i++) {
@@ -321,13 +254,13 @@ static void test_step_gradient(void **state) {
     assert_true(fabs((above.loss - below.loss) - moved) < 0.05 * fabs(moved));
     free(masters);
     free(gradient);
-    close_trainer(other);
-    close_trainer(trainer);
+    lesson_close(other);
+    lesson_close(trainer);
 }
 
 static void test_no_advantage_no_step(void **state) {
     (void)state;
-    lm_trainer *trainer = open_trainer(1, &tiny, 9);
+    lm_trainer *trainer = lesson_open(1, &lesson_policy, 9);
     hand hand;
     deal(&hand, trainer);
     lm_grpo_options options = lm_grpo_defaults();
@@ -337,12 +270,12 @@ static void test_no_advantage_no_step(void **state) {
     hand.rewards[1] = 1;
     assert_int_equal(lm_grpo_step(trainer, &hand.rollouts, &options, NULL, &result), WEFT_OK);
     assert_true(result.skipped == 1 && result.updates == 0 && trainer->model->masters[0] == before);
-    close_trainer(trainer);
+    lesson_close(trainer);
 }
 
 static void test_bad_rollouts(void **state) {
     (void)state;
-    lm_trainer *trainer = open_trainer(1, &tiny, 9);
+    lm_trainer *trainer = lesson_open(1, &lesson_policy, 9);
     lm_grpo_options options = lm_grpo_defaults();
     lm_grpo_result result;
     hand hand;
@@ -375,7 +308,7 @@ static void test_bad_rollouts(void **state) {
         assert_int_equal(lm_grpo_step(trainer, &hand.rollouts, &options, NULL, &result),
                          WEFT_INVALID_ARGUMENT);
     }
-    close_trainer(trainer);
+    lesson_close(trainer);
 }
 
 static weft_status whole_life(weft_context *context) {
@@ -385,12 +318,12 @@ static weft_status whole_life(weft_context *context) {
     lm_grpo_result result;
     lm_grpo_options options = lm_grpo_defaults();
     lm_rollout_options rollout = {.seed = 1, .prompts = 2, .group = 2, .temperature = 1};
-    weft_status status = lm_trainer_create(context, &tiny, &trainer);
+    weft_status status = lm_trainer_create(context, &lesson_policy, &trainer);
     if (status == WEFT_OK) {
         status = lm_model_initialise(trainer->model, 1);
     }
     if (status == WEFT_OK) {
-        status = lm_rollout(trainer->model, &addition, &rollout, rewards, &samples);
+        status = lm_rollout(trainer->model, &lesson_addition, &rollout, rewards, &samples);
     }
     if (status == WEFT_OK) {
         rewards[0] = 1;
