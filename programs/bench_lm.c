@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_lm.c: `weft bench --lm`: tokens per second of the small policy in training and in generation, and
- * the useful operations of both beside the fastest product of matrices that all threads reach at once.
+ * bench_lm.c: `weft bench --lm`: tokens per second of the small policy in training, in generation and in
+ * whole policy steps, and the useful operations of each beside the fastest product of matrices that all
+ * threads reach at once.
  */
 #include "bench_lm.h"
 
 #include "../lib/base/pool.h"
-#include "../lm/trainer.h"
+#include "../lm/grpo.h"
 
 #include <stdlib.h>
 
-enum { LENGTH = 64, PROMPT = 8, QUICK_SIZES = 2, PEAK_SIZE = 128, PEAK_ROUNDS = 200 };
+enum { LENGTH = 64, PROMPT = 8, GROUP = 8, QUICK_SIZES = 2, PEAK_SIZE = 128, PEAK_ROUNDS = 200 };
 
 const lm_size bench_lm_sizes[BENCH_LM_SIZES] = {
     {"0.1M", {16, 64, 2, 4, 4, 172, LENGTH, true, 10000, 1e-5}, 192, 1e-3, 128},
@@ -37,6 +38,7 @@ typedef struct lm_row {
     double generation_operations;
     double training; /* tokens per second */
     double generation;
+    double policy; /* steps that generate and train on what was generated */
 } lm_row;
 
 typedef struct lm_bench_results {
@@ -101,6 +103,7 @@ typedef struct lm_bench_scene {
     size_t *starts;
     lm_token *tokens;
     float *logp;
+    float *rewards;
     uint64_t *streams;
 } lm_bench_scene;
 
@@ -134,8 +137,10 @@ static weft_status open_scene(weft_command *command, const lm_size *size, uint64
     scene->starts = calloc(count + 1, sizeof *scene->starts);
     scene->tokens = calloc(count * LENGTH, sizeof *scene->tokens);
     scene->logp = calloc(count * LENGTH, sizeof *scene->logp);
+    scene->rewards = calloc(count, sizeof *scene->rewards);
     scene->streams = calloc(count, sizeof *scene->streams);
-    if (scene->starts == NULL || scene->tokens == NULL || scene->logp == NULL || scene->streams == NULL) {
+    if (scene->starts == NULL || scene->tokens == NULL || scene->logp == NULL || scene->rewards == NULL ||
+        scene->streams == NULL) {
         return status == WEFT_OK ? WEFT_NO_MEMORY : status;
     }
     for (size_t i = 0; i < count * LENGTH; i++) {
@@ -144,6 +149,7 @@ static weft_status open_scene(weft_command *command, const lm_size *size, uint64
     for (size_t i = 0; i < count; i++) {
         scene->starts[i + 1] = (i + 1) * LENGTH;
         scene->streams[i] = i;
+        scene->rewards[i] = (float)(i % 2);
     }
     return status;
 }
@@ -151,6 +157,7 @@ static weft_status open_scene(weft_command *command, const lm_size *size, uint64
 static void close_scene(lm_bench_scene *scene) {
     lm_trainer_destroy(scene->trainer);
     free(scene->streams);
+    free(scene->rewards);
     free(scene->logp);
     free(scene->tokens);
     free(scene->starts);
@@ -168,36 +175,65 @@ static weft_status train_once(lm_bench_scene *scene, size_t sequences, double *s
 }
 
 /* The first tokens of each sequence are prompts. */
-static weft_status generate_once(lm_bench_scene *scene, size_t sequences, size_t *starts,
-                                 double *seconds_out) {
+static weft_status generate(lm_bench_scene *scene, size_t sequences, size_t *starts,
+                            lm_samples **samples_out) {
     lm_sampling sampling = {.temperature = 1, .seed = 1, .limit = LENGTH - PROMPT, .stop = -1};
-    lm_samples *samples = NULL;
     for (size_t i = 0; i <= sequences; i++) {
         starts[i] = i * PROMPT;
     }
     lm_batch prompts = {.sequences = sequences, .starts = starts, .tokens = scene->tokens};
+    return lm_generate(scene->trainer->model, &prompts, scene->streams, &sampling, samples_out);
+}
+
+static weft_status learn(lm_bench_scene *scene, const lm_samples *samples) {
+    lm_grpo_options options = lm_grpo_defaults();
+    lm_grpo_result result;
+    lm_rollouts rollouts = {
+        .batch = lm_samples_batch(samples),
+        .prompts = samples->prompts,
+        .logp = samples->logp,
+        .rewards = scene->rewards,
+        .group = GROUP,
+    };
+    return lm_grpo_step(scene->trainer, &rollouts, &options, NULL, &result);
+}
+
+/* One policy step, of which the generation is timed on its own, too. */
+static weft_status policy_once(lm_bench_scene *scene, size_t sequences, size_t *starts,
+                               double *generation_out, double *seconds_out) {
+    lm_samples *samples = NULL;
     double start = clock_seconds();
-    weft_status status = lm_generate(scene->trainer->model, &prompts, scene->streams, &sampling, &samples);
+    weft_status status = generate(scene, sequences, starts, &samples);
+    *generation_out = clock_seconds() - start;
+    if (status == WEFT_OK) {
+        status = learn(scene, samples);
+    }
     *seconds_out = clock_seconds() - start;
     lm_samples_destroy(samples);
     return status;
+}
+
+static double faster(double best, size_t tokens, double seconds) {
+    double speed = (double)tokens / seconds;
+    return speed > best ? speed : best;
 }
 
 static weft_status measure_scene(lm_bench_scene *scene, const lm_size *size, unsigned repeat, lm_row *row) {
     size_t tokens = size->sequences * LENGTH;
     size_t *starts = calloc(size->sequences + 1, sizeof *starts);
     weft_status status = starts != NULL ? WEFT_OK : WEFT_NO_MEMORY;
-    double seconds = 0;
+    double training = 0, generation = 0, policy = 0;
     row->parameters = scene->trainer->model->parameters;
     row->generation_operations = operations_per_token(scene->trainer->model);
     row->training_operations = 3 * row->generation_operations;
     for (unsigned i = 0; i <= repeat && status == WEFT_OK && command_interrupted() == EXIT_DONE; i++) {
-        status = train_once(scene, size->sequences, &seconds);
-        row->training = tokens / seconds > row->training ? tokens / seconds : row->training;
+        status = train_once(scene, size->sequences, &training);
         if (status == WEFT_OK) {
-            status = generate_once(scene, size->sequences, starts, &seconds);
-            row->generation = tokens / seconds > row->generation ? tokens / seconds : row->generation;
+            status = policy_once(scene, size->sequences, starts, &generation, &policy);
         }
+        row->training = faster(row->training, tokens, training);
+        row->generation = faster(row->generation, tokens, generation);
+        row->policy = faster(row->policy, tokens, policy);
     }
     free(starts);
     return status;
@@ -217,22 +253,34 @@ static int measure_size(weft_command *command, const lm_bench_options *options, 
 
 /* ---- results ---- */
 
+static double gflops(double speed, double operations) {
+    return 1e-9 * speed * operations;
+}
+
+static void json_speed(json_t *item, const char *kind, double speed, double rate, double peak) {
+    char key[TEXT_SIZE];
+    snprintf(key, sizeof key, "%s_tokens_per_second", kind);
+    json_object_set_new(item, key, json_real(speed));
+    snprintf(key, sizeof key, "%s_gflops", kind);
+    json_object_set_new(item, key, json_real(rate));
+    snprintf(key, sizeof key, "%s_to_peak", kind);
+    json_object_set_new(item, key, json_ratio(rate, peak));
+}
+
 static int print_json(weft_command *command, const lm_bench_results *results) {
     json_t *json = json_object(), *rows = json_array();
     for (size_t i = 0; i < results->count; i++) {
         const lm_row *row = &results->rows[i];
-        double training = 1e-9 * row->training * row->training_operations;
-        double generation = 1e-9 * row->generation * row->generation_operations;
+        double both = row->training_operations + row->generation_operations;
         json_t *item = json_object();
         json_object_set_new(item, "parameters", json_count(row->parameters));
         json_object_set_new(item, "width", json_count(bench_lm_sizes[i].config.width));
         json_object_set_new(item, "layers", json_count(bench_lm_sizes[i].config.layers));
-        json_object_set_new(item, "training_tokens_per_second", json_real(row->training));
-        json_object_set_new(item, "training_gflops", json_real(training));
-        json_object_set_new(item, "training_to_peak", json_ratio(training, results->peak));
-        json_object_set_new(item, "generation_tokens_per_second", json_real(row->generation));
-        json_object_set_new(item, "generation_gflops", json_real(generation));
-        json_object_set_new(item, "generation_to_peak", json_ratio(generation, results->peak));
+        json_speed(item, "training", row->training, gflops(row->training, row->training_operations),
+                   results->peak);
+        json_speed(item, "generation", row->generation, gflops(row->generation, row->generation_operations),
+                   results->peak);
+        json_speed(item, "policy_step", row->policy, gflops(row->policy, both), results->peak);
         json_array_append_new(rows, item);
     }
     json_object_set_new(json, "cpu", json_string(weft_cpu_name()));
@@ -242,21 +290,27 @@ static int print_json(weft_command *command, const lm_bench_results *results) {
     return command_print_json(command, stdout, json);
 }
 
+static void print_speed(double speed, double rate, double peak) {
+    printf("  %8.0f %7.1f %5.2f", speed, rate, rate / peak);
+}
+
 static void print_text(const lm_bench_results *results) {
     printf("%s, %u thread%s; a product of matrices in cache reaches %.1f GFLOP/s, which is 1.00\n\n",
            weft_cpu_name(), results->threads, results->threads == 1 ? "" : "s", results->peak);
-    printf("%10s %5s %6s  %8s %7s %5s  %8s %7s %5s\n", "", "", "", "training", "", "of", "generat.", "",
-           "of");
-    printf("%10s %5s %6s  %8s %7s %5s  %8s %7s %5s\n", "parameters", "width", "layers", "tokens/s",
-           "GFLOP/s", "peak", "tokens/s", "GFLOP/s", "peak");
+    printf("%10s %5s %6s  %8s %7s %5s  %8s %7s %5s  %8s %7s %5s\n", "", "", "", "training", "", "of",
+           "generat.", "", "of", "policy", "", "of");
+    printf("%10s %5s %6s  %8s %7s %5s  %8s %7s %5s  %8s %7s %5s\n", "parameters", "width", "layers",
+           "tokens/s", "GFLOP/s", "peak", "tokens/s", "GFLOP/s", "peak", "tokens/s", "GFLOP/s", "peak");
     for (size_t i = 0; i < results->count; i++) {
         const lm_row *row = &results->rows[i];
+        double both = row->training_operations + row->generation_operations;
         char text[TEXT_SIZE];
-        double training = 1e-9 * row->training * row->training_operations;
-        double generation = 1e-9 * row->generation * row->generation_operations;
-        printf("%10s %5u %6u  %8.0f %7.1f %5.2f  %8.0f %7.1f %5.2f\n", text_count(row->parameters, text),
-               bench_lm_sizes[i].config.width, bench_lm_sizes[i].config.layers, row->training, training,
-               training / results->peak, row->generation, generation, generation / results->peak);
+        printf("%10s %5u %6u", text_count(row->parameters, text), bench_lm_sizes[i].config.width,
+               bench_lm_sizes[i].config.layers);
+        print_speed(row->training, gflops(row->training, row->training_operations), results->peak);
+        print_speed(row->generation, gflops(row->generation, row->generation_operations), results->peak);
+        print_speed(row->policy, gflops(row->policy, both), results->peak);
+        putchar('\n');
     }
 }
 

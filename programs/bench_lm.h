@@ -9,15 +9,16 @@
 #include "../lm/config.h"
 #include "command.h"
 
-enum { BENCH_RATES_MAX = 16, BENCH_LM_SIZES = 5 };
+enum { BENCH_RATES_MAX = 16, BENCH_STALENESS_MAX = 8, BENCH_LM_SIZES = 5 };
 
 typedef struct lm_bench_options {
     bool quick; /* the smallest sizes only */
     uint64_t seed;
     unsigned repeat;
-    uint64_t steps;      /* of learning by rewards; 0: 200, and 50 at each of several rates */
+    uint64_t steps;      /* of learning by rewards; 0: 240, and 50 at each of several rates */
     uint64_t parameters; /* of the policy whose rates are measured, about; 0: 2M */
     double rate;         /* of learning; 0: the usual */
+    uint64_t staleness;  /* of learning: versions that the sampler is behind */
     double rates[BENCH_RATES_MAX];
     size_t rate_count;
     const char *state;     /* a trainer's state whose rates are measured; NULL: a policy is warmed up */

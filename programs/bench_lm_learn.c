@@ -12,7 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PROMPTS = 32, GROUP = 8, ROLLOUTS = PROMPTS * GROUP, EVALUATION = 1024, REPORT = 20 };
+enum { PROMPTS = 32, GROUP = 8, ROLLOUTS = PROMPTS * GROUP, EVALUATION = 1024, REPORT = 20, STEPS = 240 };
+
+static const double usual_rate = 2e-4;
+static const double warm_success = 0.45;
 
 static const lm_config policy = {
     .vocabulary = LM_TASK_VOCABULARY,
@@ -32,13 +35,17 @@ static const lm_task task = {.kind = LM_TASK_CHAIN, .steps = 32, .period = 6};
 typedef struct learn_run {
     weft_command *command;
     lm_trainer *trainer;
-    uint16_t *before; /* live words before a step */
+    uint16_t *before;                            /* live words before a step */
+    lm_model *samplers[BENCH_STALENESS_MAX + 1]; /* of the last versions, in turn */
     uint64_t seed;
     uint64_t steps;
+    uint64_t staleness; /* versions that the sampler is behind */
     lm_warmup_result warm;
     double warm_seconds;
     double start; /* success when the policy steps begin, and after them */
     double end;
+    double first_rewards; /* means of the first and of the last steps */
+    double last_rewards;
     double step_seconds;
     double changed; /* share of weights, mean over steps */
     double rate;
@@ -54,6 +61,7 @@ static bool watch(void *opaque, uint64_t step, double loss, double success) {
 static weft_status warm_up(learn_run *run) {
     lm_warmup_options options = lm_warmup_defaults();
     options.seed = run->seed;
+    options.success = warm_success;
     options.watcher = watch;
     options.opaque = run;
     double start = clock_seconds();
@@ -81,18 +89,41 @@ static void count_changes(learn_run *run) {
     run->changed += (double)changed / (double)model->parameters / (double)run->steps;
 }
 
+static lm_model *sampler_at(const learn_run *run, uint64_t step) {
+    return run->samplers[step % (run->staleness + 1)];
+}
+
+static weft_status open_samplers(learn_run *run) {
+    const lm_model *model = run->trainer->model;
+    weft_status status = WEFT_OK;
+    for (uint64_t i = 0; i <= run->staleness && status == WEFT_OK; i++) {
+        status = lm_model_create(model->context, &model->config, LM_WORKER, &run->samplers[i]);
+        if (status == WEFT_OK) {
+            status = lm_model_copy(run->samplers[i], model);
+        }
+    }
+    return status;
+}
+
+static void close_samplers(learn_run *run) {
+    for (uint64_t i = 0; i <= run->staleness; i++) {
+        lm_model_destroy(run->samplers[i]);
+    }
+}
+
+/* The version that a step makes is sampled from by a later one: the next if nobody is behind. */
 static weft_status policy_step(learn_run *run, const lm_grpo_options *options, uint64_t step,
                                lm_grpo_result *result) {
     float rewards[ROLLOUTS];
     lm_samples *samples = NULL;
-    lm_model *model = run->trainer->model;
+    const lm_model *model = run->trainer->model;
     lm_rollout_options rollout = {.seed = run->seed + 1000000,
                                   .first = step * PROMPTS,
                                   .prompts = PROMPTS,
                                   .group = GROUP,
                                   .temperature = 1};
     memcpy(run->before, model->live, model->parameters * sizeof *run->before);
-    weft_status status = lm_rollout(model, &task, &rollout, rewards, &samples);
+    weft_status status = lm_rollout(sampler_at(run, step), &task, &rollout, rewards, &samples);
     if (status == WEFT_OK) {
         lm_rollouts rollouts = {
             .batch = lm_samples_batch(samples),
@@ -105,6 +136,9 @@ static weft_status policy_step(learn_run *run, const lm_grpo_options *options, u
         count_changes(run);
     }
     lm_samples_destroy(samples);
+    if (status == WEFT_OK) {
+        status = lm_model_copy(sampler_at(run, step), model);
+    }
     return status;
 }
 
@@ -120,6 +154,8 @@ static weft_status policy_steps(learn_run *run) {
             command_interrupted() == EXIT_DONE ? policy_step(run, &options, step, &result) : WEFT_CANCELLED;
         reward += status == WEFT_OK ? result.reward / REPORT : 0;
         if (status == WEFT_OK && (step + 1) % REPORT == 0) {
+            run->first_rewards = step < REPORT ? reward : run->first_rewards;
+            run->last_rewards = reward;
             command_note(run->command, "policy step %llu: mean reward of the last %d %.3f",
                          (unsigned long long)(step + 1), REPORT, reward);
             reward = 0;
@@ -136,8 +172,13 @@ static int print_results(const learn_run *run) {
                (unsigned long long)run->seed);
         printf("warm-up       %llu steps, %.1f s\n", (unsigned long long)run->warm.steps,
                run->warm_seconds);
-        printf("policy steps  %llu with rate %g, %.2f s each; a step changes %.2f%% of the BF16 weights\n",
-               (unsigned long long)run->steps, run->rate, run->step_seconds, 100 * run->changed);
+        printf(
+            "policy steps  %llu with rate %g and staleness %llu, %.2f s each; a step changes %.2f%% of the "
+            "BF16 weights\n",
+            (unsigned long long)run->steps, run->rate, (unsigned long long)run->staleness,
+            run->step_seconds, 100 * run->changed);
+        printf("reward        %.3f in the first %d steps, %.3f in the last\n", run->first_rewards, REPORT,
+               run->last_rewards);
         printf("success       %.3f before, %.3f after, on %d fresh prompts\n", run->start, run->end,
                EVALUATION);
         return EXIT_DONE;
@@ -149,8 +190,11 @@ static int print_results(const learn_run *run) {
     json_object_set_new(json, "warm_up_seconds", json_real(run->warm_seconds));
     json_object_set_new(json, "policy_steps", json_count(run->steps));
     json_object_set_new(json, "learning_rate", json_real(run->rate));
+    json_object_set_new(json, "staleness", json_count(run->staleness));
     json_object_set_new(json, "seconds_per_step", json_real(run->step_seconds));
     json_object_set_new(json, "density", json_real(run->changed));
+    json_object_set_new(json, "first_rewards", json_real(run->first_rewards));
+    json_object_set_new(json, "last_rewards", json_real(run->last_rewards));
     json_object_set_new(json, "success_before", json_real(run->start));
     json_object_set_new(json, "success_after", json_real(run->end));
     return command_print_json(command, stdout, json);
@@ -160,6 +204,9 @@ static weft_status learn(learn_run *run) {
     weft_status status = warm_up(run);
     if (status == WEFT_OK) {
         status = evaluate(run, &run->start);
+    }
+    if (status == WEFT_OK) {
+        status = open_samplers(run);
     }
     if (status == WEFT_OK) {
         status = policy_steps(run);
@@ -172,9 +219,12 @@ static weft_status learn(learn_run *run) {
 
 int bench_lm_learn(weft_command *command, const lm_bench_options *options) {
     learn_run run = {
-        .command = command, .seed = options->seed, .steps = options->steps, .rate = options->rate};
-    run.steps = run.steps > 0 ? run.steps : 200;
-    run.rate = run.rate > 0 ? run.rate : 2e-4;
+        .command = command,
+        .seed = options->seed,
+        .steps = options->steps > 0 ? options->steps : STEPS,
+        .staleness = options->staleness,
+        .rate = options->rate > 0 ? options->rate : usual_rate,
+    };
     weft_status status = lm_trainer_create(command->context, &policy, &run.trainer);
     if (status != WEFT_OK) {
         return command_fail(command, NULL, status);
@@ -190,6 +240,7 @@ int bench_lm_learn(weft_command *command, const lm_bench_options *options) {
     if (code == EXIT_DONE) {
         code = status == WEFT_OK ? print_results(&run) : command_fail(command, NULL, status);
     }
+    close_samplers(&run);
     free(run.before);
     lm_trainer_destroy(run.trainer);
     return code;

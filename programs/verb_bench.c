@@ -29,6 +29,7 @@ enum {
     OPTION_LM,
     OPTION_LEARN,
     OPTION_RATE,
+    OPTION_STALENESS,
     OPTION_RATES,
     OPTION_STATE,
     OPTION_FOLLOWERS,
@@ -69,9 +70,11 @@ static const struct argp_option options[] = {
     {"followers", OPTION_FOLLOWERS, "N", 0, "With --fleet: followers (default 64)", 4},
     {"relays", OPTION_RELAYS, "N", 0, "With --fleet: relays that they are behind (default 2)", 4},
     {"lm", OPTION_LM, NULL, 0, "Measure training and generation of the small policy instead; see below", 6},
-    {"learn", OPTION_LEARN, NULL, 0, "With --lm: one run of learning; --steps N policy steps (default 200)",
+    {"learn", OPTION_LEARN, NULL, 0, "With --lm: one run of learning; --steps N policy steps (default 240)",
      6},
     {"rate", OPTION_RATE, "RATE", 0, "With --learn: the learning rate of policy steps (default 2e-4)", 6},
+    {"staleness", OPTION_STALENESS, "N", 0,
+     "With --learn: responses are sampled from the policy of N versions before (default 0)", 6},
     {"rates", OPTION_RATES, "LIST", 0,
      "With --lm: sparsity and bytes of --steps N policy steps (default 50) at each learning rate, such as "
      "1e-6,3e-6",
@@ -126,6 +129,8 @@ static const char doc[] =
     "\nWith --lm, the small transformer of the testbed, in several sizes:\n\n"
     "  training    tokens per second of whole steps; sequences of 64 tokens\n"
     "  generation  tokens per second: sampling with a cache\n"
+    "  policy      tokens per second of whole policy steps: generation, whose\n"
+    "              scores are those of the policy, and two updates from rewards\n"
     "  GFLOP/s     useful operations: 6 in training, 2 in generation for each\n"
     "              parameter of a matrix, and those of attention\n"
     "  peak        the fastest product of 128x128 matrices of all threads at once\n\n"
@@ -164,6 +169,7 @@ typedef struct bench_arguments {
     bool lm;
     bool learn;
     double rate; /* of learning; 0: the usual */
+    uint64_t staleness;
     const char *rates;
     const char *state;
     sync_options sync_options; /* what is not told by the options above */
@@ -177,8 +183,8 @@ static void check_lm(const bench_arguments *arguments, struct argp_state *state)
     if (arguments->learn && rates) {
         argp_error(state, "--learn and --rates exclude each other");
     }
-    if (arguments->rate > 0 && !arguments->learn) {
-        argp_error(state, "--rate goes with --learn");
+    if ((arguments->rate > 0 || arguments->staleness > 0) && !arguments->learn) {
+        argp_error(state, "--rate and --staleness go with --learn");
     }
     if (arguments->state != NULL && (!rates || arguments->parameters > 0)) {
         argp_error(state, "--state goes with --rates, and says what the model is");
@@ -259,6 +265,9 @@ static error_t parse_lm(int key, const char *argument, struct argp_state *state)
         return 0;
     case OPTION_RATE:
         arguments->rate = parse_rate("rate", argument, state);
+        return 0;
+    case OPTION_STALENESS:
+        arguments->staleness = parse_number("staleness", argument, 0, BENCH_STALENESS_MAX, state);
         return 0;
     case OPTION_RATES:
         arguments->rates = argument;
@@ -644,6 +653,7 @@ static int run_lm(bench_arguments *arguments) {
         .steps = arguments->steps,
         .parameters = arguments->parameters,
         .rate = arguments->rate,
+        .staleness = arguments->staleness,
         .state = arguments->state,
         .directory = arguments->sync_options.directory,
     };
