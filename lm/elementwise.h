@@ -8,10 +8,10 @@
 #ifndef WEFT_LM_ELEMENTWISE_H
 #define WEFT_LM_ELEMENTWISE_H
 
+#include "../lib/base/exponential.h"
 #include "kernels.h"
 
 #include <math.h>
-#include <string.h>
 
 #if defined(__clang__)
 #define UNROLL_ALL _Pragma("unroll")
@@ -39,30 +39,6 @@ static float dot(const float *a, const float *b, size_t count) {
         lanes[j] += a[i + j] * b[i + j];
     }
     return add_lanes(lanes);
-}
-
-/* exp for x in [-87, 87], clamped outside: 2^n by the exponent's bits times a polynomial on [-ln 2 / 2,
- * ln 2 / 2]; relative error below 2e-7. */
-static inline float exponential(float x) {
-    const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 87.0f ? 87.0f : x;
-    float shifted = x * 1.44269504f + shift;
-    float whole = shifted - shift;
-    float rest = (x - whole * 0.693359375f) - whole * -2.12194440e-4f;
-    float power = 1.9875691500e-4f;
-    power = power * rest + 1.3981999507e-3f;
-    power = power * rest + 8.3334519073e-3f;
-    power = power * rest + 4.1665795894e-2f;
-    power = power * rest + 1.6666665459e-1f;
-    power = power * rest + 5.0000001201e-1f;
-    power = (power * rest * rest + rest) + 1.0f;
-    int32_t bits;
-    memcpy(&bits, &shifted, sizeof bits);
-    uint32_t scale_bits = ((uint32_t)(bits - 0x4b400000) + 127u) << 23;
-    float scale;
-    memcpy(&scale, &scale_bits, sizeof scale);
-    return power * scale;
 }
 
 static float norm(const float *x, const float *gain, float epsilon, size_t count, float *output) {
@@ -93,13 +69,13 @@ static void norm_back(const float *x, const float *gain, float scale, const floa
 
 static void swiglu(const float *gate, const float *up, size_t count, float *output) {
     for (size_t i = 0; i < count; i++) {
-        output[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
+        output[i] = gate[i] / (1.0f + weft_exponential(-gate[i])) * up[i];
     }
 }
 
 static void swiglu_back(float *gate, float *up, const float *doutput, size_t count) {
     for (size_t i = 0; i < count; i++) {
-        float sigmoid = 1.0f / (1.0f + exponential(-gate[i]));
+        float sigmoid = 1.0f / (1.0f + weft_exponential(-gate[i]));
         float silu = gate[i] * sigmoid;
         float dgate = doutput[i] * up[i] * (sigmoid + silu * (1.0f - sigmoid));
         up[i] = doutput[i] * silu;
@@ -145,7 +121,7 @@ static float sum(const float *row, size_t count) {
 static void softmax(float *row, float scale, size_t count) {
     float most = largest(row, count);
     for (size_t i = 0; i < count; i++) {
-        row[i] = exponential((row[i] - most) * scale);
+        row[i] = weft_exponential((row[i] - most) * scale);
     }
     float inverse = 1.0f / sum(row, count);
     for (size_t i = 0; i < count; i++) {
@@ -166,11 +142,11 @@ static float sum_of_exponentials(const float *row, float most, size_t count) {
     size_t i = 0;
     for (; i + LM_LANES <= count; i += LM_LANES) {
         for (size_t j = 0; j < LM_LANES; j++) {
-            lanes[j] += exponential(row[i + j] - most);
+            lanes[j] += weft_exponential(row[i + j] - most);
         }
     }
     for (size_t j = 0; i + j < count; j++) {
-        lanes[j] += exponential(row[i + j] - most);
+        lanes[j] += weft_exponential(row[i + j] - most);
     }
     return add_lanes(lanes);
 }
@@ -189,7 +165,7 @@ static void log_softmax(float *row, float scale, size_t count) {
 static void log_softmax_back(float *row, size_t target, float slope, float scale, size_t count) {
     float factor = slope * scale;
     for (size_t i = 0; i < count; i++) {
-        row[i] = -factor * exponential(row[i]);
+        row[i] = -factor * weft_exponential(row[i]);
     }
     row[target] += factor;
 }

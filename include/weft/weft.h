@@ -7,6 +7,7 @@
 
 #include <weft/base.h>
 #include <weft/patch.h>
+#include <weft/rollout.h>
 #include <weft/store.h>
 #include <weft/sync.h>
 #include <weft/tensor.h>

@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_rollout_objective.c: advantages by hand; the loss of a policy by its definition, its slopes against
+ * finite differences for every surrogate and aggregation; weights of 1 change no bit; nothing kept moves
+ * nothing; input that is odd or hostile.
+ */
+#include "../support/faults.h"
+#include "../support/models.h"
+
+#include <weft/rollout.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static weft_context *context;
+
+static int open_context(void **state) {
+    (void)state;
+    return weft_context_create(NULL, &context) == WEFT_OK ? 0 : -1;
+}
+
+static int close_context(void **state) {
+    (void)state;
+    weft_context_destroy(context);
+    return 0;
+}
+
+/* ---- advantages ---- */
+
+static void test_advantages(void **state) {
+    (void)state;
+    const float rewards[] = {1, 0, 0, 1, 1, 1, 1, 1};
+    float output[8];
+    assert_int_equal(weft_correction_advantages(context, rewards, NULL, 8, 4, true, output), WEFT_OK);
+    assert_true(fabsf(output[0] - 0.5f / 0.57735f) < 1e-4f && output[1] == -output[0]);
+    assert_true(output[4] == 0 && output[7] == 0);
+    assert_int_equal(weft_correction_advantages(context, rewards, NULL, 8, 4, false, output), WEFT_OK);
+    assert_true(output[0] == 0.5f && output[1] == -0.5f);
+    assert_int_equal(weft_correction_advantages(context, rewards, NULL, 8, 1, true, output), WEFT_OK);
+    assert_true(output[0] == 0 && output[5] == 0);
+}
+
+static void test_advantages_of_survivors(void **state) {
+    (void)state;
+    /* two survivors, one, none, all */
+    const float rewards[] = {1, 0, 9, 7, 1, 2, 5, 5, 3, 1, 2, 1};
+    const uint8_t rejected[] = {0, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1};
+    const uint8_t none[12] = {0};
+    float output[12], plain[12];
+    assert_int_equal(weft_correction_advantages(context, rewards, rejected, 12, 4, false, output), WEFT_OK);
+    assert_true(output[0] == 0.5f && output[1] == -0.5f);
+    for (size_t i = 2; i < 12; i++) {
+        assert_true(output[i] == 0);
+    }
+    assert_int_equal(weft_correction_advantages(context, rewards, rejected, 12, 4, true, output), WEFT_OK);
+    assert_true(fabsf(output[0] - (float)(0.5 / (sqrt(0.5) + 1e-6))) < 1e-6f && output[7] == 0);
+    assert_int_equal(weft_correction_advantages(context, rewards, none, 12, 4, true, output), WEFT_OK);
+    assert_int_equal(weft_correction_advantages(context, rewards, NULL, 12, 4, true, plain), WEFT_OK);
+    assert_memory_equal(output, plain, sizeof plain);
+}
+
+static void test_refused_advantages(void **state) {
+    (void)state;
+    float rewards[4] = {1, 2, 3, 4}, output[4];
+    assert_int_equal(weft_correction_advantages(context, rewards, NULL, 4, 3, true, output),
+                     WEFT_INVALID_ARGUMENT);
+    assert_int_equal(weft_correction_advantages(context, rewards, NULL, 4, 0, true, output),
+                     WEFT_INVALID_ARGUMENT);
+    rewards[2] = NAN;
+    assert_int_equal(weft_correction_advantages(context, rewards, NULL, 4, 2, true, output),
+                     WEFT_INVALID_ARGUMENT);
+}
+
+/* ---- the objective ---- */
+
+enum { SEQUENCES = 4, TOKENS = 14 };
+
+typedef struct objective_case {
+    size_t starts[SEQUENCES + 1];
+    uint8_t kept[TOKENS];
+    float old[TOKENS];
+    float learner[TOKENS];
+    float reference[TOKENS];
+    float weights[TOKENS];
+    float advantages[SEQUENCES];
+    float slopes[TOKENS];
+    weft_correction_batch batch;
+    weft_objective_input input;
+    weft_objective_options options;
+    weft_objective_result result;
+} objective_case;
+
+/* Sequences of 5, 0, 4 and 5 tokens, a few of which are not kept. */
+static void deal(objective_case *one, uint64_t seed) {
+    *one = (objective_case){.starts = {0, 5, 5, 9, 14}, .advantages = {1.25f, 3, -0.75f, 0.5f}};
+    dice dice = {seed};
+    for (size_t i = 0; i < TOKENS; i++) {
+        one->kept[i] = i != 3 && i != 7;
+        one->old[i] = -0.2f - 0.001f * (float)dice_below(&dice, 2000);
+        one->learner[i] = one->old[i] + 0.001f * ((float)dice_below(&dice, 1000) - 500);
+        one->reference[i] = one->old[i] + 0.001f * ((float)dice_below(&dice, 1000) - 500);
+        one->weights[i] = 0.001f * (float)(500 + dice_below(&dice, 1500));
+    }
+    one->batch = (weft_correction_batch){SEQUENCES, one->starts, one->kept};
+    one->input = (weft_objective_input){
+        .batch = &one->batch,
+        .old = one->old,
+        .learner = one->learner,
+        .reference = one->reference,
+        .weights = one->weights,
+        .advantages = one->advantages,
+    };
+    one->options = weft_objective_defaults();
+    one->options.kl = 0.3;
+    one->options.horizon = 16;
+}
+
+static weft_status run(objective_case *one) {
+    return weft_objective_run(context, &one->input, &one->options, one->slopes, &one->result);
+}
+
+static void test_slopes(void **state) {
+    (void)state;
+    for (unsigned number = 0; number < 64; number++) {
+        objective_case one;
+        deal(&one, number);
+        one.options.aggregation = (weft_aggregation)(number % 4);
+        one.options.surrogate = (weft_surrogate)(number / 4 % 2);
+        one.options.skip_empty = number / 8 % 2;
+        one.options.clip_dual = number / 16 % 2 == 0 ? 0 : 1.3;
+        assert_int_equal(run(&one), WEFT_OK);
+        assert_true(one.result.moves && one.result.tokens == TOKENS - 2 && one.result.sequences == 3);
+        for (size_t i = 0; i < TOKENS; i++) {
+            objective_case above = one, below = one;
+            above.input.learner = above.learner;
+            below.input.learner = below.learner;
+            above.learner[i] += 1e-3f;
+            below.learner[i] -= 1e-3f;
+            assert_int_equal(run(&above), WEFT_OK);
+            assert_int_equal(run(&below), WEFT_OK);
+            double step = (double)above.learner[i] - (double)below.learner[i];
+            double slope = (above.result.loss - below.result.loss) / step;
+            /* at a kink, where clipping begins, there are two slopes */
+            bool kink = above.result.clipped != below.result.clipped;
+            if (!kink && fabs(slope - (double)one.slopes[i]) > 1e-4) {
+                fail_msg("case %u, token %zu: slope %g, by differences %g", number, i,
+                         (double)one.slopes[i], slope);
+            }
+        }
+        assert_true(one.slopes[3] == 0 && one.slopes[7] == 0);
+    }
+}
+
+/* Two sequences, whose tokens are one, two and three times as likely as before. */
+static void test_by_definition(void **state) {
+    (void)state;
+    objective_case one;
+    deal(&one, 1);
+    one.options.kl = 0;
+    one.options.clip_high = 0.2;
+    one.input.reference = NULL;
+    memset(one.kept, 0, sizeof one.kept);
+    one.kept[0] = one.kept[1] = one.kept[9] = 1;
+    one.learner[0] = one.old[0];
+    one.learner[1] = one.old[1] + (float)log(2);
+    one.learner[9] = one.old[9] + (float)log(3);
+    one.advantages[0] = 2;
+    one.advantages[3] = -1;
+    one.weights[0] = 0.5f;
+    one.weights[1] = 3;
+    one.weights[9] = 0.25f;
+    assert_int_equal(run(&one), WEFT_OK);
+    double first = -(0.5 * 2 + 3 * 1.2 * 2) / 2, second = 0.25 * 3;
+    assert_true(fabs(one.result.loss - (first + second) / SEQUENCES) < 1e-6);
+    assert_true(fabs((double)one.slopes[0] + 0.5 * 2 / 2 / SEQUENCES) < 1e-6 && one.slopes[1] == 0);
+    assert_true(fabs((double)one.slopes[9] - second / SEQUENCES) < 1e-6);
+    assert_true(fabs(one.result.clipped - 1.0 / 3) < 1e-9);
+    assert_true(fabs(one.result.ratio - (log(2) + log(3)) / 3) < 1e-6);
+    one.options.skip_empty = true;
+    assert_int_equal(run(&one), WEFT_OK);
+    assert_true(fabs(one.result.loss - (first + second) / 2) < 1e-6);
+    one.options.aggregation = WEFT_TOKEN_MEAN;
+    assert_int_equal(run(&one), WEFT_OK);
+    assert_true(fabs(one.result.loss - (2 * first + second) / 3) < 1e-6);
+    one.options.aggregation = WEFT_SEQ_MEAN_TOKEN_SUM_NORM;
+    assert_int_equal(run(&one), WEFT_OK);
+    assert_true(fabs(one.result.loss - (2 * first + second) / 16) < 1e-6);
+    one.options.clip_dual = 2;
+    assert_int_equal(run(&one), WEFT_OK);
+    assert_true(fabs(one.result.loss - (2 * first + 0.25 * 2) / 16) < 1e-6 && one.slopes[9] == 0);
+}
+
+static void test_weights_of_one(void **state) {
+    (void)state;
+    objective_case weighed, plain;
+    deal(&weighed, 5);
+    deal(&plain, 5);
+    for (size_t i = 0; i < TOKENS; i++) {
+        weighed.weights[i] = 1;
+    }
+    plain.input.weights = NULL;
+    assert_int_equal(run(&weighed), WEFT_OK);
+    assert_int_equal(run(&plain), WEFT_OK);
+    assert_memory_equal(weighed.slopes, plain.slopes, sizeof plain.slopes);
+    assert_true(weighed.result.loss == plain.result.loss);
+}
+
+static void test_nothing_kept(void **state) {
+    (void)state;
+    objective_case one;
+    deal(&one, 2);
+    memset(one.kept, 0, sizeof one.kept);
+    one.learner[2] = NAN;
+    one.slopes[2] = 5;
+    for (int i = 0; i < 8; i++) {
+        one.options.aggregation = (weft_aggregation)(i % 4);
+        one.options.skip_empty = i / 4;
+        assert_int_equal(run(&one), WEFT_OK);
+        assert_true(!one.result.moves && one.result.loss == 0 && one.result.tokens == 0);
+        assert_true(one.slopes[2] == 0 && one.result.clipped == 0 && one.result.kl == 0);
+    }
+    one.batch.sequences = 0;
+    assert_int_equal(run(&one), WEFT_OK);
+    assert_true(!one.result.moves);
+}
+
+static void test_refused_input(void **state) {
+    (void)state;
+    const float faults[] = {NAN, INFINITY, -INFINITY};
+    for (size_t i = 0; i < 12; i++) {
+        objective_case one;
+        deal(&one, 3);
+        float *arrays[] = {one.old, one.learner, one.reference, one.weights};
+        arrays[i / 3][6] = faults[i % 3];
+        assert_int_equal(run(&one), WEFT_INVALID_ARGUMENT);
+        assert_non_null(strstr(weft_context_error(context), "token 1 of sequence 2"));
+        one.kept[6] = 0;
+        assert_int_equal(run(&one), WEFT_OK);
+    }
+    for (int fault = 0; fault < 7; fault++) {
+        objective_case one;
+        deal(&one, 3);
+        switch (fault) {
+        case 0:
+            one.advantages[2] = NAN;
+            break;
+        case 1:
+            one.weights[0] = -1;
+            break;
+        case 2:
+            one.options.clip_low = NAN;
+            break;
+        case 3:
+            one.options.clip_dual = 0.5;
+            break;
+        case 4:
+            one.options.aggregation = WEFT_SEQ_MEAN_TOKEN_SUM_NORM;
+            one.options.horizon = 0;
+            break;
+        case 5:
+            one.options.surrogate = (weft_surrogate)2;
+            break;
+        default:
+            one.starts[2] = 4;
+            break;
+        }
+        assert_int_equal(run(&one), WEFT_INVALID_ARGUMENT);
+        assert_int_equal(one.result.tokens, 0);
+    }
+}
+
+static void test_no_memory(void **state) {
+    (void)state;
+    faults faults = {0};
+    weft_context_options options = {.allocator = faults_allocator(&faults)};
+    weft_context *poor = NULL;
+    objective_case one;
+    deal(&one, 4);
+    assert_int_equal(weft_context_create(&options, &poor), WEFT_OK);
+    faults_reset(&faults, 1);
+    assert_int_equal(weft_objective_run(poor, &one.input, &one.options, one.slopes, &one.result),
+                     WEFT_NO_MEMORY);
+    assert_int_equal(one.result.tokens, 0);
+    weft_context_destroy(poor);
+    assert_int_equal(faults_live_blocks(&faults), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_advantages),         cmocka_unit_test(test_advantages_of_survivors),
+        cmocka_unit_test(test_refused_advantages), cmocka_unit_test(test_slopes),
+        cmocka_unit_test(test_by_definition),      cmocka_unit_test(test_weights_of_one),
+        cmocka_unit_test(test_nothing_kept),       cmocka_unit_test(test_refused_input),
+        cmocka_unit_test(test_no_memory),
+    };
+    return cmocka_run_group_tests(tests, open_context, close_context);
+}
