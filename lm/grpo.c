@@ -12,10 +12,15 @@
 typedef struct grpo_run {
     const lm_rollouts *rollouts;
     const lm_grpo_options *options;
+    weft_objective_options objective;
+    const float *old;
     float *advantages;
     float *reference; /* log-probabilities; NULL without a reference */
     float *logp;
-    size_t first; /* sequence of the update under way */
+    float *weights;
+    uint8_t *kept;    /* of each token: it is trained */
+    double *divisors; /* of each sequence's losses, in the update under way */
+    size_t first;     /* sequence of the update under way */
     size_t count;
     size_t tokens; /* that were trained, over all updates */
     lm_grpo_result result;
@@ -36,82 +41,24 @@ lm_grpo_options lm_grpo_defaults(void) {
     return options;
 }
 
-void lm_grpo_advantages(const float *rewards, size_t sequences, size_t group, bool normalise,
-                        float *output) {
-    for (size_t first = 0; first < sequences; first += group) {
-        double sum = 0;
-        double squares = 0;
-        for (size_t i = first; i < first + group; i++) {
-            sum += (double)rewards[i];
-        }
-        double mean = sum / (double)group;
-        for (size_t i = first; i < first + group; i++) {
-            squares += ((double)rewards[i] - mean) * ((double)rewards[i] - mean);
-        }
-        double scale = normalise && group > 1 ? 1 / (sqrt(squares / (double)(group - 1)) + 1e-6) : 1;
-        for (size_t i = first; i < first + group; i++) {
-            output[i] = (float)(((double)rewards[i] - mean) * scale);
-        }
-    }
-}
-
 /* ---- the loss of one token ---- */
 
-typedef struct token_loss {
-    double loss;
-    double slope; /* by the log-probability */
-    double log_ratio;
-    double divergence;
-    bool clipped;
-} token_loss;
-
-/* Ratios beyond any sense are cut before they overflow. */
-static double bounded(double value) {
-    const double most = 20;
-    return value > most ? most : value < -most ? -most : value;
-}
-
-static token_loss lose(const grpo_run *run, double advantage, double logp, size_t token) {
-    const lm_grpo_options *options = run->options;
-    token_loss result = {.log_ratio = bounded(logp - (double)run->rollouts->logp[token])};
-    double ratio = exp(result.log_ratio);
-    result.clipped = advantage > 0 ? ratio > 1 + options->clip_high : ratio < 1 - options->clip_low;
-    double limit = advantage > 0 ? 1 + options->clip_high : 1 - options->clip_low;
-    result.loss = -(result.clipped ? limit : ratio) * advantage;
-    result.slope = result.clipped ? 0 : -ratio * advantage;
-    if (run->reference != NULL) {
-        double distance = bounded((double)run->reference[token] - logp);
-        result.divergence = exp(distance) - 1 - distance;
-        result.loss += options->kl * result.divergence;
-        result.slope += options->kl * (1 - exp(distance));
-    }
-    return result;
-}
-
-static bool counts(const lm_rollouts *rollouts, size_t sequence, size_t token) {
-    size_t place = token - rollouts->batch.starts[sequence];
-    return place >= rollouts->prompts[sequence] && (rollouts->mask == NULL || rollouts->mask[token] != 0);
-}
-
-static size_t trained_tokens(const lm_rollouts *rollouts, size_t sequence) {
-    size_t count = 0;
-    for (size_t i = rollouts->batch.starts[sequence]; i < rollouts->batch.starts[sequence + 1]; i++) {
-        count += counts(rollouts, sequence, i);
-    }
-    return count;
+static weft_token_loss lose(const grpo_run *run, size_t sequence, float logp, size_t token) {
+    const float *reference = run->reference != NULL ? &run->reference[token] : NULL;
+    return weft_objective_token(&run->objective, (double)run->advantages[sequence],
+                                (double)run->weights[token], (double)run->old[token], (double)logp,
+                                reference);
 }
 
 static void policy_slopes(void *opaque, size_t number, size_t length, const float *logp, float *slopes) {
     const grpo_run *run = opaque;
     size_t sequence = run->first + number;
     size_t start = run->rollouts->batch.starts[sequence];
-    size_t trained = trained_tokens(run->rollouts, sequence);
-    double share = trained > 0 ? 1 / ((double)trained * (double)run->count) : 0;
+    double share = run->divisors[number] > 0 ? 1 / run->divisors[number] : 0;
     for (size_t i = 0; i < length; i++) {
         slopes[i] = 0;
-        if (counts(run->rollouts, sequence, start + i)) {
-            token_loss token = lose(run, (double)run->advantages[sequence], (double)logp[i], start + i);
-            slopes[i] = (float)(token.slope * share);
+        if (run->kept[start + i] != 0) {
+            slopes[i] = (float)(lose(run, sequence, logp[i], start + i).slope * share);
         }
     }
 }
@@ -121,26 +68,29 @@ static void policy_slopes(void *opaque, size_t number, size_t length, const floa
 static void count_update(grpo_run *run, double norm) {
     lm_grpo_result *result = &run->result;
     for (size_t s = run->first; s < run->first + run->count; s++) {
-        size_t trained = trained_tokens(run->rollouts, s);
         for (size_t i = run->rollouts->batch.starts[s]; i < run->rollouts->batch.starts[s + 1]; i++) {
-            if (counts(run->rollouts, s, i)) {
-                token_loss token = lose(run, (double)run->advantages[s], (double)run->logp[i], i);
-                result->loss += token.loss / ((double)trained * (double)run->count);
+            if (run->kept[i] != 0) {
+                weft_token_loss token = lose(run, s, run->logp[i], i);
+                result->loss += token.loss / run->divisors[s - run->first];
                 result->clipped += token.clipped;
                 result->ratio += fabs(token.log_ratio);
                 result->kl += token.divergence;
+                run->tokens += 1;
             }
         }
-        run->tokens += trained;
     }
     result->norm += norm;
     result->updates += 1;
 }
 
+/* Whether some token of the update has a loss that depends on the policy. */
 static bool moves(const grpo_run *run) {
-    bool moved = run->reference != NULL;
+    bool moved = false;
     for (size_t s = run->first; s < run->first + run->count; s++) {
-        moved = moved || run->advantages[s] != 0;
+        for (size_t i = run->rollouts->batch.starts[s]; i < run->rollouts->batch.starts[s + 1]; i++) {
+            bool weighed = run->advantages[s] != 0 && run->weights[i] != 0;
+            moved = moved || (run->kept[i] != 0 && (weighed || run->reference != NULL));
+        }
     }
     return moved;
 }
@@ -156,8 +106,13 @@ static weft_status run_update(grpo_run *run, lm_trainer *trainer) {
         .tokens = run->rollouts->batch.tokens,
     };
     double norm = 0;
-    weft_status status = lm_trainer_step(trainer, &batch, run->options->temperature, policy_slopes, run,
-                                         &run->options->adam, run->logp, &norm);
+    weft_correction_batch tokens = {batch.sequences, batch.starts, run->kept};
+    weft_context *context = trainer->model->context;
+    weft_status status = weft_objective_divisors(context, &tokens, &run->objective, run->divisors);
+    if (status == WEFT_OK) {
+        status = lm_trainer_step(trainer, &batch, run->options->temperature, policy_slopes, run,
+                                 &run->options->adam, run->logp, &norm);
+    }
     if (status == WEFT_OK) {
         count_update(run, norm);
     }
@@ -181,6 +136,14 @@ static weft_status run_updates(grpo_run *run, lm_trainer *trainer) {
 }
 
 /* ---- the step ---- */
+
+static weft_status check_logp(weft_context *context, size_t sequence, float logp) {
+    if (!(logp <= 0.01f) || !isfinite(logp)) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "rollout %zu has %g for a log-probability",
+                         sequence, (double)logp);
+    }
+    return WEFT_OK;
+}
 
 static weft_status check(const lm_trainer *trainer, const lm_rollouts *rollouts,
                          const lm_grpo_options *options, const lm_pass *reference) {
@@ -210,10 +173,9 @@ static weft_status check(const lm_trainer *trainer, const lm_rollouts *rollouts,
                           rollouts->prompts[s], lm_batch_length(batch, s), (double)rollouts->rewards[s]);
         }
         for (size_t i = batch->starts[s]; i < batch->starts[s + 1] && status == WEFT_OK; i++) {
-            if (!(rollouts->logp[i] <= 0.01f) || !isfinite(rollouts->logp[i])) {
-                status =
-                    weft_fail(context, WEFT_INVALID_ARGUMENT, "rollout %zu has %g for a log-probability", s,
-                              (double)rollouts->logp[i]);
+            status = check_logp(context, s, rollouts->logp[i]);
+            if (status == WEFT_OK && rollouts->old != NULL) {
+                status = check_logp(context, s, rollouts->old[i]);
             }
         }
     }
@@ -247,6 +209,67 @@ static void finish_result(grpo_run *run) {
     result->norm /= updates;
 }
 
+/* Tokens of responses, less what the mask leaves out. */
+static void find_trained(const lm_rollouts *rollouts, uint8_t *trained) {
+    for (size_t s = 0; s < rollouts->batch.sequences; s++) {
+        size_t start = rollouts->batch.starts[s];
+        for (size_t i = start; i < rollouts->batch.starts[s + 1]; i++) {
+            bool response = i - start >= rollouts->prompts[s];
+            trained[i] = response && (rollouts->mask == NULL || rollouts->mask[i] != 0);
+        }
+    }
+}
+
+/* Weights, what is kept, and advantages. */
+static weft_status correct(grpo_run *run, weft_context *context, size_t tokens) {
+    const lm_rollouts *rollouts = run->rollouts;
+    const lm_batch *batch = &rollouts->batch;
+    uint8_t *trained = weft_allocate_array(context, tokens, sizeof *trained);
+    uint8_t *rejected = weft_allocate_array(context, batch->sequences, sizeof *rejected);
+    weft_status status = trained != NULL && rejected != NULL ? WEFT_OK : WEFT_NO_MEMORY;
+    if (status == WEFT_OK) {
+        find_trained(rollouts, trained);
+        weft_correction_batch responses = {batch->sequences, batch->starts, trained};
+        status =
+            weft_correction_weigh(context, &responses, rollouts->logp, run->old, &run->options->correction,
+                                  run->weights, run->kept, rejected, &run->result.correction);
+    }
+    if (status == WEFT_OK) {
+        bool without = run->options->correction.baseline_excludes_rejected;
+        status = weft_correction_advantages(context, rollouts->rewards, without ? rejected : NULL,
+                                            batch->sequences, rollouts->group, run->options->normalise,
+                                            run->advantages);
+    }
+    weft_release(context, rejected);
+    weft_release(context, trained);
+    return status;
+}
+
+static weft_status open_run(grpo_run *run, weft_context *context, size_t tokens) {
+    size_t sequences = run->rollouts->batch.sequences;
+    run->objective = (weft_objective_options){
+        .clip_low = run->options->clip_low, .clip_high = run->options->clip_high, .kl = run->options->kl};
+    run->old = run->rollouts->old != NULL ? run->rollouts->old : run->rollouts->logp;
+    run->advantages = weft_allocate_array(context, sequences, sizeof *run->advantages);
+    run->divisors = weft_allocate_array(context, sequences, sizeof *run->divisors);
+    run->logp = weft_allocate_array(context, tokens, sizeof *run->logp);
+    run->weights = weft_allocate_array(context, tokens, sizeof *run->weights);
+    run->kept = weft_allocate_array(context, tokens, sizeof *run->kept);
+    return run->advantages != NULL && run->divisors != NULL && run->logp != NULL && run->weights != NULL &&
+                   run->kept != NULL
+               ? WEFT_OK
+               : WEFT_NO_MEMORY;
+}
+
+static void close_run(grpo_run *run, weft_context *context) {
+    weft_release(context, run->reference);
+    weft_release(context, run->kept);
+    weft_release(context, run->weights);
+    weft_release(context, run->logp);
+    weft_release(context, run->divisors);
+    weft_release(context, run->advantages);
+}
+
 weft_status lm_grpo_step(lm_trainer *trainer, const lm_rollouts *rollouts, const lm_grpo_options *options,
                          lm_pass *reference, lm_grpo_result *result_out) {
     weft_context *context = trainer->model->context;
@@ -256,20 +279,17 @@ weft_status lm_grpo_step(lm_trainer *trainer, const lm_rollouts *rollouts, const
     }
     grpo_run run = {.rollouts = rollouts, .options = options};
     size_t tokens = rollouts->batch.starts[rollouts->batch.sequences];
-    run.advantages = weft_allocate_array(context, rollouts->batch.sequences, sizeof *run.advantages);
-    run.logp = weft_allocate_array(context, tokens, sizeof *run.logp);
-    status = run.advantages != NULL && run.logp != NULL ? WEFT_OK : WEFT_NO_MEMORY;
+    status = open_run(&run, context, tokens);
     if (status == WEFT_OK) {
         status = score_reference(&run, reference, context, tokens);
     }
     if (status == WEFT_OK) {
-        lm_grpo_advantages(rollouts->rewards, rollouts->batch.sequences, rollouts->group,
-                           options->normalise, run.advantages);
+        status = correct(&run, context, tokens);
+    }
+    if (status == WEFT_OK) {
         status = run_updates(&run, trainer);
     }
-    weft_release(context, run.reference);
-    weft_release(context, run.logp);
-    weft_release(context, run.advantages);
+    close_run(&run, context);
     if (status == WEFT_OK) {
         finish_result(&run);
         *result_out = run.result;

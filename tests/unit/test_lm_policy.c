@@ -150,17 +150,6 @@ static void test_model_files(void **state) {
 
 /* ---- the policy step ---- */
 
-static void test_advantages(void **state) {
-    (void)state;
-    const float rewards[] = {1, 0, 0, 1, 1, 1, 1, 1};
-    float output[8];
-    lm_grpo_advantages(rewards, 8, 4, true, output);
-    assert_true(fabsf(output[0] - 0.5f / 0.57735f) < 1e-4f && output[1] == -output[0]);
-    assert_true(output[4] == 0 && output[7] == 0);
-    lm_grpo_advantages(rewards, 8, 4, false, output);
-    assert_true(output[0] == 0.5f && output[1] == -0.5f);
-}
-
 typedef struct hand {
     size_t starts[3];
     size_t prompts[2];
@@ -362,11 +351,15 @@ static void test_no_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_seed_same_run), cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_bad_states),         cmocka_unit_test(test_model_files),
-        cmocka_unit_test(test_advantages),         cmocka_unit_test(test_step_by_definition),
-        cmocka_unit_test(test_step_gradient),      cmocka_unit_test(test_no_advantage_no_step),
-        cmocka_unit_test(test_bad_rollouts),       cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_same_seed_same_run),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_bad_states),
+        cmocka_unit_test(test_model_files),
+        cmocka_unit_test(test_step_by_definition),
+        cmocka_unit_test(test_step_gradient),
+        cmocka_unit_test(test_no_advantage_no_step),
+        cmocka_unit_test(test_bad_rollouts),
+        cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
