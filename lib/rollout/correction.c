@@ -308,6 +308,9 @@ weft_status weft_correction_weigh(weft_context *context, const weft_correction_b
     if (status == WEFT_OK) {
         status = weft_correction_batch_check(context, batch);
     }
+    if (status != WEFT_OK) {
+        return status;
+    }
     correction_run run = {
         .context = context,
         .batch = batch,
