@@ -66,10 +66,9 @@ static inline __attribute__((always_inline)) void load_word(const word_source *s
 
 /* The hot loop. What changes from one step to the next is kept out of the structure, since a store of
  * bytes could be to anything in it. */
-static inline __attribute__((always_inline)) void prove_run(weft_proof *proof, const weft_run *run,
-                                                            word_source source, const weft_changes *changes,
-                                                            size_t first, size_t end, bool steps,
-                                                            bool gathered, bool write, unsigned width) {
+static inline __attribute__((always_inline)) void
+prove_run(weft_proof *proof, const weft_run *run, word_source source, const weft_changes *changes,
+          size_t first, size_t end, size_t horizon, bool steps, bool gathered, bool write, unsigned width) {
     const uint32_t *positions = changes->positions;
     uint8_t *olds = changes->olds;
     uint8_t *news = changes->news;
@@ -78,10 +77,12 @@ static inline __attribute__((always_inline)) void prove_run(weft_proof *proof, c
     uint64_t word = proof->word;
     uint64_t grain = proof->grain;
     size_t count = proof->count;
+    uintptr_t start = (uintptr_t)source.memory;
     for (size_t i = first; i < end; i++) {
         size_t offset = (size_t)(positions[i] - linear) * width;
-        if (!gathered && i + AHEAD < end) {
-            __builtin_prefetch(source.memory + (size_t)(positions[i + AHEAD] - linear) * width);
+        /* the runs behind this one most often follow it in memory; where they do not, nothing is lost */
+        if (!gathered && i + AHEAD < horizon) {
+            __builtin_prefetch((const void *)(start + (uint64_t)(positions[i + AHEAD] - linear) * width));
         }
         uint64_t byte = first_byte + offset;
         if (byte / WEFT_WORD != word) {
@@ -121,41 +122,47 @@ static inline __attribute__((always_inline)) void prove_run(weft_proof *proof, c
     proof->count = count;
 }
 
-/* One loop per combination, so that the common ones are free of questions. */
+/* One loop per combination, so that the common ones are free of questions. Changes up to `horizon` are to
+ * come. */
 static void prove_width(weft_proof *proof, const weft_run *run, word_source source,
-                        const weft_changes *changes, size_t first, size_t end) {
+                        const weft_changes *changes, size_t first, size_t end, size_t horizon) {
     bool gathered = source.gathered != NULL;
     bool steps = proof->mode == WEFT_PROOF_STEPS;
     bool write = proof->write;
     if (changes->width == 2 && !gathered && steps && !write) {
-        prove_run(proof, run, source, changes, first, end, true, false, false, 2);
+        prove_run(proof, run, source, changes, first, end, horizon, true, false, false, 2);
     } else if (changes->width == 2 && !gathered && !steps && !write) {
-        prove_run(proof, run, source, changes, first, end, false, false, false, 2);
+        prove_run(proof, run, source, changes, first, end, horizon, false, false, false, 2);
     } else if (changes->width == 2 && !gathered && !steps) {
-        prove_run(proof, run, source, changes, first, end, false, false, true, 2);
+        prove_run(proof, run, source, changes, first, end, horizon, false, false, true, 2);
     } else if (changes->width == 1) {
-        prove_run(proof, run, source, changes, first, end, steps, gathered, write, 1);
+        prove_run(proof, run, source, changes, first, end, horizon, steps, gathered, write, 1);
     } else if (changes->width == 2) {
-        prove_run(proof, run, source, changes, first, end, steps, gathered, write, 2);
+        prove_run(proof, run, source, changes, first, end, horizon, steps, gathered, write, 2);
     } else if (changes->width == 4) {
-        prove_run(proof, run, source, changes, first, end, steps, gathered, write, 4);
+        prove_run(proof, run, source, changes, first, end, horizon, steps, gathered, write, 4);
     } else {
-        prove_run(proof, run, source, changes, first, end, steps, gathered, write, 8);
+        prove_run(proof, run, source, changes, first, end, horizon, steps, gathered, write, 8);
     }
 }
 
-/* Goes on to the run that holds `position`. */
+/* Goes on to the run that holds `position`. Short runs of a tensor share a batch: the rows of a box are
+ * many, and a grain has many of them. */
 static void enter_run(weft_proof *proof, uint32_t position) {
     const weft_run *runs = proof->window->runs;
-    if (position < runs[proof->run].linear + runs[proof->run].units) {
+    size_t next = proof->run;
+    while (position >= runs[next].linear + runs[next].units) {
+        next++;
+    }
+    if (next == proof->run) {
         return;
     }
-    flush(proof);
-    proof->word = UINT64_MAX;
-    proof->grain = UINT64_MAX;
-    while (position >= runs[proof->run].linear + runs[proof->run].units) {
-        proof->run++;
+    if (runs[next].tensor != runs[proof->run].tensor) {
+        flush(proof);
+        proof->grain = UINT64_MAX;
     }
+    proof->word = UINT64_MAX;
+    proof->run = next;
 }
 
 /* A stretch of memory that is written to, and the batch's state while a loop runs. */
@@ -316,7 +323,8 @@ static weft_status gather_words(const weft_window *window, const weft_run *run, 
     return WEFT_OK;
 }
 
-static weft_status prove_part(weft_proof *proof, weft_changes *changes, size_t first, size_t end) {
+static weft_status prove_part(weft_proof *proof, weft_changes *changes, size_t first, size_t end,
+                              size_t horizon) {
     const weft_run *run = &proof->window->runs[proof->run];
     word_source source = {run->memory, (size_t)run->units * changes->width, NULL};
     /* changes that come as steps may be out of order, and a word that changes again must be read again */
@@ -326,14 +334,14 @@ static weft_status prove_part(weft_proof *proof, weft_changes *changes, size_t f
         return WEFT_OK;
     }
     if (run->memory != NULL) {
-        prove_width(proof, run, source, changes, first, end);
+        prove_width(proof, run, source, changes, first, end, horizon);
         return WEFT_OK;
     }
     uint8_t *words = NULL;
     weft_status status = gather_words(proof->window, run, changes, first, end, &words);
     if (status == WEFT_OK) {
         source.gathered = words;
-        prove_width(proof, run, source, changes, first, end);
+        prove_width(proof, run, source, changes, first, end, horizon);
         weft_release(proof->window->context, words);
     }
     return status;
@@ -351,7 +359,7 @@ weft_status weft_proof_add(weft_proof *proof, weft_changes *changes, size_t firs
                 last++;
             }
         }
-        status = prove_part(proof, changes, first, last);
+        status = prove_part(proof, changes, first, last, end);
         first = last;
     }
     return status;

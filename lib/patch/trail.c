@@ -25,15 +25,19 @@ static weft_status create(weft_context *context, size_t count, weft_trail **trai
     return WEFT_OK;
 }
 
-/* Lists of changes are kept: their memory costs more to take anew than to fill. */
+/* Lists of changes and of segments are kept: their memory costs more to take anew than to fill. */
 static void empty(weft_trail *trail) {
     for (size_t i = 0; i < trail->count; i++) {
         weft_staged *kept = &trail->buckets[i];
         weft_changes changes = kept->changes;
+        weft_segments segments = kept->window.segments;
         kept->changes = (weft_changes){0};
+        kept->window.segments = (weft_segments){0};
         weft_staged_release(trail->context, kept);
         changes.count = 0;
+        segments.count = 0;
         kept->changes = changes;
+        kept->window.segments = segments;
     }
 }
 
@@ -65,6 +69,15 @@ static void keep_changes(weft_bucket_coder *coder, weft_staged *kept) {
     coder->changes = changes;
     coder->changes.context = coder->context;
     coder->changes.count = 0;
+}
+
+/* The same of the list that says where the changes are. */
+static void keep_segments(weft_bucket_coder *coder, weft_staged *kept) {
+    weft_segments segments = kept->window.segments;
+    kept->window.segments = coder->from.segments;
+    coder->from.segments = segments;
+    coder->from.segments.context = coder->context;
+    coder->from.segments.count = 0;
 }
 
 static weft_status advance_dense(weft_bucket_coder *coder, const weft_bucket *bucket,
@@ -113,8 +126,7 @@ weft_status weft_trail_advance(weft_trail *trail, size_t index, weft_bucket_code
     kept->width = bucket->width;
     kept->units = bucket->units;
     kept->window.context = trail->context;
-    kept->window.segments = coder->from.segments;
-    coder->from.segments = (weft_segments){.context = coder->context};
+    keep_segments(coder, kept);
     return WEFT_OK;
 }
 
