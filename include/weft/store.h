@@ -128,6 +128,7 @@ typedef struct weft_store_put_request {
     weft_store_feed feed;
     weft_store_condition condition;
     weft_store_tag tag;
+    bool volatile_write; /* as volatile_writes of the store, for this object */
 } weft_store_put_request;
 
 /* The object is there, whole, when this returns WEFT_OK. WEFT_CONFLICT if the condition did not hold,
@@ -141,6 +142,11 @@ WEFT_API WEFT_CHECKED weft_status weft_store_put_bytes(weft_context *context, we
                                                        const char *key, const void *data, size_t size,
                                                        weft_store_condition condition,
                                                        const weft_store_tag *tag, weft_store_tag *tag_out);
+
+/* The same for what nobody needs after a power cut, such as a message that is read at once. */
+WEFT_API WEFT_CHECKED weft_status weft_store_put_message(weft_context *context, weft_store *store,
+                                                         const char *key, const void *data, size_t size,
+                                                         weft_store_condition condition);
 
 /* Size and tag, without the bytes. WEFT_NOT_FOUND if there is no such object. */
 WEFT_API WEFT_CHECKED weft_status weft_store_head(weft_context *context, weft_store *store, const char *key,

@@ -46,103 +46,14 @@ weft_sum weft_proof_finish(weft_proof *proof) {
     return proof->delta;
 }
 
-/* Where the words of a run come from: memory, or a buffer with just the touched words in order. */
-typedef struct word_source {
-    const uint8_t *memory; /* byte 0 of the run */
-    size_t bytes;          /* of the run */
-    const uint8_t *gathered;
-} word_source;
-
 /* A tensor's last word may be short. */
-static inline __attribute__((always_inline)) void load_word(const word_source *source, size_t offset,
-                                                            uint8_t *output) {
-    if (__builtin_expect(offset + WEFT_WORD <= source->bytes, 1)) {
-        memcpy(output, source->memory + offset, WEFT_WORD);
+static inline __attribute__((always_inline)) void load_word(const uint8_t *memory, size_t bytes,
+                                                            size_t offset, uint8_t *output) {
+    if (__builtin_expect(offset + WEFT_WORD <= bytes, 1)) {
+        memcpy(output, memory + offset, WEFT_WORD);
     } else {
         memset(output, 0, WEFT_WORD);
-        memcpy(output, source->memory + offset, source->bytes - offset);
-    }
-}
-
-/* The hot loop. What changes from one step to the next is kept out of the structure, since a store of
- * bytes could be to anything in it. */
-static inline __attribute__((always_inline)) void
-prove_run(weft_proof *proof, const weft_run *run, word_source source, const weft_changes *changes,
-          size_t first, size_t end, size_t horizon, bool steps, bool gathered, bool write, unsigned width) {
-    const uint32_t *positions = changes->positions;
-    uint8_t *olds = changes->olds;
-    uint8_t *news = changes->news;
-    uint64_t linear = run->linear;
-    uint64_t first_byte = run->unit * width;
-    uint64_t word = proof->word;
-    uint64_t grain = proof->grain;
-    size_t count = proof->count;
-    uintptr_t start = (uintptr_t)source.memory;
-    for (size_t i = first; i < end; i++) {
-        size_t offset = (size_t)(positions[i] - linear) * width;
-        /* the runs behind this one most often follow it in memory; where they do not, nothing is lost */
-        if (!gathered && i + AHEAD < horizon) {
-            __builtin_prefetch((const void *)(start + (uint64_t)(positions[i + AHEAD] - linear) * width));
-        }
-        uint64_t byte = first_byte + offset;
-        if (byte / WEFT_WORD != word) {
-            word = byte / WEFT_WORD;
-            if (count == WEFT_PROOF_BATCH || byte / WEFT_GRAIN_BYTES != grain) {
-                proof->count = count;
-                flush(proof);
-                count = 0;
-                grain = byte / WEFT_GRAIN_BYTES;
-                proof->grain = grain;
-            }
-            uint8_t *before = proof->before + count * WEFT_WORD;
-            if (gathered) {
-                memcpy(before, source.gathered, WEFT_WORD);
-                source.gathered += WEFT_WORD;
-            } else {
-                load_word(&source, offset & ~(size_t)(WEFT_WORD - 1), before);
-            }
-            memcpy(proof->after + count * WEFT_WORD, before, WEFT_WORD);
-            proof->words[count++] = word;
-        }
-        size_t place = (count - 1) * WEFT_WORD + byte % WEFT_WORD;
-        uint64_t value = weft_unit_load(news, i, width);
-        if (steps) {
-            uint64_t old = gathered ? weft_unit_load(proof->before + place, 0, width)
-                                    : weft_unit_load(source.memory + offset, 0, width);
-            value += old;
-            weft_unit_store(olds, i, width, old);
-            weft_unit_store(news, i, width, value);
-        }
-        weft_unit_store(proof->after + place, 0, width, value);
-        if (write) {
-            weft_unit_store((uint8_t *)(uintptr_t)source.memory + offset, 0, width, value);
-        }
-    }
-    proof->word = word;
-    proof->count = count;
-}
-
-/* One loop per combination, so that the common ones are free of questions. Changes up to `horizon` are to
- * come. */
-static void prove_width(weft_proof *proof, const weft_run *run, word_source source,
-                        const weft_changes *changes, size_t first, size_t end, size_t horizon) {
-    bool gathered = source.gathered != NULL;
-    bool steps = proof->mode == WEFT_PROOF_STEPS;
-    bool write = proof->write;
-    if (changes->width == 2 && !gathered && steps && !write) {
-        prove_run(proof, run, source, changes, first, end, horizon, true, false, false, 2);
-    } else if (changes->width == 2 && !gathered && !steps && !write) {
-        prove_run(proof, run, source, changes, first, end, horizon, false, false, false, 2);
-    } else if (changes->width == 2 && !gathered && !steps) {
-        prove_run(proof, run, source, changes, first, end, horizon, false, false, true, 2);
-    } else if (changes->width == 1) {
-        prove_run(proof, run, source, changes, first, end, horizon, steps, gathered, write, 1);
-    } else if (changes->width == 2) {
-        prove_run(proof, run, source, changes, first, end, horizon, steps, gathered, write, 2);
-    } else if (changes->width == 4) {
-        prove_run(proof, run, source, changes, first, end, horizon, steps, gathered, write, 4);
-    } else {
-        prove_run(proof, run, source, changes, first, end, horizon, steps, gathered, write, 8);
+        memcpy(output, memory + offset, bytes - offset);
     }
 }
 
@@ -165,10 +76,130 @@ static void enter_run(weft_proof *proof, uint32_t position) {
     proof->run = next;
 }
 
+/* The run that a proof is in. */
+typedef struct run_place {
+    uint64_t linear;
+    uint64_t end;
+    uint64_t first_byte; /* in the tensor */
+    const uint8_t *memory;
+    size_t bytes;
+} run_place;
+
+static inline run_place place_of(const weft_proof *proof, unsigned width) {
+    const weft_run *run = &proof->window->runs[proof->run];
+    return (run_place){
+        .linear = run->linear,
+        .end = run->linear + run->units,
+        .first_byte = run->unit * width,
+        .memory = run->memory,
+        .bytes = (size_t)run->units * width,
+    };
+}
+
+/* The hot loop: takes changes from `first` on, and returns where it stopped: at `end`, or, unless they are
+ * gathered, at a run that is not in memory. What changes from one step to the next is kept out of the
+ * structure, since a store of bytes could be to anything in it. */
+static inline __attribute__((always_inline)) size_t prove_runs(weft_proof *proof, const uint8_t *words,
+                                                               const weft_changes *changes, size_t first,
+                                                               size_t end, bool steps, bool gathered,
+                                                               bool write, unsigned width) {
+    const uint32_t *positions = changes->positions;
+    uint8_t *olds = changes->olds;
+    uint8_t *news = changes->news;
+    run_place run = place_of(proof, width);
+    uint64_t word = proof->word;
+    uint64_t grain = proof->grain;
+    size_t count = proof->count;
+    size_t i = first;
+    for (; i < end; i++) {
+        if (__builtin_expect(!gathered && positions[i] >= run.end, 0)) {
+            proof->count = count;
+            enter_run(proof, positions[i]);
+            run = place_of(proof, width);
+            word = UINT64_MAX;
+            grain = proof->grain;
+            count = proof->count;
+            if (run.memory == NULL) {
+                break;
+            }
+        }
+        size_t offset = (size_t)(positions[i] - run.linear) * width;
+        /* the runs behind this one most often follow it in memory; where they do not, nothing is lost */
+        if (!gathered && i + AHEAD < end) {
+            uint64_t ahead = (uint64_t)(positions[i + AHEAD] - run.linear) * width;
+            __builtin_prefetch((const void *)((uintptr_t)run.memory + ahead));
+        }
+        uint64_t byte = run.first_byte + offset;
+        if (byte / WEFT_WORD != word) {
+            word = byte / WEFT_WORD;
+            if (count == WEFT_PROOF_BATCH || byte / WEFT_GRAIN_BYTES != grain) {
+                proof->count = count;
+                flush(proof);
+                count = 0;
+                grain = byte / WEFT_GRAIN_BYTES;
+                proof->grain = grain;
+            }
+            uint8_t *before = proof->before + count * WEFT_WORD;
+            if (gathered) {
+                memcpy(before, words, WEFT_WORD);
+                words += WEFT_WORD;
+            } else {
+                load_word(run.memory, run.bytes, offset & ~(size_t)(WEFT_WORD - 1), before);
+            }
+            memcpy(proof->after + count * WEFT_WORD, before, WEFT_WORD);
+            proof->words[count++] = word;
+        }
+        size_t place = (count - 1) * WEFT_WORD + byte % WEFT_WORD;
+        uint64_t value = weft_unit_load(news, i, width);
+        if (steps) {
+            uint64_t old = gathered ? weft_unit_load(proof->before + place, 0, width)
+                                    : weft_unit_load(run.memory + offset, 0, width);
+            value += old;
+            weft_unit_store(olds, i, width, old);
+            weft_unit_store(news, i, width, value);
+        }
+        weft_unit_store(proof->after + place, 0, width, value);
+        if (write) {
+            weft_unit_store((uint8_t *)(uintptr_t)run.memory + offset, 0, width, value);
+        }
+    }
+    proof->word = word;
+    proof->count = count;
+    return i;
+}
+
+/* One loop per combination, so that the common ones are free of questions. `words` are those of the current
+ * run that were gathered, or NULL. */
+static size_t prove_width(weft_proof *proof, const uint8_t *words, const weft_changes *changes,
+                          size_t first, size_t end) {
+    bool gathered = words != NULL;
+    bool steps = proof->mode == WEFT_PROOF_STEPS;
+    bool write = proof->write;
+    if (changes->width == 2 && !gathered && steps && !write) {
+        return prove_runs(proof, words, changes, first, end, true, false, false, 2);
+    }
+    if (changes->width == 2 && !gathered && !steps && !write) {
+        return prove_runs(proof, words, changes, first, end, false, false, false, 2);
+    }
+    if (changes->width == 2 && !gathered && !steps) {
+        return prove_runs(proof, words, changes, first, end, false, false, true, 2);
+    }
+    switch (changes->width) {
+    case 1:
+        return prove_runs(proof, words, changes, first, end, steps, gathered, write, 1);
+    case 2:
+        return prove_runs(proof, words, changes, first, end, steps, gathered, write, 2);
+    case 4:
+        return prove_runs(proof, words, changes, first, end, steps, gathered, write, 4);
+    default:
+        return prove_runs(proof, words, changes, first, end, steps, gathered, write, 8);
+    }
+}
+
 /* A stretch of memory that is written to, and the batch's state while a loop runs. */
 typedef struct write_state {
-    word_source source;
     uint8_t *memory;
+    size_t bytes;
     uint64_t first_byte; /* of the memory, in its tensor */
     uint64_t grain;
     size_t count;
@@ -178,8 +209,8 @@ static inline write_state write_begin(const weft_proof *proof, uint8_t *memory, 
                                       uint64_t linear, unsigned width) {
     const weft_run *run = &proof->window->runs[proof->run];
     return (write_state){
-        .source = {memory, bytes, NULL},
         .memory = memory,
+        .bytes = bytes,
         .first_byte = (run->unit + (linear - run->linear)) * width,
         .grain = proof->grain,
         .count = proof->count,
@@ -199,7 +230,7 @@ write_one(weft_proof *proof, write_state *state, size_t offset, uint64_t value, 
     }
     uint8_t *before = proof->before + state->count * WEFT_WORD;
     uint8_t *after = proof->after + state->count * WEFT_WORD;
-    load_word(&state->source, offset & ~(size_t)(WEFT_WORD - 1), before);
+    load_word(state->memory, state->bytes, offset & ~(size_t)(WEFT_WORD - 1), before);
     memcpy(after, before, WEFT_WORD);
     uint64_t old = weft_unit_load(state->memory + offset, 0, width);
     uint64_t new = step ? old + value : value;
@@ -323,28 +354,30 @@ static weft_status gather_words(const weft_window *window, const weft_run *run, 
     return WEFT_OK;
 }
 
-static weft_status prove_part(weft_proof *proof, weft_changes *changes, size_t first, size_t end,
-                              size_t horizon) {
+/* The changes from `first` to `end` are of the current run, which lies behind callbacks. */
+static weft_status prove_gathered(weft_proof *proof, weft_changes *changes, size_t first, size_t end) {
     const weft_run *run = &proof->window->runs[proof->run];
-    word_source source = {run->memory, (size_t)run->units * changes->width, NULL};
-    /* changes that come as steps may be out of order, and a word that changes again must be read again */
-    if (proof->write && proof->mode == WEFT_PROOF_STEPS) {
-        uint8_t *memory = (uint8_t *)(uintptr_t)run->memory;
-        write_width(proof, changes, first, end, memory, source.bytes, run->linear);
-        return WEFT_OK;
-    }
-    if (run->memory != NULL) {
-        prove_width(proof, run, source, changes, first, end, horizon);
-        return WEFT_OK;
-    }
-    uint8_t *words = NULL;
+    uint8_t *words;
     weft_status status = gather_words(proof->window, run, changes, first, end, &words);
     if (status == WEFT_OK) {
-        source.gathered = words;
-        prove_width(proof, run, source, changes, first, end, horizon);
+        prove_width(proof, words, changes, first, end);
         weft_release(proof->window->context, words);
     }
     return status;
+}
+
+/* The end of the changes from `first` on that are in the current run. */
+static size_t run_changes(const weft_proof *proof, const weft_changes *changes, size_t first, size_t end) {
+    const weft_run *run = &proof->window->runs[proof->run];
+    uint64_t limit = run->linear + run->units;
+    if (changes->positions[end - 1] < limit) {
+        return end;
+    }
+    size_t last = first + 1;
+    while (changes->positions[last] < limit) {
+        last++;
+    }
+    return last;
 }
 
 weft_status weft_proof_add(weft_proof *proof, weft_changes *changes, size_t first, size_t end) {
@@ -352,14 +385,19 @@ weft_status weft_proof_add(weft_proof *proof, weft_changes *changes, size_t firs
     while (first < end && status == WEFT_OK) {
         enter_run(proof, changes->positions[first]);
         const weft_run *run = &proof->window->runs[proof->run];
-        size_t last = end;
-        if (changes->positions[end - 1] >= run->linear + run->units) {
-            last = first + 1;
-            while (changes->positions[last] < run->linear + run->units) {
-                last++;
-            }
+        uint8_t *memory = (uint8_t *)(uintptr_t)run->memory;
+        if (memory != NULL && !(proof->write && proof->mode == WEFT_PROOF_STEPS)) {
+            first = prove_width(proof, NULL, changes, first, end);
+            continue;
         }
-        status = prove_part(proof, changes, first, last, end);
+        size_t last = run_changes(proof, changes, first, end);
+        if (memory == NULL) {
+            status = prove_gathered(proof, changes, first, last);
+        } else {
+            /* such steps may be out of order, and a word that changes again must be read again */
+            write_width(proof, changes, first, last, memory, (size_t)run->units * changes->width,
+                        run->linear);
+        }
         first = last;
     }
     return status;

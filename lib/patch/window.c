@@ -37,27 +37,36 @@ static weft_status map_spans(weft_window *window, const int64_t *tensor_map, con
     }
     window->holding = all ? WEFT_HELD_ALL : any ? WEFT_HELD_PART : WEFT_HELD_NONE;
     window->writable = true;
+    const weft_tensor *last = NULL;
     for (size_t i = 0; i < window->segments.count; i++) {
         const weft_tensor *live = window->segments.items[i].live;
+        if (live == last) {
+            continue; /* a row of the same box */
+        }
+        last = live;
         bool reachable = live->access != NULL ? live->access->scatter != NULL : live->data != NULL;
         window->writable = window->writable && live->writable && reachable;
     }
     return WEFT_OK;
 }
 
-static weft_run *add_run(weft_window *window) {
-    if (window->run_count == window->run_capacity) {
-        size_t capacity = 2 * window->run_capacity + 16;
-        weft_run *runs = weft_reallocate_array(window->context, window->runs, capacity, sizeof *runs);
-        if (runs == NULL) {
-            return NULL;
-        }
-        window->runs = runs;
-        window->run_capacity = capacity;
+static weft_status reserve_runs(weft_window *window, uint64_t more) {
+    if (more <= window->run_capacity - window->run_count) {
+        return WEFT_OK;
     }
-    weft_run *run = &window->runs[window->run_count++];
-    *run = (weft_run){0};
-    return run;
+    if (more > SIZE_MAX / sizeof *window->runs / 2 - window->run_count) {
+        return weft_fail(window->context, WEFT_NO_MEMORY,
+                         "out of memory: a bucket falls into more runs than memory can hold");
+    }
+    size_t capacity = window->run_count + (size_t)more;
+    capacity = capacity > 2 * window->run_capacity ? capacity : 2 * window->run_capacity;
+    weft_run *runs = weft_reallocate_array(window->context, window->runs, capacity, sizeof *runs);
+    if (runs == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    window->runs = runs;
+    window->run_capacity = capacity;
+    return WEFT_OK;
 }
 
 static bool on_word(uint64_t unit, unsigned width) {
@@ -82,22 +91,22 @@ static bool usable(const weft_segment *segment, unsigned width, weft_window_need
 }
 
 static weft_status run_segments(weft_window *window) {
+    weft_status status = reserve_runs(window, window->segments.count);
+    if (status != WEFT_OK) {
+        return status;
+    }
     for (size_t i = 0; i < window->segments.count; i++) {
         const weft_segment *segment = &window->segments.items[i];
-        weft_run *run = add_run(window);
-        if (run == NULL) {
-            return WEFT_NO_MEMORY;
-        }
-        run->linear = segment->linear;
-        run->units = segment->units;
-        run->unit = segment->unit;
-        run->tensor = segment->tensor;
+        bool same = segment->live->storage == segment->live->dtype;
         const uint8_t *memory = weft_segment_memory(segment);
-        if (segment->live->storage == segment->live->dtype) {
-            run->memory = memory;
-        } else {
-            run->masters = memory;
-        }
+        window->runs[window->run_count++] = (weft_run){
+            .linear = segment->linear,
+            .units = segment->units,
+            .unit = segment->unit,
+            .tensor = segment->tensor,
+            .memory = same ? memory : NULL,
+            .masters = same ? NULL : memory,
+        };
     }
     return WEFT_OK;
 }
@@ -108,16 +117,18 @@ static weft_status run_memory(weft_window *window, const int64_t *tensor_map, co
     uint64_t linear = 0;
     for (size_t i = 0; i < bucket->span_count; i++) {
         const weft_bucket_span *item = &bucket->spans[i];
+        weft_status status = reserve_runs(window, item->span.count);
+        if (status != WEFT_OK) {
+            return status;
+        }
         for (uint64_t j = 0; j < item->span.count; j++) {
-            weft_run *run = add_run(window);
-            if (run == NULL) {
-                return WEFT_NO_MEMORY;
-            }
-            run->linear = linear;
-            run->units = item->span.run;
-            run->unit = item->span.start + j * item->span.stride;
-            run->tensor = tensor_map == NULL ? item->tensor : (size_t)tensor_map[item->tensor];
-            run->memory = memory + linear * bucket->width;
+            window->runs[window->run_count++] = (weft_run){
+                .linear = linear,
+                .units = item->span.run,
+                .unit = item->span.start + j * item->span.stride,
+                .tensor = tensor_map == NULL ? item->tensor : (size_t)tensor_map[item->tensor],
+                .memory = memory + linear * bucket->width,
+            };
             linear += item->span.run;
         }
     }

@@ -346,6 +346,10 @@ typedef struct draft {
     uint64_t flushed; /* write-back was begun up to here */
 } draft;
 
+static bool is_durable(const draft *draft) {
+    return draft->store->durable && !draft->request->volatile_write;
+}
+
 static weft_status write_all(draft *draft, const uint8_t *data, size_t size) {
     while (size > 0) {
         ssize_t put = pwrite(draft->descriptor, data, size, (off_t)draft->written);
@@ -360,7 +364,7 @@ static weft_status write_all(draft *draft, const uint8_t *data, size_t size) {
         size -= (size_t)put;
         draft->written += (uint64_t)put;
     }
-    if (draft->store->durable && draft->written - draft->flushed >= WRITE_BACK_BYTES) {
+    if (is_durable(draft) && draft->written - draft->flushed >= WRITE_BACK_BYTES) {
         /* Only a beginning: the sync at the end is what counts, and reports errors. */
         (void)sync_file_range(draft->descriptor, (off_t)draft->flushed,
                               (off_t)(draft->written - draft->flushed), SYNC_FILE_RANGE_WRITE);
@@ -401,8 +405,7 @@ static weft_status seal_draft(draft *draft) {
     struct timespec times[2];
     clock_gettime(CLOCK_REALTIME, &times[0]);
     times[1] = times[0];
-    if (futimens(draft->descriptor, times) != 0 ||
-        (draft->store->durable && fsync(draft->descriptor) != 0)) {
+    if (futimens(draft->descriptor, times) != 0 || (is_durable(draft) && fsync(draft->descriptor) != 0)) {
         return weft_fail_errno(draft->context, errno, "cannot write %s (for %s)", draft->temporary,
                                draft->request->key);
     }
@@ -487,7 +490,7 @@ static weft_status place_draft(draft *draft) {
     if (status != WEFT_OK) {
         return status;
     }
-    error = draft->store->durable ? sync_directory(parent) : 0;
+    error = is_durable(draft) ? sync_directory(parent) : 0;
     return error == 0 ? WEFT_OK : weft_fail_errno(draft->context, error, "cannot sync %s", parent);
 }
 

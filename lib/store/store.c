@@ -323,6 +323,18 @@ weft_status weft_store_put_bytes(weft_context *context, weft_store *store, const
     return weft_store_put(context, store, &request, tag_out);
 }
 
+weft_status weft_store_put_message(weft_context *context, weft_store *store, const char *key,
+                                   const void *data, size_t size, weft_store_condition condition) {
+    memory_feed feed = {data, size};
+    const weft_store_put_request request = {
+        .key = key,
+        .feed = {.size = size, .read = read_memory, .opaque = &feed},
+        .condition = condition,
+        .volatile_write = true,
+    };
+    return weft_store_put(context, store, &request, NULL);
+}
+
 weft_status weft_store_head(weft_context *context, weft_store *store, const char *key, uint64_t *size_out,
                             weft_store_tag *tag_out) {
     weft_context_clear(context);

@@ -12,8 +12,8 @@
 #include <string.h>
 
 static const double PART_SECONDS = 60;
-static const double PAUSE_LEAST = 0.001;
-static const double PAUSE_LOCAL = 0.002;
+static const double PAUSE_LEAST = 0.0002;
+static const double PAUSE_LOCAL = 0.001;
 static const double PAUSE_REMOTE = 0.05;
 
 enum { FIRST_BYTES = 64 << 10 };
@@ -79,12 +79,13 @@ void weft_parts_key(const weft_parts *parts, const char *call, const char *rest,
              rest[0] != '\0' ? "-" : "", rest);
 }
 
+/* Messages are of this run alone, and one that a power cut has torn does not match its checksum. */
 weft_status weft_parts_put(weft_parts *parts, const char *key, weft_writer *writer,
                            weft_store_condition condition) {
     const weft_message_seal seal = {parts->options->key, parts->run, key};
     weft_status status = weft_message_close(parts->context, &seal, writer);
-    return status == WEFT_OK ? weft_store_put_bytes(parts->context, parts->store, key, writer->data,
-                                                    writer->size, condition, NULL, NULL)
+    return status == WEFT_OK ? weft_store_put_message(parts->context, parts->store, key, writer->data,
+                                                      writer->size, condition)
                              : status;
 }
 

@@ -415,9 +415,8 @@ static weft_status prepare_base(weft_parts_rank *rank, const weft_call *call) {
     if (call->kind != WEFT_CALL_PATCH) {
         return WEFT_OK;
     }
-    /* all parts together re-sum as much as a process alone would */
-    weft_status status = weft_baseline_audit(&rank->baseline, AUDIT_BYTES / rank->parts.count);
-    if (status == WEFT_OK && !starts_from(rank, call)) {
+    weft_status status = WEFT_OK;
+    if (!starts_from(rank, call)) {
         weft_sync_head head;
         status = read_head(rank, &head);
         if (status == WEFT_OK) {
@@ -711,11 +710,20 @@ void weft_parts_rank_count(weft_parts_rank *rank) {
     rank->publishes++;
 }
 
+/* All parts together re-sum as much as a process alone would: at once, while the coordinator does the same
+ * and has not called yet. A copy that is ahead of its sums can wait for the next time. */
+static weft_status audit(weft_parts_rank *rank) {
+    return rank->made ? WEFT_OK : weft_baseline_audit(&rank->baseline, AUDIT_BYTES / rank->parts.count);
+}
+
 weft_status weft_parts_rank_publish(weft_parts_rank *rank, const char *const *labels,
                                     weft_publish_result *result) {
     rank->current = false;
     rank->looked = 0;
-    weft_status status = take_turn(rank, labels, result);
+    weft_status status = audit(rank);
+    if (status == WEFT_OK) {
+        status = take_turn(rank, labels, result);
+    }
     /* what is said later of a turn that this publish has given up is not the end of the next one */
     if (status != WEFT_OK && !rank->made && rank->heard > rank->turn) {
         rank->turn = rank->heard;
