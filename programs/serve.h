@@ -216,6 +216,23 @@ json_t *serve_history_summary(serve_history *history);
 /* The body of /v1/history. */
 char *serve_text_history(serve_request *request, size_t *size_out);
 
+/* ---- serve_training.c: the steps of a trainer ---- */
+
+typedef struct serve_training {
+    serve_server *server;
+    pthread_mutex_t mutex; /* of what follows */
+    weft_store_tag tag;    /* of what was read last */
+    json_t *told;          /* or NULL, if there is nothing, or nothing that makes sense */
+    char error[ERROR_TEXT];
+} serve_training;
+
+void serve_training_open(serve_training *training, serve_server *server);
+void serve_training_close(serve_training *training);
+/* A job: looks whether there is something new. */
+void serve_training_look(serve_request *request);
+/* The body of /v1/train. */
+char *serve_text_training(serve_request *request, size_t *size_out);
+
 /* ---- serve_page.c: the page at / ---- */
 
 /* How the browser is told that nothing but the page's own script and style may do anything. */
@@ -332,7 +349,7 @@ struct serve_request {
     /* an object that comes over a relay */
     weft_relay_reader *reader;
     uint64_t offset; /* of the answer's first byte */
-    /* a watch, or a part of the history */
+    /* a watch, or a part of the history or of a training */
     uint64_t after;
     uint64_t limit;
     double deadline; /* 0: not waited yet */
@@ -417,6 +434,7 @@ struct serve_server {
     serve_jobs jobs;
     serve_watch watch;
     serve_history history;
+    serve_training training;
     serve_page page;
     serve_reports reports;
     serve_onward onward;

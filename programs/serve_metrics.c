@@ -384,8 +384,9 @@ char *serve_text_welcome(serve_request *request, size_t *size_out) {
             "Newest version: %" PRIu64 "\nWatching now:   %zu\n\n"
             "  /                    in a browser: a page with all this, which keeps itself up to date\n"
             "  /v1/status           what is here, and what was done, as JSON\n"
-            "  /v1/history?since=N  the versions above N, as JSON\n"
             "  /metrics             the same for Prometheus\n"
+            "  /v1/history?since=N  the versions above N, as JSON\n"
+            "  /v1/train?from=N     the steps of a trainer from N on, if one trains here, as JSON\n"
             "  /v1/watch?after=N    waits for a version above N and answers with its head\n"
             "  /KEY                 an object: GET, HEAD%s\n\n"
             "To follow it:  weft follow %s model.safetensors\n",

@@ -18,6 +18,8 @@
 
 static const uint64_t DISCARD_BYTES = (uint64_t)8 << 20;
 
+#define HISTORY_PATH "v1/history"
+#define TRAINING_PATH "v1/train"
 #define LIST_PATH "v1/list"
 
 const char *serve_field(const serve_request *request, const char *name) {
@@ -194,6 +196,13 @@ static void begin_history(serve_request *request) {
     }
 }
 
+static void begin_training(serve_request *request) {
+    const char *from = MHD_lookup_connection_value(request->connection, MHD_GET_ARGUMENT_KIND, "from");
+    if (from != NULL && !serve_number(from, &request->after)) {
+        serve_refuse(request, MHD_HTTP_BAD_REQUEST, "give /v1/train?from=STEP");
+    }
+}
+
 /* Followers are all that can be listed. */
 static void begin_list(serve_request *request) {
     const char *prefix = MHD_lookup_connection_value(request->connection, MHD_GET_ARGUMENT_KIND, "prefix");
@@ -206,14 +215,16 @@ typedef struct page {
     const char *path;
     const char *type;
     char *(*text)(serve_request *request, size_t *size_out);
+    void (*job)(serve_request *request); /* to be done before, by a thread that may wait; or NULL */
 } page;
 
 static const page pages[] = {
-    {"", "text/plain; charset=utf-8", serve_text_welcome},
-    {"v1/status", "application/json", serve_text_status},
-    {"v1/history", "application/json", serve_text_history},
-    {LIST_PATH, "application/x-ndjson", serve_text_reports},
-    {"metrics", "text/plain; version=0.0.4; charset=utf-8", serve_text_metrics},
+    {"", "text/plain; charset=utf-8", serve_text_welcome, NULL},
+    {"v1/status", "application/json", serve_text_status, NULL},
+    {HISTORY_PATH, "application/json", serve_text_history, NULL},
+    {TRAINING_PATH, "application/json", serve_text_training, serve_training_look},
+    {LIST_PATH, "application/x-ndjson", serve_text_reports, NULL},
+    {"metrics", "text/plain; version=0.0.4; charset=utf-8", serve_text_metrics, NULL},
 };
 
 static const page *find_page(const char *path) {
@@ -308,8 +319,11 @@ static void begin(serve_request *request, const char *url) {
     if (request->refusal == 0 && request->route == ROUTE_WATCH) {
         begin_watch(request);
     }
-    if (request->refusal == 0 && strcmp(request->key, "v1/history") == 0) {
+    if (request->refusal == 0 && strcmp(request->key, HISTORY_PATH) == 0) {
         begin_history(request);
+    }
+    if (request->refusal == 0 && strcmp(request->key, TRAINING_PATH) == 0) {
+        begin_training(request);
     }
     if (request->refusal == 0 && strcmp(request->key, LIST_PATH) == 0) {
         begin_list(request);
@@ -371,6 +385,12 @@ static enum MHD_Result end_watch(serve_request *request) {
 static enum MHD_Result end_page(serve_request *request) {
     const page *page = find_page(request->key);
     size_t size = 0;
+    if (page->job != NULL && !request->job_done) {
+        request->job = page->job;
+        if (serve_jobs_defer(&request->server->jobs, request)) {
+            return MHD_YES;
+        }
+    }
     char *text = page->text(request, &size);
     if (text == NULL) {
         return serve_answer_text(request, MHD_HTTP_SERVICE_UNAVAILABLE, "no memory for this page");

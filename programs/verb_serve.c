@@ -531,6 +531,7 @@ typedef enum thread_count {
 } thread_count;
 
 static thread_count open_threads(serve_server *server) {
+    serve_training_open(&server->training, server);
     if (!serve_page_open(&server->page) || !serve_jobs_open(&server->jobs)) {
         return THREADS_NONE;
     }
@@ -576,6 +577,7 @@ static void close_threads(serve_server *server, thread_count opened) {
     if (opened >= THREADS_JOBS) {
         serve_jobs_close(&server->jobs);
     }
+    serve_training_close(&server->training);
 }
 
 static int serve_with_daemon(serve_arguments *arguments, serve_server *server,
