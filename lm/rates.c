@@ -107,14 +107,24 @@ static size_t count_changes(const uint16_t *before, const uint16_t *after, size_
     return changed;
 }
 
-/* Keeps the words after step `done` of those that count (0: before the first), and compares. */
-static void compare(rates_run *run, uint64_t done) {
+static double differing(const rates_run *run, uint64_t step, unsigned delay) {
     const lm_model *model = run->trainer->model;
-    memcpy(ring_place(run, done), model->live, model->parameters * sizeof *model->live);
-    for (size_t i = 0; i < LM_RATES_DELAYS && lm_rates_delays[i] <= done; i++) {
-        const uint16_t *before = ring_place(run, done - lm_rates_delays[i]);
-        double share =
-            (double)count_changes(before, model->live, model->parameters) / (double)model->parameters;
+    const uint16_t *before = ring_place(run, step - delay);
+    return (double)count_changes(before, ring_place(run, step), model->parameters) /
+           (double)model->parameters;
+}
+
+/* Keeps the words after a step (0: before the first). */
+static void keep(rates_run *run, uint64_t step) {
+    const lm_model *model = run->trainer->model;
+    memcpy(ring_place(run, step), model->live, model->parameters * sizeof *model->live);
+}
+
+/* Only steps that count may lie within a delay. */
+static void compare(rates_run *run, uint64_t step) {
+    uint64_t counted = step - run->options->settle;
+    for (size_t i = 0; i < LM_RATES_DELAYS && lm_rates_delays[i] <= counted; i++) {
+        double share = differing(run, step, lm_rates_delays[i]);
         lm_rates_density *density = &run->row->density[i];
         density->windows += 1;
         density->mean += (share - density->mean) / (double)density->windows;
@@ -130,55 +140,54 @@ static void count_version(lm_rates_row *row, const weft_publish_result *publishe
     }
 }
 
-static weft_status watch(const rates_run *run, uint64_t counted, const lm_grpo_result *result) {
+static weft_status watch(const rates_run *run, const lm_rates_step *step) {
     const lm_rates_options *options = run->options;
-    if (options->watcher != NULL &&
-        !options->watcher(options->opaque, run->row->rate, counted, result->reward)) {
+    if (options->watcher != NULL && !options->watcher(options->opaque, step)) {
         return weft_fail(run->trainer->model->context, WEFT_CANCELLED, "the measurement was stopped");
     }
     return WEFT_OK;
 }
 
-static weft_status settle(rates_run *run) {
-    weft_status status = WEFT_OK;
-    for (uint64_t step = 0; step < run->options->settle && status == WEFT_OK; step++) {
-        lm_grpo_result result;
-        status = learn(run, step, &result);
-        if (status == WEFT_OK) {
-            status = watch(run, 0, &result);
-        }
+static weft_status publish_step(rates_run *run, const lm_grpo_result *result, lm_rates_step *step) {
+    double steps = (double)run->options->steps;
+    weft_publish_result published;
+    weft_status status = weft_publisher_publish(run->publisher, NULL, &published);
+    if (status == WEFT_OK) {
+        step->bytes = published.uploaded_bytes;
+        run->row->reward += result->reward / steps;
+        run->row->idle += result->updates == 0;
+        count_version(run->row, &published, steps);
     }
     return status;
 }
 
-static weft_status counted_step(rates_run *run, uint64_t number) {
-    double steps = (double)run->options->steps, start = weft_clock_now();
+static weft_status run_step(rates_run *run, uint64_t number) {
+    lm_rates_step step = {.rate = run->row->rate, .step = number, .counted = number > run->options->settle};
     lm_grpo_result result;
-    weft_publish_result published;
-    weft_status status = learn(run, run->options->settle + number - 1, &result);
-    if (status == WEFT_OK) {
-        status = weft_publisher_publish(run->publisher, NULL, &published);
+    double start = weft_clock_now();
+    weft_status status = learn(run, number - 1, &result);
+    if (status == WEFT_OK && step.counted) {
+        status = publish_step(run, &result, &step);
+        run->row->seconds += (weft_clock_now() - start) / (double)run->options->steps;
     }
     if (status != WEFT_OK) {
         return status;
     }
-    run->row->seconds += (weft_clock_now() - start) / steps;
-    run->row->reward += result.reward / steps;
-    run->row->idle += result.updates == 0;
-    count_version(run->row, &published, steps);
-    compare(run, number);
-    return watch(run, number, &result);
+    keep(run, number);
+    if (step.counted) {
+        compare(run, number);
+    }
+    step.reward = result.reward;
+    step.density = differing(run, number, 1);
+    return watch(run, &step);
 }
 
 /* ---- a rate ---- */
 
-/* The first version is the whole model; the steps begin after it. */
-static weft_status run_rate(rates_run *run, size_t number) {
+/* The first version is the whole model; the steps that count begin after it. */
+static weft_status publish_first(rates_run *run, size_t number) {
     weft_publish_result first;
-    weft_status status = settle(run);
-    if (status == WEFT_OK) {
-        status = open_store(run, number);
-    }
+    weft_status status = open_store(run, number);
     if (status == WEFT_OK) {
         status = open_publisher(run);
     }
@@ -188,10 +197,19 @@ static weft_status run_rate(rates_run *run, size_t number) {
     if (status == WEFT_OK) {
         run->row->elements = first.diff.total;
         run->row->dense_bytes = first.diff.dense_bytes;
-        compare(run, 0);
     }
-    for (uint64_t step = 1; step <= run->options->steps && status == WEFT_OK; step++) {
-        status = counted_step(run, step);
+    return status;
+}
+
+static weft_status run_rate(rates_run *run, size_t number) {
+    uint64_t settle = run->options->settle, all = settle + run->options->steps;
+    weft_status status = settle == 0 ? publish_first(run, number) : WEFT_OK;
+    keep(run, 0);
+    for (uint64_t step = 1; step <= all && status == WEFT_OK; step++) {
+        status = run_step(run, step);
+        if (status == WEFT_OK && step == settle) {
+            status = publish_first(run, number);
+        }
     }
     close_store(run);
     return status;

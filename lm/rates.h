@@ -13,9 +13,17 @@
 enum { LM_RATES_DELAYS = 6, LM_RATES_DELAY_MAX = 32 };
 extern const unsigned lm_rates_delays[LM_RATES_DELAYS]; /* 1, 2, 4, 8, 16, 32 */
 
-/* After each step, those that are not counted included (`counted` is 0). Return false to stop, which ends
- * the measurement with WEFT_CANCELLED. */
-typedef bool (*lm_rates_watcher)(void *opaque, double rate, uint64_t counted, double reward);
+typedef struct lm_rates_step {
+    double rate;
+    uint64_t step; /* from 1 on, those that do not count included */
+    bool counted;
+    double reward;
+    double density; /* share of the BF16 weights that the step changed */
+    uint64_t bytes; /* of the version; 0 if it was not published, because the step does not count */
+} lm_rates_step;
+
+/* After each step. Return false to stop, which ends the measurement with WEFT_CANCELLED. */
+typedef bool (*lm_rates_watcher)(void *opaque, const lm_rates_step *step);
 
 typedef struct lm_rates_options {
     lm_task task;

@@ -22,6 +22,7 @@ typedef struct lm_bench_options {
     double rates[BENCH_RATES_MAX];
     size_t rate_count;
     const char *state;     /* a trainer's state whose rates are measured; NULL: a policy is warmed up */
+    const char *save;      /* where the state of that policy is left; NULL: nowhere */
     const char *directory; /* for stores; NULL: TMPDIR or /tmp */
 } lm_bench_options;
 

@@ -26,6 +26,7 @@ typedef struct rates_bench {
     lm_progress progress;
     lm_warmup_result warm; /* no steps: the policy came from a file */
     double warm_seconds;
+    json_t *steps; /* the density of each, rate after rate */
     lm_rates_options chosen;
     lm_rates_row rows[BENCH_RATES_MAX];
 } rates_bench;
@@ -37,12 +38,13 @@ static bool watch_warmup(void *opaque, uint64_t step, double loss, double succes
     return command_interrupted() == EXIT_DONE;
 }
 
-static bool watch_steps(void *opaque, double rate, uint64_t counted, double reward) {
+static bool watch_steps(void *opaque, const lm_rates_step *step) {
     enum { REPORT = 10 };
     const rates_bench *bench = opaque;
-    if (counted > 0 && counted % REPORT == 0) {
-        command_note(bench->command, "rate %g, step %llu: reward %.3f", rate, (unsigned long long)counted,
-                     reward);
+    json_array_append_new(bench->steps, json_real(step->density));
+    if (step->step % REPORT == 0) {
+        command_note(bench->command, "rate %g, step %llu: reward %.3f, %.3f%% of the weights changed",
+                     step->rate, (unsigned long long)step->step, step->reward, 100 * step->density);
     }
     return command_interrupted() == EXIT_DONE;
 }
@@ -69,6 +71,9 @@ static weft_status warm_up(rates_bench *bench) {
         lm_adam_reset(bench->trainer->adam);
     }
     bench->warm_seconds = clock_seconds() - start;
+    if (status == WEFT_OK && bench->options->save != NULL) {
+        status = lm_state_write(bench->trainer, &bench->progress, bench->options->save, false);
+    }
     return status;
 }
 
@@ -98,7 +103,18 @@ static json_t *json_density(const lm_rates_density *density) {
     return json;
 }
 
-static json_t *json_row(const lm_rates_row *row) {
+/* Of every step at one rate, those that do not count first. */
+static json_t *json_steps(const rates_bench *bench, size_t number) {
+    json_t *list = json_array();
+    size_t each = bench->chosen.settle + bench->chosen.steps;
+    for (size_t i = number * each; i < (number + 1) * each; i++) {
+        json_array_append(list, json_array_get(bench->steps, i));
+    }
+    return list;
+}
+
+static json_t *json_row(const rates_bench *bench, size_t number) {
+    const lm_rates_row *row = &bench->rows[number];
     json_t *json = json_object(), *density = json_object(), *bytes = json_object();
     for (size_t i = 0; i < LM_RATES_DELAYS; i++) {
         char key[TEXT_SIZE];
@@ -116,6 +132,7 @@ static json_t *json_row(const lm_rates_row *row) {
     json_object_set_new(json, "reward", json_real(row->reward));
     json_object_set_new(json, "idle_steps", json_count(row->idle));
     json_object_set_new(json, "seconds_per_step", json_real(row->seconds));
+    json_object_set_new(json, "density_by_step", json_steps(bench, number));
     return json;
 }
 
@@ -133,7 +150,7 @@ static int print_json(rates_bench *bench) {
     json_object_set_new(json, "prompts", json_count(bench->chosen.prompts));
     json_object_set_new(json, "group", json_count(bench->chosen.group));
     for (size_t i = 0; i < bench->options->rate_count; i++) {
-        json_array_append_new(rows, json_row(&bench->rows[i]));
+        json_array_append_new(rows, json_row(bench, i));
     }
     json_object_set_new(json, "rates", rows);
     return command_print_json(bench->command, stdout, json);
@@ -204,11 +221,12 @@ static weft_status measure(rates_bench *bench, const char *directory) {
 }
 
 int bench_lm_rates(weft_command *command, const lm_bench_options *options) {
-    rates_bench bench = {.command = command, .options = options};
+    rates_bench bench = {.command = command, .options = options, .steps = json_array()};
     sync_options place = {.directory = options->directory};
     sync_bench stores;
     int code = sync_bench_open(command, &place, &stores);
     if (code != EXIT_DONE) {
+        json_decref(bench.steps);
         return code;
     }
     weft_status status = measure(&bench, stores.directory);
@@ -220,6 +238,7 @@ int bench_lm_rates(weft_command *command, const lm_bench_options *options) {
     } else if (code == EXIT_DONE) {
         print_text(&bench);
     }
+    json_decref(bench.steps);
     lm_trainer_destroy(bench.trainer);
     sync_bench_close(&stores);
     return code;

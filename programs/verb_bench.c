@@ -32,6 +32,7 @@ enum {
     OPTION_STALENESS,
     OPTION_RATES,
     OPTION_STATE,
+    OPTION_SAVE,
     OPTION_FOLLOWERS,
     OPTION_RELAYS,
 };
@@ -81,6 +82,7 @@ static const struct argp_option options[] = {
      6},
     {"state", OPTION_STATE, "FILE", 0,
      "With --rates: the policy is that of a trainer's state (default: one is warmed up)", 6},
+    {"save", OPTION_SAVE, "FILE", 0, "With --rates: leave the state of the policy that is warmed up", 6},
     {0},
 };
 
@@ -172,6 +174,7 @@ typedef struct bench_arguments {
     uint64_t staleness;
     const char *rates;
     const char *state;
+    const char *save;
     sync_options sync_options; /* what is not told by the options above */
 } bench_arguments;
 
@@ -186,8 +189,11 @@ static void check_lm(const bench_arguments *arguments, struct argp_state *state)
     if ((arguments->rate > 0 || arguments->staleness > 0) && !arguments->learn) {
         argp_error(state, "--rate and --staleness go with --learn");
     }
-    if (arguments->state != NULL && (!rates || arguments->parameters > 0)) {
-        argp_error(state, "--state goes with --rates, and says what the model is");
+    if (arguments->state != NULL && (!rates || arguments->parameters > 0 || arguments->save != NULL)) {
+        argp_error(state, "--state goes with --rates, says what the model is, and needs no --save");
+    }
+    if (arguments->save != NULL && !rates) {
+        argp_error(state, "--save goes with --rates");
     }
     if (arguments->lm && (arguments->sync || arguments->fleet || arguments->base != NULL ||
                           arguments->make != NULL || (arguments->parameters > 0 && !rates))) {
@@ -274,6 +280,9 @@ static error_t parse_lm(int key, const char *argument, struct argp_state *state)
         return 0;
     case OPTION_STATE:
         arguments->state = argument;
+        return 0;
+    case OPTION_SAVE:
+        arguments->save = argument;
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -655,6 +664,7 @@ static int run_lm(bench_arguments *arguments) {
         .rate = arguments->rate,
         .staleness = arguments->staleness,
         .state = arguments->state,
+        .save = arguments->save,
         .directory = arguments->sync_options.directory,
     };
     if (arguments->rates != NULL) {

@@ -129,11 +129,45 @@ static void test_counts(void **state) {
     scratch_close(&scratch);
 }
 
-static bool stop_at_three(void *opaque, double rate, uint64_t counted, double reward) {
-    unsigned *calls = opaque;
-    assert_true(rate == 1e-5 && reward >= 0 && reward <= 1);
-    *calls += 1;
-    return counted < 3;
+typedef struct witness {
+    unsigned calls;
+    double densities; /* of the steps that count */
+    uint64_t bytes;
+    uint64_t last; /* step, to stop after */
+} witness;
+
+static bool look(void *opaque, const lm_rates_step *step) {
+    witness *witness = opaque;
+    witness->calls += 1;
+    assert_int_equal(step->step, witness->calls);
+    assert_true(step->counted == (step->step > SETTLE) && step->counted == (step->bytes > 0));
+    assert_true(step->reward >= 0 && step->reward <= 1 && step->density >= 0 && step->density <= 1);
+    witness->densities += step->counted ? step->density : 0;
+    witness->bytes += step->bytes;
+    return step->step < witness->last;
+}
+
+static void test_watched(void **state) {
+    (void)state;
+    scratch scratch;
+    scratch_open(&scratch);
+    lm_trainer *trainer = warm_trainer();
+    witness all = {.last = 1000}, three = {.last = SETTLE + 3};
+    lm_rates_row row = {.rate = 1e-4};
+    lm_rates_options options = usual(scratch.directory);
+    options.watcher = look;
+    options.opaque = &all;
+    assert_int_equal(lm_rates_measure(trainer, &options, &row, 1), WEFT_OK);
+    assert_int_equal(all.calls, SETTLE + STEPS);
+    assert_float_equal(all.densities / STEPS, row.density[0].mean, 1e-9);
+    assert_float_equal((double)all.bytes / STEPS, row.bytes, 1e-3);
+    scratch_make_directory(&scratch, "other");
+    options.directory = scratch_path(&scratch, "other");
+    options.opaque = &three;
+    assert_int_equal(lm_rates_measure(trainer, &options, &row, 1), WEFT_CANCELLED);
+    assert_int_equal(three.calls, SETTLE + 3);
+    lesson_close(trainer);
+    scratch_close(&scratch);
 }
 
 static void test_refusals(void **state) {
@@ -141,16 +175,10 @@ static void test_refusals(void **state) {
     scratch scratch;
     scratch_open(&scratch);
     lm_trainer *trainer = lesson_open(1, &lesson_policy, 3);
-    unsigned calls = 0;
     lm_rates_row row = {.rate = 1e-5};
     lm_rates_options options = usual(scratch.directory);
     options.group = 1;
     assert_int_equal(lm_rates_measure(trainer, &options, &row, 1), WEFT_INVALID_ARGUMENT);
-    options = usual(scratch.directory);
-    options.watcher = stop_at_three;
-    options.opaque = &calls;
-    assert_int_equal(lm_rates_measure(trainer, &options, &row, 1), WEFT_CANCELLED);
-    assert_int_equal(calls, SETTLE + 3);
     row.rate = 2;
     options = usual(scratch.directory);
     assert_int_equal(lm_rates_measure(trainer, &options, &row, 1), WEFT_INVALID_ARGUMENT);
@@ -161,6 +189,7 @@ static void test_refusals(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_watched),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
