@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rollout.h: learning from responses that a cheaper policy sampled (Sparse-RL).
+ * rollout.h: sampling with a compressed cache of keys and values, and learning from responses that such a
+ * cheaper policy sampled (Sparse-RL).
  */
 #ifndef WEFT_ROLLOUT_H
 #define WEFT_ROLLOUT_H
@@ -10,6 +11,134 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* ---- KV-cache policies ----
+ *
+ * A cache holds the keys and values of one layer and one key head of one sequence. It takes one token after
+ * another; when it holds budget + interval of them, a policy chooses which to keep, the others are moved
+ * over in place, and the memory behind is given back. So a cache never holds more than budget + interval
+ * tokens, and at least `budget` once it had as many. Tokens keep their order and their original positions,
+ * and keys stay as they were given: rotated by the original position.
+ *
+ * Every policy keeps the first `sinks` and the last `window` tokens. Of those between it keeps the ones
+ * with the highest score; of equal ones the one with the lower position. n tokens are held, the candidates
+ * are the first n - window:
+ *
+ *     none       all tokens, for ever
+ *     streaming  no scores: the first `sinks` and the last budget - sinks (StreamingLLM, original
+ * positions) h2o        attention that the token has received from all queries since it came, summed snapkv
+ * attention from the last `window` queries: for each the highest product among the heads of the group, then
+ * softmax over the candidates; the mean over queries; pooled with neighbours rkv        lambda * the score
+ * of snapkv - (1 - lambda) * redundancy. Redundancy is the softmax over all tokens j of the mean over all i
+ * of cosine(key i, key j), where for each i two entries count as 0: its own, and that of the last j whose
+ * cosine is above `similarity` (j = 0 if there is none), so that the newest of near-duplicates looks the
+ * least redundant
+ *
+ * Scores are computed in the same order on every processor, so that a choice is the same everywhere. */
+
+typedef enum weft_kv_policy {
+    WEFT_KV_NONE = 0,
+    WEFT_KV_STREAMING = 1,
+    WEFT_KV_H2O = 2,
+    WEFT_KV_SNAPKV = 3,
+    WEFT_KV_RKV = 4,
+} weft_kv_policy;
+
+enum {
+    WEFT_KV_POLICIES = 5,
+    WEFT_KV_TOKENS_MAX = 1 << 24, /* of a budget, an interval, a sequence */
+};
+
+typedef enum weft_kv_pooling {
+    WEFT_KV_POOL_MAX = 0,
+    WEFT_KV_POOL_MEAN = 1, /* what lies outside of the candidates counts as 0, as in the first SnapKV */
+} weft_kv_pooling;
+
+typedef struct weft_kv_options {
+    weft_kv_policy policy;
+    size_t budget;          /* tokens that are left */
+    size_t interval;        /* tokens from one choice to the next */
+    size_t sinks;           /* the first tokens, which stay */
+    size_t window;          /* the last tokens, which stay; streaming has no use for it */
+    size_t pooling;         /* tokens that are pooled, an odd number; 1: none (snapkv, rkv) */
+    weft_kv_pooling pooled; /* how */
+    double lambda;          /* importance against redundancy, 0 to 1 (rkv) */
+    double similarity;      /* the cosine of near-duplicates (rkv) */
+} weft_kv_options;
+
+/* "none", "streaming", "h2o", "snapkv", "rkv"; NULL for a number that is no policy. */
+WEFT_API const char *weft_kv_policy_name(weft_kv_policy policy);
+/* False if no policy has this name. */
+WEFT_API bool weft_kv_policy_parse(const char *name, weft_kv_policy *policy_out);
+
+/* For a budget, what the policy's authors use: interval a quarter of the budget; streaming 4 sinks; h2o the
+ * last half; snapkv and rkv a window of 8 (at most half of the budget) and the highest of 7 neighbours; rkv
+ * lambda 0.1 and similarity 0.5. */
+WEFT_API weft_kv_options weft_kv_defaults(weft_kv_policy policy, size_t budget);
+/* WEFT_INVALID_ARGUMENT, with the reason, if no cache can have these options. */
+WEFT_API WEFT_CHECKED weft_status weft_kv_check(weft_context *context, const weft_kv_options *options);
+
+/* The floats of a token, and the queries that read it. */
+typedef struct weft_kv_shape {
+    size_t head;  /* of a key, and of a value */
+    size_t group; /* query heads that share the key head */
+} weft_kv_shape;
+
+/* What caches hold and would hold. Several caches may count in one, if one thread at a time uses them. */
+typedef struct weft_kv_usage {
+    uint64_t held;      /* tokens that queries found, summed over queries */
+    uint64_t full;      /* the same if nothing were ever evicted */
+    uint64_t evictions; /* choices that were made */
+    size_t bytes;       /* memory taken now: keys, values, positions and what the policy remembers */
+    size_t peak_bytes;
+    size_t full_bytes; /* keys and values alone, of all tokens that came to the caches that are alive */
+    size_t peak_full_bytes;
+} weft_kv_usage;
+
+/* Adds up; the sum of peaks is at least the peak of the sum. */
+WEFT_API void weft_kv_usage_add(weft_kv_usage *total, const weft_kv_usage *usage);
+
+/* The most bytes that a cache takes while `tokens` tokens come to it. */
+WEFT_API size_t weft_kv_bytes(const weft_kv_options *options, const weft_kv_shape *shape, size_t tokens);
+
+typedef struct weft_kv_cache weft_kv_cache;
+
+/* For a sequence of `tokens` tokens at most. Takes no memory for them yet. `usage` must outlive the cache.
+ */
+WEFT_API WEFT_CHECKED weft_status weft_kv_cache_create(weft_context *context,
+                                                       const weft_kv_options *options,
+                                                       const weft_kv_shape *shape, size_t tokens,
+                                                       weft_kv_usage *usage, weft_kv_cache **cache_out);
+WEFT_API void weft_kv_cache_destroy(weft_kv_cache *cache);
+
+/* A token is appended, its queries attend to all that the cache then holds, and what they saw is told; then
+ * the next token. Positions ascend. */
+WEFT_API WEFT_CHECKED weft_status weft_kv_cache_append(weft_kv_cache *cache, uint32_t position,
+                                                       const float *key, const float *value);
+/* `queries`: of each query head of the group, as the keys are: rotated, not scaled. `probabilities`: of
+ * each query head, `stride` floats apart, one for each row of the cache. Evicts if the cache is full. */
+WEFT_API WEFT_CHECKED weft_status weft_kv_cache_observe(weft_kv_cache *cache, const float *queries,
+                                                        const float *probabilities, size_t stride);
+
+/* Rows lie in panels, as products of matrices with vectors want them:
+ *
+ *     key of row i, element c:    keys[(i / WEFT_KV_PANEL * head + c) * WEFT_KV_PANEL + i % WEFT_KV_PANEL]
+ *     value of row i, element c:  values[(c / WEFT_KV_PANEL * capacity + i) * WEFT_KV_PANEL + c %
+ * WEFT_KV_PANEL]
+ *
+ * What is behind the last row of a key panel is finite. */
+enum { WEFT_KV_PANEL = 32 };
+
+typedef struct weft_kv_view {
+    size_t rows;
+    size_t capacity;
+    const float *keys;
+    const float *values;
+    const uint32_t *positions; /* of each row, ascending */
+} weft_kv_view;
+
+/* Valid until the next call with this cache. */
+WEFT_API weft_kv_view weft_kv_cache_view(const weft_kv_cache *cache);
 
 /* ---- correction ----
  *

@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kv_cache.c: the memory of a cache: it grows by panels up to budget + interval rows, and shrinks when rows
+ * are evicted. Rows only ever move towards the front, so that no second copy is needed.
+ */
+#include "../base/context.h"
+#include "kv_policy.h"
+
+#include <string.h>
+
+enum {
+    HEAD_MAX = 1 << 16,
+    GROUP_MAX = 1 << 16,
+    GROWTH = 8, /* by this part of what there is, at least a panel */
+};
+
+/* ---- sizes ---- */
+
+static size_t panels(size_t count) {
+    return (count + WEFT_KV_PANEL - 1) / WEFT_KV_PANEL;
+}
+
+static size_t key_floats(const weft_kv_shape *shape, size_t capacity) {
+    return panels(capacity) * WEFT_KV_PANEL * shape->head;
+}
+
+static size_t value_floats(const weft_kv_shape *shape, size_t capacity) {
+    return panels(shape->head) * WEFT_KV_PANEL * capacity;
+}
+
+static size_t ring_floats(const weft_kv_options *options, const weft_kv_shape *shape) {
+    return weft_kv_policies[options->policy].queries ? options->window * shape->group * shape->head : 0;
+}
+
+static size_t sum_floats(const weft_kv_options *options, size_t capacity) {
+    return weft_kv_policies[options->policy].sums ? capacity : 0;
+}
+
+/* The most rows that there may be while `tokens` tokens come. */
+static size_t most_rows(const weft_kv_options *options, size_t tokens) {
+    size_t most = options->budget + options->interval;
+    return options->policy == WEFT_KV_NONE || tokens < most ? tokens : most;
+}
+
+/* Rows that memory is taken for when there are `rows`. */
+static size_t capacity_for(const weft_kv_cache *cache, size_t rows) {
+    size_t capacity = panels(rows) * WEFT_KV_PANEL;
+    return capacity < cache->most ? capacity : cache->most;
+}
+
+static size_t bytes_at(const weft_kv_options *options, const weft_kv_shape *shape, size_t capacity) {
+    size_t floats = key_floats(shape, capacity) + value_floats(shape, capacity) +
+                    sum_floats(options, capacity) + ring_floats(options, shape);
+    return floats * sizeof(float) + capacity * sizeof(uint32_t) + sizeof(weft_kv_cache);
+}
+
+size_t weft_kv_bytes(const weft_kv_options *options, const weft_kv_shape *shape, size_t tokens) {
+    return bytes_at(options, shape, most_rows(options, tokens));
+}
+
+/* ---- usage ---- */
+
+static size_t token_bytes(const weft_kv_cache *cache) {
+    return 2 * cache->shape.head * sizeof(float);
+}
+
+static void count_bytes(weft_kv_usage *usage, size_t before, size_t after) {
+    usage->bytes = usage->bytes - before + after;
+    usage->peak_bytes = usage->bytes > usage->peak_bytes ? usage->bytes : usage->peak_bytes;
+}
+
+static void count_full_bytes(weft_kv_usage *usage, size_t more) {
+    usage->full_bytes += more;
+    if (usage->full_bytes > usage->peak_full_bytes) {
+        usage->peak_full_bytes = usage->full_bytes;
+    }
+}
+
+void weft_kv_usage_add(weft_kv_usage *total, const weft_kv_usage *usage) {
+    total->held += usage->held;
+    total->full += usage->full;
+    total->evictions += usage->evictions;
+    total->bytes += usage->bytes;
+    total->peak_bytes += usage->peak_bytes;
+    total->full_bytes += usage->full_bytes;
+    total->peak_full_bytes += usage->peak_full_bytes;
+}
+
+/* ---- memory ---- */
+
+/* Value panels are `capacity` rows apart: they move apart before there are more, the last one first, and
+ * together before there are fewer. */
+static void spread_values(weft_kv_cache *cache, size_t capacity) {
+    size_t count = panels(cache->shape.head);
+    size_t bytes = cache->rows * WEFT_KV_PANEL * sizeof *cache->values;
+    bool apart = capacity > cache->capacity;
+    for (size_t i = 1; i < count; i++) {
+        size_t panel = apart ? count - i : i;
+        memmove(cache->values + panel * capacity * WEFT_KV_PANEL,
+                cache->values + panel * cache->capacity * WEFT_KV_PANEL, bytes);
+    }
+}
+
+static weft_status resize(weft_context *context, float **array, size_t count) {
+    float *moved = weft_reallocate_array(context, *array, count, sizeof **array);
+    if (moved == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    *array = moved;
+    return WEFT_OK;
+}
+
+/* All arrays for another number of rows. If one cannot be had, the others may have become larger than is
+ * known, which does no harm. */
+static weft_status resize_arrays(weft_kv_cache *cache, size_t capacity) {
+    weft_context *context = cache->context;
+    uint32_t *positions = weft_reallocate_array(context, cache->positions, capacity, sizeof *positions);
+    if (positions == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    cache->positions = positions;
+    weft_status status = resize(context, &cache->keys, key_floats(&cache->shape, capacity));
+    if (status == WEFT_OK && weft_kv_policies[cache->options.policy].sums) {
+        status = resize(context, &cache->sums, capacity);
+    }
+    if (status == WEFT_OK) {
+        status = resize(context, &cache->values, value_floats(&cache->shape, capacity));
+    }
+    return status;
+}
+
+static void set_capacity(weft_kv_cache *cache, size_t capacity) {
+    count_bytes(cache->usage, bytes_at(&cache->options, &cache->shape, cache->capacity),
+                bytes_at(&cache->options, &cache->shape, capacity));
+    cache->capacity = capacity;
+}
+
+static weft_status grow(weft_kv_cache *cache) {
+    size_t before = key_floats(&cache->shape, cache->capacity);
+    size_t more = cache->rows / GROWTH;
+    size_t capacity = capacity_for(cache, cache->rows + (more > 0 ? more : 1));
+    weft_status status = resize_arrays(cache, capacity);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    size_t after = key_floats(&cache->shape, capacity);
+    memset(cache->keys + before, 0, (after - before) * sizeof *cache->keys);
+    spread_values(cache, capacity);
+    set_capacity(cache, capacity);
+    return WEFT_OK;
+}
+
+/* Should memory not become smaller, the rows are still right. */
+static weft_status give_back(weft_kv_cache *cache) {
+    size_t capacity = capacity_for(cache, cache->rows);
+    if (capacity == cache->capacity) {
+        return WEFT_OK;
+    }
+    spread_values(cache, capacity);
+    set_capacity(cache, capacity);
+    return resize_arrays(cache, capacity);
+}
+
+/* ---- eviction ---- */
+
+static void move_key(weft_kv_cache *cache, size_t from, size_t to) {
+    size_t head = cache->shape.head;
+    const float *source = cache->keys + from / WEFT_KV_PANEL * head * WEFT_KV_PANEL + from % WEFT_KV_PANEL;
+    float *target = cache->keys + to / WEFT_KV_PANEL * head * WEFT_KV_PANEL + to % WEFT_KV_PANEL;
+    for (size_t c = 0; c < head * WEFT_KV_PANEL; c += WEFT_KV_PANEL) {
+        target[c] = source[c];
+    }
+}
+
+static void move_value(weft_kv_cache *cache, size_t from, size_t to) {
+    for (size_t panel = 0; panel < panels(cache->shape.head); panel++) {
+        float *values = cache->values + panel * cache->capacity * WEFT_KV_PANEL;
+        memcpy(values + to * WEFT_KV_PANEL, values + from * WEFT_KV_PANEL, WEFT_KV_PANEL * sizeof *values);
+    }
+}
+
+/* `kept` ascends, so a row moves to where nothing is needed any more. */
+static void compact(weft_kv_cache *cache, const uint32_t *kept, size_t count) {
+    for (size_t to = 0; to < count; to++) {
+        size_t from = kept[to];
+        if (from != to) {
+            move_key(cache, from, to);
+            move_value(cache, from, to);
+            cache->positions[to] = cache->positions[from];
+        }
+    }
+    for (size_t to = 0; cache->sums != NULL && to < count; to++) {
+        cache->sums[to] = cache->sums[kept[to]];
+    }
+    cache->rows = count;
+}
+
+static weft_status evict(weft_kv_cache *cache) {
+    size_t budget = cache->options.budget;
+    uint32_t *kept = weft_allocate_array(cache->context, budget, sizeof *kept);
+    if (kept == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_status status = weft_kv_choose(cache, kept);
+    if (status == WEFT_OK) {
+        compact(cache, kept, budget);
+        cache->usage->evictions++;
+    }
+    weft_release(cache->context, kept);
+    return status == WEFT_OK ? give_back(cache) : status;
+}
+
+/* ---- tokens ---- */
+
+static weft_status check_append(const weft_kv_cache *cache, uint32_t position) {
+    if (!cache->told) {
+        return weft_fail(cache->context, WEFT_INVALID_ARGUMENT,
+                         "a KV cache was not told what the queries of its last token saw; call "
+                         "weft_kv_cache_observe after each weft_kv_cache_append");
+    }
+    if (cache->rows > 0 && position <= cache->positions[cache->rows - 1]) {
+        return weft_fail(cache->context, WEFT_INVALID_ARGUMENT,
+                         "a KV cache was given position %u after %u; positions ascend", position,
+                         cache->positions[cache->rows - 1]);
+    }
+    if (cache->seen == cache->tokens) {
+        return weft_fail(cache->context, WEFT_LIMIT_EXCEEDED,
+                         "a KV cache was made for %zu tokens and is given more", cache->tokens);
+    }
+    if (cache->rows == cache->most) {
+        return weft_fail(cache->context, WEFT_LIMIT_EXCEEDED,
+                         "a KV cache is full with %zu tokens, because an eviction has failed", cache->rows);
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_kv_cache_append(weft_kv_cache *cache, uint32_t position, const float *key,
+                                 const float *value) {
+    weft_status status = check_append(cache, position);
+    if (status == WEFT_OK && cache->rows == cache->capacity) {
+        status = grow(cache);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    size_t head = cache->shape.head, row = cache->rows++;
+    float *keys = cache->keys + row / WEFT_KV_PANEL * head * WEFT_KV_PANEL + row % WEFT_KV_PANEL;
+    for (size_t c = 0; c < head; c++) {
+        keys[c * WEFT_KV_PANEL] = key[c];
+    }
+    for (size_t first = 0; first < head; first += WEFT_KV_PANEL) {
+        float *values = cache->values + first * cache->capacity + row * WEFT_KV_PANEL;
+        size_t width = head - first < WEFT_KV_PANEL ? head - first : WEFT_KV_PANEL;
+        memcpy(values, value + first, width * sizeof *values);
+        memset(values + width, 0, (WEFT_KV_PANEL - width) * sizeof *values);
+    }
+    cache->positions[row] = position;
+    if (cache->sums != NULL) {
+        cache->sums[row] = 0;
+    }
+    cache->told = false;
+    cache->seen++;
+    count_full_bytes(cache->usage, token_bytes(cache));
+    return WEFT_OK;
+}
+
+weft_status weft_kv_cache_observe(weft_kv_cache *cache, const float *queries, const float *probabilities,
+                                  size_t stride) {
+    if (cache->told) {
+        return weft_fail(cache->context, WEFT_INVALID_ARGUMENT,
+                         "a KV cache was told twice what the queries of a token saw");
+    }
+    for (size_t h = 0; cache->sums != NULL && h < cache->shape.group; h++) {
+        for (size_t i = 0; i < cache->rows; i++) {
+            cache->sums[i] += probabilities[h * stride + i];
+        }
+    }
+    if (cache->ring != NULL) {
+        size_t floats = cache->shape.group * cache->shape.head;
+        memcpy(cache->ring + (cache->seen - 1) % cache->options.window * floats, queries,
+               floats * sizeof *queries);
+    }
+    cache->told = true;
+    cache->usage->held += cache->rows;
+    cache->usage->full += cache->seen;
+    bool full = cache->options.policy != WEFT_KV_NONE &&
+                cache->rows == cache->options.budget + cache->options.interval;
+    return full ? evict(cache) : WEFT_OK;
+}
+
+weft_kv_view weft_kv_cache_view(const weft_kv_cache *cache) {
+    return (weft_kv_view){
+        .rows = cache->rows,
+        .capacity = cache->capacity,
+        .keys = cache->keys,
+        .values = cache->values,
+        .positions = cache->positions,
+    };
+}
+
+/* ---- life ---- */
+
+static weft_status check_sizes(weft_context *context, const weft_kv_options *options,
+                               const weft_kv_shape *shape, size_t tokens) {
+    weft_status status = weft_kv_check(context, options);
+    if (status == WEFT_OK &&
+        (shape->head < 1 || shape->head > HEAD_MAX || shape->group < 1 || shape->group > GROUP_MAX)) {
+        status = weft_fail(context, WEFT_INVALID_ARGUMENT,
+                           "a KV cache cannot have heads of %zu floats in groups of %zu; choose 1 to %d "
+                           "and 1 to %d",
+                           shape->head, shape->group, HEAD_MAX, GROUP_MAX);
+    }
+    if (status == WEFT_OK && (tokens < 1 || tokens > WEFT_KV_TOKENS_MAX)) {
+        status = weft_fail(context, WEFT_INVALID_ARGUMENT,
+                           "a KV cache cannot be made for %zu tokens; choose 1 to %d", tokens,
+                           WEFT_KV_TOKENS_MAX);
+    }
+    return status;
+}
+
+weft_status weft_kv_cache_create(weft_context *context, const weft_kv_options *options,
+                                 const weft_kv_shape *shape, size_t tokens, weft_kv_usage *usage,
+                                 weft_kv_cache **cache_out) {
+    weft_status status = check_sizes(context, options, shape, tokens);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_kv_cache *cache = weft_allocate_zeroed(context, 1, sizeof *cache);
+    if (cache == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    *cache = (weft_kv_cache){
+        .context = context,
+        .options = *options,
+        .shape = *shape,
+        .usage = usage,
+        .tokens = tokens,
+        .most = most_rows(options, tokens),
+        .told = true,
+    };
+    size_t ring = ring_floats(options, shape);
+    if (ring > 0) {
+        cache->ring = weft_allocate_array(context, ring, sizeof *cache->ring);
+    }
+    if (ring > 0 && cache->ring == NULL) {
+        weft_release(context, cache);
+        return WEFT_NO_MEMORY;
+    }
+    count_bytes(usage, 0, bytes_at(options, shape, 0));
+    *cache_out = cache;
+    return WEFT_OK;
+}
+
+void weft_kv_cache_destroy(weft_kv_cache *cache) {
+    if (cache == NULL) {
+        return;
+    }
+    weft_context *context = cache->context;
+    count_bytes(cache->usage, bytes_at(&cache->options, &cache->shape, cache->capacity), 0);
+    cache->usage->full_bytes -= cache->seen * token_bytes(cache);
+    weft_release(context, cache->ring);
+    weft_release(context, cache->sums);
+    weft_release(context, cache->values);
+    weft_release(context, cache->keys);
+    weft_release(context, cache->positions);
+    weft_release(context, cache);
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kv_kernels.h: the inner loops of scores, in one form per instruction set (lib/base/cpu.h). All forms give
+ * the same bits: plain IEEE operations in a fixed order, never fused.
+ */
+#ifndef WEFT_ROLLOUT_KV_KERNELS_H
+#define WEFT_ROLLOUT_KV_KERNELS_H
+
+#include "../base/cpu.h"
+
+typedef struct weft_kv_kernels {
+    /* output[r * stride + lane] = row r times column `lane` of a panel, for `count` rows of `head` floats
+     * that lie close, and all lanes. */
+    void (*products)(const float *rows, size_t count, const float *panel, size_t head, float *output,
+                     size_t stride);
+    /* row = softmax(row * scale) */
+    void (*softmax)(float *row, float scale, size_t count);
+    /* x[i] = max(x[i], y[i]) */
+    void (*raise)(float *x, const float *y, size_t count);
+    /* x[i] += y[i] * scale */
+    void (*add)(float *x, const float *y, float scale, size_t count);
+    /* Scales a row of products to cosines; leaves out the entry `own` and the last one above `threshold`
+     * (the first entry if there is none); adds the others to `sums`. */
+    void (*add_similar)(float *row, const float *scales, size_t own, float threshold, size_t count,
+                        float *sums);
+} weft_kv_kernels;
+
+/* The kernels of a level, which this machine must run. */
+const weft_kv_kernels *weft_kv_kernels_at(weft_cpu level);
+
+extern const weft_kv_kernels weft_kv_kernels_portable;
+extern const weft_kv_kernels weft_kv_kernels_avx2;
+extern const weft_kv_kernels weft_kv_kernels_avx512;
+
+#endif

@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kv_kernels_avx512.c: the loops once more, for AVX-512.
+ */
+#include "kv_kernels.h"
+#include "kv_loops.h"
+
+const weft_kv_kernels weft_kv_kernels_avx512 = {KV_LOOPS};

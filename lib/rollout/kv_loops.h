@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kv_loops.h: the kernels as plain loops that the compiler turns into vectors. Each kv_kernels*.c includes
+ * it once and so compiles it for its instruction set.
+ */
+#ifndef WEFT_ROLLOUT_KV_LOOPS_H
+#define WEFT_ROLLOUT_KV_LOOPS_H
+
+#include "../base/exponential.h"
+#include "kv_kernels.h"
+
+#include <weft/rollout.h>
+
+enum { LANES = 16, TILE_ROWS = 4 };
+
+static inline __attribute__((always_inline)) void tile(const float *rows, const float *panel, size_t head,
+                                                       float *output, size_t stride, const size_t count) {
+    float sums[TILE_ROWS][WEFT_KV_PANEL] = {{0}};
+    for (size_t c = 0; c < head; c++, panel += WEFT_KV_PANEL) {
+        for (size_t r = 0; r < count; r++) {
+            float factor = rows[r * head + c];
+            for (size_t lane = 0; lane < WEFT_KV_PANEL; lane++) {
+                sums[r][lane] += factor * panel[lane];
+            }
+        }
+    }
+    for (size_t r = 0; r < count; r++) {
+        memcpy(output + r * stride, sums[r], sizeof sums[r]);
+    }
+}
+
+static void products(const float *rows, size_t count, const float *panel, size_t head, float *output,
+                     size_t stride) {
+    size_t r = 0;
+    for (; r + TILE_ROWS <= count; r += TILE_ROWS) {
+        tile(rows + r * head, panel, head, output + r * stride, stride, TILE_ROWS);
+    }
+    for (; r < count; r++) {
+        tile(rows + r * head, panel, head, output + r * stride, stride, 1);
+    }
+}
+
+static float largest(const float *row, size_t count) {
+    float lanes[LANES];
+    for (size_t j = 0; j < LANES; j++) {
+        lanes[j] = row[0];
+    }
+    size_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        for (size_t j = 0; j < LANES; j++) {
+            lanes[j] = row[i + j] > lanes[j] ? row[i + j] : lanes[j];
+        }
+    }
+    float most = lanes[0];
+    for (size_t j = 1; j < LANES; j++) {
+        most = lanes[j] > most ? lanes[j] : most;
+    }
+    for (; i < count; i++) {
+        most = row[i] > most ? row[i] : most;
+    }
+    return most;
+}
+
+static float sum(const float *row, size_t count) {
+    float lanes[LANES] = {0};
+    size_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        for (size_t j = 0; j < LANES; j++) {
+            lanes[j] += row[i + j];
+        }
+    }
+    float total = 0;
+    for (size_t j = 0; j < LANES; j++) {
+        total += lanes[j];
+    }
+    for (; i < count; i++) {
+        total += row[i];
+    }
+    return total;
+}
+
+static void softmax(float *row, float scale, size_t count) {
+    float most = largest(row, count);
+    for (size_t i = 0; i < count; i++) {
+        row[i] = weft_exponential((row[i] - most) * scale);
+    }
+    float inverse = 1.0f / sum(row, count);
+    for (size_t i = 0; i < count; i++) {
+        row[i] *= inverse;
+    }
+}
+
+static void raise_row(float *x, const float *y, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        x[i] = y[i] > x[i] ? y[i] : x[i];
+    }
+}
+
+static void add(float *x, const float *y, float scale, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        x[i] += y[i] * scale;
+    }
+}
+
+static void add_similar(float *row, const float *scales, size_t own, float threshold, size_t count,
+                        float *sums) {
+    for (size_t i = 0; i < count; i++) {
+        row[i] *= scales[i];
+    }
+    row[own] = 0;
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < (uint32_t)count; i++) {
+        last = i != (uint32_t)own && row[i] > threshold ? i : last;
+    }
+    row[last] = 0;
+    for (size_t i = 0; i < count; i++) {
+        sums[i] += row[i];
+    }
+}
+
+#define KV_LOOPS products, softmax, raise_row, add, add_similar
+
+#endif

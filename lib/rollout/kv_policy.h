@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kv_policy.h: the inside of a cache, and the table of policies that choose what it keeps.
+ */
+#ifndef WEFT_ROLLOUT_KV_POLICY_H
+#define WEFT_ROLLOUT_KV_POLICY_H
+
+#include <weft/rollout.h>
+
+struct weft_kv_cache {
+    weft_context *context;
+    weft_kv_options options;
+    weft_kv_shape shape;
+    weft_kv_usage *usage;
+    size_t tokens; /* that will come, at most */
+    size_t most;   /* rows that there will be, at most */
+    size_t rows;
+    size_t capacity;
+    size_t seen; /* tokens that were appended */
+    bool told;   /* what the queries of the last token saw */
+    uint32_t *positions;
+    float *keys;
+    float *values;
+    float *sums; /* of each row: attention received; NULL unless the policy wants it */
+    float *ring; /* the queries of token t at t % window, group heads each; NULL unless wanted */
+};
+
+typedef struct weft_kv_rule {
+    const char *name;
+    bool sums;
+    bool queries;
+    /* Scores of the first `candidates` rows; NULL: only sinks and recent tokens are kept. */
+    weft_status (*score)(const weft_kv_cache *cache, size_t candidates, float *scores);
+} weft_kv_rule;
+
+extern const weft_kv_rule weft_kv_policies[WEFT_KV_POLICIES];
+
+/* Last tokens that stay whatever their score. */
+size_t weft_kv_recent(const weft_kv_options *options);
+/* The rows to keep, ascending: `budget` of them. */
+weft_status weft_kv_choose(const weft_kv_cache *cache, uint32_t *kept);
+
+weft_status weft_kv_score_attention(const weft_kv_cache *cache, size_t candidates, float *scores);
+weft_status weft_kv_score_redundancy(const weft_kv_cache *cache, size_t candidates, float *scores);
+
+#endif
