@@ -235,6 +235,7 @@ int verb_keygen(int argc, char **argv);
 int verb_log(int argc, char **argv);
 int verb_fleet(int argc, char **argv);
 int verb_serve(int argc, char **argv);
+int verb_train(int argc, char **argv);
 int verb_bench(int argc, char **argv);
 
 #endif

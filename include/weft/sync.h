@@ -89,6 +89,8 @@ typedef struct weft_publisher_options {
      * do not. WEFT_UNSUPPORTED where the store cannot tell of reports. */
     uint64_t max_lag;
     double max_lag_seconds;
+    bool whole;          /* every version comes as an anchor and none as a patch, for comparison; of live
+                            memory, published by one process */
     bool no_leaps;       /* make no patches over several versions, which shorten the way after an absence */
     uint64_t leap_bytes; /* memory to make them with; 0: twice the model's size */
     const char *mirror_path;     /* a checkpoint of ours that holds what was published last; NULL: memory */

@@ -144,6 +144,11 @@ static weft_status check_options(weft_publisher *publisher) {
         return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
                          "what is published must hold the whole model");
     }
+    if (options->whole && (options->part_count > 1 || options->mirror_path != NULL)) {
+        return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
+                         "versions come whole from live memory of one process only");
+    }
+    options->no_leaps = options->no_leaps || options->whole;
     if (options->part_index == 0 && options->key != NULL && !weft_key_secret(options->key)) {
         return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
                          "the key is a public one, which cannot sign; give the secret file of weft keygen");
@@ -780,6 +785,8 @@ static weft_status publish_edition(weft_publisher *publisher, edition *e, const 
     char key[WEFT_KEY_SIZE];
     weft_ledger_save(&publisher->ledger, &e->before);
     weft_status status = begin_record(publisher, labels, &e->record);
+    /* who has nothing to differ from sends all there is */
+    publisher->baseline.holds = publisher->baseline.holds && !publisher->options.whole;
     bool whole = !publisher->baseline.holds;
     if (status == WEFT_OK) {
         status = make_key(publisher, whole ? "anchors" : "patches", e->record.version, key);

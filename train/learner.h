@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * learner.h: the role that learns. A step is: collect a batch, learn from it, save the state, publish the
+ * policy, write the metrics, clear the batch away.
+ *
+ * The order is what makes a kill harmless at any instant. Before the state is saved, all slots of the batch
+ * are still in the store, and the step is made again from the same bytes. From then on the batch is never
+ * looked at again: what is left to do follows from the state alone, and is done when the trainer comes
+ * back.
+ */
+#ifndef WEFT_TRAIN_LEARNER_H
+#define WEFT_TRAIN_LEARNER_H
+
+#include "metrics.h"
+#include "options.h"
+
+#include "../lm/state.h"
+
+typedef struct train_learner {
+    weft_context *context;
+    weft_store *store;
+    const train_options *options;
+    train_run run;
+    int lock; /* of the output directory; below zero: not held */
+    char *state_path;
+    char *run_path;
+    lm_trainer *trainer;
+    lm_model *reference; /* NULL without a divergence from it */
+    lm_pass *reference_pass;
+    weft_view *view;
+    weft_publisher *publisher;
+    train_patience patience;
+    train_collector collector;
+    train_metrics metrics;
+    train_density density;
+    uint64_t step;    /* steps that are done */
+    uint64_t resumed; /* steps that were done when it came */
+    uint64_t published_bytes;
+    double success;                  /* of the last evaluation; below zero: none */
+    uint64_t counted[TRAIN_REASONS]; /* rejections that stand in metrics already */
+} train_learner;
+
+typedef struct train_result {
+    char run[WEFT_RUN_TEXT];
+    uint64_t steps;    /* done in all */
+    uint64_t resumed;  /* of these before this process */
+    uint64_t version;  /* the newest */
+    double reward;     /* mean of the last steps, at most 20; below zero: no step was made */
+    double success;    /* of the last evaluation; below zero: none was made */
+    uint64_t sent;     /* bytes of versions, by this process */
+    uint64_t dense;    /* bytes of the model */
+    uint64_t rejected; /* slots, by this process */
+    double seconds;
+} train_result;
+
+/* Begins a run or goes on with it, until all steps are done. On WEFT_CANCELLED, as on any other failure,
+ * the run can be gone on with. */
+WEFT_CHECKED weft_status train_learner_run(weft_context *context, weft_store *store,
+                                           const train_options *options, train_result *result_out);
+
+/* ---- between learner.c and learner_start.c ---- */
+
+/* Everything until the first step can be made: the newest version in the store is this state's. */
+WEFT_CHECKED weft_status train_learner_start(train_learner *learner);
+/* Releases everything, whatever of it is there. */
+void train_learner_close(train_learner *learner);
+WEFT_CHECKED weft_status train_learner_save(train_learner *learner);
+/* Publishes the policy as that of the present step; waits out what may pass. */
+WEFT_CHECKED weft_status train_learner_publish(train_learner *learner, train_published *published_out);
+
+#endif

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * metrics.c: see metrics.h.
+ */
+#include "metrics.h"
+
+#include "../lib/base/clock.h"
+#include "../lib/base/context.h"
+#include "files.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    LINES_MAX = 512,  /* in the store */
+    LINES_WHOLE = 32, /* of these so many with all their members */
+    DIGITS = 9,
+    LINE_BYTES_MAX = 1 << 20,
+};
+
+static const size_t FILE_BYTES_MAX = (size_t)1 << 30;
+static const double PUT_SECONDS = 1;
+
+/* ---- lines ---- */
+
+static json_t *count(uint64_t value) {
+    return json_integer((json_int_t)value);
+}
+
+static json_t *format_densities(const train_densities *densities) {
+    json_t *json = json_object();
+    for (size_t i = 0; i < TRAIN_SPANS; i++) {
+        char name[8];
+        double share = densities->share[i];
+        snprintf(name, sizeof name, "%u", train_spans[i]);
+        json_object_set_new(json, name, share >= 0 ? json_real(share) : json_null());
+    }
+    return json;
+}
+
+static json_t *format_tensors(const train_learned *learned) {
+    json_t *json = json_object();
+    const lm_model *model = learned->model;
+    for (size_t i = 0; i < model->weight_count; i++) {
+        const lm_weight *weight = &model->weights[i];
+        double elements = (double)(weight->rows * weight->columns);
+        json_object_set_new(json, weight->name,
+                            json_real((double)learned->densities.tensors[i] / elements));
+    }
+    return json;
+}
+
+static json_t *format_trajectories(const train_learned *learned) {
+    json_t *reasons = json_object();
+    uint64_t rejected = 0;
+    for (int i = TRAIN_GOOD + 1; i < TRAIN_REASONS; i++) {
+        rejected += learned->rejected[i];
+        if (learned->rejected[i] > 0) {
+            json_object_set_new(reasons, train_reason_name((train_reason)i), count(learned->rejected[i]));
+        }
+    }
+    return json_pack("{s:o, s:o, s:o}", "used", count(learned->batch->rollouts.batch.sequences), "rejected",
+                     count(rejected), "reasons", reasons);
+}
+
+static json_t *format_workers(const train_batch *batch) {
+    json_t *json = json_array();
+    for (size_t i = 0; i < batch->share_count; i++) {
+        const train_share *share = &batch->shares[i];
+        json_array_append_new(json,
+                              json_pack("{s:s, s:o, s:f, s:f, s:f, s:o, s:f, s:o}", "name", share->name,
+                                        "version", count(share->version), "generate",
+                                        share->effort.generate, "pull", share->effort.pull, "pause",
+                                        share->effort.pause, "received", count(share->effort.received),
+                                        "put", share->effort.put, "trajectories", count(share->sequences)));
+    }
+    return json;
+}
+
+json_t *train_line_begin(const train_learned *learned) {
+    const lm_grpo_result *result = &learned->result;
+    const train_batch *batch = learned->batch;
+    size_t sequences = batch->rollouts.batch.sequences;
+    return json_pack(
+        "{s:o, s:n, s:f, s:o, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:o, s:n, s:{s:f, s:o}, s:o, s:o, "
+        "s:{s:n, s:f, s:f, s:n, s:n}, s:o}",
+        "step", count(learned->step), "version", "reward", result->reward, "success",
+        learned->success >= 0 ? json_real(learned->success) : json_null(), "loss", result->loss, "clipped",
+        result->clipped, "norm", result->norm, "kl", result->kl, "rate", learned->rate, "density",
+        format_densities(&learned->densities), "tensors", format_tensors(learned), "changed",
+        count(learned->densities.changed), "elements", count(learned->model->parameters), "bytes",
+        "staleness", "mean", batch->staleness, "max", count(batch->stalest), "trajectories",
+        format_trajectories(learned), "tokens", count(batch->starts[sequences]), "seconds", "step", "wait",
+        learned->wait, "train", learned->train, "publish", "state", "workers", format_workers(batch));
+}
+
+void train_line_finish(json_t *line, const train_published *published) {
+    json_t *seconds = json_object_get(line, "seconds");
+    json_object_set_new(line, "version", count(published->version));
+    json_object_set_new(
+        line, "bytes",
+        json_pack("{s:o, s:o}", "sent", count(published->sent), "dense", count(published->dense)));
+    json_object_set_new(seconds, "publish", json_real(published->publish));
+    json_object_set_new(seconds, "state", json_real(published->state));
+    json_object_set_new(seconds, "step", json_real(published->step));
+}
+
+/* ---- the file ---- */
+
+static bool step_of(const json_t *line, uint64_t *step_out) {
+    const json_t *step = json_object_get(line, "step");
+    *step_out = (uint64_t)json_integer_value(step);
+    return json_is_integer(step) && json_integer_value(step) >= 0;
+}
+
+static void remember(train_metrics *metrics, json_t *line) {
+    uint64_t step = 0;
+    if (step_of(line, &step)) {
+        metrics->next = step + 1;
+    }
+    json_array_append(metrics->lines, line);
+    size_t size = json_array_size(metrics->lines);
+    if (size > LINES_MAX) {
+        json_array_remove(metrics->lines, 0);
+    }
+    if (size > LINES_WHOLE) {
+        json_t *old = json_array_get(metrics->lines, json_array_size(metrics->lines) - LINES_WHOLE - 1);
+        json_object_del(old, "tensors");
+        json_object_del(old, "workers");
+    }
+}
+
+/* What stays of the file: whole lines of steps before `steps`, in their order. Returns its size. */
+static size_t keep_lines(train_metrics *metrics, const char *text, size_t size, uint64_t steps) {
+    size_t kept = 0;
+    for (size_t at = 0; at < size;) {
+        const char *end = memchr(text + at, '\n', size - at);
+        size_t length = end != NULL ? (size_t)(end - (text + at)) : 0;
+        json_t *line = length > 0 ? json_loadb(text + at, length, 0, NULL) : NULL;
+        uint64_t step = 0;
+        bool good = line != NULL && step_of(line, &step) && step < steps && step >= metrics->next;
+        if (good) {
+            remember(metrics, line);
+            kept = at + length + 1;
+        }
+        json_decref(line);
+        if (!good) {
+            break;
+        }
+        at = kept;
+    }
+    return kept;
+}
+
+static weft_status resume_file(train_metrics *metrics, uint64_t steps) {
+    char *text = NULL;
+    size_t size = 0;
+    weft_status status = train_read_text(metrics->context, metrics->path, FILE_BYTES_MAX, &text, &size);
+    if (status == WEFT_NOT_FOUND) {
+        weft_context_clear(metrics->context);
+        return WEFT_OK;
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    size_t kept = keep_lines(metrics, text, size, steps);
+    weft_release(metrics->context, text);
+    if (kept < size && truncate(metrics->path, (off_t)kept) != 0) {
+        return weft_fail_errno(metrics->context, errno, "cannot shorten '%s'", metrics->path);
+    }
+    return WEFT_OK;
+}
+
+static weft_status name_file(weft_context *context, const char *directory, const char *name,
+                             char **path_out) {
+    char path[TRAIN_PATH_SIZE];
+    weft_status status = train_path(context, directory, name, path);
+    if (status == WEFT_OK) {
+        *path_out = weft_copy_text(context, path, strlen(path));
+        status = *path_out != NULL ? WEFT_OK : WEFT_NO_MEMORY;
+    }
+    return status;
+}
+
+weft_status train_metrics_open(train_metrics *metrics, weft_context *context, weft_store *store,
+                               const train_watch *watch, const char *run, const char *directory,
+                               uint64_t steps) {
+    *metrics = (train_metrics){.context = context, .store = store, .watch = watch, .lines = json_array()};
+    snprintf(metrics->run, sizeof metrics->run, "%s", run);
+    if (metrics->lines == NULL) {
+        return weft_fail(context, WEFT_NO_MEMORY, "no memory for metrics");
+    }
+    weft_status status = name_file(context, directory, "metrics.jsonl", &metrics->path);
+    if (status == WEFT_OK) {
+        status = name_file(context, directory, "pending.json", &metrics->pending_path);
+    }
+    return status == WEFT_OK ? resume_file(metrics, steps) : status;
+}
+
+void train_metrics_close(train_metrics *metrics) {
+    if (metrics->context != NULL) {
+        json_decref(metrics->lines);
+        weft_release(metrics->context, metrics->pending_path);
+        weft_release(metrics->context, metrics->path);
+    }
+    *metrics = (train_metrics){.context = NULL};
+}
+
+static weft_status no_memory(const train_metrics *metrics) {
+    return weft_fail(metrics->context, WEFT_NO_MEMORY, "no memory for a line of metrics");
+}
+
+weft_status train_metrics_pend(train_metrics *metrics, const json_t *line) {
+    char *text = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(DIGITS));
+    if (text == NULL) {
+        return no_memory(metrics);
+    }
+    weft_status status = train_write_text(metrics->context, metrics->pending_path, text);
+    free(text);
+    return status;
+}
+
+json_t *train_metrics_pending(train_metrics *metrics, uint64_t step) {
+    char *text = NULL;
+    size_t size = 0;
+    uint64_t found = 0;
+    if (train_read_text(metrics->context, metrics->pending_path, LINE_BYTES_MAX, &text, &size) != WEFT_OK) {
+        weft_context_clear(metrics->context);
+        return NULL;
+    }
+    json_t *line = json_loadb(text, size, 0, NULL);
+    weft_release(metrics->context, text);
+    if (line != NULL && (!step_of(line, &found) || found != step || metrics->next > step ||
+                         !json_is_object(json_object_get(line, "seconds")))) {
+        json_decref(line);
+        line = NULL;
+    }
+    return line;
+}
+
+static weft_status append(const train_metrics *metrics, const char *text) {
+    FILE *file = fopen(metrics->path, "ae");
+    if (file == NULL) {
+        return weft_fail_errno(metrics->context, errno, "cannot write '%s'", metrics->path);
+    }
+    off_t start = fseeko(file, 0, SEEK_END) == 0 ? ftello(file) : -1;
+    bool written = fprintf(file, "%s\n", text) >= 0 && fflush(file) == 0;
+    int error = errno;
+    /* half of a line would spoil the next one */
+    bool undone = written || (start >= 0 && ftruncate(fileno(file), start) == 0);
+    fclose(file);
+    return written ? WEFT_OK
+                   : weft_fail_errno(metrics->context, error, "cannot write '%s'%s", metrics->path,
+                                     undone ? "" : " nor undo that");
+}
+
+weft_status train_metrics_add(train_metrics *metrics, json_t *line) {
+    char *text = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(DIGITS));
+    if (text == NULL) {
+        return no_memory(metrics);
+    }
+    weft_status status = append(metrics, text);
+    free(text);
+    if (status == WEFT_OK && metrics->watch->step != NULL) {
+        metrics->watch->step(metrics->watch->opaque, line);
+    }
+    if (status == WEFT_OK) {
+        remember(metrics, line);
+    }
+    return status;
+}
+
+/* ---- the store ---- */
+
+static weft_status put_lines(train_metrics *metrics) {
+    json_t *json = json_pack("{s:s, s:O}", "run", metrics->run, "steps", metrics->lines);
+    char *text = json != NULL ? json_dumps(json, JSON_COMPACT | JSON_REAL_PRECISION(DIGITS)) : NULL;
+    json_decref(json);
+    if (text == NULL) {
+        return no_memory(metrics);
+    }
+    weft_status status = weft_store_put_bytes(metrics->context, metrics->store, TRAIN_METRICS_KEY, text,
+                                              strlen(text), WEFT_STORE_ALWAYS, NULL, NULL);
+    free(text);
+    return status;
+}
+
+void train_metrics_put(train_metrics *metrics, bool now) {
+    if (!now && weft_clock_now() - metrics->put_since < PUT_SECONDS) {
+        return;
+    }
+    metrics->put_since = weft_clock_now();
+    if (put_lines(metrics) != WEFT_OK && !metrics->troubled) {
+        metrics->troubled = true;
+        train_warn(metrics->watch, "the store does not take metrics: %s",
+                   weft_context_error(metrics->context));
+    }
+    weft_context_clear(metrics->context);
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * options.c: see options.h.
+ */
+#include "options.h"
+
+#include "../lib/base/context.h"
+
+#include <string.h>
+
+enum { CONTEXT = 64 };
+
+static const struct preset {
+    const char *name;
+    lm_config config;
+} presets[] = {
+    {"0.1M", {16, 64, 2, 4, 4, 172, CONTEXT, true, 10000, 1e-5}},
+    {"0.6M", {16, 128, 3, 4, 4, 344, CONTEXT, true, 10000, 1e-5}},
+    {"2.4M", {16, 192, 6, 6, 2, 512, CONTEXT, true, 10000, 1e-5}},
+    {"10M", {256, 384, 6, 6, 2, 1024, CONTEXT, true, 10000, 1e-5}},
+    {"27M", {512, 512, 9, 8, 4, 1376, CONTEXT, false, 10000, 1e-5}},
+};
+
+bool train_preset_find(const char *name, lm_config *config_out) {
+    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
+        if (strcmp(presets[i].name, name) == 0) {
+            *config_out = presets[i].config;
+            return true;
+        }
+    }
+    return false;
+}
+
+const char *train_preset_names(void) {
+    return "0.1M, 0.6M, 2.4M, 10M, 27M";
+}
+
+train_options train_options_defaults(void) {
+    return (train_options){
+        .run =
+            {
+                .config = presets[0].config,
+                .task = {.kind = LM_TASK_CHAIN, .steps = 32, .period = 6, .digits = 3},
+                .seed = 1,
+                .steps = 200,
+                .prompts = 32,
+                .group = 8,
+                .slots = 8,
+                .temperature = 1,
+                .sync = TRAIN_SYNC_PATCH,
+            },
+        .grpo = lm_grpo_defaults(),
+        .warmup = lm_warmup_defaults(),
+        .evaluation_interval = 20,
+        .evaluation_prompts = 256,
+        .patience = 600,
+        .density_bytes = (uint64_t)1 << 30,
+    };
+}
+
+static weft_status check_learning(weft_context *context, const train_options *options) {
+    const lm_grpo_options *grpo = &options->grpo;
+    if (grpo->updates < 1 || grpo->passes < 1 || grpo->passes > 1000 || !(grpo->clip_low >= 0) ||
+        !(grpo->clip_high >= 0) || !(grpo->kl >= 0) || !(grpo->clip_low < 1) || !(grpo->clip_high < 1e6) ||
+        !(grpo->kl < 1e6)) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "a step needs at least one update and 1 to 1000 passes, a lower clip from 0 to 1, "
+                         "and an upper clip and a divergence weight that are not negative");
+    }
+    if (!(options->warmup.success >= 0 && options->warmup.success <= 1)) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "a warm-up cannot reach a success of %g; choose 0 (none) to 1",
+                         options->warmup.success);
+    }
+    if (options->evaluation_prompts < 1 || options->evaluation_prompts > 1 << 16) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "a policy is evaluated on 1 to %d prompts, not on %zu", 1 << 16,
+                         options->evaluation_prompts);
+    }
+    weft_status status = lm_adam_check(context, &grpo->adam);
+    return status == WEFT_OK ? lm_adam_check(context, &options->warmup.adam) : status;
+}
+
+weft_status train_options_check(weft_context *context, const train_options *options) {
+    weft_status status = train_run_check(context, &options->run);
+    if (status == WEFT_OK && options->run.steps < 1) {
+        status = weft_fail(context, WEFT_INVALID_ARGUMENT, "a run needs at least one step");
+    }
+    if (status == WEFT_OK && !(options->patience > 0)) {
+        status = weft_fail(context, WEFT_INVALID_ARGUMENT, "patience needs a length of time above zero");
+    }
+    return status == WEFT_OK ? check_learning(context, options) : status;
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * options.h: what a trainer is told, and what it does if it is not: the one home of the defaults.
+ */
+#ifndef WEFT_TRAIN_OPTIONS_H
+#define WEFT_TRAIN_OPTIONS_H
+
+#include "../lm/grpo.h"
+#include "../lm/warmup.h"
+#include "patience.h"
+#include "run.h"
+
+typedef struct train_options {
+    train_run run;                /* without its name */
+    lm_grpo_options grpo;         /* the temperature is the run's */
+    lm_warmup_options warmup;     /* to a success of 0: none; the seed is the run's */
+    const char *cache;            /* a directory for warmed-up policies; NULL: they are not kept */
+    uint64_t evaluation_interval; /* steps between evaluations on fresh prompts; 0: only the last */
+    size_t evaluation_prompts;
+    const char *output;     /* a directory for state, metrics and the model */
+    bool fresh;             /* begin anew, whatever is there */
+    bool durable;           /* the state outlasts a power cut */
+    const weft_key *key;    /* signs versions; NULL: they are not signed */
+    double patience;        /* seconds without anything new until it gives up */
+    uint64_t density_bytes; /* memory for counting densities over several steps */
+    const train_watch *watch;
+} train_options;
+
+/* A model of 0.1 million parameters that learns chained sums in about two minutes. */
+train_options train_options_defaults(void);
+/* WEFT_INVALID_ARGUMENT if there can be no such run. */
+WEFT_CHECKED weft_status train_options_check(weft_context *context, const train_options *options);
+
+/* Sizes of models by name: 0.1M, 0.6M, 2.4M, 10M, 27M. */
+bool train_preset_find(const char *name, lm_config *config_out);
+/* "0.1M, 0.6M, …" */
+const char *train_preset_names(void);
+
+#endif

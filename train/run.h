@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * run.h: what a run of training is, as its trainer puts it into the store, and where its objects lie.
+ *
+ * A batch is one step of the trainer. Its prompts are divided into slots; which prompts a slot has follows
+ * from batch and slot alone, and its trajectories are one object. So the name of an object says what work
+ * it is and its presence that the work is done: nobody hands work out, and none is used twice.
+ */
+#ifndef WEFT_TRAIN_RUN_H
+#define WEFT_TRAIN_RUN_H
+
+#include "../lm/trainer.h"
+
+#include <weft/sync.h>
+
+#define TRAIN_RUN_KEY "train/run"
+#define TRAIN_METRICS_KEY "train/metrics"
+#define TRAIN_ROLLOUTS_ROOM "train/rollouts"
+
+/* Labels of a version. */
+#define TRAIN_LABEL_STEP "step"
+#define TRAIN_LABEL_RUN "train"
+
+enum {
+    TRAIN_RUN_MAX = 1 << 16, /* bytes of the description */
+    TRAIN_OBJECT_MAX = 16 << 20 /* of a slot's trajectories */,
+    TRAIN_STALENESS_MAX = 64,
+    TRAIN_KEY_SIZE = WEFT_STORE_KEY_MAX + 1,
+};
+
+/* How weights travel. */
+typedef enum train_sync {
+    TRAIN_SYNC_PATCH, /* what changed */
+    TRAIN_SYNC_FULL,  /* every version whole */
+} train_sync;
+
+typedef struct train_run {
+    char name[WEFT_RUN_TEXT]; /* hexadecimal, drawn by the trainer when the run begins */
+    lm_config config;
+    lm_task task;
+    uint64_t seed;
+    uint64_t steps;   /* until it is finished */
+    uint32_t prompts; /* of a batch */
+    uint32_t group;   /* responses to each */
+    uint32_t slots;   /* of a batch; divides prompts */
+    double temperature;
+    uint32_t staleness; /* steps that a policy may be behind the batch; 0: strictly synchronous */
+    train_sync sync;
+} train_run;
+
+/* WEFT_INVALID_ARGUMENT if there can be no such run. The name is not looked at. */
+WEFT_CHECKED weft_status train_run_check(weft_context *context, const train_run *run);
+/* True if both make the same trajectories of the same weights: all but name and steps. */
+bool train_run_alike(const train_run *a, const train_run *b);
+const char *train_sync_name(train_sync sync);
+
+/* The JSON is the caller's, to be released with weft_release. */
+WEFT_CHECKED weft_status train_run_format(weft_context *context, const train_run *run, char **text_out);
+/* Parses and checks. `where` begins the text of a failure. */
+WEFT_CHECKED weft_status train_run_parse(weft_context *context, const char *where, const char *text,
+                                         size_t size, train_run *run_out);
+
+WEFT_CHECKED weft_status train_run_put(weft_context *context, weft_store *store, const train_run *run);
+/* WEFT_NOT_FOUND if nobody trains there. */
+WEFT_CHECKED weft_status train_run_get(weft_context *context, weft_store *store, train_run *run_out);
+
+/* ---- slots ---- */
+
+void train_slot_key(uint64_t batch, uint32_t slot, char key[TRAIN_KEY_SIZE]);
+/* What a worker rolls out for a slot. */
+lm_rollout_options train_slot_rollout(const train_run *run, uint64_t batch, uint32_t slot);
+static inline size_t train_slot_sequences(const train_run *run) {
+    return (size_t)(run->prompts / run->slots) * run->group;
+}
+/* Fresh prompts to evaluate a policy on, which no batch has. */
+lm_rollout_options train_evaluation(const train_run *run, size_t prompts);
+
+#endif

@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * worker.c: see worker.h.
+ *
+ *   outside   no run is known, or the one that was is over: look for one
+ *   joined    there is a model; follow the versions of the run into it
+ *   at work   the policy's step is known: make slots of the batches that may use it
+ */
+#include "worker.h"
+
+#include "../lib/base/clock.h"
+#include "../lib/base/context.h"
+#include "trajectory.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+/* Between looks whether there is work, or a newer version. */
+static const double IDLE_SECONDS = 0.25;
+static const double OUTSIDE_SECONDS = 0.5;
+/* As short as a look at the store can be. */
+static const double GLANCE_SECONDS = 0.001;
+
+typedef struct worker {
+    weft_context *context;
+    weft_store *store;
+    const train_worker_options *options;
+    train_patience patience;
+    double started;
+    train_worker_result result;
+    train_effort effort; /* since the last put */
+
+    bool joined;
+    train_run run;
+    lm_model *model;
+    weft_view *view;
+    weft_subscriber *subscriber;
+
+    bool ready;     /* the model is that of `step` */
+    uint64_t step;  /* of the policy */
+    bool *there;    /* of each slot of the batches that it may be used for, as far as known */
+    uint32_t place; /* where the search for a slot begins */
+    bool conditional;
+    float *rewards; /* of a slot */
+} worker;
+
+/* ---- coming and going ---- */
+
+static void leave(worker *w) {
+    weft_subscriber_close(w->subscriber);
+    weft_view_destroy(w->view);
+    lm_model_destroy(w->model);
+    weft_release(w->context, w->rewards);
+    weft_release(w->context, w->there);
+    w->subscriber = NULL;
+    w->view = NULL;
+    w->model = NULL;
+    w->rewards = NULL;
+    w->there = NULL;
+    w->joined = false;
+    w->ready = false;
+}
+
+static weft_status build(worker *w) {
+    const weft_subscriber_options options = {
+        .trusted = w->options->trusted,
+        .empty = true,
+        .report_name = w->options->name,
+    };
+    size_t window = (size_t)(w->run.staleness + 1) * w->run.slots;
+    w->there = weft_allocate_zeroed(w->context, window, sizeof *w->there);
+    w->rewards = weft_allocate_array(w->context, train_slot_sequences(&w->run), sizeof *w->rewards);
+    if (w->there == NULL || w->rewards == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_status status = lm_model_create(w->context, &w->run.config, LM_WORKER, &w->model);
+    if (status == WEFT_OK) {
+        status = weft_view_create(w->context, lm_model_table(w->model), &w->view);
+    }
+    return status == WEFT_OK ? weft_subscriber_open(w->context, w->store, w->view, &options, &w->subscriber)
+                             : status;
+}
+
+static weft_status join(worker *w) {
+    weft_status status = train_run_get(w->context, w->store, &w->run);
+    if (status == WEFT_NOT_FOUND) {
+        return train_patience_wait(&w->patience, OUTSIDE_SECONDS, "no trainer has begun a run there");
+    }
+    if (status == WEFT_OK) {
+        status = build(w);
+    }
+    if (status != WEFT_OK) {
+        leave(w);
+        return status;
+    }
+    w->joined = true;
+    w->place = (uint32_t)(XXH3_64bits(w->options->name, strlen(w->options->name)) % w->run.slots);
+    train_patience_calm(&w->patience);
+    train_note(w->options->watch, "joined run %.8s: batches of %u prompts with %u responses in %u slots",
+               w->run.name, w->run.prompts, w->run.group, w->run.slots);
+    return WEFT_OK;
+}
+
+/* ---- following ---- */
+
+static bool parse_step(const char *text, uint64_t *step_out) {
+    char *end = NULL;
+    if (text == NULL || text[0] < '0' || text[0] > '9') {
+        return false;
+    }
+    *step_out = strtoull(text, &end, 10);
+    return *end == 0;
+}
+
+/* The replica has come to a version: whose is it, and of which step? */
+static weft_status settle(worker *w) {
+    weft_subscriber_info info = weft_subscriber_describe(w->subscriber);
+    const char *run = weft_subscriber_label(w->subscriber, TRAIN_LABEL_RUN);
+    if (run == NULL || strcmp(run, w->run.name) != 0) {
+        leave(w);
+        return train_patience_wait(&w->patience, OUTSIDE_SECONDS,
+                                   "the newest version is not of the run that is described there");
+    }
+    if (!parse_step(weft_subscriber_label(w->subscriber, TRAIN_LABEL_STEP), &w->step)) {
+        return weft_fail(w->context, WEFT_MALFORMED, "version %llu has no step for a label",
+                         (unsigned long long)info.version);
+    }
+    size_t window = (size_t)(w->run.staleness + 1) * w->run.slots;
+    memset(w->there, 0, window * sizeof *w->there);
+    w->ready = true;
+    w->result.step = w->step;
+    w->result.versions++;
+    train_patience_calm(&w->patience);
+    return WEFT_OK;
+}
+
+static weft_status pull(worker *w) {
+    weft_subscriber_info before = weft_subscriber_describe(w->subscriber);
+    double start = weft_clock_now();
+    w->ready = false;
+    weft_status status = weft_subscriber_pull(w->subscriber, 0);
+    if (status == WEFT_OK) {
+        status = lm_model_refresh(w->model);
+    }
+    weft_subscriber_info after = weft_subscriber_describe(w->subscriber);
+    w->effort.pull += weft_clock_now() - start;
+    w->effort.pause += after.pause_seconds;
+    w->effort.received += after.fetched_bytes - before.fetched_bytes;
+    w->result.received += after.fetched_bytes - before.fetched_bytes;
+    return status == WEFT_OK ? settle(w) : status;
+}
+
+/* WEFT_MORE: nothing newer came within the time. */
+static weft_status follow(worker *w, double seconds) {
+    weft_status status = weft_subscriber_wait(w->subscriber, seconds, NULL);
+    return status == WEFT_OK ? pull(w) : status;
+}
+
+/* ---- slots ---- */
+
+typedef struct work {
+    uint64_t batch;
+    uint32_t slot;
+    bool found;
+} work;
+
+static weft_status look_at(worker *w, uint64_t batch, uint32_t slot, bool *there_out) {
+    char key[TRAIN_KEY_SIZE];
+    uint64_t size;
+    train_slot_key(batch, slot, key);
+    weft_status status = weft_store_head(w->context, w->store, key, &size, NULL);
+    *there_out = status == WEFT_OK;
+    return status == WEFT_NOT_FOUND ? WEFT_OK : status;
+}
+
+static weft_status find_work(worker *w, work *found) {
+    weft_status status = WEFT_OK;
+    *found = (work){.found = false};
+    for (uint32_t ahead = 0; ahead <= w->run.staleness; ahead++) {
+        uint64_t batch = w->step + ahead;
+        for (uint32_t i = 0; i < w->run.slots && batch < w->run.steps; i++) {
+            uint32_t slot = (w->place + i) % w->run.slots;
+            bool *there = &w->there[(size_t)ahead * w->run.slots + slot];
+            if (!*there) {
+                status = look_at(w, batch, slot, there);
+            }
+            if (status != WEFT_OK || !*there) {
+                *found = (work){.batch = batch, .slot = slot, .found = status == WEFT_OK};
+                return status;
+            }
+        }
+    }
+    return WEFT_OK;
+}
+
+static weft_status put(worker *w, const char *key, const weft_writer *object) {
+    weft_store_condition condition = w->conditional ? WEFT_STORE_IF_ABSENT : WEFT_STORE_ALWAYS;
+    weft_status status =
+        weft_store_put_bytes(w->context, w->store, key, object->data, object->size, condition, NULL, NULL);
+    if (status == WEFT_UNSUPPORTED && w->conditional) {
+        w->conditional = false;
+        status = weft_store_put_bytes(w->context, w->store, key, object->data, object->size,
+                                      WEFT_STORE_ALWAYS, NULL, NULL);
+    }
+    return status;
+}
+
+/* Somebody else has put the slot meanwhile. Who begins where another one does meets him again and again:
+ * elsewhere there may be more to do. */
+static void give_way(worker *w) {
+    w->result.lost++;
+    w->place = (uint32_t)rand_r(&w->patience.dice) % w->run.slots;
+    weft_context_clear(w->context);
+}
+
+static weft_status deliver(worker *w, const train_trajectory *made) {
+    char key[TRAIN_KEY_SIZE];
+    weft_writer writer;
+    train_slot_key(made->batch, made->slot, key);
+    weft_writer_open(&writer, w->context);
+    weft_status status = train_trajectory_encode(w->context, made, &writer);
+    double start = weft_clock_now();
+    if (status == WEFT_OK) {
+        status = put(w, key, &writer);
+    }
+    weft_writer_close(&writer);
+    if (status == WEFT_OK) {
+        w->effort = (train_effort){.put = weft_clock_now() - start};
+        w->result.slots++;
+        w->result.sequences += made->samples->sequences;
+    } else if (status == WEFT_CONFLICT) {
+        give_way(w);
+        status = WEFT_OK;
+    }
+    return status;
+}
+
+static weft_status make_slot(worker *w, const work *work) {
+    weft_subscriber_info info = weft_subscriber_describe(w->subscriber);
+    lm_rollout_options options = train_slot_rollout(&w->run, work->batch, work->slot);
+    lm_samples *samples = NULL;
+    double start = weft_clock_now();
+    weft_status status = lm_rollout(w->model, &w->run.task, &options, w->rewards, &samples);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    double seconds = weft_clock_now() - start;
+    w->effort.generate += seconds;
+    w->result.generate += seconds;
+    train_trajectory made = {
+        .batch = work->batch,
+        .slot = work->slot,
+        .step = w->step,
+        .version = info.version,
+        .digest = info.digest,
+        .effort = w->effort,
+        .samples = samples,
+        .rewards = w->rewards,
+    };
+    snprintf(made.run, sizeof made.run, "%s", w->run.name);
+    snprintf(made.worker, sizeof made.worker, "%s", w->options->name);
+    status = deliver(w, &made);
+    lm_samples_destroy(samples);
+    if (status == WEFT_OK) {
+        w->there[(work->batch - w->step) * w->run.slots + work->slot] = true;
+        train_patience_calm(&w->patience);
+    }
+    return status;
+}
+
+/* All slots are there: the trainer is at work, or gone, or will find one bad and remove it. */
+static weft_status rest(worker *w) {
+    size_t window = (size_t)(w->run.staleness + 1) * w->run.slots;
+    weft_status status = follow(w, train_patience_jitter(&w->patience, IDLE_SECONDS));
+    if (status != WEFT_MORE) {
+        return status;
+    }
+    memset(w->there, 0, window * sizeof *w->there);
+    return train_patience_wait(&w->patience, 0, "the trainer has published nothing and wants nothing");
+}
+
+static weft_status work_on(worker *w) {
+    work next;
+    weft_status status = find_work(w, &next);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    return next.found ? make_slot(w, &next) : rest(w);
+}
+
+/* ---- the loop ---- */
+
+static bool is_finished(const worker *w) {
+    return w->ready && w->step >= w->run.steps;
+}
+
+static weft_status turn(worker *w) {
+    if (!w->joined) {
+        return join(w);
+    }
+    weft_status status = follow(w, w->ready ? GLANCE_SECONDS : IDLE_SECONDS);
+    if (status == WEFT_MORE && !w->ready) {
+        return train_patience_wait(&w->patience, 0, "the trainer has published nothing yet");
+    }
+    if (status < 0 || !w->ready || is_finished(w)) {
+        return status < 0 ? status : WEFT_OK;
+    }
+    return work_on(w);
+}
+
+static bool time_is_over(const worker *w) {
+    double most = w->options->max_seconds;
+    return most > 0 && weft_clock_now() - w->started > most;
+}
+
+weft_status train_worker_run(weft_context *context, weft_store *store, const train_worker_options *options,
+                             train_worker_result *result_out) {
+    worker w = {
+        .context = context,
+        .store = store,
+        .options = options,
+        .started = weft_clock_now(),
+        .conditional = weft_store_conditional(store),
+    };
+    weft_status status = WEFT_OK;
+    weft_context_clear(context);
+    train_patience_open(&w.patience, context, options->watch, options->patience);
+    while (status == WEFT_OK && !is_finished(&w) && !time_is_over(&w)) {
+        status = weft_progress_ask(context);
+        if (status == WEFT_OK) {
+            status = turn(&w);
+        }
+        if (status < 0) {
+            status = train_patience_bear(&w.patience, status);
+        }
+    }
+    w.result.finished = is_finished(&w);
+    leave(&w);
+    if (status == WEFT_OK) {
+        *result_out = w.result;
+    }
+    return status;
+}
