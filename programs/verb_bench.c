@@ -3,6 +3,7 @@
  * verb_bench.c: `weft bench`: this machine against its limits, and against what others do, in one run
  * and one table.
  */
+#include "bench_correction.h"
 #include "bench_fleet.h"
 #include "bench_lm.h"
 
@@ -27,6 +28,7 @@ enum {
     OPTION_DIRECTORY,
     OPTION_FLEET,
     OPTION_LM,
+    OPTION_CORRECTION,
     OPTION_LEARN,
     OPTION_RATE,
     OPTION_STALENESS,
@@ -70,6 +72,8 @@ static const struct argp_option options[] = {
      4},
     {"followers", OPTION_FOLLOWERS, "N", 0, "With --fleet: followers (default 64)", 4},
     {"relays", OPTION_RELAYS, "N", 0, "With --fleet: relays that they are behind (default 2)", 4},
+    {"correction", OPTION_CORRECTION, NULL, 0,
+     "Measure the correction of sampled responses instead: 10M tokens; see below", 6},
     {"lm", OPTION_LM, NULL, 0, "Measure training and generation of the small policy instead; see below", 6},
     {"learn", OPTION_LEARN, NULL, 0, "With --lm: one run of learning; --steps N policy steps (default 240)",
      6},
@@ -146,6 +150,9 @@ static const char doc[] =
     "After a warm-up, 20 steps at the rate come first and do not count, because Adam's first updates are "
     "as "
     "large as the rate for every weight; a state that has learned by rewards brings its own moments.\n"
+    "\nWith --correction, arrays of log-probabilities of 10M tokens (--quick: 1M), on one thread: "
+    "weights by "
+    "each preset, and the objective, beside memcpy of what goes in; the fastest of --repeat counts.\n"
     "\nExamples:\n"
     "  weft bench\n"
     "  weft bench --params 1B --lr 3e-6 --repeat 3 --json\n"
@@ -169,6 +176,7 @@ typedef struct bench_arguments {
     bool sync;
     bool fleet;
     bool lm;
+    bool correction;
     bool learn;
     double rate; /* of learning; 0: the usual */
     uint64_t staleness;
@@ -229,8 +237,12 @@ static void parse_end(const bench_arguments *arguments, struct argp_state *state
     if (!served && arguments->rates == NULL && sync->directory != NULL) {
         argp_error(state, "--directory goes with --sync, --fleet or --rates");
     }
-    if (!served && !arguments->lm && sync->quick) {
-        argp_error(state, "--quick goes with --sync, --fleet or --lm");
+    if (!served && !arguments->lm && !arguments->correction && sync->quick) {
+        argp_error(state, "--quick goes with --sync, --fleet, --lm or --correction");
+    }
+    if (arguments->correction && (served || arguments->lm || arguments->base != NULL ||
+                                  arguments->make != NULL || arguments->parameters > 0)) {
+        argp_error(state, "--correction goes with --quick, --seed and --repeat only");
     }
     if (served && (arguments->base != NULL || arguments->make != NULL)) {
         argp_error(state, "--sync and --fleet make their own models; neither goes with --base, --new or "
@@ -263,6 +275,9 @@ static uint64_t parse_number(const char *option, const char *text, uint64_t mini
 static error_t parse_lm(int key, const char *argument, struct argp_state *state) {
     bench_arguments *arguments = state->input;
     switch (key) {
+    case OPTION_CORRECTION:
+        arguments->correction = true;
+        return 0;
     case OPTION_LM:
         arguments->lm = true;
         return 0;
@@ -679,6 +694,11 @@ static int run(void *input) {
     enum { PARAMETERS = 256000000 };
     bench_arguments *arguments = input;
     weft_command *command = &arguments->command;
+    if (arguments->correction) {
+        correction_bench_options chosen = {arguments->sync_options.quick, arguments->seed,
+                                           (unsigned)arguments->repeat};
+        return bench_correction(command, &chosen);
+    }
     if (arguments->lm) {
         return run_lm(arguments);
     }
