@@ -1,0 +1,330 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""weft.correction against an implementation in numpy, written from the formulas of doc/ARCHITECTURE.md in
+double precision: every preset, level, mode and rule, the options of slime and verl, advantages, and the
+objective with every aggregation."""
+
+import itertools
+import os
+import sys
+import unittest
+
+import numpy
+
+SOURCE = os.environ.get("WEFT_SOURCE") or os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+LIBRARY = os.path.join(os.environ.get("WEFT_BUILD", "build"), "libweft.so")
+with open(LIBRARY, "rb") as file:
+    contents = file.read()
+if b"__asan_init" in contents or b"__tsan_init" in contents:
+    print("SKIPPED: a sanitizer's library cannot be loaded into Python")
+    sys.exit(0)
+os.environ["WEFT_LIBRARY"] = LIBRARY
+sys.path.insert(0, os.path.join(SOURCE, "python"))
+
+from weft import correction, library  # noqa: E402  (the path is set above)
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+
+class Batch:
+    """Random sequences; a few tokens are far off and a few are masked."""
+
+    def __init__(self, seed, sequences=24):
+        random = numpy.random.default_rng(seed)
+        lengths = random.integers(0, 40, sequences)
+        self.starts = numpy.concatenate([[0], numpy.cumsum(lengths)])
+        count = int(self.starts[-1])
+        self.sampler = -random.exponential(1, count).astype(numpy.float32)
+        off = numpy.where(random.random(count) < 0.02, 12, 0.3) * random.standard_normal(count)
+        self.old = (self.sampler + off).astype(numpy.float32)
+        self.learner = (self.old + 0.3 * random.standard_normal(count)).astype(numpy.float32)
+        self.reference = (self.old + 0.3 * random.standard_normal(count)).astype(numpy.float32)
+        self.mask = random.random(count) < 0.9
+        self.rewards = random.integers(0, 3, sequences).astype(numpy.float32)
+
+    def parts(self):
+        return [slice(a, b) for a, b in zip(self.starts[:-1], self.starts[1:])]
+
+
+def raised(value):
+    return numpy.exp(numpy.clip(value, -20, 20))
+
+
+def within(value, lower, upper):
+    return (value >= lower) & (value <= (upper or numpy.inf))
+
+
+def bound(ratio, options):
+    """Weights, and whether they are kept."""
+    lower, upper = options.lower, options.upper or numpy.inf
+    inside = within(ratio, lower, upper)
+    if options.mode == correction.TRUNCATE:
+        return numpy.minimum(ratio, upper), True
+    if options.mode == correction.CLIP:
+        return numpy.clip(ratio, lower, upper), True
+    if options.mode == correction.ZERO:
+        return numpy.where(inside, ratio, 0), True
+    return ratio, inside if options.mode == correction.MASK else True
+
+
+def statistic(rule, log):
+    clamped = numpy.clip(log, -20, 20)
+    tokens = {1: log, 2: clamped**2 / 2, 3: numpy.exp(clamped) - 1 - clamped}[rule.estimator]
+    value = [lambda x: x, numpy.sum, numpy.mean, numpy.max][rule.scope](tokens)
+    return raised(value) if rule.estimator == 1 else value
+
+
+def reference_weights(batch, options):
+    """By the formulas, one sequence after another."""
+    log = batch.old.astype(numpy.float64) - batch.sampler
+    log = log.astype(numpy.float32).astype(numpy.float64)
+    weights, kept = numpy.zeros(len(log)), numpy.zeros(len(log), bool)
+    rejected, vetoed, means = [], 0, []
+    before = numpy.zeros(len(log))
+    for part in batch.parts():
+        mask = batch.mask[part]
+        mine = log[part][mask]
+        if len(mine) == 0:
+            rejected.append(False)
+            continue
+        total = {0: mine, 1: mine.sum(), 2: mine.mean()}[options.level]
+        weight, keep = bound(raised(total), options) if options.weigh else (1.0, True)
+        weight = numpy.broadcast_to(weight, mine.shape)
+        keep = numpy.broadcast_to(keep, mine.shape).copy()
+        for rule in options.rejections[: options.rejection_count]:
+            keep &= within(statistic(rule, mine), rule.lower, rule.upper)
+        veto = options.veto > 0 and bool(numpy.any(mine < numpy.log(options.veto)))
+        keep &= not veto
+        vetoed += veto
+        means.append(weight.mean())
+        places = numpy.arange(part.start, part.stop)[mask]
+        before[places] = weight
+        weights[places] = numpy.where(keep, weight, 0)
+        kept[places] = keep
+        rejected.append(not keep.any())
+    if options.weigh and options.normalise:
+        token = options.level == correction.TOKEN
+        weights /= before[batch.mask].mean() if token else numpy.mean(means)
+    return weights, kept, numpy.array(rejected), vetoed, before
+
+
+def reference_diagnostics(batch, kept, rejected, before):
+    mask = batch.mask
+    log = (batch.old - batch.sampler).astype(numpy.float64)
+    mine, ratio, weight = log[mask], raised(log[mask]), before[mask]
+    clamped = numpy.clip(mine, -20, 20)
+    parts = [part for part in batch.parts() if mask[part].any()]
+    sums = numpy.array([log[part][mask[part]].sum() for part in parts])
+    mean = lambda array: numpy.array([array[part][mask[part]].mean() for part in parts])
+    return {
+        "sequences": len(parts),
+        "tokens": int(mask.sum()),
+        "rejected": int(rejected.sum()),
+        "masked": int((mask & ~kept).sum()),
+        "ratio_mean": ratio.mean(),
+        "ratio_min": ratio.min(),
+        "ratio_max": ratio.max(),
+        "ratio_deviation": ratio.std(),
+        "weight_mean": weight.mean(),
+        "effective": weight.sum() ** 2 / (len(weight) * (weight**2).sum()),
+        "kl_k1": -mine.mean(),
+        "kl_k3": (ratio - 1 - clamped).mean(),
+        "chi2_token": (ratio**2).mean() - 1,
+        "chi2_sequence": (raised(sums) ** 2).mean() - 1,
+        "perplexity_sampler": raised(-mean(batch.sampler.astype(numpy.float64))).mean(),
+        "perplexity_old": raised(-mean(batch.old.astype(numpy.float64))).mean(),
+        "perplexity_ratio": raised(-mean(log)).mean(),
+    }
+
+
+class Weights(unittest.TestCase):
+    def compare(self, batch, options):
+        found = correction.weigh(batch.starts, batch.sampler, batch.old, options, mask=batch.mask)
+        weights, kept, rejected, vetoed, before = reference_weights(batch, options)
+        self.assertTrue(numpy.array_equal(found.kept, kept))
+        self.assertTrue(numpy.array_equal(found.rejected, rejected))
+        numpy.testing.assert_allclose(found.weights, weights, rtol=3e-6, atol=1e-12)
+        self.assertEqual(found.diagnostics.vetoed, vetoed)
+        expected = reference_diagnostics(batch, kept, rejected, before)
+        for name, value in expected.items():
+            numpy.testing.assert_allclose(getattr(found.diagnostics, name), value, rtol=1e-5, atol=1e-7, err_msg=name)
+        return found
+
+    def test_presets_and_levels(self):
+        for name, level, seed in itertools.product(correction.PRESETS, range(3), range(4)):
+            options = correction.preset(name)
+            options.level = level
+            self.compare(Batch(seed), options)
+
+    def test_modes(self):
+        for mode, level, normalise in itertools.product(range(5), range(3), (False, True)):
+            options = correction.Options(weigh=True, level=level, mode=mode, lower=0.7, upper=1.4, normalise=normalise)
+            batch = Batch(mode * 3 + level)
+            found = self.compare(batch, options)
+            logs = [(batch.old - batch.sampler)[part][batch.mask[part]].astype(numpy.float64) for part in batch.parts()]
+            logs = [log for log in logs if len(log) > 0]
+            ratios = raised([numpy.concatenate(logs), [log.sum() for log in logs], [log.mean() for log in logs]][level])
+            self.assertEqual(found.diagnostics.low, (ratios < 0.7).sum())
+            self.assertEqual(found.diagnostics.high, (ratios > 1.4).sum())
+
+    def test_rules(self):
+        bounds = {"sum_k1": (0.3, 3), "sum_k2": (0, 8), "sum_k3": (0, 8)}
+        names = [f"{scope}_k{k}" for scope in ("token", "seq_sum", "seq_mean", "seq_max") for k in (1, 2, 3)]
+        names.remove("seq_max_k1")
+        rejected = 0
+        for seed, name in enumerate(names):
+            lower, upper = bounds.get(name[4:], (0.8, 1.25) if name.endswith("k1") else (0, 0.4))
+            rejected += self.compare(Batch(seed), correction.Options().reject(name, upper, lower)).diagnostics.masked
+        self.assertGreater(rejected, 100)
+        several = correction.preset("paper").reject("token_k1", 1.5, 0.5).reject("seq_mean_k3", 0.5)
+        self.compare(Batch(99), several)
+
+    def test_identical_arrays(self):
+        batch = Batch(5)
+        batch.old = batch.sampler.copy()
+        for name in correction.PRESETS:
+            found = correction.weigh(batch.starts, batch.sampler, batch.old, name, mask=batch.mask)
+            self.assertTrue(numpy.array_equal(found.weights, batch.mask.astype(numpy.float32)))
+            self.assertEqual(found.diagnostics.as_dict()["kl_k3"], 0)
+
+    def test_errors(self):
+        batch = Batch(6)
+        with self.assertRaisesRegex(library.Error, "icepop"):
+            correction.preset("best")
+        with self.assertRaisesRegex(library.Error, "upper bound"):
+            correction.weigh(batch.starts, batch.sampler, batch.old, correction.Options(weigh=True, mode=1))
+        with self.assertRaises(ValueError):
+            correction.weigh(batch.starts, batch.sampler, batch.old[1:], "tis")
+        with self.assertRaises(ValueError):
+            correction.weigh(batch.starts[:-1], batch.sampler, batch.old, "tis")
+        batch.old[:] = numpy.nan
+        with self.assertRaisesRegex(library.Error, "mask tokens"):
+            correction.weigh(batch.starts, batch.sampler, batch.old, "tis")
+
+
+class Peers(unittest.TestCase):
+    """Options of slime and verl, by their own definitions."""
+
+    def test_slime(self):
+        batch = Batch(7)
+        options = correction.from_slime(
+            tis_upper_bound=1.5, tis_lower_bound=0.5, use_rs=True, rs_veto_threshold=1e-4, tis_batch_normalize=True
+        )
+        released = correction.preset("released")
+        ours = [correction.weigh(batch.starts, batch.sampler, batch.old, o, mask=batch.mask) for o in (options, released)]
+        self.assertTrue(numpy.array_equal(ours[0].weights, ours[1].weights))
+        ratio = raised((batch.old - batch.sampler).astype(numpy.float64))
+        for level, mode in itertools.product(("token", "sequence", "geometric"), ("truncate", "clip", "mask")):
+            options = correction.from_slime(tis_level=level, tis_mode=mode)
+            self.assertEqual((options.lower, options.upper), (0.5, 2))
+            correction.weigh(batch.starts, batch.sampler, batch.old, options, mask=batch.mask)
+        self.assertFalse(correction.from_slime(use_tis=False).weigh)
+        self.assertEqual(correction.from_slime(rs_veto_threshold=1e-4).veto, 0)
+        found = correction.weigh(batch.starts, batch.sampler, batch.old, correction.from_slime(tis_mode="mask"), mask=batch.mask)
+        self.assertTrue(numpy.array_equal(found.kept, batch.mask & (ratio >= 0.5) & (ratio <= 2)))
+
+    def test_verl(self):
+        batch = Batch(8)
+        ratio = raised((batch.old - batch.sampler).astype(numpy.float64))
+        weigh = lambda **given: correction.weigh(
+            batch.starts, batch.sampler, batch.old, correction.from_verl(**given), mask=batch.mask
+        )
+        found = weigh(rollout_is="token", rollout_is_threshold="0.5_5.0")
+        expected = numpy.where((ratio >= 0.5) & (ratio <= 5), ratio, 0) * batch.mask
+        numpy.testing.assert_allclose(found.weights, expected, rtol=3e-6)
+        self.assertTrue(numpy.array_equal(found.kept, batch.mask))
+        found = weigh(rollout_is="token", rollout_is_threshold=1.2)
+        numpy.testing.assert_allclose(found.weights, numpy.minimum(ratio, 1.2) * batch.mask, rtol=3e-6)
+        found = weigh(rollout_rs="token_k1,token_k2", rollout_rs_threshold="0.7_1.2,0.05")
+        log = numpy.log(ratio)
+        keep = (-log >= numpy.log(0.7)) & (-log <= numpy.log(1.2)) & (log**2 / 2 <= 0.05)
+        self.assertTrue(numpy.array_equal(found.kept, batch.mask & keep))
+        found = weigh(rollout_rs="token_k1", rollout_rs_threshold=1.3)
+        self.assertTrue(numpy.array_equal(found.kept, batch.mask & (abs(log) <= numpy.log(1.3))))
+        with self.assertRaises(ValueError):
+            correction.from_verl(rollout_rs="token_k2")
+        with self.assertRaises(ValueError):
+            correction.from_verl(rollout_rs="token_k2", rollout_rs_threshold="0.1_0.2")
+
+
+class Objective(unittest.TestCase):
+    def test_advantages(self):
+        batch = Batch(9)
+        rejected = numpy.arange(24) % 5 == 0
+        plain = correction.advantages(batch.rewards, 4)
+        without = correction.advantages(batch.rewards, 4, rejected=rejected)
+        for first in range(0, 24, 4):
+            group = batch.rewards[first : first + 4].astype(numpy.float64)
+            expected = (group - group.mean()) / (group.std(ddof=1) + 1e-6)
+            numpy.testing.assert_allclose(plain[first : first + 4], expected, rtol=1e-5, atol=1e-7)
+            left = ~rejected[first : first + 4]
+            expected = numpy.where(left, (group - group[left].mean()) / (group[left].std(ddof=1) + 1e-6), 0)
+            numpy.testing.assert_allclose(without[first : first + 4], expected, rtol=1e-5, atol=1e-7)
+
+    def loss(self, batch, advantages, weights, mask, aggregation, skip_empty, clip_dual):
+        """By the definition."""
+        spread = numpy.repeat(advantages.astype(numpy.float64), numpy.diff(batch.starts))
+        ratio = raised(batch.learner.astype(numpy.float64) - batch.old)
+        surrogate = numpy.minimum(ratio * spread, numpy.clip(ratio, 0.8, 1.28) * spread)
+        if clip_dual:
+            surrogate = numpy.where(spread < 0, numpy.maximum(surrogate, clip_dual * spread), surrogate)
+        distance = numpy.clip(batch.reference.astype(numpy.float64) - batch.learner, -20, 20)
+        token = (-weights * surrogate + 0.1 * (numpy.exp(distance) - 1 - distance)) * mask
+        sums = numpy.array([token[part].sum() for part in batch.parts()])
+        counts = numpy.array([mask[part].sum() for part in batch.parts()])
+        sequences = (counts > 0).sum() if skip_empty else len(counts)
+        return {
+            "token-mean": sums.sum() / counts.sum(),
+            "seq-mean-token-sum": sums.sum() / sequences,
+            "seq-mean-token-mean": (sums / numpy.maximum(counts, 1)).sum() / sequences,
+            "seq-mean-token-sum-norm": sums.sum() / 40,
+        }[aggregation]
+
+    def test_loss(self):
+        for number, (aggregation, skip_empty, clip_dual) in enumerate(
+            itertools.product(correction.AGGREGATIONS, (False, True), (0, 1.5))
+        ):
+            batch = Batch(number)
+            found = correction.weigh(batch.starts, batch.sampler, batch.old, "paper", mask=batch.mask)
+            advantages = correction.advantages(batch.rewards, 4)
+            step = correction.objective(
+                batch.starts,
+                batch.old,
+                batch.learner,
+                advantages,
+                weights=found.weights,
+                mask=found.kept,
+                reference=batch.reference,
+                kl=0.1,
+                aggregation=aggregation,
+                horizon=40,
+                skip_empty=skip_empty,
+                clip_dual=clip_dual,
+            )
+            expected = self.loss(batch, advantages, found.weights, found.kept, aggregation, skip_empty, clip_dual)
+            self.assertAlmostEqual(step.loss, expected, delta=1e-6 * (1 + abs(expected)))
+            self.assertTrue(step.moves and step.tokens == found.kept.sum())
+            self.assertTrue(numpy.all(step.slopes[~found.kept] == 0))
+
+    def test_nothing_kept(self):
+        batch = Batch(10)
+        step = correction.objective(
+            batch.starts, batch.old, batch.learner, numpy.ones(24), mask=numpy.zeros(len(batch.old))
+        )
+        self.assertFalse(step.moves or step.loss or step.slopes.any())
+
+    @unittest.skipIf(torch is None, "SKIPPED: python3-torch is not installed, tensors are not tried")
+    def test_tensors(self):
+        batch = Batch(11)
+        arrays = [torch.from_numpy(array) for array in (batch.starts, batch.sampler, batch.old)]
+        found = correction.weigh(*arrays, "tis", mask=torch.from_numpy(batch.mask))
+        plain = correction.weigh(batch.starts, batch.sampler, batch.old, "tis", mask=batch.mask)
+        self.assertIsInstance(found.weights, torch.Tensor)
+        self.assertTrue(numpy.array_equal(found.weights.numpy(), plain.weights))
+
+
+if __name__ == "__main__":
+    unittest.main()
