@@ -13,7 +13,7 @@ the formulas.
     advantages = correction.advantages(rewards, group=8, rejected=found.rejected)
     step = correction.objective(starts, old, learner, advantages, weights=found.weights, mask=found.kept)
     if step.moves:
-        ...  # step.slopes are the gradient of step.loss by the learner's log-probabilities
+        learner.backward(step.slopes)  # the gradient of step.loss by the learner's log-probabilities
 """
 
 import ctypes

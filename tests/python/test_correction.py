@@ -324,6 +324,30 @@ class Objective(unittest.TestCase):
         plain = correction.weigh(batch.starts, batch.sampler, batch.old, "tis", mask=batch.mask)
         self.assertIsInstance(found.weights, torch.Tensor)
         self.assertTrue(numpy.array_equal(found.weights.numpy(), plain.weights))
+        halves = [array.to(torch.bfloat16) for array in arrays[1:]]
+        found = correction.weigh(arrays[0], *halves, "tis")
+        plain = correction.weigh(batch.starts, *(array.float().numpy() for array in halves), "tis")
+        self.assertTrue(numpy.array_equal(found.weights.numpy(), plain.weights))
+
+    @unittest.skipIf(torch is None, "SKIPPED: python3-torch is not installed, tensors are not tried")
+    def test_slopes_by_torch(self):
+        """The slopes are the gradient that torch finds for the same loss."""
+        batch = Batch(12)
+        found = correction.weigh(batch.starts, batch.sampler, batch.old, "tis", mask=batch.mask)
+        advantages = correction.advantages(batch.rewards, 4)
+        step = correction.objective(
+            batch.starts, batch.old, batch.learner, advantages, weights=found.weights, mask=found.kept
+        )
+        learner = torch.tensor(batch.learner, dtype=torch.float64, requires_grad=True)
+        spread = torch.from_numpy(numpy.repeat(advantages, numpy.diff(batch.starts)))
+        ratio = torch.exp(learner - torch.from_numpy(batch.old))
+        surrogate = torch.minimum(ratio * spread, torch.clamp(ratio, 0.8, 1.28) * spread)
+        token = -torch.from_numpy(found.weights) * surrogate * torch.from_numpy(found.kept)
+        means = [token[part].sum() / max(found.kept[part].sum(), 1) for part in batch.parts()]
+        loss = sum(means) / len(means)
+        loss.backward()
+        self.assertAlmostEqual(step.loss, loss.item(), delta=1e-6)
+        numpy.testing.assert_allclose(step.slopes, learner.grad.numpy(), rtol=1e-5, atol=1e-9)
 
 
 if __name__ == "__main__":
