@@ -1,196 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * generate.c: slices of prompts go forward in step, one position at a time, prompt tokens like sampled
- * ones. Keys and values are kept packed, so that attention is the same product as in forward.c; a sequence
- * that has ended leaves the rows, and its cache lies idle.
+ * generate.c: each thread leads some sequences forward in step, prompt tokens like sampled ones; where one
+ * ends, its caches are freed and the next that waits takes its place. How many go at once follows from the
+ * threads and from the memory that caches may take.
  */
 #include "generate.h"
 
 #include "../lib/base/context.h"
 #include "../lib/base/pool.h"
+#include "decode.h"
 #include "random.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
-enum { SLICE_SEQUENCES = 48 }; /* four tiles of rows */
-
-/* The memory of one worker. */
-typedef struct decoder {
-    float *keys; /* by sequence, layer and key head: panels of positions */
-    float *values;
-    float *x;
-    float *normed;
-    float *query;
-    float *key;
-    float *value;
-    float *attended;
-    float *scores;
-    float *gate;
-    float *up;
-    float *logits;
-} decoder;
+enum { ROWS_MAX = 48 }; /* sequences of a thread: four tiles of rows */
 
 typedef struct generate_run {
     lm_model *model;
     const lm_batch *prompts;
     const uint64_t *streams;
     lm_sampling sampling;
-    size_t slice;    /* sequences of a slice */
-    size_t capacity; /* positions of the longest */
-    decoder *decoders;
+    weft_kv_options kv;
+    size_t capacity;  /* tokens of the longest sequence */
+    size_t fitting;   /* sequences whose caches may be there at once */
     lm_token *tokens; /* capacity for each sequence */
     float *logp;
     size_t *lengths;
+    weft_kv_usage *usages; /* by share */
+    atomic_size_t next;    /* the first sequence that waits */
+    atomic_bool failed;    /* nothing new is begun */
 } generate_run;
 
-/* The sequences of a slice that go on. */
-typedef struct rows {
-    size_t first;                       /* sequence of the slice */
-    size_t count;                       /* that go on */
-    size_t sequences[SLICE_SEQUENCES];  /* their numbers, ascending */
-    lm_random randoms[SLICE_SEQUENCES]; /* by sequence of the slice */
-} rows;
-
-/* ---- sizes ---- */
-
-static size_t key_size(const generate_run *run) {
-    return lm_pack_size(run->capacity, lm_config_head(&run->model->config));
-}
-
-static size_t value_size(const generate_run *run) {
-    return lm_pack_size(lm_config_head(&run->model->config), run->capacity);
-}
-
-/* The cache of a key head: which of all that a decoder has. */
-static size_t cache_number(const generate_run *run, size_t slot, size_t layer, size_t kv_head) {
-    const lm_config *config = &run->model->config;
-    return (slot * config->layers + layer) * config->kv_heads + kv_head;
-}
-
-/* ---- one position ---- */
-
-static void norm_rows(const lm_model *model, const lm_weight *gain, const decoder *decoder, size_t count) {
-    size_t width = model->config.width;
-    for (size_t i = 0; i < count; i++) {
-        model->kernels->norm(decoder->x + i * width, model->values + gain->offset,
-                             (float)model->config.norm_epsilon, width, decoder->normed + i * width);
-    }
-}
-
-static void remember(const generate_run *run, const decoder *decoder, size_t number, size_t position,
-                     const float *key, const float *value) {
-    size_t head = lm_config_head(&run->model->config);
-    float *keys = decoder->keys + number * key_size(run) + position / LM_PANEL * (head * LM_PANEL);
-    float *values = decoder->values + number * value_size(run) + position * LM_PANEL;
-    for (size_t c = 0; c < head; c++) {
-        keys[c * LM_PANEL + position % LM_PANEL] = key[c];
-        values[c / LM_PANEL * (run->capacity * LM_PANEL) + c % LM_PANEL] = value[c];
-    }
-}
-
-/* The heads that share one key head, at one position of one sequence. */
-static void attend_heads(const generate_run *run, const decoder *decoder, size_t number, size_t position,
-                         const float *query, float *attended) {
-    const lm_config *config = &run->model->config;
-    const lm_kernels *kernels = run->model->kernels;
-    size_t head = lm_config_head(config);
-    size_t group = config->heads / config->kv_heads;
-    lm_product product = {
-        .rows = group,
-        .columns = position + 1,
-        .depth = head,
-        .a = query,
-        .a_row = head,
-        .a_step = 1,
-        .b = decoder->keys + number * key_size(run),
-        .panel = head * LM_PANEL,
-        .c = decoder->scores,
-        .c_row = run->capacity,
-    };
-    lm_product_run(kernels, &product);
-    for (size_t h = 0; h < group; h++) {
-        kernels->softmax(decoder->scores + h * run->capacity, 1.0f / sqrtf((float)head), position + 1);
-    }
-    product = (lm_product){
-        .rows = group,
-        .columns = head,
-        .depth = position + 1,
-        .a = decoder->scores,
-        .a_row = run->capacity,
-        .a_step = 1,
-        .b = decoder->values + number * value_size(run),
-        .panel = run->capacity * LM_PANEL,
-        .c = attended,
-        .c_row = head,
-    };
-    lm_product_run(kernels, &product);
-}
-
-static void attend_row(const generate_run *run, const decoder *decoder, size_t slot, size_t row,
-                       size_t layer, size_t position) {
-    const lm_model *model = run->model;
-    const lm_config *config = &model->config;
-    size_t head = lm_config_head(config);
-    size_t half = head / 2;
-    size_t group = config->heads / config->kv_heads;
-    float *query = decoder->query + row * config->width;
-    for (size_t h = 0; h < config->heads; h++) {
-        model->kernels->rotate(query + h * head, model->cosines + position * half,
-                               model->sines + position * half, 1, half);
-    }
-    for (size_t g = 0; g < config->kv_heads; g++) {
-        float *key = decoder->key + row * lm_config_kv(config) + g * head;
-        const float *value = decoder->value + row * lm_config_kv(config) + g * head;
-        model->kernels->rotate(key, model->cosines + position * half, model->sines + position * half, 1,
-                               half);
-        size_t number = cache_number(run, slot, layer, g);
-        remember(run, decoder, number, position, key, value);
-        attend_heads(run, decoder, number, position, query + g * group * head,
-                     decoder->attended + row * config->width + g * group * head);
-    }
-}
-
-static void run_layer(const generate_run *run, const decoder *decoder, const rows *rows, size_t layer,
-                      size_t position) {
-    const lm_model *model = run->model;
-    size_t count = rows->count;
-    norm_rows(model, lm_model_layer(model, layer, LM_INPUT_NORM), decoder, count);
-    lm_apply_forward(model, lm_model_layer(model, layer, LM_QUERY), count, decoder->normed, decoder->query,
-                     false);
-    lm_apply_forward(model, lm_model_layer(model, layer, LM_KEY), count, decoder->normed, decoder->key,
-                     false);
-    lm_apply_forward(model, lm_model_layer(model, layer, LM_VALUE), count, decoder->normed, decoder->value,
-                     false);
-    for (size_t i = 0; i < count; i++) {
-        attend_row(run, decoder, rows->sequences[i] - rows->first, i, layer, position);
-    }
-    lm_apply_forward(model, lm_model_layer(model, layer, LM_ATTENTION_OUT), count, decoder->attended,
-                     decoder->x, true);
-    norm_rows(model, lm_model_layer(model, layer, LM_POST_NORM), decoder, count);
-    lm_apply_forward(model, lm_model_layer(model, layer, LM_GATE), count, decoder->normed, decoder->gate,
-                     false);
-    lm_apply_forward(model, lm_model_layer(model, layer, LM_UP), count, decoder->normed, decoder->up,
-                     false);
-    model->kernels->swiglu(decoder->gate, decoder->up, count * model->config.feed_forward, decoder->gate);
-    lm_apply_forward(model, lm_model_layer(model, layer, LM_DOWN), count, decoder->gate, decoder->x, true);
-}
-
-static void run_position(const generate_run *run, const decoder *decoder, const rows *rows,
-                         size_t position) {
-    const lm_model *model = run->model;
-    size_t width = model->config.width;
-    const float *embedding = model->values + lm_model_embedding(model)->offset;
-    for (size_t i = 0; i < rows->count; i++) {
-        lm_token token = run->tokens[rows->sequences[i] * run->capacity + position];
-        memcpy(decoder->x + i * width, embedding + token * width, width * sizeof *decoder->x);
-    }
-    for (size_t layer = 0; layer < model->config.layers; layer++) {
-        run_layer(run, decoder, rows, layer, position);
-    }
-    norm_rows(model, lm_model_final_norm(model), decoder, rows->count);
-    lm_apply_forward(model, lm_model_head(model), rows->count, decoder->normed, decoder->logits, false);
-}
+/* The sequences that one thread leads. */
+typedef struct share {
+    const generate_run *run;
+    size_t limit; /* of rows */
+    size_t count;
+    size_t sequences[ROWS_MAX];
+    lm_random randoms[ROWS_MAX];
+    lm_decode_row rows[ROWS_MAX];
+    weft_kv_usage *usage;
+} share;
 
 /* ---- sampling ---- */
 
@@ -215,15 +67,15 @@ static size_t draw(const float *logp, size_t count, lm_random *random) {
     return likeliest(logp, count);
 }
 
-/* Appends a token to the sequence of a row. False if the sequence has ended with it. */
-static bool extend(const generate_run *run, rows *rows, size_t sequence, size_t position, float *logits) {
+/* Appends a token to a sequence. False if the sequence has ended with it. */
+static bool extend(const generate_run *run, size_t sequence, size_t position, float *logits,
+                   lm_random *random) {
     const lm_sampling *sampling = &run->sampling;
     size_t vocabulary = run->model->config.vocabulary;
     float temperature = sampling->temperature > 0 ? sampling->temperature : 1;
     run->model->kernels->log_softmax(logits, 1.0f / temperature, vocabulary);
-    size_t token = sampling->temperature > 0
-                       ? draw(logits, vocabulary, &rows->randoms[sequence - rows->first])
-                       : likeliest(logits, vocabulary);
+    size_t token =
+        sampling->temperature > 0 ? draw(logits, vocabulary, random) : likeliest(logits, vocabulary);
     run->tokens[sequence * run->capacity + position + 1] = (lm_token)token;
     run->logp[sequence * run->capacity + position + 1] = logits[token];
     run->lengths[sequence] = position + 2;
@@ -231,79 +83,126 @@ static bool extend(const generate_run *run, rows *rows, size_t sequence, size_t 
            position + 2 < lm_batch_length(run->prompts, sequence) + sampling->limit;
 }
 
-static void extend_rows(const generate_run *run, const decoder *decoder, rows *rows, size_t position) {
-    size_t kept = 0;
-    for (size_t i = 0; i < rows->count; i++) {
-        size_t sequence = rows->sequences[i];
-        bool prompted = position + 1 < lm_batch_length(run->prompts, sequence);
-        if (prompted ||
-            extend(run, rows, sequence, position, decoder->logits + i * run->model->config.vocabulary)) {
-            rows->sequences[kept++] = sequence;
-        }
+/* ---- a thread's share ---- */
+
+static void destroy_caches(const generate_run *run, weft_kv_cache **caches) {
+    for (size_t i = 0; caches != NULL && i < lm_cache_count(&run->model->config); i++) {
+        weft_kv_cache_destroy(caches[i]);
     }
-    rows->count = kept;
+    weft_release(run->model->context, caches);
 }
 
-static weft_status generate_slice(void *argument, size_t index, unsigned worker) {
-    const generate_run *run = argument;
-    const decoder *decoder = &run->decoders[worker];
-    rows rows = {.first = index * run->slice};
-    size_t left = run->prompts->sequences - rows.first;
-    rows.count = left < run->slice ? left : run->slice;
-    for (size_t i = 0; i < rows.count; i++) {
-        size_t sequence = rows.first + i;
-        size_t length = lm_batch_length(run->prompts, sequence);
-        rows.sequences[i] = sequence;
-        rows.randoms[i] = lm_random_open(run->sampling.seed, run->streams[sequence]);
-        memcpy(run->tokens + sequence * run->capacity,
-               run->prompts->tokens + run->prompts->starts[sequence], length * sizeof *run->tokens);
-        run->lengths[sequence] = length;
+static weft_status create_caches(const generate_run *run, size_t tokens, weft_kv_usage *usage,
+                                 weft_kv_cache ***caches_out) {
+    weft_context *context = run->model->context;
+    weft_kv_shape shape = lm_cache_shape(&run->model->config);
+    size_t count = lm_cache_count(&run->model->config);
+    weft_kv_cache **caches = weft_allocate_zeroed(context, count, sizeof *caches);
+    weft_status status = caches != NULL ? WEFT_OK : WEFT_NO_MEMORY;
+    for (size_t i = 0; i < count && status == WEFT_OK; i++) {
+        status = weft_kv_cache_create(context, &run->kv, &shape, tokens, usage, &caches[i]);
     }
-    for (size_t position = 0; rows.count > 0; position++) {
-        run_position(run, decoder, &rows, position);
-        extend_rows(run, decoder, &rows, position);
+    if (status != WEFT_OK) {
+        destroy_caches(run, caches);
+        return status;
     }
+    *caches_out = caches;
     return WEFT_OK;
+}
+
+static weft_status admit(share *share, size_t sequence) {
+    const generate_run *run = share->run;
+    size_t length = lm_batch_length(run->prompts, sequence);
+    lm_token *tokens = run->tokens + sequence * run->capacity;
+    memcpy(tokens, run->prompts->tokens + run->prompts->starts[sequence], length * sizeof *tokens);
+    run->lengths[sequence] = length;
+    lm_decode_row row = {.token = tokens[0]};
+    weft_status status = create_caches(run, length + run->sampling.limit, share->usage, &row.caches);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    share->sequences[share->count] = sequence;
+    share->randoms[share->count] = lm_random_open(run->sampling.seed, run->streams[sequence]);
+    share->rows[share->count++] = row;
+    return WEFT_OK;
+}
+
+static weft_status fill(generate_run *run, share *share) {
+    weft_status status = WEFT_OK;
+    while (share->count < share->limit && status == WEFT_OK && !atomic_load(&run->failed)) {
+        size_t sequence = atomic_fetch_add(&run->next, 1);
+        if (sequence >= run->prompts->sequences) {
+            break;
+        }
+        status = admit(share, sequence);
+    }
+    return status;
+}
+
+/* Every row to its next token; rows that have ended leave. */
+static void extend_rows(share *share, float *logits) {
+    const generate_run *run = share->run;
+    size_t kept = 0;
+    for (size_t i = 0; i < share->count; i++) {
+        size_t sequence = share->sequences[i];
+        lm_decode_row row = share->rows[i];
+        bool goes_on = row.position + 1 < lm_batch_length(run->prompts, sequence) ||
+                       extend(run, sequence, row.position, logits + i * run->model->config.vocabulary,
+                              &share->randoms[i]);
+        if (!goes_on) {
+            destroy_caches(run, row.caches);
+            continue;
+        }
+        row.position++;
+        row.token = run->tokens[sequence * run->capacity + row.position];
+        share->sequences[kept] = sequence;
+        share->randoms[kept] = share->randoms[i];
+        share->rows[kept++] = row;
+    }
+    share->count = kept;
+}
+
+static weft_status run_share(generate_run *run, share *share) {
+    lm_decoder decoder = {0};
+    weft_status status = lm_decoder_open(run->model, share->limit, run->capacity, &decoder);
+    while (status == WEFT_OK) {
+        status = fill(run, share);
+        if (status != WEFT_OK || share->count == 0) {
+            break;
+        }
+        status = lm_decode(&decoder, share->rows, share->count);
+        if (status == WEFT_OK) {
+            extend_rows(share, decoder.logits);
+        }
+    }
+    for (size_t i = 0; i < share->count; i++) {
+        destroy_caches(run, share->rows[i].caches);
+    }
+    lm_decoder_close(&decoder);
+    return status;
+}
+
+/* The rows of a thread: an even part of the sequences, and of the memory. */
+static size_t limit_rows(const generate_run *run, size_t index) {
+    size_t threads = weft_context_threads(run->model->context);
+    size_t limit = run->prompts->sequences / threads + 1;
+    size_t fitting = run->fitting / threads + (index < run->fitting % threads ? 1 : 0);
+    limit = limit < fitting ? limit : fitting;
+    return limit < ROWS_MAX ? limit : ROWS_MAX;
+}
+
+static weft_status generate_share(void *argument, size_t index, unsigned worker) {
+    (void)worker;
+    generate_run *run = argument;
+    share share = {.run = run, .limit = limit_rows(run, index), .usage = &run->usages[index]};
+    weft_status status = share.limit > 0 ? run_share(run, &share) : WEFT_OK;
+    if (status != WEFT_OK) {
+        atomic_store(&run->failed, true);
+    }
+    return status;
 }
 
 /* ---- memory ---- */
-
-static weft_status open_decoder(generate_run *run, decoder *decoder) {
-    const lm_config *config = &run->model->config;
-    size_t caches = run->slice * config->layers * config->kv_heads;
-    size_t sizes[] = {
-        caches * key_size(run),
-        caches * value_size(run),
-        run->slice * config->width,
-        run->slice * config->width,
-        run->slice * config->width,
-        run->slice * lm_config_kv(config),
-        run->slice * lm_config_kv(config),
-        run->slice * config->width,
-        run->capacity * (config->heads / config->kv_heads),
-        run->slice * config->feed_forward,
-        run->slice * config->feed_forward,
-        run->slice * config->vocabulary,
-    };
-    float **pieces[] = {
-        &decoder->keys,   &decoder->values, &decoder->x,     &decoder->normed,
-        &decoder->query,  &decoder->key,    &decoder->value, &decoder->attended,
-        &decoder->scores, &decoder->gate,   &decoder->up,    &decoder->logits,
-    };
-    size_t all = 0;
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        all += sizes[i];
-    }
-    float *memory = weft_allocate_zeroed(run->model->context, all, sizeof *memory);
-    if (memory == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        *pieces[i] = memory;
-        memory += sizes[i];
-    }
-    return WEFT_OK;
-}
 
 static weft_status gather(const generate_run *run, lm_samples *samples) {
     size_t total = 0;
@@ -324,39 +223,32 @@ static weft_status gather(const generate_run *run, lm_samples *samples) {
                run->lengths[s] * sizeof(lm_token));
         memcpy(samples->logp + samples->starts[s], run->logp + from, run->lengths[s] * sizeof(float));
     }
+    for (unsigned i = 0; i < weft_context_threads(samples->context); i++) {
+        weft_kv_usage_add(&samples->kv, &run->usages[i]);
+    }
     return WEFT_OK;
 }
 
-static weft_status run_slices(generate_run *run) {
+static weft_status run_shares(generate_run *run) {
     weft_context *context = run->model->context;
-    unsigned workers = weft_context_threads(context);
+    unsigned threads = weft_context_threads(context);
     size_t count = run->prompts->sequences;
-    run->decoders = weft_allocate_zeroed(context, workers, sizeof *run->decoders);
     run->tokens = weft_allocate_zeroed(context, count * run->capacity, sizeof *run->tokens);
     run->logp = weft_allocate_zeroed(context, count * run->capacity, sizeof *run->logp);
     run->lengths = weft_allocate_zeroed(context, count, sizeof *run->lengths);
-    if (run->decoders == NULL || run->tokens == NULL || run->logp == NULL || run->lengths == NULL) {
+    run->usages = weft_allocate_zeroed(context, threads, sizeof *run->usages);
+    if (run->tokens == NULL || run->logp == NULL || run->lengths == NULL || run->usages == NULL) {
         return WEFT_NO_MEMORY;
     }
-    weft_status status = WEFT_OK;
-    for (unsigned i = 0; i < workers && status == WEFT_OK; i++) {
-        status = open_decoder(run, &run->decoders[i]);
-    }
-    if (status == WEFT_OK) {
-        status = weft_parallel(context, (count + run->slice - 1) / run->slice, generate_slice, run);
-    }
-    return status;
+    return weft_parallel(context, threads, generate_share, run);
 }
 
 static void release_run(generate_run *run) {
     weft_context *context = run->model->context;
-    for (unsigned i = 0; run->decoders != NULL && i < weft_context_threads(context); i++) {
-        weft_release(context, run->decoders[i].keys);
-    }
+    weft_release(context, run->usages);
     weft_release(context, run->lengths);
     weft_release(context, run->logp);
     weft_release(context, run->tokens);
-    weft_release(context, run->decoders);
 }
 
 /* ---- entry points ---- */
@@ -374,7 +266,33 @@ static weft_status check(const lm_model *model, const lm_batch *prompts, const l
                                lm_batch_length(prompts, s), sampling->limit, model->config.context);
         }
     }
+    if (status == WEFT_OK && sampling->kv != NULL) {
+        status = weft_kv_check(model->context, sampling->kv);
+    }
     return status;
+}
+
+size_t lm_sampling_bytes(const lm_config *config, const weft_kv_options *kv, size_t tokens) {
+    const weft_kv_options none = {.policy = WEFT_KV_NONE};
+    weft_kv_shape shape = lm_cache_shape(config);
+    return lm_cache_count(config) * weft_kv_bytes(kv != NULL ? kv : &none, &shape, tokens);
+}
+
+/* How many sequences the memory for caches has room for. */
+static weft_status measure_room(generate_run *run) {
+    run->fitting = run->prompts->sequences;
+    if (run->sampling.kv_bytes == 0) {
+        return WEFT_OK;
+    }
+    size_t each = lm_sampling_bytes(&run->model->config, &run->kv, run->capacity);
+    run->fitting = run->sampling.kv_bytes / each;
+    if (run->fitting == 0) {
+        return weft_fail(run->model->context, WEFT_LIMIT_EXCEEDED,
+                         "the keys and values of one sequence take %zu bytes, and only %zu are allowed; "
+                         "allow more, or choose a smaller KV budget",
+                         each, run->sampling.kv_bytes);
+    }
+    return WEFT_OK;
 }
 
 static lm_samples *create_samples(weft_context *context, size_t sequences) {
@@ -400,14 +318,19 @@ weft_status lm_generate(lm_model *model, const lm_batch *prompts, const uint64_t
         return status;
     }
     generate_run run = {.model = model, .prompts = prompts, .streams = streams, .sampling = *sampling};
-    size_t share = prompts->sequences / weft_context_threads(model->context) + 1;
-    run.slice = share < SLICE_SEQUENCES ? share : SLICE_SEQUENCES;
+    run.kv = sampling->kv != NULL ? *sampling->kv : (weft_kv_options){.policy = WEFT_KV_NONE};
+    atomic_init(&run.next, 0);
+    atomic_init(&run.failed, false);
     for (size_t s = 0; s < prompts->sequences; s++) {
         size_t longest = lm_batch_length(prompts, s) + sampling->limit;
         run.capacity = longest > run.capacity ? longest : run.capacity;
     }
+    status = measure_room(&run);
+    if (status != WEFT_OK) {
+        return status;
+    }
     lm_samples *samples = create_samples(model->context, prompts->sequences);
-    status = samples != NULL ? run_slices(&run) : WEFT_NO_MEMORY;
+    status = samples != NULL ? run_shares(&run) : WEFT_NO_MEMORY;
     if (status == WEFT_OK) {
         status = gather(&run, samples);
     }

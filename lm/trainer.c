@@ -141,6 +141,8 @@ weft_status lm_rollout(lm_model *model, const lm_task *task, const lm_rollout_op
             .seed = ~options->seed,
             .limit = lm_task_response_size(task),
             .stop = lm_task_stop(task),
+            .kv = options->kv,
+            .kv_bytes = options->kv_bytes,
         };
         status = lm_generate(model, &prompts, list.streams, &sampling, &samples);
     }

@@ -30,11 +30,13 @@ WEFT_CHECKED weft_status lm_trainer_step(lm_trainer *trainer, const lm_batch *ba
 /* ---- rollouts ---- */
 
 typedef struct lm_rollout_options {
-    uint64_t seed;     /* of prompts and of responses */
-    uint64_t first;    /* number of the first prompt */
-    size_t prompts;    /* how many, with consecutive numbers */
-    size_t group;      /* responses to each */
-    float temperature; /* 0: the likeliest tokens */
+    uint64_t seed;             /* of prompts and of responses */
+    uint64_t first;            /* number of the first prompt */
+    size_t prompts;            /* how many, with consecutive numbers */
+    size_t group;              /* responses to each */
+    float temperature;         /* 0: the likeliest tokens */
+    const weft_kv_options *kv; /* as of lm_sampling */
+    size_t kv_bytes;
 } lm_rollout_options;
 
 /* Responses of one group lie together. `rewards` receives one for each, prompts * group. A response depends
