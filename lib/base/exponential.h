@@ -17,12 +17,9 @@ typedef struct weft_power {
     float scale;
 } weft_power;
 
-/* For x in [-87, 87], clamped outside: 2^n by the exponent's bits times a polynomial on [-ln 2 / 2,
- * ln 2 / 2]. */
+/* For x in [-87, 87]: 2^n by the exponent's bits times a polynomial on [-ln 2 / 2, ln 2 / 2]. */
 static inline weft_power weft_power_of(float x) {
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 87.0f ? 87.0f : x;
     float shifted = x * 1.44269504f + shift;
     float whole = shifted - shift;
     float rest = (x - whole * 0.693359375f) - whole * -2.12194440e-4f;
@@ -40,8 +37,10 @@ static inline weft_power weft_power_of(float x) {
     return result;
 }
 
-/* Within 2 units in the last place. */
+/* Within 2 units in the last place; x is clamped to [-87, 87]. */
 static inline float weft_exponential(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    x = x > 87.0f ? 87.0f : x;
     weft_power power = weft_power_of(x);
     return ((power.curve + power.rest) + 1.0f) * power.scale;
 }
