@@ -6,6 +6,7 @@
 #include "bench_correction.h"
 #include "bench_fleet.h"
 #include "bench_lm.h"
+#include "bench_loco.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -29,6 +30,7 @@ enum {
     OPTION_FLEET,
     OPTION_LM,
     OPTION_CORRECTION,
+    OPTION_LOCO,
     OPTION_LEARN,
     OPTION_RATE,
     OPTION_STALENESS,
@@ -41,8 +43,8 @@ enum {
 
 static const struct argp_option options[] = {
     {"params", OPTION_PARAMS, "N", 0,
-     "Parameters of the trace's model; suffixes K, M, B (default 256M; of --sync 1B, of --fleet 8M; of "
-     "--rates 2M, or 0.1M, 0.6M, 8M, 27M)",
+     "Parameters of the trace's model; suffixes K, M, B (default 256M; of --sync 1B, of --fleet 8M, of "
+     "--loco 64M; of --rates 2M, or 0.1M, 0.6M, 8M, 27M)",
      1},
     {"lr", OPTION_LR, "RATE", 0, "Learning rate of the trace (default 1e-6)", 1},
     {"seed", OPTION_SEED, "N", 0, "Seed of the trace (default 1)", 1},
@@ -74,6 +76,7 @@ static const struct argp_option options[] = {
     {"relays", OPTION_RELAYS, "N", 0, "With --fleet: relays that they are behind (default 2)", 4},
     {"correction", OPTION_CORRECTION, NULL, 0,
      "Measure the correction of sampled responses instead: 10M tokens; see below", 6},
+    {"loco", OPTION_LOCO, NULL, 0, "Measure a round of PULSELoCo instead; see below", 5},
     {"lm", OPTION_LM, NULL, 0, "Measure training and generation of the small policy instead; see below", 6},
     {"learn", OPTION_LEARN, NULL, 0, "With --lm: one run of learning; --steps N policy steps (default 240)",
      6},
@@ -153,6 +156,18 @@ static const char doc[] =
     "\nWith --correction, arrays of log-probabilities of 10M tokens (--quick: 1M), on one thread: "
     "weights by "
     "each preset, and the objective, beside memcpy of what goes in; the fastest of --repeat counts.\n"
+    "\nWith --loco, what a round costs one rank: 64M FP32 weights, eight steps of Adam before each of "
+    "--repeat rounds:\n\n"
+    "  gate           reads consensus, weights and residual, writes the residual\n"
+    "  gate + encode  from weights to payload, the gate included\n"
+    "  decode         a payload is checked and decoded\n"
+    "  aggregate      the outer optimizer moves the consensus, the weights and the\n"
+    "                 digest\n"
+    "  lossless, 8 bits   values as they are, and cut to 8 significant bits\n"
+    "  open, raw          DiLoCo: all values, coded, and as they lie in memory\n\n"
+    "Bytes per fired weight are those of the whole payload, positions included, in the first round and in "
+    "the "
+    "last. Speeds are counted over the FP32 bytes of the model.\n"
     "\nExamples:\n"
     "  weft bench\n"
     "  weft bench --params 1B --lr 3e-6 --repeat 3 --json\n"
@@ -161,7 +176,8 @@ static const char doc[] =
     "  weft bench --sync --quick --only publish,pause\n"
     "  weft bench --fleet --followers 16 --relays 1 --versions 50\n"
     "  weft bench --lm --learn --seed 2\n"
-    "  weft bench --lm --rates 1e-6,1e-5,1e-4 --steps 50\n" HELP_EXIT_CODES;
+    "  weft bench --lm --rates 1e-6,1e-5,1e-4 --steps 50\n"
+    "  weft bench --loco --params 8M --repeat 3\n" HELP_EXIT_CODES;
 
 typedef struct bench_arguments {
     weft_command command;
@@ -177,6 +193,7 @@ typedef struct bench_arguments {
     bool fleet;
     bool lm;
     bool correction;
+    bool loco;
     bool learn;
     double rate; /* of learning; 0: the usual */
     uint64_t staleness;
@@ -222,6 +239,11 @@ static void parse_end(const bench_arguments *arguments, struct argp_state *state
     bool lessons = arguments->learn || arguments->rates != NULL;
     if (arguments->steps > 0 && arguments->make == NULL && !lessons) {
         argp_error(state, "--steps goes with --make DIR, with --learn or with --rates");
+    }
+    if (arguments->loco && (arguments->lm || arguments->correction || arguments->sync || arguments->fleet ||
+                            arguments->base != NULL || arguments->make != NULL)) {
+        argp_error(state, "--loco makes its own weights; it goes with --params, --lr, --seed and --repeat "
+                          "only");
     }
     const sync_options *sync = &arguments->sync_options;
     if (!arguments->sync && (sync->parts != SYNC_ALL || sync->tensors > 0)) {
@@ -376,6 +398,9 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         return 0;
     case OPTION_STEPS:
         arguments->steps = parse_number("steps", argument, 1, 500, state);
+        return 0;
+    case OPTION_LOCO:
+        arguments->loco = true;
         return 0;
     case ARGP_KEY_ARG:
         argp_error(state, "there are no arguments, only options: '%s'", argument);
@@ -704,6 +729,13 @@ static int run(void *input) {
     }
     if (arguments->sync || arguments->fleet) {
         return run_served(arguments);
+    }
+    if (arguments->loco) {
+        loco_bench_options chosen = {.parameters = arguments->parameters,
+                                     .learning_rate = arguments->learning_rate,
+                                     .seed = arguments->seed,
+                                     .rounds = (unsigned)arguments->repeat};
+        return bench_loco(command, &chosen);
     }
     arguments->parameters = arguments->parameters > 0 ? arguments->parameters : PARAMETERS;
     bench_model model = {0};

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * code.h: the coding of a block of a payload. doc/FORMAT.md specifies the bytes.
+ *
+ * Positions are coded as those of the `small` patches are: as gaps in rank within classes of the exponent
+ * of the consensus, which all ranks hold. A value is nearly always a multiple of the consensus's own ULP,
+ * since both it and the local weight are; the multiple is a small integer, whose highest bits are
+ * entropy-coded and whose others travel as they are. A value that is none travels as it is, behind a token
+ * of its own.
+ */
+#ifndef WEFT_LOCO_CODE_H
+#define WEFT_LOCO_CODE_H
+
+#include "../patch/code.h"
+#include "../patch/rans.h"
+#include "../patch/token.h"
+#include "gate.h"
+
+enum {
+    WEFT_BLOCK_MAX = 1 << 24,                 /* elements: the rest of a gap and of a value fit 56 bits */
+    WEFT_VALUE_BITS = 48,                     /* multiples are below 2^48 */
+    WEFT_VALUE_TOKENS = 16 + 4 * (48 - 4),    /* tokens of multiples */
+    WEFT_VALUE_ESCAPE = WEFT_RANS_TOKENS - 1, /* the token of a value that is no multiple */
+};
+
+/* What follows a token of a value: its sign in the lowest bit, and above it so many of the bits below the
+ * highest three as are significant. Zero has no sign. */
+typedef struct weft_value_rests {
+    uint8_t sizes[WEFT_RANS_TOKENS];
+    uint8_t shifts[WEFT_RANS_TOKENS]; /* bits of the multiple that are zero and do not travel */
+} weft_value_rests;
+
+void weft_value_rests_fill(weft_value_rests *rests, uint32_t significant);
+
+/* The ULP of a weight is 2^(exponent - 150), where the exponent of a subnormal counts as 1. */
+static inline unsigned weft_ulp_exponent(uint16_t word) {
+    unsigned exponent = (word >> 7) & 0xffu;
+    return exponent + (exponent == 0);
+}
+
+/* 2^power, for powers of doubles that are normal. */
+static inline double weft_power(int power) {
+    uint64_t bits = (uint64_t)(1023 + power) << 52;
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* ---- encoding ---- */
+
+typedef struct weft_block_encoder {
+    weft_context *context;
+    weft_small_encoder small; /* ranks of positions within classes */
+    weft_fired fired;
+    size_t capacity;
+    uint8_t *gap_tokens; /* sorted by class, as all below */
+    uint8_t *value_tokens;
+    uint64_t *rests; /* of gap and value, with their size in the highest byte */
+    weft_value_rests value_rests;
+    double scales[256]; /* 1 / ULP by exponent */
+} weft_block_encoder;
+
+void weft_block_encoder_open(weft_block_encoder *encoder, weft_context *context, uint32_t significant);
+void weft_block_encoder_close(weft_block_encoder *encoder);
+/* Adds a stretch of the gate's results to a sample. */
+void weft_block_encoder_sample(const weft_block_encoder *encoder, const uint16_t *words, size_t count,
+                               const weft_fired *fired, weft_small_sample *sample);
+/* Begins a block of `elements` with classes for the sample. */
+void weft_block_encoder_begin(weft_block_encoder *encoder, const weft_small_sample *sample,
+                              uint64_t elements);
+/* Room for another tile in `fired`. */
+weft_status weft_block_encoder_reserve(weft_block_encoder *encoder);
+/* Ranks what the gate has appended from index `first` on, of a stretch that starts at `linear`. */
+weft_status weft_block_encoder_tile(weft_block_encoder *encoder, const weft_patch_kernels *kernels,
+                                    const uint16_t *words, size_t count, uint32_t linear, size_t first);
+weft_status weft_block_encoder_finish(weft_block_encoder *encoder, weft_writer *writer);
+
+/* ---- decoding ---- */
+
+/* Values of a block with their positions, tile after tile of WEFT_TILE elements. */
+typedef struct weft_block_values {
+    size_t count;
+    uint32_t *positions;
+    float *values;
+} weft_block_values;
+
+typedef struct weft_block_decoder {
+    weft_context *context;
+    size_t capacity;
+    uint8_t *tokens; /* of gaps, then of values */
+    uint32_t *ranks;
+    uint64_t *codes; /* twice the multiple and the sign, or a value behind CODE_ESCAPE */
+    weft_value_rests value_rests;
+    weft_tile tile;
+    uint16_t words[WEFT_TILE];
+    uint16_t indices[WEFT_TILE];
+} weft_block_decoder;
+
+void weft_block_decoder_open(weft_block_decoder *decoder, weft_context *context, uint32_t significant);
+void weft_block_decoder_close(weft_block_decoder *decoder);
+/* Fills `values`, whose arrays have room for `count`, from a payload that is followed by WEFT_BITS_SLACK
+ * readable bytes. */
+weft_status weft_block_decode(weft_block_decoder *decoder, const weft_patch_kernels *kernels,
+                              const float *consensus, size_t elements, const uint8_t *payload, size_t size,
+                              size_t count, weft_block_values *values);
+
+#endif

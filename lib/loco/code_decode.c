@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * code_decode.c: a block's bytes become positions and values. First all ranks and multiples, class by
+ * class; then the consensus is classified tile by tile, which tells where each rank lies and how large a
+ * ULP is there. The bytes are hostile: nothing is believed that was not bounded.
+ */
+#include "code.h"
+
+static const uint64_t CODE_ESCAPE = (uint64_t)1 << 63;
+enum { GAP_TOKENS = 16 + 4 * (24 - 4) /* gaps are below WEFT_BLOCK_MAX */ };
+
+void weft_block_decoder_open(weft_block_decoder *decoder, weft_context *context, uint32_t significant) {
+    memset(decoder, 0, sizeof *decoder);
+    decoder->context = context;
+    weft_value_rests_fill(&decoder->value_rests, significant);
+}
+
+void weft_block_decoder_close(weft_block_decoder *decoder) {
+    weft_release(decoder->context, decoder->tokens);
+    weft_release(decoder->context, decoder->ranks);
+    weft_release(decoder->context, decoder->codes);
+    memset(decoder, 0, sizeof *decoder);
+}
+
+static weft_status reserve(weft_block_decoder *decoder, size_t count) {
+    weft_context *context = decoder->context;
+    if (count <= decoder->capacity) {
+        return WEFT_OK;
+    }
+    size_t capacity = count + count / 2;
+    uint8_t *tokens = weft_reallocate_array(context, decoder->tokens, capacity, 2);
+    if (tokens == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    decoder->tokens = tokens;
+    uint32_t *ranks = weft_reallocate_array(context, decoder->ranks, capacity, sizeof *ranks);
+    if (ranks == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    decoder->ranks = ranks;
+    uint64_t *codes = weft_reallocate_array(context, decoder->codes, capacity, sizeof *codes);
+    if (codes == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    decoder->codes = codes;
+    decoder->capacity = capacity;
+    return WEFT_OK;
+}
+
+/* What the front of a block says. */
+typedef struct block_header {
+    unsigned classes;
+    uint8_t cuts[WEFT_CLASS_MAX];
+    uint32_t counts[WEFT_CLASS_MAX];
+    weft_bits_reader bits;
+    const uint8_t *stream;
+    size_t stream_size;
+} block_header;
+
+static bool read_header(const uint8_t *payload, size_t size, size_t count, block_header *header) {
+    weft_reader reader = weft_reader_over(payload, size);
+    uint64_t total = 0;
+    header->classes = weft_reader_u8(&reader);
+    if (header->classes < 1 || header->classes > WEFT_CLASS_MAX) {
+        return false;
+    }
+    header->cuts[0] = 0;
+    for (unsigned c = 1; c < header->classes; c++) {
+        header->cuts[c] = weft_reader_u8(&reader);
+        if (header->cuts[c] <= header->cuts[c - 1]) {
+            return false;
+        }
+    }
+    for (unsigned c = 0; c < header->classes; c++) {
+        uint64_t members = weft_reader_varint(&reader);
+        if (members > count) {
+            return false;
+        }
+        header->counts[c] = (uint32_t)members;
+        total += members;
+    }
+    uint64_t bits = weft_reader_varint(&reader);
+    if (weft_reader_failed(&reader) || total != count || bits > weft_reader_left(&reader)) {
+        return false;
+    }
+    header->bits = weft_bits_over(weft_reader_bytes(&reader, (size_t)bits), (size_t)bits);
+    header->stream_size = weft_reader_left(&reader);
+    header->stream = weft_reader_bytes(&reader, header->stream_size);
+    return true;
+}
+
+/* A table of values has no token between those of multiples and the escape. */
+static bool value_table_valid(const weft_rans_table *table) {
+    for (unsigned t = WEFT_VALUE_TOKENS; t < WEFT_VALUE_ESCAPE; t++) {
+        if (table->frequencies[t] != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool read_tables(block_header *header, weft_rans_table *gaps, weft_rans_table *values) {
+    for (unsigned c = 0; c < header->classes; c++) {
+        if (header->counts[c] == 0) {
+            continue;
+        }
+        if (!weft_rans_table_read(&gaps[c], &header->bits) || gaps[c].tokens > GAP_TOKENS ||
+            !weft_rans_table_read(&values[c], &header->bits) || !value_table_valid(&values[c])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Per token, for the hot loop. */
+typedef struct token_rests {
+    uint64_t value_bases[WEFT_RANS_TOKENS];
+    uint32_t gap_bases[GAP_TOKENS];
+    uint8_t gap_sizes[GAP_TOKENS];
+} token_rests;
+
+static void fill_rests(token_rests *rests) {
+    for (unsigned t = 0; t < GAP_TOKENS; t++) {
+        rests->gap_bases[t] = (uint32_t)weft_token_base(t);
+        rests->gap_sizes[t] = (uint8_t)weft_token_bits(t);
+    }
+    for (unsigned t = 0; t < WEFT_RANS_TOKENS; t++) {
+        rests->value_bases[t] = t < WEFT_VALUE_TOKENS ? 2 * weft_token_base(t) : CODE_ESCAPE;
+    }
+}
+
+/* Turns the tokens of a class into ranks and codes. False if the bits end or a rank leaves the block. */
+static bool expand(const weft_block_decoder *decoder, weft_bits_reader *reader, const token_rests *rests,
+                   const uint8_t *gap_tokens, const uint8_t *value_tokens, size_t count, size_t elements,
+                   uint32_t *ranks, uint64_t *codes) {
+    weft_bits_reader bits = *reader;
+    uint64_t next = 0;
+    for (size_t i = 0; i < count; i++) {
+        unsigned gap = gap_tokens[i], value = value_tokens[i];
+        unsigned gap_size = rests->gap_sizes[gap], size = decoder->value_rests.sizes[value];
+        if (weft_bits_overrun(&bits)) {
+            return false;
+        }
+        uint64_t window = weft_bits_peek(&bits);
+        uint64_t rest = (window >> gap_size) & (((uint64_t)1 << size) - 1);
+        uint64_t shifted = (rest & ~(uint64_t)1) << decoder->value_rests.shifts[value];
+        uint64_t code = rests->value_bases[value] + (shifted | (rest & 1));
+        bits.position += gap_size + size;
+        next += rests->gap_bases[gap] + (window & (((uint64_t)1 << gap_size) - 1));
+        ranks[i] = (uint32_t)next++;
+        codes[i] = code;
+    }
+    *reader = bits;
+    return next <= elements && !weft_bits_overrun(&bits);
+}
+
+static bool read_classes(weft_block_decoder *decoder, block_header *header, size_t elements) {
+    weft_rans_table gaps[WEFT_CLASS_MAX];
+    weft_rans_table values[WEFT_CLASS_MAX];
+    weft_rans_decoder rans;
+    token_rests rests;
+    size_t first = 0;
+    fill_rests(&rests);
+    if (!read_tables(header, gaps, values) ||
+        !weft_rans_decoder_open(&rans, header->stream, header->stream_size)) {
+        return false;
+    }
+    for (unsigned c = 0; c < header->classes; c++) {
+        size_t count = header->counts[c];
+        uint8_t *gap_tokens = decoder->tokens;
+        uint8_t *value_tokens = decoder->tokens + count;
+        if (count == 0) {
+            continue;
+        }
+        if (!weft_rans_decode(&rans, &gaps[c], gap_tokens, count) ||
+            !weft_rans_decode(&rans, &values[c], value_tokens, count) ||
+            !expand(decoder, &header->bits, &rests, gap_tokens, value_tokens, count, elements,
+                    decoder->ranks + first, decoder->codes + first)) {
+            return false;
+        }
+        first += count;
+    }
+    return weft_rans_decoder_done(&rans) && header->bits.size - header->bits.position < 8;
+}
+
+/* Exact: a multiple has at most 24 significant bits. Infinite if it is too large, which is refused. */
+static inline float value_of(uint64_t code, uint16_t word) {
+    uint32_t bits = (uint32_t)code;
+    float value;
+    if (__builtin_expect(code >= CODE_ESCAPE, 0)) {
+        memcpy(&value, &bits, sizeof value);
+        return value;
+    }
+    double multiple = (double)(int64_t)(code >> 1);
+    double ulp = weft_power((int)weft_ulp_exponent(word) - 150);
+    value = (float)(multiple * ulp);
+    return (code & 1) != 0 ? -value : value;
+}
+
+typedef struct class_cursors {
+    size_t next[WEFT_CLASS_MAX];
+    size_t end[WEFT_CLASS_MAX];
+    uint32_t members[WEFT_CLASS_MAX];
+} class_cursors;
+
+/* Appends the values of one class in the tile. Returns their largest magnitude as bits. */
+static uint32_t take_class(weft_block_decoder *decoder, const weft_patch_kernels *kernels, unsigned c,
+                           uint32_t linear, class_cursors *cursors, weft_block_values *values) {
+    size_t next = cursors->next[c];
+    size_t found = kernels->select(&decoder->tile, c, decoder->ranks + next, cursors->end[c] - next,
+                                   cursors->members[c], decoder->indices);
+    uint32_t *positions = values->positions + values->count;
+    float *to = values->values + values->count;
+    uint32_t highest = 0;
+    for (size_t i = 0; i < found; i++) {
+        unsigned index = decoder->indices[i];
+        uint32_t bits;
+        positions[i] = linear + index;
+        to[i] = value_of(decoder->codes[next + i], decoder->words[index]);
+        memcpy(&bits, &to[i], sizeof bits);
+        bits &= 0x7fffffffu;
+        highest = bits > highest ? bits : highest;
+    }
+    values->count += found;
+    cursors->next[c] += found;
+    cursors->members[c] += decoder->tile.counts[c];
+    return highest;
+}
+
+static uint32_t take_tile(weft_block_decoder *decoder, const weft_patch_kernels *kernels,
+                          const block_header *header, const float *consensus, size_t count, uint32_t linear,
+                          class_cursors *cursors, weft_block_values *values) {
+    uint32_t highest = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &consensus[i], sizeof bits);
+        decoder->words[i] = (uint16_t)(bits >> 16);
+    }
+    kernels->classify(decoder->words, count, 7, header->cuts, header->classes, &decoder->tile);
+    for (unsigned c = 0; c < header->classes; c++) {
+        uint32_t largest = take_class(decoder, kernels, c, linear, cursors, values);
+        highest = largest > highest ? largest : highest;
+    }
+    return highest;
+}
+
+static weft_status place(weft_block_decoder *decoder, const weft_patch_kernels *kernels,
+                         const block_header *header, const float *consensus, size_t elements,
+                         weft_block_values *values) {
+    class_cursors cursors = {{0}, {0}, {0}};
+    size_t first = 0;
+    uint32_t highest = 0;
+    for (unsigned c = 0; c < header->classes; c++) {
+        cursors.next[c] = first;
+        first += header->counts[c];
+        cursors.end[c] = first;
+    }
+    values->count = 0;
+    for (size_t done = 0; done < elements; done += WEFT_TILE) {
+        size_t count = elements - done < WEFT_TILE ? elements - done : WEFT_TILE;
+        uint32_t largest =
+            take_tile(decoder, kernels, header, consensus + done, count, (uint32_t)done, &cursors, values);
+        highest = largest > highest ? largest : highest;
+    }
+    for (unsigned c = 0; c < header->classes; c++) {
+        if (cursors.next[c] != cursors.end[c]) {
+            return weft_fail(decoder->context, WEFT_MALFORMED,
+                             "a block names weights that the consensus does not have");
+        }
+    }
+    if (highest >= WEFT_NOT_FINITE) {
+        return weft_fail(decoder->context, WEFT_MALFORMED, "a block holds a value that is not finite");
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_block_decode(weft_block_decoder *decoder, const weft_patch_kernels *kernels,
+                              const float *consensus, size_t elements, const uint8_t *payload, size_t size,
+                              size_t count, weft_block_values *values) {
+    block_header header;
+    if (count > elements || !read_header(payload, size, count, &header)) {
+        return weft_fail(decoder->context, WEFT_MALFORMED, "a block has no valid header");
+    }
+    weft_status status = reserve(decoder, count);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (!read_classes(decoder, &header, elements)) {
+        return weft_fail(decoder->context, WEFT_MALFORMED, "a block does not hold its %zu values", count);
+    }
+    return place(decoder, kernels, &header, consensus, elements, values);
+}

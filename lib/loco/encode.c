@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * encode.c: gate and coding of a round, block by block on all threads, and the way back.
+ *
+ * The classes of a block are cut from a sample, for which the gate runs over a few stretches at fixed
+ * places without touching the residual: so that afterwards one pass over the weights does all.
+ */
+#include "loco.h"
+
+#include "../base/context.h"
+#include "../base/pool.h"
+#include "code.h"
+
+#include <string.h>
+
+enum { SAMPLE_PLACES = 32, SAMPLE_STRETCH = 512 };
+
+/* What a worker has of its own. */
+typedef struct encode_worker {
+    weft_block_encoder encoder;
+    uint16_t words[WEFT_TILE];
+    float kept[SAMPLE_STRETCH];
+} encode_worker;
+
+typedef struct encode_job {
+    weft_loco *loco;
+    weft_gate gate;
+    const weft_patch_kernels *kernels;
+    encode_worker *workers;
+    unsigned worker_count;
+    weft_writer *frames; /* a window of them */
+    size_t window;
+    weft_payload_seal seal;
+} encode_job;
+
+static weft_gate_input input_of(const weft_loco *loco, const weft_loco_stretch *stretch,
+                                uint64_t block_start) {
+    return (weft_gate_input){
+        .consensus = loco->consensus + stretch->start,
+        .local = stretch->local,
+        .residual = loco->residual + stretch->start,
+        .kept = loco->residual + stretch->start,
+        .count = stretch->count,
+        .first = (uint32_t)(stretch->start - block_start),
+        .mask = weft_gate_mask(loco->options.significant),
+        .open = loco->options.open,
+    };
+}
+
+/* Finds and names what the gate has met. The residual holds s, or what is left of it. */
+static weft_status name_broken(const weft_loco *loco, const weft_loco_stretch *stretch) {
+    for (size_t i = 0; i < stretch->count; i++) {
+        float sum = loco->consensus[stretch->start + i] - stretch->local[i];
+        float rest = loco->residual[stretch->start + i];
+        if (!__builtin_isfinite(sum) || !__builtin_isfinite(rest)) {
+            return weft_loco_not_finite(loco, stretch->start + i, "the weight");
+        }
+    }
+    return weft_loco_not_finite(loco, stretch->start, "a weight near the largest");
+}
+
+static weft_status sample_block(const encode_job *job, encode_worker *worker, uint64_t start, uint64_t end,
+                                weft_small_sample *sample) {
+    weft_status status = weft_block_encoder_reserve(&worker->encoder);
+    for (uint64_t i = 0; i < SAMPLE_PLACES && status == WEFT_OK; i++) {
+        uint64_t place = start + (end - start) * i / SAMPLE_PLACES;
+        weft_loco_stretch stretch = weft_loco_stretch_at(job->loco, place, end, SAMPLE_STRETCH);
+        weft_gate_input input = input_of(job->loco, &stretch, start);
+        weft_fired fired = worker->encoder.fired;
+        fired.count = 0;
+        input.kept = worker->kept;
+        job->gate(&input, &fired, worker->words);
+        weft_block_encoder_sample(&worker->encoder, worker->words, input.count, &fired, sample);
+    }
+    return status;
+}
+
+static weft_status encode_tile(const encode_job *job, encode_worker *worker,
+                               const weft_loco_stretch *stretch, uint64_t block_start) {
+    weft_block_encoder *encoder = &worker->encoder;
+    weft_gate_input input = input_of(job->loco, stretch, block_start);
+    weft_status status = weft_block_encoder_reserve(encoder);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    size_t first = encoder->fired.count;
+    if (job->gate(&input, &encoder->fired, worker->words) >= WEFT_NOT_FINITE) {
+        return name_broken(job->loco, stretch);
+    }
+    return weft_block_encoder_tile(encoder, job->kernels, worker->words, input.count, input.first, first);
+}
+
+static weft_status encode_coded(const encode_job *job, encode_worker *worker, uint64_t start, uint64_t end,
+                                weft_writer *frame) {
+    weft_small_sample sample;
+    memset(&sample, 0, sizeof sample);
+    worker->encoder.fired.count = 0;
+    weft_status status = sample_block(job, worker, start, end, &sample);
+    weft_block_encoder_begin(&worker->encoder, &sample, end - start);
+    for (uint64_t at = start; at < end && status == WEFT_OK;) {
+        weft_loco_stretch stretch = weft_loco_stretch_at(job->loco, at, end, WEFT_TILE);
+        status = encode_tile(job, worker, &stretch, start);
+        at += stretch.count;
+    }
+    if (status == WEFT_OK && worker->encoder.fired.count > 0) {
+        status = weft_block_encoder_finish(&worker->encoder, frame);
+    }
+    return status;
+}
+
+/* The values of an open gate as they lie. */
+static weft_status encode_raw(const encode_job *job, encode_worker *worker, uint64_t start, uint64_t end,
+                              weft_writer *frame) {
+    weft_fired *fired = &worker->encoder.fired;
+    weft_status status = weft_block_encoder_reserve(&worker->encoder);
+    for (uint64_t at = start; at < end && status == WEFT_OK;) {
+        weft_loco_stretch stretch = weft_loco_stretch_at(job->loco, at, end, WEFT_TILE);
+        weft_gate_input input = input_of(job->loco, &stretch, start);
+        fired->count = 0;
+        if (job->gate(&input, fired, worker->words) >= WEFT_NOT_FINITE) {
+            status = name_broken(job->loco, &stretch);
+        }
+        weft_writer_bytes(frame, fired->values, fired->count * sizeof *fired->values);
+        at += stretch.count;
+    }
+    fired->count = (size_t)(end - start);
+    return status;
+}
+
+static weft_status encode_block(void *argument, size_t index, unsigned worker_index) {
+    encode_job *job = argument;
+    encode_worker *worker = &job->workers[worker_index];
+    weft_writer *frame = &job->frames[index % job->window];
+    uint64_t start = (uint64_t)index * WEFT_PAYLOAD_BLOCK;
+    uint64_t end = weft_loco_block_end(job->loco, index);
+    frame->size = 0;
+    size_t begun = weft_payload_frame_begin(frame);
+    weft_status status = job->loco->options.raw ? encode_raw(job, worker, start, end, frame)
+                                                : encode_coded(job, worker, start, end, frame);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_payload_frame_end(frame, begun, (uint32_t)worker->encoder.fired.count);
+    return weft_writer_failed(frame) ? WEFT_NO_MEMORY : WEFT_OK;
+}
+
+static weft_status append_block(void *argument, size_t index, unsigned worker) {
+    encode_job *job = argument;
+    weft_writer *payload = &job->loco->payload;
+    (void)worker;
+    weft_payload_append(payload, &job->seal, &job->frames[index % job->window]);
+    if (weft_writer_failed(payload) || weft_writer_failed(&job->seal.checksums)) {
+        return WEFT_NO_MEMORY;
+    }
+    return weft_progress_add(
+        job->loco->context,
+        (weft_loco_block_end(job->loco, index) - (uint64_t)index * WEFT_PAYLOAD_BLOCK) * sizeof(float));
+}
+
+static void close_job(encode_job *job) {
+    weft_context *context = job->loco->context;
+    for (unsigned i = 0; job->workers != NULL && i < job->worker_count; i++) {
+        weft_block_encoder_close(&job->workers[i].encoder);
+    }
+    for (size_t i = 0; job->frames != NULL && i < job->window; i++) {
+        weft_writer_close(&job->frames[i]);
+    }
+    weft_writer_close(&job->seal.checksums);
+    weft_release(context, job->frames);
+    weft_release(context, job->workers);
+}
+
+static weft_status open_job(weft_loco *loco, encode_job *job) {
+    weft_context *context = loco->context;
+    *job = (encode_job){
+        .loco = loco,
+        .gate = weft_gate_for(weft_cpu_level()),
+        .kernels = weft_patch_kernels_for(weft_cpu_level()),
+        .worker_count = weft_context_threads(context),
+        .window = weft_parallel_window(context),
+    };
+    weft_writer_open(&job->seal.checksums, context);
+    job->workers = weft_allocate_array(context, job->worker_count, sizeof *job->workers);
+    job->frames = weft_allocate_array(context, job->window, sizeof *job->frames);
+    for (unsigned i = 0; job->workers != NULL && i < job->worker_count; i++) {
+        weft_block_encoder_open(&job->workers[i].encoder, context, loco->options.significant);
+    }
+    for (size_t i = 0; job->frames != NULL && i < job->window; i++) {
+        weft_writer_open(&job->frames[i], context);
+    }
+    return job->workers == NULL || job->frames == NULL ? WEFT_NO_MEMORY : WEFT_OK;
+}
+
+static weft_loco_info info_of(const weft_loco *loco) {
+    weft_loco_info info = {
+        .round = loco->rounds,
+        .rank = loco->options.rank,
+        .ranks = loco->options.ranks,
+        .elements = loco->elements,
+        .blocks = loco->blocks,
+        .significant = loco->options.significant,
+        .open = loco->options.open,
+        .raw = loco->options.raw,
+        .rate = loco->options.rate,
+        .momentum = loco->options.momentum,
+        .base = loco->digest,
+    };
+    memcpy(info.run, loco->run, sizeof info.run);
+    return info;
+}
+
+static weft_status run_job(encode_job *job) {
+    weft_loco *loco = job->loco;
+    weft_loco_info info = info_of(loco);
+    weft_payload_begin(&info, WEFT_PAYLOAD_BLOCK, &loco->payload, &job->seal);
+    weft_progress_begin(loco->context, "encoding", loco->elements * sizeof(float));
+    weft_status status =
+        weft_parallel_ordered(loco->context, loco->blocks, job->window, encode_block, append_block, job);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_payload_finish(&loco->payload, &job->seal);
+    return weft_writer_failed(&loco->payload) || weft_writer_failed(&job->seal.checksums) ? WEFT_NO_MEMORY
+                                                                                          : WEFT_OK;
+}
+
+weft_status weft_loco_encode(weft_loco *loco, weft_loco_payload *payload_out) {
+    weft_context_clear(loco->context);
+    weft_status status = weft_loco_check(loco);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (!loco->pending) {
+        encode_job job;
+        status = open_job(loco, &job);
+        if (status == WEFT_OK) {
+            status = run_job(&job);
+            loco->broken = status != WEFT_OK;
+            loco->fired = job.seal.fired;
+        }
+        close_job(&job);
+    }
+    if (status == WEFT_OK) {
+        loco->pending = true;
+        *payload_out = (weft_loco_payload){loco->payload.data, loco->payload.size};
+    }
+    return status;
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gate.h: the visibility gate, one tile at a time, in a form for each processor level.
+ *
+ * It reads consensus, local weights and residual once and writes the residual once: four streams, where a
+ * copy has two. All else that it makes fits the first-level cache. Every level makes the same bits: one
+ * subtraction, one addition, one subtraction, each rounded, and integers from there on.
+ */
+#ifndef WEFT_LOCO_GATE_H
+#define WEFT_LOCO_GATE_H
+
+#include "../patch/kernels.h"
+
+/* What has fired: arrays with WEFT_KERNEL_SLACK entries of room past the last one. */
+typedef struct weft_fired {
+    size_t count;
+    uint32_t *positions;
+    uint32_t *values; /* bits of what is sent */
+    uint16_t *words;  /* the high half of the consensus: sign, exponent and seven bits */
+} weft_fired;
+
+typedef struct weft_gate_input {
+    const float *consensus;
+    const float *local;
+    const float *residual;
+    float *kept;    /* the new residual; may be `residual` */
+    size_t count;   /* at most WEFT_TILE */
+    uint32_t first; /* position of the first */
+    uint32_t mask;  /* the bits of a value that are sent */
+    bool open;      /* fires everywhere */
+} weft_gate_input;
+
+/* Appends what fires, and sets words[i] to the high half of consensus[i]. Returns the largest magnitude of
+ * s and of consensus - s as bits: from WEFT_NOT_FINITE on, one of them is not finite. */
+typedef uint32_t (*weft_gate)(const weft_gate_input *input, weft_fired *fired, uint16_t words[WEFT_TILE]);
+
+enum { WEFT_NOT_FINITE = 0x7f800000 };
+
+weft_gate weft_gate_for(weft_cpu level);
+
+uint32_t weft_gate_portable(const weft_gate_input *input, weft_fired *fired, uint16_t words[WEFT_TILE]);
+#ifdef WEFT_X86
+uint32_t weft_gate_avx2(const weft_gate_input *input, weft_fired *fired, uint16_t words[WEFT_TILE]);
+uint32_t weft_gate_avx512(const weft_gate_input *input, weft_fired *fired, uint16_t words[WEFT_TILE]);
+#endif
+
+/* The bits that remain of a value that is cut to `significant` bits; 0: all. */
+static inline uint32_t weft_gate_mask(uint32_t significant) {
+    return significant == 0 ? UINT32_MAX : UINT32_MAX << (24 - significant);
+}
+
+#endif
