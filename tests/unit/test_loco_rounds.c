@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Whole rounds between ranks that are threads of this process, against a reference that knows neither gate
+ * kernels nor payloads: consensus, weights and digest of every rank must be its bits. With an open gate the
+ * reference is DiLoCo.
+ */
+#include "loco_ranks.h"
+#include "models.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- the reference ---- */
+
+typedef struct reference {
+    const weft_loco_options *options;
+    size_t elements;
+    float *consensus;
+    float *momentum;
+    float *gradient;
+    float *residuals[LOCO_RANKS];
+} reference;
+
+static float *new_floats(size_t count) {
+    float *floats = calloc(count, sizeof *floats);
+    assert_non_null(floats);
+    return floats;
+}
+
+static void reference_open(reference *r, const weft_loco_options *options, const loco_rank *rank) {
+    *r = (reference){.options = options, .elements = rank->elements};
+    r->consensus = new_floats(r->elements);
+    r->momentum = new_floats(r->elements);
+    r->gradient = new_floats(r->elements);
+    for (uint32_t i = 0; i < options->ranks; i++) {
+        r->residuals[i] = new_floats(r->elements);
+    }
+    memcpy(r->consensus, rank->weights, r->elements * sizeof *r->consensus);
+}
+
+static void reference_close(reference *r) {
+    free(r->consensus);
+    free(r->momentum);
+    free(r->gradient);
+    for (uint32_t i = 0; i < r->options->ranks; i++) {
+        free(r->residuals[i]);
+    }
+}
+
+static float cut(float value, uint32_t significant) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    bits &= significant == 0 ? UINT32_MAX : UINT32_MAX << (24 - significant);
+    memcpy(&value, &bits, sizeof bits);
+    return value;
+}
+
+/* Adds what a rank sends to the gradient. */
+static void reference_send(reference *r, uint32_t rank, const float *local, bool included) {
+    for (size_t i = 0; i < r->elements; i++) {
+        float s = r->residuals[rank][i] + (r->consensus[i] - local[i]);
+        float next = r->consensus[i] - s;
+        uint16_t before, after;
+        weft_bf16_from_f32(&r->consensus[i], &before, 1);
+        weft_bf16_from_f32(&next, &after, 1);
+        bool fires = included && (r->options->open || before != after);
+        float sent = fires ? cut(s, r->options->significant) : 0;
+        r->gradient[i] += sent;
+        r->residuals[rank][i] = s - sent;
+    }
+}
+
+static void reference_move(reference *r, uint32_t included) {
+    float mu = r->options->momentum;
+    for (size_t i = 0; i < r->elements; i++) {
+        float gradient = r->gradient[i] / (float)included;
+        r->momentum[i] = mu * r->momentum[i] + gradient;
+        float direction = mu == 0 ? gradient : gradient + mu * r->momentum[i];
+        r->consensus[i] = r->consensus[i] - r->options->rate * direction;
+        r->gradient[i] = 0;
+    }
+}
+
+/* ---- rounds ---- */
+
+typedef struct seated_rank {
+    loco_rank rank;
+    loco_seat seat;
+    weft_loco_options options;
+    weft_loco_stats stats;
+    weft_status status;
+    pthread_t thread;
+} seated_rank;
+
+static void *run_round(void *argument) {
+    seated_rank *seated = argument;
+    weft_loco_exchange exchange = loco_board_exchange(&seated->seat);
+    seated->status = weft_loco_round(seated->rank.loco, &exchange, &seated->stats);
+    exchange.close(exchange.opaque);
+    return NULL;
+}
+
+static void open_ranks(seated_rank *ranks, const weft_loco_options *options, loco_board *board) {
+    loco_board_open(board, options->ranks);
+    for (uint32_t i = 0; i < options->ranks; i++) {
+        seated_rank *seated = &ranks[i];
+        memset(seated, 0, sizeof *seated);
+        seated->options = *options;
+        seated->options.rank = i;
+        seated->seat = (loco_seat){board, i};
+        loco_rank_open(&seated->rank, &seated->options, 1 + i % 3);
+    }
+}
+
+static void close_ranks(seated_rank *ranks, uint32_t count, loco_board *board) {
+    for (uint32_t i = 0; i < count; i++) {
+        loco_rank_close(&ranks[i].rank);
+    }
+    loco_board_close(board);
+}
+
+static void all_ranks_round(seated_rank *ranks, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        assert_int_equal(pthread_create(&ranks[i].thread, NULL, run_round, &ranks[i]), 0);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        pthread_join(ranks[i].thread, NULL);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (ranks[i].status != WEFT_OK) {
+            fail_msg("rank %u: %s", i, weft_context_error(ranks[i].rank.context));
+        }
+    }
+}
+
+static void assert_agree(const seated_rank *ranks, uint32_t count, const reference *r) {
+    weft_digest first = weft_loco_digest(ranks[0].rank.loco);
+    for (uint32_t i = 0; i < count; i++) {
+        weft_digest digest = weft_loco_digest(ranks[i].rank.loco);
+        assert_true(weft_digest_equal(&first, &digest));
+        assert_memory_equal(ranks[i].rank.weights, r->consensus, r->elements * sizeof *r->consensus);
+        double energy = 0;
+        for (size_t j = 0; j < r->elements; j++) {
+            energy += (double)r->residuals[i][j] * (double)r->residuals[i][j];
+        }
+        double found = weft_loco_residual_energy(ranks[i].rank.loco);
+        assert_true(fabs(found - energy) <= 1e-9 * energy);
+    }
+}
+
+static void run_case(uint32_t count, uint32_t significant, bool open, bool raw, float rate, float momentum,
+                     uint32_t left_out) {
+    enum { ROUNDS = 3 };
+    seated_rank ranks[LOCO_RANKS];
+    loco_board board;
+    reference r;
+    weft_loco_options options = weft_loco_defaults();
+    options.run = "rounds";
+    options.ranks = count;
+    options.significant = significant;
+    options.open = open;
+    options.raw = raw;
+    options.rate = rate;
+    options.momentum = momentum;
+    open_ranks(ranks, &options, &board);
+    reference_open(&r, &options, &ranks[0].rank);
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        board.left_out = round == 1 ? left_out : UINT32_MAX;
+        uint32_t included = count - (board.left_out < count);
+        for (uint32_t i = 0; i < count; i++) {
+            loco_rank_train(&ranks[i].rank, 100 * round + i);
+            reference_send(&r, i, ranks[i].rank.weights, i != board.left_out);
+        }
+        reference_move(&r, included);
+        all_ranks_round(ranks, count);
+        assert_agree(ranks, count, &r);
+        assert_int_equal(ranks[0].stats.included, included);
+        assert_int_equal(ranks[0].stats.elements, r.elements);
+        assert_true(open ? ranks[0].stats.fired == r.elements : ranks[0].stats.fired < r.elements / 2);
+        assert_int_equal(weft_loco_rounds(ranks[count - 1].rank.loco), round + 1);
+    }
+    reference_close(&r);
+    close_ranks(ranks, count, &board);
+}
+
+static void test_one(void **state) {
+    (void)state;
+    run_case(1, 0, false, false, 0.7f, 0.9f, UINT32_MAX);
+}
+
+/* One rank and an open gate: DiLoCo. */
+static void test_diloco(void **state) {
+    (void)state;
+    run_case(1, 0, true, false, 0.7f, 0.9f, UINT32_MAX);
+    run_case(1, 0, true, true, 0.7f, 0.9f, UINT32_MAX);
+    run_case(3, 0, true, true, 0.7f, 0.9f, UINT32_MAX);
+}
+
+static void test_agreement(void **state) {
+    (void)state;
+    for (uint32_t count = 2; count <= 4; count++) {
+        run_case(count, 0, false, false, 0.7f, 0.9f, UINT32_MAX);
+        run_case(count, 8, false, false, 0.7f, 0.9f, UINT32_MAX);
+    }
+}
+
+static void test_cut(void **state) {
+    (void)state;
+    run_case(2, 2, false, false, 0.5f, 0, UINT32_MAX);
+    run_case(2, 23, true, false, 0.5f, 0.5f, UINT32_MAX);
+}
+
+/* A round without one of the ranks: divided by those that are there, and nothing of the other is lost. */
+static void test_left_out(void **state) {
+    (void)state;
+    run_case(3, 0, false, false, 0.7f, 0.9f, 1);
+    run_case(3, 8, false, false, 0.7f, 0.9f, 2);
+    run_case(2, 0, true, true, 0.7f, 0.9f, 0);
+}
+
+/* Rate 1, no momentum, open gate: the consensus is the mean of the weights. On a grid where no operation
+ * rounds, to the bit. */
+static void test_averaging(void **state) {
+    (void)state;
+    const uint32_t counts[] = {2, 4};
+    for (size_t c = 0; c < 2; c++) {
+        uint32_t count = counts[c];
+        seated_rank ranks[LOCO_RANKS];
+        loco_board board;
+        weft_loco_options options = weft_loco_defaults();
+        options.ranks = count;
+        options.open = true;
+        options.rate = 1;
+        options.momentum = 0;
+        open_ranks(ranks, &options, &board);
+        size_t elements = ranks[0].rank.elements;
+        float *mean = new_floats(elements);
+        for (uint32_t i = 0; i < count; i++) {
+            loco_rank *rank = &ranks[i].rank;
+            weft_loco_destroy(rank->loco);
+            memset(rank->weights, 0, elements * sizeof *rank->weights);
+            assert_int_equal(weft_loco_create(rank->context, &ranks[i].options, rank->tensors, LOCO_TENSORS,
+                                              &rank->loco),
+                             WEFT_OK);
+        }
+        for (uint64_t round = 0; round < 2; round++) {
+            dice dice = {77 + round};
+            memset(mean, 0, elements * sizeof *mean);
+            for (uint32_t i = 0; i < count; i++) {
+                for (size_t j = 0; j < elements; j++) {
+                    float weight = (float)dice_below(&dice, 4096) * 0x1p-12f;
+                    ranks[i].rank.weights[j] = weight;
+                    mean[j] += weight / (float)count;
+                }
+            }
+            all_ranks_round(ranks, count);
+            assert_memory_equal(ranks[count - 1].rank.weights, mean, elements * sizeof *mean);
+        }
+        free(mean);
+        close_ranks(ranks, count, &board);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one), cmocka_unit_test(test_diloco),   cmocka_unit_test(test_agreement),
+        cmocka_unit_test(test_cut), cmocka_unit_test(test_left_out), cmocka_unit_test(test_averaging),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
