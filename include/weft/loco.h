@@ -144,14 +144,13 @@ WEFT_API WEFT_CHECKED weft_status weft_loco_inspect(weft_context *context, const
 WEFT_API WEFT_CHECKED weft_status weft_loco_save(const weft_loco *loco, const char *path,
                                                  const weft_table *extra, const char *const *labels,
                                                  bool durable);
-/* Reads it back into an object of the same run, rank, configuration and tensors; the local weights are set.
- * `extra` names the tensors of the inner optimizer, whose memory is filled (or NULL). Everything is
- * checked, a digest included, before anything changes. `label` is called for each of the labels (or NULL).
- */
-WEFT_API WEFT_CHECKED weft_status weft_loco_load(weft_loco *loco, const char *path, const weft_table *extra,
-                                                 void (*label)(void *opaque, const char *key,
-                                                               const char *value),
-                                                 void *opaque);
+/* Reads it back into an object of the same run, rank, configuration and tensors; the local weights are set,
+ * and so is the memory of `extra`, the tensors of the inner optimizer (or NULL). Everything is checked, a
+ * digest included, before anything changes. `label` is called with the value of each of `keys` (up to NULL;
+ * or NULL), which is NULL if there is no such label. */
+WEFT_API WEFT_CHECKED weft_status
+weft_loco_load(weft_loco *loco, const char *path, const weft_table *extra, const char *const *keys,
+               void (*label)(void *opaque, const char *key, const char *value), void *opaque);
 
 /* ---- the gate alone ---- */
 

@@ -58,6 +58,8 @@ typedef struct weft_block_encoder {
     uint64_t *rests; /* of gap and value, with their size in the highest byte */
     weft_value_rests value_rests;
     double scales[256]; /* 1 / ULP by exponent */
+    uint8_t *room;      /* where the bits and then the stream are written */
+    size_t room_size;
 } weft_block_encoder;
 
 void weft_block_encoder_open(weft_block_encoder *encoder, weft_context *context, uint32_t significant);

@@ -22,7 +22,8 @@ typedef struct encode_worker {
     float kept[SAMPLE_STRETCH];
 } encode_worker;
 
-typedef struct encode_job {
+/* Made for the first round and kept: its buffers have grown to what a round needs. */
+struct weft_loco_job {
     weft_loco *loco;
     weft_gate gate;
     const weft_patch_kernels *kernels;
@@ -31,7 +32,8 @@ typedef struct encode_job {
     weft_writer *frames; /* a window of them */
     size_t window;
     weft_payload_seal seal;
-} encode_job;
+};
+typedef struct weft_loco_job encode_job;
 
 static weft_gate_input input_of(const weft_loco *loco, const weft_loco_stretch *stretch,
                                 uint64_t block_start) {
@@ -157,7 +159,10 @@ static weft_status append_block(void *argument, size_t index, unsigned worker) {
         (weft_loco_block_end(job->loco, index) - (uint64_t)index * WEFT_PAYLOAD_BLOCK) * sizeof(float));
 }
 
-static void close_job(encode_job *job) {
+void weft_loco_job_destroy(weft_loco_job *job) {
+    if (job == NULL) {
+        return;
+    }
     weft_context *context = job->loco->context;
     for (unsigned i = 0; job->workers != NULL && i < job->worker_count; i++) {
         weft_block_encoder_close(&job->workers[i].encoder);
@@ -168,17 +173,20 @@ static void close_job(encode_job *job) {
     weft_writer_close(&job->seal.checksums);
     weft_release(context, job->frames);
     weft_release(context, job->workers);
+    weft_release(context, job);
 }
 
-static weft_status open_job(weft_loco *loco, encode_job *job) {
+static weft_status make_job(weft_loco *loco) {
     weft_context *context = loco->context;
-    *job = (encode_job){
-        .loco = loco,
-        .gate = weft_gate_for(weft_cpu_level()),
-        .kernels = weft_patch_kernels_for(weft_cpu_level()),
-        .worker_count = weft_context_threads(context),
-        .window = weft_parallel_window(context),
-    };
+    encode_job *job = weft_allocate_zeroed(context, 1, sizeof *job);
+    if (job == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    job->loco = loco;
+    job->gate = weft_gate_for(weft_cpu_level());
+    job->kernels = weft_patch_kernels_for(weft_cpu_level());
+    job->worker_count = weft_context_threads(context);
+    job->window = weft_parallel_window(context);
     weft_writer_open(&job->seal.checksums, context);
     job->workers = weft_allocate_array(context, job->worker_count, sizeof *job->workers);
     job->frames = weft_allocate_array(context, job->window, sizeof *job->frames);
@@ -188,7 +196,12 @@ static weft_status open_job(weft_loco *loco, encode_job *job) {
     for (size_t i = 0; job->frames != NULL && i < job->window; i++) {
         weft_writer_open(&job->frames[i], context);
     }
-    return job->workers == NULL || job->frames == NULL ? WEFT_NO_MEMORY : WEFT_OK;
+    if (job->workers == NULL || job->frames == NULL) {
+        weft_loco_job_destroy(job);
+        return WEFT_NO_MEMORY;
+    }
+    loco->job = job;
+    return WEFT_OK;
 }
 
 static weft_loco_info info_of(const weft_loco *loco) {
@@ -231,14 +244,12 @@ weft_status weft_loco_encode(weft_loco *loco, weft_loco_payload *payload_out) {
         return status;
     }
     if (!loco->pending) {
-        encode_job job;
-        status = open_job(loco, &job);
+        status = loco->job == NULL ? make_job(loco) : WEFT_OK;
         if (status == WEFT_OK) {
-            status = run_job(&job);
+            status = run_job(loco->job);
             loco->broken = status != WEFT_OK;
-            loco->fired = job.seal.fired;
+            loco->fired = loco->job->seal.fired;
         }
-        close_job(&job);
     }
     if (status == WEFT_OK) {
         loco->pending = true;

@@ -157,6 +157,7 @@ void weft_loco_destroy(weft_loco *loco) {
         return;
     }
     weft_context *context = loco->context;
+    weft_loco_job_destroy(loco->job);
     weft_writer_close(&loco->payload);
     weft_view_destroy(loco->view);
     weft_table_destroy(loco->table);

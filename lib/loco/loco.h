@@ -18,6 +18,10 @@ typedef struct weft_loco_place {
     uint64_t start; /* of the flat arrays */
 } weft_loco_place;
 
+/* What encoding needs beside the state: encode.c. */
+typedef struct weft_loco_job weft_loco_job;
+void weft_loco_job_destroy(weft_loco_job *job);
+
 struct weft_loco {
     weft_context *context;
     weft_loco_options options;
@@ -35,8 +39,9 @@ struct weft_loco {
     uint64_t rounds;
     weft_writer payload; /* of the round under way */
     uint64_t fired;
-    bool pending; /* there is one */
-    bool broken;  /* a failure has left the state between two rounds */
+    weft_loco_job *job; /* NULL before the first round */
+    bool pending;       /* there is one */
+    bool broken;        /* a failure has left the state between two rounds */
 };
 
 /* A stretch of the flat arrays that lies in one tensor. */

@@ -38,6 +38,7 @@ void weft_payload_begin(const weft_loco_info *info, uint32_t block_elements, wef
                         weft_payload_seal *seal) {
     size_t run = strlen(info->run);
     writer->size = 0;
+    seal->checksums.size = 0;
     weft_writer_bytes(writer, magic, sizeof magic);
     weft_writer_u16(writer, WEFT_PAYLOAD_VERSION);
     weft_writer_u8(writer, (uint8_t)((info->open ? FLAG_OPEN : 0) | (info->raw ? FLAG_RAW : 0)));
