@@ -5,11 +5,10 @@
  *
  * Nothing here may be reordered or fused: ranks with other processors must come to the same bits.
  */
+#include "../base/clock.h"
 #include "../base/context.h"
 #include "../base/pool.h"
 #include "values.h"
-
-#include <time.h>
 
 typedef struct aggregate_job {
     weft_loco *loco;
@@ -155,17 +154,11 @@ static weft_status check_call(const weft_loco *loco, const weft_loco_payload *pa
     return WEFT_OK;
 }
 
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 weft_status weft_loco_aggregate(weft_loco *loco, const weft_loco_payload *payloads, size_t count,
                                 weft_loco_stats *stats) {
     aggregate_job job = {.loco = loco};
     weft_loco_stats result = {.elements = loco->elements, .fired = loco->fired, .sent = loco->payload.size};
-    double begun = now();
+    double begun = weft_clock_now();
     weft_context_clear(loco->context);
     weft_status status = check_call(loco, payloads, count);
     if (status == WEFT_OK) {
@@ -174,7 +167,7 @@ weft_status weft_loco_aggregate(weft_loco *loco, const weft_loco_payload *payloa
     if (status != WEFT_OK) {
         return status;
     }
-    result.decoding = now() - begun;
+    result.decoding = weft_clock_now() - begun;
     job.sums = weft_allocate_array(loco->context, weft_context_threads(loco->context),
                                    WEFT_PAYLOAD_BLOCK * sizeof *job.sums);
     status = job.sums == NULL ? WEFT_NO_MEMORY : WEFT_OK;
@@ -184,7 +177,7 @@ weft_status weft_loco_aggregate(weft_loco *loco, const weft_loco_payload *payloa
     if (status == WEFT_OK) {
         result.included = (uint32_t)job.values.count;
         status = move_consensus(&job);
-        result.moving = now() - begun - result.decoding;
+        result.moving = weft_clock_now() - begun - result.decoding;
     }
     weft_release(loco->context, job.sums);
     weft_loco_values_close(&job.values);
