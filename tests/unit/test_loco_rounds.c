@@ -205,8 +205,8 @@ static void test_agreement(void **state) {
     (void)state;
     for (uint32_t count = 2; count <= 4; count++) {
         run_case(count, 0, false, false, 0.7f, 0.9f, UINT32_MAX);
-        run_case(count, 8, false, false, 0.7f, 0.9f, UINT32_MAX);
     }
+    run_case(4, 8, false, false, 0.7f, 0.9f, UINT32_MAX);
 }
 
 static void test_cut(void **state) {
