@@ -250,6 +250,7 @@ int remote_open(weft_remote *remote, const char *url) {
         .ca_file = remote->ca_file,
         .stall_seconds = remote->stall_seconds,
         .attempts = remote->attempts,
+        .transfers = remote->transfers,
         .volatile_writes = remote->volatile_writes,
     };
     weft_status status = weft_store_open(command->context, url, &options, &remote->store);

@@ -25,6 +25,7 @@ typedef struct weft_remote {
     const char *trust_file;
     double stall_seconds;
     unsigned attempts;
+    unsigned transfers;   /* at once; 0: as many as a store makes by itself */
     bool volatile_writes; /* what is written need not outlast a power cut */
     char *token;
     weft_store *store;

@@ -105,15 +105,29 @@ static weft_status find_head(serve_server *server, weft_context *context, uint64
 
 /* ---- what is told of it ---- */
 
+/* Texts may have been cut within a character, or be none; JSON takes only whole ones. */
+static json_t *make_text(const char *text) {
+    json_t *json = json_string(text);
+    if (json != NULL) {
+        return json;
+    }
+    char plain[WEFT_RELAY_TEXT];
+    snprintf(plain, sizeof plain, "%s", text);
+    for (char *c = plain; *c != '\0'; c++) {
+        *c = (unsigned char)*c < 0x80 ? *c : '?';
+    }
+    return json_string(plain);
+}
+
 static void add_status(serve_server *server, json_t *json) {
     weft_relay_stats stats = weft_relay_describe(server->relay);
     json_t *relay = json_object();
-    json_object_set_new(relay, "upstream", json_string(weft_store_url(server->store)));
+    json_object_set_new(relay, "upstream", make_text(weft_store_url(server->store)));
     json_object_set_new(relay, "reached", json_boolean(stats.reached));
     json_object_set_new(relay, "state_seconds", json_real(stats.state_seconds));
     json_object_set_new(relay, "head_seconds",
                         stats.head_seconds >= 0 ? json_real(stats.head_seconds) : json_null());
-    json_object_set_new(relay, "error", stats.error[0] != '\0' ? json_string(stats.error) : json_null());
+    json_object_set_new(relay, "error", stats.error[0] != '\0' ? make_text(stats.error) : json_null());
     json_object_set_new(relay, "upstream_requests", json_count(stats.upstream_requests));
     json_object_set_new(relay, "upstream_bytes", json_count(stats.upstream_bytes));
     json_object_set_new(relay, "fetches", json_count(stats.fetches));

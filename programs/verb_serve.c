@@ -331,6 +331,7 @@ static void tell_news(void *opaque) {
 
 static int open_relay(serve_arguments *arguments, serve_server *server) {
     weft_command *command = &arguments->command;
+    arguments->remote.transfers = WEFT_RELAY_TRANSFERS;
     int code = remote_open(&arguments->remote, arguments->directory);
     if (code != EXIT_DONE) {
         return code;

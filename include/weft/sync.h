@@ -430,6 +430,10 @@ typedef struct weft_relay_options {
     void *opaque;
 } weft_relay_options;
 
+/* What a relay has under way at once, objects, heads and reports: open its store for so many, so that none
+ * waits for another. */
+enum { WEFT_RELAY_TRANSFERS = 24 };
+
 typedef struct weft_relay weft_relay;
 
 /* The directory is made if it does not exist, and locked: WEFT_BUSY if another relay has it. Files are

@@ -36,6 +36,12 @@ static weft_status check_run(const weft_follow *follow, const weft_sync_head *he
     if (follow->mark.run[0] == '\0' || strcmp(follow->mark.run, head->run) == 0) {
         return WEFT_OK;
     }
+    if (follow->lenient) {
+        return weft_fail(follow->context, WEFT_INVALID_ARGUMENT,
+                         "%s holds run %s, but this relay's cache is of run %s; start the relay with "
+                         "another directory for its cache",
+                         weft_store_url(follow->store), head->run, follow->mark.run);
+    }
     return weft_fail(follow->context, WEFT_INVALID_ARGUMENT,
                      "%s holds run %s, but this replica follows run %s; choose another place for it%s%s%s",
                      weft_store_url(follow->store), head->run, follow->mark.run,

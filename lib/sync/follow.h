@@ -15,7 +15,8 @@ typedef struct weft_follow {
     char *mark_path; /* NULL: the watermark is not kept */
     bool durable;
     bool keeping; /* the watermark is written; before that the replica is not ours */
-    bool lenient; /* a watermark that cannot be written is kept in memory, and heads are taken all the same
+    bool lenient; /* a relay: a watermark that cannot be written is kept in memory, and heads are taken all
+                   * the same
                    */
     weft_status unwritten; /* why the watermark in the file is an older one; WEFT_OK: it is not */
     weft_watermark mark;

@@ -40,10 +40,8 @@ static void take_head(weft_relay *relay, const weft_sync_head *head, const uint8
     if (strcmp(relay->catalog.run, head->run) != 0) {
         memcpy(relay->catalog.run, head->run, sizeof relay->catalog.run);
     }
-    if (weft_relay_catalog_prune(&relay->catalog)) {
-        relay->walked = 0;
-        relay->walk.active = false;
-    }
+    weft_relay_catalog_prune(&relay->catalog);
+    relay->error[0] = '\0';
     if (!head->started) {
         return;
     }
@@ -119,6 +117,7 @@ static void note_state(weft_relay *relay, weft_status status) {
     if (reached != relay->reached) {
         relay->reached = reached;
         relay->state_since = now;
+        relay->error[0] = '\0';
     }
     relay->mark_lost = relay->follow.unwritten == WEFT_NO_SPACE;
     relay->looked = true;
@@ -153,14 +152,19 @@ static weft_status await_news(weft_relay *relay) {
         return WEFT_OK;
     }
     /* who waits on a server that was led astray is told the same again and again; the store is not */
-    if (is_refusal(status)) {
-        note_state(relay, status);
-    }
-    if (status == WEFT_MORE || status == WEFT_UNSUPPORTED || is_refusal(status)) {
+    bool refused = is_refusal(status);
+    if (status == WEFT_MORE || status == WEFT_UNSUPPORTED || refused) {
         double rest = relay->options.poll_seconds - (weft_clock_now() - start);
         status = rest > 0 ? weft_clock_sleep(relay->watcher_context, rest) : WEFT_OK;
     }
-    return status >= 0 ? look(relay) : status;
+    status = status >= 0 ? look(relay) : status;
+    /* what the look has refused is counted with it */
+    if (refused && !is_refusal(status)) {
+        pthread_mutex_lock(&relay->mutex);
+        relay->stats.refused_heads++;
+        pthread_mutex_unlock(&relay->mutex);
+    }
+    return status;
 }
 
 static void *watcher_main(void *argument) {
@@ -263,6 +267,12 @@ static weft_status open_follow(weft_relay *relay) {
     weft_status status = weft_follow_open(&relay->follow, relay->watcher_context, relay->upstream,
                                           relay->options.trusted, path, false);
     relay->follow.lenient = true;
+    if (status == WEFT_MALFORMED || status == WEFT_WRONG_VERSION) {
+        return weft_fail(relay->watcher_context, status,
+                         "%s cannot be understood: what this relay has seen is lost; remove the file to "
+                         "trust the store afresh, or give --cache another directory",
+                         path);
+    }
     return status == WEFT_OK ? weft_follow_keep(&relay->follow) : status;
 }
 

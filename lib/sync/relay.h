@@ -50,6 +50,7 @@ struct weft_relay_reader {
     weft_reader_state state;
     uint64_t epoch;      /* of a head's key; else 0 */
     uint64_t generation; /* of the heads that were known when it came */
+    uint64_t walk;       /* the number of the last walk that had begun by then */
     weft_relay_object object;
     uint8_t *memory;
     weft_flight *flight;
@@ -134,8 +135,11 @@ void weft_lookup_dismiss(weft_relay *relay);
 
 typedef struct weft_relay_walk {
     bool active;
+    uint64_t number;
     uint64_t generation; /* of the head that it began with */
+    uint64_t prunes;     /* of the catalog, when it began */
     weft_blob cursor;
+    uint64_t below; /* the page at the cursor ends below this version, or the walk would never end */
 } weft_relay_walk;
 
 typedef struct weft_relay_loader {
@@ -176,7 +180,8 @@ struct weft_relay {
     weft_old_head old_heads[WEFT_RELAY_OLD_HEADS];
     weft_relay_reader *lookups;
     weft_relay_walk walk;
-    uint64_t walked; /* the generation whose history is known as far back as it is kept */
+    uint64_t walked;        /* the generation whose history is known as far back as it is kept, */
+    uint64_t walked_prunes; /* unless the catalog has forgotten something since */
 
     weft_flight *flights;
     uint64_t held_bytes;

@@ -246,12 +246,46 @@ void weft_relay_cache_return(weft_relay_cache *cache, uint64_t bytes) {
     cache->used -= bytes;
 }
 
+/* Unlike the names of drafts, these have no '@'. */
+static void gone_path(const weft_relay_cache *cache, uint64_t number, char path[PATH_MAX]) {
+    snprintf(path, PATH_MAX, "%s/" DRAFTS "/gone-%llu", cache->root, (unsigned long long)number);
+}
+
+static void take_away(weft_relay_cache *cache, const char *path) {
+    char gone[PATH_MAX];
+    gone_path(cache, cache->gone, gone);
+    if (rename(path, gone) == 0) {
+        cache->gone++;
+    }
+}
+
+void weft_relay_cache_discard(weft_relay_cache *cache, const char *key) {
+    char path[PATH_MAX];
+    weft_relay_cache_draft(cache, key, path);
+    take_away(cache, path);
+}
+
+bool weft_relay_cache_take_gone(weft_relay_cache *cache, uint64_t *first, uint64_t *end) {
+    *first = cache->swept;
+    *end = cache->gone;
+    cache->swept = cache->gone;
+    return *first < *end;
+}
+
+void weft_relay_cache_sweep(const weft_relay_cache *cache, uint64_t first, uint64_t end) {
+    for (; first < end; first++) {
+        char path[PATH_MAX];
+        gone_path(cache, first, path);
+        (void)remove(path);
+    }
+}
+
 /* Who is being sent a file keeps it open, and does not notice that its name is gone. */
 bool weft_relay_cache_shrink(weft_relay_cache *cache, uint64_t bytes) {
     while (cache->oldest != NULL && cache->used + bytes > cache->limit) {
         char path[PATH_MAX];
         weft_relay_cache_path(cache, cache->oldest->node.key, path);
-        (void)unlink(path);
+        take_away(cache, path);
         weft_relay_cache_forget(cache, cache->oldest->node.key);
         cache->evictions++;
     }
@@ -431,6 +465,14 @@ static weft_status lock_directory(weft_relay_cache *cache, const char *store) {
                : weft_fail_errno(cache->context, error, "cannot make a directory in %s", cache->root);
 }
 
+static void sweep_all(weft_relay_cache *cache) {
+    uint64_t first;
+    uint64_t end;
+    if (weft_relay_cache_take_gone(cache, &first, &end)) {
+        weft_relay_cache_sweep(cache, first, end);
+    }
+}
+
 static weft_status open_cache(weft_relay_cache *cache, const char *store) {
     weft_status status = lock_directory(cache, store);
     if (status == WEFT_OK) {
@@ -443,6 +485,7 @@ static weft_status open_cache(weft_relay_cache *cache, const char *store) {
     status = read_directory(cache);
     if (status == WEFT_OK) {
         (void)weft_relay_cache_shrink(cache, 0);
+        sweep_all(cache);
         cache->evictions = 0;
     }
     return status;
@@ -476,6 +519,7 @@ static bool release_entry(void *opaque, weft_relay_node *node) {
 }
 
 void weft_relay_cache_close(weft_relay_cache *cache) {
+    sweep_all(cache);
     if (cache->entries.slots != NULL) {
         weft_relay_map_filter(&cache->entries, release_entry, cache->context);
         weft_relay_map_close(&cache->entries);

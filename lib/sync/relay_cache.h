@@ -31,6 +31,7 @@ typedef struct weft_relay_cache {
     uint64_t limit;
     uint64_t used; /* bytes of entries and drafts */
     uint64_t evictions;
+    uint64_t gone, swept; /* files that were moved away to be removed, and how many of them were */
 } weft_relay_cache;
 
 /* Makes and locks the directory, and reads what is there. Drafts of earlier processes are removed. Since
@@ -67,8 +68,15 @@ void weft_relay_cache_forget(weft_relay_cache *cache, const char *key);
 /* Bytes of a draft. */
 void weft_relay_cache_reserve(weft_relay_cache *cache, uint64_t bytes);
 void weft_relay_cache_return(weft_relay_cache *cache, uint64_t bytes);
-/* Removes what was used least recently until there is room for so many bytes more. False if there is not.
- */
+/* Takes away what was used least recently until there is room for so many bytes more. False if there is
+ * not. Removing a large file takes time: here and in weft_relay_cache_discard it only loses its name, and
+ * goes with the next sweep. */
 bool weft_relay_cache_shrink(weft_relay_cache *cache, uint64_t bytes);
+/* Takes the draft of an object away. */
+void weft_relay_cache_discard(weft_relay_cache *cache, const char *key);
+/* Files that wait to be removed: `*first` up to, and without, `*end`. False if there are none. They are the
+ * caller's then, who removes them without the lock. */
+bool weft_relay_cache_take_gone(weft_relay_cache *cache, uint64_t *first, uint64_t *end);
+void weft_relay_cache_sweep(const weft_relay_cache *cache, uint64_t first, uint64_t end);
 
 #endif

@@ -12,7 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ITEMS_MOST = 1 << 17 };
+/* Objects that are known at most, with one page's more, and how many are left when some must go. */
+enum { ITEMS_MOST = 1 << 17, ITEMS_LEFT = ITEMS_MOST / 8 * 7 };
 
 weft_status weft_relay_catalog_open(weft_relay_catalog *catalog, weft_context *context,
                                     pthread_mutex_t *mutex) {
@@ -28,13 +29,77 @@ static void release_item(weft_context *context, weft_relay_item *item) {
     weft_release(context, item);
 }
 
+static void link_newest(weft_relay_catalog *catalog, weft_relay_item *item) {
+    item->newer = NULL;
+    item->older = catalog->newest;
+    if (catalog->newest != NULL) {
+        catalog->newest->newer = item;
+    } else {
+        catalog->oldest = item;
+    }
+    catalog->newest = item;
+}
+
+static void unlink_item(weft_relay_catalog *catalog, weft_relay_item *item) {
+    if (item->older != NULL) {
+        item->older->newer = item->newer;
+    } else {
+        catalog->oldest = item->newer;
+    }
+    if (item->newer != NULL) {
+        item->newer->older = item->older;
+    } else {
+        catalog->newest = item->older;
+    }
+}
+
+static void touch(weft_relay_catalog *catalog, weft_relay_item *item) {
+    if (item != catalog->newest) {
+        unlink_item(catalog, item);
+        link_newest(catalog, item);
+    }
+}
+
+static void forget(weft_relay_catalog *catalog, weft_relay_item *item) {
+    unlink_item(catalog, item);
+    weft_relay_map_remove(&catalog->items, &item->node);
+    release_item(catalog->context, item);
+}
+
+void weft_relay_catalog_prune(weft_relay_catalog *catalog) {
+    if (catalog->items.count <= ITEMS_MOST) {
+        return;
+    }
+    catalog->prunes++;
+    for (weft_relay_item *item = catalog->oldest, *newer; item != NULL && catalog->items.count > ITEMS_LEFT;
+         item = newer) {
+        newer = item->newer;
+        if (item->flight == NULL && !item->proven) {
+            forget(catalog, item);
+        }
+    }
+}
+
 static weft_relay_item *find(const weft_relay_catalog *catalog, const char *key) {
     return (weft_relay_item *)weft_relay_map_find(&catalog->items, key);
 }
 
-weft_relay_item *weft_relay_catalog_find(const weft_relay_catalog *catalog, const char *key) {
+/* An object whose hashes are in a list that was forgotten is to be learned of again, with its list. */
+static bool is_whole(const weft_relay_catalog *catalog, const weft_relay_item *item) {
+    return item->count > 0 && (item->hashes != NULL || find(catalog, item->list) != NULL);
+}
+
+weft_relay_item *weft_relay_catalog_find(weft_relay_catalog *catalog, const char *key) {
     weft_relay_item *item = find(catalog, key);
-    return item != NULL && item->count > 0 ? item : NULL;
+    if (item == NULL || !is_whole(catalog, item)) {
+        return NULL;
+    }
+    touch(catalog, item);
+    return item;
+}
+
+bool weft_relay_catalog_taught(const weft_relay_catalog *catalog, const weft_relay_item *item) {
+    return item->taught && item->prunes == catalog->prunes;
 }
 
 /* The item of a key, which is now what `tag` and `bytes` say: the one that is there, or a new one, which is
@@ -49,11 +114,11 @@ static weft_relay_item *enter(weft_relay_catalog *catalog, const char *key, uint
     weft_hex_format(tag->bytes, sizeof tag->bytes, text);
     weft_relay_item *item = find(catalog, key);
     if (item != NULL && (item->flight != NULL || (item->bytes == bytes && strcmp(item->tag, text) == 0))) {
+        touch(catalog, item);
         return item;
     }
     if (item != NULL) {
-        weft_relay_map_remove(&catalog->items, &item->node);
-        release_item(catalog->context, item);
+        forget(catalog, item);
     }
     item = weft_allocate_zeroed(catalog->context, 1, sizeof *item);
     if (item == NULL) {
@@ -63,6 +128,7 @@ static weft_relay_item *enter(weft_relay_catalog *catalog, const char *key, uint
     memcpy(item->tag, text, sizeof text);
     item->bytes = bytes;
     weft_relay_map_add(&catalog->items, &item->node);
+    link_newest(catalog, item);
     return item;
 }
 
@@ -124,6 +190,7 @@ static weft_status teach_pieces(weft_relay_catalog *catalog, weft_context *conte
     weft_pieces_open(&pieces, context);
     weft_status status = weft_pieces_parse(&pieces, item->node.key, data, size);
     pthread_mutex_lock(catalog->mutex);
+    weft_relay_catalog_prune(catalog);
     for (size_t i = 0; i < pieces.count && status == WEFT_OK; i++) {
         (void)weft_relay_catalog_object(catalog, &pieces.items[i]);
     }
@@ -155,16 +222,17 @@ weft_relay_item *weft_relay_catalog_object(weft_relay_catalog *catalog, const we
         return NULL;
     }
     weft_relay_item *item = enter(catalog, object->key, object->bytes, &tag);
+    if (item != NULL && list != NULL && item->hashes == NULL &&
+        (item->count == 0 || strcmp(item->list, object->list.key) == 0)) {
+        list->taught = false;
+        snprintf(list->owner, sizeof list->owner, "%s", object->key);
+        snprintf(item->list, sizeof item->list, "%s", object->list.key);
+    }
     if (item == NULL || item->count > 0) {
         return item;
     }
     if (list == NULL && !set_hashes(catalog, item, (size_t)count, object->chunks)) {
         return NULL;
-    }
-    if (list != NULL) {
-        list->taught = false;
-        snprintf(list->owner, sizeof list->owner, "%s", object->key);
-        snprintf(item->list, sizeof item->list, "%s", object->list.key);
     }
     item->chunk_bytes = object->chunk_bytes;
     item->count = (size_t)count;
@@ -184,6 +252,7 @@ static weft_status check_run(const weft_relay_catalog *catalog, weft_context *co
 }
 
 static void take_node(weft_relay_catalog *catalog, const weft_leap_node *node) {
+    weft_relay_catalog_prune(catalog);
     if (node->patched) {
         (void)weft_relay_catalog_object(catalog, &node->patch);
     }
@@ -229,6 +298,8 @@ weft_relay_item *weft_relay_catalog_record(weft_relay_catalog *catalog, const we
 static weft_status keep_link(weft_relay_catalog *catalog, weft_context *context, weft_relay_item *item,
                              const weft_page *page) {
     item->first = page->records[0].version;
+    item->last = page->records[page->record_count - 1].version;
+    item->prunes = catalog->prunes;
     if (!page->linked) {
         return WEFT_OK;
     }
@@ -249,6 +320,7 @@ static weft_status take_page(weft_relay_catalog *catalog, weft_context *context,
     if (status != WEFT_OK) {
         return status;
     }
+    weft_relay_catalog_prune(catalog);
     add_leaps(catalog, &page->leaps);
     for (size_t i = 0; i < page->record_count; i++) {
         (void)weft_relay_catalog_record(catalog, &page->records[i]);
@@ -281,23 +353,6 @@ weft_relay_item *weft_relay_catalog_page(weft_relay_catalog *catalog, const weft
 }
 
 /* ---- the end ---- */
-
-static bool drop_unused(void *opaque, weft_relay_node *node) {
-    weft_relay_item *item = (weft_relay_item *)node;
-    if (item->flight != NULL) {
-        return false;
-    }
-    release_item(opaque, item);
-    return true;
-}
-
-bool weft_relay_catalog_prune(weft_relay_catalog *catalog) {
-    if (catalog->items.count <= ITEMS_MOST) {
-        return false;
-    }
-    weft_relay_map_filter(&catalog->items, drop_unused, catalog->context);
-    return true;
-}
 
 static bool drop_item(void *opaque, weft_relay_node *node) {
     release_item(opaque, (weft_relay_item *)node);

@@ -45,19 +45,24 @@ struct weft_relay_item {
     char owner[WEFT_KEY_SIZE]; /* of a list: the object whose hashes it holds; else "" */
     char tag[2 * WEFT_HASH_BYTES + 1];
     weft_relay_teach teach; /* or NULL */
-    bool taught;
+    bool taught;            /* when the catalog had forgotten things so often: */
+    uint64_t prunes;
     bool hopeless;       /* verified, and makes no sense all the same */
     uint64_t first;      /* of a page that has taught: its first version, */
+    uint64_t last;       /* its last one, */
     weft_blob *previous; /* and the page before it, or NULL */
     bool proven;         /* the file in the cache was verified, and was then what `print` says */
     weft_relay_print print;
-    weft_flight *flight; /* or NULL */
+    weft_flight *flight;            /* or NULL */
+    weft_relay_item *older, *newer; /* in the order of use */
 };
 
 struct weft_relay_catalog {
     weft_context *context;
     pthread_mutex_t *mutex;
     weft_relay_map items;
+    weft_relay_item *oldest, *newest;
+    uint64_t prunes; /* how often it had to forget */
     char run[WEFT_RUN_TEXT];
 };
 
@@ -65,8 +70,10 @@ weft_status weft_relay_catalog_open(weft_relay_catalog *catalog, weft_context *c
                                     pthread_mutex_t *mutex);
 void weft_relay_catalog_close(weft_relay_catalog *catalog);
 
-/* NULL if it is not known. */
-weft_relay_item *weft_relay_catalog_find(const weft_relay_catalog *catalog, const char *key);
+/* NULL if it is not known. It counts as used. */
+weft_relay_item *weft_relay_catalog_find(weft_relay_catalog *catalog, const char *key);
+/* An object has told of others, and none of them was forgotten since. */
+bool weft_relay_catalog_taught(const weft_relay_catalog *catalog, const weft_relay_item *item);
 /* These make an object known, and return it; NULL if there is no memory for it, or it is beyond all
  * limits. */
 weft_relay_item *weft_relay_catalog_blob(weft_relay_catalog *catalog, const weft_blob *blob,
@@ -77,7 +84,9 @@ weft_relay_item *weft_relay_catalog_object(weft_relay_catalog *catalog, const we
 weft_relay_item *weft_relay_catalog_record(weft_relay_catalog *catalog, const weft_record *record);
 /* A page of the history. */
 weft_relay_item *weft_relay_catalog_page(weft_relay_catalog *catalog, const weft_blob *blob);
-/* Forgets what is not under way, if there is too much of it: it can be learned again. True if it did. */
-bool weft_relay_catalog_prune(weft_relay_catalog *catalog);
+/* Forgets what was used least recently, if there is too much: it can be learned again. What is under way
+ * stays, and so do objects whose files were verified. Before something is learned, so that it is there
+ * afterwards. */
+void weft_relay_catalog_prune(weft_relay_catalog *catalog);
 
 #endif

@@ -53,6 +53,7 @@ typedef struct job {
     size_t segment;
     bool prepare;
     weft_old_head *head; /* or NULL */
+    uint64_t gone, end;  /* files to remove; equal: none */
 } job;
 
 static size_t chunk_size(const weft_flight *flight, size_t index) {
@@ -137,10 +138,8 @@ static void take_off_list(weft_relay *relay, weft_flight *flight) {
 
 /* Nobody reads it, and nobody loads it. */
 static void drop_flight(weft_relay *relay, weft_flight *flight) {
-    char path[PATH_MAX];
-    weft_relay_cache_draft(&relay->cache, flight->item->node.key, path);
+    weft_relay_cache_discard(&relay->cache, flight->item->node.key);
     take_off_list(relay, flight);
-    (void)unlink(path);
     free_flight(relay, flight);
 }
 
@@ -236,6 +235,7 @@ void weft_flight_leave(weft_relay *relay, weft_flight *flight) {
     flight->readers--;
     if (flight->item != NULL) {
         trim(relay);
+        pthread_cond_signal(&relay->work);
     } else if (flight->readers == 0 && flight->loaders == 0) {
         free_flight(relay, flight);
     }
@@ -649,7 +649,12 @@ static bool choose_prepare(weft_relay *relay, job *job) {
 }
 
 static bool choose(weft_relay *relay, job *job) {
-    *job = (struct job){.head = weft_lookup_choose(relay)};
+    *job = (struct job){0};
+    /* first, or a relay that is always busy would need more room than it was given */
+    if (weft_relay_cache_take_gone(&relay->cache, &job->gone, &job->end)) {
+        return true;
+    }
+    job->head = weft_lookup_choose(relay);
     if (job->head != NULL || choose_prepare(relay, job)) {
         return true;
     }
@@ -706,7 +711,7 @@ static void run_load(weft_relay *relay, weft_context *context, weft_flight *flig
 }
 
 static bool is_more(const weft_relay *relay, const job *job) {
-    return job->head != NULL || is_bulk(job->flight) || relay->flights->next != NULL;
+    return job->flight == NULL || is_bulk(job->flight) || relay->flights->next != NULL;
 }
 
 /* Work that appears wakes one thread; who finds some wakes the next one if there may be more; and who has
@@ -726,6 +731,10 @@ static void *loader_main(void *argument) {
         } else if (job.head != NULL) {
             pthread_mutex_unlock(&relay->mutex);
             weft_lookup_fetch(relay, loader->context, job.head);
+            pthread_mutex_lock(&relay->mutex);
+        } else if (job.flight == NULL) {
+            pthread_mutex_unlock(&relay->mutex);
+            weft_relay_cache_sweep(&relay->cache, job.gone, job.end);
             pthread_mutex_lock(&relay->mutex);
         } else if (job.prepare) {
             run_prepare(relay, job.flight);

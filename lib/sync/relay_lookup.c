@@ -97,8 +97,12 @@ static bool is_fresh(const weft_old_head *head) {
 static void answer_old_head(weft_relay_reader *reader) {
     weft_relay *relay = reader->relay;
     weft_old_head *head = find_place(relay, reader->epoch);
-    if (head == NULL || relay->over) {
-        weft_reader_fail(reader, &(weft_relay_failure){WEFT_REMOTE_FAILED, "too many heads are asked for"});
+    if (relay->over) {
+        weft_reader_fail(reader, &(weft_relay_failure){WEFT_CANCELLED, "the relay is ending"});
+    } else if (head == NULL) {
+        weft_reader_fail(reader, &(weft_relay_failure){WEFT_REMOTE_FAILED,
+                                                       "too many heads of earlier epochs are asked for at "
+                                                       "once; ask again"});
     } else if (is_fresh(head) && head->failure.status == WEFT_OK) {
         answer_memory(reader, head->data, head->size);
     } else if (is_fresh(head)) {
@@ -206,14 +210,21 @@ void weft_lookup_fetch(weft_relay *relay, weft_context *context, weft_old_head *
 
 /* ---- the walk ---- */
 
-/* Resumes those whose keys are known now, and with `failure` all that were there when the walk began. True
- * if somebody still waits for the walk. */
+/* The walk has passed what a reader that came in the middle of it asks for, and if objects had to be
+ * forgotten meanwhile, that may have been among them: it needs a walk of its own. */
+static bool has_seen_all(const weft_relay *relay, const weft_relay_reader *reader) {
+    return reader->generation <= relay->walk.generation &&
+           (reader->walk < relay->walk.number || relay->walk.prunes == relay->catalog.prunes);
+}
+
+/* Resumes those whose keys are known now, and with `failure` all that the walk was for. True if somebody
+ * still waits for a walk. */
 static bool answer_lookups(weft_relay *relay, const weft_relay_failure *failure) {
     bool waiting = false;
     for (weft_relay_reader **link = &relay->lookups; *link != NULL;) {
         weft_relay_reader *reader = *link;
         bool known = reader->epoch == 0 && weft_relay_catalog_find(&relay->catalog, reader->key) != NULL;
-        bool over = reader->epoch == 0 && failure != NULL && reader->generation <= relay->walk.generation;
+        bool over = reader->epoch == 0 && failure != NULL && has_seen_all(relay, reader);
         if (over && !known) {
             weft_reader_fail(reader, failure);
         }
@@ -235,8 +246,11 @@ static bool end_walk(weft_relay *relay, const weft_relay_failure *failure) {
 
 static void begin_walk(weft_relay *relay) {
     relay->walk.active = true;
+    relay->walk.number++;
     relay->walk.generation = relay->generation;
+    relay->walk.prunes = relay->catalog.prunes;
     relay->walk.cursor = relay->page;
+    relay->walk.below = UINT64_MAX;
 }
 
 /* One page. True if there is more to do at once. */
@@ -250,21 +264,29 @@ static bool step_walk(weft_relay *relay) {
         failure = (weft_relay_failure){WEFT_MALFORMED, "the history has a page that makes no sense"};
         return end_walk(relay, &failure);
     }
-    if (!page->taught) {
+    if (!weft_relay_catalog_taught(&relay->catalog, page)) {
         const weft_flight *flight = weft_flight_want(relay, page);
         if (flight == NULL || flight->failure.status != WEFT_OK || flight->done) {
             return end_walk(relay, flight != NULL && !flight->done ? &flight->failure : &failure);
         }
         return false;
     }
+    if (page->last >= relay->walk.below) {
+        failure = (weft_relay_failure){WEFT_MALFORMED, "the history does not go back"};
+        return end_walk(relay, &failure);
+    }
     if (!answer_lookups(relay, NULL)) {
         return false;
     }
     if (page->previous == NULL || page->first <= relay->floor) {
         failure = (weft_relay_failure){WEFT_NOT_FOUND, "the history does not name this object"};
-        relay->walked = relay->walk.generation;
+        if (relay->walk.prunes == relay->catalog.prunes) {
+            relay->walked = relay->walk.generation;
+            relay->walked_prunes = relay->walk.prunes;
+        }
         return end_walk(relay, &failure);
     }
+    relay->walk.below = page->first;
     relay->walk.cursor = *page->previous;
     return true;
 }
@@ -272,11 +294,18 @@ static bool step_walk(weft_relay *relay) {
 void weft_lookup_walk(weft_relay *relay) {
     bool more = answer_lookups(relay, NULL);
     while (more) {
-        if (!relay->walk.active) {
+        /* one that was left half way, since nobody waited any more, is older than what is asked for now */
+        if (!relay->walk.active || relay->walk.generation < relay->generation) {
             begin_walk(relay);
         }
         more = step_walk(relay);
     }
+}
+
+/* All of the history is known, and nothing was forgotten since. */
+static bool is_walked(const weft_relay_reader *reader) {
+    const weft_relay *relay = reader->relay;
+    return relay->walked >= reader->generation && relay->walked_prunes == relay->catalog.prunes;
 }
 
 void weft_lookup_begin(weft_relay_reader *reader) {
@@ -289,9 +318,10 @@ void weft_lookup_begin(weft_relay_reader *reader) {
     } else if (!relay->started) {
         failure = relay->asked ? failure : unreached(relay);
         weft_reader_fail(reader, &failure);
-    } else if (relay->walked >= reader->generation || relay->over) {
+    } else if (is_walked(reader) || relay->over) {
         weft_reader_fail(reader, &failure);
     } else {
+        reader->walk = relay->walk.number;
         weft_reader_suspend(reader, &relay->lookups);
         weft_lookup_walk(relay);
     }

@@ -146,10 +146,27 @@ def test_heads_do_not_go_back():
         write_whole(path, new)
         with Relay(run.proxy.url, *QUICK, cache=cache) as relay:
             assert relay.request("GET", "/heads/00000001").body == new
+            assert wait_for(lambda: relay.relay()["error"] is not None)
             run.proxy.set_faults([])
             assert wait_for(lambda: relay.relay()["reached"])
             assert relay.relay()["error"] is None, relay.relay()
             run.pull(relay.url)
+
+
+def test_damaged_mark():
+    """A relay that does not know what it has seen does not start, and says what to do."""
+    with Run() as run:
+        run.publish()
+        cache = os.path.join(run.root, "cache")
+        mark = os.path.join(cache, ".relay-mark")
+        with Relay(run.origin.url, cache=cache) as relay:
+            relay.has_version(1)
+        for content in (b"{", b"x" * 2000, b'{"weft":99,"kind":"watermark"}'):
+            write_whole(mark, content)
+            refuses(run, run.origin.url, cache, "remove", mark, "relay")
+        os.remove(mark)
+        with Relay(run.origin.url, cache=cache) as relay:
+            relay.has_version(1)
 
 
 # ---- descriptors ----
