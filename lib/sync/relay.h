@@ -99,7 +99,8 @@ weft_flight *weft_flight_for(weft_relay *relay, weft_relay_item *item);
 void weft_flight_leave(weft_relay *relay, weft_flight *flight);
 /* The relay wants an item to be there, and to teach. */
 weft_flight *weft_flight_want(weft_relay *relay, weft_relay_item *item);
-/* Opens the file of an item that was verified, if it is still the same. Below zero one of these: */
+/* Opens the file of an item that was verified, if it is still the same, and all that it has told of is
+ * still known. Below zero one of these: */
 enum { WEFT_FILE_OTHER = -1, WEFT_FILE_SHORTAGE = -2 }; /* it is not; no descriptor is left to look */
 extern const weft_relay_failure WEFT_RELAY_SHORTAGE;
 int weft_flight_open_proven(weft_relay *relay, weft_relay_item *item);
@@ -140,6 +141,7 @@ typedef struct weft_relay_walk {
     uint64_t prunes;     /* of the catalog, when it began */
     weft_blob cursor;
     uint64_t below; /* the page at the cursor ends below this version, or the walk would never end */
+    unsigned pages; /* that were passed */
 } weft_relay_walk;
 
 typedef struct weft_relay_loader {

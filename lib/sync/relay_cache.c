@@ -22,7 +22,8 @@
 #define DRAFTS ".drafts"
 #define LOCK ".relay-lock"
 
-enum { ROOT_MAX = PATH_MAX - WEFT_KEY_SIZE - 80 };
+/* Files: a cache of tiny ones would need more memory to know them than disk to hold them. */
+enum { ROOT_MAX = PATH_MAX - WEFT_KEY_SIZE - 80, ENTRIES_MOST = 1 << 17 };
 
 /* ---- paths ---- */
 
@@ -282,7 +283,8 @@ void weft_relay_cache_sweep(const weft_relay_cache *cache, uint64_t first, uint6
 
 /* Who is being sent a file keeps it open, and does not notice that its name is gone. */
 bool weft_relay_cache_shrink(weft_relay_cache *cache, uint64_t bytes) {
-    while (cache->oldest != NULL && cache->used + bytes > cache->limit) {
+    while (cache->oldest != NULL &&
+           (cache->used + bytes > cache->limit || cache->entries.count > ENTRIES_MOST)) {
         char path[PATH_MAX];
         weft_relay_cache_path(cache, cache->oldest->node.key, path);
         take_away(cache, path);

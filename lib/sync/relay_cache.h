@@ -68,9 +68,9 @@ void weft_relay_cache_forget(weft_relay_cache *cache, const char *key);
 /* Bytes of a draft. */
 void weft_relay_cache_reserve(weft_relay_cache *cache, uint64_t bytes);
 void weft_relay_cache_return(weft_relay_cache *cache, uint64_t bytes);
-/* Takes away what was used least recently until there is room for so many bytes more. False if there is
- * not. Removing a large file takes time: here and in weft_relay_cache_discard it only loses its name, and
- * goes with the next sweep. */
+/* Takes away what was used least recently until there is room for so many bytes more, and the files are
+ * not too many. False if there is no room. Removing a large file takes time: here and in
+ * weft_relay_cache_discard it only loses its name, and goes with the next sweep. */
 bool weft_relay_cache_shrink(weft_relay_cache *cache, uint64_t bytes);
 /* Takes the draft of an object away. */
 void weft_relay_cache_discard(weft_relay_cache *cache, const char *key);

@@ -66,18 +66,29 @@ static void forget(weft_relay_catalog *catalog, weft_relay_item *item) {
     release_item(catalog->context, item);
 }
 
+static void forget_oldest(weft_relay_catalog *catalog, bool proven) {
+    for (weft_relay_item *item = catalog->oldest, *newer; item != NULL && catalog->items.count > ITEMS_LEFT;
+         item = newer) {
+        newer = item->newer;
+        if (item->flight == NULL && item->proven == proven) {
+            forget(catalog, item);
+        }
+    }
+}
+
 void weft_relay_catalog_prune(weft_relay_catalog *catalog) {
     if (catalog->items.count <= ITEMS_MOST) {
         return;
     }
     catalog->prunes++;
-    for (weft_relay_item *item = catalog->oldest, *newer; item != NULL && catalog->items.count > ITEMS_LEFT;
-         item = newer) {
-        newer = item->newer;
-        if (item->flight == NULL && !item->proven) {
-            forget(catalog, item);
-        }
-    }
+    forget_oldest(catalog, false);
+    forget_oldest(catalog, true);
+}
+
+/* Under the lock, before an item tells of others: they are there afterwards, and it knows how long. */
+static void begin_lesson(weft_relay_catalog *catalog, weft_relay_item *item) {
+    weft_relay_catalog_prune(catalog);
+    item->prunes = catalog->prunes;
 }
 
 static weft_relay_item *find(const weft_relay_catalog *catalog, const char *key) {
@@ -166,6 +177,7 @@ static weft_status teach_hashes(weft_relay_catalog *catalog, weft_context *conte
                                 const uint8_t *data, size_t size) {
     weft_status status = WEFT_OK;
     pthread_mutex_lock(catalog->mutex);
+    begin_lesson(catalog, item);
     weft_relay_item *owner = weft_relay_catalog_find(catalog, item->owner);
     if (owner != NULL && owner->hashes == NULL && owner->count * sizeof *owner->hashes == size &&
         !set_hashes(catalog, owner, owner->count, data)) {
@@ -190,7 +202,7 @@ static weft_status teach_pieces(weft_relay_catalog *catalog, weft_context *conte
     weft_pieces_open(&pieces, context);
     weft_status status = weft_pieces_parse(&pieces, item->node.key, data, size);
     pthread_mutex_lock(catalog->mutex);
-    weft_relay_catalog_prune(catalog);
+    begin_lesson(catalog, item);
     for (size_t i = 0; i < pieces.count && status == WEFT_OK; i++) {
         (void)weft_relay_catalog_object(catalog, &pieces.items[i]);
     }
@@ -251,8 +263,8 @@ static weft_status check_run(const weft_relay_catalog *catalog, weft_context *co
                            run, catalog->run);
 }
 
-static void take_node(weft_relay_catalog *catalog, const weft_leap_node *node) {
-    weft_relay_catalog_prune(catalog);
+static void take_node(weft_relay_catalog *catalog, weft_relay_item *item, const weft_leap_node *node) {
+    begin_lesson(catalog, item);
     if (node->patched) {
         (void)weft_relay_catalog_object(catalog, &node->patch);
     }
@@ -274,7 +286,7 @@ static weft_status teach_leap(weft_relay_catalog *catalog, weft_context *context
         pthread_mutex_lock(catalog->mutex);
         status = check_run(catalog, context, item, node->run);
         if (status == WEFT_OK) {
-            take_node(catalog, node);
+            take_node(catalog, item, node);
         }
         pthread_mutex_unlock(catalog->mutex);
     }
@@ -299,7 +311,6 @@ static weft_status keep_link(weft_relay_catalog *catalog, weft_context *context,
                              const weft_page *page) {
     item->first = page->records[0].version;
     item->last = page->records[page->record_count - 1].version;
-    item->prunes = catalog->prunes;
     if (!page->linked) {
         return WEFT_OK;
     }
@@ -320,7 +331,7 @@ static weft_status take_page(weft_relay_catalog *catalog, weft_context *context,
     if (status != WEFT_OK) {
         return status;
     }
-    weft_relay_catalog_prune(catalog);
+    begin_lesson(catalog, item);
     add_leaps(catalog, &page->leaps);
     for (size_t i = 0; i < page->record_count; i++) {
         (void)weft_relay_catalog_record(catalog, &page->records[i]);

@@ -85,8 +85,7 @@ weft_relay_item *weft_relay_catalog_record(weft_relay_catalog *catalog, const we
 /* A page of the history. */
 weft_relay_item *weft_relay_catalog_page(weft_relay_catalog *catalog, const weft_blob *blob);
 /* Forgets what was used least recently, if there is too much: it can be learned again. What is under way
- * stays, and so do objects whose files were verified. Before something is learned, so that it is there
- * afterwards. */
+ * stays, and objects whose files were verified go last. */
 void weft_relay_catalog_prune(weft_relay_catalog *catalog);
 
 #endif

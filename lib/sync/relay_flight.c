@@ -530,7 +530,8 @@ static bool same_print(const weft_relay_print *a, const weft_relay_print *b) {
 int weft_flight_open_proven(weft_relay *relay, weft_relay_item *item) {
     char path[PATH_MAX];
     struct stat info;
-    if (!item->proven) {
+    bool teaches = item->teach != NULL && !item->hopeless;
+    if (!item->proven || (teaches && !weft_relay_catalog_taught(&relay->catalog, item))) {
         return WEFT_FILE_OTHER;
     }
     weft_relay_cache_path(&relay->cache, item->node.key, path);
@@ -675,6 +676,7 @@ static void run_prepare(weft_relay *relay, weft_flight *flight) {
         if (adopted) {
             weft_relay_cache_add(&relay->cache, flight->item->node.key, flight->bytes);
         }
+        weft_lookup_walk(relay);
         trim(relay);
     }
 }

@@ -22,6 +22,10 @@
 static const double OLD_HEAD_SECONDS = 60;
 static const double OLD_HEAD_RETRY_SECONDS = 1;
 
+/* Of a walk: a million versions, in pages of 64. Each page names the hash of the one before, yet who has
+ * prepared them has as many as it likes, and nobody waits for ever. */
+enum { WALK_PAGES = 1 << 14 };
+
 /* ---- answers ---- */
 
 static weft_relay_failure absent(const char *key) {
@@ -244,12 +248,24 @@ static bool end_walk(weft_relay *relay, const weft_relay_failure *failure) {
     return answer_lookups(relay, failure);
 }
 
+/* It cannot be read on, and who asks is told what it would be told of an object that is damaged: to go
+ * another way. */
+static bool give_up_walk(weft_relay *relay, const char *reason) {
+    weft_relay_failure failure = {.status = WEFT_NOT_FOUND};
+    snprintf(failure.text, sizeof failure.text, "%s", reason);
+    if (relay->error[0] == '\0') {
+        snprintf(relay->error, sizeof relay->error, "%s", reason);
+    }
+    return end_walk(relay, &failure);
+}
+
 static void begin_walk(weft_relay *relay) {
     relay->walk.active = true;
     relay->walk.number++;
     relay->walk.generation = relay->generation;
     relay->walk.prunes = relay->catalog.prunes;
     relay->walk.cursor = relay->page;
+    relay->walk.pages = 0;
     relay->walk.below = UINT64_MAX;
 }
 
@@ -261,8 +277,7 @@ static bool step_walk(weft_relay *relay) {
         return end_walk(relay, &failure);
     }
     if (page->hopeless) {
-        failure = (weft_relay_failure){WEFT_MALFORMED, "the history has a page that makes no sense"};
-        return end_walk(relay, &failure);
+        return give_up_walk(relay, "the history has a page that makes no sense");
     }
     if (!weft_relay_catalog_taught(&relay->catalog, page)) {
         const weft_flight *flight = weft_flight_want(relay, page);
@@ -272,11 +287,7 @@ static bool step_walk(weft_relay *relay) {
         return false;
     }
     if (page->last >= relay->walk.below) {
-        failure = (weft_relay_failure){WEFT_MALFORMED, "the history does not go back"};
-        return end_walk(relay, &failure);
-    }
-    if (!answer_lookups(relay, NULL)) {
-        return false;
+        return give_up_walk(relay, "the history has a page that does not go back");
     }
     if (page->previous == NULL || page->first <= relay->floor) {
         failure = (weft_relay_failure){WEFT_NOT_FOUND, "the history does not name this object"};
@@ -286,6 +297,9 @@ static bool step_walk(weft_relay *relay) {
         }
         return end_walk(relay, &failure);
     }
+    if (++relay->walk.pages >= WALK_PAGES) {
+        return give_up_walk(relay, "the history is longer than a relay reads back");
+    }
     relay->walk.below = page->first;
     relay->walk.cursor = *page->previous;
     return true;
@@ -293,9 +307,11 @@ static bool step_walk(weft_relay *relay) {
 
 void weft_lookup_walk(weft_relay *relay) {
     bool more = answer_lookups(relay, NULL);
+    /* one that nobody waits for ends here: who comes next begins with the newest head. One that somebody
+     * waits for goes on to its end, however many heads come meanwhile */
+    relay->walk.active = relay->walk.active && more;
     while (more) {
-        /* one that was left half way, since nobody waited any more, is older than what is asked for now */
-        if (!relay->walk.active || relay->walk.generation < relay->generation) {
+        if (!relay->walk.active) {
             begin_walk(relay);
         }
         more = step_walk(relay);

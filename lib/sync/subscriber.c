@@ -30,6 +30,7 @@ static const uint64_t HOLD_BYTES = (uint64_t)256 << 20;
 static const double POLL_SECONDS = 0.5;
 static const double POLL_LOCAL_SECONDS = 0.02;
 static const double WATCH_SECONDS = 25;
+static const double WATCH_PAUSE = 1;
 
 /* The version that the replica is at. */
 typedef struct position {
@@ -314,7 +315,8 @@ static bool behind(const weft_subscriber *subscriber) {
 }
 
 /* Waits on the store, or a while, and looks. A store that answers at once, and not with news, is not asked
- * more often than one that cannot wait. */
+ * more often than one that cannot wait; one that lets nobody wait for long is asked again all the same,
+ * however seldom others are. */
 static weft_status await_news(weft_subscriber *subscriber, double seconds) {
     weft_follow *follow = &subscriber->follow;
     uint64_t after = follow->seen ? follow->head.newest.version : 0;
@@ -328,6 +330,7 @@ static weft_status await_news(weft_subscriber *subscriber, double seconds) {
     }
     if (status == WEFT_MORE || status == WEFT_UNSUPPORTED) {
         double pause = subscriber->options.poll_seconds;
+        pause = status == WEFT_MORE && pause > WATCH_PAUSE ? WATCH_PAUSE : pause;
         double rest = (seconds < pause ? seconds : pause) - (weft_clock_now() - start);
         status = rest > 0 ? weft_clock_sleep(subscriber->context, rest) : WEFT_OK;
     }

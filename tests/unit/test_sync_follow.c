@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How a follower waits on a store that cannot wait, for a while: it asks again later, and not at every
+ * look.
+ */
+#include "../../lib/sync/follow.h"
+#include "scenes.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* A store before which something stands that does not know of waiting. */
+typedef struct shaded {
+    weft_store *inner;
+    bool shade;
+    unsigned watches;
+} shaded;
+
+static weft_status shaded_get(void *opaque, weft_context *context, const weft_store_get_request *request,
+                              weft_store_get_result *result) {
+    const shaded *self = opaque;
+    return weft_store_get(context, self->inner, request, result);
+}
+
+static weft_status shaded_watch(void *opaque, weft_context *context, uint64_t after, double seconds,
+                                void *buffer, size_t capacity, size_t *received_out) {
+    shaded *self = opaque;
+    weft_store_get_request request = {.key = "heads/00000001", .length = capacity, .buffer = buffer};
+    weft_store_get_result result;
+    (void)after;
+    (void)seconds;
+    self->watches++;
+    if (self->shade) {
+        return WEFT_UNSUPPORTED;
+    }
+    weft_status status = weft_store_get(context, self->inner, &request, &result);
+    *received_out = status == WEFT_OK ? (size_t)result.received : 0;
+    return status;
+}
+
+static weft_status shaded_put(void *opaque, weft_context *context, const weft_store_put_request *request,
+                              weft_store_tag *tag) {
+    const shaded *self = opaque;
+    return weft_store_put(context, self->inner, request, tag);
+}
+
+static weft_status shaded_head(void *opaque, weft_context *context, const char *key, uint64_t *size,
+                               weft_store_tag *tag) {
+    const shaded *self = opaque;
+    return weft_store_head(context, self->inner, key, size, tag);
+}
+
+static weft_status shaded_remove(void *opaque, weft_context *context, const char *key) {
+    const shaded *self = opaque;
+    return weft_store_remove(context, self->inner, key);
+}
+
+static void shaded_close(void *opaque) {
+    (void)opaque;
+}
+
+static void test_asks_again_later(void **state) {
+    (void)state;
+    static const weft_store_operations operations = {
+        .name = "shaded",
+        .get = shaded_get,
+        .put = shaded_put,
+        .head = shaded_head,
+        .remove = shaded_remove,
+        .watch = shaded_watch,
+        .close = shaded_close,
+    };
+    scene scene;
+    weft_store *store;
+    weft_follow follow;
+    scene_open(&scene, NULL, 1);
+    scene_expect(scene.context, scene_publisher(&scene), WEFT_OK, "opening the publisher");
+    (void)scene_publish(&scene, 20000);
+    shaded shaded = {.inner = scene.store, .shade = true};
+    scene_expect(scene.outside, weft_store_create(scene.outside, "shaded", &operations, &shaded, &store),
+                 WEFT_OK, "making a store");
+    scene_expect(scene.outside, weft_follow_open(&follow, scene.outside, store, NULL, NULL, false), WEFT_OK,
+                 "opening a follow");
+    scene_expect(scene.outside, weft_follow_look(&follow), WEFT_OK, "looking");
+    uint64_t version = scene_publish(&scene, 20000);
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(weft_follow_watch(&follow, version - 1, 1), WEFT_UNSUPPORTED);
+    }
+    assert_int_equal(shaded.watches, 1);
+    /* the time is over, and it is still so; then it is no longer */
+    follow.watch_again = 0;
+    assert_int_equal(weft_follow_watch(&follow, version - 1, 1), WEFT_UNSUPPORTED);
+    assert_int_equal(weft_follow_watch(&follow, version - 1, 1), WEFT_UNSUPPORTED);
+    assert_int_equal(shaded.watches, 2);
+    shaded.shade = false;
+    follow.watch_again = 0;
+    scene_expect(scene.outside, weft_follow_watch(&follow, version - 1, 1), WEFT_OK, "watching");
+    assert_int_equal(follow.head.newest.version, version);
+    version = scene_publish(&scene, 20000);
+    scene_expect(scene.outside, weft_follow_watch(&follow, version - 1, 1), WEFT_OK, "watching at once");
+    assert_int_equal(follow.head.newest.version, version);
+    assert_int_equal(shaded.watches, 4);
+    weft_follow_close(&follow);
+    weft_store_close(store);
+    scene_close(&scene);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_asks_again_later),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
