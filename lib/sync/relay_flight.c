@@ -335,16 +335,19 @@ static weft_status hold_chunk(weft_relay *relay, weft_context *context, weft_fli
 }
 
 /* An object that tells of others is of one chunk. It does so before anybody gets it: who has read it may
- * ask for the others at once. */
-static void learn(weft_relay *relay, weft_context *context, weft_relay_item *item, const uint8_t *data) {
+ * ask for the others at once. One that makes no sense is handed on all the same; but where there is no
+ * memory, which passes, the flight fails and is tried again. */
+static weft_status learn(weft_relay *relay, weft_context *context, weft_relay_item *item,
+                         const uint8_t *data) {
     weft_status status = item->teach(&relay->catalog, context, item, data, (size_t)item->bytes);
     pthread_mutex_lock(&relay->mutex);
     item->taught = status == WEFT_OK;
-    item->hopeless = status != WEFT_OK;
-    if (item->hopeless) {
+    item->hopeless = status != WEFT_OK && status != WEFT_NO_MEMORY;
+    if (status != WEFT_OK) {
         snprintf(relay->error, sizeof relay->error, "%s", weft_context_error(context));
     }
     pthread_mutex_unlock(&relay->mutex);
+    return status == WEFT_NO_MEMORY ? status : WEFT_OK;
 }
 
 /* A chunk whose hash is right: keeps it and lets readers have it. `written`: it is in the draft already. */
@@ -352,13 +355,13 @@ static weft_status keep_chunk(weft_relay *relay, weft_context *context, weft_fli
                               const uint8_t *data, bool written) {
     size_t size = chunk_size(flight, index);
     uint64_t offset = (uint64_t)index * flight->chunk_bytes;
-    if (flight->item->teach != NULL) {
-        learn(relay, context, flight->item, data);
+    weft_status status = flight->item->teach != NULL ? learn(relay, context, flight->item, data) : WEFT_OK;
+    if (status != WEFT_OK) {
+        return status;
     }
     if (!written && flight->file >= 0) {
         written = write_chunk(flight, offset, data, size);
     }
-    weft_status status = WEFT_OK;
     pthread_mutex_lock(&relay->mutex);
     if (written) {
         weft_relay_cache_reserve(&relay->cache, size);

@@ -62,6 +62,8 @@ static void close_stage(stage *stage) {
     scene_close(&stage->scene);
 }
 
+enum { PATIENCE_SECONDS = 200 };
+
 /* A worker in live memory that follows through the relay. */
 typedef struct follower {
     weft_context *context;
@@ -86,12 +88,15 @@ static void close_follower(follower *follower) {
     weft_context_destroy(follower->context);
 }
 
-/* Until it is what the trainer holds; the relay learns of a version a moment later. */
+/* Until it is what the trainer holds; the relay learns of a version a moment later. How much later is up to
+ * a machine that may be busy with others, whose disk makes a relay wait for as long as it likes: only what
+ * never comes is an error. */
 static void catch_up(follower *follower, stage *stage, const char *what) {
     const struct timespec moment = {.tv_nsec = 10000000};
+    const time_t end = time(NULL) + PATIENCE_SECONDS;
     weft_status status = WEFT_MORE;
-    for (int i = 0;
-         i < 2000 && (status != WEFT_OK || !worker_equals(&follower->model, &stage->scene.trainer)); i++) {
+    while (time(NULL) < end &&
+           (status != WEFT_OK || !worker_equals(&follower->model, &stage->scene.trainer))) {
         uint64_t version;
         weft_status waited = weft_subscriber_wait(follower->subscriber, 0.01, &version);
         status = waited >= 0 ? weft_subscriber_pull(follower->subscriber, 0) : waited;
