@@ -13,7 +13,6 @@
 #include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 enum { MOST_TOKENS = 1024, LONGEST_TOKEN = 4096 };
 
@@ -67,16 +66,12 @@ static int read_lines(weft_command *command, const char *path, FILE *file, serve
 }
 
 int serve_tokens_read(weft_command *command, const char *path, serve_tokens *tokens) {
-    FILE *file = fopen(path, "re");
-    if (file == NULL) {
-        return command_error(command, EXIT_FAILED, "cannot open the token file %s: %s", path,
-                             strerror(errno));
+    FILE *file;
+    int code = remote_open_token_file(command, path, &file);
+    if (code != EXIT_DONE) {
+        return code;
     }
-    struct stat info;
-    if (fstat(fileno(file), &info) == 0 && S_ISREG(info.st_mode) && (info.st_mode & 077) != 0) {
-        command_note(command, "warning: others can read the token file %s; run chmod 600 on it", path);
-    }
-    int code = read_lines(command, path, file, tokens);
+    code = read_lines(command, path, file, tokens);
     fclose(file);
     return code;
 }

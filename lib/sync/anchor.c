@@ -77,23 +77,6 @@ static weft_status check_digest(const weft_anchor_job *job, const weft_diff_stat
                            (unsigned long long)job->anchor.version);
 }
 
-static weft_status put_spool(weft_anchor_job *job, weft_spool *spool) {
-    const weft_anchor_task *task = &job->task;
-    char key[WEFT_KEY_SIZE];
-    char list_key[WEFT_KEY_SIZE];
-    weft_status status = weft_sync_key(job->context, "anchors", task->epoch, job->anchor.version, key);
-    if (status == WEFT_OK) {
-        status = weft_sync_key(job->context, "chunks", task->epoch, job->anchor.version, list_key);
-    }
-    if (status == WEFT_OK) {
-        weft_store_put_request request = {.key = key, .feed = weft_spool_feed(spool)};
-        status = weft_store_put(job->context, task->store, &request, NULL);
-    }
-    return status == WEFT_OK
-               ? weft_spool_describe(job->context, spool, key, list_key, task->store, &job->anchor.object)
-               : status;
-}
-
 static weft_status write_anchor(weft_anchor_job *job) {
     const weft_anchor_task *task = &job->task;
     weft_mirror copy = {0};
@@ -115,7 +98,8 @@ static weft_status write_anchor(weft_anchor_job *job) {
         status = weft_spool_finish(spool, WEFT_OK);
     }
     if (status == WEFT_OK) {
-        status = put_spool(job, spool);
+        status = weft_spool_put(job->context, spool, task->store, "anchors", task->epoch,
+                                job->anchor.version, &job->anchor.object);
     }
     weft_spool_close(spool);
     return status;

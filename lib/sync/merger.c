@@ -420,23 +420,6 @@ static uint64_t bytes_leapt(const merger_job *job, const weft_leap *parts, size_
     return bytes;
 }
 
-static weft_status put_patch(weft_merger *merger, merger_job *job, weft_object *patch) {
-    weft_context *context = merger->sender_context;
-    char key[WEFT_KEY_SIZE];
-    char list_key[WEFT_KEY_SIZE];
-    weft_status status = weft_sync_key(context, "patches", merger->task.epoch, job->last, key);
-    if (status == WEFT_OK) {
-        status = weft_sync_key(context, "chunks", merger->task.epoch, job->last, list_key);
-    }
-    if (status == WEFT_OK) {
-        weft_store_put_request request = {.key = key, .feed = weft_spool_feed(job->spool)};
-        status = weft_store_put(context, merger->task.store, &request, NULL);
-    }
-    return status == WEFT_OK
-               ? weft_spool_describe(context, job->spool, key, list_key, merger->task.store, patch)
-               : status;
-}
-
 /* The records in a node are what it takes to go that way; what they retire, or what leaps were made with
  * them, is the pages' affair. */
 static void take_records(weft_merger *merger, merger_job *job, weft_leap_node *node) {
@@ -490,7 +473,8 @@ static weft_status write_leap(weft_merger *merger, merger_job *job, weft_leap *l
     weft_status status = fill_node(merger, job, parts, part_count, &node);
     if (status == WEFT_OK && job->spool != NULL && leads_from(merger, job, &node.base) &&
         weft_spool_source(job->spool).size < leapt / WORTH_OF * WORTH_PARTS) {
-        status = put_patch(merger, job, &node.patch);
+        status = weft_spool_put(context, job->spool, merger->task.store, "patches", merger->task.epoch,
+                                job->last, &node.patch);
         node.patched = status == WEFT_OK;
     }
     if (status == WEFT_OK) {

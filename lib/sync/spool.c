@@ -300,6 +300,21 @@ weft_status weft_spool_describe(weft_context *context, weft_spool *spool, const 
                : status;
 }
 
+weft_status weft_spool_put(weft_context *context, weft_spool *spool, weft_store *store, const char *room,
+                           uint64_t epoch, uint64_t version, weft_object *object) {
+    char key[WEFT_KEY_SIZE];
+    char list_key[WEFT_KEY_SIZE];
+    weft_status status = weft_sync_key(context, room, epoch, version, key);
+    if (status == WEFT_OK) {
+        status = weft_sync_key(context, "chunks", epoch, version, list_key);
+    }
+    if (status == WEFT_OK) {
+        weft_store_put_request request = {.key = key, .feed = weft_spool_feed(spool)};
+        status = weft_store_put(context, store, &request, NULL);
+    }
+    return status == WEFT_OK ? weft_spool_describe(context, spool, key, list_key, store, object) : status;
+}
+
 /* ---- uploading ---- */
 
 struct weft_upload {

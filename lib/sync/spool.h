@@ -32,6 +32,10 @@ weft_source weft_spool_source(weft_spool *spool);
 /* The object that the bytes are; hashes beyond what a record holds are put into the store as `list_key`. */
 weft_status weft_spool_describe(weft_context *context, weft_spool *spool, const char *key,
                                 const char *list_key, weft_store *store, weft_object *object);
+/* After the end: puts the bytes, as an object of that room which is made for a version, and describes it.
+ */
+weft_status weft_spool_put(weft_context *context, weft_spool *spool, weft_store *store, const char *room,
+                           uint64_t epoch, uint64_t version, weft_object *object);
 
 /* One put in a thread of its own. */
 typedef struct weft_upload weft_upload;
