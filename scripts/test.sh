@@ -3,23 +3,56 @@
 #
 # All tests in all builds that matter, then one line that sums them up. A build that fails counts as one
 # failed test, and the rest still runs, so that one broken room does not hide the state of the others.
+#
+# Many tests wait for servers and clocks: while those of one build run, the next is built behind them, with
+# what they leave of the processors.
 set -u
 cd "$(dirname "$0")/.."
 
 jobs=$(nproc)
 passed=0
 failed=0
+builder=
+building=
+builder_log=$(mktemp)
 
-# run_build PRESET
-run_build() {
-    echo "== build: $1"
-    if cmake --preset "$1" > /dev/null &&
-        cmake --build --preset "$1" --parallel "$jobs"; then
-        return 0
+end_builder() {
+    [ -z "$builder" ] || kill -- -"$builder" 2> /dev/null
+    rm -f "$builder_log"
+}
+trap end_builder EXIT
+trap 'exit 130' INT TERM
+
+build() {
+    cmake --preset "$1" > /dev/null && cmake --build --preset "$1" --parallel "$jobs"
+}
+
+# begin_build PRESET: in a process group of its own, so that it can be ended as a whole
+begin_build() {
+    building=$1
+    set -m
+    (
+        renice -n 19 -p "$BASHPID" > /dev/null
+        build "$building"
+    ) > "$builder_log" 2>&1 &
+    builder=$!
+    set +m
+}
+
+# end_build: waits for it, at its usual priority, and says how it went
+end_build() {
+    echo "== build: $building"
+    renice -n 0 -g "$builder" > /dev/null 2>&1
+    wait "$builder"
+    local status=$?
+    builder=
+    tail -n 20 "$builder_log"
+    if [ "$status" -ne 0 ]; then
+        grep -A 20 -E 'FAILED|error' "$builder_log" | head -n 100
+        echo "== build $building failed"
+        failed=$((failed + 1))
     fi
-    echo "== build $1 failed"
-    failed=$((failed + 1))
-    return 1
+    return "$status"
 }
 
 # run_tests DIRECTORY CTEST-OPTION...: adds what CTest counted, from its summary line
@@ -46,18 +79,27 @@ run_tests() {
     passed=$((passed + all - bad))
 }
 
-run_build release && run_tests build
+# run_stage NEXT DIRECTORY CTEST-OPTION...: the tests of the build that was begun, while NEXT is built
+run_stage() {
+    local next=$1 built=0
+    shift
+    end_build && built=1
+    [ -z "$next" ] || begin_build "$next"
+    [ "$built" -eq 0 ] || run_tests "$@"
+}
+
 # what only measures, or mostly waits for another's server, is left to the release
 waiting='^cli_test_(bench_.*|store_s3)$'
-run_build asan &&
-    run_tests build/asan --label-regex '^(unit|fuzz|cli)$' --label-exclude '^slow$' --exclude-regex "$waiting"
 # tests of code that runs on one thread tell a thread sanitizer nothing
 single='^test_(base_(bf16|bytes)|lm_(kernels|gradients)|tensor_(table|safetensors|layout|view)|patch_(codings|format|kernels|rans))$'
 # and it gives up processes that have forked with threads and then start some, as this one's parts do
 forking='^test_sync_parts$'
-run_build tsan &&
-    run_tests build/tsan --label-regex '^unit$' --label-exclude '^slow$' --exclude-regex "$single|$forking"
-run_build clang
+
+begin_build release
+run_stage asan build
+run_stage tsan build/asan --label-regex '^(unit|fuzz|cli)$' --label-exclude '^slow$' --exclude-regex "$waiting"
+run_stage clang build/tsan --label-regex '^unit$' --label-exclude '^slow$' --exclude-regex "$single|$forking"
+end_build
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
