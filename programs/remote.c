@@ -173,27 +173,26 @@ static int take_token(weft_remote *remote, const char *where, char *token) {
                                  : command_error(remote->command, EXIT_FAILED, "no memory for a token");
 }
 
-int remote_open_token_file(weft_command *command, const char *path, FILE **file_out) {
+FILE *remote_open_token_file(weft_command *command, const char *path) {
     FILE *file = fopen(path, "re");
     if (file == NULL) {
-        return command_error(command, EXIT_FAILED, "cannot open the token file %s: %s", path,
-                             strerror(errno));
+        (void)command_error(command, EXIT_FAILED, "cannot open the token file %s: %s", path,
+                            strerror(errno));
+        return NULL;
     }
     struct stat info;
     if (fstat(fileno(file), &info) == 0 && S_ISREG(info.st_mode) && (info.st_mode & 077) != 0) {
         command_note(command, "warning: others can read the token file %s; run chmod 600 on it", path);
     }
-    *file_out = file;
-    return EXIT_DONE;
+    return file;
 }
 
 static int read_token_file(weft_remote *remote) {
     weft_command *command = remote->command;
     const char *path = remote->token_file;
-    FILE *file;
-    int code = remote_open_token_file(command, path, &file);
-    if (code != EXIT_DONE) {
-        return code;
+    FILE *file = remote_open_token_file(command, path);
+    if (file == NULL) {
+        return EXIT_FAILED;
     }
     char token[LONGEST_TOKEN + 2];
     size_t count = fread(token, 1, sizeof token - 1, file);

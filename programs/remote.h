@@ -50,8 +50,8 @@ const char *remote_make_name(const char *path, char name[WEFT_FOLLOWER_NAME]);
 
 int remote_open(weft_remote *remote, const char *url);
 void remote_close(weft_remote *remote);
-/* Opens a file of tokens, and warns if others can read it. */
-int remote_open_token_file(weft_command *command, const char *path, FILE **file_out);
+/* Opens a file of tokens, and warns if others can read it. NULL after saying why it cannot be opened. */
+FILE *remote_open_token_file(weft_command *command, const char *path);
 /* Reads a key; `secret` says which half is needed. */
 int remote_read_key(weft_command *command, const char *path, bool secret, weft_key **key_out);
 

@@ -66,12 +66,11 @@ static int read_lines(weft_command *command, const char *path, FILE *file, serve
 }
 
 int serve_tokens_read(weft_command *command, const char *path, serve_tokens *tokens) {
-    FILE *file;
-    int code = remote_open_token_file(command, path, &file);
-    if (code != EXIT_DONE) {
-        return code;
+    FILE *file = remote_open_token_file(command, path);
+    if (file == NULL) {
+        return EXIT_FAILED;
     }
-    code = read_lines(command, path, file, tokens);
+    int code = read_lines(command, path, file, tokens);
     fclose(file);
     return code;
 }
