@@ -282,6 +282,34 @@ static weft_status map_run(const weft_mapping *mapping, weft_segment next, uint6
     return WEFT_OK;
 }
 
+/* Rows of a box lie alike: if the first is one segment, and its piece is one stretch of live memory, so are
+ * the others, each as far behind the one before. False: they must be looked at one by one. */
+static bool repeat_run(const weft_mapping *mapping, const weft_span *span, weft_segments *segments,
+                       size_t floor, uint64_t *held, weft_status *status) {
+    if (span->count < 2 || span->stride % mapping->row != 0 || segments->count != floor + 1 ||
+        *held != span->run) {
+        return false;
+    }
+    const weft_piece *piece = piece_from(mapping, span->start % mapping->row);
+    uint64_t step = span->stride / mapping->row * piece->length;
+    uint64_t first = span->start / mapping->row * piece->length + span->start % mapping->row - piece->start;
+    if (first + step * (span->count - 1) + span->run > piece->live_run) {
+        return false;
+    }
+    *status = reserve_segments(segments, span->count - 1);
+    if (*status == WEFT_OK) {
+        weft_segment next = segments->items[floor];
+        for (uint64_t i = 1; i < span->count; i++) {
+            next.unit += span->stride;
+            next.linear += span->run;
+            next.live_unit += step;
+            segments->items[segments->count++] = next;
+        }
+        *held = span->run * span->count;
+    }
+    return true;
+}
+
 static weft_status map_pieces(const weft_mapping *mapping, size_t tensor, const weft_span *span,
                               uint64_t linear, weft_segments *segments, uint64_t *held) {
     size_t floor = segments->count;
@@ -296,6 +324,9 @@ static weft_status map_pieces(const weft_mapping *mapping, size_t tensor, const 
         /* Runs that lie alike in their rows are held alike: a box of another rank costs one look. */
         if (*held == 0 && span->stride % mapping->row == 0) {
             break;
+        }
+        if (i == 0 && repeat_run(mapping, span, segments, floor, held, &status)) {
+            return status;
         }
     }
     return WEFT_OK;
