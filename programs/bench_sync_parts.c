@@ -2,8 +2,8 @@
  *
  * bench_sync_parts.c: four processes that each hold a part of a model and publish it together, against one
  * process that does it alone; every one with a single thread. Memory is told per process, so that each must
- * be a process of its own from the start: they are forked while nothing is in memory yet, and read their
- * shares from a file.
+ * be a process of its own from the start: they are forked without the model, and read their shares from a
+ * file; what is told is what they take themselves.
  */
 #include "bench_sync.h"
 
@@ -186,6 +186,7 @@ typedef struct part_process {
     weft_view *view;
     weft_publisher *publisher;
     uint64_t step;
+    uint64_t inherited_bytes; /* of memory, from the process that it was forked from */
 } part_process;
 
 static bool read_at(int file, void *data, size_t size, uint64_t offset) {
@@ -390,17 +391,21 @@ static int open_process(part_process *p, const char *store, weft_profile profile
 
 /* What it answers. */
 typedef struct part_report {
-    uint64_t peak_bytes;
+    uint64_t peak_bytes; /* of memory that it has taken itself */
     uint64_t held_bytes;
     double processor_seconds; /* that it has used, in all */
     weft_publish_result result;
 } part_report;
 
+static uint64_t peak_bytes(const struct rusage *usage) {
+    return (uint64_t)usage->ru_maxrss * 1024;
+}
+
 static bool report(part_process *p, int answers, const weft_publish_result *result) {
     struct rusage usage;
     part_report said = {.held_bytes = p->units * sizeof *p->weights, .result = *result};
     if (getrusage(RUSAGE_SELF, &usage) == 0) {
-        said.peak_bytes = (uint64_t)usage.ru_maxrss * 1024;
+        said.peak_bytes = peak_bytes(&usage) - p->inherited_bytes;
         said.processor_seconds = (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
                                  1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
     }
@@ -442,7 +447,12 @@ typedef struct team {
 static void become_process(team *t, const parted_model *model, unsigned part, weft_profile profile,
                            int orders, int answers) {
     part_process p = {.bench = t->bench, .model = model, .part = part, .parts = t->count};
+    struct rusage usage;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    /* the peak of a process begins with what it has when it is forked */
+    if (getrusage(RUSAGE_SELF, &usage) == 0) {
+        p.inherited_bytes = peak_bytes(&usage);
+    }
     /* the ends of the others */
     for (unsigned i = 0; i < part; i++) {
         close(t->orders[i]);
