@@ -771,8 +771,9 @@ static void test_same_part_twice(void **state) {
     /* one of the two is the part, the other learns that it is not */
     assert_true((t.answers[1].status == WEFT_OK) != (second.status == WEFT_OK));
     const shard_answer *loser = t.answers[1].status == WEFT_OK ? &second : &t.answers[1];
-    assert_int_equal(loser->status, WEFT_CONFLICT);
-    assert_non_null(strstr(loser->text, "part 1 of 2"));
+    /* unless it comes after all is over, and hears of nothing that it had a hand in */
+    assert_true(loser->status == WEFT_CONFLICT || loser->status == WEFT_REMOTE_FAILED);
+    assert_non_null(strstr(loser->text, loser->status == WEFT_CONFLICT ? "part 1 of 2" : "part 0 of 2"));
     expect_step(&t, 1);
     if (second.status == WEFT_OK) {
         shard former = t.shards[1];
