@@ -8,29 +8,14 @@
 
 #include "../lib/base/pool.h"
 #include "../lm/grpo.h"
+#include "../lm/presets.h"
 
 #include <stdlib.h>
 
 enum { LENGTH = 64, PROMPT = 8, GROUP = 8, QUICK_SIZES = 2, PEAK_SIZE = 128, PEAK_ROUNDS = 200 };
 
-const lm_size bench_lm_sizes[BENCH_LM_SIZES] = {
-    {"0.1M", {16, 64, 2, 4, 4, 172, LENGTH, true, 10000, 1e-5}, 192, 1e-3, 128},
-    {"0.6M", {16, 128, 3, 4, 4, 344, LENGTH, true, 10000, 1e-5}, 96, 1e-3, 64},
-    {"2M", {16, 192, 6, 6, 2, 512, LENGTH, true, 10000, 1e-5}, 48, 1e-3, 64},
-    {"8M", {16, 320, 7, 10, 5, 896, LENGTH, true, 10000, 1e-5}, 32, 5e-4, 64},
-    {"27M", {512, 512, 9, 8, 4, 1376, LENGTH, false, 10000, 1e-5}, 24, 3e-4, 64},
-};
-
-const lm_size *bench_lm_size(uint64_t parameters) {
-    const double slack = 0.9;
-    const uint64_t usual = 2000000;
-    double least = slack * (double)(parameters > 0 ? parameters : usual);
-    size_t i = 0;
-    while (i + 1 < BENCH_LM_SIZES && (double)lm_config_parameters(&bench_lm_sizes[i].config) < least) {
-        i++;
-    }
-    return &bench_lm_sizes[i];
-}
+/* Of a step of training, by preset. */
+static const size_t sequences_of[LM_PRESETS] = {192, 96, 48, 32, 24};
 
 typedef struct lm_row {
     size_t parameters;
@@ -45,7 +30,7 @@ typedef struct lm_bench_results {
     unsigned threads;
     size_t count; /* of rows */
     double peak;  /* GFLOP/s of the product */
-    lm_row rows[BENCH_LM_SIZES];
+    lm_row rows[LM_PRESETS];
 } lm_bench_results;
 
 /* ---- the limit ---- */
@@ -100,6 +85,7 @@ static int measure_peak(weft_command *command, unsigned repeat, lm_bench_results
 
 typedef struct lm_bench_scene {
     lm_trainer *trainer;
+    size_t sequences; /* of a step */
     size_t *starts;
     lm_token *tokens;
     float *logp;
@@ -127,13 +113,14 @@ static double operations_per_token(const lm_model *model) {
     return 2 * (matrices + attention);
 }
 
-static weft_status open_scene(weft_command *command, const lm_size *size, uint64_t seed,
-                              lm_bench_scene *scene) {
-    weft_status status = lm_trainer_create(command->context, &size->config, &scene->trainer);
+static weft_status open_scene(weft_command *command, size_t number, uint64_t seed, lm_bench_scene *scene) {
+    const lm_config *config = &lm_presets[number].config;
+    weft_status status = lm_trainer_create(command->context, config, &scene->trainer);
     if (status == WEFT_OK) {
         status = lm_model_initialise(scene->trainer->model, seed);
     }
-    size_t count = size->sequences;
+    size_t count = sequences_of[number];
+    scene->sequences = count;
     scene->starts = calloc(count + 1, sizeof *scene->starts);
     scene->tokens = calloc(count * LENGTH, sizeof *scene->tokens);
     scene->logp = calloc(count * LENGTH, sizeof *scene->logp);
@@ -144,7 +131,7 @@ static weft_status open_scene(weft_command *command, const lm_size *size, uint64
         return status == WEFT_OK ? WEFT_NO_MEMORY : status;
     }
     for (size_t i = 0; i < count * LENGTH; i++) {
-        scene->tokens[i] = (lm_token)(i * 2654435761u % size->config.vocabulary);
+        scene->tokens[i] = (lm_token)(i * 2654435761u % config->vocabulary);
     }
     for (size_t i = 0; i < count; i++) {
         scene->starts[i + 1] = (i + 1) * LENGTH;
@@ -163,7 +150,8 @@ static void close_scene(lm_bench_scene *scene) {
     free(scene->starts);
 }
 
-static weft_status train_once(lm_bench_scene *scene, size_t sequences, double *seconds_out) {
+static weft_status train_once(lm_bench_scene *scene, double *seconds_out) {
+    size_t sequences = scene->sequences;
     lm_adam_options options = lm_adam_defaults();
     lm_batch batch = {.sequences = sequences, .starts = scene->starts, .tokens = scene->tokens};
     float share = -1.0f / (float)(sequences * LENGTH);
@@ -175,8 +163,8 @@ static weft_status train_once(lm_bench_scene *scene, size_t sequences, double *s
 }
 
 /* The first tokens of each sequence are prompts. */
-static weft_status generate(lm_bench_scene *scene, size_t sequences, size_t *starts,
-                            lm_samples **samples_out) {
+static weft_status generate(lm_bench_scene *scene, size_t *starts, lm_samples **samples_out) {
+    size_t sequences = scene->sequences;
     lm_sampling sampling = {.temperature = 1, .seed = 1, .limit = LENGTH - PROMPT, .stop = -1};
     for (size_t i = 0; i <= sequences; i++) {
         starts[i] = i * PROMPT;
@@ -199,11 +187,11 @@ static weft_status learn(lm_bench_scene *scene, const lm_samples *samples) {
 }
 
 /* One policy step, of which the generation is timed on its own, too. */
-static weft_status policy_once(lm_bench_scene *scene, size_t sequences, size_t *starts,
-                               double *generation_out, double *seconds_out) {
+static weft_status policy_once(lm_bench_scene *scene, size_t *starts, double *generation_out,
+                               double *seconds_out) {
     lm_samples *samples = NULL;
     double start = clock_seconds();
-    weft_status status = generate(scene, sequences, starts, &samples);
+    weft_status status = generate(scene, starts, &samples);
     *generation_out = clock_seconds() - start;
     if (status == WEFT_OK) {
         status = learn(scene, samples);
@@ -218,18 +206,18 @@ static double faster(double best, size_t tokens, double seconds) {
     return speed > best ? speed : best;
 }
 
-static weft_status measure_scene(lm_bench_scene *scene, const lm_size *size, unsigned repeat, lm_row *row) {
-    size_t tokens = size->sequences * LENGTH;
-    size_t *starts = calloc(size->sequences + 1, sizeof *starts);
+static weft_status measure_scene(lm_bench_scene *scene, unsigned repeat, lm_row *row) {
+    size_t tokens = scene->sequences * LENGTH;
+    size_t *starts = calloc(scene->sequences + 1, sizeof *starts);
     weft_status status = starts != NULL ? WEFT_OK : WEFT_NO_MEMORY;
     double training = 0, generation = 0, policy = 0;
     row->parameters = scene->trainer->model->parameters;
     row->generation_operations = operations_per_token(scene->trainer->model);
     row->training_operations = 3 * row->generation_operations;
     for (unsigned i = 0; i <= repeat && status == WEFT_OK && command_interrupted() == EXIT_DONE; i++) {
-        status = train_once(scene, size->sequences, &training);
+        status = train_once(scene, &training);
         if (status == WEFT_OK) {
-            status = policy_once(scene, size->sequences, starts, &generation, &policy);
+            status = policy_once(scene, starts, &generation, &policy);
         }
         row->training = faster(row->training, tokens, training);
         row->generation = faster(row->generation, tokens, generation);
@@ -242,10 +230,10 @@ static weft_status measure_scene(lm_bench_scene *scene, const lm_size *size, uns
 static int measure_size(weft_command *command, const lm_bench_options *options, size_t number,
                         lm_row *row) {
     lm_bench_scene scene = {0};
-    command_note(command, "%s parameters …", bench_lm_sizes[number].name);
-    weft_status status = open_scene(command, &bench_lm_sizes[number], options->seed, &scene);
+    command_note(command, "%s parameters …", lm_presets[number].name);
+    weft_status status = open_scene(command, number, options->seed, &scene);
     if (status == WEFT_OK) {
-        status = measure_scene(&scene, &bench_lm_sizes[number], options->repeat, row);
+        status = measure_scene(&scene, options->repeat, row);
     }
     close_scene(&scene);
     return status == WEFT_OK ? command_interrupted() : command_fail(command, NULL, status);
@@ -274,8 +262,8 @@ static int print_json(weft_command *command, const lm_bench_results *results) {
         double both = row->training_operations + row->generation_operations;
         json_t *item = json_object();
         json_object_set_new(item, "parameters", json_count(row->parameters));
-        json_object_set_new(item, "width", json_count(bench_lm_sizes[i].config.width));
-        json_object_set_new(item, "layers", json_count(bench_lm_sizes[i].config.layers));
+        json_object_set_new(item, "width", json_count(lm_presets[i].config.width));
+        json_object_set_new(item, "layers", json_count(lm_presets[i].config.layers));
         json_speed(item, "training", row->training, gflops(row->training, row->training_operations),
                    results->peak);
         json_speed(item, "generation", row->generation, gflops(row->generation, row->generation_operations),
@@ -305,8 +293,8 @@ static void print_text(const lm_bench_results *results) {
         const lm_row *row = &results->rows[i];
         double both = row->training_operations + row->generation_operations;
         char text[TEXT_SIZE];
-        printf("%10s %5u %6u", text_count(row->parameters, text), bench_lm_sizes[i].config.width,
-               bench_lm_sizes[i].config.layers);
+        printf("%10s %5u %6u", text_count(row->parameters, text), lm_presets[i].config.width,
+               lm_presets[i].config.layers);
         print_speed(row->training, gflops(row->training, row->training_operations), results->peak);
         print_speed(row->generation, gflops(row->generation, row->generation_operations), results->peak);
         print_speed(row->policy, gflops(row->policy, both), results->peak);
@@ -316,7 +304,7 @@ static void print_text(const lm_bench_results *results) {
 
 int bench_lm(weft_command *command, const lm_bench_options *options) {
     lm_bench_results results = {.threads = weft_context_threads(command->context),
-                                .count = options->quick ? QUICK_SIZES : BENCH_LM_SIZES};
+                                .count = options->quick ? QUICK_SIZES : LM_PRESETS};
     int code = measure_peak(command, options->repeat, &results);
     for (size_t i = 0; i < results.count && code == EXIT_DONE; i++) {
         code = measure_size(command, options, i, &results.rows[i]);

@@ -6,13 +6,12 @@
 #ifndef WEFT_PROGRAMS_BENCH_LM_H
 #define WEFT_PROGRAMS_BENCH_LM_H
 
-#include "../lm/config.h"
 #include "command.h"
 
-enum { BENCH_RATES_MAX = 16, BENCH_STALENESS_MAX = 8, BENCH_LM_SIZES = 5 };
+enum { BENCH_RATES_MAX = 16, BENCH_STALENESS_MAX = 8 };
 
 typedef struct lm_bench_options {
-    bool quick; /* the smallest sizes only */
+    bool quick; /* the smallest sizes only; of rates, hardly a warm-up */
     uint64_t seed;
     unsigned repeat;
     uint64_t steps;      /* of learning by rewards; 0: 240, and 50 at each of several rates */
@@ -25,19 +24,6 @@ typedef struct lm_bench_options {
     const char *save;      /* where the state of that policy is left; NULL: nowhere */
     const char *directory; /* for stores; NULL: TMPDIR or /tmp */
 } lm_bench_options;
-
-/* A model to measure with. */
-typedef struct lm_size {
-    const char *name;
-    lm_config config;
-    size_t sequences; /* of a step of training */
-    double warm_rate; /* for learning from right answers */
-    size_t warm_batch;
-} lm_size;
-
-extern const lm_size bench_lm_sizes[BENCH_LM_SIZES];
-/* The smallest with so many parameters, about; the largest if none has. 0: 2M. */
-const lm_size *bench_lm_size(uint64_t parameters);
 
 /* Speeds of training and generation, by size of the model. */
 int bench_lm(weft_command *command, const lm_bench_options *options);

@@ -6,35 +6,18 @@
  */
 #include "bench_lm.h"
 
-#include "../lm/grpo.h"
-#include "../lm/warmup.h"
+#include "../train/options.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { PROMPTS = 32, GROUP = 8, ROLLOUTS = PROMPTS * GROUP, EVALUATION = 1024, REPORT = 20, STEPS = 240 };
-
-static const double usual_rate = 2e-4;
-static const double warm_success = 0.45;
-
-static const lm_config policy = {
-    .vocabulary = LM_TASK_VOCABULARY,
-    .width = 64,
-    .layers = 2,
-    .heads = 4,
-    .kv_heads = 4,
-    .feed_forward = 172,
-    .context = 64,
-    .tied = true,
-    .rope_base = 10000,
-    .norm_epsilon = 1e-5,
-};
-
-static const lm_task task = {.kind = LM_TASK_CHAIN, .steps = 32, .period = 6};
+enum { EVALUATION = 1024, REPORT = 20 };
 
 typedef struct learn_run {
     weft_command *command;
+    train_options usual; /* with the rate and the steps that were asked for */
     lm_trainer *trainer;
+    float *rewards;
     uint16_t *before;                            /* live words before a step */
     lm_model *samplers[BENCH_STALENESS_MAX + 1]; /* of the last versions, in turn */
     uint64_t seed;
@@ -48,7 +31,6 @@ typedef struct learn_run {
     double last_rewards;
     double step_seconds;
     double changed; /* share of weights, mean over steps */
-    double rate;
 } learn_run;
 
 static bool watch(void *opaque, uint64_t step, double loss, double success) {
@@ -59,15 +41,14 @@ static bool watch(void *opaque, uint64_t step, double loss, double success) {
 }
 
 static weft_status warm_up(learn_run *run) {
-    lm_warmup_options options = lm_warmup_defaults();
+    lm_warmup_options options = run->usual.warmup;
     options.seed = run->seed;
-    options.success = warm_success;
     options.watcher = watch;
     options.opaque = run;
     double start = clock_seconds();
     weft_status status = lm_model_initialise(run->trainer->model, run->seed);
     if (status == WEFT_OK) {
-        status = lm_warmup(run->trainer, &task, &options, &run->warm);
+        status = lm_warmup(run->trainer, &run->usual.run.task, &options, &run->warm);
     }
     run->warm_seconds = clock_seconds() - start;
     lm_adam_reset(run->trainer->adam);
@@ -77,7 +58,7 @@ static weft_status warm_up(learn_run *run) {
 static weft_status evaluate(learn_run *run, double *success_out) {
     lm_rollout_options options = {
         .seed = run->seed + 2000000, .prompts = EVALUATION, .group = 1, .temperature = 1};
-    return lm_evaluate(run->trainer->model, &task, &options, success_out);
+    return lm_evaluate(run->trainer->model, &run->usual.run.task, &options, success_out);
 }
 
 static void count_changes(learn_run *run) {
@@ -114,23 +95,24 @@ static void close_samplers(learn_run *run) {
 /* The version that a step makes is sampled from by a later one: the next if nobody is behind. */
 static weft_status policy_step(learn_run *run, const lm_grpo_options *options, uint64_t step,
                                lm_grpo_result *result) {
-    float rewards[ROLLOUTS];
+    const train_run *usual = &run->usual.run;
     lm_samples *samples = NULL;
     const lm_model *model = run->trainer->model;
     lm_rollout_options rollout = {.seed = run->seed + 1000000,
-                                  .first = step * PROMPTS,
-                                  .prompts = PROMPTS,
-                                  .group = GROUP,
+                                  .first = step * usual->prompts,
+                                  .prompts = usual->prompts,
+                                  .group = usual->group,
                                   .temperature = 1};
     memcpy(run->before, model->live, model->parameters * sizeof *run->before);
-    weft_status status = lm_rollout(sampler_at(run, step), &task, &rollout, rewards, &samples);
+    weft_status status =
+        lm_rollout(sampler_at(run, step), &run->usual.run.task, &rollout, run->rewards, &samples);
     if (status == WEFT_OK) {
         lm_rollouts rollouts = {
             .batch = lm_samples_batch(samples),
             .prompts = samples->prompts,
             .logp = samples->logp,
-            .rewards = rewards,
-            .group = GROUP,
+            .rewards = run->rewards,
+            .group = usual->group,
         };
         status = lm_grpo_step(run->trainer, &rollouts, options, NULL, result);
         count_changes(run);
@@ -143,15 +125,14 @@ static weft_status policy_step(learn_run *run, const lm_grpo_options *options, u
 }
 
 static weft_status policy_steps(learn_run *run) {
-    lm_grpo_options options = lm_grpo_defaults();
+    const lm_grpo_options *options = &run->usual.grpo;
     lm_grpo_result result;
     weft_status status = WEFT_OK;
     double reward = 0;
     double start = clock_seconds();
-    options.adam.rate = run->rate;
     for (uint64_t step = 0; step < run->steps && status == WEFT_OK; step++) {
         status =
-            command_interrupted() == EXIT_DONE ? policy_step(run, &options, step, &result) : WEFT_CANCELLED;
+            command_interrupted() == EXIT_DONE ? policy_step(run, options, step, &result) : WEFT_CANCELLED;
         reward += status == WEFT_OK ? result.reward / REPORT : 0;
         if (status == WEFT_OK && (step + 1) % REPORT == 0) {
             run->first_rewards = step < REPORT ? reward : run->first_rewards;
@@ -175,7 +156,7 @@ static int print_results(const learn_run *run) {
         printf(
             "policy steps  %llu with rate %g and staleness %llu, %.2f s each; a step changes %.2f%% of the "
             "BF16 weights\n",
-            (unsigned long long)run->steps, run->rate, (unsigned long long)run->staleness,
+            (unsigned long long)run->steps, run->usual.grpo.adam.rate, (unsigned long long)run->staleness,
             run->step_seconds, 100 * run->changed);
         printf("reward        %.3f in the first %d steps, %.3f in the last\n", run->first_rewards, REPORT,
                run->last_rewards);
@@ -189,7 +170,7 @@ static int print_results(const learn_run *run) {
     json_object_set_new(json, "warm_up_steps", json_count(run->warm.steps));
     json_object_set_new(json, "warm_up_seconds", json_real(run->warm_seconds));
     json_object_set_new(json, "policy_steps", json_count(run->steps));
-    json_object_set_new(json, "learning_rate", json_real(run->rate));
+    json_object_set_new(json, "learning_rate", json_real(run->usual.grpo.adam.rate));
     json_object_set_new(json, "staleness", json_count(run->staleness));
     json_object_set_new(json, "seconds_per_step", json_real(run->step_seconds));
     json_object_set_new(json, "density", json_real(run->changed));
@@ -220,18 +201,22 @@ static weft_status learn(learn_run *run) {
 int bench_lm_learn(weft_command *command, const lm_bench_options *options) {
     learn_run run = {
         .command = command,
+        .usual = train_options_defaults(),
         .seed = options->seed,
-        .steps = options->steps > 0 ? options->steps : STEPS,
         .staleness = options->staleness,
-        .rate = options->rate > 0 ? options->rate : usual_rate,
     };
-    weft_status status = lm_trainer_create(command->context, &policy, &run.trainer);
+    run.steps = options->steps > 0 ? options->steps : run.usual.run.steps;
+    if (options->rate > 0) {
+        run.usual.grpo.adam.rate = options->rate;
+    }
+    weft_status status = lm_trainer_create(command->context, &run.usual.run.config, &run.trainer);
     if (status != WEFT_OK) {
         return command_fail(command, NULL, status);
     }
     int code = EXIT_DONE;
     run.before = calloc(run.trainer->model->parameters, sizeof *run.before);
-    if (run.before == NULL) {
+    run.rewards = calloc((size_t)run.usual.run.prompts * run.usual.run.group, sizeof *run.rewards);
+    if (run.before == NULL || run.rewards == NULL) {
         code = command_error(command, EXIT_FAILED, "no memory");
     } else {
         status = learn(&run);
@@ -241,6 +226,7 @@ int bench_lm_learn(weft_command *command, const lm_bench_options *options) {
         code = status == WEFT_OK ? print_results(&run) : command_fail(command, NULL, status);
     }
     close_samplers(&run);
+    free(run.rewards);
     free(run.before);
     lm_trainer_destroy(run.trainer);
     return code;

@@ -4,6 +4,7 @@
  * each learning rate, for receivers that follow every version and for such that follow every k-th, and the
  * bytes that a version costs. The policy is that of a trainer's state, or one that is warmed up first.
  */
+#include "../lm/presets.h"
 #include "../lm/rates.h"
 #include "bench_lm.h"
 #include "bench_sync.h"
@@ -14,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STEPS = 50, SETTLE = 20, PROMPTS = 16, GROUP = 8 };
+enum { STEPS = 50, SETTLE = 20, QUICK_WARM_UP = 20, PROMPTS = 16, GROUP = 8 };
 
 /* Short responses, so that a policy of millions of parameters is warm within minutes. */
 static const lm_task short_chain = {.kind = LM_TASK_CHAIN, .steps = 10, .period = 4};
@@ -52,16 +53,22 @@ static bool watch_steps(void *opaque, const lm_rates_step *step) {
 /* ---- the policy ---- */
 
 static weft_status warm_up(rates_bench *bench) {
-    const lm_size *size = bench_lm_size(bench->options->parameters);
+    const uint64_t usual = 2000000;
+    uint64_t parameters = bench->options->parameters > 0 ? bench->options->parameters : usual;
+    if (bench->options->quick) {
+        parameters = 0;
+    }
+    const lm_preset *preset = lm_preset_of(parameters);
     lm_warmup_options options = lm_warmup_defaults();
-    weft_status status = lm_trainer_create(bench->command->context, &size->config, &bench->trainer);
+    weft_status status = lm_trainer_create(bench->command->context, &preset->config, &bench->trainer);
     if (status == WEFT_OK) {
         status = lm_model_initialise(bench->trainer->model, bench->options->seed);
     }
     options.seed = bench->options->seed;
-    options.adam.rate = size->warm_rate;
-    options.batch = size->warm_batch;
+    options.adam.rate = preset->warm_rate;
+    options.batch = preset->warm_batch;
     options.success = 0.5;
+    options.steps = bench->options->quick ? QUICK_WARM_UP : options.steps;
     options.watcher = watch_warmup;
     options.opaque = bench;
     bench->progress.task = short_chain;

@@ -61,8 +61,7 @@ static const struct argp_option options[] = {
     {"fleet", OPTION_FLEET, NULL, 0, "Measure many followers behind relays instead; see below", 4},
     {"quick", OPTION_QUICK, NULL, 0,
      "With --sync: 256M parameters and 100 versions; with --fleet: 8 followers, 1M and 12; with --lm: the "
-     "two "
-     "smallest models",
+     "two smallest models; with --rates: the smallest, hardly warm",
      4},
     {"only", OPTION_ONLY, "PARTS", 0,
      "With --sync: only some of publish,pause,scaling,latency,bucketing,catch-up,group,parts", 4},

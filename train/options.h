@@ -31,9 +31,4 @@ train_options train_options_defaults(void);
 /* WEFT_INVALID_ARGUMENT if there can be no such run. */
 WEFT_CHECKED weft_status train_options_check(weft_context *context, const train_options *options);
 
-/* Sizes of models by name: 0.1M, 0.6M, 2.4M, 10M, 27M. */
-bool train_preset_find(const char *name, lm_config *config_out);
-/* "0.1M, 0.6M, …" */
-const char *train_preset_names(void);
-
 #endif

@@ -33,4 +33,26 @@ for list in 1e-6, ,1e-6 1e-6,none 2 0 1e-6,-1 "$(seq -s , 1 17 | sed 's/[0-9]*/1
 done
 expect 1 'No such file' "$weft" bench --lm --rates 1e-6 --state absent.safetensors
 expect 2 'quick goes with' "$weft" bench --quick
+
+# A policy that is hardly warm: the same from its state as in the run that made it.
+expect 0 '' "$weft" bench --lm --rates 1e-6,1e-3 --quick --steps 3 --save policy.safetensors --quiet --json
+cp stdout made
+expect 0 '' "$weft" bench --lm --rates 1e-3 --steps 3 --state policy.safetensors --quiet --json
+cat > look.py << 'END'
+import json
+made, read = json.load(open("made")), json.load(open("stdout"))
+assert made["parameters"] == read["parameters"] == 100160
+assert made["warm_up_steps"] == 20 and read["warm_up_steps"] == 0
+low, high = made["rates"]
+[again] = read["rates"]
+assert high["density"] == again["density"] and high["density_by_step"] == again["density_by_step"]
+for one in made["rates"]:
+    assert one["density"]["2"]["windows"] == 2 and one["density"]["4"] is None
+    assert len(one["density_by_step"]) == 23
+    assert one["bytes"]["dense"] == 200320 and one["bytes"]["sent"] > one["bytes"]["patch"] > 0
+assert low["density"]["1"]["mean"] < 0.1 < high["density"]["1"]["mean"]
+END
+check "the rates: $(cat stdout)" /usr/bin/python3 look.py
+expect 0 '' "$weft" bench --lm --rates 1e-6 --steps 1 --state policy.safetensors --quiet
+check "a row: $(cat stdout)" grep -Eq '^ 1\.0e-06 +[0-9.]+ ' stdout
 finish

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * test_lm_learning_slow.c: a tiny policy learns a tiny task: from right answers until it succeeds
- * sometimes, then from rewards alone.
+ * sometimes, then from rewards alone; and a small one learns to add numbers of several digits.
  */
+#include "../../lm/presets.h"
 #include "../support/lessons.h"
 
 #include <setjmp.h>
@@ -31,9 +32,29 @@ static void test_learns(void **state) {
     lesson_close(trainer);
 }
 
+/* Numbers of several digits, whose carries must be learned: right answers alone are enough. */
+static void test_learns_addition(void **state) {
+    (void)state;
+    for (uint32_t digits = 2; digits <= 3; digits++) {
+        lm_task task = {.kind = LM_TASK_ADDITION, .digits = digits};
+        lm_trainer *trainer = lesson_open(2, &lm_presets[0].config, 1);
+        lm_warmup_options options = lm_warmup_defaults();
+        lm_warmup_result result;
+        options.adam.rate = 2e-3;
+        options.interval = 30;
+        options.success = 0.6;
+        assert_int_equal(lm_warmup(trainer, &task, &options, &result), WEFT_OK);
+        print_message("%u digits: %llu steps, success %.3f\n", digits, (unsigned long long)result.steps,
+                      result.success);
+        assert_true(result.reached);
+        lesson_close(trainer);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_learns),
+        cmocka_unit_test(test_learns_addition),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
