@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := all
-.PHONY: all deps demo test check bench fuzz soak install format clean help
+.PHONY: all deps demo test check bench study-sparsity fuzz soak install format clean help
 
 all: ## build; the command is left at build/weft
 	@cmake --preset release > /dev/null
@@ -29,6 +29,10 @@ check: all ## the quick tests on the release build
 bench: all ## this machine against its limits, in one table
 	@build/weft bench
 
+study-sparsity: all ## the tables of sparsity in doc/RESULTS.md; QUICK=1: a part, printed only
+	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/sparsity.py build/weft build/sparsity-quick --quick; \
+	else /usr/bin/python3 -B bench/sparsity.py build/weft build/sparsity --document doc/RESULTS.md; fi
+
 fuzz: ## each fuzz target for FUZZ_SECONDS (default 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
@@ -45,4 +49,4 @@ clean: ## remove build/
 	@rm -rf build
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24

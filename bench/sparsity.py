@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The study of sparsity: by step, learning rate, delay and size of the model.
+
+sparsity.py WEFT WORK [--quick] [--resume] [--sizes 0.1M,2M] [--document FILE]
+
+Measures one size and one rate at a time with `weft bench --lm --rates` and keeps each result in WORK; with
+--resume, what is there already is not measured again. Then writes WORK/sparsity.csv, WORK/sparsity.svg and the
+tables; with --document, the tables go between the markers of that file, and the other two beside it.
+"""
+import argparse
+import json
+import math
+import pathlib
+import shutil
+import subprocess
+import sys
+
+SIZES = ["0.1M", "0.6M", "2M", "8M"]
+RATES = ["1e-6", "3e-6", "1e-5", "3e-5", "1e-4", "3e-4", "1e-3"]
+QUICK_SIZES = ["0.1M", "0.6M"]
+QUICK_RATES = ["1e-6", "1e-5", "1e-4", "1e-3"]
+DELAYS = ["1", "2", "4", "8", "16", "32"]
+BEGIN, END = "<!-- sparsity: begin -->", "<!-- sparsity: end -->"
+
+
+def measure(weft, work, size, rate, steps, resume):
+    result = work / f"{size}-{rate}.json"
+    state = work / f"{size}.safetensors"
+    if resume and result.exists():
+        return
+    policy = ["--state", state] if state.exists() else ["--params", size, "--save", state]
+    command = [weft, "bench", "--lm", "--rates", rate, "--steps", str(steps), "--json", "--quiet", *policy]
+    print(" ".join(map(str, command)), file=sys.stderr, flush=True)
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    result.write_bytes(output)
+
+
+def load(work, sizes, rates):
+    rows = []
+    for size in sizes:
+        for rate in rates:
+            path = work / f"{size}-{rate}.json"
+            if path.exists():
+                data = json.loads(path.read_text())
+                rows.append({**data["rates"][0], "size": size, "rate": rate, "run": data})
+    return rows
+
+
+# ---- tables ----
+
+
+def percent(value):
+    return f"{100 * value:.2f}" if value >= 0.001 else f"{100 * value:.3f}"
+
+
+def main_table(rows):
+    lines = [
+        "| parameters | rate | k=1 | 2 | 4 | 8 | 16 | 32 | most, k=1 | bytes per sync | times fewer | reward |",
+        "|--:|--:|" + "--:|" * 10,
+    ]
+    for row in rows:
+        cells = [f"{row['run']['parameters']:,}", row["rate"]]
+        for delay in DELAYS:
+            density = row["density"][delay]
+            cells.append(percent(density["mean"]) if density else "")
+        cells.append(percent(row["density"]["1"]["most"]))
+        cells.append(f"{row['bytes']['sent']:,.0f}")
+        cells.append(f"{row['times_fewer']:.0f}")
+        cells.append(f"{row['reward']:.2f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+STEPS = [(1, 1), (2, 2), (3, 5), (6, 10), (11, 20), (21, 30), (31, 50), (51, 70)]
+
+
+def step_table(rows):
+    """The first steps after Adam's reset, and those that count."""
+    lines = [
+        "| parameters | rate | " + " | ".join(f"{a}" if a == b else f"{a}–{b}" for a, b in STEPS) + " |",
+        "|--:|--:|" + "--:|" * len(STEPS),
+    ]
+    for row in rows:
+        steps = row["density_by_step"]
+        cells = [f"{row['run']['parameters']:,}", row["rate"]]
+        for first, last in STEPS:
+            part = steps[first - 1 : last]
+            cells.append(percent(sum(part) / len(part)) if part else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def tables(rows):
+    lines = ["Share of the BF16 weights that differ after k steps, in percent, and what a version costs:", ""]
+    lines += main_table(rows)
+    few = [row for row in rows if row["rate"] in ("1e-6", "1e-5", "1e-4")]
+    lines += ["", "Share that one step changes, by step since Adam's moments were reset (1–20 do not count above):"]
+    lines += ["", *step_table(few)]
+    return "\n".join(lines) + "\n"
+
+
+def csv(rows):
+    lines = ["parameters,rate,delay,density_mean,density_most,windows,bytes_sent,bytes_dense,reward"]
+    for row in rows:
+        for delay in DELAYS:
+            density = row["density"][delay]
+            if density:
+                values = [row["run"]["parameters"], row["rate"], delay, f"{density['mean']:.6g}"]
+                values += [f"{density['most']:.6g}", density["windows"], f"{row['bytes']['sent']:.1f}"]
+                values += [row["bytes"]["dense"], f"{row['reward']:.4f}"]
+                lines.append(",".join(map(str, values)))
+    return "\n".join(lines) + "\n"
+
+
+# ---- the picture: density over the delay, both logarithmic, a panel for each size ----
+
+WIDTH, HEIGHT, LEFT, TOP = 210, 220, 46, 30
+COLOURS = ["#1b4f72", "#1f7a8c", "#2e9e6b", "#8aa627", "#d4a017", "#d9702b", "#b03a2e"]
+
+
+def place(column, delay, density):
+    x = LEFT + column * (WIDTH + 16) + (math.log2(int(delay)) / 5) * (WIDTH - 34)
+    y = TOP + HEIGHT * (-math.log10(max(density, 1e-4)) / 4)
+    return f"{x:.1f},{y:.1f}"
+
+
+def panel(rows, size, column, rates):
+    left = LEFT + column * (WIDTH + 16)
+    parts = [f'<text x="{left}" y="{TOP - 10}">{size} parameters</text>']
+    for power in range(5):
+        y = TOP + HEIGHT * power / 4
+        parts.append(f'<line x1="{left}" x2="{left + WIDTH - 34}" y1="{y}" y2="{y}" stroke="#ddd"/>')
+        if column == 0:
+            parts.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{100 * 10.0 ** -power:g}%</text>')
+    for delay in DELAYS:
+        x = place(column, delay, 1e-4).split(",")[0]
+        parts.append(f'<text x="{x}" y="{TOP + HEIGHT + 16}" text-anchor="middle">{delay}</text>')
+    for row in (row for row in rows if row["size"] == size):
+        colour = COLOURS[rates.index(row["rate"])]
+        points = [place(column, k, row["density"][k]["mean"]) for k in DELAYS if row["density"][k]]
+        parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+    return parts
+
+
+def picture(rows, sizes, rates):
+    width = LEFT + len(sizes) * (WIDTH + 16) + 70
+    height = TOP + HEIGHT + 44
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        'font-size="11" fill="#333">',
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+    ]
+    for column, size in enumerate(sizes):
+        parts += panel(rows, size, column, rates)
+    for i, rate in enumerate(rates):
+        y = TOP + 12 + 18 * i
+        parts.append(f'<line x1="{width - 82}" x2="{width - 64}" y1="{y}" y2="{y}" stroke="{COLOURS[i]}" '
+                     'stroke-width="3"/>')
+        parts.append(f'<text x="{width - 58}" y="{y + 4}">{rate}</text>')
+    parts.append(f'<text x="{LEFT}" y="{height - 8}">weights that differ after so many steps, by learning rate'
+                 "</text>")
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def put_tables(document, text):
+    before, rest = document.read_text().split(BEGIN)
+    after = rest.split(END)[1]
+    document.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("weft")
+    parser.add_argument("work", type=pathlib.Path)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--sizes")
+    parser.add_argument("--document", type=pathlib.Path)
+    options = parser.parse_args()
+    sizes = QUICK_SIZES if options.quick else SIZES
+    rates = QUICK_RATES if options.quick else RATES
+    steps = 33 if options.quick else 50
+    if not options.resume:
+        shutil.rmtree(options.work, ignore_errors=True)
+    options.work.mkdir(parents=True, exist_ok=True)
+    for size in options.sizes.split(",") if options.sizes else sizes:
+        for rate in rates:
+            measure(options.weft, options.work, size, rate, steps, options.resume)
+    rows = load(options.work, sizes, rates)
+    sizes = [size for size in sizes if any(row["size"] == size for row in rows)]
+    text = tables(rows)
+    sys.stdout.write(text)
+    places = [options.work]
+    if options.document:
+        put_tables(options.document, text)
+        places.append(options.document.parent)
+    for directory in places:
+        (directory / "sparsity.csv").write_text(csv(rows))
+        (directory / "sparsity.svg").write_text(picture(rows, sizes, rates))
+
+
+main()
