@@ -20,6 +20,7 @@
 #ifndef WEFT_LOCO_H
 #define WEFT_LOCO_H
 
+#include <weft/store.h>
 #include <weft/tensor.h>
 
 #ifdef __cplusplus
@@ -44,6 +45,8 @@ typedef struct weft_loco_options {
     uint32_t significant; /* bits of a sent value, 2 to 23; 0: all 24, nothing is cut */
     bool open;            /* the gate fires everywhere: this is DiLoCo */
     bool raw;             /* with `open`: values travel as they lie in memory, four bytes each */
+    bool average; /* with `open` and `raw`, rate 1, no momentum: the consensus stays zero, and a round
+                     sets the tensors to the mean of what the ranks hold in them: DDP's gradients */
 } weft_loco_options;
 
 /* One rank, rate 0.7, momentum 0.9, the gate in use, nothing cut. */
@@ -98,21 +101,36 @@ WEFT_API WEFT_CHECKED weft_status weft_loco_encode(weft_loco *loco, weft_loco_pa
 WEFT_API WEFT_CHECKED weft_status weft_loco_aggregate(weft_loco *loco, const weft_loco_payload *payloads,
                                                       size_t count, weft_loco_stats *stats);
 
-/* How payloads reach the other ranks. */
+/* How payloads reach the other ranks. Only `share` and `close` must be there; the others are for exchanges
+ * that go on without a rank, which then has to come back. */
 typedef struct weft_loco_exchange {
     /* Gives `own` to all ranks and fills `all`, one for each rank, with the same set on every rank: the
      * exchange sees to it that all agree on who is included. What `all` points to stays until the next call
      * or until the exchange is closed. Called again with the same round and bytes after a failure. */
     weft_status (*share)(void *opaque, weft_context *context, uint64_t round, const weft_loco_payload *own,
                          weft_loco_payload *all, size_t ranks);
+    /* WEFT_OK if the round is over, and can still be shared in after the fact; WEFT_NOT_FOUND if it is over
+     * for so long that only a snapshot helps; WEFT_MORE if it is not over. */
+    weft_status (*ended)(void *opaque, weft_context *context, uint64_t round);
+    /* True if this rank should now leave a snapshot of the consensus after so many rounds. */
+    bool (*snapshot_due)(void *opaque, uint64_t rounds);
+    weft_status (*snapshot_put)(void *opaque, weft_context *context, uint64_t rounds,
+                                const weft_loco_payload *snapshot);
+    /* The newest one. It stays until the next call or until the exchange is closed. */
+    weft_status (*snapshot_get)(void *opaque, weft_context *context, weft_loco_payload *snapshot_out);
     void (*close)(void *opaque);
     void *opaque;
 } weft_loco_exchange;
 
 /* A whole round: encode, share, aggregate. If sharing fails, the payload is kept: call again, without
- * training in between. */
+ * training in between. A snapshot that is due and cannot be left is no failure. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_round(weft_loco *loco, const weft_loco_exchange *exchange,
                                                   weft_loco_stats *stats);
+/* For a rank that comes back: ends all rounds that the others have ended without it, or, where they were
+ * too many, takes the newest snapshot. What it has trained and not sent goes into the residual, unless its
+ * payload turns out to have been included. `rounds_out`, by how many rounds it has moved, may be NULL. */
+WEFT_API WEFT_CHECKED weft_status weft_loco_catch_up(weft_loco *loco, const weft_loco_exchange *exchange,
+                                                     uint64_t *rounds_out);
 
 /* What is in a payload, without the consensus that it is coded against. */
 typedef struct weft_loco_info {
@@ -151,6 +169,46 @@ WEFT_API WEFT_CHECKED weft_status weft_loco_save(const weft_loco *loco, const ch
 WEFT_API WEFT_CHECKED weft_status
 weft_loco_load(weft_loco *loco, const char *path, const weft_table *extra, const char *const *keys,
                void (*label)(void *opaque, const char *key, const char *value), void *opaque);
+
+/* ---- meeting in a store ----
+ *
+ * Trainers that can reach nothing but a store. Each puts its payload; one of them, the leader, closes the
+ * round when all are there or at the deadline, with a manifest that names the payloads that count; all obey
+ * it. Who is late or gone is left out, and the others go on: what it has to say stays in its residual. If
+ * the leader is gone, the next rank closes the round. A round is closed once, because the store refuses a
+ * second manifest; on a store without conditional puts only rank 0 leads, and the round waits for it. */
+
+typedef struct weft_loco_store_options {
+    const char *run; /* as in weft_loco_options; letters, digits and . _ ~ - */
+    uint32_t rank;
+    uint32_t ranks;
+    uint32_t least;           /* payloads without which no round is closed, however late it is */
+    double deadline_seconds;  /* that the leader waits for payloads, from when its own is there */
+    double passing_seconds;   /* that the next rank leaves to a leader after its deadline; and that a rank
+                                 which was left out of the last round is waited for */
+    double poll_seconds;      /* between looks, at most */
+    uint64_t keep_rounds;     /* whose payloads are kept for who comes back; at least two snapshots' */
+    uint64_t snapshot_rounds; /* between snapshots of the consensus, for who comes back later than that */
+} weft_loco_store_options;
+
+/* One rank, all of whom must be there for at least 1 payload; 60 s, 5 s, 0.2 s; 32 and 16 rounds. */
+WEFT_API weft_loco_store_options weft_loco_store_defaults(void);
+/* The store must outlive the exchange. `options` is copied. */
+WEFT_API WEFT_CHECKED weft_status weft_loco_store_open(weft_context *context, weft_store *store,
+                                                       const weft_loco_store_options *options,
+                                                       weft_loco_exchange *exchange_out);
+
+typedef struct weft_loco_store_stats {
+    uint64_t sent;           /* bytes of payloads put */
+    uint64_t received;       /* bytes of payloads and snapshots fetched */
+    uint64_t snapshot_bytes; /* put */
+    uint64_t led;            /* rounds that this rank closed */
+    uint64_t left_out;       /* rounds that ended without its payload */
+    uint64_t refused;        /* payloads that it found unusable as a leader, and did not name */
+    uint64_t unremoved;      /* old objects that could not be removed */
+} weft_loco_store_stats;
+
+WEFT_API weft_loco_store_stats weft_loco_store_describe(const weft_loco_exchange *exchange);
 
 /* ---- the gate alone ---- */
 

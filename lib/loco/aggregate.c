@@ -72,6 +72,9 @@ static weft_status move_block(void *argument, size_t block, unsigned worker) {
             return name_broken(loco, at, at + some);
         }
         weft_loco_set_local(loco, at, at + some);
+        if (loco->options.average) {
+            memset(loco->consensus + at, 0, some * sizeof *loco->consensus);
+        }
     }
     return WEFT_OK;
 }
@@ -99,9 +102,8 @@ static weft_status return_block(void *argument, size_t block, unsigned worker) {
                                 values->loco->residual + (uint64_t)block * WEFT_PAYLOAD_BLOCK);
 }
 
-/* The round goes on without this rank: what it sent goes back into the residual. What is left of a value
- * that was cut, and what was sent of it, add up to the value exactly. */
-static weft_status return_values(weft_loco *loco) {
+/* What is left of a value that was cut, and what was sent of it, add up to the value exactly. */
+weft_status weft_loco_return_values(weft_loco *loco) {
     weft_loco_payload *payloads =
         weft_allocate_zeroed(loco->context, loco->options.ranks, sizeof *payloads);
     weft_loco_values values;
@@ -143,15 +145,15 @@ static weft_status check_call(const weft_loco *loco, const weft_loco_payload *pa
     if (included == 0) {
         return weft_fail(loco->context, WEFT_INVALID_ARGUMENT, "a round needs the payload of a rank");
     }
-    const weft_loco_payload *own = &payloads[loco->options.rank];
-    if (own->data != NULL &&
-        (own->size != loco->payload.size || memcmp(own->data, loco->payload.data, own->size) != 0)) {
-        return weft_fail(loco->context, WEFT_CONFLICT,
-                         "the payload that came back to rank %u is not the one that it sent: is there "
-                         "another process with this rank?",
-                         loco->options.rank);
-    }
     return WEFT_OK;
+}
+
+/* False too if what stands for this rank is another payload than its own: an earlier life of it has put
+ * that, which knew nothing of what this one has trained. */
+static bool own_included(const weft_loco *loco, const weft_loco_payload *payloads) {
+    const weft_loco_payload *own = &payloads[loco->options.rank];
+    return own->data != NULL && own->size == loco->payload.size &&
+           memcmp(own->data, loco->payload.data, own->size) == 0;
 }
 
 weft_status weft_loco_aggregate(weft_loco *loco, const weft_loco_payload *payloads, size_t count,
@@ -171,8 +173,8 @@ weft_status weft_loco_aggregate(weft_loco *loco, const weft_loco_payload *payloa
     job.sums = weft_allocate_array(loco->context, weft_context_threads(loco->context),
                                    WEFT_PAYLOAD_BLOCK * sizeof *job.sums);
     status = job.sums == NULL ? WEFT_NO_MEMORY : WEFT_OK;
-    if (status == WEFT_OK && payloads[loco->options.rank].data == NULL) {
-        status = return_values(loco);
+    if (status == WEFT_OK && !own_included(loco, payloads)) {
+        status = weft_loco_return_values(loco);
     }
     if (status == WEFT_OK) {
         result.included = (uint32_t)job.values.count;
@@ -187,23 +189,5 @@ weft_status weft_loco_aggregate(weft_loco *loco, const weft_loco_payload *payloa
     if (status == WEFT_OK && stats != NULL) {
         *stats = result;
     }
-    return status;
-}
-
-weft_status weft_loco_round(weft_loco *loco, const weft_loco_exchange *exchange, weft_loco_stats *stats) {
-    weft_loco_payload own;
-    weft_status status = weft_loco_encode(loco, &own);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    weft_loco_payload *all = weft_allocate_zeroed(loco->context, loco->options.ranks, sizeof *all);
-    if (all == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    status = exchange->share(exchange->opaque, loco->context, loco->rounds, &own, all, loco->options.ranks);
-    if (status == WEFT_OK) {
-        status = weft_loco_aggregate(loco, all, loco->options.ranks, stats);
-    }
-    weft_release(loco->context, all);
     return status;
 }

@@ -38,6 +38,10 @@ static weft_status check_options(weft_context *context, const weft_loco_options 
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "raw values are those of an open gate, and are not cut");
     }
+    if (options->average && (!options->raw || options->rate != 1 || options->momentum != 0)) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "averages are of raw values, with rate 1 and no momentum");
+    }
     return WEFT_OK;
 }
 
@@ -79,7 +83,7 @@ static weft_status copy_places(weft_loco *loco, const weft_loco_tensor *tensors,
 
 static weft_status allocate_arrays(weft_loco *loco) {
     size_t elements = (size_t)loco->elements;
-    loco->consensus = weft_allocate_array(loco->context, elements, sizeof(float));
+    loco->consensus = weft_allocate_zeroed(loco->context, elements, sizeof(float));
     loco->residual = weft_allocate_zeroed(loco->context, elements, sizeof(float));
     if (loco->consensus == NULL || loco->residual == NULL) {
         return WEFT_NO_MEMORY;
@@ -90,7 +94,7 @@ static weft_status allocate_arrays(weft_loco *loco) {
             return WEFT_NO_MEMORY;
         }
     }
-    for (size_t i = 0; i < loco->place_count; i++) {
+    for (size_t i = 0; i < loco->place_count && !loco->options.average; i++) {
         const weft_loco_place *place = &loco->places[i];
         if (place->count > 0) {
             memcpy(loco->consensus + place->start, place->data, (size_t)place->count * sizeof(float));

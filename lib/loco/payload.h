@@ -21,6 +21,11 @@ typedef struct weft_payload_block {
     uint32_t fired;
 } weft_payload_block;
 
+/* More than any payload of a model of so many weights has. */
+static inline uint64_t weft_loco_payload_most(uint64_t elements) {
+    return 16 * elements + 65536;
+}
+
 /* A payload whose every byte is covered by a checksum that holds. */
 typedef struct weft_payload {
     weft_loco_info info;

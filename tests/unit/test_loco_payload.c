@@ -222,9 +222,9 @@ static void test_others(void **state) {
     options = options_of(1);
     options.open = true;
     refuse_other(&p, &options, WEFT_INVALID_ARGUMENT, "another configuration");
-    /* this rank's own must be what it sent */
+    /* what lies in the place of this rank is of this rank */
     weft_loco_payload swapped[2] = {{p.copy, p.payloads[1].size}, p.payloads[1]};
-    assert_int_equal(weft_loco_aggregate(p.ranks[0].loco, swapped, 2, NULL), WEFT_CONFLICT);
+    assert_int_equal(weft_loco_aggregate(p.ranks[0].loco, swapped, 2, NULL), WEFT_BASE_MISMATCH);
     weft_loco_payload nobody[2] = {{NULL, 0}, {NULL, 0}};
     assert_int_equal(weft_loco_aggregate(p.ranks[0].loco, nobody, 2, NULL), WEFT_INVALID_ARGUMENT);
     assert_int_equal(weft_loco_aggregate(p.ranks[0].loco, p.payloads, 1, NULL), WEFT_INVALID_ARGUMENT);

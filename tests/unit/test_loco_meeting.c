@@ -1,0 +1,445 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Trainers that meet in a store: all ranks come to the same bits for 2, 3 and 4 of them; the round goes on
+ * without who is late or gone, the leader included, and who comes back has the others' consensus and has
+ * lost nothing of its own; what cannot be used is refused and counted; a rank that is started again in the
+ * middle of a round takes part in it once.
+ *
+ * Each rank is a thread with a context and a store of its own.
+ */
+#include "fault_store.h"
+#include "scratch.h"
+
+#include "../../lib/base/clock.h"
+
+#include <weft/loco.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { WEIGHTS = 3000, RANKS_MAX = 4 };
+
+typedef struct trainer {
+    weft_context *context;
+    weft_store *store;
+    weft_loco_exchange exchange;
+    weft_loco *loco;
+    float weights[WEIGHTS];
+    uint32_t rank;
+    uint64_t rounds; /* for a thread to do */
+    weft_status status;
+    weft_loco_stats stats;
+} trainer;
+
+static void expect(weft_context *context, weft_status status, const char *what) {
+    if (status != WEFT_OK) {
+        fail_msg("%s: %s: %s", what, weft_status_name(status), weft_context_error(context));
+    }
+}
+
+static float noise(uint64_t seed) {
+    seed = (seed + 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u;
+    seed = (seed ^ (seed >> 29)) * 0x94d049bb133111ebu;
+    return (float)((double)(seed >> 40) / (1 << 24) - 0.5);
+}
+
+static weft_loco_store_options meeting_options(uint32_t rank, uint32_t ranks) {
+    weft_loco_store_options options = weft_loco_store_defaults();
+    options.run = "meeting";
+    options.rank = rank;
+    options.ranks = ranks;
+    options.deadline_seconds = 0.5;
+    options.passing_seconds = 0.1;
+    options.poll_seconds = 0.02;
+    options.snapshot_rounds = 2;
+    options.keep_rounds = 4;
+    return options;
+}
+
+static void trainer_join(trainer *trainer, const char *directory, const weft_loco_store_options *options) {
+    weft_loco_options loco = weft_loco_defaults();
+    const weft_store_options volatile_store = {.volatile_writes = true};
+    memset(trainer, 0, sizeof *trainer);
+    trainer->rank = options->rank;
+    assert_int_equal(weft_context_create(&(weft_context_options){.threads = 1}, &trainer->context),
+                     WEFT_OK);
+    for (size_t i = 0; i < WEIGHTS; i++) {
+        trainer->weights[i] = noise(i) * 0.1f;
+    }
+    expect(trainer->context, weft_store_open(trainer->context, directory, &volatile_store, &trainer->store),
+           "open a store");
+    expect(trainer->context,
+           weft_loco_store_open(trainer->context, trainer->store, options, &trainer->exchange), "meet");
+    loco.run = options->run;
+    loco.rank = options->rank;
+    loco.ranks = options->ranks;
+    const weft_loco_tensor tensors[] = {{"a", trainer->weights, WEIGHTS / 3},
+                                        {"b", trainer->weights + WEIGHTS / 3, WEIGHTS - WEIGHTS / 3}};
+    expect(trainer->context, weft_loco_create(trainer->context, &loco, tensors, 2, &trainer->loco),
+           "create");
+}
+
+static void trainer_leave(trainer *trainer) {
+    weft_loco_destroy(trainer->loco);
+    trainer->exchange.close(trainer->exchange.opaque);
+    weft_store_close(trainer->store);
+    weft_context_destroy(trainer->context);
+}
+
+/* What stands for the steps of a round: a function of rank and round alone. */
+static void train(trainer *trainer) {
+    uint64_t seed = weft_loco_rounds(trainer->loco) * 1000003 + trainer->rank * 7919;
+    for (size_t i = 0; i < WEIGHTS; i++) {
+        trainer->weights[i] += noise(seed * WEIGHTS + i) * 1e-4f;
+    }
+}
+
+static weft_status train_round(trainer *trainer) {
+    train(trainer);
+    return weft_loco_round(trainer->loco, &trainer->exchange, &trainer->stats);
+}
+
+static void *train_rounds(void *argument) {
+    trainer *trainer = argument;
+    while (trainer->status == WEFT_OK && weft_loco_rounds(trainer->loco) < trainer->rounds) {
+        trainer->status = train_round(trainer);
+    }
+    return NULL;
+}
+
+/* Ranks that do their rounds at the same time. */
+static void together(trainer **trainers, size_t count, uint64_t rounds) {
+    pthread_t threads[RANKS_MAX];
+    for (size_t i = 0; i < count; i++) {
+        trainers[i]->rounds = rounds;
+        assert_int_equal(pthread_create(&threads[i], NULL, train_rounds, trainers[i]), 0);
+    }
+    for (size_t i = 0; i < count; i++) {
+        pthread_join(threads[i], NULL);
+        expect(trainers[i]->context, trainers[i]->status, "rounds");
+    }
+}
+
+static void assert_same(const trainer *a, const trainer *b) {
+    weft_digest left = weft_loco_digest(a->loco);
+    weft_digest right = weft_loco_digest(b->loco);
+    assert_int_equal(weft_loco_rounds(a->loco), weft_loco_rounds(b->loco));
+    assert_memory_equal(&left, &right, sizeof left);
+    assert_memory_equal(a->weights, b->weights, sizeof a->weights);
+}
+
+/* ---- the tests ---- */
+
+static void ranks_come_to_the_same_bits(void **state) {
+    (void)state;
+    for (uint32_t ranks = 2; ranks <= RANKS_MAX; ranks++) {
+        scratch scratch;
+        trainer trainers[RANKS_MAX];
+        trainer *all[RANKS_MAX];
+        scratch_open(&scratch);
+        for (uint32_t rank = 0; rank < ranks; rank++) {
+            weft_loco_store_options options = meeting_options(rank, ranks);
+            options.deadline_seconds = 60;
+            trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options);
+            all[rank] = &trainers[rank];
+        }
+        together(all, ranks, 6);
+        for (uint32_t rank = 0; rank < ranks; rank++) {
+            weft_loco_store_stats stats = weft_loco_store_describe(&trainers[rank].exchange);
+            assert_same(&trainers[0], &trainers[rank]);
+            assert_int_equal(trainers[rank].stats.included, ranks);
+            assert_int_equal(stats.left_out + stats.refused, 0);
+            assert_int_equal(stats.led, rank == 0 ? 6 : 0);
+        }
+        for (uint32_t rank = 0; rank < ranks; rank++) {
+            trainer_leave(&trainers[rank]);
+        }
+        scratch_close(&scratch);
+    }
+}
+
+static void the_others_go_on_without_the_leader(void **state) {
+    (void)state;
+    scratch scratch;
+    trainer trainers[3];
+    scratch_open(&scratch);
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        weft_loco_store_options options = meeting_options(rank, 3);
+        trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options);
+    }
+    together((trainer *[]){&trainers[0], &trainers[1], &trainers[2]}, 3, 1);
+    /* rank 0 leads, and is gone for a round */
+    together((trainer *[]){&trainers[1], &trainers[2]}, 2, 2);
+    assert_same(&trainers[1], &trainers[2]);
+    assert_int_equal(trainers[1].stats.included, 2);
+    assert_int_equal(weft_loco_store_describe(&trainers[1].exchange).led, 1);
+    /* it comes late with its payload of that round, which stays its own */
+    uint64_t missed = 0;
+    train(&trainers[0]);
+    expect(trainers[0].context, weft_loco_catch_up(trainers[0].loco, &trainers[0].exchange, &missed),
+           "back");
+    assert_int_equal(missed, 1);
+    assert_same(&trainers[0], &trainers[1]);
+    assert_int_equal(weft_loco_store_describe(&trainers[0].exchange).left_out, 1);
+    assert_true(weft_loco_residual_energy(trainers[0].loco) > weft_loco_residual_energy(trainers[1].loco));
+    /* and takes part again, while rank 1 leads on */
+    together((trainer *[]){&trainers[0], &trainers[1], &trainers[2]}, 3, 4);
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        assert_same(&trainers[0], &trainers[rank]);
+        assert_int_equal(trainers[rank].stats.included, 3);
+    }
+    assert_int_equal(weft_loco_store_describe(&trainers[1].exchange).led, 3);
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        trainer_leave(&trainers[rank]);
+    }
+    scratch_close(&scratch);
+}
+
+static void a_long_absence_ends_with_a_snapshot(void **state) {
+    (void)state;
+    scratch scratch;
+    trainer trainers[2];
+    scratch_open(&scratch);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        weft_loco_store_options options = meeting_options(rank, 2);
+        options.deadline_seconds = 0.05;
+        options.passing_seconds = 0.01;
+        trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options);
+    }
+    together((trainer *[]){&trainers[0]}, 1, 11);
+    train(&trainers[1]);
+    float local[WEIGHTS];
+    memcpy(local, trainers[1].weights, sizeof local);
+    const float *before = weft_loco_consensus(trainers[1].loco, "a");
+    double energy = 0;
+    for (size_t i = 0; i < WEIGHTS / 3; i++) {
+        double change = (double)before[i] - (double)local[i];
+        energy += change * change;
+    }
+    uint64_t missed = 0;
+    expect(trainers[1].context, weft_loco_catch_up(trainers[1].loco, &trainers[1].exchange, &missed),
+           "back");
+    assert_int_equal(missed, 11);
+    assert_same(&trainers[0], &trainers[1]);
+    assert_true(weft_loco_residual_energy(trainers[1].loco) >= energy);
+    assert_true(weft_loco_store_describe(&trainers[0].exchange).snapshot_bytes > 0);
+    assert_int_equal(weft_loco_store_describe(&trainers[0].exchange).unremoved, 0);
+    together((trainer *[]){&trainers[0], &trainers[1]}, 2, 13);
+    assert_same(&trainers[0], &trainers[1]);
+    trainer_leave(&trainers[0]);
+    trainer_leave(&trainers[1]);
+    scratch_close(&scratch);
+}
+
+static void what_cannot_be_used_is_refused(void **state) {
+    (void)state;
+    scratch scratch;
+    trainer trainers[2];
+    weft_loco_payload payload;
+    scratch_open(&scratch);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        weft_loco_store_options options = meeting_options(rank, 2);
+        trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options);
+    }
+    train(&trainers[1]);
+    expect(trainers[1].context, weft_loco_encode(trainers[1].loco, &payload), "encode");
+    uint8_t *bytes = malloc(payload.size);
+    memcpy(bytes, payload.data, payload.size);
+    /* damaged; cut short; of another round; another rank's; nothing of the kind */
+    for (unsigned round = 0; round < 5; round++) {
+        char key[64];
+        size_t size = round == 1 ? payload.size / 2 : round == 4 ? 5 : payload.size;
+        memcpy(bytes, payload.data, payload.size);
+        if (round == 0) {
+            bytes[payload.size / 2] ^= 4;
+        }
+        snprintf(key, sizeof key, "loco/meeting/%u/%d", round, 1);
+        expect(trainers[1].context,
+               weft_store_put_bytes(trainers[1].context, trainers[1].store, key, bytes, size,
+                                    WEFT_STORE_ALWAYS, NULL, NULL),
+               "put");
+        expect(trainers[0].context, train_round(&trainers[0]), "a round");
+        assert_int_equal(trainers[0].stats.included, 1);
+        assert_int_equal(weft_loco_store_describe(&trainers[0].exchange).refused, round + 1);
+    }
+    free(bytes);
+    trainer_leave(&trainers[0]);
+    trainer_leave(&trainers[1]);
+    scratch_close(&scratch);
+}
+
+/* Killed after its payload was put, it trains the same again, and finds that it was there already. */
+static void a_rank_that_starts_again_takes_part_once(void **state) {
+    (void)state;
+    scratch scratch;
+    trainer trainers[2];
+    trainer again;
+    weft_loco_store_options options[2] = {meeting_options(0, 2), meeting_options(1, 2)};
+    weft_loco_payload payload;
+    scratch_open(&scratch);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options[rank]);
+    }
+    train(&trainers[1]);
+    expect(trainers[1].context, weft_loco_encode(trainers[1].loco, &payload), "encode");
+    expect(trainers[1].context,
+           weft_store_put_bytes(trainers[1].context, trainers[1].store, "loco/meeting/0/1", payload.data,
+                                payload.size, WEFT_STORE_ALWAYS, NULL, NULL),
+           "put");
+    trainer_leave(&trainers[1]);
+    expect(trainers[0].context, train_round(&trainers[0]), "a round");
+    assert_int_equal(trainers[0].stats.included, 2);
+
+    trainer_join(&again, scratch_path(&scratch, "store"), &options[1]);
+    expect(again.context, train_round(&again), "the same round");
+    assert_same(&trainers[0], &again);
+    assert_int_equal(weft_loco_store_describe(&again.exchange).left_out, 0);
+    trainer_leave(&again);
+
+    /* with its state lost it trains something else, which is taken back: what was included stays that */
+    trainer_join(&again, scratch_path(&scratch, "store"), &options[1]);
+    again.weights[5] += 0.25f;
+    expect(again.context, weft_loco_round(again.loco, &again.exchange, &again.stats), "another life");
+    assert_same(&trainers[0], &again);
+    assert_int_equal(weft_loco_store_describe(&again.exchange).left_out, 1);
+    assert_true(weft_loco_residual_energy(again.loco) > 0.06);
+    trainer_leave(&again);
+    trainer_leave(&trainers[0]);
+    scratch_close(&scratch);
+}
+
+/* A store that fails at any of its operations: the round is done by calling again, and its bits are the
+ * same. */
+static void a_round_survives_a_failing_store(void **state) {
+    (void)state;
+    trainer quiet;
+    weft_loco_store_options options = meeting_options(0, 1);
+    scratch scratch;
+    uint64_t calls = 0;
+    scratch_open(&scratch);
+    trainer_join(&quiet, scratch_path(&scratch, "quiet"), &options);
+    for (int round = 0; round < 2; round++) {
+        expect(quiet.context, train_round(&quiet), "a quiet round");
+    }
+    for (uint64_t at = 1; at == 1 || at <= calls; at++) {
+        trainer trainer;
+        char name[32];
+        weft_store *faulty;
+        fault_store *control;
+        snprintf(name, sizeof name, "store-%" PRIu64, at);
+        trainer_join(&trainer, scratch_path(&scratch, name), &options);
+        trainer.exchange.close(trainer.exchange.opaque);
+        expect(trainer.context, fault_store_create(trainer.context, trainer.store, 1, &faulty, &control),
+               "faults");
+        expect(trainer.context, weft_loco_store_open(trainer.context, faulty, &options, &trainer.exchange),
+               "meet");
+        fault_store_fail_at(control, at, WEFT_REMOTE_FAILED);
+        for (int round = 0; round < 2; round++) {
+            train(&trainer);
+            weft_status status = weft_loco_round(trainer.loco, &trainer.exchange, &trainer.stats);
+            if (status != WEFT_OK) {
+                assert_int_equal(status, WEFT_REMOTE_FAILED);
+                expect(trainer.context, weft_loco_round(trainer.loco, &trainer.exchange, &trainer.stats),
+                       "the same round again");
+            }
+        }
+        assert_same(&quiet, &trainer);
+        calls = at == 1 ? fault_store_calls(control) : calls;
+        trainer.exchange.close(trainer.exchange.opaque);
+        weft_loco_destroy(trainer.loco);
+        weft_store_close(faulty);
+        weft_context_destroy(trainer.context);
+    }
+    trainer_leave(&quiet);
+    scratch_close(&scratch);
+}
+
+static void impossible_meetings_are_refused(void **state) {
+    (void)state;
+    scratch scratch;
+    trainer trainer;
+    weft_loco_store_options good = meeting_options(0, 2);
+    weft_loco_exchange exchange;
+    scratch_open(&scratch);
+    trainer_join(&trainer, scratch_path(&scratch, "store"), &good);
+    weft_loco_store_options bad[6] = {good, good, good, good, good, good};
+    bad[0].run = "two/parts";
+    bad[1].run = "";
+    bad[2].rank = 2;
+    bad[3].least = 3;
+    bad[4].deadline_seconds = NAN;
+    bad[5].keep_rounds = 3;
+    for (size_t i = 0; i < 6; i++) {
+        assert_int_equal(weft_loco_store_open(trainer.context, trainer.store, &bad[i], &exchange),
+                         WEFT_INVALID_ARGUMENT);
+        assert_true(strlen(weft_context_error(trainer.context)) > 0);
+    }
+    trainer_leave(&trainer);
+    scratch_close(&scratch);
+}
+
+/* DDP's gradients: a round sets every rank's values to their mean, summed in the order of ranks. */
+static void averages_are_means(void **state) {
+    (void)state;
+    enum { RANKS = 3 };
+    weft_context *context;
+    weft_loco *ranks[RANKS];
+    weft_loco_payload payloads[RANKS];
+    float values[RANKS][WEIGHTS];
+    assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
+    for (uint32_t rank = 0; rank < RANKS; rank++) {
+        weft_loco_options options = {.run = "ddp",
+                                     .rank = rank,
+                                     .ranks = RANKS,
+                                     .rate = 1,
+                                     .open = true,
+                                     .raw = true,
+                                     .average = true};
+        const weft_loco_tensor tensor = {"gradient", values[rank], WEIGHTS};
+        expect(context, weft_loco_create(context, &options, &tensor, 1, &ranks[rank]), "create");
+    }
+    for (uint64_t round = 0; round < 3; round++) {
+        float means[WEIGHTS];
+        for (size_t i = 0; i < WEIGHTS; i++) {
+            float sum = 0;
+            for (uint32_t rank = 0; rank < RANKS; rank++) {
+                values[rank][i] = noise(round * 100 + rank * 10 + i);
+                sum += values[rank][i];
+            }
+            means[i] = sum / RANKS;
+        }
+        for (uint32_t rank = 0; rank < RANKS; rank++) {
+            expect(context, weft_loco_encode(ranks[rank], &payloads[rank]), "encode");
+        }
+        for (uint32_t rank = 0; rank < RANKS; rank++) {
+            expect(context, weft_loco_aggregate(ranks[rank], payloads, RANKS, NULL), "aggregate");
+            assert_memory_equal(values[rank], means, sizeof means);
+        }
+    }
+    for (uint32_t rank = 0; rank < RANKS; rank++) {
+        weft_loco_destroy(ranks[rank]);
+    }
+    weft_context_destroy(context);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_come_to_the_same_bits),
+        cmocka_unit_test(the_others_go_on_without_the_leader),
+        cmocka_unit_test(a_long_absence_ends_with_a_snapshot),
+        cmocka_unit_test(what_cannot_be_used_is_refused),
+        cmocka_unit_test(a_rank_that_starts_again_takes_part_once),
+        cmocka_unit_test(a_round_survives_a_failing_store),
+        cmocka_unit_test(impossible_meetings_are_refused),
+        cmocka_unit_test(averages_are_means),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
