@@ -6,8 +6,10 @@
 #include "train_arguments.h"
 
 #include "../lib/base/context.h"
+#include "../lm/presets.h"
 #include "../train/files.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -81,7 +83,7 @@ static const struct argp_option options[] = {
     {"metrics", OPTION_METRICS, "-", 0, "Print each line of metrics.jsonl to stdout too", 5},
 
     {NULL, 0, NULL, 0, "The model:", 6},
-    {"model", OPTION_MODEL, "SIZE", 0, "0.1M (default), 0.6M, 2.4M, 10M or 27M parameters", 7},
+    {"model", OPTION_MODEL, "SIZE", 0, "0.1M (default), 0.6M, 2M, 8M or 27M parameters", 7},
     {"config", OPTION_CONFIG, "FILE", 0, "The sizes in a Hugging Face config.json for Llama", 7},
     {"layers", OPTION_LAYERS, "N", 0, "Change one size of it; and so the next", 7},
     {"hidden", OPTION_WIDTH, "N", 0, "Width", 7},
@@ -96,7 +98,7 @@ static const struct argp_option options[] = {
     {"chain-period", OPTION_CHAIN_PERIOD, "N", 0, "Digits of its circle", 9},
     {"digits", OPTION_DIGITS, "N", 0, "Digits of each number that is added", 9},
     {"seed", OPTION_SEED, "N", 0, "All random numbers follow from it (default: 1)", 9},
-    {"steps", OPTION_STEPS, "N", 0, "Steps of the trainer (default: 200)", 9},
+    {"steps", OPTION_STEPS, "N", 0, "Steps of the trainer (default: 240)", 9},
     {"prompts", OPTION_PROMPTS, "N", 0, "Prompts of a step (default: 32)", 9},
     {"group", OPTION_GROUP, "N", 0, "Responses to each (default: 8)", 9},
     {"slots", OPTION_SLOTS, "N", 0, "Pieces of work that a step is divided into (default: 8)", 9},
@@ -120,7 +122,7 @@ static const struct argp_option options[] = {
      "Measure success on fresh prompts every N steps (default: 20); 0: after the last only", 11},
     {"evaluate-prompts", OPTION_EVALUATE_PROMPTS, "N", 0, "How many (default: 256)", 11},
     {"warmup-success", OPTION_WARMUP_SUCCESS, "S", 0,
-     "First learn from right answers until this share succeeds (default: 0.55); 0: no warm-up", 11},
+     "First learn from right answers until this share succeeds (default: 0.45); 0: no warm-up", 11},
     {"warmup-rate", OPTION_WARMUP_RATE, "R", 0, "Learning rate of the warm-up", 11},
     {"warmup-steps", OPTION_WARMUP_STEPS, "N", 0, "Steps of the warm-up, at most", 11},
     {"warmup-cache", OPTION_WARMUP_CACHE, "DIR", 0,
@@ -193,11 +195,15 @@ static void read_config(struct argp_state *state, const char *path, lm_config *c
 static error_t parse_model(int key, char *text, struct argp_state *state) {
     train_arguments *arguments = state->input;
     lm_config *config = &arguments->chosen.run.config;
+    const lm_preset *preset;
     switch (key) {
     case OPTION_MODEL:
-        if (!train_preset_find(text, config)) {
-            argp_error(state, "--model is one of %s, not '%s'", train_preset_names(), text);
+        preset = lm_preset_find(text);
+        if (preset == NULL) {
+            argp_error(state, "--model is one of " LM_PRESET_NAMES ", not '%s'", text);
+            return EINVAL;
         }
+        *config = preset->config;
         return 0;
     case OPTION_CONFIG:
         read_config(state, text, config);

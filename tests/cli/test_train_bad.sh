@@ -79,6 +79,14 @@ for reason in run place form size reward score version; do
     says bad.err "is not used \($reason\)"
 done
 
+# ---- a worker that cannot compute the same ----
+expect 4 'no worker delivers' "$weft" train s-kind --role trainer --output kind "${tiny[@]}" --patience 0.2
+if grep -q '"arithmetic":"fused"' s-kind/train/run; then
+    expect 1 'work on a machine of the same kind' env WEFT_CPU=portable "$weft" train s-kind --role rollout
+else
+    skip 'a worker that cannot compute the same: this processor has one way only'
+fi
+
 # ---- a store that is full ----
 mkdir full
 if mount -t tmpfs -o size=1m tmpfs full 2> /dev/null; then

@@ -37,14 +37,14 @@ torment() {
 }
 
 # ---- synchronous ----
-run calm s-calm 2 --steps 150
+run calm s-calm 2 --steps 90
 course calm s-calm > calm.course
-torment sync s-sync --steps 150
+torment sync s-sync --steps 90
 alike sync s-sync calm
 
 # ---- asynchronous, of a policy that can do something ----
 able=(--hidden 64 --heads 4 --kv-heads 4 --feed-forward 172 --rate 1e-4 --warmup-success 0.4 --prompts 16 --group 8
-    --steps 60 --staleness 1 --evaluate-prompts 512)
+    --steps 40 --staleness 1 --evaluate-prompts 512)
 run quiet s-quiet 2 "${able[@]}"
 torment async s-async "${able[@]}"
 checks=$((checks + 1))
@@ -52,7 +52,7 @@ checks=$((checks + 1))
 import json
 def rewards(name):
     lines = [json.loads(line) for line in open(f"{name}/metrics.jsonl")]
-    assert [line["step"] for line in lines] == list(range(60))
+    assert [line["step"] for line in lines] == list(range(40))
     assert all(line["trajectories"]["used"] == 128 for line in lines)
     assert all(line["staleness"]["max"] <= 1 for line in lines)
     return [line["reward"] for line in lines]

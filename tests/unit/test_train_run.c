@@ -112,10 +112,6 @@ static void test_options(void **state) {
         assert_int_equal(train_options_check(context, &bad[i]), WEFT_INVALID_ARGUMENT);
         assert_true(weft_context_error(context)[0] != 0);
     }
-    lm_config config;
-    assert_true(train_preset_find("2.4M", &config));
-    assert_int_equal(lm_config_check(context, &config), WEFT_OK);
-    assert_false(train_preset_find("2.5M", &config));
     weft_context_destroy(context);
 }
 
