@@ -77,14 +77,6 @@ static weft_status sample_block(const encode_job *job, encode_worker *worker, ui
     return status;
 }
 
-/* Half of the tile that follows this one: ranking leaves the memory idle. */
-static void fetch_ahead(const weft_gate_input *input, unsigned half) {
-    const float *streams[] = {input->consensus, input->local, input->residual};
-    for (unsigned i = 0; i < 3; i++) {
-        weft_prefetch_part((uintptr_t)(streams[i] + input->count), input->count * sizeof(float), half, 2);
-    }
-}
-
 static weft_status encode_tile(const encode_job *job, encode_worker *worker,
                                const weft_loco_stretch *stretch, uint64_t block_start) {
     weft_block_encoder *encoder = &worker->encoder;
@@ -97,10 +89,7 @@ static weft_status encode_tile(const encode_job *job, encode_worker *worker,
     if (job->gate(&input, &encoder->fired, worker->words) >= WEFT_NOT_FINITE) {
         return name_broken(job->loco, stretch);
     }
-    fetch_ahead(&input, 0);
-    status = weft_block_encoder_tile(encoder, job->kernels, worker->words, input.count, input.first, first);
-    fetch_ahead(&input, 1);
-    return status;
+    return weft_block_encoder_tile(encoder, job->kernels, worker->words, input.count, input.first, first);
 }
 
 static weft_status encode_coded(const encode_job *job, encode_worker *worker, uint64_t start, uint64_t end,
