@@ -1,0 +1,37 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# `weft bench --loco`: rows in text and JSON, the same payloads at every processor level and with any number of
+# threads, and their sizes. No time is judged.
+. "$(dirname "$0")/common.sh"
+
+expect 0 '' "$weft" bench --loco --params 200K --repeat 1
+for row in lossless '8 bits' open raw; do
+    check "$row: $(cat stdout)" grep -Eq "^$row +[0-9]+ +[0-9.]+% +[0-9.]+ " stdout
+done
+
+for level in portable avx2 avx512; do
+    WEFT_CPU=$level expect 0 '' "$weft" bench --loco --params 2M --repeat 2 --json
+    cp stdout "$level.json"
+done
+cat > look.py << 'END'
+import json
+results = [json.load(open(name + ".json")) for name in ("portable", "avx2", "avx512")]
+found = [[(row["name"], row["fired"], row["payload_bytes"]) for row in result["rows"]] for result in results]
+assert found[0] == found[1] == found[2]
+rows = {}
+for row in results[0]["rows"]:
+    same = rows.setdefault(row["name"], row)
+    assert (same["fired"], same["payload_bytes"]) == (row["fired"], row["payload_bytes"])
+assert list(rows) == ["lossless", "8 bits", "open", "raw"]
+for name, most in ("lossless", 3.0), ("8 bits", 1.9):
+    assert 0.03 < rows[name]["density"] < 0.06
+    assert rows[name]["bytes_per_fired_first"] <= most and rows[name]["bytes_per_fired"] <= most
+assert rows["raw"]["density"] == 1 and 4 < rows["raw"]["bytes_per_fired"] < 4.01
+assert rows["open"]["density"] == 1 and rows["open"]["bytes_per_fired"] < 2
+END
+check "the JSON: $(cat portable.json)" /usr/bin/python3 look.py
+
+expect 2 'params, --lr, --seed and --repeat' "$weft" bench --loco --lm
+expect 2 'params, --lr, --seed and --repeat' "$weft" bench --loco --sync
+finish
