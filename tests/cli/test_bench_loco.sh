@@ -5,13 +5,13 @@
 # threads, and their sizes. No time is judged.
 . "$(dirname "$0")/common.sh"
 
-expect 0 '' "$weft" bench --loco --params 200K --repeat 1
+expect 0 '' "$weft" bench --loco -q --params 200K --repeat 1
 for row in lossless '8 bits' open raw; do
     check "$row: $(cat stdout)" grep -Eq "^$row +[0-9]+ +[0-9.]+% +[0-9.]+ " stdout
 done
 
 for level in portable avx2 avx512; do
-    WEFT_CPU=$level expect 0 '' "$weft" bench --loco --params 2M --repeat 2 --json
+    WEFT_CPU=$level expect 0 '' "$weft" bench --loco -q --params 1M --repeat 2 --json
     cp stdout "$level.json"
 done
 cat > look.py << 'END'
