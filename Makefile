@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := all
-.PHONY: all deps demo test check bench study-sparsity fuzz soak install format clean help
+.PHONY: all deps demo tour test check bench study-sparsity fuzz soak install format clean help
 
 all: ## build; the command is left at build/weft
 	@cmake --preset release > /dev/null
@@ -16,9 +16,13 @@ all: ## build; the command is left at build/weft
 deps: ## install the Debian packages of packages.txt that are missing
 	@scripts/deps.sh
 
-demo: deps ## a short tour on two checkpoints that it makes itself
+demo: deps ## a policy learns while its workers follow; ends with a report, weft-demo.html
 	@$(MAKE) --no-print-directory all
-	@scripts/demo.sh
+	@build/weft demo
+
+tour: deps ## a short tour of patches and PULSESync on checkpoints that it makes itself
+	@$(MAKE) --no-print-directory all
+	@scripts/tour.sh
 
 test: deps ## everything: release, ASan+UBSan and TSan builds with their tests, and a build by clang
 	@scripts/test.sh

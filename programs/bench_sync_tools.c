@@ -7,7 +7,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -74,48 +73,17 @@ int sync_no_memory(sync_bench *bench) {
 
 /* ---- directories ---- */
 
-static int remove_entry(const char *path, const struct stat *status, int kind, struct FTW *place) {
-    (void)status;
-    (void)kind;
-    (void)place;
-    remove(path);
-    return 0;
-}
-
-static void remove_tree(const char *path) {
-    enum { DESCRIPTORS = 16 };
-    nftw(path, remove_entry, DESCRIPTORS, FTW_DEPTH | FTW_PHYS);
-}
-
 int sync_bench_open(weft_command *command, const sync_options *options, sync_bench *bench) {
     enum { THREADS = 2 };
     *bench = (sync_bench){.command = command,
                           .options = options,
                           .threads = command->threads > 0 ? command->threads : THREADS};
-    const char *parent = options->directory != NULL ? options->directory : getenv("TMPDIR");
-    if (parent == NULL || *parent == 0) {
-        parent = "/tmp";
-    }
-    if (asprintf(&bench->directory, "%s/weft-bench.XXXXXX", parent) < 0) {
-        bench->directory = NULL;
-        return sync_no_memory(bench);
-    }
-    if (mkdtemp(bench->directory) == NULL) {
-        int code = command_error(command, EXIT_FAILED, "cannot make a directory in %s: %s", parent,
-                                 strerror(errno));
-        free(bench->directory);
-        bench->directory = NULL;
-        return code;
-    }
-    return EXIT_DONE;
+    return scratch_open(command, options->directory, "weft-bench", &bench->directory);
 }
 
 void sync_bench_close(sync_bench *bench) {
-    if (bench->directory != NULL) {
-        remove_tree(bench->directory);
-        free(bench->directory);
-        bench->directory = NULL;
-    }
+    scratch_close(bench->directory);
+    bench->directory = NULL;
 }
 
 char *sync_store_path(sync_bench *bench, const char *name) {
@@ -129,7 +97,7 @@ char *sync_store_path(sync_bench *bench, const char *name) {
 
 void sync_store_remove(char *path) {
     if (path != NULL) {
-        remove_tree(path);
+        scratch_remove(path);
         free(path);
     }
 }

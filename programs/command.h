@@ -156,6 +156,15 @@ void output_emergency(void);
 /* Refuses an output that is the same file as an input. */
 int output_guard(weft_command *command, const char *output_path, const char *input_path);
 
+/* ---- scratch.c: directories for the time that a command runs ---- */
+
+/* Makes one in `parent` (NULL: TMPDIR, or /tmp) whose name begins with `name`. */
+int scratch_open(weft_command *command, const char *parent, const char *name, char **path_out);
+/* Removes a directory with all that is in it. */
+void scratch_remove(const char *path);
+/* The same, and frees the path, which may be NULL. */
+void scratch_close(char *path);
+
 /* ---- text.c: numbers for people ---- */
 
 enum { TEXT_SIZE = 40 };
@@ -236,6 +245,7 @@ int verb_log(int argc, char **argv);
 int verb_fleet(int argc, char **argv);
 int verb_serve(int argc, char **argv);
 int verb_train(int argc, char **argv);
+int verb_demo(int argc, char **argv);
 int verb_bench(int argc, char **argv);
 
 #endif

@@ -32,6 +32,7 @@ static const weft_verb verbs[] = {
     {"serve", "DIR", "serve a store over HTTP or HTTPS", verb_serve},
     {"train", "STORE --role ROLE", "train a small policy by reinforcement, its roles joined by a store alone",
      verb_train},
+    {"demo", "", "a policy learns, its workers follow; with a report", verb_demo},
     {"bench", "", "this machine against its limits, in one table", verb_bench},
 };
 enum { VERB_COUNT = sizeof verbs / sizeof verbs[0] };

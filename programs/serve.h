@@ -12,6 +12,7 @@
 
 #include "../lib/store/directory.h"
 #include "../lib/sync/report.h"
+#include "page.h"
 #include "remote.h"
 
 #include <microhttpd.h>
@@ -234,9 +235,6 @@ void serve_training_look(serve_request *request);
 char *serve_text_training(serve_request *request, size_t *size_out);
 
 /* ---- serve_page.c: the page at / ---- */
-
-/* How the browser is told that nothing but the page's own script and style may do anything. */
-enum { PAGE_POLICY = 512 };
 
 typedef struct serve_page {
     char policy[PAGE_POLICY];

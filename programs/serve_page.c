@@ -10,33 +10,12 @@
  */
 #include "serve.h"
 
-#include <openssl/evp.h>
 #include <serve_page_data.h>
 #include <string.h>
 
-enum { HASH = 32, HASH_TEXT = 45 };
-
-/* Base64 of the SHA-256, as Content-Security-Policy wants it. */
-static bool hash_text(const char *data, size_t size, char text[HASH_TEXT]) {
-    uint8_t hash[HASH];
-    if (EVP_Digest(data, size, hash, NULL, EVP_sha256(), NULL) != 1) {
-        return false;
-    }
-    EVP_EncodeBlock((unsigned char *)text, hash, HASH);
-    return true;
-}
-
 bool serve_page_open(serve_page *page) {
-    char script[HASH_TEXT], style[HASH_TEXT];
-    if (!hash_text(page_script, sizeof page_script, script) ||
-        !hash_text(page_style, sizeof page_style, style)) {
-        return false;
-    }
-    snprintf(page->policy, sizeof page->policy,
-             "default-src 'none'; script-src 'sha256-%s'; style-src 'sha256-%s'; connect-src 'self'; "
-             "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-             script, style);
-    return true;
+    return page_policy(page_script, sizeof page_script, page_style, sizeof page_style,
+                       "; connect-src 'self'; frame-ancestors 'none'", page->policy);
 }
 
 bool serve_page_wanted(const serve_request *request) {

@@ -124,10 +124,11 @@ bool text_parse_unsigned(const char *text, uint64_t maximum, uint64_t *value_out
 }
 
 const char *text_seconds(double seconds, char text[TEXT_SIZE]) {
+    bool tiny = seconds < 9.995e-5;
     bool small = seconds < 0.9995;
-    double value = small ? 1000 * seconds : seconds;
+    double value = tiny ? 1e6 * seconds : small ? 1000 * seconds : seconds;
     int digits = value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
-    snprintf(text, TEXT_SIZE, "%.*f %s", digits, value, small ? "ms" : "s");
+    snprintf(text, TEXT_SIZE, "%.*f %s", digits, value, tiny ? "us" : small ? "ms" : "s");
     return text;
 }
 

@@ -10,16 +10,13 @@
 #ifndef WEFT_PROGRAMS_TRAINING_H
 #define WEFT_PROGRAMS_TRAINING_H
 
-#include <jansson.h>
-#include <weft/base.h>
+#include "../train/run.h"
 
-#define TRAINING_OBJECT_KEY "train/metrics"
-#define TRAINING_RUN_KEY "train/run"
+#include <jansson.h>
 
 enum {
     TRAINING_LINE_MAX = 1 << 20,
     TRAINING_OBJECT_MAX = 16 << 20,
-    TRAINING_RUN_MAX = 1 << 16,
     TRAINING_STEPS_MAX = 1 << 16, /* that are kept in memory and shown */
 };
 

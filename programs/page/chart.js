@@ -203,7 +203,7 @@ class Chart {
     const group = shape("g", {});
     panels.forEach((panel) => {
       drawAxis(group, panel.scale, width, panel.format);
-      group.append(shape("text", {class: "title", x: 0, y: panel.top - 14}, panel.title + panel.scale.name));
+      group.append(shape("text", {class: "title", x: 0, y: panel.top - 14}, (panel.title + panel.scale.name).replace(/^, /, "")));
     });
     drawPlaces(group, key(this.items[0]), key(this.items.at(-1)), place, width, panels.at(-1).bottom);
     this.options.decorate?.(group, this);

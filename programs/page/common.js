@@ -46,6 +46,9 @@ function percent(ratio) {
 function seconds(value) {
   if (value < 1) {
     const milliseconds = Math.max(0, value * 1000);
+    if (milliseconds > 0 && milliseconds < 0.1) {
+      return Number((1000 * milliseconds).toPrecision(2)) + " µs";
+    }
     return Number(milliseconds < 10 ? milliseconds.toPrecision(2) : milliseconds.toFixed(0)) + " ms";
   }
   if (value < 10) {

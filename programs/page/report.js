@@ -36,7 +36,7 @@ function tileTexts(summary) {
 function showSummary() {
   const {summary} = report;
   for (const [name, value, note] of tileTexts(summary)) {
-    const tile = make("div", "tile");
+    const tile = make("div", name === "Reward" ? "tile first" : "tile");
     tile.append(piece("dt", "", name), piece("dd", "", value), piece("dd", "", note));
     by("tiles").append(tile);
   }
@@ -98,7 +98,8 @@ function rateText() {
     "density grows with the learning rate. A policy of " + short(parameters) + " parameters needs a larger rate to " +
     "learn within minutes (here " + decimal(rate) + ") than one of 7B, which is trained at 1e-6 to 3e-6, and is denser " +
     "for it. The rows below are the final policy of this run, trained on for some steps at those rates: what the " +
-    "same weights cost to send there. They are too short to show learning at those rates.";
+    "same weights cost to send there. They are too short to show learning at those rates. An index page and a head of " +
+    "some 2.6 KiB go with every patch, which count beside a policy this small and not beside a large one.";
 }
 
 function showRates() {
@@ -109,7 +110,8 @@ function showRates() {
   for (const entry of [own, ...report.rates]) {
     const row = make("tr", entry.own ? "this" : "");
     const texts = [entry.rate.toExponential().replace("+", "") + (entry.own ? ", this run" : ""), count(entry.steps),
-      known(entry.density["1"], percent), bytes(Math.round(entry.bytes.sent)), bytes(entry.bytes.dense),
+      known(entry.density["1"], percent), bytes(Math.round(entry.bytes.sent)),
+      known(entry.bytes.patch ?? null, (value) => bytes(Math.round(value))), bytes(entry.bytes.dense),
       times(entry.bytes.reduction)];
     row.append(...texts.map((text, index) => piece("td", index > 0 ? "number" : "", text)));
     by("rates").append(row);
@@ -125,7 +127,9 @@ function flatten(value, name) {
 }
 
 function showSettings() {
-  for (const [name, value] of flatten(report.run, "")) {
+  const settings = flatten(report.run, "");
+  show(by("settings-card"), settings.length > 0);
+  for (const [name, value] of settings) {
     by("settings").append(piece("dt", "", name.replaceAll("_", " ")), piece("dd", "", value));
   }
 }

@@ -34,8 +34,8 @@ function workersOf(member, combine) {
   return (step) => combine(step.workers.map((worker) => worker[member]).filter((value) => value !== null));
 }
 
-function panel(title, format, series, more) {
-  return {title, format, height: CHART_HEIGHT, series, ...more};
+function panel(note, format, series, more) {
+  return {title: "", note, format, height: CHART_HEIGHT, series, ...more};
 }
 
 function line(name, label, colour, value, more) {
@@ -130,7 +130,7 @@ function addTrainingChart(parent, name) {
   const svg = shape("svg", {class: "chart", id: "chart-" + name, role: "img", tabindex: 0});
   head.append(piece("h3", "", definition.title));
   box.append(svg);
-  card.append(head, readout, box);
+  card.append(head, piece("p", "quiet", definition.panels[0].note), readout, box);
   parent.append(card);
   return new Chart(svg, readout, {
     key: (step) => step.step,

@@ -17,7 +17,7 @@ params=${PARAMS:-64M}
 sync_params=${SYNC_PARAMS:-32M}
 kills=6 # after the first one, which is shown in full
 
-directory=$(mktemp -d "${TMPDIR:-/tmp}/weft-demo.XXXXXX")
+directory=$(mktemp -d "${TMPDIR:-/tmp}/weft-tour.XXXXXX")
 child='' server='' worker_a='' worker_b=''
 
 # end PROCESS: kills it, if there is one, and waits until it is gone.

@@ -1,11 +1,11 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The tour of scripts/demo.sh checks all that it says. Here it must come to its end, and whether it does or is
+# The tour of scripts/tour.sh checks all that it says. Here it must come to its end, and whether it does or is
 # interrupted, leave neither files nor processes.
 . "$(dirname "$0")/common.sh"
 
-tour=$WEFT_SOURCE/scripts/demo.sh
+tour=$WEFT_SOURCE/scripts/tour.sh
 export PARAMS=16M SYNC_PARAMS=8M TMPDIR=$dir/tour NO_COLOR=1
 mkdir "$TMPDIR"
 
