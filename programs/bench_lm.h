@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * bench_lm.h: the parts of `weft bench --lm`: how fast the small policy of lm/ trains and generates beside
- * this machine's limit, how it learns, and how sparse its steps are.
+ * this machine's limit, how it learns, how sparse its steps are, and what a compressed
+ * cache of keys and values gains.
  */
 #ifndef WEFT_PROGRAMS_BENCH_LM_H
 #define WEFT_PROGRAMS_BENCH_LM_H
@@ -31,5 +32,7 @@ int bench_lm(weft_command *command, const lm_bench_options *options);
 int bench_lm_learn(weft_command *command, const lm_bench_options *options);
 /* Sparsity and bytes of steps at each of the rates. */
 int bench_lm_rates(weft_command *command, const lm_bench_options *options);
+/* Rollouts per second under each KV-cache policy, in a fixed memory for keys and values. */
+int bench_lm_kv(weft_command *command, const lm_bench_options *options);
 
 #endif

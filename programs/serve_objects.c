@@ -209,6 +209,13 @@ const serve_source serve_directory_source = {find_head,     get_object, add_noth
 
 /* ---- writing ---- */
 
+/* What a run of training puts is small, however large models may be: see doc/FORMAT.md. */
+static uint64_t object_limit(const serve_request *request) {
+    const uint64_t training = (uint64_t)16 << 20;
+    uint64_t most = request->server->max_object;
+    return starts_with(request->key, "train/") && training < most ? training : most;
+}
+
 /* Turns If-Match into the tag that has to be there still when the object is put in place. */
 static weft_status require_match(serve_request *request, const char *match, weft_store_put_request *put) {
     if (!request->replaces || !serve_tags_hold(match, request->tag.text, false)) {
@@ -237,7 +244,7 @@ static weft_status read_conditions(serve_request *request, weft_store_put_reques
 
 static void begin_put(serve_request *request) {
     const char *none_match = serve_field(request, "If-None-Match");
-    if (request->expected != UINT64_MAX && request->expected > request->server->max_object) {
+    if (request->expected != UINT64_MAX && request->expected > object_limit(request)) {
         serve_refuse(request, MHD_HTTP_CONTENT_TOO_LARGE, "the object is larger than this server takes");
         return;
     }
@@ -278,7 +285,7 @@ static void drop_draft(serve_request *request) {
 }
 
 void serve_object_append(serve_request *request, const char *data, size_t size) {
-    if (request->received > request->server->max_object) {
+    if (request->received > object_limit(request)) {
         serve_refuse(request, MHD_HTTP_CONTENT_TOO_LARGE, "the object is larger than this server takes");
         drop_draft(request);
         return;

@@ -35,6 +35,7 @@ enum {
     OPTION_RATE,
     OPTION_STALENESS,
     OPTION_RATES,
+    OPTION_KV,
     OPTION_STATE,
     OPTION_SAVE,
     OPTION_FOLLOWERS,
@@ -86,6 +87,8 @@ static const struct argp_option options[] = {
      "With --lm: sparsity and bytes of --steps N policy steps (default 50) at each learning rate, such as "
      "1e-6,3e-6",
      6},
+    {"kv", OPTION_KV, NULL, 0,
+     "With --lm: rollouts per second by KV-cache policy, within a fixed memory for keys and values", 6},
     {"state", OPTION_STATE, "FILE", 0,
      "With --rates: the policy is that of a trainer's state (default: one is warmed up)", 6},
     {"save", OPTION_SAVE, "FILE", 0, "With --rates: leave the state of the policy that is warmed up", 6},
@@ -152,6 +155,13 @@ static const char doc[] =
     "After a warm-up, 20 steps at the rate come first and do not count, because Adam's first updates are "
     "as "
     "large as the rate for every weight; a state that has learned by rewards brings its own moments.\n"
+    "\nWith --kv, rollouts of long chains by each policy in turn, in half of the memory that all would "
+    "need "
+    "with whole caches of keys and values; sequences wait for room:\n\n"
+    "  at once  sequences that fit\n"
+    "  times    rollouts per second, beside those without a policy\n"
+    "  KV held  tokens that queries found, of those with whole caches\n"
+    "  KV peak  the most that caches took, all that a policy remembers included\n"
     "\nWith --correction, arrays of log-probabilities of 10M tokens (--quick: 1M), on one thread: "
     "weights by "
     "each preset, and the objective, beside memcpy of what goes in; the fastest of --repeat counts.\n"
@@ -176,7 +186,8 @@ static const char doc[] =
     "  weft bench --fleet --followers 16 --relays 1 --versions 50\n"
     "  weft bench --lm --learn --seed 2\n"
     "  weft bench --lm --rates 1e-6,1e-5,1e-4 --steps 50\n"
-    "  weft bench --loco --params 8M --repeat 3\n" HELP_EXIT_CODES;
+    "  weft bench --loco --params 8M --repeat 3\n"
+    "  weft bench --lm --kv --repeat 3\n" HELP_EXIT_CODES;
 
 typedef struct bench_arguments {
     weft_command command;
@@ -197,6 +208,7 @@ typedef struct bench_arguments {
     double rate; /* of learning; 0: the usual */
     uint64_t staleness;
     const char *rates;
+    bool kv;
     const char *state;
     const char *save;
     sync_options sync_options; /* what is not told by the options above */
@@ -204,11 +216,11 @@ typedef struct bench_arguments {
 
 static void check_lm(const bench_arguments *arguments, struct argp_state *state) {
     bool rates = arguments->rates != NULL;
-    if ((arguments->learn || rates) && !arguments->lm) {
-        argp_error(state, "--learn and --rates go with --lm");
+    if ((arguments->learn || rates || arguments->kv) && !arguments->lm) {
+        argp_error(state, "--learn, --rates and --kv go with --lm");
     }
-    if (arguments->learn && rates) {
-        argp_error(state, "--learn and --rates exclude each other");
+    if (arguments->learn + rates + arguments->kv > 1) {
+        argp_error(state, "--learn, --rates and --kv exclude each other");
     }
     if ((arguments->rate > 0 || arguments->staleness > 0) && !arguments->learn) {
         argp_error(state, "--rate and --staleness go with --learn");
@@ -221,9 +233,10 @@ static void check_lm(const bench_arguments *arguments, struct argp_state *state)
     }
     if (arguments->lm && (arguments->sync || arguments->fleet || arguments->base != NULL ||
                           arguments->make != NULL || (arguments->parameters > 0 && !rates))) {
-        argp_error(state,
-                   "--lm makes its own models; it goes with --learn, --rates, --quick, --seed, --steps and "
-                   "--repeat only");
+        argp_error(
+            state,
+            "--lm makes its own models; it goes with --learn, --rates, --kv, --quick, --seed, --steps "
+            "and --repeat only");
     }
 }
 
@@ -313,6 +326,9 @@ static error_t parse_lm(int key, const char *argument, struct argp_state *state)
         return 0;
     case OPTION_RATES:
         arguments->rates = argument;
+        return 0;
+    case OPTION_KV:
+        arguments->kv = true;
         return 0;
     case OPTION_STATE:
         arguments->state = argument;
@@ -709,6 +725,9 @@ static int run_lm(bench_arguments *arguments) {
     if (arguments->rates != NULL) {
         int code = parse_rates(&arguments->command, arguments->rates, &chosen);
         return code == EXIT_DONE ? bench_lm_rates(&arguments->command, &chosen) : code;
+    }
+    if (arguments->kv) {
+        return bench_lm_kv(&arguments->command, &chosen);
     }
     return arguments->learn ? bench_lm_learn(&arguments->command, &chosen)
                             : bench_lm(&arguments->command, &chosen);

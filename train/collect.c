@@ -169,25 +169,48 @@ static weft_status look(train_collector *collector, uint64_t batch, uint32_t slo
     return status == WEFT_NOT_FOUND ? WEFT_MORE : status;
 }
 
-static weft_status await_slot(train_collector *collector, uint64_t batch, uint32_t slot,
-                              train_trajectory *trajectory) {
-    double pause = POLL_SECONDS;
-    for (;;) {
-        weft_status status = look(collector, batch, slot, trajectory);
-        if (status == WEFT_OK) {
-            train_patience_calm(collector->patience);
-            return WEFT_OK;
+/* One look at each slot that is not there yet. Trouble with the store is borne here. */
+static weft_status look_round(train_collector *collector, uint64_t batch, train_trajectory *slots,
+                              uint32_t *missing_out, bool *came_out) {
+    *missing_out = 0;
+    *came_out = false;
+    for (uint32_t i = 0; i < collector->run->slots; i++) {
+        if (slots[i].samples != NULL) {
+            continue;
         }
-        if (status == WEFT_MORE) {
-            weft_context_clear(collector->context);
-            status = train_patience_wait(collector->patience, pause, "no worker delivers trajectories");
-            pause = pause * 1.5 < POLL_MOST_SECONDS ? pause * 1.5 : POLL_MOST_SECONDS;
-        } else {
+        weft_status status = look(collector, batch, i, &slots[i]);
+        *came_out = *came_out || status == WEFT_OK;
+        *missing_out += status != WEFT_OK;
+        if (status < 0) {
             status = train_patience_bear(collector->patience, status);
         }
+        if (status < 0) {
+            return status;
+        }
+    }
+    return WEFT_OK;
+}
+
+/* All slots are looked at, not only the next: a bad one is to be made again while others come. */
+static weft_status await_slots(train_collector *collector, uint64_t batch, train_trajectory *slots) {
+    double pause = POLL_SECONDS;
+    for (;;) {
+        uint32_t missing;
+        bool came;
+        weft_status status = look_round(collector, batch, slots, &missing, &came);
+        if (status != WEFT_OK || missing == 0) {
+            return status;
+        }
+        weft_context_clear(collector->context);
+        if (came) {
+            train_patience_calm(collector->patience);
+            pause = POLL_SECONDS;
+        }
+        status = train_patience_wait(collector->patience, pause, "no worker delivers trajectories");
         if (status != WEFT_OK) {
             return status;
         }
+        pause = pause * 1.5 < POLL_MOST_SECONDS ? pause * 1.5 : POLL_MOST_SECONDS;
     }
 }
 
@@ -296,11 +319,9 @@ weft_status train_collect(train_collector *collector, uint64_t number, train_bat
     if (slots == NULL) {
         return WEFT_NO_MEMORY;
     }
-    weft_status status = WEFT_OK;
-    for (uint32_t i = 0; i < collector->run->slots && status == WEFT_OK; i++) {
-        status = await_slot(collector, number, i, &slots[i]);
-    }
+    weft_status status = await_slots(collector, number, slots);
     if (status == WEFT_OK) {
+        train_patience_calm(collector->patience);
         status = assemble(collector, number, slots, &batch);
     }
     for (uint32_t i = 0; i < collector->run->slots; i++) {

@@ -20,6 +20,17 @@ weft_status train_path(weft_context *context, const char *directory, const char 
     return WEFT_OK;
 }
 
+weft_status train_path_copy(weft_context *context, const char *directory, const char *name,
+                            char **path_out) {
+    char path[TRAIN_PATH_SIZE];
+    weft_status status = train_path(context, directory, name, path);
+    if (status == WEFT_OK) {
+        *path_out = weft_copy_text(context, path, strlen(path));
+        status = *path_out != NULL ? WEFT_OK : WEFT_NO_MEMORY;
+    }
+    return status;
+}
+
 weft_status train_make_directory(weft_context *context, const char *path) {
     char copy[TRAIN_PATH_SIZE];
     if (snprintf(copy, sizeof copy, "%s", path) >= TRAIN_PATH_SIZE || copy[0] == 0) {

@@ -13,6 +13,9 @@ enum { TRAIN_PATH_SIZE = 4096 };
 /* "directory/name". */
 WEFT_CHECKED weft_status train_path(weft_context *context, const char *directory, const char *name,
                                     char path[TRAIN_PATH_SIZE]);
+/* The same as a copy, to be released with weft_release. */
+WEFT_CHECKED weft_status train_path_copy(weft_context *context, const char *directory, const char *name,
+                                         char **path_out);
 /* Makes a directory and those above it, unless they are there. */
 WEFT_CHECKED weft_status train_make_directory(weft_context *context, const char *path);
 /* Writes a file beside its place and moves it there. */

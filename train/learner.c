@@ -266,6 +266,7 @@ weft_status train_learner_run(weft_context *context, weft_store *store, const tr
         .success = -1,
     };
     double start = weft_clock_now();
+    learner.run.fused = train_run_fused();
     weft_context_clear(context);
     train_patience_open(&learner.patience, context, options->watch, options->patience);
     weft_status status = train_learner_start(&learner);

@@ -24,16 +24,6 @@ enum { RUN_BYTES = 16 };
 
 /* ---- the output directory ---- */
 
-static weft_status name_file(train_learner *learner, const char *name, char **path_out) {
-    char path[TRAIN_PATH_SIZE];
-    weft_status status = train_path(learner->context, learner->options->output, name, path);
-    if (status == WEFT_OK) {
-        *path_out = weft_copy_text(learner->context, path, strlen(path));
-        status = *path_out != NULL ? WEFT_OK : WEFT_NO_MEMORY;
-    }
-    return status;
-}
-
 /* Two trainers that write the same state would each undo the other's. */
 static weft_status lock_output(train_learner *learner) {
     const char *output = learner->options->output;
@@ -53,9 +43,12 @@ static weft_status open_output(train_learner *learner) {
         status = lock_output(learner);
     }
     if (status == WEFT_OK) {
-        status = name_file(learner, "state.safetensors", &learner->state_path);
+        status = train_path_copy(learner->context, learner->options->output, "state.safetensors",
+                                 &learner->state_path);
     }
-    return status == WEFT_OK ? name_file(learner, "run.json", &learner->run_path) : status;
+    return status == WEFT_OK
+               ? train_path_copy(learner->context, learner->options->output, "run.json", &learner->run_path)
+               : status;
 }
 
 /* The state goes first: without it nothing else is looked at. */
@@ -341,7 +334,7 @@ static weft_status open_tools(train_learner *learner) {
                                               &learner->run, learner->trainer->pass, &learner->patience);
     if (status == WEFT_OK) {
         status = train_metrics_open(&learner->metrics, learner->context, learner->store, options->watch,
-                                    learner->run.name, options->output, learner->step);
+                                    &learner->run, options->output, learner->step);
     }
     if (status == WEFT_OK) {
         status = train_density_open(&learner->density, learner->trainer->model, options->density_bytes);

@@ -110,6 +110,10 @@ void train_line_finish(json_t *line, const train_published *published) {
 
 /* ---- the file ---- */
 
+static weft_status no_memory(const train_metrics *metrics) {
+    return weft_fail(metrics->context, WEFT_NO_MEMORY, "no memory for a line of metrics");
+}
+
 static bool step_of(const json_t *line, uint64_t *step_out) {
     const json_t *step = json_object_get(line, "step");
     *step_out = (uint64_t)json_integer_value(step);
@@ -174,28 +178,27 @@ static weft_status resume_file(train_metrics *metrics, uint64_t steps) {
     return WEFT_OK;
 }
 
-static weft_status name_file(weft_context *context, const char *directory, const char *name,
-                             char **path_out) {
-    char path[TRAIN_PATH_SIZE];
-    weft_status status = train_path(context, directory, name, path);
+static weft_status describe_run(train_metrics *metrics, const train_run *run) {
+    char *text = NULL;
+    weft_status status = train_run_format(metrics->context, run, &text);
     if (status == WEFT_OK) {
-        *path_out = weft_copy_text(context, path, strlen(path));
-        status = *path_out != NULL ? WEFT_OK : WEFT_NO_MEMORY;
+        metrics->run = json_loads(text, 0, NULL);
+        weft_release(metrics->context, text);
     }
-    return status;
+    return status != WEFT_OK || (metrics->run != NULL && metrics->lines != NULL) ? status
+                                                                                 : no_memory(metrics);
 }
 
 weft_status train_metrics_open(train_metrics *metrics, weft_context *context, weft_store *store,
-                               const train_watch *watch, const char *run, const char *directory,
+                               const train_watch *watch, const train_run *run, const char *directory,
                                uint64_t steps) {
     *metrics = (train_metrics){.context = context, .store = store, .watch = watch, .lines = json_array()};
-    snprintf(metrics->run, sizeof metrics->run, "%s", run);
-    if (metrics->lines == NULL) {
-        return weft_fail(context, WEFT_NO_MEMORY, "no memory for metrics");
-    }
-    weft_status status = name_file(context, directory, "metrics.jsonl", &metrics->path);
+    weft_status status = describe_run(metrics, run);
     if (status == WEFT_OK) {
-        status = name_file(context, directory, "pending.json", &metrics->pending_path);
+        status = train_path_copy(context, directory, "metrics.jsonl", &metrics->path);
+    }
+    if (status == WEFT_OK) {
+        status = train_path_copy(context, directory, "pending.json", &metrics->pending_path);
     }
     return status == WEFT_OK ? resume_file(metrics, steps) : status;
 }
@@ -203,14 +206,11 @@ weft_status train_metrics_open(train_metrics *metrics, weft_context *context, we
 void train_metrics_close(train_metrics *metrics) {
     if (metrics->context != NULL) {
         json_decref(metrics->lines);
+        json_decref(metrics->run);
         weft_release(metrics->context, metrics->pending_path);
         weft_release(metrics->context, metrics->path);
     }
     *metrics = (train_metrics){.context = NULL};
-}
-
-static weft_status no_memory(const train_metrics *metrics) {
-    return weft_fail(metrics->context, WEFT_NO_MEMORY, "no memory for a line of metrics");
 }
 
 weft_status train_metrics_pend(train_metrics *metrics, const json_t *line) {
@@ -276,7 +276,7 @@ weft_status train_metrics_add(train_metrics *metrics, json_t *line) {
 /* ---- the store ---- */
 
 static weft_status put_lines(train_metrics *metrics) {
-    json_t *json = json_pack("{s:s, s:O}", "run", metrics->run, "steps", metrics->lines);
+    json_t *json = json_pack("{s:O, s:O}", "run", metrics->run, "steps", metrics->lines);
     char *text = json != NULL ? json_dumps(json, JSON_COMPACT | JSON_REAL_PRECISION(DIGITS)) : NULL;
     json_decref(json);
     if (text == NULL) {

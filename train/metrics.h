@@ -46,7 +46,7 @@ typedef struct train_metrics {
     weft_context *context;
     weft_store *store;
     const train_watch *watch;
-    char run[WEFT_RUN_TEXT];
+    json_t *run; /* its description */
     char *path;
     char *pending_path;
     json_t *lines;    /* the newest */
@@ -58,8 +58,8 @@ typedef struct train_metrics {
 /* Goes on with the file in `directory`: lines of `steps` and later are dropped, for those steps will be
  * made again. */
 WEFT_CHECKED weft_status train_metrics_open(train_metrics *metrics, weft_context *context,
-                                            weft_store *store, const train_watch *watch, const char *run,
-                                            const char *directory, uint64_t steps);
+                                            weft_store *store, const train_watch *watch,
+                                            const train_run *run, const char *directory, uint64_t steps);
 void train_metrics_close(train_metrics *metrics);
 /* Keeps the first part of a line until it is added. */
 WEFT_CHECKED weft_status train_metrics_pend(train_metrics *metrics, const json_t *line);

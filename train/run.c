@@ -106,6 +106,10 @@ bool train_run_alike(const train_run *a, const train_run *b) {
            a->staleness == b->staleness && a->sync == b->sync;
 }
 
+bool train_run_fused(void) {
+    return strcmp(weft_cpu_name(), "portable") != 0;
+}
+
 const char *train_sync_name(train_sync sync) {
     return sync == TRAIN_SYNC_FULL ? "full" : "patch";
 }
@@ -130,13 +134,13 @@ static json_t *format_task(const lm_task *task) {
 }
 
 weft_status train_run_format(weft_context *context, const train_run *run, char **text_out) {
-    json_t *json =
-        json_pack("{s:i, s:s, s:s, s:o*, s:o*, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:s}", "weft", FORMAT,
-                  "kind", "train", "name", run->name, "config", format_config(context, &run->config),
-                  "task", format_task(&run->task), "seed", (json_int_t)run->seed, "steps",
-                  (json_int_t)run->steps, "prompts", (json_int_t)run->prompts, "group",
-                  (json_int_t)run->group, "slots", (json_int_t)run->slots, "temperature", run->temperature,
-                  "staleness", (json_int_t)run->staleness, "sync", train_sync_name(run->sync));
+    json_t *json = json_pack(
+        "{s:i, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:s, s:s}", "weft", FORMAT, "kind",
+        "train", "name", run->name, "config", format_config(context, &run->config), "task",
+        format_task(&run->task), "seed", (json_int_t)run->seed, "steps", (json_int_t)run->steps, "prompts",
+        (json_int_t)run->prompts, "group", (json_int_t)run->group, "slots", (json_int_t)run->slots,
+        "temperature", run->temperature, "staleness", (json_int_t)run->staleness, "sync",
+        train_sync_name(run->sync), "arithmetic", run->fused ? "fused" : "plain");
     char *dumped = json != NULL ? json_dumps(json, JSON_COMPACT) : NULL;
     json_decref(json);
     char *text = dumped != NULL ? weft_copy_text(context, dumped, strlen(dumped)) : NULL;
@@ -189,7 +193,8 @@ static bool parse_fields(const json_t *json, train_run *run) {
                 parse_u32(json, "prompts", &run->prompts) && parse_u32(json, "group", &run->group) &&
                 parse_u32(json, "slots", &run->slots) && json_is_number(temperature) &&
                 parse_u32(json, "staleness", &run->staleness) &&
-                parse_choice(json, "sync", "patch", "full", &full);
+                parse_choice(json, "sync", "patch", "full", &full) &&
+                parse_choice(json, "arithmetic", "plain", "fused", &run->fused);
     run->temperature = json_number_value(temperature);
     run->sync = full ? TRAIN_SYNC_FULL : TRAIN_SYNC_PATCH;
     return good;

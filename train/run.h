@@ -46,11 +46,16 @@ typedef struct train_run {
     double temperature;
     uint32_t staleness; /* steps that a policy may be behind the batch; 0: strictly synchronous */
     train_sync sync;
+    bool fused; /* the trainer's processor fuses multiplications and additions: see train_run_fused */
 } train_run;
+
+/* True if this process computes with fused operations. A response has the same bits on all machines of
+ * which that is true, and on all others; but not across. */
+bool train_run_fused(void);
 
 /* WEFT_INVALID_ARGUMENT if there can be no such run. The name is not looked at. */
 WEFT_CHECKED weft_status train_run_check(weft_context *context, const train_run *run);
-/* True if both make the same trajectories of the same weights: all but name and steps. */
+/* True if both are the same but for name, steps and processor. */
 bool train_run_alike(const train_run *a, const train_run *b);
 const char *train_sync_name(train_sync sync);
 

@@ -14,7 +14,7 @@
 
 enum { FORMAT = 1, MAGIC_BYTES = 8, RUN_BYTES = 16, FIXED_BYTES = 121 };
 
-static const char MAGIC[MAGIC_BYTES + 1] = "WEFTROLL";
+static const char MAGIC[MAGIC_BYTES + 1] = "weftroll";
 static const double SECONDS_MAX = 1e9;
 /* Rounding can leave a certain token a little above zero. */
 static const float LOGP_MAX = 1e-3f;

@@ -87,6 +87,13 @@ static weft_status join(worker *w) {
     if (status == WEFT_NOT_FOUND) {
         return train_patience_wait(&w->patience, OUTSIDE_SECONDS, "no trainer has begun a run there");
     }
+    if (status == WEFT_OK && w->run.fused != train_run_fused()) {
+        return weft_fail(w->context, WEFT_UNSUPPORTED,
+                         "the trainer's processor %s multiplications and additions, and this one (%s) does "
+                         "not do the same: its trajectories would not be what the trainer's policy gives; "
+                         "work on a machine of the same kind",
+                         w->run.fused ? "fuses" : "does not fuse", weft_cpu_name());
+    }
     if (status == WEFT_OK) {
         status = build(w);
     }

@@ -21,6 +21,25 @@ for row in results["rows"]:
 END
 check "the JSON: $(cat stdout)" /usr/bin/python3 look.py
 
+expect 0 '' "$weft" bench --lm --kv --quick --repeat 1 --quiet
+check "a row for each policy: $(cat stdout)" test "$(grep -Ec '^(none|streaming|h2o|snapkv|rkv) ' stdout)" = 5
+
+expect 0 '' "$weft" bench --lm --kv --quick --repeat 1 --quiet --json
+cat > look.py << 'END'
+import json
+(model,) = json.load(open("stdout"))["models"]
+none, *others = model["rows"]
+assert none["policy"] == "none" and none["tokens_held"] == none["tokens_full"] and none["evictions"] == 0
+assert none["sequences_at_once"] == model["rollouts"] // 2
+for row in others:
+    assert row["sequences_at_once"] == model["rollouts"] and row["rollouts_per_second"] > 0
+    assert row["tokens_held"] < row["tokens_full"] == none["tokens_full"] and row["evictions"] > 0
+assert len(others) == 4 and all(row["peak_bytes"] <= model["kv_bytes"] for row in model["rows"])
+END
+check "the JSON: $(cat stdout)" /usr/bin/python3 look.py
+
+expect 2 'go with --lm' "$weft" bench --kv
+expect 2 'exclude each other' "$weft" bench --lm --learn --kv
 expect 2 'go with --lm' "$weft" bench --learn
 expect 2 'makes its own models' "$weft" bench --lm --params 1M
 expect 2 'go with --lm' "$weft" bench --rates 1e-6
