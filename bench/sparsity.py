@@ -114,26 +114,26 @@ def csv(rows):
 
 # ---- the picture: density over the delay, both logarithmic, a panel for each size ----
 
-WIDTH, HEIGHT, LEFT, TOP = 210, 220, 46, 30
+WIDTH, HEIGHT, LEFT, TOP, DECADES = 210, 220, 46, 30, 3
 COLOURS = ["#1b4f72", "#1f7a8c", "#2e9e6b", "#8aa627", "#d4a017", "#d9702b", "#b03a2e"]
 
 
 def place(column, delay, density):
     x = LEFT + column * (WIDTH + 16) + (math.log2(int(delay)) / 5) * (WIDTH - 34)
-    y = TOP + HEIGHT * (-math.log10(max(density, 1e-4)) / 4)
+    y = TOP + HEIGHT * (-math.log10(max(density, 1e-3)) / DECADES)
     return f"{x:.1f},{y:.1f}"
 
 
 def panel(rows, size, column, rates):
     left = LEFT + column * (WIDTH + 16)
     parts = [f'<text x="{left}" y="{TOP - 10}">{size} parameters</text>']
-    for power in range(5):
-        y = TOP + HEIGHT * power / 4
+    for power in range(DECADES + 1):
+        y = TOP + HEIGHT * power / DECADES
         parts.append(f'<line x1="{left}" x2="{left + WIDTH - 34}" y1="{y}" y2="{y}" stroke="#ddd"/>')
         if column == 0:
             parts.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{100 * 10.0 ** -power:g}%</text>')
     for delay in DELAYS:
-        x = place(column, delay, 1e-4).split(",")[0]
+        x = place(column, delay, 1).split(",")[0]
         parts.append(f'<text x="{x}" y="{TOP + HEIGHT + 16}" text-anchor="middle">{delay}</text>')
     for row in (row for row in rows if row["size"] == size):
         colour = COLOURS[rates.index(row["rate"])]
