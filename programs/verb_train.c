@@ -153,6 +153,8 @@ static int run_worker(train_arguments *arguments, const train_watch *watch) {
 static int run(void *input) {
     train_arguments *arguments = input;
     const train_watch watch = {.note = on_note, .warn = on_warn, .step = on_step, .opaque = arguments};
+    /* a slot that a power cut took is made again */
+    arguments->remote.volatile_writes = arguments->role == ROLE_ROLLOUT;
     int code = remote_open(&arguments->remote, arguments->store);
     if (code == EXIT_DONE) {
         code = arguments->role == ROLE_TRAINER ? run_trainer(arguments, &watch)

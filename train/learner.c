@@ -146,16 +146,6 @@ static weft_status conclude(train_learner *learner, json_t *line, double start) 
     return status;
 }
 
-/* A worker that had not heard of the end of a batch may have put a slot of it again: so once more when the
- * next one is done. */
-static void clear_away(train_learner *learner, uint64_t batch) {
-    train_collector_clear(&learner->collector, batch);
-    if (batch > 0) {
-        train_collector_clear(&learner->collector, batch - 1);
-    }
-    collect_garbage(learner);
-}
-
 static weft_status make_step(train_learner *learner) {
     train_batch batch = {.context = NULL};
     train_learned learned = {.success = -1};
@@ -174,7 +164,8 @@ static weft_status make_step(train_learner *learner) {
         status = conclude(learner, line, start);
     }
     if (status == WEFT_OK) {
-        clear_away(learner, number);
+        train_collector_clear(&learner->collector, number);
+        collect_garbage(learner);
     }
     json_decref(line);
     train_batch_close(&batch);

@@ -43,6 +43,9 @@ typedef struct worker {
     uint32_t place; /* where the search for a slot begins */
     bool conditional;
     float *rewards; /* of a slot */
+    bool delivered; /* the slot below was put, and its batch was not known to be over */
+    uint64_t last_batch;
+    uint32_t last_slot;
 } worker;
 
 /* ---- coming and going ---- */
@@ -120,6 +123,19 @@ static bool parse_step(const char *text, uint64_t *step_out) {
     return *end == 0;
 }
 
+/* A slot that was put when its batch was over already lies there for nobody. Of those before the last one
+ * it is known that their batch was not over: the newest version was looked for in between. */
+static void clean_up(worker *w) {
+    char key[TRAIN_KEY_SIZE];
+    if (w->delivered && w->last_batch < w->step) {
+        train_slot_key(w->last_batch, w->last_slot, key);
+        weft_status ignored = weft_store_remove(w->context, w->store, key);
+        (void)ignored;
+        weft_context_clear(w->context);
+        w->delivered = false;
+    }
+}
+
 /* The replica has come to a version: whose is it, and of which step? */
 static weft_status settle(worker *w) {
     weft_subscriber_info info = weft_subscriber_describe(w->subscriber);
@@ -135,6 +151,7 @@ static weft_status settle(worker *w) {
     }
     size_t window = (size_t)(w->run.staleness + 1) * w->run.slots;
     memset(w->there, 0, window * sizeof *w->there);
+    clean_up(w);
     w->ready = true;
     w->result.step = w->step;
     w->result.versions++;
@@ -234,6 +251,9 @@ static weft_status deliver(worker *w, const train_trajectory *made) {
     weft_writer_close(&writer);
     if (status == WEFT_OK) {
         w->effort = (train_effort){.put = weft_clock_now() - start};
+        w->delivered = true;
+        w->last_batch = made->batch;
+        w->last_slot = made->slot;
         w->result.slots++;
         w->result.sequences += made->samples->sequences;
     } else if (status == WEFT_CONFLICT) {

@@ -32,7 +32,7 @@ check 'faults that struck' grep -q flip proxy.log
 expect 0 '' "$weft" pull s-patch pulled.safetensors
 check 'the model' test "$(digest patch/model)" = "$(digest pulled.safetensors)"
 check 'its config' test -s patch/model/config.json
-check 'no slots are left' test -z "$(ls s-patch/train/rollouts)"
+check 'no slots are left' test -z "$(find s-patch/train/rollouts -type f)"
 
 # ---- trainers that are killed, workers that stay ----
 worker steady s-killed
@@ -54,6 +54,27 @@ alike killed s-killed patch
 trainer killed s-killed --steps 6
 ended 0 "$pid" killed
 alike killed s-killed patch
+trainer killed s-killed --steps 8
+learner=$pid
+await 'more steps' grep -q '"steps":8' s-killed/train/run
+worker more s-killed
+ended 0 "$pid" more
+ended 0 "$learner" killed
+course killed s-killed > killed.course
+check 'two more' test "$(wc -l < killed.course)" -eq 9
+check 'the same before' cmp <(head -7 killed.course) patch.course
+
+# ---- anew, in the same place ----
+cp patch.course first.course
+name=$(field patch/run.json name)
+trainer patch s-patch --steps 6 --fresh
+learner=$pid
+await 'another run' bash -c "! grep -q $name s-patch/train/run"
+worker anew s-patch
+ended 0 "$pid" anew
+ended 0 "$learner" patch
+alike patch s-patch first
+check 'two versions of each step' test "$("$weft" log s-patch --json | grep -c '"step"')" -eq 14
 
 # ---- asynchronous ----
 run late s-late 3 --steps 8 --staleness 2
@@ -96,6 +117,7 @@ friend=$pid
 trainer alone s-alone --steps 200
 victim=$pid
 await 'a step' reached alone 2
+expect 1 'another trainer is at work' "$weft" train s-alone --role trainer --output alone "${tiny[@]}" --steps 200
 kill -TERM "$friend"
 ended 143 "$friend" friend
 kill -TERM "$victim"
