@@ -1,9 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""picture.py: makes doc/images/status.png again, the picture of the status page in the README.
+"""picture.py: makes the pictures of the README again: doc/images/status.png, the status page, and with the word
+`report` doc/images/report.png, the beginning of the demo's report.
 
-What it shows is real: a server, a publisher that signs, and four followers, of which one was killed and one is
-stopped for a while. It needs build/weft (or WEFT) and Debian's chromium, and takes half a minute.
+What they show is real: a server, a publisher that signs, and four followers, of which one was killed and one is
+stopped for a while; and a demo, or a report that one has left before, if its file is named. It needs build/weft (or
+WEFT) and Debian's chromium, and takes half a minute for the one and as long as a demo for the other.
 """
 import os
 import random
@@ -14,7 +16,7 @@ import tempfile
 import time
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PICTURE = os.path.join(SOURCE, "doc", "images", "status.png")
+IMAGES = os.path.join(SOURCE, "doc", "images")
 sys.path.insert(0, os.path.join(SOURCE, "tests", "python"))
 import chromium  # noqa: E402
 import serving  # noqa: E402
@@ -81,18 +83,41 @@ def take(run, server, followers, path):
     print(f"{path}: {os.path.getsize(path)} bytes")
 
 
-def main():
+def take_report(report, path):
+    with chromium.Browser() as browser, chromium.Page(browser, 1120) as page:
+        page.visit("file://" + os.path.abspath(report))
+        assert page.wait("document.querySelectorAll('#charts svg path[data-series]').length >= 20")
+        time.sleep(0.5)
+        page.screenshot(path, 1010)
+    print(f"{path}: {os.path.getsize(path)} bytes")
+
+
+def picture_report(arguments):
+    path = os.path.join(IMAGES, "report.png")
+    if arguments:
+        take_report(arguments[0], path)
+        return
+    with tempfile.TemporaryDirectory(prefix="weft-picture.") as root:
+        report = os.path.join(root, "report.html")
+        subprocess.run([serving.WEFT, "demo", "--output", report], check=True)
+        take_report(report, path)
+
+
+def picture_status():
     with tempfile.TemporaryDirectory(prefix="weft-picture.") as root:
         run = Run(root)
         with serving.Server(directory=run.path("run-7")) as server:
             followers = {name: run.follow(server.url, name) for name in
                          ("rollout-gpu-0", "rollout-gpu-1", "rollout-gpu-2", "rollout-gpu-3")}
             try:
-                take(run, server, followers, PICTURE)
+                take(run, server, followers, os.path.join(IMAGES, "status.png"))
             finally:
                 for follower in followers.values():
                     follower.kill()
                     follower.wait()
 
 
-main()
+if sys.argv[1:2] == ["report"]:
+    picture_report(sys.argv[2:])
+else:
+    picture_status()

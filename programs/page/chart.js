@@ -73,7 +73,7 @@ function makeScale(values, low, high, panel) {
   const most = Math.max(sorted.at(-1) ?? 1, panel.most ?? 0);
   const least = sorted[Math.floor(sorted.length / 20)] ?? 1;
   const lowest = Math.min(0, ...values);
-  if (!panel.linear && lowest === 0 && most > 12 * least) {
+  if (!panel.linear && lowest === 0 && (panel.logarithmic || most > 12 * least)) {
     return logScale(least, most, low, high, panel.binary);
   }
   const highest = sorted.length > 0 || lowest === 0 ? most : 0;
@@ -128,8 +128,8 @@ function drawArea(group, upper, lower, series) {
 
 // Of each panel: `title`; `format` of its values, for the axis; `series`, each with `name`, `label`, `colour` (a class
 // of the style) and `value`, a function of the item, its place and all items, null where there is none; and perhaps
-// `binary` (it counts bytes), `linear` (never logarithmic), `most` (at least up to there) and `stacked`. A series may
-// be `faint` (drawn pale) or `smooth` (without points).
+// `binary` (it counts bytes), `linear` or `logarithmic` (always so), `most` (at least up to there) and `stacked`. A
+// series may be `faint` (drawn pale) or `smooth` (without points).
 class Chart {
   // `options`: `key`, the number of an item on the common axis; `panels`, or a function of the items that makes them;
   // `readout`, the elements that tell of an item; `empty`, what is said when there are none; perhaps `decorate`, which

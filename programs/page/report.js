@@ -94,16 +94,21 @@ function showTensors() {
 
 function rateText() {
   const {rate, parameters} = report.summary;
+  const [first] = report.rates;
   return "A BF16 weight changes in a step about as often as the step is large beside the gap to its neighbours, so " +
     "density grows with the learning rate. A policy of " + short(parameters) + " parameters needs a larger rate to " +
     "learn within minutes (here " + decimal(rate) + ") than one of 7B, which is trained at 1e-6 to 3e-6, and is denser " +
     "for it. The rows below are the final policy of this run, trained on for some steps at those rates: what the " +
-    "same weights cost to send there. They are too short to show learning at those rates. An index page and a head of " +
-    "some 2.6 KiB go with every patch, which count beside a policy this small and not beside a large one.";
+    "same weights cost to send there. They are too short to show learning at those rates. With every patch go an " +
+    "index page and a head, " + bytes(Math.round(first.bytes.sent - first.bytes.patch)) + " here, which count beside a " +
+    "policy this small and not beside a large one.";
 }
 
 function showRates() {
   show(by("rates-card"), report.rates.length > 0);
+  if (report.rates.length === 0) {
+    return;
+  }
   setText(by("rates-text"), rateText());
   const {summary} = report;
   const own = {rate: summary.rate, steps: summary.steps, density: summary.density, bytes: summary.bytes, own: true};

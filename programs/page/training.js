@@ -74,7 +74,7 @@ const TRAINING_CHARTS = {
     panels: [panel("patch, index page and head, against all weights", tickBytes, [
       line("sent", "sent", "patch", (step) => step.bytes.sent),
       line("dense", "full sync", "plain", (step) => step.bytes.dense),
-    ], {binary: true, tell: bytes})],
+    ], {binary: true, logarithmic: true, tell: bytes})],
   },
   staleness: {
     title: "Staleness",

@@ -161,10 +161,10 @@ class Page:
     def prefer(self, scheme):
         self.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
-    def screenshot(self, path):
-        """Of the whole page, however long."""
+    def screenshot(self, path, most=float("inf")):
+        """Of the whole page, however long; or of its first `most` pixels."""
         size = self.command("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], most), "scale": 1}
         data = self.command("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)["data"]
         with open(path, "wb") as file:
             file.write(base64.b64decode(data))
