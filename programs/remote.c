@@ -141,8 +141,7 @@ static error_t parse_reader(int key, char *argument, struct argp_state *state) {
 static const struct argp remote_argp = {remote_options,   parse_remote, NULL, NULL,
                                         command_children, NULL,         NULL};
 const struct argp_child remote_children[] = {{&remote_argp, 0, NULL, 0}, {0}};
-static const struct argp reader_argp = {reader_options,  parse_reader, NULL, NULL,
-                                        remote_children, NULL,         NULL};
+const struct argp reader_argp = {reader_options, parse_reader, NULL, NULL, remote_children, NULL, NULL};
 const struct argp_child reader_children[] = {{&reader_argp, 0, NULL, 0}, {0}};
 
 void remote_parse_begin(weft_remote *remote, weft_command *command, struct argp_state *state) {

@@ -35,6 +35,7 @@ typedef struct weft_remote {
 /* The children of a verb's argp: for who writes, and for who reads, which has --trust besides. Both bring
  * the common options with them. At ARGP_KEY_INIT the verb calls remote_parse_begin. */
 extern const struct argp_child remote_children[];
+extern const struct argp reader_argp;
 extern const struct argp_child reader_children[];
 void remote_parse_begin(weft_remote *remote, weft_command *command, struct argp_state *state);
 

@@ -144,12 +144,20 @@ static const char doc[] =
     "trainer that was ended goes on where it was when it is called again with the same options. "
     "Trajectories "
     "that are damaged, forged or too old are counted, told of and made again.\n"
+    "\nWith --kv workers keep only part of their caches of keys and values while they sample, which takes "
+    "less "
+    "memory, and sends responses that the policy itself would not have given quite like that. The trainer "
+    "scores them with a whole cache and, with a --correction, weighs or rejects what differs; "
+    "metrics.jsonl "
+    "tells how much. Success is always measured with a whole cache.\n"
     "\n" HELP_STORE "\nExamples:\n"
     "  weft train /srv/run-9 --role trainer --output run-9 &\n"
     "  weft train /srv/run-9 --role rollout --name a & weft train /srv/run-9 --role rollout --name b\n"
     "  weft train https://store.example/run-9 --role rollout --token-file ~/.weft-token\n"
     "  weft train /srv/run-9 --role trainer --output run-9 --staleness 2 --steps 400 --metrics - | jq "
-    ".reward\n" HELP_REMOTE_EXIT_CODES;
+    ".reward\n"
+    "  weft train /srv/run-9 --role trainer --output run-9 --kv rkv --kv-budget 20 --correction "
+    "tis\n" HELP_REMOTE_EXIT_CODES;
 
 static uint64_t number(struct argp_state *state, const char *option, const char *text, uint64_t most) {
     uint64_t value = 0;
@@ -369,7 +377,7 @@ static void check_role(const train_arguments *arguments, struct argp_state *stat
     if (arguments->role == ROLE_TRAINER && (arguments->name != NULL || arguments->max_seconds > 0)) {
         argp_error(state, "--name and --max-seconds are a rollout worker's");
     }
-    if (arguments->role == ROLE_ROLLOUT && arguments->of_trainer) {
+    if (arguments->role == ROLE_ROLLOUT && (arguments->of_trainer || arguments->sparse.given)) {
         argp_error(state, "a rollout worker learns all about the run from the store; its options are "
                           "--name, --max-seconds, --patience and --trust");
     }
@@ -383,6 +391,7 @@ static error_t parse(int key, char *text, struct argp_state *state) {
     switch (key) {
     case ARGP_KEY_INIT:
         remote_parse_begin(&arguments->remote, &arguments->command, state);
+        state->child_inputs[1] = &arguments->sparse;
         return 0;
     case OPTION_ROLE:
         if (strcmp(text, "trainer") != 0 && strcmp(text, "rollout") != 0) {
@@ -413,4 +422,7 @@ static error_t parse(int key, char *text, struct argp_state *state) {
     return remote_parse_store(key, text, state, &arguments->store);
 }
 
-const struct argp train_argp = {options, parse, "STORE --role ROLE", doc, reader_children, NULL, NULL};
+static const struct argp_child children[] = {
+    {&reader_argp, 0, NULL, 0}, {&train_sparse_argp, 0, "A compressed cache of keys and values:", 12}, {0}};
+
+const struct argp train_argp = {options, parse, "STORE --role ROLE", doc, children, NULL, NULL};

@@ -7,6 +7,8 @@
 
 #include "remote.h"
 
+#include "train_sparse.h"
+
 #include "../train/options.h"
 
 typedef enum train_role { ROLE_NONE, ROLE_TRAINER, ROLE_ROLLOUT } train_role;
@@ -17,6 +19,7 @@ typedef struct train_arguments {
     const char *store;
     train_role role;
     train_options chosen;
+    train_sparse sparse;
     bool no_cache;
     const char *cache;
     const char *sign_file;

@@ -100,6 +100,11 @@ static int run_trainer(train_arguments *arguments, const train_watch *watch) {
     if (code != EXIT_DONE) {
         return code;
     }
+    code = train_sparse_choose(command, &arguments->sparse, &arguments->chosen);
+    if (code != EXIT_DONE) {
+        weft_key_destroy(key);
+        return code;
+    }
     find_cache(arguments, cache);
     arguments->chosen.key = key;
     arguments->chosen.watch = watch;

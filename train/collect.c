@@ -78,12 +78,13 @@ static weft_status check_policy(train_collector *collector, uint64_t batch, cons
     return WEFT_OK;
 }
 
-/* What the newest policy has sampled, it can be asked about. */
+/* What the newest policy has sampled, it can be asked about; not what it has sampled from a compressed
+ * cache, for a response does not say which tokens were evicted. */
 static weft_status check_scores(train_collector *collector, const train_trajectory *found,
                                 train_reason *reason_out) {
     const lm_samples *samples = found->samples;
     lm_batch batch = lm_samples_batch(samples);
-    if (found->step != collector->policies[0].step) {
+    if (found->step != collector->policies[0].step || train_run_compresses(collector->run)) {
         return WEFT_OK;
     }
     weft_status status =
@@ -220,6 +221,7 @@ void train_batch_close(train_batch *batch) {
     if (batch->context != NULL) {
         weft_release(batch->context, batch->shares);
         weft_release(batch->context, batch->rewards);
+        weft_release(batch->context, batch->old);
         weft_release(batch->context, batch->logp);
         weft_release(batch->context, batch->tokens);
         weft_release(batch->context, batch->prompts);
@@ -282,6 +284,7 @@ static void add_slot(train_batch *batch, size_t *sequences, uint64_t number, con
     uint64_t behind = number - slot->step;
     append(batch, sequences, slot->samples, slot->rewards);
     add_share(batch, slot);
+    train_caches_add(&batch->caches, &slot->caches);
     batch->staleness += (double)behind / slots;
     batch->stalest = behind > batch->stalest ? behind : batch->stalest;
 }
@@ -334,6 +337,19 @@ weft_status train_collect(train_collector *collector, uint64_t number, train_bat
     }
     *batch_out = batch;
     return WEFT_OK;
+}
+
+weft_status train_batch_score(train_batch *batch, lm_pass *pass, float temperature) {
+    size_t tokens = batch->starts[batch->rollouts.batch.sequences];
+    batch->old = weft_allocate_array(batch->context, tokens, sizeof *batch->old);
+    if (batch->old == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_status status = lm_score(pass, &batch->rollouts.batch, temperature, batch->old);
+    if (status == WEFT_OK) {
+        batch->rollouts.old = batch->old;
+    }
+    return status;
 }
 
 void train_collector_clear(train_collector *collector, uint64_t batch) {

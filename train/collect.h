@@ -48,7 +48,9 @@ typedef struct train_batch {
     size_t *prompts;
     lm_token *tokens;
     float *logp;
+    float *old; /* NULL: nobody has asked for it */
     float *rewards;
+    train_caches caches;
     double staleness; /* mean, in steps */
     uint64_t stalest;
     train_share *shares; /* one for each worker */
@@ -65,12 +67,15 @@ void train_collector_note(train_collector *collector, const train_policy *policy
 /* Waits for all slots of a batch. The newest policy must be that of step `batch`. */
 WEFT_CHECKED weft_status train_collect(train_collector *collector, uint64_t batch, train_batch *batch_out);
 void train_batch_close(train_batch *batch);
+/* Scores the batch as the policy of the pass does with a whole cache: that is then the old policy of the
+ * rollouts, and their log-probabilities are the sampler's. */
+WEFT_CHECKED weft_status train_batch_score(train_batch *batch, lm_pass *pass, float temperature);
 /* Removes the slots of a batch, which is done. A store that refuses is left in peace. */
 void train_collector_clear(train_collector *collector, uint64_t batch);
 
 /* Checks an object that lies at a slot: all that train_trajectory_parse does, and that it is of that slot,
  * of a policy that was published and may still be used, and scored as that policy does where it is the
- * newest. */
+ * newest and the run does not compress caches. */
 WEFT_CHECKED weft_status train_collector_check(train_collector *collector, uint64_t batch, uint32_t slot,
                                                const void *data, size_t size,
                                                train_trajectory *trajectory_out, train_reason *reason_out);

@@ -77,12 +77,35 @@ static weft_status evaluate(train_learner *learner, double *success_out) {
     return status;
 }
 
-static weft_status learn(train_learner *learner, const train_batch *batch, train_learned *learned) {
+/* The dense old policy is that of this step as it begins: the sampler's weights, or newer ones in a run
+ * that is not synchronous. A correction then makes up for both, compression and staleness. */
+static bool wants_old(const train_learner *learner) {
+    const weft_correction_options *correction = &learner->options->grpo.correction;
+    return learner->run.kv.policy != WEFT_KV_NONE || correction->weigh || correction->veto > 0 ||
+           correction->rejection_count > 0;
+}
+
+static void tell_rejection(const train_learner *learner, const lm_grpo_result *result) {
+    if (result->correction.rejected > 0 && result->correction.rejected == result->correction.sequences) {
+        train_warn(learner->options->watch,
+                   "step %llu: the correction rejects all %zu trajectories, and the policy stays as it is",
+                   (unsigned long long)learner->step, result->correction.sequences);
+    }
+}
+
+static weft_status learn(train_learner *learner, train_batch *batch, train_learned *learned) {
+    weft_status status = WEFT_OK;
     lm_grpo_options grpo = learner->options->grpo;
     double start = weft_clock_now();
     grpo.temperature = (float)learner->run.temperature;
-    weft_status status =
-        lm_grpo_step(learner->trainer, &batch->rollouts, &grpo, learner->reference_pass, &learned->result);
+    if (wants_old(learner)) {
+        status = train_batch_score(batch, learner->trainer->pass, grpo.temperature);
+    }
+    if (status == WEFT_OK) {
+        status = lm_grpo_step(learner->trainer, &batch->rollouts, &grpo, learner->reference_pass,
+                              &learned->result);
+    }
+    tell_rejection(learner, &learned->result);
     learned->train = weft_clock_now() - start;
     return status == WEFT_OK ? evaluate(learner, &learned->success) : status;
 }
@@ -100,6 +123,7 @@ static weft_status begin_line(train_learner *learner, const train_batch *batch, 
     learned->rate = learner->options->grpo.adam.rate;
     learned->model = learner->trainer->model;
     learned->batch = batch;
+    learned->run = &learner->run;
     learned->densities = train_density_note(&learner->density);
     count_rejections(learner, learned);
     json_t *line = train_line_begin(learned);

@@ -80,13 +80,39 @@ static json_t *format_workers(const train_batch *batch) {
     return json;
 }
 
+/* Old policy against sampler; null where both are the same. */
+static json_t *format_mismatch(const train_learned *learned) {
+    const weft_correction_diagnostics *found = &learned->result.correction;
+    double sequences = found->sequences > 0 ? (double)found->sequences : 1;
+    double tokens = found->tokens > 0 ? (double)found->tokens : 1;
+    if (learned->batch->old == NULL) {
+        return json_null();
+    }
+    return json_pack("{s:{s:f, s:f, s:f, s:f}, s:f, s:f, s:f, s:f, s:f, s:{s:f, s:f}, s:{s:f, s:f}, s:o}",
+                     "xi", "mean", found->ratio_mean, "min", found->ratio_min, "max", found->ratio_max,
+                     "deviation", found->ratio_deviation, "weight", found->weight_mean, "ess",
+                     found->effective, "rejected", (double)found->rejected / sequences, "vetoed",
+                     (double)found->vetoed / sequences, "masked", (double)found->masked / tokens, "kl",
+                     "k1", found->kl_k1, "k3", found->kl_k3, "chi2", "token", found->chi2_token, "sequence",
+                     found->chi2_sequence, "skipped", count(learned->result.skipped));
+}
+
+static json_t *format_kv(const train_learned *learned) {
+    const weft_kv_options *kv = &learned->run->kv;
+    const train_caches *caches = &learned->batch->caches;
+    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o}", "policy", weft_kv_policy_name(kv->policy), "budget",
+                     kv->policy == WEFT_KV_NONE ? json_null() : count(kv->budget), "retained",
+                     count(caches->held), "full", count(caches->full), "peak_bytes",
+                     count(caches->peak_bytes), "dense_bytes", count(caches->dense_bytes));
+}
+
 json_t *train_line_begin(const train_learned *learned) {
     const lm_grpo_result *result = &learned->result;
     const train_batch *batch = learned->batch;
     size_t sequences = batch->rollouts.batch.sequences;
     return json_pack(
         "{s:o, s:n, s:f, s:o, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:o, s:n, s:{s:f, s:o}, s:o, s:o, "
-        "s:{s:n, s:f, s:f, s:n, s:n}, s:o}",
+        "s:{s:n, s:f, s:f, s:n, s:n}, s:o, s:o, s:o}",
         "step", count(learned->step), "version", "reward", result->reward, "success",
         learned->success >= 0 ? json_real(learned->success) : json_null(), "loss", result->loss, "clipped",
         result->clipped, "norm", result->norm, "kl", result->kl, "rate", learned->rate, "density",
@@ -94,7 +120,8 @@ json_t *train_line_begin(const train_learned *learned) {
         count(learned->densities.changed), "elements", count(learned->model->parameters), "bytes",
         "staleness", "mean", batch->staleness, "max", count(batch->stalest), "trajectories",
         format_trajectories(learned), "tokens", count(batch->starts[sequences]), "seconds", "step", "wait",
-        learned->wait, "train", learned->train, "publish", "state", "workers", format_workers(batch));
+        learned->wait, "train", learned->train, "publish", "state", "mismatch", format_mismatch(learned),
+        "kv", format_kv(learned), "workers", format_workers(batch));
 }
 
 void train_line_finish(json_t *line, const train_published *published) {

@@ -23,6 +23,7 @@ typedef struct train_learned {
     train_densities densities;
     const lm_model *model;
     const train_batch *batch;
+    const train_run *run;
     uint64_t rejected[TRAIN_REASONS]; /* since the step before */
     double wait;                      /* seconds */
     double train;

@@ -82,6 +82,9 @@ weft_status train_run_check(weft_context *context, const train_run *run) {
     if (status == WEFT_OK) {
         status = check_lengths(context, run);
     }
+    if (status == WEFT_OK) {
+        status = weft_kv_check(context, &run->kv);
+    }
     if (status != WEFT_OK) {
         return status;
     }
@@ -103,7 +106,7 @@ bool train_run_alike(const train_run *a, const train_run *b) {
            a->task.steps == b->task.steps && a->task.period == b->task.period &&
            a->task.digits == b->task.digits && a->seed == b->seed && a->prompts == b->prompts &&
            a->group == b->group && a->slots == b->slots && a->temperature == b->temperature &&
-           a->staleness == b->staleness && a->sync == b->sync;
+           a->staleness == b->staleness && a->sync == b->sync && train_kv_equal(&a->kv, &b->kv);
 }
 
 bool train_run_fused(void) {
@@ -141,7 +144,8 @@ weft_status train_run_format(weft_context *context, const train_run *run, char *
         (json_int_t)run->prompts, "group", (json_int_t)run->group, "slots", (json_int_t)run->slots,
         "temperature", run->temperature, "staleness", (json_int_t)run->staleness, "sync",
         train_sync_name(run->sync), "arithmetic", run->fused ? "fused" : "plain");
-    char *dumped = json != NULL ? json_dumps(json, JSON_COMPACT) : NULL;
+    bool whole = json_object_set_new(json, "kv", train_kv_format(&run->kv)) == 0;
+    char *dumped = whole ? json_dumps(json, JSON_COMPACT) : NULL;
     json_decref(json);
     char *text = dumped != NULL ? weft_copy_text(context, dumped, strlen(dumped)) : NULL;
     free(dumped);
@@ -189,6 +193,7 @@ static bool parse_fields(const json_t *json, train_run *run) {
     const json_t *temperature = json_object_get(json, "temperature");
     bool full = false;
     bool good = parse_name(json, run->name) && parse_task(json_object_get(json, "task"), &run->task) &&
+                train_kv_parse(json_object_get(json, "kv"), &run->kv) &&
                 weft_json_count(json, "seed", &run->seed) && weft_json_count(json, "steps", &run->steps) &&
                 parse_u32(json, "prompts", &run->prompts) && parse_u32(json, "group", &run->group) &&
                 parse_u32(json, "slots", &run->slots) && json_is_number(temperature) &&
@@ -287,7 +292,13 @@ lm_rollout_options train_slot_rollout(const train_run *run, uint64_t batch, uint
         .prompts = share,
         .group = run->group,
         .temperature = (float)run->temperature,
+        .kv = &run->kv,
     };
+}
+
+bool train_run_compresses(const train_run *run) {
+    size_t longest = lm_task_prompt_size(&run->task) + lm_task_response_size(&run->task);
+    return run->kv.policy != WEFT_KV_NONE && longest > run->kv.budget + run->kv.interval;
 }
 
 lm_rollout_options train_evaluation(const train_run *run, size_t prompts) {

@@ -10,6 +10,7 @@
 #define WEFT_TRAIN_RUN_H
 
 #include "../lm/trainer.h"
+#include "kv.h"
 
 #include <weft/sync.h>
 
@@ -44,6 +45,7 @@ typedef struct train_run {
     uint32_t group;   /* responses to each */
     uint32_t slots;   /* of a batch; divides prompts */
     double temperature;
+    weft_kv_options kv; /* how workers compress their caches */
     uint32_t staleness; /* steps that a policy may be behind the batch; 0: strictly synchronous */
     train_sync sync;
     bool fused; /* the trainer's processor fuses multiplications and additions: see train_run_fused */
@@ -77,7 +79,10 @@ lm_rollout_options train_slot_rollout(const train_run *run, uint64_t batch, uint
 static inline size_t train_slot_sequences(const train_run *run) {
     return (size_t)(run->prompts / run->slots) * run->group;
 }
-/* Fresh prompts to evaluate a policy on, which no batch has. */
+/* True if something is evicted from a worker's caches, so that the log-probabilities of its tokens are not
+ * those that its policy gives with a whole cache. */
+bool train_run_compresses(const train_run *run);
+/* Fresh prompts to evaluate a policy on, which no batch has; with a whole cache. */
 lm_rollout_options train_evaluation(const train_run *run, size_t prompts);
 
 #endif

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { FORMAT = 1, MAGIC_BYTES = 8, RUN_BYTES = 16, FIXED_BYTES = 121 };
+enum { FORMAT = 2, MAGIC_BYTES = 8, RUN_BYTES = 16, FIXED_BYTES = 153 };
 
 static const char MAGIC[MAGIC_BYTES + 1] = "weftroll";
 static const double SECONDS_MAX = 1e9;
@@ -72,6 +72,10 @@ static void write_head(weft_writer *writer, const train_trajectory *trajectory, 
     write_f64(writer, effort->pause);
     write_f64(writer, effort->put);
     weft_writer_u64(writer, effort->received);
+    weft_writer_u64(writer, trajectory->caches.held);
+    weft_writer_u64(writer, trajectory->caches.full);
+    weft_writer_u64(writer, trajectory->caches.peak_bytes);
+    weft_writer_u64(writer, trajectory->caches.dense_bytes);
     weft_writer_u32(writer, (uint32_t)samples->sequences);
     weft_writer_u32(writer, (uint32_t)samples->starts[samples->sequences]);
     weft_writer_u8(writer, (uint8_t)name);
@@ -189,13 +193,18 @@ static weft_status read_head(parser *p) {
     sane = read_seconds(reader, &effort->pause) && sane;
     sane = read_seconds(reader, &effort->put) && sane;
     effort->received = weft_reader_u64(reader);
+    found->caches.held = weft_reader_u64(reader);
+    found->caches.full = weft_reader_u64(reader);
+    found->caches.peak_bytes = weft_reader_u64(reader);
+    found->caches.dense_bytes = weft_reader_u64(reader);
     p->sequences = weft_reader_u32(reader);
     p->tokens = weft_reader_u32(reader);
     if (format != FORMAT) {
         return refuse(p, TRAIN_BAD_FORM, "the object has format %u; this program knows %d", format, FORMAT);
     }
-    if (!read_worker(reader, found->worker) || !sane || effort->received > INT64_MAX) {
-        return refuse(p, TRAIN_BAD_FORM, "who made it, or how long it took, makes no sense");
+    if (!read_worker(reader, found->worker) || !sane || effort->received > INT64_MAX ||
+        !train_caches_sane(&found->caches)) {
+        return refuse(p, TRAIN_BAD_FORM, "who made it, or what it took, makes no sense");
     }
     return WEFT_OK;
 }

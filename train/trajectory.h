@@ -51,6 +51,7 @@ typedef struct train_trajectory {
     weft_digest digest; /* of its weights */
     char worker[WEFT_FOLLOWER_NAME];
     train_effort effort;
+    train_caches caches;
     lm_samples *samples;
     float *rewards; /* of each sequence; of the context that the samples have */
 } train_trajectory;

@@ -282,6 +282,10 @@ static weft_status make_slot(worker *w, const work *work) {
         .version = info.version,
         .digest = info.digest,
         .effort = w->effort,
+        .caches = {.held = samples->kv.held,
+                   .full = samples->kv.full,
+                   .peak_bytes = samples->kv.peak_bytes,
+                   .dense_bytes = samples->kv.peak_full_bytes},
         .samples = samples,
         .rewards = w->rewards,
     };

@@ -40,6 +40,13 @@ def parse_run(data):
     require(run["prompts"] * run["group"] <= MAXIMUM_SEQUENCES, "a batch that is too large")
     require(run["prompts"] % run["slots"] == 0, "slots of different sizes")
     number(run, "temperature", least=0.01, most=100)
+    kv = member(run, "kv", dict)
+    require(text(kv, "policy") in ("none", "streaming", "h2o", "snapkv", "rkv"), "a KV policy that is none")
+    require(text(kv, "pooled") in ("max", "mean"), "a way to pool that is none")
+    for name in ("budget", "interval", "sinks", "window", "pooling"):
+        count(kv, name, most=1 << 24)
+    number(kv, "lambda", least=0, most=1)
+    number(kv, "similarity", least=-1, most=1)
     count(run, "staleness", most=MAXIMUM_STALENESS)
     require(text(run, "sync") in ("patch", "full"), "a way to sync that is none")
     require(text(run, "arithmetic") in ("fused", "plain"), "an arithmetic that is none")
@@ -104,13 +111,17 @@ def parse_rollouts(data, run, batch, slot):
     require(41 < len(data) <= MAXIMUM_OBJECT and data[:8] == b"weftroll", "not trajectories")
     require(hashlib.sha256(data[:-32]).digest() == data[-32:], "the checksum of trajectories")
     reader = Reader(data[8:-32])
-    require(reader.unpack("I") == 1, "another format than 1")
+    require(reader.unpack("I") == 2, "another format than 2")
     found = {"run": reader.take(16).hex(), "batch": reader.unpack("Q"), "slot": reader.unpack("I"),
              "step": reader.unpack("Q"), "version": reader.unpack("Q"), "digest": reader.take(16).hex()}
     for name in ("generate", "pull", "pause", "put"):
         found[name] = reader.unpack("d")
         require(0 <= found[name] <= 1e9, "seconds that are none")
     found["received"] = reader.unpack("Q")
+    for name in ("held", "full", "peak_bytes", "dense_bytes"):
+        found[name] = reader.unpack("Q")
+        require(found[name] <= 1 << 46, "caches that are too large")
+    require(found["held"] <= found["full"], "caches that held more than there was")
     sequences, total = reader.unpack("I"), reader.unpack("I")
     found["worker"] = reader.take(reader.unpack("B")).decode("ascii", "replace")
     require(is_follower_name(found["worker"]), "a worker without a name")

@@ -68,6 +68,7 @@ static void make(scene *s, uint64_t batch, uint32_t slot, train_trajectory *made
         .digest = s->digest,
         .worker = "worker-1",
         .effort = {0.25, 0.5, 0.001, 0.002, 12345},
+        .caches = {.held = 70, .full = 80, .peak_bytes = 4000, .dense_bytes = 5000},
     };
     snprintf(made->run, sizeof made->run, "%s", s->run.name);
     made->rewards = weft_allocate_array(s->context, train_slot_sequences(&s->run), sizeof *made->rewards);
@@ -128,6 +129,7 @@ static void assert_same(const train_trajectory *a, const train_trajectory *b) {
     assert_true(a->batch == b->batch && a->slot == b->slot && a->step == b->step &&
                 a->version == b->version && weft_digest_equal(&a->digest, &b->digest));
     assert_memory_equal(&a->effort, &b->effort, sizeof a->effort);
+    assert_memory_equal(&a->caches, &b->caches, sizeof a->caches);
     assert_int_equal(left->sequences, right->sequences);
     assert_memory_equal(left->starts, right->starts, (left->sequences + 1) * sizeof *left->starts);
     assert_memory_equal(left->prompts, right->prompts, left->sequences * sizeof *left->prompts);
@@ -214,6 +216,12 @@ static void test_lies(void **state) {
     s.made.effort.pull = NAN;
     assert_int_equal(reparse(&s), TRAIN_BAD_FORM);
     s.made.effort.pull = -1;
+    assert_int_equal(reparse(&s), TRAIN_BAD_FORM);
+    s.made = good;
+    s.made.caches.held = s.made.caches.full + 1; /* more than there were */
+    assert_int_equal(reparse(&s), TRAIN_BAD_FORM);
+    s.made = good;
+    s.made.caches.peak_bytes = UINT64_MAX;
     assert_int_equal(reparse(&s), TRAIN_BAD_FORM);
     s.made = good;
 
@@ -433,6 +441,8 @@ static void test_collect(void **state) {
     assert_string_equal(batch.shares[0].name, "worker-0");
     assert_int_equal(batch.shares[1].effort.received, 12345);
     assert_true(batch.staleness == 0 && batch.stalest == 0);
+    assert_true(batch.caches.held == 140 && batch.caches.full == 160 && batch.caches.peak_bytes == 8000 &&
+                batch.caches.dense_bytes == 10000);
     train_batch_close(&batch);
     train_collector_clear(&o.collector, BATCH);
     assert_int_equal(weft_store_head(s->context, o.store, key, &size, NULL), WEFT_NOT_FOUND);
