@@ -95,10 +95,20 @@ static bool moves(const grpo_run *run) {
     return moved;
 }
 
+/* Nothing to learn here; but where the gradient is shared, perhaps elsewhere. */
+static weft_status run_empty(grpo_run *run, lm_trainer *trainer) {
+    bool stepped = false;
+    double norm = 0;
+    weft_status status = lm_trainer_follow(trainer, &run->options->adam, &stepped, &norm);
+    run->result.updates += stepped;
+    run->result.skipped += !stepped;
+    run->result.norm += norm;
+    return status;
+}
+
 static weft_status run_update(grpo_run *run, lm_trainer *trainer) {
     if (!moves(run)) {
-        run->result.skipped += 1;
-        return WEFT_OK;
+        return run_empty(run, trainer);
     }
     lm_batch batch = {
         .sequences = run->count,

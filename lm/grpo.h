@@ -57,7 +57,8 @@ typedef struct lm_grpo_result {
  * pass. */
 lm_grpo_options lm_grpo_defaults(void);
 /* `reference` is NULL or a pass over the reference model. An update that nothing would move, for want of
- * an advantage or because all is rejected, is left out: momentum alone would still change the weights. */
+ * an advantage or because all is rejected, is left out: momentum alone would still change the weights.
+ * Where the gradient is shared, it is left out if it is for all who share it. */
 WEFT_CHECKED weft_status lm_grpo_step(lm_trainer *trainer, const lm_rollouts *rollouts,
                                       const lm_grpo_options *options, lm_pass *reference,
                                       lm_grpo_result *result_out);

@@ -51,16 +51,50 @@ void lm_trainer_destroy(lm_trainer *trainer) {
     }
 }
 
+static bool is_zero(const float *values, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (values[i] != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Along the gradient that all who share it have. Momentum alone would still move the weights: where nobody
+ * has anything to say, all of them leave the step out. */
+static weft_status step_along(lm_trainer *trainer, const lm_adam_options *options, bool *stepped_out,
+                              double *norm_out) {
+    bool left_out = false;
+    weft_status status = WEFT_OK;
+    if (trainer->reduce != NULL) {
+        status = trainer->reduce(trainer->reduce_opaque);
+        left_out = status == WEFT_OK && is_zero(trainer->gradient, trainer->model->parameters);
+    }
+    if (status == WEFT_OK && !left_out) {
+        status = lm_adam_run(trainer->adam, options, trainer->gradient, norm_out);
+    }
+    *stepped_out = !left_out;
+    return status;
+}
+
 weft_status lm_trainer_step(lm_trainer *trainer, const lm_batch *batch, float temperature,
                             lm_slope_function slope, void *opaque, const lm_adam_options *options,
                             float *logp, double *norm_out) {
+    bool stepped;
     memset(trainer->gradient, 0, trainer->model->parameters * sizeof *trainer->gradient);
     weft_status status =
         lm_gradient(trainer->pass, batch, temperature, slope, opaque, trainer->gradient, logp);
-    if (status == WEFT_OK) {
-        status = lm_adam_run(trainer->adam, options, trainer->gradient, norm_out);
+    return status == WEFT_OK ? step_along(trainer, options, &stepped, norm_out) : status;
+}
+
+weft_status lm_trainer_follow(lm_trainer *trainer, const lm_adam_options *options, bool *stepped_out,
+                              double *norm_out) {
+    *stepped_out = false;
+    if (trainer->reduce == NULL) {
+        return WEFT_OK;
     }
-    return status;
+    memset(trainer->gradient, 0, trainer->model->parameters * sizeof *trainer->gradient);
+    return step_along(trainer, options, stepped_out, norm_out);
 }
 
 /* ---- rollouts ---- */

@@ -11,11 +11,17 @@
 #include "generate.h"
 #include "task.h"
 
+/* What becomes of a trainer's gradient before the optimizer sees it: where several learn together, the mean
+ * of theirs. */
+typedef weft_status (*lm_reduce_function)(void *opaque);
+
 typedef struct lm_trainer {
     lm_model *model;
     lm_adam *adam;
     lm_pass *pass;
     float *gradient;
+    lm_reduce_function reduce; /* NULL: nothing becomes of it */
+    void *reduce_opaque;
 } lm_trainer;
 
 WEFT_CHECKED weft_status lm_trainer_create(weft_context *context, const lm_config *config,
@@ -26,6 +32,10 @@ void lm_trainer_destroy(lm_trainer *trainer);
 WEFT_CHECKED weft_status lm_trainer_step(lm_trainer *trainer, const lm_batch *batch, float temperature,
                                          lm_slope_function slope, void *opaque,
                                          const lm_adam_options *options, float *logp, double *norm_out);
+
+/* A step with nothing to say: others who share the gradient may have. Without any it is left out. */
+WEFT_CHECKED weft_status lm_trainer_follow(lm_trainer *trainer, const lm_adam_options *options,
+                                           bool *stepped_out, double *norm_out);
 
 /* ---- rollouts ---- */
 

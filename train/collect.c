@@ -42,6 +42,10 @@ void train_collector_close(train_collector *collector) {
 
 void train_collector_note(train_collector *collector, const train_policy *policy) {
     size_t kept = collector->policy_count;
+    if (kept > 0 && collector->policies[0].step == policy->step) {
+        collector->policies[0] = *policy;
+        return;
+    }
     kept = kept < collector->run->staleness ? kept : collector->run->staleness;
     memmove(collector->policies + 1, collector->policies, kept * sizeof *collector->policies);
     collector->policies[0] = *policy;
@@ -62,14 +66,17 @@ static const train_policy *find_policy(const train_collector *collector, uint64_
 static weft_status check_policy(train_collector *collector, uint64_t batch, const train_trajectory *found,
                                 train_reason *reason_out) {
     const train_policy *policy = find_policy(collector, found->step);
-    if (policy == NULL || found->step > batch || batch - found->step > collector->run->staleness) {
+    uint64_t oldest = train_batch_oldest(collector->run, batch);
+    if (policy == NULL || found->step > batch || found->step < oldest) {
         *reason_out = TRAIN_BAD_VERSION;
         return weft_fail(collector->context, WEFT_BASE_MISMATCH,
-                         "it was made by the policy of step %llu; batch %llu takes those up to %u before",
+                         "it was made by the policy of step %llu; batch %llu takes those from %llu on",
                          (unsigned long long)found->step, (unsigned long long)batch,
-                         collector->run->staleness);
+                         (unsigned long long)oldest);
     }
-    if (found->version != policy->version || !weft_digest_equal(&found->digest, &policy->digest)) {
+    bool known = policy->version != 0;
+    if ((known && found->version != policy->version) ||
+        !weft_digest_equal(&found->digest, &policy->digest)) {
         *reason_out = TRAIN_BAD_DIGEST;
         return weft_fail(collector->context, WEFT_DIGEST_MISMATCH,
                          "its policy is not what was published as version %llu, with step %llu",
@@ -84,7 +91,9 @@ static weft_status check_scores(train_collector *collector, const train_trajecto
                                 train_reason *reason_out) {
     const lm_samples *samples = found->samples;
     lm_batch batch = lm_samples_batch(samples);
-    if (found->step != collector->policies[0].step || train_run_compresses(collector->run)) {
+    bool computed =
+        found->batch % collector->run->local_steps == 0 && !train_run_compresses(collector->run);
+    if (found->step != collector->policies[0].step || !computed) {
         return WEFT_OK;
     }
     weft_status status =
@@ -179,7 +188,7 @@ static weft_status look_round(train_collector *collector, uint64_t batch, train_
         if (slots[i].samples != NULL) {
             continue;
         }
-        weft_status status = look(collector, batch, i, &slots[i]);
+        weft_status status = look(collector, batch, collector->first + i, &slots[i]);
         *came_out = *came_out || status == WEFT_OK;
         *missing_out += status != WEFT_OK;
         if (status < 0) {
@@ -207,7 +216,10 @@ static weft_status await_slots(train_collector *collector, uint64_t batch, train
             train_patience_calm(collector->patience);
             pause = POLL_SECONDS;
         }
-        status = train_patience_wait(collector->patience, pause, "no worker delivers trajectories");
+        status = collector->idle != NULL ? collector->idle(collector->opaque) : WEFT_OK;
+        if (status == WEFT_OK) {
+            status = train_patience_wait(collector->patience, pause, "no worker delivers trajectories");
+        }
         if (status != WEFT_OK) {
             return status;
         }
@@ -356,7 +368,7 @@ void train_collector_clear(train_collector *collector, uint64_t batch) {
     char key[TRAIN_KEY_SIZE];
     weft_status status = WEFT_OK;
     for (uint32_t i = 0; i < collector->run->slots && status == WEFT_OK; i++) {
-        train_slot_key(batch, i, key);
+        train_slot_key(batch, collector->first + i, key);
         status = weft_store_remove(collector->context, collector->store, key);
     }
     weft_context_clear(collector->context);

@@ -12,12 +12,15 @@
 #include "patience.h"
 #include "trajectory.h"
 
-/* A policy that was published. */
+/* A policy that was published, or will be by another rank. */
 typedef struct train_policy {
     uint64_t step;
-    uint64_t version;
+    uint64_t version; /* 0: not known to this rank */
     weft_digest digest;
 } train_policy;
+
+/* A look at other things while slots are missing. WEFT_MORE: they are not wanted any more. */
+typedef weft_status (*train_idle_function)(void *opaque);
 
 typedef struct train_collector {
     weft_context *context;
@@ -26,6 +29,9 @@ typedef struct train_collector {
     lm_pass *pass; /* over the newest policy: scores trajectories that claim to be its own */
     train_patience *patience;
     const train_watch *watch;
+    uint32_t first;           /* slot of this rank's */
+    train_idle_function idle; /* NULL: there is nothing to look at */
+    void *opaque;
     train_policy policies[TRAIN_STALENESS_MAX + 1]; /* newest first */
     size_t policy_count;
     uint8_t *buffer;                  /* takes the largest object */
@@ -61,10 +67,11 @@ WEFT_CHECKED weft_status train_collector_open(train_collector *collector, weft_c
                                               weft_store *store, const train_run *run, lm_pass *pass,
                                               train_patience *patience);
 void train_collector_close(train_collector *collector);
-/* A policy was published, as a version: from now on it may be used. */
+/* A policy is published, as a version: from now on it may be used. That of the same step is replaced. */
 void train_collector_note(train_collector *collector, const train_policy *policy);
 
-/* Waits for all slots of a batch. The newest policy must be that of step `batch`. */
+/* Waits for all slots of this rank in a batch. The newest policy must be that of the batch's round.
+ * WEFT_MORE: the idle function says that they are not wanted any more. */
 WEFT_CHECKED weft_status train_collect(train_collector *collector, uint64_t batch, train_batch *batch_out);
 void train_batch_close(train_batch *batch);
 /* Scores the batch as the policy of the pass does with a whole cache: that is then the old policy of the
@@ -75,7 +82,8 @@ void train_collector_clear(train_collector *collector, uint64_t batch);
 
 /* Checks an object that lies at a slot: all that train_trajectory_parse does, and that it is of that slot,
  * of a policy that was published and may still be used, and scored as that policy does where it is the
- * newest and the run does not compress caches. */
+ * newest and still what this rank computes with, at the first step of a round, and the run does not
+ * compress caches. */
 WEFT_CHECKED weft_status train_collector_check(train_collector *collector, uint64_t batch, uint32_t slot,
                                                const void *data, size_t size,
                                                train_trajectory *trajectory_out, train_reason *reason_out);

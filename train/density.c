@@ -56,6 +56,14 @@ static size_t count_tensors(train_density *density, const uint16_t *before) {
     return changed;
 }
 
+train_densities train_densities_unknown(void) {
+    train_densities result = {.tensors = NULL};
+    for (size_t i = 0; i < TRAIN_SPANS; i++) {
+        result.share[i] = -1;
+    }
+    return result;
+}
+
 train_densities train_density_note(train_density *density) {
     const lm_model *model = density->model;
     train_densities result = {.tensors = density->tensors};

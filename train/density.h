@@ -23,12 +23,14 @@ typedef struct train_density {
 typedef struct train_densities {
     double share[TRAIN_SPANS]; /* below zero: so old a version is not known */
     size_t changed;            /* elements, by the last step */
-    const size_t *tensors;     /* of each weight of the model, by the last step */
+    const size_t *tensors;     /* of each weight of the model, by the last step; NULL: not known */
 } train_densities;
 
 /* Takes at most `bytes`; spans for which that is too little are not counted. */
 WEFT_CHECKED weft_status train_density_open(train_density *density, const lm_model *model, uint64_t bytes);
 void train_density_close(train_density *density);
+/* Of a step that makes no version. */
+train_densities train_densities_unknown(void);
 /* The model's live words are a new version's. The first one is compared with nothing. */
 train_densities train_density_note(train_density *density);
 

@@ -15,38 +15,6 @@ enum { RECENT = 20, GC_STEPS = 16 };
 
 static const double GC_SECONDS = 60;
 
-/* ---- publishing ---- */
-
-static weft_status publish_once(train_learner *learner, weft_publish_result *result) {
-    char step[32];
-    const char *const labels[] = {TRAIN_LABEL_STEP, step, TRAIN_LABEL_RUN, learner->run.name, NULL};
-    snprintf(step, sizeof step, "%llu", (unsigned long long)learner->step);
-    return weft_publisher_publish(learner->publisher, labels, result);
-}
-
-weft_status train_learner_publish(train_learner *learner, train_published *published_out) {
-    double start = weft_clock_now();
-    weft_publish_result result;
-    weft_status status = publish_once(learner, &result);
-    while (status != WEFT_OK) {
-        status = train_patience_bear(&learner->patience, status);
-        if (status != WEFT_OK) {
-            return status;
-        }
-        status = publish_once(learner, &result);
-    }
-    train_patience_calm(&learner->patience);
-    const train_policy policy = {
-        .step = learner->step, .version = result.version, .digest = result.diff.result};
-    train_collector_note(&learner->collector, &policy);
-    learner->published_bytes += result.uploaded_bytes;
-    published_out->version = result.version;
-    published_out->sent = result.uploaded_bytes;
-    published_out->dense = result.diff.dense_bytes;
-    published_out->publish = weft_clock_now() - start;
-    return WEFT_OK;
-}
-
 /* ---- a step ---- */
 
 static weft_status save(train_learner *learner) {
@@ -61,10 +29,14 @@ static weft_status save(train_learner *learner) {
     return WEFT_OK;
 }
 
-static weft_status evaluate(train_learner *learner, double *success_out) {
+/* Whether a policy of `step` is evaluated, where the one before it was of `before`. */
+static bool is_evaluated(const train_learner *learner, uint64_t before, uint64_t step) {
     uint64_t interval = learner->options->evaluation_interval;
-    bool last = learner->step + 1 == learner->run.steps;
-    if (!last && (interval == 0 || (learner->step + 1) % interval != 0)) {
+    return step == learner->run.steps || (interval > 0 && step / interval > before / interval);
+}
+
+static weft_status evaluate(train_learner *learner, uint64_t before, uint64_t step, double *success_out) {
+    if (!is_evaluated(learner, before, step)) {
         *success_out = -1;
         return WEFT_OK;
     }
@@ -107,7 +79,10 @@ static weft_status learn(train_learner *learner, train_batch *batch, train_learn
     }
     tell_rejection(learner, &learned->result);
     learned->train = weft_clock_now() - start;
-    return status == WEFT_OK ? evaluate(learner, &learned->success) : status;
+    if (status == WEFT_OK && learner->team.loco == NULL) {
+        status = evaluate(learner, learner->step, learner->step + 1, &learned->success);
+    }
+    return status;
 }
 
 static void count_rejections(train_learner *learner, train_learned *learned) {
@@ -124,7 +99,8 @@ static weft_status begin_line(train_learner *learner, const train_batch *batch, 
     learned->model = learner->trainer->model;
     learned->batch = batch;
     learned->run = &learner->run;
-    learned->densities = train_density_note(&learner->density);
+    learned->densities =
+        learner->team.loco == NULL ? train_density_note(&learner->density) : train_densities_unknown();
     count_rejections(learner, learned);
     json_t *line = train_line_begin(learned);
     if (line == NULL) {
@@ -149,16 +125,60 @@ static void collect_garbage(train_learner *learner) {
     }
 }
 
-/* The policy has learned from its batch: from here on the batch is not needed any more. Where several
- * trainers learn together, this is where they would agree on what they have learned. */
+static weft_status save_timed(train_learner *learner, train_published *published) {
+    double start = weft_clock_now();
+    weft_status status = save(learner);
+    published->state += weft_clock_now() - start;
+    return status;
+}
+
+/* Within a round there is nothing to publish: the line tells of the policy that made the batch. */
+static void tell_policy(const train_learner *learner, train_published *published) {
+    published->version = learner->collector.policies[0].version;
+    published->dense = learner->trainer->model->parameters * sizeof(uint16_t);
+}
+
+static weft_status evaluate_round(train_learner *learner, json_t *line) {
+    double success = -1;
+    weft_status status = WEFT_OK;
+    if (train_learner_leads(learner)) {
+        status = evaluate(learner, learner->step - learner->run.local_steps, learner->step, &success);
+    }
+    if (status == WEFT_OK && success >= 0) {
+        json_object_set_new(line, "success", json_real(success));
+    }
+    return status;
+}
+
+/* The trainers agree on what they have learned. */
+static weft_status end_round(train_learner *learner, json_t *line, train_published *published) {
+    train_round round;
+    weft_status status = train_team_agree(&learner->team, &round);
+    if (status == WEFT_OK) {
+        status = save_timed(learner, published);
+    }
+    if (status == WEFT_OK) {
+        status = train_learner_offer(learner, published);
+    }
+    if (status == WEFT_OK) {
+        train_densities densities = train_density_note(&learner->density);
+        train_line_round(line, &learner->run, &round);
+        train_line_densities(line, learner->trainer->model, &densities);
+        status = evaluate_round(learner, line);
+    }
+    return status;
+}
+
+/* The policy has learned from its batch: from here on the batch is not needed any more. */
 static weft_status conclude(train_learner *learner, json_t *line, double start) {
     train_published published = {.version = 0};
-    double saving = weft_clock_now();
     learner->step++;
-    weft_status status = save(learner);
-    published.state = weft_clock_now() - saving;
-    if (status == WEFT_OK) {
+    weft_status status = save_timed(learner, &published);
+    tell_policy(learner, &published);
+    if (status == WEFT_OK && learner->team.loco == NULL) {
         status = train_learner_publish(learner, &published);
+    } else if (status == WEFT_OK && learner->step % learner->run.local_steps == 0) {
+        status = end_round(learner, line, &published);
     }
     if (status != WEFT_OK) {
         return status;
@@ -166,7 +186,46 @@ static weft_status conclude(train_learner *learner, json_t *line, double start) 
     published.step = weft_clock_now() - start;
     train_line_finish(line, &published);
     status = train_metrics_add(&learner->metrics, line);
-    train_metrics_put(&learner->metrics, learner->step == learner->run.steps);
+    if (train_learner_leads(learner)) {
+        train_metrics_put(&learner->metrics, learner->step == learner->run.steps);
+    }
+    return status;
+}
+
+/* The batches of the round that has just ended. Over MPI ranks may have to go back by a step of DDP, for
+ * which they need its batch: of DDP's it is the one before. */
+static void clear_away(train_learner *learner) {
+    uint64_t span = learner->run.local_steps;
+    uint64_t behind = learner->run.outer == TRAIN_DDP ? span : 0;
+    if (learner->step % span != 0 || learner->step < span + behind) {
+        return;
+    }
+    for (uint64_t i = 1; i <= span; i++) {
+        train_collector_clear(&learner->collector, learner->step - behind - i);
+    }
+    collect_garbage(learner);
+}
+
+/* The others have ended the round without this rank: what it has learned in it stays in its residual. */
+static weft_status rejoin(train_learner *learner) {
+    train_published published = {.version = 0};
+    uint64_t rounds = 0;
+    uint64_t from = learner->step - learner->step % learner->run.local_steps;
+    weft_status status = train_team_catch_up(&learner->team, &rounds);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    learner->step = weft_loco_rounds(learner->team.loco) * learner->run.local_steps;
+    train_note(learner->options->watch, "the others went on without this rank by %llu rounds, to step %llu",
+               (unsigned long long)rounds, (unsigned long long)learner->step);
+    status = save_timed(learner, &published);
+    if (status == WEFT_OK) {
+        status = train_learner_offer(learner, &published);
+    }
+    for (uint64_t batch = from; batch < learner->step && status == WEFT_OK; batch++) {
+        train_collector_clear(&learner->collector, batch);
+    }
+    (void)train_density_note(&learner->density);
     return status;
 }
 
@@ -175,8 +234,10 @@ static weft_status make_step(train_learner *learner) {
     train_learned learned = {.success = -1};
     json_t *line = NULL;
     double start = weft_clock_now();
-    uint64_t number = learner->step;
-    weft_status status = train_collect(&learner->collector, number, &batch);
+    weft_status status = train_collect(&learner->collector, learner->step, &batch);
+    if (status == WEFT_MORE) {
+        return rejoin(learner);
+    }
     learned.wait = weft_clock_now() - start;
     if (status == WEFT_OK) {
         status = learn(learner, &batch, &learned);
@@ -188,8 +249,7 @@ static weft_status make_step(train_learner *learner) {
         status = conclude(learner, line, start);
     }
     if (status == WEFT_OK) {
-        train_collector_clear(&learner->collector, number);
-        collect_garbage(learner);
+        clear_away(learner);
     }
     json_decref(line);
     train_batch_close(&batch);
@@ -215,7 +275,7 @@ static void sweep(train_learner *learner) {
 
 static weft_status write_model(train_learner *learner) {
     char path[TRAIN_PATH_SIZE];
-    weft_status status = train_path(learner->context, learner->options->output, "model", path);
+    weft_status status = train_path(learner->context, learner->output, "model", path);
     if (status == WEFT_OK) {
         status = train_make_directory(learner->context, path);
     }
@@ -237,7 +297,7 @@ static void describe(const train_learner *learner, double start, train_result *r
     *result = (train_result){
         .steps = learner->step,
         .resumed = learner->resumed,
-        .version = weft_publisher_version(learner->publisher),
+        .version = learner->collector.policies[0].version,
         .reward = recent_reward(learner->metrics.lines),
         .success = learner->success,
         .sent = learner->published_bytes,
@@ -289,7 +349,9 @@ weft_status train_learner_run(weft_context *context, weft_store *store, const tr
         status = run_steps(&learner);
     }
     if (status == WEFT_OK) {
-        sweep(&learner);
+        if (train_learner_leads(&learner)) {
+            sweep(&learner);
+        }
         status = write_model(&learner);
     }
     if (status == WEFT_OK) {

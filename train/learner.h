@@ -7,12 +7,16 @@
  * are still in the store, and the step is made again from the same bytes. From then on the batch is never
  * looked at again: what is left to do follows from the state alone, and is done when the trainer comes
  * back.
+ *
+ * Several trainers (team.h) each make steps like these. Only at the end of a round, when they have agreed,
+ * is there a policy to publish; the rank that led the round does. Its batches are cleared away then, for
+ * until then workers would make them again.
  */
 #ifndef WEFT_TRAIN_LEARNER_H
 #define WEFT_TRAIN_LEARNER_H
 
 #include "metrics.h"
-#include "options.h"
+#include "team.h"
 
 #include "../lm/state.h"
 
@@ -21,14 +25,22 @@ typedef struct train_learner {
     weft_store *store;
     const train_options *options;
     train_run run;
-    int lock; /* of the output directory; below zero: not held */
+    char *output; /* the directory of this rank */
+    int lock;     /* of the output directory; below zero: not held */
     char *state_path;
+    char
+        *before_path; /* over MPI: the state before the last round, for ranks that did not get to its end */
     char *run_path;
     lm_trainer *trainer;
-    lm_model *reference; /* NULL without a divergence from it */
+    train_team team;
+    uint64_t saved_rounds; /* that stand in the state */
+    train_round round;     /* that ended while the run was found again; included 0: none */
+    double looked;         /* when it was last looked what the other ranks do */
+    double missing_since;  /* that a policy which another rank should publish is missing; 0: none is */
+    lm_model *reference;   /* NULL without a divergence from it */
     lm_pass *reference_pass;
     weft_view *view;
-    weft_publisher *publisher;
+    weft_publisher *publisher; /* NULL: another rank publishes */
     train_patience patience;
     train_collector collector;
     train_metrics metrics;
@@ -44,7 +56,7 @@ typedef struct train_result {
     char run[WEFT_RUN_TEXT];
     uint64_t steps;    /* done in all */
     uint64_t resumed;  /* of these before this process */
-    uint64_t version;  /* the newest */
+    uint64_t version;  /* the newest; 0: another rank has published it */
     double reward;     /* mean of the last steps, at most 20; below zero: no step was made */
     double success;    /* of the last evaluation; below zero: none was made */
     uint64_t sent;     /* bytes of versions, by this process */
@@ -58,14 +70,23 @@ typedef struct train_result {
 WEFT_CHECKED weft_status train_learner_run(weft_context *context, weft_store *store,
                                            const train_options *options, train_result *result_out);
 
-/* ---- between learner.c and learner_start.c ---- */
+/* ---- between learner.c, learner_start.c and learner_publish.c ---- */
 
 /* Everything until the first step can be made: the newest version in the store is this state's. */
 WEFT_CHECKED weft_status train_learner_start(train_learner *learner);
 /* Releases everything, whatever of it is there. */
 void train_learner_close(train_learner *learner);
 WEFT_CHECKED weft_status train_learner_save(train_learner *learner);
-/* Publishes the policy as that of the present step; waits out what may pass. */
+/* Publishes the policy; waits out what may pass. */
 WEFT_CHECKED weft_status train_learner_publish(train_learner *learner, train_published *published_out);
+/* True if it is this rank's task to publish. */
+bool train_learner_leads(const train_learner *learner);
+/* The policy is a new one: publishes it, or knows what another rank will publish. */
+WEFT_CHECKED weft_status train_learner_offer(train_learner *learner, train_published *published);
+/* Finds what has been published, does what is left of that to do, and writes a line of metrics that waits
+ * for it. */
+WEFT_CHECKED weft_status train_learner_find_published(train_learner *learner);
+/* An idle function (collect.h), of a learner that is one of several. */
+WEFT_CHECKED weft_status train_learner_look(void *learner);
 
 #endif

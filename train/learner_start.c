@@ -22,11 +22,14 @@
 
 enum { RUN_BYTES = 16 };
 
+/* Between looks for the run of rank 0. */
+static const double MEET_SECONDS = 0.2;
+
 /* ---- the output directory ---- */
 
 /* Two trainers that write the same state would each undo the other's. */
 static weft_status lock_output(train_learner *learner) {
-    const char *output = learner->options->output;
+    const char *output = learner->output;
     learner->lock = open(output, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (learner->lock < 0) {
         return weft_fail_errno(learner->context, errno, "cannot open the directory '%s'", output);
@@ -37,27 +40,47 @@ static weft_status lock_output(train_learner *learner) {
     return WEFT_OK;
 }
 
+/* All ranks may be given the same directory: the first has it to itself, the others have one in it. */
+static weft_status name_output(train_learner *learner) {
+    const train_options *options = learner->options;
+    char name[32];
+    if (options->rank == 0) {
+        learner->output = weft_copy_text(learner->context, options->output, strlen(options->output));
+        return learner->output != NULL ? WEFT_OK : WEFT_NO_MEMORY;
+    }
+    snprintf(name, sizeof name, "rank-%u", options->rank);
+    return train_path_copy(learner->context, options->output, name, &learner->output);
+}
+
 static weft_status open_output(train_learner *learner) {
-    weft_status status = train_make_directory(learner->context, learner->options->output);
+    weft_status status = name_output(learner);
+    if (status == WEFT_OK) {
+        status = train_make_directory(learner->context, learner->output);
+    }
     if (status == WEFT_OK) {
         status = lock_output(learner);
     }
     if (status == WEFT_OK) {
-        status = train_path_copy(learner->context, learner->options->output, "state.safetensors",
-                                 &learner->state_path);
+        status =
+            train_path_copy(learner->context, learner->output, "state.safetensors", &learner->state_path);
+    }
+    if (status == WEFT_OK) {
+        status =
+            train_path_copy(learner->context, learner->output, "before.safetensors", &learner->before_path);
     }
     return status == WEFT_OK
-               ? train_path_copy(learner->context, learner->options->output, "run.json", &learner->run_path)
+               ? train_path_copy(learner->context, learner->output, "run.json", &learner->run_path)
                : status;
 }
 
 /* The state goes first: without it nothing else is looked at. */
 static weft_status forget(train_learner *learner) {
-    static const char *const names[] = {"state.safetensors", "run.json", "metrics.jsonl", "pending.json"};
+    static const char *const names[] = {"state.safetensors", "before.safetensors", "run.json",
+                                        "metrics.jsonl", "pending.json"};
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < sizeof names / sizeof *names && status == WEFT_OK; i++) {
         char path[TRAIN_PATH_SIZE];
-        status = train_path(learner->context, learner->options->output, names[i], path);
+        status = train_path(learner->context, learner->output, names[i], path);
         if (status == WEFT_OK && unlink(path) != 0 && errno != ENOENT) {
             status = weft_fail_errno(learner->context, errno, "cannot remove '%s'", path);
         }
@@ -95,7 +118,7 @@ static weft_status read_run(train_learner *learner) {
             learner->context, WEFT_INVALID_ARGUMENT,
             "the run in '%s' has another model, task, seed, batch or way to sync than this call "
             "says; give the same options to go on with it, or --fresh to begin anew",
-            learner->options->output);
+            learner->output);
     }
     memcpy(learner->run.name, found.name, sizeof found.name);
     return WEFT_OK;
@@ -118,14 +141,127 @@ static weft_status check_store(train_learner *learner) {
             learner->context, WEFT_INVALID_ARGUMENT,
             "the store holds the run %s, whose state is not in '%s'; give the directory of that "
             "run or another store, or say --fresh to begin a new run there",
-            found.name, learner->options->output);
+            found.name, learner->output);
+    }
+    return status;
+}
+
+/* ---- the run that rank 0 has begun ---- */
+
+static bool follows(const train_learner *learner) {
+    return learner->options->rank != 0 || learner->options->join;
+}
+
+/* WEFT_MORE: it is not there yet, or is from before the run was given more steps. */
+static weft_status find_run(train_learner *learner, const char *expected) {
+    train_run found;
+    weft_status status = train_run_get(learner->context, learner->store, &found);
+    if (status == WEFT_NOT_FOUND) {
+        weft_context_clear(learner->context);
+        return WEFT_MORE;
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (found.steps != learner->run.steps || (expected != NULL && strcmp(expected, found.name) != 0)) {
+        return WEFT_MORE;
+    }
+    if (!train_run_alike(&found, &learner->run)) {
+        return weft_fail(learner->context, WEFT_INVALID_ARGUMENT,
+                         "the run in the store has another model, task, seed, batch or team than this call "
+                         "says; give all ranks the same options");
+    }
+    if (found.fused != learner->run.fused) {
+        return weft_fail(learner->context, WEFT_UNSUPPORTED,
+                         "rank 0's processor %s multiplications and additions, and this one (%s) does not "
+                         "do the same: their policies would not be the same; use machines of one kind",
+                         found.fused ? "fuses" : "does not fuse", weft_cpu_name());
+    }
+    memcpy(learner->run.name, found.name, sizeof found.name);
+    return WEFT_OK;
+}
+
+/* Over MPI all learn which run it is from rank 0, which has put it by then. */
+static weft_status tell_run(train_learner *learner, char expected[WEFT_RUN_TEXT]) {
+    char *names = weft_allocate_zeroed(learner->context, learner->run.trainers, WEFT_RUN_TEXT);
+    if (names == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_status status =
+        train_team_tell(learner->options, learner->context, learner->run.name, WEFT_RUN_TEXT, names);
+    if (status == WEFT_OK) {
+        memcpy(expected, names, WEFT_RUN_TEXT);
+        expected[WEFT_RUN_TEXT - 1] = 0;
+    }
+    weft_release(learner->context, names);
+    return status;
+}
+
+static weft_status meet(train_learner *learner) {
+    char expected[WEFT_RUN_TEXT] = "";
+    bool told = learner->options->exchange != NULL;
+    weft_status status = WEFT_OK;
+    if (!follows(learner)) {
+        return WEFT_OK;
+    }
+    if (told) {
+        status = tell_run(learner, expected);
+    }
+    while (status == WEFT_OK) {
+        status = find_run(learner, told ? expected : NULL);
+        if (status == WEFT_OK) {
+            train_patience_calm(&learner->patience);
+            return WEFT_OK;
+        }
+        status = status == WEFT_MORE
+                     ? train_patience_wait(&learner->patience, MEET_SECONDS,
+                                           "rank 0 has not begun a run of so many steps there")
+                     : train_patience_bear(&learner->patience, status);
     }
     return status;
 }
 
 /* ---- the state ---- */
 
+/* Over MPI the ranks go on together from the last round that all of them have ended. */
+static weft_status keep_before(train_learner *learner) {
+    const train_team *team = &learner->team;
+    bool passed = weft_loco_rounds(team->loco) != learner->saved_rounds;
+    if (passed && !train_team_goes_on(team) && rename(learner->state_path, learner->before_path) != 0 &&
+        errno != ENOENT) {
+        return weft_fail_errno(learner->context, errno, "cannot rename '%s'", learner->state_path);
+    }
+    return WEFT_OK;
+}
+
+static weft_status save_team(train_learner *learner) {
+    weft_status status = keep_before(learner);
+    if (status == WEFT_OK) {
+        status = train_team_save(&learner->team, learner->step, learner->state_path);
+    }
+    if (status == WEFT_OK) {
+        learner->saved_rounds = weft_loco_rounds(learner->team.loco);
+    }
+    return status;
+}
+
+static weft_status load_team(train_learner *learner, const char *path) {
+    weft_status status = train_team_load(&learner->team, path, &learner->step);
+    if (status == WEFT_OK) {
+        learner->saved_rounds = weft_loco_rounds(learner->team.loco);
+    }
+    return status;
+}
+
+static weft_status open_team(train_learner *learner) {
+    return train_team_open(&learner->team, learner->store, &learner->run, learner->options,
+                           learner->trainer, &learner->patience);
+}
+
 weft_status train_learner_save(train_learner *learner) {
+    if (learner->team.loco != NULL) {
+        return save_team(learner);
+    }
     lm_progress progress = {
         .step = learner->step,
         .prompts = learner->step * learner->run.prompts,
@@ -134,34 +270,51 @@ weft_status train_learner_save(train_learner *learner) {
     return lm_state_write(learner->trainer, &progress, learner->state_path, learner->options->durable);
 }
 
-static weft_status resume(train_learner *learner) {
+static weft_status load(train_learner *learner) {
     lm_progress progress;
+    if (learner->team.loco != NULL) {
+        bool there = access(learner->state_path, F_OK) == 0;
+        return load_team(learner, there ? learner->state_path : learner->before_path);
+    }
+    weft_status status = lm_state_read(learner->trainer, learner->state_path, &progress);
+    if (status == WEFT_OK) {
+        learner->step = progress.step;
+    }
+    return status;
+}
+
+static weft_status resume(train_learner *learner) {
     weft_status status = read_run(learner);
     if (status == WEFT_OK) {
         status = check_store(learner);
     }
     if (status == WEFT_OK) {
-        status = lm_state_read(learner->trainer, learner->state_path, &progress);
+        status = open_team(learner);
     }
     if (status == WEFT_OK) {
-        learner->step = progress.step;
-        learner->resumed = progress.step;
+        status = load(learner);
+    }
+    if (status == WEFT_OK) {
+        learner->resumed = learner->step;
         train_note(learner->options->watch, "going on with run %.8s after %llu steps", learner->run.name,
-                   (unsigned long long)progress.step);
+                   (unsigned long long)learner->step);
     }
     return status;
 }
 
 static weft_status begin(train_learner *learner) {
-    weft_status status = check_store(learner);
+    weft_status status = follows(learner) ? WEFT_OK : check_store(learner);
     if (status == WEFT_OK) {
         status = forget(learner);
     }
     if (status == WEFT_OK) {
         status = train_warm_up(learner->trainer, learner->options);
     }
-    if (status == WEFT_OK) {
+    if (status == WEFT_OK && !follows(learner)) {
         status = weft_hex_random(learner->context, RUN_BYTES, learner->run.name);
+    }
+    if (status == WEFT_OK) {
+        status = open_team(learner);
     }
     if (status == WEFT_OK) {
         status = write_run(learner);
@@ -173,7 +326,7 @@ static weft_status begin(train_learner *learner) {
 }
 
 static weft_status find_state(train_learner *learner) {
-    bool there = access(learner->state_path, F_OK) == 0;
+    bool there = access(learner->state_path, F_OK) == 0 || access(learner->before_path, F_OK) == 0;
     return there && !learner->options->fresh ? resume(learner) : begin(learner);
 }
 
@@ -185,7 +338,7 @@ static weft_status open_reference(train_learner *learner) {
     if (learner->options->grpo.kl == 0) {
         return WEFT_OK;
     }
-    weft_status status = train_path(learner->context, learner->options->output, "reference", path);
+    weft_status status = train_path(learner->context, learner->output, "reference", path);
     if (status == WEFT_OK && learner->step == 0) {
         status = train_make_directory(learner->context, path);
         status = status == WEFT_OK ? lm_model_write(learner->trainer->model, path, false) : status;
@@ -199,142 +352,83 @@ static weft_status open_reference(train_learner *learner) {
     return status == WEFT_OK ? lm_pass_create(learner->reference, false, &learner->reference_pass) : status;
 }
 
-/* ---- what has been published ---- */
-
-typedef struct history {
-    const train_run *run;
-    uint64_t step;                                  /* of the state */
-    train_policy policies[TRAIN_STALENESS_MAX + 1]; /* of it and of the steps before, newest first */
-    size_t count;
-    uint64_t patch_bytes; /* of the newest version */
-} history;
-
-static const char *label_of(const weft_log_entry *entry, const char *key) {
-    for (size_t i = 0; entry->labels[i] != NULL; i += 2) {
-        if (strcmp(entry->labels[i], key) == 0) {
-            return entry->labels[i + 1];
-        }
-    }
-    return "";
-}
-
-/* Of several versions of a step the newest counts. */
-static bool visit_version(void *opaque, const weft_log_entry *entry) {
-    history *past = opaque;
-    uint64_t step = strtoull(label_of(entry, TRAIN_LABEL_STEP), NULL, 10);
-    uint64_t wanted = past->count > 0 ? past->policies[past->count - 1].step - 1 : past->step;
-    if (strcmp(label_of(entry, TRAIN_LABEL_RUN), past->run->name) != 0) {
-        return false;
-    }
-    if (step == wanted) {
-        past->policies[past->count++] =
-            (train_policy){.step = step, .version = entry->version, .digest = entry->digest};
-        past->patch_bytes = past->count == 1 ? entry->patch_bytes + entry->anchor_bytes : past->patch_bytes;
-    }
-    return step > 0 && past->count <= past->run->staleness;
-}
-
-static weft_status read_history(train_learner *learner, history *past) {
-    *past = (history){.run = &learner->run, .step = learner->step};
-    weft_status status =
-        weft_log_walk(learner->context, learner->store, learner->options->key, visit_version, past);
-    if (status == WEFT_NOT_FOUND) {
-        weft_context_clear(learner->context);
-        status = WEFT_OK;
-    }
-    return status;
-}
-
-static weft_status digest_model(train_learner *learner, weft_digest *digest_out) {
-    weft_sums *sums = NULL;
-    weft_status status = weft_sums_compute(learner->context, learner->view, &sums);
-    if (status == WEFT_OK) {
-        *digest_out = weft_sums_digest(sums);
-        weft_sums_destroy(sums);
-    }
-    return status;
-}
-
-/* True if the newest version in the store is what the state would publish. */
-static bool is_published(const train_learner *learner, const history *past, const weft_digest *digest) {
-    return past->count > 0 && past->policies[0].step == learner->step &&
-           past->policies[0].version == weft_publisher_version(learner->publisher) &&
-           weft_digest_equal(&past->policies[0].digest, digest);
-}
-
-/* A step that was saved but not published, or published but not written into the metrics. */
-static weft_status finish_line(train_learner *learner, train_published *published) {
-    json_t *line = learner->step > 0 ? train_metrics_pending(&learner->metrics, learner->step - 1) : NULL;
-    if (line == NULL) {
-        return WEFT_OK;
-    }
-    published->dense = learner->trainer->model->parameters * sizeof(uint16_t);
-    train_line_finish(line, published);
-    weft_status status = train_metrics_add(&learner->metrics, line);
-    json_decref(line);
-    return status;
-}
-
-static weft_status catch_up(train_learner *learner) {
-    history past;
-    weft_digest digest;
-    train_published published = {.version = 0};
-    weft_status status = read_history(learner, &past);
-    if (status == WEFT_OK) {
-        status = digest_model(learner, &digest);
-    }
-    if (status != WEFT_OK) {
-        return status;
-    }
-    bool there = is_published(learner, &past, &digest);
-    for (size_t i = past.count; i > 0; i--) {
-        if (there || past.policies[i - 1].step < learner->step) {
-            train_collector_note(&learner->collector, &past.policies[i - 1]);
-        }
-    }
-    if (there) {
-        published.version = past.policies[0].version;
-        published.sent = past.patch_bytes;
-    } else {
-        status = train_learner_publish(learner, &published);
-    }
-    return status == WEFT_OK ? finish_line(learner, &published) : status;
-}
-
 /* ---- all of it ---- */
 
 static weft_status put_run(train_learner *learner) {
+    char told[WEFT_RUN_TEXT];
     weft_status status = WEFT_OK;
+    if (follows(learner)) {
+        return WEFT_OK;
+    }
     do {
         status = train_run_put(learner->context, learner->store, &learner->run);
         if (status == WEFT_OK) {
-            return WEFT_OK;
+            return learner->options->exchange != NULL ? tell_run(learner, told) : WEFT_OK;
         }
         status = train_patience_bear(&learner->patience, status);
     } while (status == WEFT_OK);
     return status;
 }
 
-static weft_status open_publisher(train_learner *learner) {
-    const weft_publisher_options options = {
-        .key = learner->options->key,
-        .gc_seconds = 600,
-        .whole = learner->run.sync == TRAIN_SYNC_FULL,
-    };
-    weft_status status =
-        weft_view_create(learner->context, lm_model_table(learner->trainer->model), &learner->view);
-    return status == WEFT_OK ? weft_publisher_open(learner->context, learner->store, learner->view,
-                                                   &options, &learner->publisher)
-                             : status;
+/* Over MPI no rank is ahead of another by more than the round that some did not get to the end of. */
+static weft_status go_back(train_learner *learner) {
+    uint64_t own = weft_loco_rounds(learner->team.loco);
+    uint64_t least = own;
+    uint64_t *all = weft_allocate_zeroed(learner->context, learner->run.trainers, sizeof *all);
+    if (all == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_status status = train_team_tell(learner->options, learner->context, &own, sizeof own, all);
+    for (uint32_t i = 0; i < learner->run.trainers && status == WEFT_OK; i++) {
+        least = all[i] < least ? all[i] : least;
+    }
+    weft_release(learner->context, all);
+    if (status != WEFT_OK || least == own) {
+        return status;
+    }
+    status = load_team(learner, learner->before_path);
+    if (status == WEFT_OK && weft_loco_rounds(learner->team.loco) != least) {
+        status = weft_fail(learner->context, WEFT_BASE_MISMATCH,
+                           "the states of the ranks do not belong together: one has ended %llu rounds, and "
+                           "this one %llu; give the directories of one run",
+                           (unsigned long long)least, (unsigned long long)own);
+    }
+    return status;
+}
+
+/* Comes to where the other ranks are, and ends a round that was to be ended. */
+static weft_status join_team(train_learner *learner) {
+    uint64_t rounds = 0;
+    train_team *team = &learner->team;
+    if (team->loco == NULL) {
+        return WEFT_OK;
+    }
+    weft_status status = train_team_goes_on(team) ? train_team_catch_up(team, &rounds) : go_back(learner);
+    if (status != WEFT_OK || learner->run.outer == TRAIN_DDP) {
+        return status;
+    }
+    uint64_t first = weft_loco_rounds(team->loco) * learner->run.local_steps;
+    learner->step = rounds > 0 ? first : learner->step;
+    bool due = learner->step == first + learner->run.local_steps;
+    if (due) {
+        status = train_team_agree(team, &learner->round);
+    }
+    return status == WEFT_OK && (due || rounds > 0) ? train_learner_save(learner) : status;
 }
 
 static weft_status open_tools(train_learner *learner) {
     const train_options *options = learner->options;
     weft_status status = train_collector_open(&learner->collector, learner->context, learner->store,
                                               &learner->run, learner->trainer->pass, &learner->patience);
+    learner->collector.first = options->rank * learner->run.slots;
+    learner->collector.idle = learner->team.loco != NULL ? train_learner_look : NULL;
+    learner->collector.opaque = learner;
+    if (status == WEFT_OK) {
+        status = weft_view_create(learner->context, train_team_table(&learner->team), &learner->view);
+    }
     if (status == WEFT_OK) {
         status = train_metrics_open(&learner->metrics, learner->context, learner->store, options->watch,
-                                    &learner->run, options->output, learner->step);
+                                    &learner->run, learner->output, learner->step);
     }
     if (status == WEFT_OK) {
         status = train_density_open(&learner->density, learner->trainer->model, options->density_bytes);
@@ -343,8 +437,8 @@ static weft_status open_tools(train_learner *learner) {
 }
 
 weft_status train_learner_start(train_learner *learner) {
-    weft_status (*const stages[])(train_learner *) = {find_state, open_reference, open_tools,
-                                                      put_run,    open_publisher, catch_up};
+    weft_status (*const stages[])(train_learner *) = {
+        meet, find_state, open_reference, put_run, join_team, open_tools, train_learner_find_published};
     weft_status status = train_options_check(learner->context, learner->options);
     if (status == WEFT_OK) {
         status = open_output(learner);
@@ -355,7 +449,7 @@ weft_status train_learner_start(train_learner *learner) {
     for (size_t i = 0; i < sizeof stages / sizeof *stages && status == WEFT_OK; i++) {
         status = stages[i](learner);
     }
-    if (status == WEFT_OK) {
+    if (status == WEFT_OK && learner->step % learner->run.local_steps == 0) {
         (void)train_density_note(&learner->density);
     }
     return status;
@@ -369,7 +463,10 @@ void train_learner_close(train_learner *learner) {
     train_collector_close(&learner->collector);
     lm_pass_destroy(learner->reference_pass);
     lm_model_destroy(learner->reference);
+    train_team_close(&learner->team);
     lm_trainer_destroy(learner->trainer);
+    weft_release(learner->context, learner->output);
+    weft_release(learner->context, learner->before_path);
     weft_release(learner->context, learner->run_path);
     weft_release(learner->context, learner->state_path);
     if (learner->lock >= 0) {

@@ -41,14 +41,12 @@ static json_t *format_densities(const train_densities *densities) {
     return json;
 }
 
-static json_t *format_tensors(const train_learned *learned) {
+static json_t *format_tensors(const lm_model *model, const train_densities *densities) {
     json_t *json = json_object();
-    const lm_model *model = learned->model;
-    for (size_t i = 0; i < model->weight_count; i++) {
+    for (size_t i = 0; densities->tensors != NULL && i < model->weight_count; i++) {
         const lm_weight *weight = &model->weights[i];
         double elements = (double)(weight->rows * weight->columns);
-        json_object_set_new(json, weight->name,
-                            json_real((double)learned->densities.tensors[i] / elements));
+        json_object_set_new(json, weight->name, json_real((double)densities->tensors[i] / elements));
     }
     return json;
 }
@@ -116,17 +114,44 @@ json_t *train_line_begin(const train_learned *learned) {
         "step", count(learned->step), "version", "reward", result->reward, "success",
         learned->success >= 0 ? json_real(learned->success) : json_null(), "loss", result->loss, "clipped",
         result->clipped, "norm", result->norm, "kl", result->kl, "rate", learned->rate, "density",
-        format_densities(&learned->densities), "tensors", format_tensors(learned), "changed",
-        count(learned->densities.changed), "elements", count(learned->model->parameters), "bytes",
-        "staleness", "mean", batch->staleness, "max", count(batch->stalest), "trajectories",
-        format_trajectories(learned), "tokens", count(batch->starts[sequences]), "seconds", "step", "wait",
-        learned->wait, "train", learned->train, "publish", "state", "mismatch", format_mismatch(learned),
-        "kv", format_kv(learned), "workers", format_workers(batch));
+        format_densities(&learned->densities), "tensors",
+        format_tensors(learned->model, &learned->densities), "changed", count(learned->densities.changed),
+        "elements", count(learned->model->parameters), "bytes", "staleness", "mean", batch->staleness,
+        "max", count(batch->stalest), "trajectories", format_trajectories(learned), "tokens",
+        count(batch->starts[sequences]), "seconds", "step", "wait", learned->wait, "train", learned->train,
+        "publish", "state", "mismatch", format_mismatch(learned), "kv", format_kv(learned), "workers",
+        format_workers(batch));
+}
+
+void train_line_densities(json_t *line, const lm_model *model, const train_densities *densities) {
+    json_object_set_new(line, "density", format_densities(densities));
+    json_object_set_new(line, "tensors", format_tensors(model, densities));
+    json_object_set_new(line, "changed", count(densities->changed));
+}
+
+/* Beside what was sent stand what others would have sent: all weights in FP32 once a round (DiLoCo), a
+ * gradient of the same size every step (DDP), and what a ring of the ranks sends to reduce one such. */
+void train_line_round(json_t *line, const train_run *run, const train_round *round) {
+    uint64_t dense = round->elements * sizeof(float);
+    char digest[WEFT_DIGEST_TEXT];
+    weft_digest_format(&round->digest, digest);
+    uint64_t ring = 2 * dense / run->trainers * (run->trainers - 1);
+    json_object_set_new(
+        line, "round",
+        json_pack(
+            "{s:o, s:s, s:o, s:o, s:o, s:{s:o, s:o}, s:{s:o, s:o}, s:o, s:o, s:o, s:f, s:{s:f, s:f, s:f}}",
+            "number", count(round->number), "digest", digest, "included", count(round->included), "fired",
+            count(round->fired), "elements", count(round->elements), "sent", "payload", count(round->sent),
+            "snapshot", count(round->sent_snapshots), "received", "payload", count(round->received),
+            "snapshot", count(round->received_snapshots), "dense", count(dense), "ddp",
+            count(dense * run->local_steps), "ring", count(ring), "residual", round->residual, "seconds",
+            "gate", round->gate, "share", round->share, "aggregate", round->aggregate));
 }
 
 void train_line_finish(json_t *line, const train_published *published) {
     json_t *seconds = json_object_get(line, "seconds");
-    json_object_set_new(line, "version", count(published->version));
+    bool known = published->version > 0;
+    json_object_set_new(line, "version", known ? count(published->version) : json_null());
     json_object_set_new(
         line, "bytes",
         json_pack("{s:o, s:o}", "sent", count(published->sent), "dense", count(published->dense)));

@@ -11,6 +11,7 @@
 
 #include "collect.h"
 #include "density.h"
+#include "team.h"
 
 #include <jansson.h>
 
@@ -31,16 +32,19 @@ typedef struct train_learned {
 
 /* What is known when it has been published. */
 typedef struct train_published {
-    uint64_t version;
-    uint64_t sent;  /* bytes */
-    uint64_t dense; /* that the model has */
-    double publish; /* seconds */
+    uint64_t version; /* 0: another rank publishes it */
+    uint64_t sent;    /* bytes */
+    uint64_t dense;   /* that the model has */
+    double publish;   /* seconds */
     double state;
     double step;
 } train_published;
 
 /* NULL if there is no memory. */
 json_t *train_line_begin(const train_learned *learned);
+/* The step was the last of a round. */
+void train_line_round(json_t *line, const train_run *run, const train_round *round);
+void train_line_densities(json_t *line, const lm_model *model, const train_densities *densities);
 void train_line_finish(json_t *line, const train_published *published);
 
 typedef struct train_metrics {

@@ -23,11 +23,16 @@ train_options train_options_defaults(void) {
                 .slots = 8,
                 .temperature = 1,
                 .sync = TRAIN_SYNC_PATCH,
+                .trainers = 1,
+                .local_steps = 1,
+                .outer_rate = 0.7,
+                .outer_momentum = 0.9,
             },
         .grpo = lm_grpo_defaults(),
         .warmup = lm_warmup_defaults(),
         .evaluation_interval = 20,
         .evaluation_prompts = 256,
+        .deadline = 60,
         .patience = 600,
         .density_bytes = (uint64_t)1 << 30,
     };
@@ -66,6 +71,13 @@ weft_status train_options_check(weft_context *context, const train_options *opti
     }
     if (status == WEFT_OK && !(options->patience > 0)) {
         status = weft_fail(context, WEFT_INVALID_ARGUMENT, "patience needs a length of time above zero");
+    }
+    if (status == WEFT_OK && options->rank >= options->run.trainers) {
+        status = weft_fail(context, WEFT_INVALID_ARGUMENT, "there is no rank %u of %u: ranks count from 0",
+                           options->rank, options->run.trainers);
+    }
+    if (status == WEFT_OK && !(options->deadline > 0)) {
+        status = weft_fail(context, WEFT_INVALID_ARGUMENT, "a deadline needs a length of time above zero");
     }
     return status == WEFT_OK ? check_learning(context, options) : status;
 }

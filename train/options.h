@@ -17,10 +17,15 @@ typedef struct train_options {
     const char *cache;            /* a directory for warmed-up policies; NULL: they are not kept */
     uint64_t evaluation_interval; /* steps between evaluations on fresh prompts; 0: only the last */
     size_t evaluation_prompts;
-    const char *output;     /* a directory for state, metrics and the model */
-    bool fresh;             /* begin anew, whatever is there */
-    bool durable;           /* the state outlasts a power cut */
-    const weft_key *key;    /* signs versions; NULL: they are not signed */
+    const char *output;  /* a directory for state, metrics and the model */
+    bool fresh;          /* begin anew, whatever is there */
+    bool durable;        /* the state outlasts a power cut */
+    const weft_key *key; /* signs versions; NULL: they are not signed */
+    uint32_t rank;       /* of this trainer */
+    bool join;           /* rank 0 may go on with a run of the store whose state is not in `output` */
+    /* Over MPI; NULL: trainers meet in the store. The caller closes it. */
+    const weft_loco_exchange *exchange;
+    double deadline;        /* seconds that the end of a round is waited for who is late, over a store */
     double patience;        /* seconds without anything new until it gives up */
     uint64_t density_bytes; /* memory for counting densities over several steps */
     const train_watch *watch;

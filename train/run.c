@@ -18,6 +18,7 @@ enum {
     JSON_DEPTH = 3,
     JSON_CONTAINERS = 8,
     SEQUENCES_MAX = 1 << 16, /* of a batch */
+    WINDOW_MAX = 1 << 20,    /* slots that a worker keeps in view */
     RUN_BYTES = 16,
 };
 
@@ -51,6 +52,40 @@ static weft_status check_batch(weft_context *context, const train_run *run) {
     return WEFT_OK;
 }
 
+static weft_status check_team(weft_context *context, const train_run *run) {
+    if (run->trainers < 1 || run->trainers > WEFT_LOCO_RANKS_MAX || run->local_steps < 1 ||
+        run->local_steps > TRAIN_LOCAL_STEPS_MAX ||
+        train_policy_span(run) * run->trainers * run->slots > WINDOW_MAX) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "%u trainers with %u slots cannot take %u steps of their own and be %u rounds "
+                         "behind; choose less of one of them",
+                         run->trainers, run->slots, run->local_steps, run->staleness);
+    }
+    if (run->outer == TRAIN_ALONE && (run->trainers > 1 || run->local_steps > 1)) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "several trainers, or steps without publishing, need a way to agree: pulseloco, "
+                         "diloco or ddp");
+    }
+    if (run->outer == TRAIN_DDP && run->local_steps > 1) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "trainers that average gradients take no steps of their own; choose 1 local step");
+    }
+    if (run->steps % run->local_steps != 0) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "%llu steps are not whole rounds of %u local steps; choose a multiple",
+                         (unsigned long long)run->steps, run->local_steps);
+    }
+    if (!(run->outer_rate > 0 && run->outer_rate <= 1000) ||
+        !(run->outer_momentum >= 0 && run->outer_momentum < 1) || run->significant == 1 ||
+        run->significant > 23) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "the outer optimizer cannot use rate %g, momentum %g and values of %u significant "
+                         "bits (2 to 23; 0: all)",
+                         run->outer_rate, run->outer_momentum, run->significant);
+    }
+    return WEFT_OK;
+}
+
 static weft_status check_lengths(weft_context *context, const train_run *run) {
     size_t length = lm_task_prompt_size(&run->task) + lm_task_response_size(&run->task);
     if (length > run->config.context) {
@@ -80,6 +115,9 @@ weft_status train_run_check(weft_context *context, const train_run *run) {
         status = check_batch(context, run);
     }
     if (status == WEFT_OK) {
+        status = check_team(context, run);
+    }
+    if (status == WEFT_OK) {
         status = check_lengths(context, run);
     }
     if (status == WEFT_OK) {
@@ -106,7 +144,10 @@ bool train_run_alike(const train_run *a, const train_run *b) {
            a->task.steps == b->task.steps && a->task.period == b->task.period &&
            a->task.digits == b->task.digits && a->seed == b->seed && a->prompts == b->prompts &&
            a->group == b->group && a->slots == b->slots && a->temperature == b->temperature &&
-           a->staleness == b->staleness && a->sync == b->sync && train_kv_equal(&a->kv, &b->kv);
+           a->staleness == b->staleness && a->sync == b->sync && train_kv_equal(&a->kv, &b->kv) &&
+           a->outer == b->outer && a->trainers == b->trainers && a->local_steps == b->local_steps &&
+           a->outer_rate == b->outer_rate && a->outer_momentum == b->outer_momentum &&
+           a->significant == b->significant;
 }
 
 bool train_run_fused(void) {
@@ -115,6 +156,22 @@ bool train_run_fused(void) {
 
 const char *train_sync_name(train_sync sync) {
     return sync == TRAIN_SYNC_FULL ? "full" : "patch";
+}
+
+static const char *const outer_names[TRAIN_OUTERS] = {"alone", "pulseloco", "diloco", "ddp"};
+
+const char *train_outer_name(train_outer outer) {
+    return outer_names[outer];
+}
+
+bool train_outer_find(const char *name, train_outer *outer_out) {
+    for (int i = 0; name != NULL && i < TRAIN_OUTERS; i++) {
+        if (strcmp(outer_names[i], name) == 0) {
+            *outer_out = (train_outer)i;
+            return true;
+        }
+    }
+    return false;
 }
 
 /* ---- as JSON ---- */
@@ -136,14 +193,21 @@ static json_t *format_task(const lm_task *task) {
                      (json_int_t)task->digits);
 }
 
+static json_t *format_team(const train_run *run) {
+    return json_pack("{s:s, s:I, s:I, s:f, s:f, s:I}", "outer", train_outer_name(run->outer), "trainers",
+                     (json_int_t)run->trainers, "local_steps", (json_int_t)run->local_steps, "rate",
+                     run->outer_rate, "momentum", run->outer_momentum, "significant",
+                     (json_int_t)run->significant);
+}
+
 weft_status train_run_format(weft_context *context, const train_run *run, char **text_out) {
     json_t *json = json_pack(
-        "{s:i, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:s, s:s}", "weft", FORMAT, "kind",
-        "train", "name", run->name, "config", format_config(context, &run->config), "task",
+        "{s:i, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:s, s:o, s:s}", "weft", FORMAT,
+        "kind", "train", "name", run->name, "config", format_config(context, &run->config), "task",
         format_task(&run->task), "seed", (json_int_t)run->seed, "steps", (json_int_t)run->steps, "prompts",
         (json_int_t)run->prompts, "group", (json_int_t)run->group, "slots", (json_int_t)run->slots,
         "temperature", run->temperature, "staleness", (json_int_t)run->staleness, "sync",
-        train_sync_name(run->sync), "arithmetic", run->fused ? "fused" : "plain");
+        train_sync_name(run->sync), "team", format_team(run), "arithmetic", run->fused ? "fused" : "plain");
     bool whole = json_object_set_new(json, "kv", train_kv_format(&run->kv)) == 0;
     char *dumped = whole ? json_dumps(json, JSON_COMPACT) : NULL;
     json_decref(json);
@@ -184,6 +248,18 @@ static bool parse_task(const json_t *json, lm_task *task) {
     return good;
 }
 
+static bool parse_team(const json_t *json, train_run *run) {
+    const json_t *rate = json_object_get(json, "rate");
+    const json_t *momentum = json_object_get(json, "momentum");
+    run->outer_rate = json_number_value(rate);
+    run->outer_momentum = json_number_value(momentum);
+    return json_is_object(json) &&
+           train_outer_find(json_string_value(json_object_get(json, "outer")), &run->outer) &&
+           parse_u32(json, "trainers", &run->trainers) &&
+           parse_u32(json, "local_steps", &run->local_steps) && json_is_number(rate) &&
+           json_is_number(momentum) && parse_u32(json, "significant", &run->significant);
+}
+
 static bool parse_name(const json_t *json, char name[WEFT_RUN_TEXT]) {
     uint8_t bytes[RUN_BYTES];
     return weft_json_text(json, "name", name, WEFT_RUN_TEXT) && weft_hex_parse(name, bytes, sizeof bytes);
@@ -194,6 +270,7 @@ static bool parse_fields(const json_t *json, train_run *run) {
     bool full = false;
     bool good = parse_name(json, run->name) && parse_task(json_object_get(json, "task"), &run->task) &&
                 train_kv_parse(json_object_get(json, "kv"), &run->kv) &&
+                parse_team(json_object_get(json, "team"), run) &&
                 weft_json_count(json, "seed", &run->seed) && weft_json_count(json, "steps", &run->steps) &&
                 parse_u32(json, "prompts", &run->prompts) && parse_u32(json, "group", &run->group) &&
                 parse_u32(json, "slots", &run->slots) && json_is_number(temperature) &&
@@ -288,7 +365,7 @@ lm_rollout_options train_slot_rollout(const train_run *run, uint64_t batch, uint
     uint32_t share = run->prompts / run->slots;
     return (lm_rollout_options){
         .seed = run->seed + ROLLOUT_SEED,
-        .first = batch * run->prompts + (uint64_t)slot * share,
+        .first = batch * run->prompts * run->trainers + (uint64_t)slot * share,
         .prompts = share,
         .group = run->group,
         .temperature = (float)run->temperature,

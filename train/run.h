@@ -2,9 +2,13 @@
  *
  * run.h: what a run of training is, as its trainer puts it into the store, and where its objects lie.
  *
- * A batch is one step of the trainer. Its prompts are divided into slots; which prompts a slot has follows
+ * A batch is one step of the trainers. Its prompts are divided into slots; which prompts a slot has follows
  * from batch and slot alone, and its trajectories are one object. So the name of an object says what work
  * it is and its presence that the work is done: nobody hands work out, and none is used twice.
+ *
+ * Several trainers take a number of steps, a round, each on its own slots; then they agree on what they
+ * have learned. That consensus is what is published, so all batches of a round are made by the policy of
+ * its beginning, and a policy's step is a multiple of the steps of a round.
  */
 #ifndef WEFT_TRAIN_RUN_H
 #define WEFT_TRAIN_RUN_H
@@ -12,6 +16,7 @@
 #include "../lm/trainer.h"
 #include "kv.h"
 
+#include <weft/loco.h>
 #include <weft/sync.h>
 
 #define TRAIN_RUN_KEY "train/run"
@@ -26,8 +31,18 @@ enum {
     TRAIN_RUN_MAX = 1 << 16, /* bytes of the description */
     TRAIN_OBJECT_MAX = 16 << 20 /* of a slot's trajectories */,
     TRAIN_STALENESS_MAX = 64,
+    TRAIN_LOCAL_STEPS_MAX = 1000,
     TRAIN_KEY_SIZE = WEFT_STORE_KEY_MAX + 1,
 };
+
+/* How several trainers come to one policy. */
+typedef enum train_outer {
+    TRAIN_ALONE,     /* there is one, and nothing to agree on */
+    TRAIN_PULSELOCO, /* rounds of several steps; only what the next forward pass can see is sent */
+    TRAIN_DILOCO,    /* rounds of several steps; everything is sent */
+    TRAIN_DDP,       /* gradients are averaged before each update: a round is a step */
+    TRAIN_OUTERS,
+} train_outer;
 
 /* How weights travel. */
 typedef enum train_sync {
@@ -41,13 +56,19 @@ typedef struct train_run {
     lm_task task;
     uint64_t seed;
     uint64_t steps;   /* until it is finished */
-    uint32_t prompts; /* of a batch */
+    uint32_t prompts; /* of a batch, for each trainer */
     uint32_t group;   /* responses to each */
-    uint32_t slots;   /* of a batch; divides prompts */
+    uint32_t slots;   /* of a batch, for each trainer; divides prompts */
     double temperature;
     weft_kv_options kv; /* how workers compress their caches */
-    uint32_t staleness; /* steps that a policy may be behind the batch; 0: strictly synchronous */
+    uint32_t staleness; /* rounds that a policy may be behind the batch's; 0: strictly synchronous */
     train_sync sync;
+    train_outer outer;
+    uint32_t trainers;
+    uint32_t local_steps; /* of a round; divides steps */
+    double outer_rate;    /* of the outer optimizer; and its momentum */
+    double outer_momentum;
+    uint32_t significant; /* bits of a value that is sent; 0: all */
     bool fused; /* the trainer's processor fuses multiplications and additions: see train_run_fused */
 } train_run;
 
@@ -60,6 +81,9 @@ WEFT_CHECKED weft_status train_run_check(weft_context *context, const train_run 
 /* True if both are the same but for name, steps and processor. */
 bool train_run_alike(const train_run *a, const train_run *b);
 const char *train_sync_name(train_sync sync);
+/* "alone", "pulseloco", "diloco", "ddp". */
+const char *train_outer_name(train_outer outer);
+bool train_outer_find(const char *name, train_outer *outer_out);
 
 /* The JSON is the caller's, to be released with weft_release. */
 WEFT_CHECKED weft_status train_run_format(weft_context *context, const train_run *run, char **text_out);
@@ -73,6 +97,19 @@ WEFT_CHECKED weft_status train_run_get(weft_context *context, weft_store *store,
 
 /* ---- slots ---- */
 
+/* Of a batch. Rank r has the slots from r * slots on. */
+static inline uint32_t train_slot_count(const train_run *run) {
+    return run->trainers * run->slots;
+}
+/* Batches, from a policy's step on, that it may be used for. */
+static inline uint64_t train_policy_span(const train_run *run) {
+    return (run->staleness + (uint64_t)1) * run->local_steps;
+}
+/* The step of the oldest policy that a batch may be made by. */
+static inline uint64_t train_batch_oldest(const train_run *run, uint64_t batch) {
+    uint64_t round = batch / run->local_steps;
+    return (round > run->staleness ? round - run->staleness : 0) * run->local_steps;
+}
 void train_slot_key(uint64_t batch, uint32_t slot, char key[TRAIN_KEY_SIZE]);
 /* What a worker rolls out for a slot. */
 lm_rollout_options train_slot_rollout(const train_run *run, uint64_t batch, uint32_t slot);

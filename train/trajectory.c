@@ -214,7 +214,7 @@ static weft_status check_head(parser *p) {
     if (strcmp(p->found.run, run->name) != 0) {
         return refuse(p, TRAIN_BAD_RUN, "it is of the run %s, and this is %s", p->found.run, run->name);
     }
-    if (p->found.slot >= run->slots || p->found.batch >= run->steps) {
+    if (p->found.slot >= train_slot_count(run) || p->found.batch >= run->steps) {
         return refuse(p, TRAIN_BAD_PLACE, "the run has no batch %llu with a slot %u",
                       (unsigned long long)p->found.batch, p->found.slot);
     }

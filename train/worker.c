@@ -71,7 +71,7 @@ static weft_status build(worker *w) {
         .empty = true,
         .report_name = w->options->name,
     };
-    size_t window = (size_t)(w->run.staleness + 1) * w->run.slots;
+    size_t window = (size_t)train_policy_span(&w->run) * train_slot_count(&w->run);
     w->there = weft_allocate_zeroed(w->context, window, sizeof *w->there);
     w->rewards = weft_allocate_array(w->context, train_slot_sequences(&w->run), sizeof *w->rewards);
     if (w->there == NULL || w->rewards == NULL) {
@@ -105,10 +105,11 @@ static weft_status join(worker *w) {
         return status;
     }
     w->joined = true;
-    w->place = (uint32_t)(XXH3_64bits(w->options->name, strlen(w->options->name)) % w->run.slots);
+    w->place =
+        (uint32_t)(XXH3_64bits(w->options->name, strlen(w->options->name)) % train_slot_count(&w->run));
     train_patience_calm(&w->patience);
     train_note(w->options->watch, "joined run %.8s: batches of %u prompts with %u responses in %u slots",
-               w->run.name, w->run.prompts, w->run.group, w->run.slots);
+               w->run.name, w->run.prompts * w->run.trainers, w->run.group, train_slot_count(&w->run));
     return WEFT_OK;
 }
 
@@ -124,10 +125,12 @@ static bool parse_step(const char *text, uint64_t *step_out) {
 }
 
 /* A slot that was put when its batch was over already lies there for nobody. Of those before the last one
- * it is known that their batch was not over: the newest version was looked for in between. */
+ * it is known that their batch was not over: the newest version was looked for in between. Trainers that
+ * average gradients may have to make a step again. */
 static void clean_up(worker *w) {
     char key[TRAIN_KEY_SIZE];
-    if (w->delivered && w->last_batch < w->step) {
+    bool over = w->run.outer != TRAIN_DDP && w->last_batch < w->step;
+    if (w->delivered && over) {
         train_slot_key(w->last_batch, w->last_slot, key);
         weft_status ignored = weft_store_remove(w->context, w->store, key);
         (void)ignored;
@@ -149,7 +152,7 @@ static weft_status settle(worker *w) {
         return weft_fail(w->context, WEFT_MALFORMED, "version %llu has no step for a label",
                          (unsigned long long)info.version);
     }
-    size_t window = (size_t)(w->run.staleness + 1) * w->run.slots;
+    size_t window = (size_t)train_policy_span(&w->run) * train_slot_count(&w->run);
     memset(w->there, 0, window * sizeof *w->there);
     clean_up(w);
     w->ready = true;
@@ -200,12 +203,13 @@ static weft_status look_at(worker *w, uint64_t batch, uint32_t slot, bool *there
 
 static weft_status find_work(worker *w, work *found) {
     weft_status status = WEFT_OK;
+    uint32_t slots = train_slot_count(&w->run);
     *found = (work){.found = false};
-    for (uint32_t ahead = 0; ahead <= w->run.staleness; ahead++) {
+    for (uint32_t ahead = 0; ahead < train_policy_span(&w->run); ahead++) {
         uint64_t batch = w->step + ahead;
-        for (uint32_t i = 0; i < w->run.slots && batch < w->run.steps; i++) {
-            uint32_t slot = (w->place + i) % w->run.slots;
-            bool *there = &w->there[(size_t)ahead * w->run.slots + slot];
+        for (uint32_t i = 0; i < slots && batch < w->run.steps; i++) {
+            uint32_t slot = (w->place + i) % slots;
+            bool *there = &w->there[(size_t)ahead * slots + slot];
             if (!*there) {
                 status = look_at(w, batch, slot, there);
             }
@@ -234,7 +238,7 @@ static weft_status put(worker *w, const char *key, const weft_writer *object) {
  * elsewhere there may be more to do. */
 static void give_way(worker *w) {
     w->result.lost++;
-    w->place = (uint32_t)rand_r(&w->patience.dice) % w->run.slots;
+    w->place = (uint32_t)rand_r(&w->patience.dice) % train_slot_count(&w->run);
     weft_context_clear(w->context);
 }
 
@@ -294,7 +298,7 @@ static weft_status make_slot(worker *w, const work *work) {
     status = deliver(w, &made);
     lm_samples_destroy(samples);
     if (status == WEFT_OK) {
-        w->there[(work->batch - w->step) * w->run.slots + work->slot] = true;
+        w->there[(work->batch - w->step) * train_slot_count(&w->run) + work->slot] = true;
         train_patience_calm(&w->patience);
     }
     return status;
@@ -302,7 +306,7 @@ static weft_status make_slot(worker *w, const work *work) {
 
 /* All slots are there: the trainer is at work, or gone, or will find one bad and remove it. */
 static weft_status rest(worker *w) {
-    size_t window = (size_t)(w->run.staleness + 1) * w->run.slots;
+    size_t window = (size_t)train_policy_span(&w->run) * train_slot_count(&w->run);
     weft_status status = follow(w, train_patience_jitter(&w->patience, IDLE_SECONDS));
     if (status != WEFT_MORE) {
         return status;

@@ -203,6 +203,7 @@ typedef struct weft_loco_store_stats {
     uint64_t received;       /* bytes of payloads and snapshots fetched */
     uint64_t snapshot_bytes; /* put */
     uint64_t led;            /* rounds that this rank closed */
+    uint32_t leader;         /* the rank that closed the last one that has ended here; at first 0 */
     uint64_t left_out;       /* rounds that ended without its payload */
     uint64_t refused;        /* payloads that it found unusable as a leader, and did not name */
     uint64_t unremoved;      /* old objects that could not be removed */

@@ -638,5 +638,7 @@ weft_status weft_loco_store_open(weft_context *context, weft_store *store,
 
 weft_loco_store_stats weft_loco_store_describe(const weft_loco_exchange *exchange) {
     const meeting *meeting = exchange->opaque;
-    return meeting->stats;
+    weft_loco_store_stats stats = meeting->stats;
+    stats.leader = meeting->leader;
+    return stats;
 }

@@ -65,3 +65,67 @@ alike() {
 # steps NAME: that have been written down
 steps() { wc -l < "$1/metrics.jsonl" 2> /dev/null || echo 0; }
 reached() { [ "$(steps "$1")" -ge "$2" ]; }
+
+# ---- several trainers ----
+
+# rank NAME STORE K R ARGUMENT...: one of K trainers in the background; all have the directory NAME
+rank() {
+    local name=$1 store=$2 ranks=$3 number=$4
+    shift 4
+    begin "$name-$number" train "$store" --role trainer --output "$name" "${tiny[@]}" --trainers "$ranks" \
+        --rank "$number" "$@"
+}
+
+# files NAME R: the directory of a rank
+files() { [ "$2" -eq 0 ] && echo "$1" || echo "$1/rank-$2"; }
+
+# team NAME STORE K WORKERS ARGUMENT...: a whole run
+team() {
+    local name=$1 store=$2 ranks=$3 workers=$4 members=() made=() i
+    shift 4
+    for ((i = 0; i < ranks; i++)); do
+        rank "$name" "$store" "$ranks" "$i" "$@"
+        members+=("$pid")
+    done
+    for ((i = 0; i < workers; i++)); do
+        worker "$name-worker-$i" "$store"
+        made+=("$pid")
+    done
+    for ((i = 0; i < ranks; i++)); do
+        ended 0 "${members[$i]}" "$name-$i"
+    done
+    for ((i = 0; i < workers; i++)); do
+        ended 0 "${made[$i]}" "$name-worker-$i"
+    done
+}
+
+# rounds NAME K: what all ranks had in common after each round, which must be the same on all of them, as far
+# as they took part; and the policies as the store has them, if a third argument names it
+rounds() {
+    local i lines=()
+    for ((i = 0; i < $2; i++)); do
+        lines+=("$(files "$1" "$i")/metrics.jsonl")
+    done
+    /usr/bin/python3 - "${lines[@]}" << 'END'
+import json, sys
+common = {}
+for path in sys.argv[1:]:
+    lines = [json.loads(line) for line in open(path)]
+    steps = [line["step"] for line in lines]
+    assert steps == sorted(set(steps)), "a step has two lines"
+    for line in lines:
+        if "round" in line:
+            common.setdefault(line["round"]["number"], set()).add(line["round"]["digest"])
+for number, digests in sorted(common.items()):
+    assert len(digests) == 1, f"ranks do not agree after round {number}"
+    print(number, *digests)
+END
+}
+
+# agreed NAME K ROUNDS [OTHER]: ranks agree after each of so many rounds, and come to what OTHER.rounds has
+agreed() {
+    checks=$((checks + 1))
+    rounds "$1" "$2" > "$1.rounds" || fail "the ranks of $1 do not agree"
+    [ "$(wc -l < "$1.rounds")" -eq "$3" ] || fail "$1 has $(wc -l < "$1.rounds") rounds, not $3"
+    [ -z "${4-}" ] || cmp -s "$1.rounds" "$4.rounds" || fail "$1 is not $4: $(diff "$1.rounds" "$4.rounds" | head -4)"
+}

@@ -20,6 +20,9 @@ static const train_run run = {
     .slots = 1,
     .temperature = 1,
     .staleness = 1,
+    .trainers = 1,
+    .local_steps = 1,
+    .outer_rate = 1,
 };
 
 static void require(bool condition) {

@@ -20,6 +20,9 @@ MAXIMUM_RUN = 1 << 16
 MAXIMUM_OBJECT = 16 << 20
 MAXIMUM_SEQUENCES = 65536
 MAXIMUM_STALENESS = 64
+MAXIMUM_RANKS = 4096
+MAXIMUM_LOCAL_STEPS = 1000
+MAXIMUM_WINDOW = 1 << 20
 TOKEN_BEGIN, TOKEN_EQUALS, TOKEN_PLUS, TOKEN_END = 10, 11, 12, 13
 
 
@@ -48,6 +51,16 @@ def parse_run(data):
     number(kv, "lambda", least=0, most=1)
     number(kv, "similarity", least=-1, most=1)
     count(run, "staleness", most=MAXIMUM_STALENESS)
+    team = member(run, "team", dict)
+    require(text(team, "outer") in ("alone", "pulseloco", "diloco", "ddp"), "a way to agree that is none")
+    count(team, "trainers", least=1, most=MAXIMUM_RANKS)
+    count(team, "local_steps", least=1, most=MAXIMUM_LOCAL_STEPS)
+    require(run["steps"] % team["local_steps"] == 0, "steps that are not whole rounds")
+    window = (run["staleness"] + 1) * team["local_steps"] * team["trainers"] * run["slots"]
+    require(window <= MAXIMUM_WINDOW, "too many slots at a time")
+    number(team, "rate", most=1000)
+    number(team, "momentum", most=1)
+    count(team, "significant", most=23)
     require(text(run, "sync") in ("patch", "full"), "a way to sync that is none")
     require(text(run, "arithmetic") in ("fused", "plain"), "an arithmetic that is none")
     return run

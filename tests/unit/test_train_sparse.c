@@ -29,6 +29,9 @@ static train_run sparse_run(weft_kv_policy policy, size_t budget) {
         .group = 4,
         .slots = 1,
         .temperature = 1,
+        .trainers = 1,
+        .local_steps = 1,
+        .outer_rate = 1,
     };
     run.kv = weft_kv_defaults(policy, budget);
     return run;

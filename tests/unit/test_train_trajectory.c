@@ -30,6 +30,9 @@ static const train_run chain_run = {
     .slots = 2,
     .temperature = 1,
     .staleness = 1,
+    .trainers = 1,
+    .local_steps = 1,
+    .outer_rate = 1,
 };
 
 typedef struct scene {

@@ -1,0 +1,116 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Several trainers that meet in a store: all ranks come to the same bits in every round, a run that was
+# interrupted to those of one that was not, and the others go on without a rank that is gone.
+. "$(dirname "$0")/train.sh"
+six=(--steps 6 --local-steps 2)
+
+# ---- two and three, each way to agree ----
+team two s-two 2 2 "${six[@]}"
+agreed two 2 3
+check 'a policy for each round' test "$("$weft" log s-two --json | grep -c '"step"')" -eq 4
+check 'the policy is the consensus' test "$(digest two/model)" = "$(digest two/rank-1/model)"
+expect 0 '' "$weft" pull s-two pulled.safetensors
+check 'and is what was published' test "$(digest two/model)" = "$(digest pulled.safetensors)"
+check 'no slots are left' test -z "$(ls s-two/train/rollouts)"
+check 'what is told of a round' /usr/bin/python3 -c '
+import json
+for path in "two/metrics.jsonl", "two/rank-1/metrics.jsonl":
+    lines = [json.loads(line) for line in open(path)]
+    assert [line["step"] for line in lines] == list(range(6))
+    for line in lines:
+        assert line["staleness"]["max"] == line["step"] % 2
+        assert ("round" in line) == (line["step"] % 2 == 1)
+    for part in (line["round"] for line in lines if "round" in line):
+        assert part["included"] == 2 and 0 < part["fired"] <= part["elements"] and part["residual"] > 0
+        assert part["dense"] == 4 * part["elements"] and part["ddp"] == 2 * part["dense"] == 2 * part["ring"]
+        assert 0 < part["sent"]["payload"] and 0 < part["received"]["payload"]
+lines = [json.loads(line) for line in open("two/metrics.jsonl")]
+assert [line["version"] for line in lines] == [1, 2, 2, 3, 3, 4], lines'
+team three s-three 3 2 "${six[@]}" --staleness 1
+agreed three 3 3
+team dense s-dense 2 1 "${six[@]}" --outer diloco
+agreed dense 2 3
+check 'another course' test "$(tail -1 dense.rounds)" != "$(tail -1 two.rounds)"
+team mean s-mean 2 1 --steps 3 --outer ddp
+agreed mean 2 3
+team single s-single 1 1 "${six[@]}" --outer pulseloco
+agreed single 1 3
+
+# ---- ranks that are killed, and come back in time ----
+worker steady s-killed
+steady=$pid
+rank killed s-killed 2 0 "${six[@]}"
+first=$pid
+rank killed s-killed 2 1 "${six[@]}"
+second=$pid
+await 'a step' reached killed/rank-1 1
+kill -KILL "$second"
+wait "$second" 2> /dev/null
+rank killed s-killed 2 1 "${six[@]}"
+second=$pid
+await 'three steps' reached killed 3
+kill -KILL "$first"
+wait "$first" 2> /dev/null
+rank killed s-killed 2 0 "${six[@]}"
+ended 0 "$pid" killed-0
+ended 0 "$second" killed-1
+ended 0 "$steady" steady
+says killed-0.err 'going on with run'
+agreed killed 2 3 two
+
+# gradients, too
+worker steady-mean s-mean-killed
+steady=$pid
+rank mean-killed s-mean-killed 2 0 --steps 3 --outer ddp
+first=$pid
+rank mean-killed s-mean-killed 2 1 --steps 3 --outer ddp
+await 'a step' reached mean-killed/rank-1 1
+kill -KILL "$pid"
+wait "$pid" 2> /dev/null
+rank mean-killed s-mean-killed 2 1 --steps 3 --outer ddp
+ended 0 "$pid" mean-killed-1
+ended 0 "$first" mean-killed-0
+ended 0 "$steady" steady-mean
+agreed mean-killed 2 3 mean
+
+# ---- the others go on, whoever published; who comes back without anything joins them ----
+late=(--steps 40 --local-steps 2 --deadline 1s)
+worker on-worker s-on
+steady=$pid
+members=()
+for i in 0 1 2; do
+    rank on s-on 3 "$i" "${late[@]}"
+    members+=("$pid")
+done
+await 'two rounds' reached on 4
+kill -KILL "${members[0]}"
+wait "${members[0]}" 2> /dev/null
+rm -r on/state.safetensors on/run.json
+before=$(steps on/rank-1)
+await 'steps without it' reached on/rank-1 $((before + 6))
+expect 2 'the store holds the run' "$weft" train s-on --role trainer --output on "${tiny[@]}" --trainers 3 --rank 0 \
+    "${late[@]}"
+rank on s-on 3 0 "${late[@]}" --join
+ended 0 "$pid" on-0
+ended 0 "${members[1]}" on-1
+ended 0 "${members[2]}" on-2
+ended 0 "$steady" on-worker
+rounds on 3 > on.rounds || fail 'the ranks do not agree'
+check 'one policy in the end' test "$(digest on/model)$(digest on/model)" = "$(digest on/rank-1/model)$(digest on/rank-2/model)"
+check 'a round without it' grep -q '"included":2' on/rank-1/metrics.jsonl
+
+# ---- what cannot be ----
+no=("$weft" train s-no --role trainer --output no "${tiny[@]}")
+expect 2 'Give --rank' "${no[@]}" --trainers 2
+expect 2 'no rank 2 of 2' "${no[@]}" --trainers 2 --rank 2
+expect 2 'not whole rounds' "${no[@]}" --trainers 2 --rank 0 --steps 7 --local-steps 2
+expect 2 'no steps of their own' "${no[@]}" --trainers 2 --rank 0 --outer ddp --local-steps 2
+expect 2 'need a way to agree' "${no[@]}" --local-steps 2
+expect 2 'is pulseloco, diloco or ddp' "${no[@]}" --outer alone
+expect 2 'significant' "${no[@]}" --trainers 2 --rank 0 --significant 1
+expect 4 'rank 0 has not begun' "${no[@]}" --trainers 2 --rank 1 --patience 0.3
+expect 2 'give all ranks the same options' "$weft" train s-two --role trainer --output no "${tiny[@]}" "${six[@]}" \
+    --trainers 2 --rank 1 --seed 9
+finish

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * learner_publish.c: what a trainer has published, publishes, and, among several, leaves to another rank.
+ *
+ * A rank that does not publish knows which policy there must be, for all hold the same consensus, but not
+ * under which version. It looks while it waits for work to be done; if the rank whose task it was seems to
+ * be gone, the next one takes over, which fences the former. Should two of them do so, the policy is the
+ * same.
+ */
+#include "learner.h"
+
+#include "../lib/base/clock.h"
+#include "../lib/base/context.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* How often a publisher that was fenced is opened again for one version. */
+enum { TAKEOVERS = 3 };
+
+/* Between looks at what the other ranks do. */
+static const double LOOK_SECONDS = 0.5;
+
+/* The step of the policy that is published: that of the consensus. */
+static uint64_t policy_step(const train_learner *learner) {
+    bool rounds = learner->team.loco != NULL && learner->run.outer != TRAIN_DDP;
+    return rounds ? weft_loco_rounds(learner->team.loco) * learner->run.local_steps : learner->step;
+}
+
+static weft_status digest_policy(train_learner *learner, weft_digest *digest_out) {
+    weft_sums *sums = NULL;
+    weft_status status = weft_sums_compute(learner->context, learner->view, &sums);
+    if (status == WEFT_OK) {
+        *digest_out = weft_sums_digest(sums);
+        weft_sums_destroy(sums);
+    }
+    return status;
+}
+
+/* ---- publishing ---- */
+
+static weft_status open_publisher(train_learner *learner) {
+    const weft_publisher_options options = {
+        .key = learner->options->key,
+        .gc_seconds = 600,
+        .whole = learner->run.sync == TRAIN_SYNC_FULL,
+    };
+    return weft_publisher_open(learner->context, learner->store, learner->view, &options,
+                               &learner->publisher);
+}
+
+static void close_publisher(train_learner *learner) {
+    weft_publisher_close(learner->publisher);
+    learner->publisher = NULL;
+}
+
+static weft_status publish_once(train_learner *learner, weft_publish_result *result) {
+    char step[32];
+    const char *const labels[] = {TRAIN_LABEL_STEP, step, TRAIN_LABEL_RUN, learner->run.name, NULL};
+    snprintf(step, sizeof step, "%llu", (unsigned long long)policy_step(learner));
+    weft_status status = learner->publisher == NULL ? open_publisher(learner) : WEFT_OK;
+    return status == WEFT_OK ? weft_publisher_publish(learner->publisher, labels, result) : status;
+}
+
+/* Another rank has published meanwhile; now it is this one's task again. */
+static bool take_back(train_learner *learner, weft_status status, unsigned *takeovers) {
+    bool again = status == WEFT_CONFLICT && learner->team.loco != NULL && *takeovers < TAKEOVERS;
+    if (again) {
+        *takeovers += 1;
+        close_publisher(learner);
+        weft_context_clear(learner->context);
+    }
+    return again;
+}
+
+weft_status train_learner_publish(train_learner *learner, train_published *published_out) {
+    double start = weft_clock_now();
+    unsigned takeovers = 0;
+    weft_publish_result result;
+    weft_status status = publish_once(learner, &result);
+    while (status != WEFT_OK) {
+        status = take_back(learner, status, &takeovers) ? WEFT_OK
+                                                        : train_patience_bear(&learner->patience, status);
+        if (status != WEFT_OK) {
+            return status;
+        }
+        status = publish_once(learner, &result);
+    }
+    train_patience_calm(&learner->patience);
+    const train_policy policy = {
+        .step = policy_step(learner), .version = result.version, .digest = result.diff.result};
+    train_collector_note(&learner->collector, &policy);
+    learner->published_bytes += result.uploaded_bytes;
+    published_out->version = result.version;
+    published_out->sent = result.uploaded_bytes;
+    published_out->dense = result.diff.dense_bytes;
+    published_out->publish = weft_clock_now() - start;
+    return WEFT_OK;
+}
+
+bool train_learner_leads(const train_learner *learner) {
+    return train_team_leader(&learner->team) == learner->options->rank;
+}
+
+weft_status train_learner_offer(train_learner *learner, train_published *published) {
+    train_policy policy = {.step = policy_step(learner)};
+    if (train_learner_leads(learner)) {
+        return train_learner_publish(learner, published);
+    }
+    weft_status status = digest_policy(learner, &policy.digest);
+    if (status == WEFT_OK) {
+        train_collector_note(&learner->collector, &policy);
+        published->version = 0;
+    }
+    return status;
+}
+
+/* ---- what has been published ---- */
+
+typedef struct history {
+    const train_run *run;
+    uint64_t step;                                  /* of the policy */
+    uint64_t newest;                                /* version of all */
+    train_policy policies[TRAIN_STALENESS_MAX + 1]; /* of it and of those before, newest first */
+    size_t count;
+    uint64_t patch_bytes; /* of the newest of them */
+} history;
+
+static const char *label_of(const weft_log_entry *entry, const char *key) {
+    for (size_t i = 0; entry->labels[i] != NULL; i += 2) {
+        if (strcmp(entry->labels[i], key) == 0) {
+            return entry->labels[i + 1];
+        }
+    }
+    return "";
+}
+
+static uint64_t step_of(const weft_log_entry *entry) {
+    return strtoull(label_of(entry, TRAIN_LABEL_STEP), NULL, 10);
+}
+
+/* Of several versions of a step the newest counts. */
+static bool visit_version(void *opaque, const weft_log_entry *entry) {
+    history *past = opaque;
+    uint64_t step = step_of(entry);
+    uint64_t wanted =
+        past->count > 0 ? past->policies[past->count - 1].step - past->run->local_steps : past->step;
+    past->newest = past->newest > 0 ? past->newest : entry->version;
+    if (strcmp(label_of(entry, TRAIN_LABEL_RUN), past->run->name) != 0) {
+        return false;
+    }
+    if (step == wanted) {
+        past->policies[past->count++] =
+            (train_policy){.step = step, .version = entry->version, .digest = entry->digest};
+        past->patch_bytes = past->count == 1 ? entry->patch_bytes + entry->anchor_bytes : past->patch_bytes;
+    }
+    return step > 0 && past->count <= past->run->staleness;
+}
+
+static weft_status walk(train_learner *learner, weft_log_visit visit, void *opaque) {
+    weft_status status =
+        weft_log_walk(learner->context, learner->store, learner->options->key, visit, opaque);
+    if (status == WEFT_NOT_FOUND) {
+        weft_context_clear(learner->context);
+        status = WEFT_OK;
+    }
+    return status;
+}
+
+/* True if the newest version in the store is what the state would publish. */
+static bool is_published(const history *past, const weft_digest *digest) {
+    return past->count > 0 && past->policies[0].step == past->step &&
+           past->policies[0].version == past->newest &&
+           weft_digest_equal(&past->policies[0].digest, digest);
+}
+
+/* A step that was saved but not published, or published but not written into the metrics. */
+static weft_status finish_line(train_learner *learner, train_published *published) {
+    json_t *line = learner->step > 0 ? train_metrics_pending(&learner->metrics, learner->step - 1) : NULL;
+    if (line == NULL) {
+        return WEFT_OK;
+    }
+    published->dense = learner->trainer->model->parameters * sizeof(uint16_t);
+    if (learner->round.included > 0) {
+        train_line_round(line, &learner->run, &learner->round);
+    }
+    train_line_finish(line, published);
+    weft_status status = train_metrics_add(&learner->metrics, line);
+    json_decref(line);
+    return status;
+}
+
+weft_status train_learner_find_published(train_learner *learner) {
+    history past = {.run = &learner->run, .step = policy_step(learner)};
+    weft_digest digest;
+    train_published published = {.version = 0};
+    weft_status status = walk(learner, visit_version, &past);
+    if (status == WEFT_OK) {
+        status = digest_policy(learner, &digest);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    bool there = is_published(&past, &digest);
+    for (size_t i = past.count; i > 0; i--) {
+        if (there || past.policies[i - 1].step < past.step) {
+            train_collector_note(&learner->collector, &past.policies[i - 1]);
+        }
+    }
+    if (there) {
+        published.version = past.policies[0].version;
+        published.sent = past.patch_bytes;
+    } else {
+        status = train_learner_offer(learner, &published);
+    }
+    return status == WEFT_OK ? finish_line(learner, &published) : status;
+}
+
+/* ---- while it waits ---- */
+
+typedef struct newest {
+    const train_run *run;
+    train_policy policy; /* version 0: none of this run */
+} newest;
+
+static bool visit_newest(void *opaque, const weft_log_entry *entry) {
+    newest *found = opaque;
+    if (strcmp(label_of(entry, TRAIN_LABEL_RUN), found->run->name) == 0) {
+        found->policy =
+            (train_policy){.step = step_of(entry), .version = entry->version, .digest = entry->digest};
+    }
+    return false;
+}
+
+/* Whether it is time to take over: the ranks before this one have each had their turn. */
+static bool is_overdue(train_learner *learner) {
+    uint32_t ranks = learner->run.trainers;
+    uint32_t turn = (learner->options->rank + ranks - train_team_leader(&learner->team)) % ranks;
+    double now = weft_clock_now();
+    learner->missing_since = learner->missing_since > 0 ? learner->missing_since : now;
+    return train_team_goes_on(&learner->team) &&
+           now - learner->missing_since >= turn * learner->team.passing;
+}
+
+static weft_status take_over(train_learner *learner) {
+    train_published published;
+    train_note(learner->options->watch, "rank %u has not published the policy of step %llu: this one does",
+               train_team_leader(&learner->team), (unsigned long long)policy_step(learner));
+    close_publisher(learner);
+    learner->missing_since = 0;
+    return train_learner_publish(learner, &published);
+}
+
+static weft_status look_at_versions(train_learner *learner) {
+    newest found = {.run = &learner->run};
+    train_policy *own = &learner->collector.policies[0];
+    weft_status status = walk(learner, visit_newest, &found);
+    if (status != WEFT_OK) {
+        return train_patience_bear(&learner->patience, status);
+    }
+    if (found.policy.version == 0 || found.policy.step < own->step) {
+        return is_overdue(learner) ? take_over(learner) : WEFT_OK;
+    }
+    learner->missing_since = 0;
+    if (found.policy.step > own->step) {
+        return WEFT_OK;
+    }
+    if (!weft_digest_equal(&found.policy.digest, &own->digest)) {
+        return weft_fail(
+            learner->context, WEFT_DIGEST_MISMATCH,
+            "the policy of step %llu that was published is not what this rank holds: the ranks "
+            "do not compute the same; use the same version and kind of processor everywhere, "
+            "or remove this rank's state so that it joins anew",
+            (unsigned long long)own->step);
+    }
+    own->version = found.policy.version;
+    return WEFT_OK;
+}
+
+/* The run that the store describes is still this one. */
+static weft_status look_at_run(train_learner *learner) {
+    train_run found;
+    weft_status status = train_run_get(learner->context, learner->store, &found);
+    if (status == WEFT_OK && strcmp(found.name, learner->run.name) != 0) {
+        return weft_fail(learner->context, WEFT_CONFLICT,
+                         "the store has begun another run, %.8s; start this rank again to take part in it",
+                         found.name);
+    }
+    return status == WEFT_OK ? WEFT_OK : train_patience_bear(&learner->patience, status);
+}
+
+weft_status train_learner_look(void *opaque) {
+    train_learner *learner = opaque;
+    double now = weft_clock_now();
+    if (now - learner->looked < LOOK_SECONDS) {
+        return WEFT_OK;
+    }
+    learner->looked = now;
+    weft_status status = train_team_look(&learner->team);
+    if (status == WEFT_OK) {
+        status = look_at_run(learner);
+    }
+    return status == WEFT_OK ? look_at_versions(learner) : status;
+}
