@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := all
-.PHONY: all deps demo tour test check bench study-sparsity fuzz soak install format clean help
+.PHONY: all deps demo tour test check bench study-sparsity study-loco fuzz soak install format clean help
 
 all: ## build; the command is left at build/weft
 	@cmake --preset release > /dev/null
@@ -36,6 +36,10 @@ bench: all ## this machine against its limits, in one table
 study-sparsity: all ## the tables of sparsity in doc/RESULTS.md; QUICK=1: a part, printed only
 	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/sparsity.py build/weft build/sparsity-quick --quick; \
 	else /usr/bin/python3 -B bench/sparsity.py build/weft build/sparsity --document doc/RESULTS.md; fi
+
+study-loco: all ## the tables of several trainers in doc/RESULTS.md; QUICK=1: a part, printed only
+	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/loco.py build/weft build/loco-quick --quick; \
+	else /usr/bin/python3 -B bench/loco.py build/weft build/loco --document doc/RESULTS.md; fi
 
 fuzz: ## each fuzz target for FUZZ_SECONDS (default 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)

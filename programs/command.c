@@ -54,8 +54,8 @@ static error_t parse_common(int key, char *argument, struct argp_state *state) {
     }
 }
 
-static const struct argp common_argp = {.options = common_options, .parser = parse_common};
-const struct argp_child command_children[] = {{&common_argp, 0, NULL, 0}, {0}};
+const struct argp command_argp = {.options = common_options, .parser = parse_common};
+const struct argp_child command_children[] = {{&command_argp, 0, NULL, 0}, {0}};
 
 /* ---- signals ---- */
 

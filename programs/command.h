@@ -68,6 +68,8 @@ typedef struct weft_command {
 /* The options that all verbs have, as the only child of each verb's argp. At ARGP_KEY_INIT the verb gives
  * it its command as child input. */
 extern const struct argp_child command_children[];
+/* The one of them, for verbs that have more. Its input is the command. */
+extern const struct argp command_argp;
 /* A verb from beginning to end: parses the arguments into `input` (whose first member must be a command),
  * creates the context, runs, and makes sure that the results were written. Ends the process for --help
  * and for wrong usage, as argp does. */

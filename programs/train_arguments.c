@@ -41,16 +41,6 @@ enum {
     OPTION_TEMPERATURE,
     OPTION_STALENESS,
     OPTION_SYNC,
-    OPTION_TRAINERS,
-    OPTION_RANK,
-    OPTION_OUTER,
-    OPTION_EXCHANGE,
-    OPTION_LOCAL_STEPS,
-    OPTION_OUTER_RATE,
-    OPTION_OUTER_MOMENTUM,
-    OPTION_SIGNIFICANT,
-    OPTION_DEADLINE,
-    OPTION_JOIN,
     OPTION_RATE,
     OPTION_UPDATES,
     OPTION_PASSES,
@@ -68,8 +58,6 @@ enum {
     OPTION_NAME,
     OPTION_MAX_SECONDS,
 };
-
-enum { DEFAULT_LOCAL_STEPS = 8 };
 
 static const struct argp_option options[] = {
     {"role", OPTION_ROLE, "ROLE", 0, "trainer: learns and publishes; rollout: makes trajectories", 1},
@@ -124,58 +112,26 @@ static const struct argp_option options[] = {
      9},
     {"sync", OPTION_SYNC, "HOW", 0, "patch (default): versions travel as what changed; full: whole", 9},
 
-    {NULL, 0, NULL, 0, "Several trainers:", 10},
-    {"trainers", OPTION_TRAINERS, "K", 0,
-     "There are K trainers (default: 1), each a process with the same options; over MPI: as many as it has "
-     "started",
-     11},
-    {"rank", OPTION_RANK, "R", 0,
-     "Which of them this is, from 0; the others keep their files in DIR/rank-R. Over MPI it is known", 11},
-    {"exchange", OPTION_EXCHANGE, "HOW", 0,
-     "store (default): they meet in STORE, and go on without one that is gone; mpi: mpirun has started "
-     "them",
-     11},
-    {"outer", OPTION_OUTER, "HOW", 0,
-     "pulseloco (default): after each round send what the next forward pass can see; diloco: send all; "
-     "ddp: "
-     "average the gradients of each update",
-     11},
-    {"local-steps", OPTION_LOCAL_STEPS, "H", 0, "Steps of a round (default: 8; ddp: 1)", 11},
-    {"outer-rate", OPTION_OUTER_RATE, "R", 0, "Rate of the outer optimizer (default: 0.7)", 11},
-    {"outer-momentum", OPTION_OUTER_MOMENTUM, "M", 0, "Its momentum (default: 0.9)", 11},
-    {"significant", OPTION_SIGNIFICANT, "BITS", 0,
-     "Cut the values that pulseloco sends to so many significant bits, 2 to 23; the rest stays for a later "
-     "round (default: 0: nothing is cut)",
-     11},
-    {"deadline", OPTION_DEADLINE, "TIME", 0,
-     "How long the end of a round waits for trainers that are late, over a store (default: 60s; ddp waits "
-     "for "
-     "all)",
-     11},
-    {"join", OPTION_JOIN, NULL, 0,
-     "Rank 0 takes part in the run that the store holds, though its state is not in DIR, as other ranks do",
-     11},
-
-    {NULL, 0, NULL, 0, "Learning:", 12},
-    {"rate", OPTION_RATE, "R", 0, "Learning rate", 13},
-    {"updates", OPTION_UPDATES, "N", 0, "Updates of a step, each on its share of the groups", 13},
-    {"passes", OPTION_PASSES, "N", 0, "How often a step goes over its batch", 13},
-    {"clip", OPTION_CLIP, "C", 0, "Ratios below 1 - C are clipped", 13},
-    {"clip-high", OPTION_CLIP_HIGH, "C", 0, "Ratios above 1 + C are clipped", 13},
-    {"clip-norm", OPTION_CLIP_NORM, "N", 0, "Largest norm of the gradient; 0: not clipped", 13},
-    {"kl", OPTION_KL, "W", 0, "Weight of the divergence from the first policy (default: 0)", 13},
+    {NULL, 0, NULL, 0, "Learning:", 10},
+    {"rate", OPTION_RATE, "R", 0, "Learning rate", 11},
+    {"updates", OPTION_UPDATES, "N", 0, "Updates of a step, each on its share of the groups", 11},
+    {"passes", OPTION_PASSES, "N", 0, "How often a step goes over its batch", 11},
+    {"clip", OPTION_CLIP, "C", 0, "Ratios below 1 - C are clipped", 11},
+    {"clip-high", OPTION_CLIP_HIGH, "C", 0, "Ratios above 1 + C are clipped", 11},
+    {"clip-norm", OPTION_CLIP_NORM, "N", 0, "Largest norm of the gradient; 0: not clipped", 11},
+    {"kl", OPTION_KL, "W", 0, "Weight of the divergence from the first policy (default: 0)", 11},
     {"evaluate", OPTION_EVALUATE, "N", 0,
-     "Measure success on fresh prompts every N steps (default: 20); 0: after the last only", 13},
-    {"evaluate-prompts", OPTION_EVALUATE_PROMPTS, "N", 0, "How many (default: 256)", 13},
+     "Measure success on fresh prompts every N steps (default: 20); 0: after the last only", 11},
+    {"evaluate-prompts", OPTION_EVALUATE_PROMPTS, "N", 0, "How many (default: 256)", 11},
     {"warmup-success", OPTION_WARMUP_SUCCESS, "S", 0,
-     "First learn from right answers until this share succeeds (default: 0.45); 0: no warm-up", 13},
-    {"warmup-rate", OPTION_WARMUP_RATE, "R", 0, "Learning rate of the warm-up", 13},
-    {"warmup-steps", OPTION_WARMUP_STEPS, "N", 0, "Steps of the warm-up, at most", 13},
+     "First learn from right answers until this share succeeds (default: 0.45); 0: no warm-up", 11},
+    {"warmup-rate", OPTION_WARMUP_RATE, "R", 0, "Learning rate of the warm-up", 11},
+    {"warmup-steps", OPTION_WARMUP_STEPS, "N", 0, "Steps of the warm-up, at most", 11},
     {"warmup-cache", OPTION_WARMUP_CACHE, "DIR", 0,
      "Keep warmed-up policies in DIR, for the next run like this (default: "
      "${XDG_CACHE_HOME:-~/.cache}/weft/train)",
-     13},
-    {"no-warmup-cache", OPTION_NO_WARMUP_CACHE, NULL, 0, "Keep none", 13},
+     11},
+    {"no-warmup-cache", OPTION_NO_WARMUP_CACHE, NULL, 0, "Keep none", 11},
     {0},
 };
 
@@ -293,51 +249,6 @@ static error_t parse_model(int key, char *text, struct argp_state *state) {
     }
 }
 
-static error_t parse_team(int key, char *text, struct argp_state *state) {
-    train_arguments *arguments = state->input;
-    train_options *chosen = &arguments->chosen;
-    switch (key) {
-    case OPTION_TRAINERS:
-        chosen->run.trainers = small(state, "--trainers", text);
-        return 0;
-    case OPTION_RANK:
-        chosen->rank = small(state, "--rank", text);
-        arguments->rank_given = true;
-        return 0;
-    case OPTION_OUTER:
-        if (!train_outer_find(text, &chosen->run.outer) || chosen->run.outer == TRAIN_ALONE) {
-            argp_error(state, "--outer is pulseloco, diloco or ddp, not '%s'", text);
-        }
-        return 0;
-    case OPTION_EXCHANGE:
-        if (strcmp(text, "store") != 0 && strcmp(text, "mpi") != 0) {
-            argp_error(state, "--exchange is store or mpi, not '%s'", text);
-        }
-        arguments->over_mpi = strcmp(text, "mpi") == 0;
-        return 0;
-    case OPTION_LOCAL_STEPS:
-        arguments->local_steps = small(state, "--local-steps", text);
-        return 0;
-    case OPTION_OUTER_RATE:
-        chosen->run.outer_rate = real(state, "--outer-rate", text);
-        return 0;
-    case OPTION_OUTER_MOMENTUM:
-        chosen->run.outer_momentum = real(state, "--outer-momentum", text);
-        return 0;
-    case OPTION_SIGNIFICANT:
-        chosen->run.significant = small(state, "--significant", text);
-        return 0;
-    case OPTION_DEADLINE:
-        chosen->deadline = remote_parse_seconds(state, "--deadline", text);
-        return 0;
-    case OPTION_JOIN:
-        chosen->join = true;
-        return 0;
-    default:
-        return parse_model(key, text, state);
-    }
-}
-
 static error_t parse_task(int key, char *text, struct argp_state *state) {
     train_arguments *arguments = state->input;
     train_run *run = &arguments->chosen.run;
@@ -385,7 +296,7 @@ static error_t parse_task(int key, char *text, struct argp_state *state) {
         run->sync = strcmp(text, "full") == 0 ? TRAIN_SYNC_FULL : TRAIN_SYNC_PATCH;
         return 0;
     default:
-        return parse_team(key, text, state);
+        return parse_model(key, text, state);
     }
 }
 
@@ -466,27 +377,6 @@ static error_t parse_trainer(int key, char *text, struct argp_state *state) {
     }
 }
 
-/* What follows from what was given. Over MPI nobody knows yet how many trainers there are. */
-static void choose_team(train_arguments *arguments, struct argp_state *state) {
-    train_run *run = &arguments->chosen.run;
-    bool several = run->trainers > 1 || arguments->over_mpi;
-    if (several && run->outer == TRAIN_ALONE) {
-        run->outer = TRAIN_PULSELOCO;
-    }
-    bool rounds = run->outer == TRAIN_PULSELOCO || run->outer == TRAIN_DILOCO;
-    run->local_steps = rounds ? DEFAULT_LOCAL_STEPS : 1;
-    if (arguments->local_steps > 0) {
-        run->local_steps = arguments->local_steps;
-    }
-    if (arguments->over_mpi && arguments->rank_given) {
-        argp_error(state, "over MPI the rank is known: leave out --rank");
-    }
-    if (run->trainers > 1 && !arguments->over_mpi && !arguments->rank_given) {
-        argp_error(state, "which of the %u trainers is this? Give --rank, or --exchange mpi",
-                   run->trainers);
-    }
-}
-
 static void check_role(const train_arguments *arguments, struct argp_state *state) {
     if (arguments->role == ROLE_NONE) {
         argp_error(state, "give a --role: trainer or rollout");
@@ -497,7 +387,8 @@ static void check_role(const train_arguments *arguments, struct argp_state *stat
     if (arguments->role == ROLE_TRAINER && (arguments->name != NULL || arguments->max_seconds > 0)) {
         argp_error(state, "--name and --max-seconds are a rollout worker's");
     }
-    if (arguments->role == ROLE_ROLLOUT && (arguments->of_trainer || arguments->sparse.given)) {
+    if (arguments->role == ROLE_ROLLOUT &&
+        (arguments->of_trainer || arguments->sparse.given || arguments->team.given)) {
         argp_error(state, "a rollout worker learns all about the run from the store; its options are "
                           "--name, --max-seconds, --patience and --trust");
     }
@@ -511,7 +402,9 @@ static error_t parse(int key, char *text, struct argp_state *state) {
     switch (key) {
     case ARGP_KEY_INIT:
         remote_parse_begin(&arguments->remote, &arguments->command, state);
-        state->child_inputs[1] = &arguments->sparse;
+        arguments->team.chosen = &arguments->chosen;
+        state->child_inputs[1] = &arguments->team;
+        state->child_inputs[2] = &arguments->sparse;
         return 0;
     case OPTION_ROLE:
         if (strcmp(text, "trainer") != 0 && strcmp(text, "rollout") != 0) {
@@ -530,7 +423,7 @@ static error_t parse(int key, char *text, struct argp_state *state) {
         return 0;
     case ARGP_KEY_END:
         check_role(arguments, state);
-        choose_team(arguments, state);
+        train_team_choose(&arguments->team, state);
         return 0;
     default:
         break;
@@ -544,6 +437,9 @@ static error_t parse(int key, char *text, struct argp_state *state) {
 }
 
 static const struct argp_child children[] = {
-    {&reader_argp, 0, NULL, 0}, {&train_sparse_argp, 0, "A compressed cache of keys and values:", 12}, {0}};
+    {&reader_argp, 0, NULL, 0},
+    {&train_team_argp, 0, "Several trainers:", 12},
+    {&train_sparse_argp, 0, "A compressed cache of keys and values:", 14},
+    {0}};
 
 const struct argp train_argp = {options, parse, "STORE --role ROLE", doc, children, NULL, NULL};

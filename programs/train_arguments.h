@@ -8,6 +8,7 @@
 #include "remote.h"
 
 #include "train_sparse.h"
+#include "train_team.h"
 
 #include "../train/options.h"
 
@@ -20,13 +21,11 @@ typedef struct train_arguments {
     train_role role;
     train_options chosen;
     train_sparse sparse;
+    train_team_options team;
     bool no_cache;
     const char *cache;
     const char *sign_file;
     bool print_lines;
-    uint32_t local_steps; /* 0: not given */
-    bool over_mpi;
-    bool rank_given;
     bool of_trainer; /* an option was given that is a trainer's alone */
     const char *name;
     double max_seconds;
@@ -34,10 +33,5 @@ typedef struct train_arguments {
 
 /* The whole of the verb's argp. */
 extern const struct argp train_argp;
-
-/* Joins the trainers that MPI has started (train_mpi.c): the rank, their number and the exchange are set.
- */
-WEFT_CHECKED weft_status train_mpi_open(weft_context *context, train_options *chosen,
-                                        weft_loco_exchange *exchange_out);
 
 #endif

@@ -7,6 +7,7 @@
 #include "bench_fleet.h"
 #include "bench_lm.h"
 #include "bench_loco.h"
+#include "bench_loco_study.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -187,6 +188,9 @@ static const char doc[] =
     "  weft bench --lm --learn --seed 2\n"
     "  weft bench --lm --rates 1e-6,1e-5,1e-4 --steps 50\n"
     "  weft bench --loco --params 8M --repeat 3\n"
+    "  weft bench --lm --rates 1e-6 --steps 1 --save 2M.state && weft bench --loco --study pulseloco "
+    "--state "
+    "2M.state --rate 1e-6\n"
     "  weft bench --lm --kv --repeat 3\n" HELP_EXIT_CODES;
 
 typedef struct bench_arguments {
@@ -211,6 +215,7 @@ typedef struct bench_arguments {
     bool kv;
     const char *state;
     const char *save;
+    loco_study_options study;
     sync_options sync_options; /* what is not told by the options above */
 } bench_arguments;
 
@@ -222,10 +227,15 @@ static void check_lm(const bench_arguments *arguments, struct argp_state *state)
     if (arguments->learn + rates + arguments->kv > 1) {
         argp_error(state, "--learn, --rates and --kv exclude each other");
     }
-    if ((arguments->rate > 0 || arguments->staleness > 0) && !arguments->learn) {
+    if ((arguments->rate > 0 && !arguments->learn && !arguments->study.given) ||
+        (arguments->staleness > 0 && !arguments->learn)) {
         argp_error(state, "--rate and --staleness go with --learn");
     }
-    if (arguments->state != NULL && (!rates || arguments->parameters > 0 || arguments->save != NULL)) {
+    if (arguments->study.given && (!arguments->loco || arguments->state == NULL)) {
+        argp_error(state, "--study goes with --loco and needs a --state, which --rates and --save make");
+    }
+    bool policy = rates || arguments->study.given;
+    if (arguments->state != NULL && (!policy || arguments->parameters > 0 || arguments->save != NULL)) {
         argp_error(state, "--state goes with --rates, says what the model is, and needs no --save");
     }
     if (arguments->save != NULL && !rates) {
@@ -248,9 +258,9 @@ static void parse_end(const bench_arguments *arguments, struct argp_state *state
     if (arguments->base != NULL && arguments->make != NULL) {
         argp_error(state, "--make writes the trace; it does not go with --base and --new");
     }
-    bool lessons = arguments->learn || arguments->rates != NULL;
+    bool lessons = arguments->learn || arguments->rates != NULL || arguments->study.given;
     if (arguments->steps > 0 && arguments->make == NULL && !lessons) {
-        argp_error(state, "--steps goes with --make DIR, with --learn or with --rates");
+        argp_error(state, "--steps goes with --make DIR, with --learn, --rates or --study");
     }
     if (arguments->loco && (arguments->lm || arguments->correction || arguments->sync || arguments->fleet ||
                             arguments->base != NULL || arguments->make != NULL)) {
@@ -387,6 +397,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     switch (key) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &arguments->command;
+        state->child_inputs[1] = &arguments->study;
         return 0;
     case OPTION_PARAMS:
         if (!text_parse_count(argument, &arguments->parameters) || arguments->parameters < 1000) {
@@ -428,7 +439,9 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     }
 }
 
-static const struct argp argp = {options, parse, "", doc, command_children, NULL, NULL};
+static const struct argp_child children[] = {
+    {&command_argp, 0, NULL, 0}, {&bench_loco_study_argp, 0, NULL, 5}, {0}};
+static const struct argp argp = {options, parse, "", doc, children, NULL, NULL};
 
 /* ---- the run ---- */
 
@@ -747,6 +760,13 @@ static int run(void *input) {
     }
     if (arguments->sync || arguments->fleet) {
         return run_served(arguments);
+    }
+    if (arguments->study.given) {
+        arguments->study.state = arguments->state;
+        arguments->study.rate = arguments->rate;
+        arguments->study.steps = arguments->steps;
+        arguments->study.seed = arguments->seed;
+        return bench_loco_study(command, &arguments->study);
     }
     if (arguments->loco) {
         loco_bench_options chosen = {.parameters = arguments->parameters,

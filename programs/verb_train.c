@@ -108,15 +108,12 @@ static int run_trainer(train_arguments *arguments, const train_watch *watch) {
     find_cache(arguments, cache);
     arguments->chosen.key = key;
     arguments->chosen.watch = watch;
-    weft_loco_exchange exchange;
-    weft_status status =
-        arguments->over_mpi ? train_mpi_open(command->context, &arguments->chosen, &exchange) : WEFT_OK;
+    weft_status status = train_team_join(command->context, &arguments->team);
     if (status == WEFT_OK) {
         status = train_learner_run(command->context, arguments->remote.store, &arguments->chosen, &result);
     }
-    /* a rank that fails must not wait for the others to finish: it ends, and MPI ends them */
-    if (status == WEFT_OK && arguments->over_mpi) {
-        exchange.close(exchange.opaque);
+    if (status == WEFT_OK) {
+        train_team_leave(&arguments->team);
     }
     weft_key_destroy(key);
     return status == WEFT_OK ? print_trainer(arguments, &result) : command_fail(command, NULL, status);

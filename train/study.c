@@ -1,0 +1,360 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * study.c: see study.h.
+ */
+#include "study.h"
+
+#include "../lib/base/clock.h"
+#include "../lib/base/context.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct study_rank {
+    lm_trainer *trainer;
+    weft_loco *loco; /* NULL: a way that has no payload */
+    float *residual; /* of such a way */
+} study_rank;
+
+typedef struct study {
+    weft_context *context;
+    const train_study_options *options;
+    study_rank *ranks;
+    weft_loco_payload *payloads;
+    lm_model *sampler; /* the policy that was agreed on */
+    float *rewards;
+    float *consensus; /* of ways without a payload */
+    float *momentum;
+    float *mean;
+    train_study_round round;
+    train_study_result result;
+} study;
+
+static const char *const names[TRAIN_STUDY_WAYS] = {"pulseloco", "diloco", "forgetful", "rounded"};
+
+const char *train_study_name(train_study_way way) {
+    return names[way];
+}
+
+bool train_study_find(const char *name, train_study_way *way_out) {
+    for (int i = 0; i < TRAIN_STUDY_WAYS; i++) {
+        if (strcmp(names[i], name) == 0) {
+            *way_out = (train_study_way)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool has_payload(const train_study_options *options) {
+    return options->way == TRAIN_STUDY_PULSELOCO || options->way == TRAIN_STUDY_DILOCO;
+}
+
+/* ---- steps ---- */
+
+static weft_status make_step(study *study, uint32_t rank, uint64_t step) {
+    const train_study_options *options = study->options;
+    lm_samples *samples = NULL;
+    lm_grpo_result learned;
+    const lm_rollout_options rollout = {
+        .seed = options->seed,
+        .first = (step * options->trainers + rank) * options->prompts,
+        .prompts = options->prompts,
+        .group = options->group,
+        .temperature = options->grpo.temperature,
+    };
+    weft_status status = lm_rollout(study->sampler, &options->task, &rollout, study->rewards, &samples);
+    if (status == WEFT_OK) {
+        const lm_rollouts rollouts = {
+            .batch = lm_samples_batch(samples),
+            .prompts = samples->prompts,
+            .logp = samples->logp,
+            .rewards = study->rewards,
+            .group = options->group,
+        };
+        status = lm_grpo_step(study->ranks[rank].trainer, &rollouts, &options->grpo, NULL, &learned);
+    }
+    if (status == WEFT_OK) {
+        study->round.reward += learned.reward / options->local_steps / options->trainers;
+    }
+    lm_samples_destroy(samples);
+    return status;
+}
+
+/* ---- agreeing by payloads ---- */
+
+static weft_status agree(study *study) {
+    const train_study_options *options = study->options;
+    train_study_round *round = &study->round;
+    weft_loco_stats stats;
+    weft_status status = WEFT_OK;
+    for (uint32_t r = 0; r < options->trainers && status == WEFT_OK; r++) {
+        status = weft_loco_encode(study->ranks[r].loco, &study->payloads[r]);
+        round->sent += (double)study->payloads[r].size / options->trainers;
+    }
+    for (uint32_t r = 0; r < options->trainers && status == WEFT_OK; r++) {
+        weft_loco *loco = study->ranks[r].loco;
+        status = weft_loco_aggregate(loco, study->payloads, options->trainers, &stats);
+        round->fired += (double)stats.fired / (double)stats.elements / options->trainers;
+        round->residual += sqrt(weft_loco_residual_energy(loco)) / options->trainers;
+    }
+    for (uint32_t r = 1; r < options->trainers && status == WEFT_OK; r++) {
+        weft_digest first = weft_loco_digest(study->ranks[0].loco);
+        weft_digest other = weft_loco_digest(study->ranks[r].loco);
+        if (!weft_digest_equal(&first, &other)) {
+            status = weft_fail(study->context, WEFT_DIGEST_MISMATCH, "ranks 0 and %u do not agree", r);
+        }
+    }
+    return status;
+}
+
+/* ---- agreeing in ways that have no payload ---- */
+
+static float widen(uint16_t word) {
+    uint32_t bits = (uint32_t)word << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* What a rank sends of one weight, if that is seen. */
+static bool choose(const study *study, float consensus, float *residual, float local, float *sent) {
+    float whole = *residual + (consensus - local);
+    float moved = consensus - whole;
+    uint16_t before, after;
+    weft_bf16_from_f32(&consensus, &before, 1);
+    weft_bf16_from_f32(&moved, &after, 1);
+    bool fires = before != after;
+    bool rounded = study->options->way == TRAIN_STUDY_ROUNDED;
+    *sent = !fires ? 0 : rounded ? widen(before) - widen(after) : whole;
+    *residual = rounded ? whole - *sent : 0;
+    return fires;
+}
+
+static void gather(study *study, uint32_t rank) {
+    const study_rank *own = &study->ranks[rank];
+    const lm_model *model = own->trainer->model;
+    double squares = 0;
+    size_t fired = 0;
+    for (size_t i = 0; i < model->parameters; i++) {
+        float sent;
+        fired += choose(study, study->consensus[i], &own->residual[i], model->masters[i], &sent);
+        study->mean[i] += sent;
+        squares += (double)own->residual[i] * own->residual[i];
+    }
+    study->round.fired += (double)fired / (double)model->parameters / study->options->trainers;
+    study->round.residual += sqrt(squares) / study->options->trainers;
+}
+
+static void agree_plainly(study *study) {
+    const train_study_options *options = study->options;
+    size_t count = study->sampler->parameters;
+    float rate = (float)options->rate;
+    float mu = (float)options->momentum;
+    memset(study->mean, 0, count * sizeof *study->mean);
+    for (uint32_t r = 0; r < options->trainers; r++) {
+        gather(study, r);
+    }
+    for (size_t i = 0; i < count; i++) {
+        float mean = study->mean[i] / (float)options->trainers;
+        study->momentum[i] = mu * study->momentum[i] + mean;
+        study->consensus[i] -= rate * (mean + mu * study->momentum[i]);
+    }
+    for (uint32_t r = 0; r < options->trainers; r++) {
+        memcpy(study->ranks[r].trainer->model->masters, study->consensus, count * sizeof(float));
+    }
+}
+
+/* ---- rounds ---- */
+
+static double count_changed(const study *study) {
+    const lm_model *after = study->ranks[0].trainer->model;
+    size_t changed = 0;
+    for (size_t i = 0; i < after->parameters; i++) {
+        changed += after->live[i] != study->sampler->live[i];
+    }
+    return (double)changed / (double)after->parameters;
+}
+
+static void count_round(study *study) {
+    const train_study_options *options = study->options;
+    const train_study_round *round = &study->round;
+    train_study_result *result = &study->result;
+    uint64_t quarter = options->rounds / 4 > 0 ? options->rounds / 4 : 1;
+    double counted = (double)(options->rounds - options->settle);
+    if (round->counted) {
+        result->fired += round->fired / counted;
+        result->sent += round->sent / counted;
+        result->changed += round->changed / counted;
+    }
+    result->residual = round->residual;
+    result->first_reward += round->round < quarter ? round->reward / (double)quarter : 0;
+    result->last_reward += round->round >= options->rounds - quarter ? round->reward / (double)quarter : 0;
+}
+
+static weft_status make_round(study *study, uint64_t number) {
+    const train_study_options *options = study->options;
+    weft_status status = WEFT_OK;
+    study->round = (train_study_round){.round = number, .counted = number >= options->settle};
+    for (uint64_t i = 0; i < options->local_steps && status == WEFT_OK; i++) {
+        for (uint32_t r = 0; r < options->trainers && status == WEFT_OK; r++) {
+            status = make_step(study, r, number * options->local_steps + i);
+        }
+    }
+    if (status == WEFT_OK && has_payload(options)) {
+        status = agree(study);
+    } else if (status == WEFT_OK) {
+        agree_plainly(study);
+    }
+    for (uint32_t r = 0; r < options->trainers && status == WEFT_OK; r++) {
+        status = lm_model_refresh(study->ranks[r].trainer->model);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    study->round.changed = count_changed(study);
+    count_round(study);
+    if (options->watcher != NULL && !options->watcher(options->opaque, &study->round)) {
+        return weft_fail(study->context, WEFT_CANCELLED, "the study was stopped");
+    }
+    return lm_model_copy(study->sampler, study->ranks[0].trainer->model);
+}
+
+static weft_status evaluate(study *study, double *success_out) {
+    const uint64_t apart = 5000000; /* prompts of steps lie elsewhere */
+    const lm_rollout_options options = {
+        .seed = study->options->seed + apart,
+        .prompts = study->options->evaluation,
+        .group = 1,
+        .temperature = study->options->grpo.temperature,
+    };
+    return lm_evaluate(study->sampler, &study->options->task, &options, success_out);
+}
+
+static weft_status run_rounds(study *study) {
+    const train_study_options *options = study->options;
+    weft_status status = evaluate(study, &study->result.before);
+    double start = weft_clock_now();
+    for (uint64_t i = 0; i < options->rounds && status == WEFT_OK; i++) {
+        status = make_round(study, i);
+    }
+    study->result.seconds = (weft_clock_now() - start) / (double)(options->rounds * options->local_steps);
+    return status == WEFT_OK ? evaluate(study, &study->result.after) : status;
+}
+
+/* ---- opening and closing ---- */
+
+static weft_status open_loco(study *study, uint32_t number) {
+    const train_study_options *chosen = study->options;
+    const lm_model *model = study->ranks[number].trainer->model;
+    weft_loco_tensor *tensors = weft_allocate_array(study->context, model->weight_count, sizeof *tensors);
+    weft_loco_options options = weft_loco_defaults();
+    if (tensors == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    options.run = "study";
+    options.rank = number;
+    options.ranks = chosen->trainers;
+    options.rate = (float)chosen->rate;
+    options.momentum = (float)chosen->momentum;
+    options.open = chosen->way == TRAIN_STUDY_DILOCO;
+    options.raw = options.open;
+    options.significant = options.open ? 0 : chosen->significant;
+    for (size_t i = 0; i < model->weight_count; i++) {
+        const lm_weight *weight = &model->weights[i];
+        tensors[i] = (weft_loco_tensor){weight->name, model->masters + weight->offset,
+                                        weight->rows * weight->columns};
+    }
+    weft_status status = weft_loco_create(study->context, &options, tensors, model->weight_count,
+                                          &study->ranks[number].loco);
+    weft_release(study->context, tensors);
+    return status;
+}
+
+static weft_status open_rank(study *study, const lm_trainer *source, uint32_t number) {
+    study_rank *rank = &study->ranks[number];
+    size_t count = source->model->parameters;
+    weft_status status = lm_trainer_create(study->context, &source->model->config, &rank->trainer);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    memcpy(rank->trainer->model->masters, source->model->masters, count * sizeof(float));
+    status = lm_model_refresh(rank->trainer->model);
+    if (status == WEFT_OK && has_payload(study->options)) {
+        return open_loco(study, number);
+    }
+    rank->residual = weft_allocate_zeroed(study->context, count, sizeof *rank->residual);
+    return status == WEFT_OK && rank->residual == NULL ? WEFT_NO_MEMORY : status;
+}
+
+static weft_status open_plain(study *study, const lm_trainer *source) {
+    size_t count = source->model->parameters;
+    if (has_payload(study->options)) {
+        return WEFT_OK;
+    }
+    study->consensus = weft_allocate_array(study->context, count, sizeof *study->consensus);
+    study->momentum = weft_allocate_zeroed(study->context, count, sizeof *study->momentum);
+    study->mean = weft_allocate_array(study->context, count, sizeof *study->mean);
+    if (study->consensus == NULL || study->momentum == NULL || study->mean == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    memcpy(study->consensus, source->model->masters, count * sizeof *study->consensus);
+    return WEFT_OK;
+}
+
+static weft_status open_study(study *study, const lm_trainer *source) {
+    const train_study_options *options = study->options;
+    if (options->trainers < 1 || options->local_steps < 1 || options->rounds <= options->settle ||
+        options->trainers > WEFT_LOCO_RANKS_MAX) {
+        return weft_fail(study->context, WEFT_INVALID_ARGUMENT,
+                         "a study needs trainers, steps and more rounds than do not count");
+    }
+    study->ranks = weft_allocate_zeroed(study->context, options->trainers, sizeof *study->ranks);
+    study->payloads = weft_allocate_zeroed(study->context, options->trainers, sizeof *study->payloads);
+    study->rewards =
+        weft_allocate_array(study->context, options->prompts * options->group, sizeof *study->rewards);
+    if (study->ranks == NULL || study->payloads == NULL || study->rewards == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_status status = open_plain(study, source);
+    for (uint32_t r = 0; r < options->trainers && status == WEFT_OK; r++) {
+        status = open_rank(study, source, r);
+    }
+    if (status == WEFT_OK) {
+        status = lm_model_create(study->context, &source->model->config, LM_WORKER, &study->sampler);
+    }
+    return status == WEFT_OK ? lm_model_copy(study->sampler, source->model) : status;
+}
+
+static void close_study(study *study) {
+    for (uint32_t r = 0; study->ranks != NULL && r < study->options->trainers; r++) {
+        weft_loco_destroy(study->ranks[r].loco);
+        weft_release(study->context, study->ranks[r].residual);
+        lm_trainer_destroy(study->ranks[r].trainer);
+    }
+    lm_model_destroy(study->sampler);
+    weft_release(study->context, study->mean);
+    weft_release(study->context, study->momentum);
+    weft_release(study->context, study->consensus);
+    weft_release(study->context, study->rewards);
+    weft_release(study->context, study->payloads);
+    weft_release(study->context, study->ranks);
+}
+
+weft_status train_study_run(const lm_trainer *source, const train_study_options *options,
+                            train_study_result *result_out) {
+    study study = {.context = source->model->context, .options = options};
+    weft_status status = open_study(&study, source);
+    study.result.elements = source->model->parameters;
+    if (status == WEFT_OK) {
+        status = run_rounds(&study);
+    }
+    if (status == WEFT_OK && study.ranks[0].loco != NULL) {
+        study.result.digest = weft_loco_digest(study.ranks[0].loco);
+    }
+    close_study(&study);
+    if (status == WEFT_OK) {
+        *result_out = study.result;
+    }
+    return status;
+}

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * study.h: several trainers in one process, for questions about the way they agree: how much they send, and
+ * what the policy gains. The same gradients, gates, payloads and outer optimizer as in real runs, without
+ * stores and workers, whose bits are the same.
+ *
+ * Two ways that are known to be worse stand beside them, for comparison: no error feedback (what is not
+ * sent is forgotten) and rounded values (what is sent is the difference of the BF16 values, as the first
+ * version of the method did; the rest, often of the other sign, stays in the residual).
+ */
+#ifndef WEFT_TRAIN_STUDY_H
+#define WEFT_TRAIN_STUDY_H
+
+#include "../lm/grpo.h"
+#include "run.h"
+
+typedef enum train_study_way {
+    TRAIN_STUDY_PULSELOCO,
+    TRAIN_STUDY_DILOCO,
+    TRAIN_STUDY_FORGETFUL, /* no error feedback */
+    TRAIN_STUDY_ROUNDED,
+    TRAIN_STUDY_WAYS,
+} train_study_way;
+
+/* "pulseloco", "diloco", "forgetful", "rounded". */
+const char *train_study_name(train_study_way way);
+bool train_study_find(const char *name, train_study_way *way_out);
+
+typedef struct train_study_round {
+    uint64_t round;
+    bool counted;
+    double reward;   /* mean of its steps and ranks */
+    double fired;    /* share of the weights, mean over ranks */
+    double sent;     /* bytes of a rank, mean */
+    double changed;  /* share of the BF16 weights that differ from the round before */
+    double residual; /* norm, mean over ranks */
+} train_study_round;
+
+/* After each round. Return false to stop, which ends the study with WEFT_CANCELLED. */
+typedef bool (*train_study_watcher)(void *opaque, const train_study_round *round);
+
+typedef struct train_study_options {
+    train_study_way way;
+    uint32_t trainers;
+    uint32_t local_steps;
+    uint64_t rounds;
+    uint64_t settle; /* rounds at the beginning whose bytes do not count: Adam's moments are young */
+    double rate;     /* of the outer optimizer */
+    double momentum;
+    uint32_t significant;
+    lm_task task;
+    lm_grpo_options grpo;
+    uint64_t seed;
+    size_t prompts; /* of a rank's step */
+    size_t group;
+    size_t evaluation;           /* prompts */
+    train_study_watcher watcher; /* may be NULL */
+    void *opaque;
+} train_study_options;
+
+typedef struct train_study_result {
+    uint64_t elements;
+    double fired; /* means over the rounds that count */
+    double sent;  /* 0: this way has no payload */
+    double changed;
+    double residual;     /* in the end */
+    double first_reward; /* mean of the first quarter of rounds, and of the last */
+    double last_reward;
+    double before; /* success, on fresh prompts */
+    double after;
+    double seconds;     /* of a step of all ranks */
+    weft_digest digest; /* of the consensus in the end */
+} train_study_result;
+
+/* All ranks begin as `source`, which is left alone. */
+WEFT_CHECKED weft_status train_study_run(const lm_trainer *source, const train_study_options *options,
+                                         train_study_result *result_out);
+
+#endif
