@@ -15,6 +15,7 @@
 #include "../patch/rans.h"
 #include "../patch/token.h"
 #include "gate.h"
+#include "tokens.h"
 
 enum {
     WEFT_BLOCK_MAX = 1 << 24,                 /* elements: the rest of a gap and of a value fit 56 bits */
@@ -30,7 +31,11 @@ typedef struct weft_value_rests {
     uint8_t shifts[WEFT_RANS_TOKENS]; /* bits of the multiple that are zero and do not travel */
 } weft_value_rests;
 
-void weft_value_rests_fill(weft_value_rests *rests, uint32_t significant);
+/* How many bits below the highest three are significant. */
+static inline unsigned weft_rest_most(uint32_t significant) {
+    unsigned bits = significant == 0 ? 24 : significant;
+    return bits > 3 ? bits - 3 : 0;
+}
 
 /* The ULP of a weight is 2^(exponent - 150), where the exponent of a subnormal counts as 1. */
 static inline unsigned weft_ulp_exponent(uint16_t word) {
@@ -55,10 +60,10 @@ typedef struct weft_block_encoder {
     size_t capacity;
     uint8_t *gap_tokens; /* sorted by class, as all below */
     uint8_t *value_tokens;
-    uint64_t *rests; /* of gap and value, with their size in the highest byte */
-    weft_value_rests value_rests;
-    double scales[256]; /* 1 / ULP by exponent */
-    uint8_t *room;      /* where the bits and then the stream are written */
+    uint64_t *items; /* as tokens.h packs them, and then the plain bits */
+    weft_tokenise tokenise;
+    unsigned most; /* bits below the highest three of a value that are significant */
+    uint8_t *room; /* where the bits and then the stream are written */
     size_t room_size;
 } weft_block_encoder;
 

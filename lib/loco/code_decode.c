@@ -9,10 +9,22 @@
 static const uint64_t CODE_ESCAPE = (uint64_t)1 << 63;
 enum { GAP_TOKENS = 16 + 4 * (24 - 4) /* gaps are below WEFT_BLOCK_MAX */ };
 
+static void fill_value_rests(weft_value_rests *rests, uint32_t significant) {
+    unsigned most = weft_rest_most(significant);
+    memset(rests, 0, sizeof *rests);
+    for (unsigned t = 1; t < WEFT_VALUE_TOKENS; t++) {
+        unsigned below = weft_token_bits(t);
+        unsigned kept = below < most ? below : most;
+        rests->sizes[t] = (uint8_t)(1 + kept);
+        rests->shifts[t] = (uint8_t)(below - kept);
+    }
+    rests->sizes[WEFT_VALUE_ESCAPE] = 32;
+}
+
 void weft_block_decoder_open(weft_block_decoder *decoder, weft_context *context, uint32_t significant) {
     memset(decoder, 0, sizeof *decoder);
     decoder->context = context;
-    weft_value_rests_fill(&decoder->value_rests, significant);
+    fill_value_rests(&decoder->value_rests, significant);
 }
 
 void weft_block_decoder_close(weft_block_decoder *decoder) {

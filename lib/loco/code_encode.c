@@ -1,33 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * code_encode.c: a block becomes bytes. Gate and ranking go tile by tile while the weights are in the
- * cache; what remains is a few loops over what has fired, none of which branches on data. The only floating
- * point is a multiplication by a power of two in double precision, which is exact.
+ * cache; what remains is a few loops over what has fired, none of which branches on data.
  */
 #include "code.h"
-
-void weft_value_rests_fill(weft_value_rests *rests, uint32_t significant) {
-    unsigned bits = significant == 0 ? 24 : significant;
-    unsigned most = bits > 3 ? bits - 3 : 0;
-    memset(rests, 0, sizeof *rests);
-    for (unsigned t = 1; t < WEFT_VALUE_TOKENS; t++) {
-        unsigned below = weft_token_bits(t);
-        unsigned kept = below < most ? below : most;
-        rests->sizes[t] = (uint8_t)(1 + kept);
-        rests->shifts[t] = (uint8_t)(below - kept);
-    }
-    rests->sizes[WEFT_VALUE_ESCAPE] = 32;
-}
 
 void weft_block_encoder_open(weft_block_encoder *encoder, weft_context *context, uint32_t significant) {
     memset(encoder, 0, sizeof *encoder);
     encoder->context = context;
     weft_small_encoder_open(&encoder->small, context);
-    weft_value_rests_fill(&encoder->value_rests, significant);
-    for (unsigned e = 0; e < 256; e++) {
-        encoder->scales[e] = weft_power(150 - (int)e);
-    }
-    encoder->scales[0] = encoder->scales[1];
+    encoder->tokenise = weft_tokenise_for(weft_cpu_level());
+    encoder->most = weft_rest_most(significant);
 }
 
 void weft_block_encoder_close(weft_block_encoder *encoder) {
@@ -38,40 +21,18 @@ void weft_block_encoder_close(weft_block_encoder *encoder) {
     weft_release(context, encoder->fired.words);
     weft_release(context, encoder->gap_tokens);
     weft_release(context, encoder->value_tokens);
-    weft_release(context, encoder->rests);
+    weft_release(context, encoder->items);
     weft_release(context, encoder->room);
     memset(encoder, 0, sizeof *encoder);
 }
 
-/* ---- values ---- */
-
-/* The multiple of the ULP that a value is, or -1. Written without branches: whether there is one is rarely
- * asked in vain, but the sign of a value is as good as random. */
-static inline int64_t multiple_of(const double *scales, uint32_t bits, uint16_t word) {
-    uint32_t magnitude = bits & 0x7fffffffu;
-    float value;
-    memcpy(&value, &magnitude, sizeof value);
-    double scaled = (double)value * scales[(word >> 7) & 0xffu];
-    double bounded = scaled < 0x1p48 ? scaled : 0.5;
-    int64_t multiple = (int64_t)bounded;
-    return (double)multiple == bounded ? multiple : -1;
-}
-
-/* Token and rest of a value; the size of the rest follows from the token. */
-static inline unsigned code_value(const weft_value_rests *rests, const double *scales, uint32_t bits,
-                                  uint16_t word, uint64_t *rest_out) {
-    int64_t multiple = multiple_of(scales, bits, word);
-    if (__builtin_expect(multiple < 0, 0)) {
-        *rest_out = bits;
-        return WEFT_VALUE_ESCAPE;
-    }
-    unsigned token = weft_token_of((uint64_t)multiple);
-    uint64_t rest = ((uint64_t)multiple >> rests->shifts[token]) << 1 | bits >> 31;
-    *rest_out = rest & (((uint64_t)1 << rests->sizes[token]) - 1);
-    return token;
-}
-
 /* ---- a block ---- */
+
+/* Octaves of multiples modulo 8: those of one class are neighbours. */
+static unsigned octave_of(unsigned token) {
+    unsigned octave = token < 16 ? 31u - (unsigned)__builtin_clz(token | 1) : token / 4;
+    return octave % 8;
+}
 
 void weft_block_encoder_sample(const weft_block_encoder *encoder, const uint16_t *words, size_t count,
                                const weft_fired *fired, weft_small_sample *sample) {
@@ -79,11 +40,14 @@ void weft_block_encoder_sample(const weft_block_encoder *encoder, const uint16_t
         sample->units[(words[i] >> 7) & 0xffu]++;
     }
     for (size_t i = 0; i < fired->count; i++) {
+        encoder->items[i] = weft_fired_pack(0, weft_ulp_exponent(fired->words[i]), fired->values[i]);
+    }
+    encoder->tokenise(encoder->items, fired->count, encoder->most, encoder->gap_tokens,
+                      encoder->value_tokens);
+    for (size_t i = 0; i < fired->count; i++) {
         unsigned exponent = (fired->words[i] >> 7) & 0xffu;
-        int64_t multiple = multiple_of(encoder->scales, fired->values[i], fired->words[i]);
         sample->changed[exponent]++;
-        /* octaves modulo 8: those of one class are neighbours */
-        sample->octaves[exponent][(63u - (unsigned)__builtin_clzll((uint64_t)multiple | 1)) % 8]++;
+        sample->octaves[exponent][octave_of(encoder->value_tokens[i])]++;
     }
     sample->sampled += count;
 }
@@ -124,7 +88,7 @@ weft_status weft_block_encoder_reserve(weft_block_encoder *encoder) {
         status = grow(context, (void **)&encoder->value_tokens, capacity, 1);
     }
     if (status == WEFT_OK) {
-        status = grow(context, (void **)&encoder->rests, capacity, sizeof(uint64_t));
+        status = grow(context, (void **)&encoder->items, capacity, sizeof(uint64_t));
     }
     if (status == WEFT_OK) {
         encoder->capacity = capacity;
@@ -150,43 +114,41 @@ typedef struct class_tables {
     weft_rans_table values;
 } class_tables;
 
-/* Makes tokens and rests of all that has fired, sorted by class, and counts the tokens. Bytes may alias
- * anything, so what the loop reads is said to be apart from what it writes. */
-static void tokenise(const weft_block_encoder *encoder, uint8_t *restrict gap_tokens,
-                     uint8_t *restrict value_tokens, uint64_t *restrict rests,
-                     uint32_t (*restrict gap_counts)[WEFT_RANS_TOKENS],
-                     uint32_t (*restrict value_counts)[WEFT_RANS_TOKENS]) {
+/* Sorts what has fired by class, each in position order. */
+static void sort_by_class(weft_block_encoder *encoder) {
     const uint8_t *class_of = encoder->small.class_of;
     const uint32_t *gaps = encoder->small.gaps;
     const uint32_t *values = encoder->fired.values;
     const uint16_t *words = encoder->fired.words;
-    const weft_value_rests *value_rests = &encoder->value_rests;
-    size_t count = encoder->fired.count;
-    size_t place[WEFT_CLASS_MAX];
-    size_t start = 0;
-    uint8_t gap_sizes[WEFT_RANS_TOKENS];
-    for (unsigned t = 0; t < WEFT_RANS_TOKENS; t++) {
-        gap_sizes[t] = (uint8_t)weft_token_bits(t);
-    }
+    uint64_t *place[WEFT_CLASS_MAX];
+    uint64_t *start = encoder->items;
     for (unsigned c = 0; c < encoder->small.classes; c++) {
         place[c] = start;
         start += encoder->small.counts[c];
     }
-    for (size_t i = 0; i < count; i++) {
-        unsigned c = class_of[i];
-        size_t to = place[c]++;
-        uint64_t value_rest;
-        unsigned gap = weft_token_of(gaps[i]);
-        unsigned value = code_value(value_rests, encoder->scales, values[i], words[i], &value_rest);
-        unsigned gap_size = gap_sizes[gap];
-        uint64_t size = gap_size + value_rests->sizes[value];
-        uint64_t gap_rest = gaps[i] & (((uint64_t)1 << gap_size) - 1);
-        gap_tokens[to] = (uint8_t)gap;
-        value_tokens[to] = (uint8_t)value;
-        rests[to] = gap_rest | value_rest << gap_size | size << 56;
-        gap_counts[c][gap]++;
-        value_counts[c][value]++;
+    for (size_t i = 0; i < encoder->fired.count; i++) {
+        *place[class_of[i]]++ = weft_fired_pack(gaps[i], weft_ulp_exponent(words[i]), values[i]);
     }
+}
+
+/* A table that fits the tokens. Four counters a token, by turns: one that was just written is slow to read.
+ */
+static void fit_table(const uint8_t *tokens, size_t count, weft_rans_table *table) {
+    uint32_t counts[4][WEFT_RANS_TOKENS] = {{0}};
+    size_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+        counts[0][tokens[i]]++;
+        counts[1][tokens[i + 1]]++;
+        counts[2][tokens[i + 2]]++;
+        counts[3][tokens[i + 3]]++;
+    }
+    for (; i < count; i++) {
+        counts[0][tokens[i]]++;
+    }
+    for (unsigned t = 0; t < WEFT_RANS_TOKENS; t++) {
+        counts[0][t] += counts[1][t] + counts[2][t] + counts[3][t];
+    }
+    weft_rans_table_fit(table, counts[0]);
 }
 
 static weft_status reserve_room(weft_block_encoder *encoder, size_t size) {
@@ -200,10 +162,18 @@ static weft_status reserve_room(weft_block_encoder *encoder, size_t size) {
     return status;
 }
 
+/* The writer is held in a copy of its own, which can stay in registers. */
+static void put_rests(weft_bits_writer *writer, const uint64_t *items, size_t count) {
+    weft_bits_writer bits = *writer;
+    for (size_t i = 0; i < count; i++) {
+        weft_bits_put(&bits, items[i] & (((uint64_t)1 << 56) - 1), (unsigned)(items[i] >> 56));
+    }
+    *writer = bits;
+}
+
 static weft_status write_bits(weft_block_encoder *encoder, const class_tables *tables,
                               weft_writer *writer) {
     const weft_small_encoder *small = &encoder->small;
-    const uint64_t *rests = encoder->rests;
     size_t count = encoder->fired.count;
     weft_status status =
         reserve_room(encoder, small->classes * 2 * (size_t)WEFT_RANS_TABLE_MAX + 7 * count + 16);
@@ -217,9 +187,7 @@ static weft_status write_bits(weft_block_encoder *encoder, const class_tables *t
             weft_rans_table_write(&tables[c].values, &bits);
         }
     }
-    for (size_t i = 0; i < count; i++) {
-        weft_bits_put(&bits, rests[i] & (((uint64_t)1 << 56) - 1), (unsigned)(rests[i] >> 56));
-    }
+    put_rests(&bits, encoder->items, count);
     size_t size = (size_t)(weft_bits_finish(&bits) - encoder->room);
     weft_writer_varint(writer, size);
     weft_writer_bytes(writer, encoder->room, size);
@@ -252,20 +220,22 @@ static weft_status write_stream(weft_block_encoder *encoder, const class_tables 
 
 weft_status weft_block_encoder_finish(weft_block_encoder *encoder, weft_writer *writer) {
     const weft_small_encoder *small = &encoder->small;
-    uint32_t gap_counts[WEFT_CLASS_MAX][WEFT_RANS_TOKENS] = {{0}};
-    uint32_t value_counts[WEFT_CLASS_MAX][WEFT_RANS_TOKENS] = {{0}};
     class_tables tables[WEFT_CLASS_MAX];
-    tokenise(encoder, encoder->gap_tokens, encoder->value_tokens, encoder->rests, gap_counts, value_counts);
+    sort_by_class(encoder);
+    encoder->tokenise(encoder->items, encoder->fired.count, encoder->most, encoder->gap_tokens,
+                      encoder->value_tokens);
     weft_writer_u8(writer, (uint8_t)small->classes);
     for (unsigned c = 1; c < small->classes; c++) {
         weft_writer_u8(writer, small->cuts[c]);
     }
+    size_t first = 0;
     for (unsigned c = 0; c < small->classes; c++) {
         weft_writer_varint(writer, small->counts[c]);
         if (small->counts[c] > 0) {
-            weft_rans_table_fit(&tables[c].gaps, gap_counts[c]);
-            weft_rans_table_fit(&tables[c].values, value_counts[c]);
+            fit_table(encoder->gap_tokens + first, small->counts[c], &tables[c].gaps);
+            fit_table(encoder->value_tokens + first, small->counts[c], &tables[c].values);
         }
+        first += small->counts[c];
     }
     weft_status status = write_bits(encoder, tables, writer);
     if (status == WEFT_OK) {

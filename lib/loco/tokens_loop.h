@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tokens_loop.h: the loops of tokens.h, compiled into a file for each processor level. A piece of the items
+ * at a time is spread over arrays of 32 bits, so that every loop is of one width and has no branches.
+ */
+#ifndef WEFT_LOCO_TOKENS_LOOP_H
+#define WEFT_LOCO_TOKENS_LOOP_H
+
+#include "code.h"
+#include "tokens.h"
+
+enum { TOKENS_PIECE = 64 };
+
+typedef struct token_piece {
+    uint32_t tokens[TOKENS_PIECE];
+    uint32_t rests[TOKENS_PIECE];
+    uint32_t sizes[TOKENS_PIECE];
+} token_piece;
+
+static inline uint32_t float_bits(int32_t value) {
+    float converted = (float)value;
+    uint32_t bits;
+    memcpy(&bits, &converted, sizeof bits);
+    return bits;
+}
+
+/* One of two, by arithmetic: of what looks like a condition, compilers make branches. */
+static inline uint32_t choose(bool first, uint32_t a, uint32_t b) {
+    uint32_t mask = 0u - (uint32_t)first;
+    return (a & mask) | (b & ~mask);
+}
+
+/* An integer below 2^24 is exact as a float, whose exponent and two highest bits are the token. */
+static inline void tokenise_gaps(const uint32_t *restrict gaps, token_piece *restrict out) {
+    for (size_t i = 0; i < TOKENS_PIECE; i++) {
+        uint32_t gap = gaps[i] & 0xffffffu;
+        uint32_t large = (float_bits((int32_t)gap) >> 21) - 4 * 127;
+        uint32_t size = choose(gap < 16, 0, large / 4 - 2);
+        out->tokens[i] = choose(gap < 16, gap, large);
+        out->sizes[i] = size;
+        out->rests[i] = gap & ((1u << size) - 1);
+    }
+}
+
+static inline int32_t smaller(int32_t a, int32_t b) {
+    return a < b ? a : b;
+}
+
+static inline int32_t larger(int32_t a, int32_t b) {
+    return a > b ? a : b;
+}
+
+/* The multiple's highest bit is worth 2^top. It is none if a bit of the value is worth less than one, or if
+ * top is out of bounds; zero, whose top means nothing, is one. */
+static inline void tokenise_values(const uint32_t *restrict values, const uint32_t *restrict gaps,
+                                   int32_t most, token_piece *restrict out) {
+    for (size_t i = 0; i < TOKENS_PIECE; i++) {
+        uint32_t value = values[i];
+        uint32_t magnitude = value & 0x7fffffffu;
+        /* a subnormal is made normal */
+        bool tiny = magnitude < 0x00800000u;
+        uint32_t normal = choose(tiny, float_bits((int32_t)magnitude), magnitude);
+        int32_t exponent = (int32_t)((normal >> 23) - choose(tiny, 149, 0));
+        int32_t top = exponent - (int32_t)(gaps[i] >> 24) + 23;
+        uint32_t mantissa = normal & 0x7fffffu;
+        uint32_t below_one = (uint32_t)smaller(larger(23 - top, 0), 23);
+        bool escapes = (top < 0) | (top >= WEFT_VALUE_BITS) | ((mantissa & ((1u << below_one) - 1)) != 0);
+        uint32_t small = (mantissa | 0x800000u) >> below_one;
+        uint32_t large = 4 * (uint32_t)top + (mantissa >> 21);
+        uint32_t kept = choose(top < 4, 0, (uint32_t)smaller(top - 2, most));
+        uint32_t token = choose(top < 4, small, large);
+        uint32_t rest = ((mantissa & 0x1fffffu) >> (21 - kept)) << 1 | value >> 31;
+        uint32_t present = choose(magnitude == 0, 0, UINT32_MAX);
+        out->tokens[i] = choose(escapes, WEFT_VALUE_ESCAPE, token) & present;
+        out->rests[i] = choose(escapes, value, rest) & present;
+        out->sizes[i] = choose(escapes, 32, kept + 1) & present;
+    }
+}
+
+static inline void tokenise_piece(uint64_t *restrict items, unsigned most, uint8_t *restrict gap_tokens,
+                                  uint8_t *restrict value_tokens) {
+    uint32_t lows[TOKENS_PIECE];
+    uint32_t highs[TOKENS_PIECE];
+    token_piece gaps, values;
+    for (size_t i = 0; i < TOKENS_PIECE; i++) {
+        lows[i] = (uint32_t)items[i];
+        highs[i] = (uint32_t)(items[i] >> 32);
+    }
+    tokenise_gaps(lows, &gaps);
+    tokenise_values(highs, lows, (int32_t)most, &values);
+    for (size_t i = 0; i < TOKENS_PIECE; i++) {
+        gap_tokens[i] = (uint8_t)gaps.tokens[i];
+        value_tokens[i] = (uint8_t)values.tokens[i];
+    }
+    for (size_t i = 0; i < TOKENS_PIECE; i++) {
+        uint64_t rest = gaps.rests[i] | (uint64_t)values.rests[i] << gaps.sizes[i];
+        items[i] = rest | (uint64_t)(gaps.sizes[i] + values.sizes[i]) << 56;
+    }
+}
+
+/* The last piece is made whole in a copy. */
+static inline void tokenise_all(uint64_t *items, size_t count, unsigned most, uint8_t *gap_tokens,
+                                uint8_t *value_tokens) {
+    size_t i = 0;
+    for (; i + TOKENS_PIECE <= count; i += TOKENS_PIECE) {
+        tokenise_piece(items + i, most, gap_tokens + i, value_tokens + i);
+    }
+    if (i < count) {
+        uint64_t last[TOKENS_PIECE] = {0};
+        uint8_t tokens[2][TOKENS_PIECE];
+        memcpy(last, items + i, (count - i) * sizeof *items);
+        tokenise_piece(last, most, tokens[0], tokens[1]);
+        memcpy(items + i, last, (count - i) * sizeof *items);
+        memcpy(gap_tokens + i, tokens[0], count - i);
+        memcpy(value_tokens + i, tokens[1], count - i);
+    }
+}
+
+#endif
