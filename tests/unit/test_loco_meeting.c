@@ -356,6 +356,7 @@ static void a_round_survives_a_failing_store(void **state) {
         trainer.exchange.close(trainer.exchange.opaque);
         weft_loco_destroy(trainer.loco);
         weft_store_close(faulty);
+        weft_store_close(trainer.store);
         weft_context_destroy(trainer.context);
     }
     trainer_leave(&quiet);
