@@ -179,7 +179,8 @@ class LocoFormat(unittest.TestCase):
                 )
 
     def test_open_gate(self):
-        self.assertEqual(self.compare(self.weights(5000, 5), self.weights(7, 6), self.small_step, open=True), 10014)
+        fired = self.compare(self.weights(5000, 5), self.weights(7, 6), self.small_step, open=True)
+        self.assertEqual(fired, 2 * 5007)
         self.compare(self.weights(5000, 5), self.weights(7, 6), self.small_step, open=True, raw=True)
 
     def test_values_of_all_sizes(self):
