@@ -5,6 +5,10 @@
  *   outside   no run is known, or the one that was is over: look for one
  *   joined    there is a model; follow the versions of the run into it
  *   at work   the policy's step is known: make slots of the batches that may use it
+ *
+ * A run may be described anew at any time: begun again, with another model even, given more steps, or gone
+ * on with by another kind of processor. So the description is read again whenever something has failed,
+ * when there is nothing to do, and before the run is believed to be over.
  */
 #include "worker.h"
 
@@ -21,6 +25,12 @@ static const double IDLE_SECONDS = 0.25;
 static const double OUTSIDE_SECONDS = 0.5;
 /* As short as a look at the store can be. */
 static const double GLANCE_SECONDS = 0.001;
+/* How long a run that is finished is watched for more steps: by who has worked on it, and by who came to it
+ * as it was and so was likely started together with a trainer that goes on with it. */
+static const double LINGER_SECONDS = 0.5;
+static const double LINGER_NEW_SECONDS = 3;
+/* Rests become longer up to so many times, doubled each, while others are always faster. */
+enum { LONGER_RESTS = 4 };
 
 typedef struct worker {
     weft_context *context;
@@ -32,6 +42,9 @@ typedef struct worker {
     train_effort effort; /* since the last put */
 
     bool joined;
+    bool doubtful; /* something failed since the description was last read */
+    double over;   /* since when all steps are made; 0: they are not */
+    bool finished;
     train_run run;
     lm_model *model;
     weft_view *view;
@@ -42,8 +55,10 @@ typedef struct worker {
     bool *there;    /* of each slot of the batches that it may be used for, as far as known */
     uint32_t place; /* where the search for a slot begins */
     bool conditional;
-    float *rewards; /* of a slot */
-    bool delivered; /* the slot below was put, and its batch was not known to be over */
+    unsigned fruitless; /* rests since which slots were lost and none was put */
+    uint64_t lost;      /* slots, when it last rested */
+    float *rewards;     /* of a slot */
+    bool delivered;     /* the slot below was put, and its batch was not known to be over */
     uint64_t last_batch;
     uint32_t last_slot;
 } worker;
@@ -63,6 +78,8 @@ static void leave(worker *w) {
     w->there = NULL;
     w->joined = false;
     w->ready = false;
+    w->over = 0;
+    w->delivered = false; /* the same name may mean another run's slot from now on */
 }
 
 static weft_status build(worker *w) {
@@ -105,11 +122,31 @@ static weft_status join(worker *w) {
         return status;
     }
     w->joined = true;
+    w->doubtful = false;
     w->place =
         (uint32_t)(XXH3_64bits(w->options->name, strlen(w->options->name)) % train_slot_count(&w->run));
     train_patience_calm(&w->patience);
     train_note(w->options->watch, "joined run %.8s: batches of %u prompts with %u responses in %u slots",
                w->run.name, w->run.prompts * w->run.trainers, w->run.group, train_slot_count(&w->run));
+    return WEFT_OK;
+}
+
+/* Reads the description again, and leaves if it is of another run. */
+static weft_status review(worker *w) {
+    train_run found;
+    weft_status status = train_run_get(w->context, w->store, &found);
+    if (status != WEFT_OK && status != WEFT_NOT_FOUND) {
+        return status;
+    }
+    w->doubtful = false;
+    if (status == WEFT_OK && strcmp(found.name, w->run.name) == 0 && found.fused == w->run.fused &&
+        train_run_alike(&found, &w->run)) {
+        w->run.steps = found.steps;
+        return WEFT_OK;
+    }
+    weft_context_clear(w->context);
+    train_note(w->options->watch, "run %.8s is not what the store describes any more", w->run.name);
+    leave(w);
     return WEFT_OK;
 }
 
@@ -259,6 +296,8 @@ static weft_status deliver(worker *w, const train_trajectory *made) {
         w->last_batch = made->batch;
         w->last_slot = made->slot;
         w->result.slots++;
+        w->fruitless = 0;
+        train_patience_calm(&w->patience);
         w->result.sequences += made->samples->sequences;
     } else if (status == WEFT_CONFLICT) {
         give_way(w);
@@ -299,16 +338,29 @@ static weft_status make_slot(worker *w, const work *work) {
     lm_samples_destroy(samples);
     if (status == WEFT_OK) {
         w->there[(work->batch - w->step) * train_slot_count(&w->run) + work->slot] = true;
-        train_patience_calm(&w->patience);
     }
     return status;
+}
+
+/* A store may hide a slot and yet refuse it, as one that is damaged or cached does: then all that is made
+ * is lost, and trying at once would only make a worker busy. */
+static double rest_seconds(worker *w) {
+    if (w->result.lost > w->lost && w->fruitless < LONGER_RESTS) {
+        w->fruitless++;
+    }
+    w->lost = w->result.lost;
+    return train_patience_jitter(&w->patience, IDLE_SECONDS * (1U << w->fruitless));
 }
 
 /* All slots are there: the trainer is at work, or gone, or will find one bad and remove it. */
 static weft_status rest(worker *w) {
     size_t window = (size_t)train_policy_span(&w->run) * train_slot_count(&w->run);
-    weft_status status = follow(w, train_patience_jitter(&w->patience, IDLE_SECONDS));
+    weft_status status = follow(w, rest_seconds(w));
     if (status != WEFT_MORE) {
+        return status;
+    }
+    status = review(w);
+    if (status != WEFT_OK || !w->joined) {
         return status;
     }
     memset(w->there, 0, window * sizeof *w->there);
@@ -326,22 +378,43 @@ static weft_status work_on(worker *w) {
 
 /* ---- the loop ---- */
 
-static bool is_finished(const worker *w) {
+static bool all_is_made(const worker *w) {
     return w->ready && w->step >= w->run.steps;
+}
+
+static weft_status linger(worker *w) {
+    double now = weft_clock_now();
+    w->over = w->over > 0 ? w->over : now;
+    weft_status status = review(w);
+    if (status != WEFT_OK || !w->joined || !all_is_made(w)) {
+        return status;
+    }
+    w->finished = now - w->over >= (w->result.slots > 0 ? LINGER_SECONDS : LINGER_NEW_SECONDS);
+    status = w->finished ? WEFT_OK : follow(w, IDLE_SECONDS);
+    return status == WEFT_MORE ? WEFT_OK : status;
+}
+
+static weft_status go_on(worker *w) {
+    weft_status status = follow(w, w->ready ? GLANCE_SECONDS : IDLE_SECONDS);
+    if (status == WEFT_MORE && !w->ready) {
+        w->doubtful = true;
+        return train_patience_wait(&w->patience, 0, "the trainer has published nothing yet");
+    }
+    if (status < 0 || !w->ready || all_is_made(w)) {
+        return status < 0 ? status : WEFT_OK;
+    }
+    w->over = 0;
+    return work_on(w);
 }
 
 static weft_status turn(worker *w) {
     if (!w->joined) {
         return join(w);
     }
-    weft_status status = follow(w, w->ready ? GLANCE_SECONDS : IDLE_SECONDS);
-    if (status == WEFT_MORE && !w->ready) {
-        return train_patience_wait(&w->patience, 0, "the trainer has published nothing yet");
+    if (w->doubtful) {
+        return review(w);
     }
-    if (status < 0 || !w->ready || is_finished(w)) {
-        return status < 0 ? status : WEFT_OK;
-    }
-    return work_on(w);
+    return all_is_made(w) ? linger(w) : go_on(w);
 }
 
 static bool time_is_over(const worker *w) {
@@ -361,16 +434,17 @@ weft_status train_worker_run(weft_context *context, weft_store *store, const tra
     weft_status status = WEFT_OK;
     weft_context_clear(context);
     train_patience_open(&w.patience, context, options->watch, options->patience);
-    while (status == WEFT_OK && !is_finished(&w) && !time_is_over(&w)) {
+    while (status == WEFT_OK && !w.finished && !time_is_over(&w)) {
         status = weft_progress_ask(context);
         if (status == WEFT_OK) {
             status = turn(&w);
         }
         if (status < 0) {
             status = train_patience_bear(&w.patience, status);
+            w.doubtful = true;
         }
     }
-    w.result.finished = is_finished(&w);
+    w.result.finished = w.finished;
     leave(&w);
     if (status == WEFT_OK) {
         *result_out = w.result;
