@@ -17,6 +17,7 @@ enum {
     OPTION_ROLE = 0x100,
     OPTION_OUTPUT,
     OPTION_FRESH,
+    OPTION_CHANGE,
     OPTION_DURABLE,
     OPTION_SIGN,
     OPTION_PATIENCE,
@@ -77,6 +78,8 @@ static const struct argp_option options[] = {
      "is gone on with",
      5},
     {"fresh", OPTION_FRESH, NULL, 0, "Begin a new run, whatever lies in DIR and in the store", 5},
+    {"change", OPTION_CHANGE, NULL, 0,
+     "Go on with a run that learned otherwise until now (rate, updates, passes, clips, kl, correction)", 5},
     {"durable", OPTION_DURABLE, NULL, 0, "Write the state so that it outlasts a power cut", 5},
     {"sign", OPTION_SIGN, "FILE", 0,
      "Sign versions with this secret key (weft keygen makes one), so that workers can use --trust", 5},
@@ -359,6 +362,9 @@ static error_t parse_trainer(int key, char *text, struct argp_state *state) {
         return 0;
     case OPTION_FRESH:
         arguments->chosen.fresh = true;
+        return 0;
+    case OPTION_CHANGE:
+        arguments->chosen.change = true;
         return 0;
     case OPTION_DURABLE:
         arguments->chosen.durable = true;

@@ -14,6 +14,8 @@
 /* Between looks for a slot, from the first number up to the second. */
 static const double POLL_SECONDS = 0.002;
 static const double POLL_MOST_SECONDS = 0.2;
+/* Between looks whether the run is still this one. */
+static const double LOOK_SECONDS = 2;
 
 weft_status train_collector_open(train_collector *collector, weft_context *context, weft_store *store,
                                  const train_run *run, lm_pass *pass, train_patience *patience) {
@@ -153,11 +155,29 @@ static weft_status fetch(train_collector *collector, uint64_t batch, uint32_t sl
                              : status;
 }
 
+/* WEFT_CONFLICT if another trainer has begun a run in the store: what lies there is that one's. */
+static weft_status check_run(train_collector *collector) {
+    train_run found;
+    collector->looked = weft_clock_now();
+    weft_status status = train_run_get(collector->context, collector->store, &found);
+    if (status == WEFT_OK && strcmp(found.name, collector->run->name) != 0) {
+        return weft_fail(collector->context, WEFT_CONFLICT,
+                         "another trainer has begun the run %.8s in the store, and this one is over",
+                         found.name);
+    }
+    return status == WEFT_NOT_FOUND ? WEFT_OK : status;
+}
+
 static weft_status reject(train_collector *collector, uint64_t batch, uint32_t slot, train_reason reason) {
     char key[TRAIN_KEY_SIZE];
+    char why[512];
+    snprintf(why, sizeof why, "%s", weft_context_error(collector->context));
+    weft_status status = check_run(collector);
+    if (status != WEFT_OK) {
+        return status;
+    }
     train_slot_key(batch, slot, key);
-    train_warn(collector->watch, "%s is not used (%s): %s", key, train_reason_name(reason),
-               weft_context_error(collector->context));
+    train_warn(collector->watch, "%s is not used (%s): %s", key, train_reason_name(reason), why);
     collector->rejected[reason]++;
     return weft_store_remove(collector->context, collector->store, key);
 }
@@ -217,9 +237,15 @@ static weft_status await_slots(train_collector *collector, uint64_t batch, train
             pause = POLL_SECONDS;
         }
         status = collector->idle != NULL ? collector->idle(collector->opaque) : WEFT_OK;
-        if (status == WEFT_OK) {
-            status = train_patience_wait(collector->patience, pause, "no worker delivers trajectories");
+        if (status == WEFT_OK && weft_clock_now() - collector->looked > LOOK_SECONDS) {
+            status = check_run(collector);
+            status = status == WEFT_OK ? WEFT_OK : train_patience_bear(collector->patience, status);
         }
+        if (status != WEFT_OK) {
+            return status;
+        }
+        weft_context_clear(collector->context);
+        status = train_patience_wait(collector->patience, pause, "no worker delivers trajectories");
         if (status != WEFT_OK) {
             return status;
         }

@@ -37,6 +37,7 @@ typedef struct train_collector {
     uint8_t *buffer;                  /* takes the largest object */
     float *scores;                    /* of a slot's tokens */
     uint64_t rejected[TRAIN_REASONS]; /* since the open */
+    double looked;                    /* at the description of the run */
 } train_collector;
 
 /* What a worker has done for a batch. */

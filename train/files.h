@@ -18,8 +18,9 @@ WEFT_CHECKED weft_status train_path_copy(weft_context *context, const char *dire
                                          char **path_out);
 /* Makes a directory and those above it, unless they are there. */
 WEFT_CHECKED weft_status train_make_directory(weft_context *context, const char *path);
-/* Writes a file beside its place and moves it there. */
-WEFT_CHECKED weft_status train_write_text(weft_context *context, const char *path, const char *text);
+/* Writes a file beside its place and moves it there; if `durable`, so that it outlasts a power cut. */
+WEFT_CHECKED weft_status train_write_text(weft_context *context, const char *path, const char *text,
+                                          bool durable);
 /* A file of at most `limit` bytes, terminated; the caller's, to be released with weft_release.
  * WEFT_NOT_FOUND if there is none. */
 WEFT_CHECKED weft_status train_read_text(weft_context *context, const char *path, size_t limit,

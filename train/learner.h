@@ -37,7 +37,8 @@ typedef struct train_learner {
     train_round round;     /* that ended while the run was found again; included 0: none */
     double looked;         /* when it was last looked what the other ranks do */
     double missing_since;  /* that a policy which another rank should publish is missing; 0: none is */
-    lm_model *reference;   /* NULL without a divergence from it */
+    char first[WEFT_DIGEST_TEXT]; /* digest of the policy that the run began with */
+    lm_model *reference;          /* NULL without a divergence from it */
     lm_pass *reference_pass;
     weft_view *view;
     weft_publisher *publisher; /* NULL: another rank publishes */

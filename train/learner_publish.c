@@ -278,18 +278,6 @@ static weft_status look_at_versions(train_learner *learner) {
     return WEFT_OK;
 }
 
-/* The run that the store describes is still this one. */
-static weft_status look_at_run(train_learner *learner) {
-    train_run found;
-    weft_status status = train_run_get(learner->context, learner->store, &found);
-    if (status == WEFT_OK && strcmp(found.name, learner->run.name) != 0) {
-        return weft_fail(learner->context, WEFT_CONFLICT,
-                         "the store has begun another run, %.8s; start this rank again to take part in it",
-                         found.name);
-    }
-    return status == WEFT_OK ? WEFT_OK : train_patience_bear(&learner->patience, status);
-}
-
 weft_status train_learner_look(void *opaque) {
     train_learner *learner = opaque;
     double now = weft_clock_now();
@@ -298,8 +286,5 @@ weft_status train_learner_look(void *opaque) {
     }
     learner->looked = now;
     weft_status status = train_team_look(&learner->team);
-    if (status == WEFT_OK) {
-        status = look_at_run(learner);
-    }
     return status == WEFT_OK ? look_at_versions(learner) : status;
 }

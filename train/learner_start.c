@@ -11,6 +11,7 @@
 #include "../lib/base/hash.h"
 #include "cache.h"
 #include "files.h"
+#include "learning.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -75,8 +76,14 @@ static weft_status open_output(train_learner *learner) {
 
 /* The state goes first: without it nothing else is looked at. */
 static weft_status forget(train_learner *learner) {
-    static const char *const names[] = {"state.safetensors", "before.safetensors", "run.json",
-                                        "metrics.jsonl", "pending.json"};
+    static const char *const names[] = {"state.safetensors",
+                                        "before.safetensors",
+                                        "run.json",
+                                        "metrics.jsonl",
+                                        "pending.json",
+                                        "learning.json",
+                                        "reference/model.safetensors",
+                                        "reference/config.json"};
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < sizeof names / sizeof *names && status == WEFT_OK; i++) {
         char path[TRAIN_PATH_SIZE];
@@ -94,7 +101,7 @@ static weft_status write_run(train_learner *learner) {
     char *text = NULL;
     weft_status status = train_run_format(learner->context, &learner->run, &text);
     if (status == WEFT_OK) {
-        status = train_write_text(learner->context, learner->run_path, text);
+        status = train_write_text(learner->context, learner->run_path, text, learner->options->durable);
         weft_release(learner->context, text);
     }
     return status;
@@ -221,6 +228,42 @@ static weft_status meet(train_learner *learner) {
     return status;
 }
 
+/* ---- how it learns ---- */
+
+static weft_status digest_model(train_learner *learner, const lm_model *model,
+                                char text[WEFT_DIGEST_TEXT]) {
+    weft_view *view = NULL;
+    weft_sums *sums = NULL;
+    weft_status status = weft_view_create(learner->context, lm_model_table(model), &view);
+    if (status == WEFT_OK) {
+        status = weft_sums_compute(learner->context, view, &sums);
+    }
+    if (status == WEFT_OK) {
+        weft_digest digest = weft_sums_digest(sums);
+        weft_digest_format(&digest, text);
+        weft_sums_destroy(sums);
+    }
+    weft_view_destroy(view);
+    return status;
+}
+
+static weft_status write_learning(train_learner *learner) {
+    return train_learning_write(learner->context, learner->output, learner->options, learner->first);
+}
+
+static weft_status begin_learning(train_learner *learner) {
+    weft_status status = digest_model(learner, learner->trainer->model, learner->first);
+    return status == WEFT_OK ? write_learning(learner) : status;
+}
+
+static weft_status resume_learning(train_learner *learner) {
+    return train_learning_check(learner->context, learner->output, learner->options, learner->first);
+}
+
+static weft_status change_learning(train_learner *learner) {
+    return learner->options->change ? write_learning(learner) : WEFT_OK;
+}
+
 /* ---- the state ---- */
 
 /* Over MPI the ranks go on together from the last round that all of them have ended. */
@@ -270,6 +313,16 @@ weft_status train_learner_save(train_learner *learner) {
     return lm_state_write(learner->trainer, &progress, learner->state_path, learner->options->durable);
 }
 
+/* Who says less would tell workers that all is made when it is not. */
+static weft_status check_steps(train_learner *learner) {
+    return learner->step <= learner->run.steps
+               ? WEFT_OK
+               : weft_fail(learner->context, WEFT_INVALID_ARGUMENT,
+                           "the run in '%s' has made %llu steps already; it cannot end after %llu",
+                           learner->output, (unsigned long long)learner->step,
+                           (unsigned long long)learner->run.steps);
+}
+
 static weft_status load(train_learner *learner) {
     lm_progress progress;
     if (learner->team.loco != NULL) {
@@ -296,6 +349,12 @@ static weft_status resume(train_learner *learner) {
     }
     if (status == WEFT_OK) {
         learner->resumed = learner->step;
+        status = check_steps(learner);
+    }
+    if (status == WEFT_OK) {
+        status = resume_learning(learner);
+    }
+    if (status == WEFT_OK) {
         train_note(learner->options->watch, "going on with run %.8s after %llu steps", learner->run.name,
                    (unsigned long long)learner->step);
     }
@@ -320,6 +379,9 @@ static weft_status begin(train_learner *learner) {
         status = write_run(learner);
     }
     if (status == WEFT_OK) {
+        status = begin_learning(learner);
+    }
+    if (status == WEFT_OK) {
         status = train_learner_save(learner);
     }
     return status;
@@ -332,6 +394,26 @@ static weft_status find_state(train_learner *learner) {
 
 /* ---- the reference ---- */
 
+static weft_status read_reference(train_learner *learner, const char *path) {
+    char digest[WEFT_DIGEST_TEXT];
+    weft_status status = lm_model_read(learner->reference, path);
+    if (status == WEFT_OK) {
+        status = digest_model(learner, learner->reference, digest);
+    }
+    if (status == WEFT_OK && strcmp(digest, learner->first) == 0) {
+        return WEFT_OK;
+    }
+    char reason[512];
+    bool is_other = status == WEFT_OK || weft_status_is_integrity(status);
+    snprintf(reason, sizeof reason, "%s",
+             status == WEFT_OK ? "it is another" : weft_context_error(learner->context));
+    return weft_fail(
+        learner->context, is_other ? WEFT_DIGEST_MISMATCH : WEFT_INVALID_ARGUMENT,
+        "'%s' does not hold the policy that the run began with, which --kl compares with (%s); a "
+        "run that was begun without --kl cannot be given one",
+        path, reason);
+}
+
 /* The policy that the run began with. It is kept beside the state, for when the run is gone on with. */
 static weft_status open_reference(train_learner *learner) {
     char path[TRAIN_PATH_SIZE];
@@ -341,13 +423,15 @@ static weft_status open_reference(train_learner *learner) {
     weft_status status = train_path(learner->context, learner->output, "reference", path);
     if (status == WEFT_OK && learner->step == 0) {
         status = train_make_directory(learner->context, path);
-        status = status == WEFT_OK ? lm_model_write(learner->trainer->model, path, false) : status;
+        status = status == WEFT_OK
+                     ? lm_model_write(learner->trainer->model, path, learner->options->durable)
+                     : status;
     }
     if (status == WEFT_OK) {
         status = lm_model_create(learner->context, &learner->run.config, LM_WORKER, &learner->reference);
     }
     if (status == WEFT_OK) {
-        status = lm_model_read(learner->reference, path);
+        status = read_reference(learner, path);
     }
     return status == WEFT_OK ? lm_pass_create(learner->reference, false, &learner->reference_pass) : status;
 }
@@ -438,7 +522,8 @@ static weft_status open_tools(train_learner *learner) {
 
 weft_status train_learner_start(train_learner *learner) {
     weft_status (*const stages[])(train_learner *) = {
-        meet, find_state, open_reference, put_run, join_team, open_tools, train_learner_find_published};
+        meet,    find_state, open_reference, change_learning,
+        put_run, join_team,  open_tools,     train_learner_find_published};
     weft_status status = train_options_check(learner->context, learner->options);
     if (status == WEFT_OK) {
         status = open_output(learner);

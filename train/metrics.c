@@ -270,7 +270,7 @@ weft_status train_metrics_pend(train_metrics *metrics, const json_t *line) {
     if (text == NULL) {
         return no_memory(metrics);
     }
-    weft_status status = train_write_text(metrics->context, metrics->pending_path, text);
+    weft_status status = train_write_text(metrics->context, metrics->pending_path, text, false);
     free(text);
     return status;
 }

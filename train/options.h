@@ -19,6 +19,7 @@ typedef struct train_options {
     size_t evaluation_prompts;
     const char *output;  /* a directory for state, metrics and the model */
     bool fresh;          /* begin anew, whatever is there */
+    bool change;         /* a run that is gone on with may learn otherwise from here on */
     bool durable;        /* the state outlasts a power cut */
     const weft_key *key; /* signs versions; NULL: they are not signed */
     uint32_t rank;       /* of this trainer */

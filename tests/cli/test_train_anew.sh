@@ -75,4 +75,45 @@ else
     ended 143 "$plain" plain
     skip 'another kind of processor: this one has one way only'
 fi
+
+# ---- another trainer ----
+trainer old s-taken --steps 4
+old=$pid
+await 'the first version' bash -c 'ls s-taken/heads/*'
+trainer young s-taken --steps 4 --fresh
+young=$pid
+ended 4 "$old" old
+says old.err 'another trainer has begun the run'
+worker taken s-taken
+ended 0 "$pid" taken
+ended 0 "$young" young
+silent old.err 'is not used'
+silent young.err 'is not used'
+
+# ---- another way to learn ----
+again() { "$weft" train s-more --role trainer --output more "${tiny[@]}" "$@"; }
+expect 2 'learns with rate 0.001' again --steps 12 --rate 2e-3
+expect 2 'learns with updates 2' again --steps 12 --updates 1
+expect 2 'has made 12 steps already' again --steps 2
+check 'nothing was told to workers' grep -q '"steps":12' s-more/train/run
+expect 0 '*' again --steps 12 --rate 2e-3 --change
+expect 2 'learns with rate 0.002' again --steps 12
+expect 0 '*' again --steps 12 --change
+
+# ---- the reference is the run's own ----
+run near s-near 1 --steps 2 --kl 0.1
+cp -r near near-other
+expect 2 'begun without --kl' again --steps 12 --kl 0.1 --change
+cp whole/model/model.safetensors near-other/reference/
+expect 3 'does not hold the policy that the run began with' \
+    "$weft" train s-near --role trainer --output near-other "${tiny[@]}" --steps 4 --kl 0.1
+name=$(field near/run.json name)
+trainer near s-near --steps 2 --fresh --seed 5
+learner=$pid
+await 'another run' bash -c "! grep -q $name s-near/train/run"
+worker near-worker s-near
+ended 0 "$pid" near-worker
+ended 0 "$learner" near
+expect 2 'begun without --kl' \
+    "$weft" train s-near --role trainer --output near "${tiny[@]}" --steps 4 --seed 5 --kl 0.1 --change
 finish
