@@ -78,6 +78,13 @@ WEFT_CHECKED weft_status train_learner_start(train_learner *learner);
 /* Releases everything, whatever of it is there. */
 void train_learner_close(train_learner *learner);
 WEFT_CHECKED weft_status train_learner_save(train_learner *learner);
+/* Writes down how a run that begins is to learn, and the digest of its first policy. */
+WEFT_CHECKED weft_status train_learner_begin_learning(train_learner *learner);
+/* WEFT_INVALID_ARGUMENT if the run that is gone on with learned otherwise, and no change is asked for. */
+WEFT_CHECKED weft_status train_learner_resume_learning(train_learner *learner);
+/* Reads the policy that the run began with, if it may not diverge much from it. At the first step it is
+ * written; later it must be there. */
+WEFT_CHECKED weft_status train_learner_open_reference(train_learner *learner);
 /* Publishes the policy; waits out what may pass. */
 WEFT_CHECKED weft_status train_learner_publish(train_learner *learner, train_published *published_out);
 /* True if it is this rank's task to publish. */

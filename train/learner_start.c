@@ -11,7 +11,6 @@
 #include "../lib/base/hash.h"
 #include "cache.h"
 #include "files.h"
-#include "learning.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -228,42 +227,6 @@ static weft_status meet(train_learner *learner) {
     return status;
 }
 
-/* ---- how it learns ---- */
-
-static weft_status digest_model(train_learner *learner, const lm_model *model,
-                                char text[WEFT_DIGEST_TEXT]) {
-    weft_view *view = NULL;
-    weft_sums *sums = NULL;
-    weft_status status = weft_view_create(learner->context, lm_model_table(model), &view);
-    if (status == WEFT_OK) {
-        status = weft_sums_compute(learner->context, view, &sums);
-    }
-    if (status == WEFT_OK) {
-        weft_digest digest = weft_sums_digest(sums);
-        weft_digest_format(&digest, text);
-        weft_sums_destroy(sums);
-    }
-    weft_view_destroy(view);
-    return status;
-}
-
-static weft_status write_learning(train_learner *learner) {
-    return train_learning_write(learner->context, learner->output, learner->options, learner->first);
-}
-
-static weft_status begin_learning(train_learner *learner) {
-    weft_status status = digest_model(learner, learner->trainer->model, learner->first);
-    return status == WEFT_OK ? write_learning(learner) : status;
-}
-
-static weft_status resume_learning(train_learner *learner) {
-    return train_learning_check(learner->context, learner->output, learner->options, learner->first);
-}
-
-static weft_status change_learning(train_learner *learner) {
-    return learner->options->change ? write_learning(learner) : WEFT_OK;
-}
-
 /* ---- the state ---- */
 
 /* Over MPI the ranks go on together from the last round that all of them have ended. */
@@ -352,7 +315,7 @@ static weft_status resume(train_learner *learner) {
         status = check_steps(learner);
     }
     if (status == WEFT_OK) {
-        status = resume_learning(learner);
+        status = train_learner_resume_learning(learner);
     }
     if (status == WEFT_OK) {
         train_note(learner->options->watch, "going on with run %.8s after %llu steps", learner->run.name,
@@ -379,7 +342,7 @@ static weft_status begin(train_learner *learner) {
         status = write_run(learner);
     }
     if (status == WEFT_OK) {
-        status = begin_learning(learner);
+        status = train_learner_begin_learning(learner);
     }
     if (status == WEFT_OK) {
         status = train_learner_save(learner);
@@ -390,50 +353,6 @@ static weft_status begin(train_learner *learner) {
 static weft_status find_state(train_learner *learner) {
     bool there = access(learner->state_path, F_OK) == 0 || access(learner->before_path, F_OK) == 0;
     return there && !learner->options->fresh ? resume(learner) : begin(learner);
-}
-
-/* ---- the reference ---- */
-
-static weft_status read_reference(train_learner *learner, const char *path) {
-    char digest[WEFT_DIGEST_TEXT];
-    weft_status status = lm_model_read(learner->reference, path);
-    if (status == WEFT_OK) {
-        status = digest_model(learner, learner->reference, digest);
-    }
-    if (status == WEFT_OK && strcmp(digest, learner->first) == 0) {
-        return WEFT_OK;
-    }
-    char reason[512];
-    bool is_other = status == WEFT_OK || weft_status_is_integrity(status);
-    snprintf(reason, sizeof reason, "%s",
-             status == WEFT_OK ? "it is another" : weft_context_error(learner->context));
-    return weft_fail(
-        learner->context, is_other ? WEFT_DIGEST_MISMATCH : WEFT_INVALID_ARGUMENT,
-        "'%s' does not hold the policy that the run began with, which --kl compares with (%s); a "
-        "run that was begun without --kl cannot be given one",
-        path, reason);
-}
-
-/* The policy that the run began with. It is kept beside the state, for when the run is gone on with. */
-static weft_status open_reference(train_learner *learner) {
-    char path[TRAIN_PATH_SIZE];
-    if (learner->options->grpo.kl == 0) {
-        return WEFT_OK;
-    }
-    weft_status status = train_path(learner->context, learner->output, "reference", path);
-    if (status == WEFT_OK && learner->step == 0) {
-        status = train_make_directory(learner->context, path);
-        status = status == WEFT_OK
-                     ? lm_model_write(learner->trainer->model, path, learner->options->durable)
-                     : status;
-    }
-    if (status == WEFT_OK) {
-        status = lm_model_create(learner->context, &learner->run.config, LM_WORKER, &learner->reference);
-    }
-    if (status == WEFT_OK) {
-        status = read_reference(learner, path);
-    }
-    return status == WEFT_OK ? lm_pass_create(learner->reference, false, &learner->reference_pass) : status;
 }
 
 /* ---- all of it ---- */
