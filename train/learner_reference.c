@@ -7,6 +7,7 @@
  */
 #include "learner.h"
 
+#include "../lib/base/context.h"
 #include "files.h"
 #include "learning.h"
 

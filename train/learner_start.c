@@ -441,8 +441,8 @@ static weft_status open_tools(train_learner *learner) {
 
 weft_status train_learner_start(train_learner *learner) {
     weft_status (*const stages[])(train_learner *) = {
-        meet,    find_state, open_reference, change_learning,
-        put_run, join_team,  open_tools,     train_learner_find_published};
+        meet,      find_state, train_learner_open_reference, put_run,
+        join_team, open_tools, train_learner_find_published};
     weft_status status = train_options_check(learner->context, learner->options);
     if (status == WEFT_OK) {
         status = open_output(learner);
