@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := all
-.PHONY: all deps demo tour test check bench study-sparsity study-loco fuzz soak install format clean help
+.PHONY: all deps demo tour test check bench study-sparsity study-loco study-sparse-rl fuzz soak install format clean help
 
 all: ## build; the command is left at build/weft
 	@cmake --preset release > /dev/null
@@ -40,6 +40,10 @@ study-sparsity: all ## the tables of sparsity in doc/RESULTS.md; QUICK=1: a part
 study-loco: all ## the tables of several trainers in doc/RESULTS.md; QUICK=1: a part, printed only
 	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/loco.py build/weft build/loco-quick --quick; \
 	else /usr/bin/python3 -B bench/loco.py build/weft build/loco --document doc/RESULTS.md; fi
+
+study-sparse-rl: all ## learning under compressed caches, in doc/RESULTS.md, about an hour; QUICK=1: a part, printed only
+	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/sparse_rl.py build/weft build/sparse-rl-quick --quick; \
+	else /usr/bin/python3 -B bench/sparse_rl.py build/weft build/sparse-rl --resume --document doc/RESULTS.md; fi
 
 fuzz: ## each fuzz target for FUZZ_SECONDS (default 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * bench_lm.h: the parts of `weft bench --lm`: how fast the small policy of lm/ trains and generates beside
- * this machine's limit, how it learns, how sparse its steps are, and what a compressed
- * cache of keys and values gains.
+ * this machine's limit, how it learns, how sparse its steps are, what a compressed cache of keys and values
+ * gains, and how it learns from what such a cache samples.
  */
 #ifndef WEFT_PROGRAMS_BENCH_LM_H
 #define WEFT_PROGRAMS_BENCH_LM_H
@@ -23,7 +23,9 @@ typedef struct lm_bench_options {
     size_t rate_count;
     const char *state;     /* a trainer's state whose rates are measured; NULL: a policy is warmed up */
     const char *save;      /* where the state of that policy is left; NULL: nowhere */
-    const char *directory; /* for stores; NULL: TMPDIR or /tmp */
+    const char *directory; /* for stores; NULL: TMPDIR or /tmp; with an arm: for warmed-up policies */
+    const char *arm;       /* of learning under a compressed cache */
+    uint64_t chain;        /* sums of its chains; 0: the usual */
 } lm_bench_options;
 
 /* Speeds of training and generation, by size of the model. */
@@ -34,5 +36,7 @@ int bench_lm_learn(weft_command *command, const lm_bench_options *options);
 int bench_lm_rates(weft_command *command, const lm_bench_options *options);
 /* Rollouts per second under each KV-cache policy, in a fixed memory for keys and values. */
 int bench_lm_kv(weft_command *command, const lm_bench_options *options);
+/* Learning from what a compressed cache samples: one arm of the study. */
+int bench_lm_sparse(weft_command *command, const lm_bench_options *options);
 
 #endif

@@ -9,6 +9,8 @@
 #include "bench_loco.h"
 #include "bench_loco_study.h"
 
+#include "../lm/task.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +39,8 @@ enum {
     OPTION_STALENESS,
     OPTION_RATES,
     OPTION_KV,
+    OPTION_SPARSE,
+    OPTION_CHAIN,
     OPTION_STATE,
     OPTION_SAVE,
     OPTION_FOLLOWERS,
@@ -90,6 +94,11 @@ static const struct argp_option options[] = {
      6},
     {"kv", OPTION_KV, NULL, 0,
      "With --lm: rollouts per second by KV-cache policy, within a fixed memory for keys and values", 6},
+    {"sparse", OPTION_SPARSE, "ARM", 0,
+     "With --lm: one run of learning from responses that a compressed cache has sampled; ARM is dense, or "
+     "POLICY:BUDGET:CORRECTION such as rkv:22:tis; --directory keeps warmed-up policies",
+     6},
+    {"chain", OPTION_CHAIN, "N", 0, "With --sparse: sums of a chain (default 56)", 6},
     {"state", OPTION_STATE, "FILE", 0,
      "With --rates: the policy is that of a trainer's state (default: one is warmed up)", 6},
     {"save", OPTION_SAVE, "FILE", 0, "With --rates: leave the state of the policy that is warmed up", 6},
@@ -191,7 +200,8 @@ static const char doc[] =
     "  weft bench --lm --rates 1e-6 --steps 1 --save 2M.state && weft bench --loco --study pulseloco "
     "--state "
     "2M.state --rate 1e-6\n"
-    "  weft bench --lm --kv --repeat 3\n" HELP_EXIT_CODES;
+    "  weft bench --lm --kv --repeat 3\n"
+    "  weft bench --lm --sparse rkv:22:naive --steps 100 --seed 2\n" HELP_EXIT_CODES;
 
 typedef struct bench_arguments {
     weft_command command;
@@ -213,6 +223,8 @@ typedef struct bench_arguments {
     uint64_t staleness;
     const char *rates;
     bool kv;
+    const char *arm;
+    uint64_t chain;
     const char *state;
     const char *save;
     loco_study_options study;
@@ -221,15 +233,18 @@ typedef struct bench_arguments {
 
 static void check_lm(const bench_arguments *arguments, struct argp_state *state) {
     bool rates = arguments->rates != NULL;
-    if ((arguments->learn || rates || arguments->kv) && !arguments->lm) {
-        argp_error(state, "--learn, --rates and --kv go with --lm");
+    bool sparse = arguments->arm != NULL;
+    if ((arguments->learn || rates || arguments->kv || sparse) && !arguments->lm) {
+        argp_error(state, "--learn, --rates, --kv and --sparse go with --lm");
     }
-    if (arguments->learn + rates + arguments->kv > 1) {
-        argp_error(state, "--learn, --rates and --kv exclude each other");
+    if (arguments->learn + rates + arguments->kv + sparse > 1) {
+        argp_error(state, "--learn, --rates, --kv and --sparse exclude each other");
     }
-    if ((arguments->rate > 0 && !arguments->learn && !arguments->study.given) ||
-        (arguments->staleness > 0 && !arguments->learn)) {
-        argp_error(state, "--rate and --staleness go with --learn");
+    if ((arguments->rate > 0 && !arguments->learn && !sparse && !arguments->study.given) ||
+        (arguments->staleness > 0 && !arguments->learn) || (arguments->chain > 0 && !sparse)) {
+        argp_error(state,
+                   "--rate goes with --learn, --sparse and --study, --staleness with --learn, --chain "
+                   "with --sparse");
     }
     if (arguments->study.given && (!arguments->loco || arguments->state == NULL)) {
         argp_error(state, "--study goes with --loco and needs a --state, which --rates and --save make");
@@ -243,10 +258,9 @@ static void check_lm(const bench_arguments *arguments, struct argp_state *state)
     }
     if (arguments->lm && (arguments->sync || arguments->fleet || arguments->base != NULL ||
                           arguments->make != NULL || (arguments->parameters > 0 && !rates))) {
-        argp_error(
-            state,
-            "--lm makes its own models; it goes with --learn, --rates, --kv, --quick, --seed, --steps "
-            "and --repeat only");
+        argp_error(state, "--lm makes its own models; it goes with --learn, --rates, --kv, --sparse, "
+                          "--quick, --seed, --steps "
+                          "and --repeat only");
     }
 }
 
@@ -258,9 +272,10 @@ static void parse_end(const bench_arguments *arguments, struct argp_state *state
     if (arguments->base != NULL && arguments->make != NULL) {
         argp_error(state, "--make writes the trace; it does not go with --base and --new");
     }
-    bool lessons = arguments->learn || arguments->rates != NULL || arguments->study.given;
+    bool lessons =
+        arguments->learn || arguments->rates != NULL || arguments->arm != NULL || arguments->study.given;
     if (arguments->steps > 0 && arguments->make == NULL && !lessons) {
-        argp_error(state, "--steps goes with --make DIR, with --learn, --rates or --study");
+        argp_error(state, "--steps goes with --make DIR, --learn, --rates, --sparse or --study");
     }
     if (arguments->loco && (arguments->lm || arguments->correction || arguments->sync || arguments->fleet ||
                             arguments->base != NULL || arguments->make != NULL)) {
@@ -278,8 +293,8 @@ static void parse_end(const bench_arguments *arguments, struct argp_state *state
     if (!served && sync->versions > 0) {
         argp_error(state, "--versions goes with --sync or --fleet");
     }
-    if (!served && arguments->rates == NULL && sync->directory != NULL) {
-        argp_error(state, "--directory goes with --sync, --fleet or --rates");
+    if (!served && arguments->rates == NULL && arguments->arm == NULL && sync->directory != NULL) {
+        argp_error(state, "--directory goes with --sync, --fleet, --rates or --sparse");
     }
     if (!served && !arguments->lm && !arguments->correction && sync->quick) {
         argp_error(state, "--quick goes with --sync, --fleet, --lm or --correction");
@@ -339,6 +354,12 @@ static error_t parse_lm(int key, const char *argument, struct argp_state *state)
         return 0;
     case OPTION_KV:
         arguments->kv = true;
+        return 0;
+    case OPTION_SPARSE:
+        arguments->arm = argument;
+        return 0;
+    case OPTION_CHAIN:
+        arguments->chain = parse_number("chain", argument, 1, LM_TASK_SIZE_MAX, state);
         return 0;
     case OPTION_STATE:
         arguments->state = argument;
@@ -734,7 +755,12 @@ static int run_lm(bench_arguments *arguments) {
         .state = arguments->state,
         .save = arguments->save,
         .directory = arguments->sync_options.directory,
+        .arm = arguments->arm,
+        .chain = arguments->chain,
     };
+    if (arguments->arm != NULL) {
+        return bench_lm_sparse(&arguments->command, &chosen);
+    }
     if (arguments->rates != NULL) {
         int code = parse_rates(&arguments->command, arguments->rates, &chosen);
         return code == EXIT_DONE ? bench_lm_rates(&arguments->command, &chosen) : code;

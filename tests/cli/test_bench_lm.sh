@@ -44,7 +44,7 @@ expect 2 'go with --lm' "$weft" bench --learn
 expect 2 'makes its own models' "$weft" bench --lm --params 1M
 expect 2 'go with --lm' "$weft" bench --rates 1e-6
 expect 2 'exclude each other' "$weft" bench --lm --learn --rates 1e-6
-expect 2 'staleness go with --learn' "$weft" bench --lm --rate 1e-4
+expect 2 'rate goes with --learn, --sparse' "$weft" bench --lm --rate 1e-4
 expect 2 'takes a number from 0 to 8' "$weft" bench --lm --learn --staleness 9
 expect 2 'state goes with --rates' "$weft" bench --lm --state file
 for list in 1e-6, ,1e-6 1e-6,none 2 0 1e-6,-1 "$(seq -s , 1 17 | sed 's/[0-9]*/1e-6/g')"; do
@@ -72,4 +72,29 @@ for one in made["rates"]:
 assert low["density"]["1"]["mean"] < 0.1 < high["density"]["1"]["mean"]
 END
 check "the rates: $(cat stdout)" /usr/bin/python3 look.py
+
+# One arm of the study of compressed caches, twice from the same policy.
+for arm in none rkv rkv:8 rkv:8:tis:1 best:8:tis rkv:0:tis rkv:8:magic rkv:8:tis+vote; do
+    expect 2 'sparse' "$weft" bench --lm --sparse "$arm" --quick
+done
+expect 2 'go with --lm' "$weft" bench --sparse dense
+expect 2 'chain with --sparse' "$weft" bench --lm --chain 20
+arm() { expect 0 '' "$weft" bench --lm --sparse "$1" --quick --chain 20 --steps 3 --directory warm --quiet --json; }
+arm snapkv:16:tis+veto
+cp stdout made
+arm snapkv:16:tis+veto
+cp stdout again
+arm dense
+cat > look.py << 'END'
+import json
+made, again, dense = (json.load(open(name)) for name in ("made", "again", "stdout"))
+for one in (made, again, dense):
+    del one["seconds"]
+assert made == again and made["length"] == 29 and len(made["series"]) == 1
+assert made["before"]["dense"] == dense["before"]["dense"] and dense["before"]["sparse"] == dense["before"]["dense"]
+assert dense["series"][0]["distance"] < 1e-4 and dense["kv"]["held"] == dense["kv"]["full"]
+assert made["series"][0]["distance"] > 1e-4 and made["kv"]["held"] < made["kv"]["full"]
+assert set(made["deployed"]) == set(dense["deployed"]) and len(made["deployed"]) == 7
+END
+check "the arms: $(cat stdout)" /usr/bin/python3 look.py
 finish

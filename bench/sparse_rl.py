@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The study of learning under compressed caches of keys and values (Sparse-RL).
+
+sparse_rl.py WEFT WORK [--quick] [--resume] [--report] [--document FILE]
+
+Runs one arm with one seed at a time with `weft bench --lm --sparse` and keeps each result in WORK; with --resume, what
+is there already is not run again, and with --report nothing is run. Then writes WORK/sparse-rl.csv,
+WORK/sparse-rl.svg and the tables; with --document, the tables go between the markers of that file, and the other two
+beside it. What is run is fixed here, before anything is measured: seed 1 was used to choose it.
+"""
+import argparse
+import json
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+
+SEEDS = [11, 12, 13]
+STEPS = 100
+POLICIES = ["rkv", "snapkv"]
+BUDGETS = [28, 22, 16]  # of 65 tokens
+PRESETS = ["naive", "tis", "paper", "released", "mis", "icepop"]
+BESIDES = ["tis+veto", "paper-veto", "none+veto", "bypass"]  # at the largest and the smallest budget of R-KV
+QUICK = ["dense", "rkv:28:naive", "rkv:28:tis"]
+BEGIN, END = "<!-- sparse-rl: begin -->", "<!-- sparse-rl: end -->"
+LAST = 2  # pieces of a series that count as its end: 20 steps
+
+
+def all_arms():
+    arms = ["dense"]
+    for budget in BUDGETS:
+        for policy in POLICIES:
+            arms += [f"{policy}:{budget}:{preset}" for preset in PRESETS]
+    for budget in (BUDGETS[0], BUDGETS[-1]):
+        arms += [f"rkv:{budget}:{correction}" for correction in BESIDES]
+    return arms
+
+
+def measure(weft, work, arm, seed):
+    command = [weft, "bench", "--lm", "--sparse", arm, "--seed", str(seed), "--steps", str(STEPS), "--directory",
+               work / "warm", "--json", "--quiet"]
+    print(" ".join(map(str, command)), file=sys.stderr, flush=True)
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+
+
+def path_of(work, arm, seed):
+    return work / f"{arm.replace(':', '-')}-seed-{seed}.json"
+
+
+def load(work, arms):
+    """The runs of each arm, by seed."""
+    found = {}
+    for arm in arms:
+        for seed in SEEDS:
+            path = path_of(work, arm, seed)
+            if path.exists():
+                found.setdefault(arm, {})[seed] = json.loads(path.read_text())
+    return found
+
+
+# ---- tables ----
+
+
+def mean(values):
+    return statistics.fmean(values)
+
+
+def at_end(run, name):
+    return mean([piece[name] for piece in run["series"][-LAST:]])
+
+
+def memory(run):
+    return run["kv"]["peak_bytes"] / run["kv"]["dense_bytes"]
+
+
+def each(runs, value, form="{:.3f}"):
+    return ", ".join(form.format(value(run)) for _, run in sorted(runs.items()))
+
+
+def naive_of(arm):
+    policy, budget, _ = arm.split(":")
+    return f"{policy}:{budget}:naive"
+
+
+def against(found, arm, other):
+    """Differences in dense-policy success, by seed that both have."""
+    both = sorted(set(found.get(arm, {})) & set(found.get(other, {})))
+    return [found[arm][seed]["after"]["dense"] - found[other][seed]["after"]["dense"] for seed in both]
+
+
+def main_table(found):
+    lines = [
+        "| arm | dense policy, by seed | mean | of dense | points over naive, by seed | as sampled | \\|log ξ\\| | rejected "
+        "| masked | below veto | KV tokens | KV bytes |",
+        "|:--|:--|" + "--:|" * 10,
+    ]
+    dense = mean([run["after"]["dense"] for run in found["dense"].values()])
+    for arm, runs in found.items():
+        values = list(runs.values())
+        success = mean([run["after"]["dense"] for run in values])
+        gains = against(found, arm, naive_of(arm)) if arm != "dense" and not arm.endswith(":naive") else []
+        lines.append("| " + " | ".join([
+            arm, each(runs, lambda run: run["after"]["dense"]), f"{success:.3f}", f"{100 * success / dense:.0f}%",
+            ", ".join(f"{100 * gain:+.1f}" for gain in gains),
+            f"{mean([run['after']['sparse'] for run in values]):.3f}",
+            f"{mean([at_end(run, 'distance') for run in values]):.2f}",
+            f"{100 * mean([at_end(run, 'rejected') for run in values]):.0f}%",
+            f"{100 * mean([at_end(run, 'masked') for run in values]):.0f}%",
+            f"{100 * mean([at_end(run, 'below_veto') for run in values]):.0f}%",
+            f"{100 * mean([run['kv']['held'] / run['kv']['full'] for run in values]):.0f}%",
+            f"{100 * mean([memory(run) for run in values]):.0f}%"]) + " |")
+    return lines
+
+
+def deployment_table(found):
+    names = list(next(iter(found["dense"].values()))["deployed"])
+    lines = ["| trained as | whole cache | " + " | ".join(names) + " |", "|:--|" + "--:|" * (len(names) + 1)]
+    for arm, runs in found.items():
+        cells = [arm, f"{mean([run['after']['dense'] for run in runs.values()]):.3f}"]
+        cells += [f"{mean([run['deployed'][name] for run in runs.values()]):.3f}" for name in names]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def tables(found):
+    runs = [run for seeds in found.values() for run in seeds.values()]
+    starts = {run["seed"]: run["before"]["dense"] for run in runs}
+    lines = [f"{len(runs)} runs of {STEPS} steps. Success of the dense policy before them, by seed: "
+             + ", ".join(f"{starts[seed]:.3f}" for seed in sorted(starts)) + ".", "", *main_table(found), "",
+             "The same policies deployed with compressed caches; success, mean over seeds:", "", *deployment_table(found)]
+    return "\n".join(lines) + "\n"
+
+
+def csv(found):
+    lines = ["arm,seed,steps,before_dense,before_sparse,after_dense,after_sparse,log_xi_end,k3_end,rejected_end,masked_end,"
+             "below_veto_end,kv_held,kv_full,kv_peak_bytes,kv_dense_bytes,sample_seconds,train_seconds"]
+    for arm, runs in found.items():
+        for seed, run in sorted(runs.items()):
+            kv = run["kv"]
+            values = [arm, seed, run["steps"], run["before"]["dense"], run["before"]["sparse"], run["after"]["dense"],
+                      run["after"]["sparse"]]
+            values += [at_end(run, name) for name in ("distance", "k3", "rejected", "masked", "below_veto")]
+            values += [kv["held"], kv["full"], kv["peak_bytes"], kv["dense_bytes"], run["seconds"]["sample"],
+                       run["seconds"]["train"]]
+            lines.append(",".join(f"{value:.5g}" if isinstance(value, float) else str(value) for value in values))
+    return "\n".join(lines) + "\n"
+
+
+# ---- the picture: success over memory, and reward and mismatch over steps ----
+
+WIDTH, HEIGHT, LEFT, TOP, GAP = 250, 210, 44, 30, 50
+COLOURS = {"dense": "#333333", "naive": "#b03a2e", "tis": "#1f7a8c", "paper": "#8e44ad", "released": "#d4a017",
+           "mis": "#2e9e6b", "icepop": "#d9702b"}
+
+
+def correction_of(arm):
+    return arm if arm == "dense" else arm.split(":")[2]
+
+
+def axes(column, title, bottom, left_most, right_most, most):
+    x = LEFT + column * (WIDTH + GAP)
+    parts = [f'<text x="{x}" y="{TOP - 12}">{title}</text>',
+             f'<text x="{x + WIDTH / 2}" y="{TOP + HEIGHT + 30}" text-anchor="middle">{bottom}</text>']
+    for i in range(5):
+        y = TOP + HEIGHT * i / 4
+        parts.append(f'<line x1="{x}" x2="{x + WIDTH}" y1="{y}" y2="{y}" stroke="#ddd"/>')
+        parts.append(f'<text x="{x - 5}" y="{y + 4}" text-anchor="end">{most * (4 - i) / 4:.2g}</text>')
+    for share in (0, 0.5, 1):
+        value = left_most + share * (right_most - left_most)
+        parts.append(f'<text x="{x + share * WIDTH}" y="{TOP + HEIGHT + 15}" text-anchor="middle">{value:g}</text>')
+    return parts
+
+
+def point(column, x, y):
+    return (LEFT + column * (WIDTH + GAP) + x * WIDTH, TOP + HEIGHT * (1 - min(max(y, 0), 1)))
+
+
+def frontier(found):
+    parts = axes(0, "success of the dense policy, each run", "KV bytes, % of a whole cache", 40, 110, 1)
+    for arm, runs in found.items():
+        colour = COLOURS.get(correction_of(arm))
+        for run in runs.values() if colour else []:
+            x, y = point(0, (100 * memory(run) - 40) / 70, run["after"]["dense"])
+            shape = f'<rect x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6"' if arm.startswith("snapkv") else \
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"'
+            parts.append(f'{shape} fill="{colour}" fill-opacity="0.75"/>')
+    return parts
+
+
+def courses(found, column, name, title, most):
+    parts = axes(column, title, "steps", 0, STEPS, most)
+    for arm, runs in found.items():
+        colour = COLOURS.get(correction_of(arm))
+        if colour is None or (arm != "dense" and not arm.startswith("rkv:28:")):
+            continue
+        count = min(len(run["series"]) for run in runs.values())
+        values = [mean([run["series"][i][name] for run in runs.values()]) for i in range(count)]
+        places = [point(column, (i + 0.5) / count, value / most) for i, value in enumerate(values)]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+    return parts
+
+
+def picture(found):
+    columns = 4
+    width, height = LEFT + columns * (WIDTH + GAP), TOP + HEIGHT + 62
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+             'font-size="11" fill="#333">', f'<rect width="{width}" height="{height}" fill="#fff"/>']
+    parts += frontier(found)
+    parts += courses(found, 1, "reward", "reward as sampled, R-KV with 28 tokens", 1)
+    parts += courses(found, 2, "distance", "mean |log ξ|, R-KV with 28 tokens", 2)
+    parts += courses(found, 3, "rejected", "rejected trajectories, R-KV with 28 tokens", 1)
+    used = {correction_of(arm) for arm in found}
+    for i, name in enumerate(name for name in COLOURS if name in used):
+        x = LEFT + 110 * i
+        parts.append(f'<rect x="{x}" y="{height - 18}" width="14" height="6" fill="{COLOURS[name]}"/>')
+        parts.append(f'<text x="{x + 19}" y="{height - 11}">{name}</text>')
+    parts.append(f'<text x="{LEFT + 800}" y="{height - 11}">circles: R-KV and dense; squares: SnapKV</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def put_tables(document, text):
+    before, rest = document.read_text().split(BEGIN)
+    after = rest.split(END)[1]
+    document.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
+
+
+def verdict(found):
+    """The bar: corrected over naive in every pair of seeds, by 10 points in the mean, with 35% fewer bytes."""
+    gains = against(found, "rkv:28:tis", "rkv:28:naive")
+    if not gains:
+        return "nothing to compare\n"
+    saved = 1 - mean([memory(run) for run in found["rkv:28:tis"].values()])
+    good = min(gains) > 0 and mean(gains) >= 0.1 and saved >= 0.35
+    return (f"rkv:28:tis over naive: {', '.join(f'{100 * gain:+.1f}' for gain in gains)} points, mean "
+            f"{100 * mean(gains):+.1f}; KV bytes {100 * saved:.0f}% fewer: {'holds' if good else 'DOES NOT HOLD'}\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("weft")
+    parser.add_argument("work", type=pathlib.Path)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("--document", type=pathlib.Path)
+    options = parser.parse_args()
+    arms = QUICK if options.quick else all_arms()
+    if not options.resume and not options.report:
+        shutil.rmtree(options.work, ignore_errors=True)
+    options.work.mkdir(parents=True, exist_ok=True)
+    for arm in [] if options.report else arms:
+        for seed in SEEDS:
+            path = path_of(options.work, arm, seed)
+            if not path.exists():
+                path.write_bytes(measure(options.weft, options.work, arm, seed))
+    found = load(options.work, arms)
+    text = tables(found)
+    sys.stdout.write(text + "\n" + verdict(found))
+    places = [options.work]
+    if options.document:
+        put_tables(options.document, text)
+        places.append(options.document.parent)
+    for directory in places:
+        (directory / "sparse-rl.csv").write_text(csv(found))
+        (directory / "sparse-rl.svg").write_text(picture(found))
+
+
+main()
