@@ -22,7 +22,7 @@
 
 enum {
     EVALUATION = 1024,
-    DEPLOYMENT = 512,
+    QUICK_EVALUATION = 64,
     REPORT = 10,
     CHAIN = 56,
     INTERVAL = 4,
@@ -242,15 +242,15 @@ static weft_status evaluate(sparse_run *run, const weft_kv_options *kv, size_t p
 }
 
 static weft_status evaluate_both(sparse_run *run, double success[2]) {
-    weft_status status = evaluate(run, NULL, EVALUATION, &success[0]);
-    return status == WEFT_OK ? evaluate(run, &run->kv, EVALUATION, &success[1]) : status;
+    weft_status status = evaluate(run, NULL, run->usual.evaluation_prompts, &success[0]);
+    return status == WEFT_OK ? evaluate(run, &run->kv, run->usual.evaluation_prompts, &success[1]) : status;
 }
 
 static weft_status deploy(sparse_run *run) {
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < DEPLOYMENTS && status == WEFT_OK; i++) {
         weft_kv_options kv = choose_kv(deployments[i].policy, deployments[i].budget);
-        status = evaluate(run, &kv, DEPLOYMENT, &run->deployed[i]);
+        status = evaluate(run, &kv, run->usual.evaluation_prompts / 2, &run->deployed[i]);
     }
     return status;
 }
@@ -357,6 +357,7 @@ static train_options choose_run(const lm_bench_options *options) {
     run->steps = options->steps > 0 ? options->steps : options->quick ? 20 : run->steps;
     usual.warmup.success = options->quick ? 0.01 : usual.warmup.success;
     usual.grpo.adam.rate = options->rate > 0 ? options->rate : RATE;
+    usual.evaluation_prompts = options->quick ? QUICK_EVALUATION : EVALUATION;
     usual.cache = options->directory;
     return usual;
 }
