@@ -17,7 +17,7 @@ enum {
     SETTLE = 2, /* rounds */
     PROMPTS = 4,
     GROUP = 8,
-    EVALUATION = 512,
+    EVALUATION = 1024,
 };
 
 static const double RATE = 1e-6;

@@ -68,4 +68,7 @@ ended 0 "$steady" steady
 agreed killed 3 3 store
 
 expect 2 'leave out --rank' "$weft" train s-no --role trainer --output no "${tiny[@]}" --exchange mpi --rank 0
+# the command alone, without the library
+cp "$weft" alone
+expect 1 'cannot use MPI' ./alone train s-no --role trainer --output no "${tiny[@]}" --exchange mpi
 finish
