@@ -106,7 +106,8 @@ WEFT_API WEFT_CHECKED weft_status weft_loco_aggregate(weft_loco *loco, const wef
 typedef struct weft_loco_exchange {
     /* Gives `own` to all ranks and fills `all`, one for each rank, with the same set on every rank: the
      * exchange sees to it that all agree on who is included. What `all` points to stays until the next call
-     * or until the exchange is closed. Called again with the same round and bytes after a failure. */
+     * or until the exchange is closed. Called again with the same round and bytes after a failure.
+     * WEFT_NOT_FOUND: the round was over long ago; catch up. */
     weft_status (*share)(void *opaque, weft_context *context, uint64_t round, const weft_loco_payload *own,
                          weft_loco_payload *all, size_t ranks);
     /* WEFT_OK if the round is over, and can still be shared in after the fact; WEFT_NOT_FOUND if it is over
@@ -116,14 +117,17 @@ typedef struct weft_loco_exchange {
     bool (*snapshot_due)(void *opaque, uint64_t rounds);
     weft_status (*snapshot_put)(void *opaque, weft_context *context, uint64_t rounds,
                                 const weft_loco_payload *snapshot);
-    /* The newest one. It stays until the next call or until the exchange is closed. */
-    weft_status (*snapshot_get)(void *opaque, weft_context *context, weft_loco_payload *snapshot_out);
+    /* The newest one, of at most so many bytes. It stays until the next call or until the exchange is
+     * closed. */
+    weft_status (*snapshot_get)(void *opaque, weft_context *context, uint64_t most,
+                                weft_loco_payload *snapshot_out);
     void (*close)(void *opaque);
     void *opaque;
 } weft_loco_exchange;
 
 /* A whole round: encode, share, aggregate. If sharing fails, the payload is kept: call again, without
- * training in between. A snapshot that is due and cannot be left is no failure. */
+ * training in between; WEFT_NOT_FOUND: the others are far ahead, weft_loco_catch_up. A snapshot that is due
+ * and cannot be left is no failure. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_round(weft_loco *loco, const weft_loco_exchange *exchange,
                                                   weft_loco_stats *stats);
 /* For a rank that comes back: ends all rounds that the others have ended without it, or, where they were
@@ -191,7 +195,7 @@ typedef struct weft_loco_store_options {
     uint64_t snapshot_rounds; /* between snapshots of the consensus, for who comes back later than that */
 } weft_loco_store_options;
 
-/* One rank, all of whom must be there for at least 1 payload; 60 s, 5 s, 0.2 s; 32 and 16 rounds. */
+/* One rank, which is all that is needed; 60 s, 5 s, 0.2 s; 32 and 16 rounds. A run must be named. */
 WEFT_API weft_loco_store_options weft_loco_store_defaults(void);
 /* The store must outlive the exchange. `options` is copied. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_store_open(weft_context *context, weft_store *store,

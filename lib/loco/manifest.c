@@ -11,14 +11,9 @@
 
 enum { MANIFEST_VERSION = 1, CHECKSUM_BYTES = 8 };
 
-typedef enum manifest_kind {
-    MANIFEST_ROUND = 1,
-    MANIFEST_SNAPSHOT = 2,
-} manifest_kind;
-
 static const char MAGIC[8] = {'w', 'e', 'f', 't', 'm', 'e', 'e', 't'};
 
-static void begin(weft_writer *writer, manifest_kind kind, const char *run) {
+void weft_manifest_begin(weft_writer *writer, weft_manifest_kind kind, const char *run) {
     size_t length = strlen(run);
     weft_writer_bytes(writer, MAGIC, sizeof MAGIC);
     weft_writer_u8(writer, MANIFEST_VERSION);
@@ -27,7 +22,7 @@ static void begin(weft_writer *writer, manifest_kind kind, const char *run) {
     weft_writer_bytes(writer, run, length);
 }
 
-static void end(weft_writer *writer) {
+void weft_manifest_end(weft_writer *writer) {
     if (!weft_writer_failed(writer)) {
         weft_writer_u64(writer, XXH3_64bits(writer->data, writer->size));
     }
@@ -38,9 +33,8 @@ static weft_status malformed(weft_context *context, const char *what) {
                      "an object that trainers agree by is %s; see who else writes to the store", what);
 }
 
-/* Leaves `reader` at what follows the name of the run. */
-static weft_status open_fields(weft_context *context, const void *data, size_t size, manifest_kind kind,
-                               const char *run, weft_reader *reader) {
+weft_status weft_manifest_open(weft_context *context, const void *data, size_t size,
+                               weft_manifest_kind kind, const char *run, weft_reader *reader) {
     if (size < CHECKSUM_BYTES) {
         return malformed(context, "cut short");
     }
@@ -67,7 +61,7 @@ static weft_status open_fields(weft_context *context, const void *data, size_t s
     return WEFT_OK;
 }
 
-static weft_status close_fields(weft_context *context, const weft_reader *reader) {
+weft_status weft_manifest_close(weft_context *context, const weft_reader *reader) {
     return !weft_reader_failed(reader) && weft_reader_left(reader) == 0
                ? WEFT_OK
                : malformed(context, "longer or shorter than it says");
@@ -83,7 +77,7 @@ static void read_hash(weft_reader *reader, weft_hash *hash) {
 /* ---- rounds ---- */
 
 void weft_manifest_write(const weft_manifest *manifest, const char *run, weft_writer *writer) {
-    begin(writer, MANIFEST_ROUND, run);
+    weft_manifest_begin(writer, WEFT_MANIFEST_ROUND, run);
     weft_writer_u64(writer, manifest->round);
     weft_writer_u32(writer, manifest->leader);
     weft_writer_u32(writer, manifest->ranks);
@@ -95,7 +89,7 @@ void weft_manifest_write(const weft_manifest *manifest, const char *run, weft_wr
             weft_writer_bytes(writer, payload->hash.bytes, sizeof payload->hash.bytes);
         }
     }
-    end(writer);
+    weft_manifest_end(writer);
 }
 
 static bool read_payload(weft_reader *reader, weft_manifest_payload *payload) {
@@ -111,7 +105,7 @@ static bool read_payload(weft_reader *reader, weft_manifest_payload *payload) {
 weft_status weft_manifest_parse(weft_context *context, const void *data, size_t size, const char *run,
                                 uint64_t round, uint32_t ranks, weft_manifest *manifest_out) {
     weft_reader reader;
-    weft_status status = open_fields(context, data, size, MANIFEST_ROUND, run, &reader);
+    weft_status status = weft_manifest_open(context, data, size, WEFT_MANIFEST_ROUND, run, &reader);
     if (status != WEFT_OK) {
         return status;
     }
@@ -129,7 +123,7 @@ weft_status weft_manifest_parse(weft_context *context, const void *data, size_t 
         }
         manifest.included += manifest.payloads[rank].included;
     }
-    status = close_fields(context, &reader);
+    status = weft_manifest_close(context, &reader);
     if (status == WEFT_OK && manifest.included == 0) {
         status = malformed(context, "a round of nobody");
     }
@@ -142,25 +136,25 @@ weft_status weft_manifest_parse(weft_context *context, const void *data, size_t 
 /* ---- snapshots ---- */
 
 void weft_snapshot_note_write(const weft_snapshot_note *note, const char *run, weft_writer *writer) {
-    begin(writer, MANIFEST_SNAPSHOT, run);
+    weft_manifest_begin(writer, WEFT_MANIFEST_NEWEST, run);
     weft_writer_u64(writer, note->rounds);
     weft_writer_u64(writer, note->bytes);
     weft_writer_bytes(writer, note->hash.bytes, sizeof note->hash.bytes);
-    end(writer);
+    weft_manifest_end(writer);
 }
 
 weft_status weft_snapshot_note_parse(weft_context *context, const void *data, size_t size, const char *run,
                                      weft_snapshot_note *note_out) {
     weft_reader reader;
     weft_snapshot_note note = {0};
-    weft_status status = open_fields(context, data, size, MANIFEST_SNAPSHOT, run, &reader);
+    weft_status status = weft_manifest_open(context, data, size, WEFT_MANIFEST_NEWEST, run, &reader);
     if (status != WEFT_OK) {
         return status;
     }
     note.rounds = weft_reader_u64(&reader);
     note.bytes = weft_reader_u64(&reader);
     read_hash(&reader, &note.hash);
-    status = close_fields(context, &reader);
+    status = weft_manifest_close(context, &reader);
     if (status == WEFT_OK) {
         *note_out = note;
     }

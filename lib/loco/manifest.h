@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * manifest.h: the small objects of an exchange over a store: the one that closes a round, which names the
- * payloads that count, and the one that names the newest snapshot.
+ * manifest.h: the objects of an exchange over a store besides payloads: the one that closes a round, which
+ * names the payloads that count, and the one that names the newest snapshot.
  *
  * A round is closed once: the object is put only if there is none yet, and every rank obeys the one that is
  * there, its leader included.
@@ -14,7 +14,23 @@
 
 #include <weft/loco.h>
 
-enum { WEFT_MANIFEST_MAX = 256 + 44 * WEFT_LOCO_RANKS_MAX };
+/* ---- what all of them begin and end with ---- */
+
+typedef enum weft_manifest_kind {
+    WEFT_MANIFEST_ROUND = 1,
+    WEFT_MANIFEST_NEWEST = 2,
+    WEFT_MANIFEST_SNAPSHOT = 3,
+} weft_manifest_kind;
+
+void weft_manifest_begin(weft_writer *writer, weft_manifest_kind kind, const char *run);
+void weft_manifest_end(weft_writer *writer);
+/* Checks kind, run and checksum, and leaves `reader` at the fields between. */
+weft_status weft_manifest_open(weft_context *context, const void *data, size_t size,
+                               weft_manifest_kind kind, const char *run, weft_reader *reader);
+/* Nothing may be left. */
+weft_status weft_manifest_close(weft_context *context, const weft_reader *reader);
+
+/* ---- rounds ---- */
 
 typedef struct weft_manifest_payload {
     bool included;
@@ -30,11 +46,18 @@ typedef struct weft_manifest {
     weft_manifest_payload *payloads; /* one for each rank; the caller's */
 } weft_manifest;
 
+/* More than the manifest of so many ranks has. */
+static inline size_t weft_manifest_most(uint32_t ranks) {
+    return 256 + (size_t)44 * ranks;
+}
+
 void weft_manifest_write(const weft_manifest *manifest, const char *run, weft_writer *writer);
 /* `manifest_out->payloads` has room for `ranks`. WEFT_MALFORMED unless it is of this run and round and of
  * so many ranks. */
 weft_status weft_manifest_parse(weft_context *context, const void *data, size_t size, const char *run,
                                 uint64_t round, uint32_t ranks, weft_manifest *manifest_out);
+
+/* ---- snapshots ---- */
 
 /* The newest snapshot: the consensus after so many rounds, as one object. */
 typedef struct weft_snapshot_note {

@@ -50,7 +50,8 @@ weft_status weft_loco_round(weft_loco *loco, const weft_loco_exchange *exchange,
 static weft_status take_snapshot(weft_loco *loco, const weft_loco_exchange *exchange) {
     weft_loco_payload own;
     weft_loco_payload snapshot;
-    weft_status status = exchange->snapshot_get(exchange->opaque, loco->context, &snapshot);
+    weft_status status =
+        exchange->snapshot_get(exchange->opaque, loco->context, weft_loco_snapshot_most(loco), &snapshot);
     if (status == WEFT_OK) {
         status = weft_loco_snapshot_check(loco, snapshot.data, snapshot.size);
     }

@@ -8,6 +8,8 @@
 
 #include "loco.h"
 
+/* More than a snapshot of this rank's model has. */
+uint64_t weft_loco_snapshot_most(const weft_loco *loco);
 void weft_loco_snapshot_write(const weft_loco *loco, weft_writer *writer);
 /* Refuses one that is damaged, of another run, model or configuration, or not newer than this rank. */
 weft_status weft_loco_snapshot_check(const weft_loco *loco, const void *data, size_t size);

@@ -276,6 +276,169 @@ static void what_cannot_be_used_is_refused(void **state) {
     scratch_close(&scratch);
 }
 
+/* Who is so far behind that rounds are gone must not end them again, alone. */
+static void rounds_of_long_ago_stay_over(void **state) {
+    (void)state;
+    scratch scratch;
+    trainer trainers[2];
+    scratch_open(&scratch);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        weft_loco_store_options options = meeting_options(rank, 2);
+        options.deadline_seconds = 0.05;
+        options.passing_seconds = 0.01;
+        trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options);
+    }
+    together((trainer *[]){&trainers[0]}, 1, 12);
+    assert_int_equal(train_round(&trainers[1]), WEFT_NOT_FOUND);
+    assert_non_null(strstr(weft_context_error(trainers[1].context), "catch up"));
+    assert_int_equal(weft_loco_store_describe(&trainers[1].exchange).led, 0);
+    uint64_t missed = 0;
+    expect(trainers[1].context, weft_loco_catch_up(trainers[1].loco, &trainers[1].exchange, &missed),
+           "back");
+    assert_int_equal(missed, 12);
+    assert_same(&trainers[0], &trainers[1]);
+    /* what is over is gone from the store: two snapshots' rounds are left, and one snapshot */
+    char key[64];
+    for (unsigned round = 0; round < 12; round++) {
+        uint64_t size;
+        weft_store_tag tag;
+        snprintf(key, sizeof key, "loco/meeting/%u/closed", round);
+        weft_status status = weft_store_head(trainers[0].context, trainers[0].store, key, &size, &tag);
+        assert_int_equal(status, round < 8 ? WEFT_NOT_FOUND : WEFT_OK);
+        snprintf(key, sizeof key, "loco/meeting/snapshot-%u", round + 1);
+        status = weft_store_head(trainers[0].context, trainers[0].store, key, &size, &tag);
+        assert_int_equal(status, round + 1 < 12 ? WEFT_NOT_FOUND : WEFT_OK);
+    }
+    trainer_leave(&trainers[0]);
+    trainer_leave(&trainers[1]);
+    scratch_close(&scratch);
+}
+
+static void recreate(trainer *trainer, uint32_t ranks, uint32_t significant, float shift) {
+    weft_loco_options options = weft_loco_defaults();
+    weft_loco_destroy(trainer->loco);
+    options.run = "meeting";
+    options.rank = trainer->rank;
+    options.ranks = ranks;
+    options.significant = significant;
+    trainer->weights[7] += shift;
+    const weft_loco_tensor tensors[] = {{"a", trainer->weights, WEIGHTS / 3},
+                                        {"b", trainer->weights + WEIGHTS / 3, WEIGHTS - WEIGHTS / 3}};
+    expect(trainer->context, weft_loco_create(trainer->context, &options, tensors, 2, &trainer->loco),
+           "create");
+}
+
+/* A rank with other rules is left out; one with another consensus may not decide for those who agree. */
+static void the_odd_one_out_does_not_stop_the_others(void **state) {
+    (void)state;
+    for (int odd = 0; odd < 2; odd++) {
+        scratch scratch;
+        trainer trainers[4];
+        pthread_t threads[4];
+        scratch_open(&scratch);
+        for (uint32_t rank = 0; rank < 4; rank++) {
+            weft_loco_store_options options = meeting_options(rank, 4);
+            trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options);
+        }
+        /* once it leads, and once it does not */
+        uint32_t wrong = odd == 0 ? 0 : 2;
+        recreate(&trainers[wrong], 4, odd == 0 ? 0 : 8, odd == 0 ? 0.5f : 0);
+        for (uint32_t rank = 0; rank < 4; rank++) {
+            trainers[rank].rounds = 2;
+            assert_int_equal(pthread_create(&threads[rank], NULL, train_rounds, &trainers[rank]), 0);
+        }
+        for (uint32_t rank = 0; rank < 4; rank++) {
+            pthread_join(threads[rank], NULL);
+        }
+        for (uint32_t rank = 0; rank < 4; rank++) {
+            if (rank == wrong) {
+                assert_int_not_equal(trainers[rank].status, WEFT_OK);
+                continue;
+            }
+            expect(trainers[rank].context, trainers[rank].status, "rounds of those who agree");
+            assert_same(&trainers[1], &trainers[rank]);
+            assert_int_equal(trainers[rank].stats.included, 3);
+        }
+        for (uint32_t rank = 0; rank < 4; rank++) {
+            trainer_leave(&trainers[rank]);
+        }
+        scratch_close(&scratch);
+    }
+}
+
+/* Left out once, a rank that is only slower than the others is waited for again. */
+static void who_is_slow_is_not_taken_for_gone(void **state) {
+    (void)state;
+    scratch scratch;
+    trainer trainers[2];
+    scratch_open(&scratch);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        weft_loco_store_options options = meeting_options(rank, 2);
+        options.passing_seconds = 0.001;
+        trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options);
+    }
+    /* rank 1 comes when the round is over, but has put its payload */
+    weft_loco_payload payload;
+    train(&trainers[1]);
+    expect(trainers[0].context, train_round(&trainers[0]), "a round without rank 1");
+    expect(trainers[1].context, weft_loco_encode(trainers[1].loco, &payload), "encode");
+    expect(trainers[1].context,
+           weft_store_put_bytes(trainers[1].context, trainers[1].store, "loco/meeting/0/1", payload.data,
+                                payload.size, WEFT_STORE_ALWAYS, NULL, NULL),
+           "put");
+    expect(trainers[1].context, weft_loco_round(trainers[1].loco, &trainers[1].exchange, NULL), "too late");
+    assert_same(&trainers[0], &trainers[1]);
+    /* the next time it comes later than a rank that is gone would be waited for */
+    pthread_t thread;
+    trainers[0].rounds = 2;
+    assert_int_equal(pthread_create(&thread, NULL, train_rounds, &trainers[0]), 0);
+    expect(trainers[1].context, weft_clock_sleep(trainers[1].context, 0.1), "sleep");
+    expect(trainers[1].context, train_round(&trainers[1]), "in time");
+    pthread_join(thread, NULL);
+    expect(trainers[0].context, trainers[0].status, "rounds");
+    assert_int_equal(trainers[1].stats.included, 2);
+    trainer_leave(&trainers[0]);
+    trainer_leave(&trainers[1]);
+    scratch_close(&scratch);
+}
+
+/* What cannot be read is not waited for longer than what is not there. */
+static void an_object_that_cannot_be_read_stops_nobody(void **state) {
+    (void)state;
+    scratch scratch;
+    trainer trainers[2];
+    weft_store *faulty;
+    fault_store *control;
+    weft_loco_store_options options[2] = {meeting_options(0, 2), meeting_options(1, 2)};
+    weft_loco_payload payload;
+    scratch_open(&scratch);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options[rank]);
+    }
+    train(&trainers[1]);
+    expect(trainers[1].context, weft_loco_encode(trainers[1].loco, &payload), "encode");
+    expect(trainers[1].context,
+           weft_store_put_bytes(trainers[1].context, trainers[1].store, "loco/meeting/0/1", payload.data,
+                                payload.size, WEFT_STORE_ALWAYS, NULL, NULL),
+           "put");
+    trainers[0].exchange.close(trainers[0].exchange.opaque);
+    expect(trainers[0].context,
+           fault_store_create(trainers[0].context, trainers[0].store, 1, &faulty, &control), "faults");
+    const fault_rule rule = {.kind = FAULT_FAIL,
+                             .operations = FAULT_ON_GET | FAULT_ON_HEAD,
+                             .pattern = "loco/meeting/0/1",
+                             .limit = UINT64_MAX};
+    fault_store_set(control, &rule, 1);
+    expect(trainers[0].context,
+           weft_loco_store_open(trainers[0].context, faulty, &options[0], &trainers[0].exchange), "meet");
+    expect(trainers[0].context, train_round(&trainers[0]), "a round");
+    assert_int_equal(trainers[0].stats.included, 1);
+    trainers[0].store = faulty;
+    trainer_leave(&trainers[0]);
+    trainer_leave(&trainers[1]);
+    scratch_close(&scratch);
+}
+
 /* Killed after its payload was put, it trains the same again, and finds that it was there already. */
 static void a_rank_that_starts_again_takes_part_once(void **state) {
     (void)state;
@@ -371,14 +534,16 @@ static void impossible_meetings_are_refused(void **state) {
     weft_loco_exchange exchange;
     scratch_open(&scratch);
     trainer_join(&trainer, scratch_path(&scratch, "store"), &good);
-    weft_loco_store_options bad[6] = {good, good, good, good, good, good};
+    weft_loco_store_options bad[8] = {good, good, good, good, good, good, good, good};
     bad[0].run = "two/parts";
     bad[1].run = "";
     bad[2].rank = 2;
     bad[3].least = 3;
     bad[4].deadline_seconds = NAN;
     bad[5].keep_rounds = 3;
-    for (size_t i = 0; i < 6; i++) {
+    bad[6].run = NULL;
+    bad[7].snapshot_rounds = (uint64_t)1 << 63;
+    for (size_t i = 0; i < 8; i++) {
         assert_int_equal(weft_loco_store_open(trainer.context, trainer.store, &bad[i], &exchange),
                          WEFT_INVALID_ARGUMENT);
         assert_true(strlen(weft_context_error(trainer.context)) > 0);
@@ -437,6 +602,10 @@ int main(void) {
         cmocka_unit_test(the_others_go_on_without_the_leader),
         cmocka_unit_test(a_long_absence_ends_with_a_snapshot),
         cmocka_unit_test(what_cannot_be_used_is_refused),
+        cmocka_unit_test(rounds_of_long_ago_stay_over),
+        cmocka_unit_test(the_odd_one_out_does_not_stop_the_others),
+        cmocka_unit_test(who_is_slow_is_not_taken_for_gone),
+        cmocka_unit_test(an_object_that_cannot_be_read_stops_nobody),
         cmocka_unit_test(a_rank_that_starts_again_takes_part_once),
         cmocka_unit_test(a_round_survives_a_failing_store),
         cmocka_unit_test(impossible_meetings_are_refused),

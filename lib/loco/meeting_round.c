@@ -1,0 +1,443 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * meeting_round.c: a round. Every rank puts its payload and waits for the manifest. One of them leads: it
+ * looks for the others' payloads, checks them, and closes the round when it has all, or at the deadline.
+ *
+ * Whose turn it is follows from who led last: the other ranks come after it in cyclic order, each a while
+ * after the one before, so a dead leader costs one delay and is not asked first again. That two of them
+ * close one round is prevented by the store, which keeps the first manifest; on stores that cannot, only
+ * rank 0 leads.
+ */
+#include "../base/clock.h"
+#include "../base/context.h"
+#include "meeting.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* Between the first looks, in seconds: ranks that run in step need not wait long for each other. */
+static const double FIRST_PAUSE = 0.002;
+
+/* One attempt to end a round. */
+typedef struct gathering {
+    weft_meeting *meeting;
+    weft_context *context; /* for errors */
+    uint64_t round;
+    const weft_loco_payload *own;
+    weft_hash own_hash;
+    weft_loco_info own_info;
+} gathering;
+
+static double waited(const gathering *gathering) {
+    return weft_clock_now() - gathering->meeting->began;
+}
+
+/* ---- the manifest of a round ---- */
+
+/* WEFT_NOT_FOUND: the round is not closed. */
+static weft_status read_manifest(gathering *gathering) {
+    weft_meeting *meeting = gathering->meeting;
+    size_t capacity = weft_manifest_most(meeting->options.ranks);
+    uint8_t *data = weft_allocate(meeting->context, capacity);
+    size_t size;
+    weft_store_tag tag;
+    if (data == NULL) {
+        return weft_fail(gathering->context, WEFT_NO_MEMORY, "no memory for a manifest");
+    }
+    weft_meeting_key key = weft_meeting_closed_key(meeting, gathering->round);
+    weft_status status =
+        weft_meeting_get_small(meeting, gathering->context, key.text, data, capacity, &size, &tag);
+    if (status == WEFT_OK) {
+        status = weft_manifest_parse(gathering->context, data, size, meeting->run, gathering->round,
+                                     meeting->options.ranks, &meeting->manifest);
+    }
+    weft_release(meeting->context, data);
+    return status;
+}
+
+/* Fetches the payload that the manifest names, unless it is here already. */
+static weft_status fetch_named(gathering *gathering, uint32_t rank) {
+    weft_meeting *meeting = gathering->meeting;
+    const weft_manifest_payload *named = &meeting->manifest.payloads[rank];
+    weft_meeting_place *place = &meeting->places[rank];
+    if (place->data != NULL && place->size == named->bytes && weft_hash_equal(&place->hash, &named->hash)) {
+        return WEFT_OK;
+    }
+    weft_meeting_key key = weft_meeting_payload_key(meeting, gathering->round, rank);
+    uint64_t most = weft_loco_payload_most(gathering->own_info.elements);
+    uint8_t *data = NULL;
+    weft_status status =
+        weft_meeting_get(meeting, gathering->context, key.text, named->bytes, most, &named->hash, &data);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_release(meeting->context, place->fetched);
+    *place = (weft_meeting_place){
+        .data = data, .fetched = data, .size = (size_t)named->bytes, .hash = named->hash};
+    return WEFT_OK;
+}
+
+static bool is_own(const gathering *gathering, const weft_manifest_payload *named) {
+    return named->included && named->bytes == gathering->own->size &&
+           weft_hash_equal(&named->hash, &gathering->own_hash);
+}
+
+/* A payload under this rank's number that is not the one it has now, because an earlier life of it has put
+ * another, is like anybody else's. */
+static weft_status take_named(gathering *gathering, uint32_t rank, weft_loco_payload *payload) {
+    weft_meeting *meeting = gathering->meeting;
+    const weft_manifest_payload *named = &meeting->manifest.payloads[rank];
+    *payload = (weft_loco_payload){NULL, 0};
+    if (!named->included) {
+        return WEFT_OK;
+    }
+    if (rank == meeting->options.rank && is_own(gathering, named)) {
+        *payload = *gathering->own;
+        return WEFT_OK;
+    }
+    weft_status status = fetch_named(gathering, rank);
+    *payload = (weft_loco_payload){meeting->places[rank].data, meeting->places[rank].size};
+    return status;
+}
+
+/* Everything that the manifest names, and nothing else. */
+static weft_status obey(gathering *gathering, weft_loco_payload *all) {
+    weft_meeting *meeting = gathering->meeting;
+    for (uint32_t rank = 0; rank < meeting->options.ranks; rank++) {
+        weft_status status = take_named(gathering, rank, &all[rank]);
+        if (status != WEFT_OK) {
+            return status;
+        }
+    }
+    meeting->leader = meeting->manifest.leader;
+    for (uint32_t rank = 0; rank < meeting->options.ranks; rank++) {
+        meeting->missing[rank] = !meeting->manifest.payloads[rank].included;
+    }
+    meeting->looked_back = false;
+    meeting->began = -1;
+    meeting->stats.left_out += !is_own(gathering, &meeting->manifest.payloads[meeting->options.rank]);
+    return WEFT_OK;
+}
+
+/* ---- leading ---- */
+
+static bool same_rules(const weft_loco_info *a, const weft_loco_info *b) {
+    return strcmp(a->run, b->run) == 0 && a->round == b->round && a->ranks == b->ranks &&
+           a->elements == b->elements && a->significant == b->significant && a->open == b->open &&
+           a->raw == b->raw && a->rate == b->rate && a->momentum == b->momentum;
+}
+
+/* Whether a payload can be named: it is whole, in its place, made by our rules and upon our consensus. */
+static void judge(gathering *gathering, uint32_t rank, const uint8_t *data, size_t size,
+                  weft_meeting_place *place) {
+    weft_loco_info info;
+    const weft_loco_payload payload = {data, size};
+    bool intact = weft_loco_inspect(gathering->context, &payload, &info) == WEFT_OK && info.rank == rank &&
+                  same_rules(&info, &gathering->own_info);
+    place->apart = intact && !weft_digest_equal(&info.base, &gathering->own_info.base);
+    place->refused = !intact || place->apart;
+    gathering->meeting->stats.refused += place->refused;
+}
+
+static weft_status fetch(gathering *gathering, uint32_t rank, const char *key, uint64_t size) {
+    weft_meeting *meeting = gathering->meeting;
+    weft_meeting_place *place = &meeting->places[rank];
+    uint8_t *data = weft_allocate(meeting->context, (size_t)size + 1);
+    if (data == NULL) {
+        return weft_fail(gathering->context, WEFT_NO_MEMORY, "no memory for a payload");
+    }
+    const weft_store_get_request request = {.key = key, .length = size + 1, .buffer = data};
+    weft_store_get_result result;
+    weft_status status = weft_store_get(gathering->context, meeting->store, &request, &result);
+    if (status == WEFT_OK && result.received == size && result.size == size) {
+        meeting->stats.received += size;
+        *place = (weft_meeting_place){.data = data, .fetched = data, .size = (size_t)size};
+        judge(gathering, rank, data, (size_t)size, place);
+        if (!place->refused) {
+            return weft_hash_compute(gathering->context, data, (size_t)size, &place->hash);
+        }
+        place->data = NULL;
+        place->fetched = NULL;
+    }
+    weft_release(meeting->context, data);
+    return status;
+}
+
+/* Looks for a rank's payload. That it is not there, of no use, or cannot be read now, is no failure. */
+static weft_status look(gathering *gathering, uint32_t rank) {
+    weft_meeting *meeting = gathering->meeting;
+    weft_meeting_key key = weft_meeting_payload_key(meeting, gathering->round, rank);
+    uint64_t size;
+    weft_status status = weft_meeting_look(meeting, gathering->context, key.text, &size);
+    if (status == WEFT_OK && size > weft_loco_payload_most(gathering->own_info.elements)) {
+        meeting->places[rank].refused = true;
+        meeting->stats.refused++;
+    } else if (status == WEFT_OK) {
+        status = fetch(gathering, rank, key.text, size);
+    }
+    return status == WEFT_NO_MEMORY || status == WEFT_CANCELLED ? status : WEFT_OK;
+}
+
+/* Of those who were not in the last round, whoever has put a payload since is slow, and not gone: it is
+ * waited for like the others. */
+static void look_back(gathering *gathering) {
+    weft_meeting *meeting = gathering->meeting;
+    if (meeting->looked_back) {
+        return;
+    }
+    meeting->looked_back = true;
+    for (uint32_t rank = 0; rank < meeting->options.ranks && gathering->round > 0; rank++) {
+        weft_meeting_key key = weft_meeting_payload_key(meeting, gathering->round - 1, rank);
+        uint64_t size;
+        if (meeting->missing[rank] &&
+            weft_meeting_look(meeting, gathering->context, key.text, &size) == WEFT_OK) {
+            meeting->missing[rank] = false;
+        }
+    }
+}
+
+/* Whether the round can be closed with what is here. */
+static bool complete(const gathering *gathering) {
+    const weft_meeting *meeting = gathering->meeting;
+    double seconds = waited(gathering);
+    uint32_t here = 0;
+    bool expected = false;
+    bool absent = false;
+    for (uint32_t rank = 0; rank < meeting->options.ranks; rank++) {
+        const weft_meeting_place *place = &meeting->places[rank];
+        here += place->data != NULL;
+        if (place->data == NULL && !place->refused) {
+            expected |= !meeting->missing[rank];
+            absent |= meeting->missing[rank];
+        }
+    }
+    if (here < meeting->options.least) {
+        return false;
+    }
+    return seconds >= meeting->options.deadline_seconds ||
+           (!expected && (!absent || seconds >= meeting->options.passing_seconds));
+}
+
+/* A leader whom more ranks contradict than agree with is itself what is wrong, and must not decide. */
+static weft_status check_majority(const gathering *gathering) {
+    const weft_meeting *meeting = gathering->meeting;
+    uint32_t here = 0;
+    uint32_t apart = 0;
+    for (uint32_t rank = 0; rank < meeting->options.ranks; rank++) {
+        here += meeting->places[rank].data != NULL;
+        apart += meeting->places[rank].apart;
+    }
+    if (apart <= here) {
+        return WEFT_OK;
+    }
+    return weft_fail(gathering->context, WEFT_BASE_MISMATCH,
+                     "the ranks have come apart: in round %" PRIu64 " %" PRIu32
+                     " of them hold another consensus than rank %" PRIu32
+                     "; start it again from a state of "
+                     "the same run",
+                     gathering->round, apart, meeting->options.rank);
+}
+
+static void fill_manifest(gathering *gathering) {
+    weft_meeting *meeting = gathering->meeting;
+    weft_manifest *manifest = &meeting->manifest;
+    manifest->round = gathering->round;
+    manifest->leader = meeting->options.rank;
+    manifest->ranks = meeting->options.ranks;
+    manifest->included = 0;
+    for (uint32_t rank = 0; rank < manifest->ranks; rank++) {
+        const weft_meeting_place *place = &meeting->places[rank];
+        manifest->payloads[rank] = (weft_manifest_payload){place->data != NULL, place->size, place->hash};
+        manifest->included += place->data != NULL;
+    }
+}
+
+/* WEFT_UNSUPPORTED: the store knows no conditions, and this rank may not decide without. */
+static weft_status put_manifest(weft_meeting *meeting, weft_context *context, const char *key,
+                                const weft_writer *writer) {
+    weft_status status = WEFT_UNSUPPORTED;
+    if (!meeting->unconditional) {
+        status = weft_store_put_bytes(context, meeting->store, key, writer->data, writer->size,
+                                      WEFT_STORE_IF_ABSENT, NULL, NULL);
+        meeting->unconditional = status == WEFT_UNSUPPORTED;
+    }
+    if (status == WEFT_UNSUPPORTED && meeting->options.rank == 0) {
+        status = weft_store_put_bytes(context, meeting->store, key, writer->data, writer->size,
+                                      WEFT_STORE_ALWAYS, NULL, NULL);
+    }
+    return status;
+}
+
+/* WEFT_CONFLICT: somebody else has closed the round. */
+static weft_status close_round(gathering *gathering) {
+    weft_meeting *meeting = gathering->meeting;
+    weft_status status = weft_meeting_why_open(meeting, gathering->context, gathering->round);
+    if (status != WEFT_MORE) {
+        return status;
+    }
+    status = check_majority(gathering);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    fill_manifest(gathering);
+    weft_writer writer;
+    weft_writer_open(&writer, meeting->context);
+    weft_manifest_write(&meeting->manifest, meeting->run, &writer);
+    status = weft_writer_failed(&writer)
+                 ? weft_fail(gathering->context, WEFT_NO_MEMORY, "no memory for a manifest")
+                 : put_manifest(meeting, gathering->context,
+                                weft_meeting_closed_key(meeting, gathering->round).text, &writer);
+    weft_writer_close(&writer);
+    meeting->stats.led += status == WEFT_OK;
+    return status;
+}
+
+/* WEFT_MORE: not closed yet. */
+static weft_status lead(gathering *gathering) {
+    weft_meeting *meeting = gathering->meeting;
+    weft_status status = WEFT_OK;
+    look_back(gathering);
+    for (uint32_t rank = 0; rank < meeting->options.ranks && status == WEFT_OK; rank++) {
+        if (meeting->places[rank].data == NULL && !meeting->places[rank].refused) {
+            status = look(gathering, rank);
+        }
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = complete(gathering) ? close_round(gathering) : WEFT_MORE;
+    return status == WEFT_CONFLICT || status == WEFT_UNSUPPORTED ? WEFT_MORE : status;
+}
+
+/* Seconds that this rank leaves the round to those whose turn is before its own. */
+static double turn_seconds(const weft_meeting *meeting) {
+    uint32_t ranks = meeting->options.ranks;
+    uint32_t first = meeting->unconditional ? 0 : meeting->leader;
+    uint32_t turn = (meeting->options.rank + ranks - first) % ranks;
+    return turn == 0 ? 0 : meeting->options.deadline_seconds + turn * meeting->options.passing_seconds;
+}
+
+/* Where only rank 0 may close a round, the others cannot wait for it for ever. */
+static weft_status check_leader(const gathering *gathering) {
+    const weft_meeting *meeting = gathering->meeting;
+    const weft_loco_store_options *options = &meeting->options;
+    double most = 2 * options->deadline_seconds + options->ranks * options->passing_seconds;
+    if (!meeting->unconditional || options->rank == 0 || waited(gathering) < most) {
+        return WEFT_OK;
+    }
+    return weft_fail(gathering->context, WEFT_REMOTE_FAILED,
+                     "rank 0 has not closed round %" PRIu64 ", and on a store without conditional puts no "
+                     "other rank can; see whether it runs, and try again",
+                     gathering->round);
+}
+
+/* ---- the parts of a round ---- */
+
+static weft_status check_own(const gathering *gathering) {
+    const weft_loco_store_options *options = &gathering->meeting->options;
+    const weft_loco_info *info = &gathering->own_info;
+    return info->rank == options->rank && info->ranks == options->ranks &&
+                   info->round == gathering->round && strcmp(info->run, options->run) == 0
+               ? WEFT_OK
+               : weft_fail(gathering->context, WEFT_INVALID_ARGUMENT,
+                           "the payload is of rank %" PRIu32 " of %" PRIu32
+                           " in run '%s', and the meeting was opened for rank %" PRIu32 " of %" PRIu32
+                           " in run '%s'",
+                           info->rank, info->ranks, info->run, options->rank, options->ranks, options->run);
+}
+
+/* Asked again after a failure, a rank has still come to the round when it first did. */
+static weft_status begin(weft_meeting *meeting, weft_context *context, uint64_t round,
+                         const weft_loco_payload *own, gathering *gathering_out) {
+    weft_meeting_forget(meeting);
+    if (meeting->began < 0 || meeting->round != round) {
+        meeting->began = weft_clock_now();
+        meeting->round = round;
+    }
+    gathering gathering = {.meeting = meeting, .context = context, .round = round, .own = own};
+    weft_status status = weft_hash_compute(context, own->data, own->size, &gathering.own_hash);
+    if (status == WEFT_OK) {
+        status = weft_loco_inspect(context, own, &gathering.own_info);
+    }
+    if (status == WEFT_OK) {
+        status = check_own(&gathering);
+    }
+    if (status == WEFT_OK) {
+        *gathering_out = gathering;
+    }
+    return status;
+}
+
+/* Puts this rank's payload. One that is there already is left: the same one, put before a failure, or
+ * another of an earlier life, which then stands for this rank. */
+static weft_status announce(gathering *gathering) {
+    weft_meeting *meeting = gathering->meeting;
+    uint32_t rank = meeting->options.rank;
+    const weft_loco_payload *own = gathering->own;
+    weft_meeting_key key = weft_meeting_payload_key(meeting, gathering->round, rank);
+    weft_status status = weft_meeting_put_once(meeting, gathering->context, key.text, own->data, own->size);
+    if (status == WEFT_CONFLICT) {
+        return WEFT_OK;
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    meeting->stats.sent += own->size;
+    meeting->places[rank] =
+        (weft_meeting_place){.data = own->data, .size = own->size, .hash = gathering->own_hash};
+    return WEFT_OK;
+}
+
+static weft_status wait_until_closed(gathering *gathering) {
+    weft_meeting *meeting = gathering->meeting;
+    double pause = FIRST_PAUSE;
+    for (;;) {
+        weft_status status = read_manifest(gathering);
+        if (status != WEFT_NOT_FOUND) {
+            return status;
+        }
+        status = WEFT_MORE;
+        if (waited(gathering) >= turn_seconds(meeting)) {
+            status = lead(gathering);
+        }
+        if (status != WEFT_MORE) {
+            return status;
+        }
+        status = check_leader(gathering);
+        if (status == WEFT_OK) {
+            status = weft_clock_sleep(gathering->context, pause);
+        }
+        if (status != WEFT_OK) {
+            return status;
+        }
+        pause = 1.5 * pause < meeting->options.poll_seconds ? 1.5 * pause : meeting->options.poll_seconds;
+    }
+}
+
+static weft_status take_part(gathering *gathering) {
+    weft_status status = weft_meeting_why_open(gathering->meeting, gathering->context, gathering->round);
+    if (status != WEFT_MORE) {
+        return status;
+    }
+    status = announce(gathering);
+    return status == WEFT_OK ? wait_until_closed(gathering) : status;
+}
+
+weft_status weft_meeting_share(void *opaque, weft_context *context, uint64_t round,
+                               const weft_loco_payload *own, weft_loco_payload *all, size_t ranks) {
+    weft_meeting *meeting = opaque;
+    gathering gathering;
+    if (ranks != meeting->options.ranks) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "%zu ranks were to meet in the store, but it was opened for %" PRIu32, ranks,
+                         meeting->options.ranks);
+    }
+    weft_status status = begin(meeting, context, round, own, &gathering);
+    if (status == WEFT_OK) {
+        status = read_manifest(&gathering);
+    }
+    if (status == WEFT_NOT_FOUND) {
+        status = take_part(&gathering);
+    }
+    return status == WEFT_OK ? obey(&gathering, all) : status;
+}
