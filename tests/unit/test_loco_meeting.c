@@ -433,8 +433,11 @@ static void an_object_that_cannot_be_read_stops_nobody(void **state) {
            weft_loco_store_open(trainers[0].context, faulty, &options[0], &trainers[0].exchange), "meet");
     expect(trainers[0].context, train_round(&trainers[0]), "a round");
     assert_int_equal(trainers[0].stats.included, 1);
-    trainers[0].store = faulty;
-    trainer_leave(&trainers[0]);
+    trainers[0].exchange.close(trainers[0].exchange.opaque);
+    weft_loco_destroy(trainers[0].loco);
+    weft_store_close(faulty);
+    weft_store_close(trainers[0].store);
+    weft_context_destroy(trainers[0].context);
     trainer_leave(&trainers[1]);
     scratch_close(&scratch);
 }
