@@ -55,8 +55,11 @@ static json_t *json_share(double value) {
 static int print_trainer(train_arguments *arguments, const train_result *result) {
     weft_command *command = &arguments->command;
     if (!command->json) {
-        command_note(command, "run %.8s is finished after %llu steps: reward %.3f, success %.3f",
-                     result->run, (unsigned long long)result->steps, result->reward, result->success);
+        char success[TEXT_SIZE];
+        snprintf(success, sizeof success, result->success >= 0 ? "success %.3f" : "not evaluated",
+                 result->success);
+        command_note(command, "run %.8s is finished after %llu steps: reward %.3f, %s", result->run,
+                     (unsigned long long)result->steps, result->reward, success);
         return EXIT_DONE;
     }
     json_t *json = json_object();

@@ -92,6 +92,31 @@ static void count_rejections(train_learner *learner, train_learned *learned) {
     }
 }
 
+/* What lies beside the state is waited for as the state is: a disk that is full may be emptied. */
+static weft_status pend_line(train_learner *learner, const json_t *line) {
+    weft_status status = train_metrics_pend(&learner->metrics, line);
+    while (status != WEFT_OK) {
+        status = train_patience_bear(&learner->patience, status);
+        if (status != WEFT_OK) {
+            return status;
+        }
+        status = train_metrics_pend(&learner->metrics, line);
+    }
+    return WEFT_OK;
+}
+
+static weft_status add_line(train_learner *learner, json_t *line) {
+    weft_status status = train_metrics_add(&learner->metrics, line);
+    while (status != WEFT_OK) {
+        status = train_patience_bear(&learner->patience, status);
+        if (status != WEFT_OK) {
+            return status;
+        }
+        status = train_metrics_add(&learner->metrics, line);
+    }
+    return WEFT_OK;
+}
+
 static weft_status begin_line(train_learner *learner, const train_batch *batch, train_learned *learned,
                               json_t **line_out) {
     learned->step = learner->step;
@@ -106,7 +131,8 @@ static weft_status begin_line(train_learner *learner, const train_batch *batch, 
     if (line == NULL) {
         return weft_fail(learner->context, WEFT_NO_MEMORY, "no memory for a line of metrics");
     }
-    weft_status status = train_metrics_pend(&learner->metrics, line);
+    train_patience_calm(&learner->patience); /* it has learned: that took time, and was no trouble */
+    weft_status status = pend_line(learner, line);
     if (status != WEFT_OK) {
         json_decref(line);
         return status;
@@ -185,7 +211,7 @@ static weft_status conclude(train_learner *learner, json_t *line, double start) 
     }
     published.step = weft_clock_now() - start;
     train_line_finish(line, &published);
-    status = train_metrics_add(&learner->metrics, line);
+    status = add_line(learner, line);
     if (train_learner_leads(learner)) {
         train_metrics_put(&learner->metrics, learner->step == learner->run.steps);
     }

@@ -191,11 +191,25 @@ static weft_status finish_line(train_learner *learner, train_published *publishe
     return status;
 }
 
+static weft_status read_history(train_learner *learner, history *past) {
+    const history nothing = {.run = &learner->run, .step = policy_step(learner)};
+    weft_status status;
+    do {
+        *past = nothing;
+        status = walk(learner, visit_version, past);
+        if (status == WEFT_OK) {
+            return WEFT_OK;
+        }
+        status = train_patience_bear(&learner->patience, status);
+    } while (status == WEFT_OK);
+    return status;
+}
+
 weft_status train_learner_find_published(train_learner *learner) {
-    history past = {.run = &learner->run, .step = policy_step(learner)};
+    history past;
     weft_digest digest;
     train_published published = {.version = 0};
-    weft_status status = walk(learner, visit_version, &past);
+    weft_status status = read_history(learner, &past);
     if (status == WEFT_OK) {
         status = digest_policy(learner, &digest);
     }
@@ -214,7 +228,13 @@ weft_status train_learner_find_published(train_learner *learner) {
     } else {
         status = train_learner_offer(learner, &published);
     }
-    return status == WEFT_OK ? finish_line(learner, &published) : status;
+    if (status == WEFT_OK) {
+        status = finish_line(learner, &published);
+    }
+    if (status == WEFT_OK && learner->team.loco == NULL && learner->step > 0) {
+        train_collector_clear(&learner->collector, learner->step - 1);
+    }
+    return status;
 }
 
 /* ---- while it waits ---- */

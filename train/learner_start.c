@@ -131,7 +131,7 @@ static weft_status read_run(train_learner *learner) {
 }
 
 /* A store has one run at a time, and its workers are not taken away by accident. */
-static weft_status check_store(train_learner *learner) {
+static weft_status look_at_store(train_learner *learner) {
     train_run found;
     weft_status status = train_run_get(learner->context, learner->store, &found);
     if (status == WEFT_NOT_FOUND) {
@@ -148,6 +148,18 @@ static weft_status check_store(train_learner *learner) {
             "the store holds the run %s, whose state is not in '%s'; give the directory of that "
             "run or another store, or say --fresh to begin a new run there",
             found.name, learner->output);
+    }
+    return status;
+}
+
+static weft_status check_store(train_learner *learner) {
+    weft_status status = look_at_store(learner);
+    while (status != WEFT_OK && !weft_status_is_integrity(status)) {
+        status = train_patience_bear(&learner->patience, status);
+        if (status != WEFT_OK) {
+            return status;
+        }
+        status = look_at_store(learner);
     }
     return status;
 }
