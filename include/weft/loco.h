@@ -46,7 +46,8 @@ typedef struct weft_loco_options {
     bool open;            /* the gate fires everywhere: this is DiLoCo */
     bool raw;             /* with `open`: values travel as they lie in memory, four bytes each */
     bool average; /* with `open` and `raw`, rate 1, no momentum: the consensus stays zero, and a round
-                     sets the tensors to the mean of what the ranks hold in them: DDP's gradients */
+                     sets the tensors to the mean of what the ranks hold in them: DDP's gradients. What a
+                     rank held that was left out is dropped: no residual */
 } weft_loco_options;
 
 /* One rank, rate 0.7, momentum 0.9, the gate in use, nothing cut. */
@@ -97,7 +98,7 @@ WEFT_API WEFT_CHECKED weft_status weft_loco_encode(weft_loco *loco, weft_loco_pa
 /* Ends the round with the payloads of all ranks, in the order of ranks. All of them are checked and decoded
  * before anything changes; a payload that is damaged, or of another run, round, rank, model, consensus or
  * configuration is refused. Those included must be the same on every rank. Where this rank's own is not
- * among them, it is taken back. `stats` may be NULL. */
+ * among them, it is taken back, or dropped with `average`. `stats` may be NULL. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_aggregate(weft_loco *loco, const weft_loco_payload *payloads,
                                                       size_t count, weft_loco_stats *stats);
 
@@ -148,6 +149,7 @@ typedef struct weft_loco_info {
     uint32_t significant;
     bool open;
     bool raw;
+    bool average;
     float rate;
     float momentum;
     weft_digest base; /* of the consensus */
@@ -167,9 +169,9 @@ WEFT_API WEFT_CHECKED weft_status weft_loco_save(const weft_loco *loco, const ch
                                                  const weft_table *extra, const char *const *labels,
                                                  bool durable);
 /* Reads it back into an object of the same run, rank, configuration and tensors; the local weights are set,
- * and so is the memory of `extra`, the tensors of the inner optimizer (or NULL). Everything is checked, a
- * digest included, before anything changes. `label` is called with the value of each of `keys` (up to NULL;
- * or NULL), which is NULL if there is no such label. */
+ * and so is the memory of `extra`, the tensors of the inner optimizer (or NULL). Everything is checked, and
+ * all of it is under a digest, before anything changes. `label` is called with the value of each of `keys`
+ * (up to NULL; or NULL), which is NULL if there is no such label. */
 WEFT_API WEFT_CHECKED weft_status
 weft_loco_load(weft_loco *loco, const char *path, const weft_table *extra, const char *const *keys,
                void (*label)(void *opaque, const char *key, const char *value), void *opaque);

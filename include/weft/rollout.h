@@ -12,6 +12,7 @@
 extern "C" {
 #endif
 
+/* clang-format off */
 /* ---- KV-cache policies ----
  *
  * A cache holds the keys and values of one layer and one key head of one sequence. It takes one token after
@@ -25,16 +26,17 @@ extern "C" {
  * are the first n - window:
  *
  *     none       all tokens, for ever
- *     streaming  no scores: the first `sinks` and the last budget - sinks (StreamingLLM, original
- * positions) h2o        attention that the token has received from all queries since it came, summed snapkv
- * attention from the last `window` queries: for each the highest product among the heads of the group, then
- * softmax over the candidates; the mean over queries; pooled with neighbours rkv        lambda * the score
- * of snapkv - (1 - lambda) * redundancy. Redundancy is the softmax over all tokens j of the mean over all i
- * of cosine(key i, key j), where for each i two entries count as 0: its own, and that of the last j whose
- * cosine is above `similarity` (j = 0 if there is none), so that the newest of near-duplicates looks the
- * least redundant
+ *     streaming  no scores: the first `sinks` and the last budget - sinks (StreamingLLM, original positions)
+ *     h2o        attention that the token has received from all queries since it came, summed
+ *     snapkv     attention from the last `window` queries: for each the highest product among the heads of
+ *                the group, then softmax over the candidates; the mean over queries; pooled with neighbours
+ *     rkv        lambda * the score of snapkv - (1 - lambda) * redundancy. Redundancy is the softmax over
+ *                all tokens j of the mean over all i of cosine(key i, key j), where for each i two entries
+ *                count as 0: its own, and that of the last j whose cosine is above `similarity` (j = 0 if
+ *                there is none), so that the newest of near-duplicates looks the least redundant
  *
  * Scores are computed in the same order on every processor, so that a choice is the same everywhere. */
+/* clang-format on */
 
 typedef enum weft_kv_policy {
     WEFT_KV_NONE = 0,
@@ -98,7 +100,8 @@ typedef struct weft_kv_usage {
 /* Adds up; the sum of peaks is at least the peak of the sum. */
 WEFT_API void weft_kv_usage_add(weft_kv_usage *total, const weft_kv_usage *usage);
 
-/* The most bytes that a cache takes while `tokens` tokens come to it. */
+/* The most bytes that a cache takes while `tokens` tokens come to it, with options that weft_kv_check
+ * accepts. */
 WEFT_API size_t weft_kv_bytes(const weft_kv_options *options, const weft_kv_shape *shape, size_t tokens);
 
 typedef struct weft_kv_cache weft_kv_cache;
@@ -120,13 +123,14 @@ WEFT_API WEFT_CHECKED weft_status weft_kv_cache_append(weft_kv_cache *cache, uin
 WEFT_API WEFT_CHECKED weft_status weft_kv_cache_observe(weft_kv_cache *cache, const float *queries,
                                                         const float *probabilities, size_t stride);
 
-/* Rows lie in panels, as products of matrices with vectors want them:
+/* clang-format off */
+/* Rows lie in panels of P = WEFT_KV_PANEL, as products of matrices with vectors want them:
  *
- *     key of row i, element c:    keys[(i / WEFT_KV_PANEL * head + c) * WEFT_KV_PANEL + i % WEFT_KV_PANEL]
- *     value of row i, element c:  values[(c / WEFT_KV_PANEL * capacity + i) * WEFT_KV_PANEL + c %
- * WEFT_KV_PANEL]
+ *     key of row i, element c:    keys[(i / P * head + c) * P + i % P]
+ *     value of row i, element c:  values[(c / P * capacity + i) * P + c % P]
  *
  * What is behind the last row of a key panel is finite. */
+/* clang-format on */
 enum { WEFT_KV_PANEL = 32 };
 
 typedef struct weft_kv_view {
@@ -153,8 +157,8 @@ WEFT_API weft_kv_view weft_kv_cache_view(const weft_kv_cache *cache);
  * Where sampler and old policy agree, every weight is exactly 1 and nothing is rejected: what follows is,
  * bit for bit, what it is without correction. All of it is the same on any processor.
  *
- * Ratios are clamped to exp(-20) ... exp(20). doc/ARCHITECTURE.md has the formulas, and a table of what
- * verl and slime call each option. */
+ * Ratios are clamped to exp(-20) ... exp(20), and the divergence of a token to 10; beyond, slopes are 0.
+ * doc/ARCHITECTURE.md has the formulas, and a table of what verl and slime call each option. */
 
 /* Sequences one behind another: sequence s is tokens starts[s] to starts[s + 1], without the end, of every
  * array that holds something of each token. */
@@ -332,7 +336,7 @@ typedef struct weft_objective_result {
     double loss;
     size_t tokens;    /* that counted */
     size_t sequences; /* that have such tokens */
-    double clipped;   /* share of tokens whose ratio was clipped */
+    double clipped;   /* share of tokens whose ratio was clipped; none where the advantage is 0 */
     double ratio;     /* mean of |log w| */
     double kl;        /* mean divergence from the reference */
     bool moves;       /* some slope is not 0; else leave out the step: momentum would still move weights */

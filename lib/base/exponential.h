@@ -11,14 +11,14 @@
 
 /* e^x = (1 + rest + curve) * scale, where scale is a power of two: 1 for x within ln 2 / 2 of 0, and rest
  * is then x. */
-typedef struct weft_power {
+typedef struct weft_exponential_parts {
     float rest;
     float curve;
     float scale;
-} weft_power;
+} weft_exponential_parts;
 
 /* For x in [-87, 87]: 2^n by the exponent's bits times a polynomial on [-ln 2 / 2, ln 2 / 2]. */
-static inline weft_power weft_power_of(float x) {
+static inline weft_exponential_parts weft_exponential_split(float x) {
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
     float shifted = x * 1.44269504f + shift;
     float whole = shifted - shift;
@@ -32,7 +32,7 @@ static inline weft_power weft_power_of(float x) {
     int32_t bits;
     memcpy(&bits, &shifted, sizeof bits);
     uint32_t scale_bits = ((uint32_t)(bits - 0x4b400000) + 127u) << 23;
-    weft_power result = {.rest = rest, .curve = power * rest * rest};
+    weft_exponential_parts result = {.rest = rest, .curve = power * rest * rest};
     memcpy(&result.scale, &scale_bits, sizeof result.scale);
     return result;
 }
@@ -41,7 +41,7 @@ static inline weft_power weft_power_of(float x) {
 static inline float weft_exponential(float x) {
     x = x < -87.0f ? -87.0f : x;
     x = x > 87.0f ? 87.0f : x;
-    weft_power power = weft_power_of(x);
+    weft_exponential_parts power = weft_exponential_split(x);
     return ((power.curve + power.rest) + 1.0f) * power.scale;
 }
 

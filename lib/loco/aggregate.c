@@ -102,8 +102,12 @@ static weft_status return_block(void *argument, size_t block, unsigned worker) {
                                 values->loco->residual + (uint64_t)block * WEFT_PAYLOAD_BLOCK);
 }
 
-/* What is left of a value that was cut, and what was sent of it, add up to the value exactly. */
+/* What is left of a value that was cut, and what was sent of it, add up to the value exactly. An average is
+ * of one step: what has no part in it is of no use to the next one, and the residual stays zero. */
 weft_status weft_loco_return_values(weft_loco *loco) {
+    if (loco->options.average) {
+        return WEFT_OK;
+    }
     weft_loco_payload *payloads =
         weft_allocate_zeroed(loco->context, loco->options.ranks, sizeof *payloads);
     weft_loco_values values;

@@ -214,6 +214,7 @@ static weft_loco_info info_of(const weft_loco *loco) {
         .significant = loco->options.significant,
         .open = loco->options.open,
         .raw = loco->options.raw,
+        .average = loco->options.average,
         .rate = loco->options.rate,
         .momentum = loco->options.momentum,
         .base = loco->digest,

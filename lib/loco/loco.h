@@ -64,7 +64,8 @@ static inline uint64_t weft_loco_block_end(const weft_loco *loco, size_t block) 
 weft_status weft_loco_check(const weft_loco *loco);
 /* The failure of a value that is not finite. */
 weft_status weft_loco_not_finite(const weft_loco *loco, uint64_t element, const char *what);
-/* Puts what the payload holds back into the residual: the round goes on without it. */
+/* Puts what the payload holds back into the residual: the round goes on without it. With `average` it is
+ * dropped. */
 weft_status weft_loco_return_values(weft_loco *loco);
 /* Sums the consensus again. */
 weft_status weft_loco_move_digest(weft_loco *loco);

@@ -14,7 +14,8 @@ static const char magic[8] = {'W', 'E', 'F', 'T', 'L', 'O', 'C', 'O'};
 enum {
     FLAG_OPEN = 1,
     FLAG_RAW = 2,
-    FLAGS = FLAG_OPEN | FLAG_RAW,
+    FLAG_AVERAGE = 4,
+    FLAGS = FLAG_OPEN | FLAG_RAW | FLAG_AVERAGE,
     FRAME_FIELDS = 4 + 4 + 8, /* size, fired, checksum */
     FOOTER = 8 + 16,
 };
@@ -41,7 +42,8 @@ void weft_payload_begin(const weft_loco_info *info, uint32_t block_elements, wef
     seal->checksums.size = 0;
     weft_writer_bytes(writer, magic, sizeof magic);
     weft_writer_u16(writer, WEFT_PAYLOAD_VERSION);
-    weft_writer_u8(writer, (uint8_t)((info->open ? FLAG_OPEN : 0) | (info->raw ? FLAG_RAW : 0)));
+    weft_writer_u8(writer, (uint8_t)((info->open ? FLAG_OPEN : 0) | (info->raw ? FLAG_RAW : 0) |
+                                     (info->average ? FLAG_AVERAGE : 0)));
     weft_writer_u8(writer, (uint8_t)info->significant);
     weft_writer_u32(writer, info->rank);
     weft_writer_u32(writer, info->ranks);
@@ -109,7 +111,8 @@ static bool header_valid(const weft_payload *payload, unsigned flags) {
     return (flags & ~(unsigned)FLAGS) == 0 && info->ranks >= 1 && info->ranks <= WEFT_LOCO_RANKS_MAX &&
            info->rank < info->ranks && payload->block_elements >= 1 &&
            payload->block_elements <= WEFT_BLOCK_MAX && info->elements >= 1 && info->significant <= 23 &&
-           info->significant != 1 && (!info->raw || info->open) && (!info->raw || info->significant == 0);
+           info->significant != 1 && (!info->raw || info->open) && (!info->raw || info->significant == 0) &&
+           (!info->average || (info->raw && info->rate == 1 && info->momentum == 0));
 }
 
 /* Reads the header; the reader stands behind it. */
@@ -134,6 +137,7 @@ static weft_status read_header(weft_context *context, weft_reader *reader, weft_
     unsigned flags = weft_reader_u8(reader);
     info->open = (flags & FLAG_OPEN) != 0;
     info->raw = (flags & FLAG_RAW) != 0;
+    info->average = (flags & FLAG_AVERAGE) != 0;
     info->significant = weft_reader_u8(reader);
     info->rank = weft_reader_u32(reader);
     info->ranks = weft_reader_u32(reader);

@@ -3,18 +3,23 @@
  * state.c: all that a rank needs to go on, in one safetensors file.
  *
  * Tensors are named KIND.NAME: `consensus`, `residual`, `momentum`, `local` where it differs from the
- * consensus, and `extra` for what the trainer adds. Metadata tell the run, the round and the configuration,
- * and carry the digest of all tensors; the trainer's labels stand beside them with `label.` before their
- * keys. A file that is not of this run, rank, model and configuration is refused before anything changes.
+ * consensus, and `extra` for what the trainer adds. One more, `about`, holds texts: the run, the round, the
+ * configuration, and the trainer's labels with `label.` before their keys. So the digest of all tensors,
+ * the only thing that stands in the metadata, covers everything. A file that is not of this run, rank,
+ * model and configuration is refused before anything changes.
  */
 #include "loco.h"
 
 #include "../base/context.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-enum { FORMAT = 1, KINDS = 4, NUMBERS = 256 };
+enum { FORMAT = 2, KINDS = 4, NUMBERS = 256 };
+
+static const char ABOUT[] = "about";
+static const char DIGEST[] = "weft_loco_digest";
 
 typedef struct state_kind {
     const char *prefix;
@@ -135,6 +140,43 @@ static weft_status digest_table(weft_context *context, const weft_table *table,
     return status;
 }
 
+/* ---- texts about the state ----
+ *
+ * Key, value, key, value, …, each ended by a zero byte. */
+
+typedef struct state_texts {
+    char *data;
+    size_t size;
+} state_texts;
+
+/* Whole pairs of texts. */
+static bool texts_valid(const state_texts *texts) {
+    size_t ends = 0;
+    for (size_t i = 0; i < texts->size; i++) {
+        ends += texts->data[i] == 0;
+    }
+    return texts->size > 0 && texts->data[texts->size - 1] == 0 && ends % 2 == 0;
+}
+
+/* The value of PREFIX and KEY together, or NULL. */
+static const char *find_text(const state_texts *texts, const char *prefix, const char *key) {
+    size_t length = strlen(prefix);
+    for (const char *at = texts->data; at < texts->data + texts->size;) {
+        const char *value = at + strlen(at) + 1;
+        if (strncmp(at, prefix, length) == 0 && strcmp(at + length, key) == 0) {
+            return value;
+        }
+        at = value + strlen(value) + 1;
+    }
+    return NULL;
+}
+
+static void put_text(weft_writer *writer, const char *prefix, const char *key, const char *value) {
+    weft_writer_bytes(writer, prefix, strlen(prefix));
+    weft_writer_bytes(writer, key, strlen(key) + 1);
+    weft_writer_bytes(writer, value, strlen(value) + 1);
+}
+
 /* ---- saving ---- */
 
 /* What must be the same when the state is loaded. Floats as their bits. */
@@ -143,57 +185,64 @@ static void format_configuration(const weft_loco *loco, char text[NUMBERS]) {
     uint32_t rate, momentum;
     memcpy(&rate, &options->rate, sizeof rate);
     memcpy(&momentum, &options->momentum, sizeof momentum);
-    snprintf(text, NUMBERS, "%d rank %u of %u, rate %08x, momentum %08x, significant %u, open %d, raw %d",
+    snprintf(text, NUMBERS,
+             "%d rank %u of %u, rate %08x, momentum %08x, significant %u, open %d, raw %d, average %d",
              FORMAT, options->rank, options->ranks, rate, momentum, options->significant, options->open,
-             options->raw);
+             options->raw, options->average);
 }
 
-/* Our own metadata and the labels, as weft_table_write takes them; to be released, with the joined keys. */
-static weft_status make_metadata(weft_context *context, const char *const *own, const char *const *labels,
-                                 const char ***items_out) {
-    size_t own_count = 0, label_count = 0;
-    while (own[own_count] != NULL) {
-        own_count++;
-    }
-    while (labels != NULL && labels[label_count] != NULL) {
-        label_count++;
-    }
-    if (label_count % 2 != 0) {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT, "a label has a key and a value");
-    }
-    const char **items = weft_allocate_zeroed(context, own_count + label_count + 1, sizeof *items);
-    if (items == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    for (size_t i = 0; i < label_count; i += 2) {
-        items[i] = join_name(context, "label", labels[i]);
-        items[i + 1] = labels[i + 1];
-        if (items[i] == NULL) {
-            for (size_t j = 0; j < i; j += 2) {
-                weft_release(context, (void *)(uintptr_t)items[j]);
-            }
-            weft_release(context, items);
+static weft_status put_labels(weft_context *context, const char *const *labels, weft_writer *about) {
+    for (size_t i = 0; labels != NULL && labels[i] != NULL; i += 2) {
+        if (labels[i + 1] == NULL) {
+            return weft_fail(context, WEFT_INVALID_ARGUMENT, "a label has a key and a value");
+        }
+        const state_texts before = {(char *)about->data, about->size};
+        if (find_text(&before, "label.", labels[i]) != NULL) {
+            return weft_fail(context, WEFT_INVALID_ARGUMENT, "label \"%s\" is given twice", labels[i]);
+        }
+        put_text(about, "label.", labels[i], labels[i + 1]);
+        if (weft_writer_failed(about)) {
             return WEFT_NO_MEMORY;
         }
     }
-    memcpy(items + label_count, own, own_count * sizeof *items);
-    *items_out = items;
     return WEFT_OK;
 }
 
-static void release_metadata(weft_context *context, const char **items) {
-    for (size_t i = 0; items[i] != NULL && strncmp(items[i], "label.", 6) == 0; i += 2) {
-        weft_release(context, (void *)(uintptr_t)items[i]);
+static weft_status put_about(const weft_loco *loco, const char *const *labels, weft_writer *about) {
+    char configuration[NUMBERS], rounds[NUMBERS];
+    format_configuration(loco, configuration);
+    snprintf(rounds, sizeof rounds, "%llu", (unsigned long long)loco->rounds);
+    put_text(about, "", "run", loco->run);
+    put_text(about, "", "rounds", rounds);
+    put_text(about, "", "configuration", configuration);
+    return weft_writer_failed(about) ? WEFT_NO_MEMORY : put_labels(loco->context, labels, about);
+}
+
+static weft_status write_state(const weft_loco *loco, const char *path, weft_table *table,
+                               const weft_writer *about, bool durable) {
+    weft_context *context = loco->context;
+    char digest[WEFT_DIGEST_TEXT];
+    const weft_tensor tensor = {
+        .name = ABOUT, .dtype = WEFT_DTYPE_U8, .rank = 1, .shape = {about->size}, .data = about->data};
+    weft_status status = weft_table_add(table, &tensor);
+    if (status == WEFT_OK) {
+        status = digest_table(context, table, digest);
     }
-    weft_release(context, items);
+    if (status == WEFT_OK) {
+        const char *const metadata[] = {DIGEST, digest, NULL};
+        const weft_write_options options = {.metadata = metadata, .durable = durable};
+        status = weft_table_write(context, table, path, &options);
+    }
+    return status;
 }
 
 weft_status weft_loco_save(const weft_loco *loco, const char *path, const weft_table *extra,
                            const char *const *labels, bool durable) {
     weft_context *context = loco->context;
     weft_table *table = NULL;
-    char digest[WEFT_DIGEST_TEXT], configuration[NUMBERS], rounds[NUMBERS];
+    weft_writer about;
     weft_context_clear(context);
+    weft_writer_open(&about, context);
     weft_status status = weft_loco_check(loco);
     if (status == WEFT_OK && loco->pending) {
         status = weft_fail(context, WEFT_BUSY,
@@ -204,45 +253,72 @@ weft_status weft_loco_save(const weft_loco *loco, const char *path, const weft_t
         status = make_table(loco, local_differs(loco), extra, &table);
     }
     if (status == WEFT_OK) {
-        status = digest_table(context, table, digest);
+        status = put_about(loco, labels, &about);
     }
     if (status == WEFT_OK) {
-        const char **items = NULL;
-        format_configuration(loco, configuration);
-        snprintf(rounds, sizeof rounds, "%llu", (unsigned long long)loco->rounds);
-        const char *const own[] = {"weft_loco_configuration",
-                                   configuration,
-                                   "weft_loco_digest",
-                                   digest,
-                                   "weft_loco_rounds",
-                                   rounds,
-                                   "weft_loco_run",
-                                   loco->run,
-                                   NULL};
-        status = make_metadata(context, own, labels, &items);
-        if (status == WEFT_OK) {
-            weft_write_options options = {.metadata = items, .durable = durable};
-            status = weft_table_write(context, table, path, &options);
-            release_metadata(context, items);
-        }
+        status = write_state(loco, path, table, &about, durable);
     }
     weft_table_destroy(table);
+    weft_writer_close(&about);
     return status;
 }
 
 /* ---- loading ---- */
 
-static weft_status check_metadata(const weft_loco *loco, const weft_checkpoint *file, const char *path,
-                                  uint64_t *rounds_out) {
-    const char *run = weft_checkpoint_metadata(file, "weft_loco_run");
-    const char *configuration = weft_checkpoint_metadata(file, "weft_loco_configuration");
-    const char *rounds = weft_checkpoint_metadata(file, "weft_loco_rounds");
+/* The file is whole: its digest is the promised one. */
+static weft_status check_digest(weft_context *context, const weft_checkpoint *file, const char *path) {
+    const char *promised = weft_checkpoint_metadata(file, DIGEST);
+    char digest[WEFT_DIGEST_TEXT];
+    if (promised == NULL) {
+        return weft_fail(context, WEFT_MALFORMED, "'%s' is no state of PULSELoCo", path);
+    }
+    weft_status status = digest_table(context, weft_checkpoint_table(file), digest);
+    if (status == WEFT_OK && strcmp(promised, digest) != 0) {
+        return weft_fail(context, WEFT_DIGEST_MISMATCH,
+                         "the state in '%s' is damaged: its digest is %s and should be %s", path, digest,
+                         promised);
+    }
+    return status;
+}
+
+/* A copy, to be released: the mapped ones could change under us. */
+static weft_status copy_texts(weft_context *context, const weft_checkpoint *file, const char *path,
+                              state_texts *texts) {
+    const weft_table *found = weft_checkpoint_table(file);
+    int64_t index = weft_table_find(found, ABOUT);
+    const weft_tensor *about = index < 0 ? NULL : weft_table_at(found, (size_t)index);
+    if (about != NULL && about->bytes > 0) {
+        texts->data = weft_allocate(context, (size_t)about->bytes);
+        if (texts->data == NULL) {
+            return WEFT_NO_MEMORY;
+        }
+        texts->size = (size_t)about->bytes;
+        memcpy(texts->data, about->data, texts->size);
+    }
+    if (!texts_valid(texts)) {
+        return weft_fail(context, WEFT_MALFORMED, "'%s' does not tell what it is a state of", path);
+    }
+    return WEFT_OK;
+}
+
+/* Digits alone, as they are written: no sign, blank or zero before them. */
+static bool parse_rounds(const char *text, uint64_t *rounds_out) {
+    char again[NUMBERS];
+    unsigned long long number = strtoull(text, NULL, 10);
+    snprintf(again, sizeof again, "%llu", number);
+    *rounds_out = number;
+    return strcmp(text, again) == 0;
+}
+
+static weft_status check_texts(const weft_loco *loco, const state_texts *texts, const char *path,
+                               uint64_t *rounds_out) {
+    const char *run = find_text(texts, "", "run");
+    const char *configuration = find_text(texts, "", "configuration");
+    const char *rounds = find_text(texts, "", "rounds");
     char expected[NUMBERS];
-    unsigned long long number = 0;
-    int end = 0;
-    if (run == NULL || configuration == NULL || rounds == NULL ||
-        sscanf(rounds, "%llu%n", &number, &end) != 1 || rounds[end] != 0) {
-        return weft_fail(loco->context, WEFT_MALFORMED, "'%s' is no state of PULSELoCo", path);
+    if (run == NULL || configuration == NULL || rounds == NULL || !parse_rounds(rounds, rounds_out)) {
+        return weft_fail(loco->context, WEFT_MALFORMED,
+                         "'%s' does not tell its run, round or configuration", path);
     }
     format_configuration(loco, expected);
     if (strcmp(run, loco->run) != 0) {
@@ -254,11 +330,10 @@ static weft_status check_metadata(const weft_loco *loco, const weft_checkpoint *
                          "the state in '%s' is of another rank or configuration: '%s'; this is '%s'", path,
                          configuration, expected);
     }
-    *rounds_out = number;
     return WEFT_OK;
 }
 
-/* The file has exactly the tensors of `table`, and its digest is the promised one. */
+/* The file has exactly the tensors of `table`, and its texts. */
 static weft_status check_tensors(const weft_loco *loco, const weft_checkpoint *file,
                                  const weft_table *table, const char *path) {
     const weft_table *found = weft_checkpoint_table(file);
@@ -273,21 +348,13 @@ static weft_status check_tensors(const weft_loco *loco, const weft_checkpoint *f
                              tensor == NULL ? "" : " with another dtype or size");
         }
     }
-    if (weft_table_count(found) != weft_table_count(table)) {
+    if (weft_table_count(found) != weft_table_count(table) + 1) {
         return weft_fail(
             loco->context, WEFT_BASE_MISMATCH,
             "the state in '%s' is of another model or optimizer: it has %zu tensors and not %zu", path,
-            weft_table_count(found), weft_table_count(table));
+            weft_table_count(found), weft_table_count(table) + 1);
     }
-    const char *promised = weft_checkpoint_metadata(file, "weft_loco_digest");
-    char digest[WEFT_DIGEST_TEXT];
-    weft_status status = digest_table(loco->context, found, digest);
-    if (status == WEFT_OK && (promised == NULL || strcmp(promised, digest) != 0)) {
-        return weft_fail(loco->context, WEFT_DIGEST_MISMATCH,
-                         "the state in '%s' is damaged: its digest is %s and should be %s", path, digest,
-                         promised != NULL ? promised : "there");
-    }
-    return status;
+    return WEFT_OK;
 }
 
 static void take_tensors(const weft_table *found, const weft_table *table) {
@@ -310,11 +377,17 @@ static bool has_local(const weft_table *table) {
 }
 
 static weft_status load(weft_loco *loco, const weft_checkpoint *file, const char *path,
-                        const weft_table *extra) {
+                        const weft_table *extra, state_texts *texts) {
     weft_table *table = NULL;
     uint64_t rounds = 0;
     bool local = has_local(weft_checkpoint_table(file));
-    weft_status status = check_metadata(loco, file, path, &rounds);
+    weft_status status = check_digest(loco->context, file, path);
+    if (status == WEFT_OK) {
+        status = copy_texts(loco->context, file, path, texts);
+    }
+    if (status == WEFT_OK) {
+        status = check_texts(loco, texts, path, &rounds);
+    }
     if (status == WEFT_OK) {
         status = make_table(loco, local, extra, &table);
     }
@@ -339,20 +412,16 @@ weft_status weft_loco_load(weft_loco *loco, const char *path, const weft_table *
                            const char *const *keys,
                            void (*label)(void *opaque, const char *key, const char *value), void *opaque) {
     weft_checkpoint *file = NULL;
+    state_texts texts = {0};
     weft_context_clear(loco->context);
     weft_status status = weft_checkpoint_open(loco->context, path, WEFT_OPEN_READ, &file);
     if (status == WEFT_OK) {
-        status = load(loco, file, path, extra);
+        status = load(loco, file, path, extra, &texts);
     }
     for (size_t i = 0; status == WEFT_OK && keys != NULL && keys[i] != NULL; i++) {
-        char *key = join_name(loco->context, "label", keys[i]);
-        if (key == NULL) {
-            status = WEFT_NO_MEMORY;
-            break;
-        }
-        label(opaque, keys[i], weft_checkpoint_metadata(file, key));
-        weft_release(loco->context, key);
+        label(opaque, keys[i], find_text(&texts, "label.", keys[i]));
     }
+    weft_release(loco->context, texts.data);
     weft_checkpoint_close(file);
     return status;
 }

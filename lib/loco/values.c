@@ -42,13 +42,16 @@ static weft_status check_payload(const weft_loco *loco, const weft_payload *payl
                          (unsigned long long)info->elements, (unsigned long long)loco->elements);
     }
     if (info->rate != options->rate || info->momentum != options->momentum || info->open != options->open ||
-        info->raw != options->raw || info->significant != options->significant) {
-        return weft_fail(loco->context, WEFT_INVALID_ARGUMENT,
-                         "rank %zu has another configuration: rate %g, momentum %g, %u significant bits%s; "
-                         "this rank has %g, %g, %u%s",
-                         rank, (double)info->rate, (double)info->momentum, info->significant,
-                         info->open ? ", open gate" : "", (double)options->rate, (double)options->momentum,
-                         options->significant, options->open ? ", open gate" : "");
+        info->raw != options->raw || info->average != options->average ||
+        info->significant != options->significant) {
+        return weft_fail(
+            loco->context, WEFT_INVALID_ARGUMENT,
+            "rank %zu has another configuration: rate %g, momentum %g, %u significant bits%s%s; "
+            "this rank has %g, %g, %u%s%s",
+            rank, (double)info->rate, (double)info->momentum, info->significant,
+            info->open ? ", open gate" : "", info->average ? ", averages" : "", (double)options->rate,
+            (double)options->momentum, options->significant, options->open ? ", open gate" : "",
+            options->average ? ", averages" : "");
     }
     if (!weft_digest_equal(&info->base, &loco->digest)) {
         char theirs[WEFT_DIGEST_TEXT], ours[WEFT_DIGEST_TEXT];

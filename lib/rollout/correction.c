@@ -36,8 +36,7 @@ typedef struct correction_run {
 } correction_run;
 
 static double bounded_exponential(double value) {
-    const double most = 20;
-    return exp(value > most ? most : value < -most ? -most : value);
+    return exp(weft_log_ratio_bounded(value));
 }
 
 /* ---- rules about single tokens ---- */

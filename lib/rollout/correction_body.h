@@ -8,6 +8,7 @@
 #define WEFT_ROLLOUT_CORRECTION_BODY_H
 
 #include "../base/exponential.h"
+#include "correction.h"
 #include "correction_kernels.h"
 
 #include <float.h>
@@ -72,11 +73,11 @@ static bool take_tokens(correction_block *block, const float *sampler, const flo
 /* k3 is taken from the polynomial where the ratio is near 1: the difference would cancel to noise. */
 static void take_ratios(correction_block *block, size_t count) {
     for (size_t i = 0; i < count; i++) {
-        block->log[i] = clamp(block->raw[i], -20.0f, 20.0f);
+        block->log[i] = clamp(block->raw[i], -(float)WEFT_LOG_RATIO_MAX, (float)WEFT_LOG_RATIO_MAX);
     }
     for (size_t i = 0; i < count; i++) {
         float x = block->log[i];
-        weft_power power = weft_power_of(x);
+        weft_exponential_parts power = weft_exponential_split(x);
         float ratio = ((power.curve + power.rest) + 1.0f) * power.scale;
         int32_t near = power.scale == 1.0f;
         block->k3[i] = only_if(near, power.curve) + only_if(1 - near, ratio - 1.0f - x);

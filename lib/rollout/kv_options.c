@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum {
-    WINDOW_MAX = 1 << 16,
+    WINDOW_MAX = 1 << 16, /* whose queries are remembered */
     POOLING_MAX = 1 << 10,
 };
 
@@ -76,10 +76,11 @@ static weft_status check_scores(weft_context *context, const weft_kv_options *op
 
 static weft_status check_window(weft_context *context, const weft_kv_options *options) {
     const char *name = weft_kv_policy_name(options->policy);
-    if (options->window < 1 || options->window > WINDOW_MAX) {
+    size_t most = weft_kv_policies[options->policy].queries ? WINDOW_MAX : WEFT_KV_TOKENS_MAX;
+    if (options->window < 1 || options->window > most) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                         "KV policy %s cannot have a window of %zu tokens; choose 1 to %d", name,
-                         options->window, WINDOW_MAX);
+                         "KV policy %s cannot have a window of %zu tokens; choose 1 to %zu", name,
+                         options->window, most);
     }
     if (options->sinks > options->budget || options->window > options->budget - options->sinks) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,

@@ -6,6 +6,7 @@
 #include "kv_kernels.h"
 #include "kv_policy.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { BLOCK_ROWS = 4 }; /* keys that are compared with all others at once */
@@ -14,21 +15,10 @@ static size_t whole_panels(size_t rows) {
     return (rows + WEFT_KV_PANEL - 1) / WEFT_KV_PANEL * WEFT_KV_PANEL;
 }
 
-/* 1 / sqrt(x), and 0 for what is no positive number: libweft does without the library of mathematics. From
- * a first guess by halving the exponent each step doubles the digits that are right. */
+/* 1 / sqrt(x), and 0 for what is no positive number. Both operations round to the nearest: the same bits
+ * everywhere. */
 static float inverse_root(double x) {
-    if (!(x > 0 && x < 1e300)) {
-        return 0;
-    }
-    uint64_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    bits = 0x5fe6eb50c7b537a9u - (bits >> 1);
-    double root;
-    memcpy(&root, &bits, sizeof root);
-    for (int step = 0; step < 5; step++) {
-        root *= 1.5 - 0.5 * x * root * root;
-    }
-    return (float)root;
+    return x > 0 && x < 1e300 ? (float)(1 / sqrt(x)) : 0;
 }
 
 /* Products of rows with the first `columns` keys, `stride` floats a row. */

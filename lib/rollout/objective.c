@@ -65,30 +65,38 @@ weft_objective_options weft_objective_defaults(void) {
     return (weft_objective_options){.clip_low = 0.2, .clip_high = 0.28};
 }
 
-/* Ratios beyond any sense are cut before they overflow. */
-static double bounded(double value) {
-    const double most = 20;
-    return value > most ? most : value < -most ? -most : value;
-}
+/* Of one token, as in the released code of Sparse-RL. */
+static const double divergence_most = 10;
 
-/* Minus the clipped surrogate. */
-static void clip_ratio(const weft_objective_options *options, double advantage, weft_token_loss *token) {
+/* Minus the clipped surrogate. Where the ratio is bounded, the loss does not move with it. */
+static void clip_ratio(const weft_objective_options *options, double advantage, bool bounded,
+                       weft_token_loss *token) {
     double ratio = exp(token->log_ratio);
     double limit = advantage > 0 ? 1 + options->clip_high : 1 - options->clip_low;
-    token->clipped = advantage > 0 ? ratio > limit : ratio < limit;
+    token->clipped = advantage > 0 ? ratio > limit : advantage < 0 && ratio < limit;
     if (advantage < 0 && options->clip_dual > 0 && ratio > options->clip_dual) {
         limit = options->clip_dual;
         token->clipped = true;
     }
     token->loss = -(token->clipped ? limit : ratio) * advantage;
-    token->slope = token->clipped ? 0 : -ratio * advantage;
+    token->slope = token->clipped || bounded ? 0 : -ratio * advantage;
+}
+
+/* Adds k3 of the reference, which lies `distance` above the learner. */
+static void add_divergence(double kl, double distance, weft_token_loss *token) {
+    double ratio = exp(distance);
+    double divergence = ratio - 1 - distance;
+    bool bounded = divergence > divergence_most;
+    token->divergence = bounded ? divergence_most : divergence;
+    token->loss += kl * token->divergence;
+    token->slope += bounded ? 0 : kl * (1 - ratio);
 }
 
 weft_token_loss weft_objective_token(const weft_objective_options *options, double advantage, double weight,
                                      double old, double learner, const float *reference) {
-    weft_token_loss token = {.log_ratio = bounded(learner - old)};
+    weft_token_loss token = {.log_ratio = weft_log_ratio_bounded(learner - old)};
     if (options->surrogate == WEFT_SURROGATE_CLIP) {
-        clip_ratio(options, advantage, &token);
+        clip_ratio(options, advantage, token.log_ratio != learner - old, &token);
     } else {
         token.loss = -advantage * learner;
         token.slope = -advantage;
@@ -96,10 +104,7 @@ weft_token_loss weft_objective_token(const weft_objective_options *options, doub
     token.loss *= weight;
     token.slope *= weight;
     if (reference != NULL) {
-        double distance = bounded((double)*reference - learner);
-        token.divergence = exp(distance) - 1 - distance;
-        token.loss += options->kl * token.divergence;
-        token.slope += options->kl * (1 - exp(distance));
+        add_divergence(options->kl, (double)*reference - learner, &token);
     }
     return token;
 }

@@ -10,7 +10,7 @@ the formulas.
 
     options = correction.preset("paper")
     found = correction.weigh(starts, sampler, old, options, mask=mask)
-    advantages = correction.advantages(rewards, group=8, rejected=found.rejected)
+    advantages = correction.advantages(rewards, group=8, rejected=found.left_out)
     step = correction.objective(starts, old, learner, advantages, weights=found.weights, mask=found.kept)
     if step.moves:
         learner.backward(step.slopes)  # the gradient of step.loss by the learner's log-probabilities
@@ -283,11 +283,12 @@ def _take_starts(starts, tokens):
 @dataclasses.dataclass
 class Weights:
     """What weigh gives: of each token a weight and whether it is kept, and of each sequence whether it is
-    rejected."""
+    rejected. `left_out` is for advantages: `rejected` with the option baseline_excludes_rejected, else None."""
 
     weights: object
     kept: object
     rejected: object
+    left_out: object
     diagnostics: Diagnostics
 
 
@@ -316,14 +317,15 @@ def weigh(starts, sampler, old, options, mask=None):
         *(ctypes.c_void_p(_address(array)) for array in (weights, kept, rejected)),
         ctypes.byref(diagnostics),
     )
-    flags = [_give(array.view(bool), sampler) for array in (kept, rejected)]
-    return Weights(_give(weights, sampler), flags[0], flags[1], diagnostics)
+    kept, rejected = (_give(array.view(bool), sampler) for array in (kept, rejected))
+    left_out = rejected if options.baseline_excludes_rejected else None
+    return Weights(_give(weights, sampler), kept, rejected, left_out, diagnostics)
 
 
 def advantages(rewards, group, rejected=None, normalise=True):
     """(reward - mean) / (deviation + 1e-6) within each group of sequences that lie together.
 
-    Sequences that `rejected` marks are left out of their group's baseline; leave it out to keep them in."""
+    Sequences that `rejected` marks are left out of their group's baseline: give it what weigh found as `left_out`."""
     rewards_array = _take(rewards, numpy.float32, "rewards")
     rejected_array = _take_flags(rejected, "rejected", len(rewards_array))
     output = numpy.zeros(len(rewards_array), numpy.float32)

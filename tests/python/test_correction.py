@@ -264,6 +264,20 @@ class Objective(unittest.TestCase):
             expected = numpy.where(left, (group - group[left].mean()) / (group[left].std(ddof=1) + 1e-6), 0)
             numpy.testing.assert_allclose(without[first : first + 4], expected, rtol=1e-5, atol=1e-7)
 
+    def test_baseline(self):
+        batch = Batch(12)
+        for excludes in (False, True):
+            options = correction.preset("paper")
+            options.baseline_excludes_rejected = excludes
+            found = correction.weigh(batch.starts, batch.sampler, batch.old, options, mask=batch.mask)
+            self.assertTrue(found.rejected.any() and not found.rejected.all())
+            ours = correction.advantages(batch.rewards, 4, rejected=found.left_out)
+            expected = correction.advantages(batch.rewards, 4, rejected=found.rejected if excludes else None)
+            self.assertTrue(numpy.array_equal(ours, expected))
+        self.assertFalse(numpy.array_equal(ours, correction.advantages(batch.rewards, 4)))
+        self.assertIsNone(correction.weigh(batch.starts, batch.sampler, batch.old, "released").left_out)
+        self.assertIn("rejected=found.left_out", correction.__doc__)
+
     def loss(self, batch, advantages, weights, mask, aggregation, skip_empty, clip_dual):
         """By the definition."""
         spread = numpy.repeat(advantages.astype(numpy.float64), numpy.diff(batch.starts))
@@ -271,8 +285,9 @@ class Objective(unittest.TestCase):
         surrogate = numpy.minimum(ratio * spread, numpy.clip(ratio, 0.8, 1.28) * spread)
         if clip_dual:
             surrogate = numpy.where(spread < 0, numpy.maximum(surrogate, clip_dual * spread), surrogate)
-        distance = numpy.clip(batch.reference.astype(numpy.float64) - batch.learner, -20, 20)
-        token = (-weights * surrogate + 0.1 * (numpy.exp(distance) - 1 - distance)) * mask
+        distance = batch.reference.astype(numpy.float64) - batch.learner
+        divergence = numpy.minimum(numpy.exp(distance) - 1 - distance, 10)
+        token = (-weights * surrogate + 0.1 * divergence) * mask
         sums = numpy.array([token[part].sum() for part in batch.parts()])
         counts = numpy.array([mask[part].sum() for part in batch.parts()])
         sequences = (counts > 0).sum() if skip_empty else len(counts)

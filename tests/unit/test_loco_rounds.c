@@ -266,10 +266,89 @@ static void test_averaging(void **state) {
     }
 }
 
+/* A gradient that was left out of its average is no part of the next. */
+static void test_average_left_out(void **state) {
+    (void)state;
+    enum { COUNT = 4 };
+    weft_context *context = NULL;
+    weft_loco *ranks[2];
+    float held[2][COUNT];
+    assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
+    weft_loco_options options = weft_loco_defaults();
+    options.ranks = 2;
+    options.open = options.raw = options.average = true;
+    options.rate = 1;
+    options.momentum = 0;
+    for (uint32_t i = 0; i < 2; i++) {
+        weft_loco_tensor tensor = {"gradient", held[i], COUNT};
+        memset(held[i], 0, sizeof held[i]);
+        options.rank = i;
+        assert_int_equal(weft_loco_create(context, &options, &tensor, 1, &ranks[i]), WEFT_OK);
+    }
+    for (int round = 0; round < 2; round++) {
+        weft_loco_payload payloads[2];
+        for (int i = 0; i < 2; i++) {
+            for (size_t j = 0; j < COUNT; j++) {
+                held[i][j] = round == 0 && i == 1 ? 5 : 1;
+            }
+            assert_int_equal(weft_loco_encode(ranks[i], &payloads[i]), WEFT_OK);
+        }
+        weft_loco_info info;
+        assert_int_equal(weft_loco_inspect(context, &payloads[0], &info), WEFT_OK);
+        assert_true(info.open && info.raw && info.average);
+        if (round == 0) {
+            payloads[1] = (weft_loco_payload){0};
+        }
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(weft_loco_aggregate(ranks[i], payloads, 2, NULL), WEFT_OK);
+            assert_true(weft_loco_residual_energy(ranks[i]) == 0);
+            assert_true(held[i][0] == 1 && held[i][COUNT - 1] == 1);
+        }
+    }
+    weft_loco_destroy(ranks[0]);
+    weft_loco_destroy(ranks[1]);
+    weft_context_destroy(context);
+}
+
+/* A rank that averages and one that moves weights do not share a round, though their values look alike. */
+static void test_average_alone(void **state) {
+    (void)state;
+    weft_context *context = NULL;
+    weft_loco *ranks[2];
+    float held[2] = {0, 0};
+    weft_loco_payload payloads[2];
+    assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
+    weft_loco_options options = weft_loco_defaults();
+    options.ranks = 2;
+    options.open = options.raw = true;
+    options.rate = 1;
+    options.momentum = 0;
+    for (uint32_t i = 0; i < 2; i++) {
+        weft_loco_tensor tensor = {"gradient", &held[i], 1};
+        options.rank = i;
+        options.average = i == 1;
+        assert_int_equal(weft_loco_create(context, &options, &tensor, 1, &ranks[i]), WEFT_OK);
+        held[i] = 1;
+        assert_int_equal(weft_loco_encode(ranks[i], &payloads[i]), WEFT_OK);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_int_equal(weft_loco_aggregate(ranks[i], payloads, 2, NULL), WEFT_INVALID_ARGUMENT);
+        assert_non_null(strstr(weft_context_error(context), "averages"));
+        weft_loco_destroy(ranks[i]);
+    }
+    weft_context_destroy(context);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one), cmocka_unit_test(test_diloco),   cmocka_unit_test(test_agreement),
-        cmocka_unit_test(test_cut), cmocka_unit_test(test_left_out), cmocka_unit_test(test_averaging),
+        cmocka_unit_test(test_one),
+        cmocka_unit_test(test_diloco),
+        cmocka_unit_test(test_agreement),
+        cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_left_out),
+        cmocka_unit_test(test_averaging),
+        cmocka_unit_test(test_average_left_out),
+        cmocka_unit_test(test_average_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -159,6 +159,19 @@ static void test_refused(void **state) {
     loco_rank_open(&other, &options, 1);
     refuse(&other, path, WEFT_BASE_MISMATCH, "another rank or configuration");
     loco_rank_close(&other);
+    options = options_of(0);
+    options.significant = 0;
+    options.open = options.raw = options.average = true;
+    options.rate = 1;
+    options.momentum = 0;
+    const char *averages = scratch_path(&scratch, "averages");
+    loco_rank_open(&other, &options, 1);
+    assert_int_equal(weft_loco_save(other.loco, averages, NULL, NULL, false), WEFT_OK);
+    loco_rank_close(&other);
+    options.average = false;
+    loco_rank_open(&other, &options, 1);
+    refuse(&other, averages, WEFT_BASE_MISMATCH, "another rank or configuration");
+    loco_rank_close(&other);
     size_t size = 0;
     uint8_t *file = scratch_read(&scratch, "rank-0", &size);
     file[size / 2] ^= 4;
@@ -168,6 +181,117 @@ static void test_refused(void **state) {
     weft_loco_payload payload;
     assert_int_equal(weft_loco_encode(ranks[0].loco, &payload), WEFT_OK);
     assert_int_equal(weft_loco_save(ranks[0].loco, path, NULL, NULL, false), WEFT_BUSY);
+    close_ranks(ranks);
+    scratch_close(&scratch);
+}
+
+/* Where a text begins that must be there. */
+static size_t place_of(const void *bytes, size_t size, const void *text, size_t length) {
+    const char *at = bytes;
+    for (size_t i = 0; i + length <= size; i++) {
+        if (memcmp(at + i, text, length) == 0) {
+            return i;
+        }
+    }
+    fail_msg("the text is not there");
+    return 0;
+}
+
+/* All that a state tells is under its digest, and not only weights. */
+static void test_texts_damaged(void **state) {
+    (void)state;
+    const char *const texts[] = {"42 17", "random", "rounds", "configuration", "rank 0 of 2", "states"};
+    const char *labels[] = {"random", "42 17", NULL};
+    loco_rank ranks[RANKS];
+    scratch scratch;
+    size_t size = 0;
+    scratch_open(&scratch);
+    open_ranks(ranks);
+    train(ranks, 0);
+    end_round(ranks);
+    const char *path = scratch_path(&scratch, "whole");
+    assert_int_equal(weft_loco_save(ranks[0].loco, path, NULL, labels, false), WEFT_OK);
+    uint8_t *file = scratch_read(&scratch, "whole", &size);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        size_t place = place_of(file, size, texts[i], strlen(texts[i])) + strlen(texts[i]) - 1;
+        file[place] ^= 1;
+        scratch_write(&scratch, "damaged", file, size);
+        refuse(&ranks[0], scratch_path(&scratch, "damaged"), WEFT_DIGEST_MISMATCH, "damaged");
+        file[place] ^= 1;
+    }
+    size_t digit = place_of(file, size, "rounds\0001", 8) + 7;
+    file[digit] = '9';
+    scratch_write(&scratch, "damaged", file, size);
+    refuse(&ranks[0], scratch_path(&scratch, "damaged"), WEFT_DIGEST_MISMATCH, "damaged");
+    free(file);
+    close_ranks(ranks);
+    scratch_close(&scratch);
+}
+
+static weft_status write_sealed(weft_context *context, const weft_table *table, const char *path) {
+    weft_view *view = NULL;
+    weft_sums *sums = NULL;
+    char text[WEFT_DIGEST_TEXT];
+    assert_int_equal(weft_view_create(context, table, &view), WEFT_OK);
+    assert_int_equal(weft_sums_compute(context, view, &sums), WEFT_OK);
+    weft_digest digest = weft_sums_digest(sums);
+    weft_digest_format(&digest, text);
+    const char *const metadata[] = {"weft_loco_digest", text, NULL};
+    weft_status status =
+        weft_table_write(context, table, path, &(weft_write_options){.metadata = metadata});
+    weft_sums_destroy(sums);
+    weft_view_destroy(view);
+    return status;
+}
+
+/* Writes the state `from` again with other texts, under a digest that holds. */
+static void forge(weft_context *context, const char *from, const char *to, const void *texts, size_t size) {
+    weft_checkpoint *file = NULL;
+    weft_table *table = NULL;
+    assert_int_equal(weft_checkpoint_open(context, from, WEFT_OPEN_READ, &file), WEFT_OK);
+    assert_int_equal(weft_table_create(context, &table), WEFT_OK);
+    const weft_table *found = weft_checkpoint_table(file);
+    for (size_t i = 0; i < weft_table_count(found); i++) {
+        weft_tensor tensor = *weft_table_at(found, i);
+        if (strcmp(tensor.name, "about") == 0) {
+            tensor = (weft_tensor){.name = "about",
+                                   .dtype = WEFT_DTYPE_U8,
+                                   .rank = 1,
+                                   .shape = {size},
+                                   .data = (void *)(uintptr_t)texts};
+        }
+        assert_int_equal(weft_table_add(table, &tensor), WEFT_OK);
+    }
+    assert_int_equal(write_sealed(context, table, to), WEFT_OK);
+    weft_table_destroy(table);
+    weft_checkpoint_close(file);
+}
+
+/* Numbers are read strictly, and texts that are cut are none. */
+static void test_texts_forged(void **state) {
+    (void)state;
+    const char *const rounds[] = {"-1", " 1", "+1", "01", "1 ", "1x", "", "18446744073709551616"};
+    loco_rank ranks[RANKS];
+    scratch scratch;
+    char texts[200];
+    scratch_open(&scratch);
+    open_ranks(ranks);
+    const char *path = scratch_path(&scratch, "whole");
+    assert_int_equal(weft_loco_save(ranks[0].loco, path, NULL, NULL, false), WEFT_OK);
+    for (size_t i = 0; i < sizeof rounds / sizeof *rounds; i++) {
+        int size = snprintf(texts, sizeof texts, "run%cstates%cconfiguration%cany%crounds%c%s", 0, 0, 0, 0,
+                            0, rounds[i]);
+        const char *forged = scratch_path(&scratch, "forged");
+        forge(ranks[0].context, path, forged, texts, (size_t)size + 1);
+        refuse(&ranks[0], forged, WEFT_MALFORMED, "round or configuration");
+        forge(ranks[0].context, path, forged, texts, (size_t)size - strlen(rounds[i]));
+        refuse(&ranks[0], forged, WEFT_MALFORMED, "does not tell what it is a state of");
+    }
+    forge(ranks[0].context, path, scratch_path(&scratch, "forged"), texts, 0);
+    refuse(&ranks[0], scratch_path(&scratch, "forged"), WEFT_MALFORMED, "does not tell");
+    const char *twice[] = {"a", "1", "a", "2", NULL}, *odd[] = {"a", NULL};
+    assert_int_equal(weft_loco_save(ranks[0].loco, path, NULL, twice, false), WEFT_INVALID_ARGUMENT);
+    assert_int_equal(weft_loco_save(ranks[0].loco, path, NULL, odd, false), WEFT_INVALID_ARGUMENT);
     close_ranks(ranks);
     scratch_close(&scratch);
 }
@@ -218,7 +342,13 @@ static weft_status whole_life(weft_context *context, const char *path, float *we
         status = weft_loco_save(loco, path, NULL, labels, false);
     }
     if (status == WEFT_OK) {
-        status = weft_loco_load(loco, path, NULL, NULL, NULL, NULL);
+        const char *keys[] = {"key", "other", NULL};
+        char noted[100] = "";
+        weights[0] = 3;
+        status = weft_loco_load(loco, path, NULL, keys, note_label, noted);
+        /* nothing has changed, or the object knows that it is broken */
+        assert_true(status == WEFT_OK || weights[0] == 3 ||
+                    weft_loco_save(loco, path, NULL, NULL, false) == WEFT_INVALID_ARGUMENT);
     }
     weft_loco_destroy(loco);
     return status;
@@ -256,10 +386,9 @@ static void test_allocations(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_broken),
-        cmocka_unit_test(test_allocations),
+        cmocka_unit_test(test_resume),        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_texts_damaged), cmocka_unit_test(test_texts_forged),
+        cmocka_unit_test(test_broken),        cmocka_unit_test(test_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -116,6 +116,8 @@ static void test_options(void **state) {
         }
         weft_kv_options options = weft_kv_defaults(policy, 512);
         assert_int_equal(options.interval, 128);
+        options = weft_kv_defaults(policy, WEFT_KV_TOKENS_MAX);
+        assert_int_equal(weft_kv_check(context, &options), WEFT_OK);
     }
     weft_kv_policy other;
     assert_false(weft_kv_policy_parse("lru", &other));
@@ -138,6 +140,9 @@ static void test_options(void **state) {
     options = weft_kv_defaults(WEFT_KV_H2O, 16);
     options.window = 0;
     assert_refused(context, options, "window of 0");
+    options = weft_kv_defaults(WEFT_KV_SNAPKV, 1 << 20);
+    options.window = (1 << 16) + 1;
+    assert_refused(context, options, "window of 65537");
     options = weft_kv_defaults(WEFT_KV_SNAPKV, 16);
     options.pooling = 4;
     assert_refused(context, options, "odd number");

@@ -156,6 +156,52 @@ static void test_slopes(void **state) {
 }
 
 /* Two sequences, whose tokens are one, two and three times as likely as before. */
+/* Where a ratio or a divergence is clamped, the loss stands still, and the slope is 0. */
+static void test_slopes_of_clamped(void **state) {
+    (void)state;
+    const struct {
+        double advantage, old, learner;
+        float reference;
+        double kl;
+        bool clamped;
+    } cases[] = {
+        {-1, -30, -5, -5, 0, true},       {-1, -24, -5, -5, 0, false},
+        {1, -5, -30, -30, 0, true},       {0, -30, -30, -5, 1e-4, true},
+        {0, -12, -12, 0, 1e-4, true},     {0, -12, -12, -9.5f, 1e-4, false},
+        {0, -0.1, -0.1, -30, 1e-4, true}, {0, -0.1, -0.1, -8, 1e-4, false},
+    };
+    const double step = 1e-4;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        weft_objective_options options = weft_objective_defaults();
+        options.kl = cases[i].kl;
+        const double learner = cases[i].learner;
+        weft_token_loss found[3];
+        for (int j = 0; j < 3; j++) {
+            found[j] = weft_objective_token(&options, cases[i].advantage, 1, cases[i].old,
+                                            learner + (j - 1) * step, &cases[i].reference);
+        }
+        double slope = (found[2].loss - found[0].loss) / (2 * step);
+        assert_true((found[1].slope == 0) == cases[i].clamped);
+        assert_true(fabs(slope - found[1].slope) <= 1e-4 * fabs(slope));
+        assert_true(found[1].divergence <= 10);
+    }
+}
+
+/* Nothing is clipped of what counts for nothing. */
+static void test_clipped_without_advantage(void **state) {
+    (void)state;
+    objective_case one;
+    deal(&one, 3);
+    for (size_t i = 0; i < TOKENS; i++) {
+        one.learner[i] = one.old[i] + (i % 2 == 0 ? 2 : -2);
+    }
+    assert_int_equal(run(&one), WEFT_OK);
+    assert_true(one.result.clipped > 0);
+    memset(one.advantages, 0, sizeof one.advantages);
+    assert_int_equal(run(&one), WEFT_OK);
+    assert_true(one.result.clipped == 0);
+}
+
 static void test_by_definition(void **state) {
     (void)state;
     objective_case one;
@@ -291,11 +337,17 @@ static void test_no_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_advantages),         cmocka_unit_test(test_advantages_of_survivors),
-        cmocka_unit_test(test_refused_advantages), cmocka_unit_test(test_slopes),
-        cmocka_unit_test(test_by_definition),      cmocka_unit_test(test_weights_of_one),
-        cmocka_unit_test(test_nothing_kept),       cmocka_unit_test(test_refused_input),
+        cmocka_unit_test(test_advantages),
+        cmocka_unit_test(test_advantages_of_survivors),
+        cmocka_unit_test(test_refused_advantages),
+        cmocka_unit_test(test_slopes),
+        cmocka_unit_test(test_by_definition),
+        cmocka_unit_test(test_weights_of_one),
+        cmocka_unit_test(test_nothing_kept),
+        cmocka_unit_test(test_refused_input),
         cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_slopes_of_clamped),
+        cmocka_unit_test(test_clipped_without_advantage),
     };
     return cmocka_run_group_tests(tests, open_context, close_context);
 }
