@@ -65,9 +65,6 @@ weft_objective_options weft_objective_defaults(void) {
     return (weft_objective_options){.clip_low = 0.2, .clip_high = 0.28};
 }
 
-/* Of one token, as in the released code of Sparse-RL. */
-static const double divergence_most = 10;
-
 /* Minus the clipped surrogate. Where the ratio is bounded, the loss does not move with it. */
 static void clip_ratio(const weft_objective_options *options, double advantage, bool bounded,
                        weft_token_loss *token) {
@@ -84,12 +81,11 @@ static void clip_ratio(const weft_objective_options *options, double advantage, 
 
 /* Adds k3 of the reference, which lies `distance` above the learner. */
 static void add_divergence(double kl, double distance, weft_token_loss *token) {
-    double ratio = exp(distance);
-    double divergence = ratio - 1 - distance;
-    bool bounded = divergence > divergence_most;
-    token->divergence = bounded ? divergence_most : divergence;
+    double within = weft_log_ratio_bounded(distance);
+    double ratio = exp(within);
+    token->divergence = ratio - 1 - within;
     token->loss += kl * token->divergence;
-    token->slope += bounded ? 0 : kl * (1 - ratio);
+    token->slope += within != distance ? 0 : kl * (1 - ratio);
 }
 
 weft_token_loss weft_objective_token(const weft_objective_options *options, double advantage, double weight,

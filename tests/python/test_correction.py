@@ -285,9 +285,8 @@ class Objective(unittest.TestCase):
         surrogate = numpy.minimum(ratio * spread, numpy.clip(ratio, 0.8, 1.28) * spread)
         if clip_dual:
             surrogate = numpy.where(spread < 0, numpy.maximum(surrogate, clip_dual * spread), surrogate)
-        distance = batch.reference.astype(numpy.float64) - batch.learner
-        divergence = numpy.minimum(numpy.exp(distance) - 1 - distance, 10)
-        token = (-weights * surrogate + 0.1 * divergence) * mask
+        distance = numpy.clip(batch.reference.astype(numpy.float64) - batch.learner, -20, 20)
+        token = (-weights * surrogate + 0.1 * (numpy.exp(distance) - 1 - distance)) * mask
         sums = numpy.array([token[part].sum() for part in batch.parts()])
         counts = numpy.array([mask[part].sum() for part in batch.parts()])
         sequences = (counts > 0).sum() if skip_empty else len(counts)

@@ -334,8 +334,9 @@ static void test_average_alone(void **state) {
     for (uint32_t i = 0; i < 2; i++) {
         assert_int_equal(weft_loco_aggregate(ranks[i], payloads, 2, NULL), WEFT_INVALID_ARGUMENT);
         assert_non_null(strstr(weft_context_error(context), "averages"));
-        weft_loco_destroy(ranks[i]);
     }
+    weft_loco_destroy(ranks[0]);
+    weft_loco_destroy(ranks[1]);
     weft_context_destroy(context);
 }
 
