@@ -183,6 +183,11 @@ class LocoFormat(unittest.TestCase):
         self.assertEqual(fired, 2 * 5007)
         self.compare(self.weights(5000, 5), self.weights(7, 6), self.small_step, open=True, raw=True)
 
+    def test_averages(self):
+        options = {"open": True, "raw": True, "average": True, "rate": 1, "momentum": 0}
+        zeros = [numpy.zeros(count, numpy.float32) for count in (50, 7)]
+        self.assertEqual(self.compare(*zeros, self.small_step, 1, **options), 57)
+
     def test_values_of_all_sizes(self):
         random = numpy.random.default_rng(7)
         exponents = random.uniform(-149, 30, 6000)

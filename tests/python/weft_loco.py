@@ -20,7 +20,7 @@ from weft_format import (
 )
 
 MAGIC = b"WEFTLOCO"
-OPEN, RAW = 1, 2
+OPEN, RAW, AVERAGE = 1, 2, 4
 GAP_TOKENS = 96
 FIRST_INVALID, ESCAPE = 192, 255
 BFLOAT = DTYPE_OF_NAME["BF16"]
@@ -29,6 +29,7 @@ BFLOAT = DTYPE_OF_NAME["BF16"]
 class Header(NamedTuple):
     is_open: bool
     is_raw: bool
+    is_average: bool
     significant: int
     rank: int
     ranks: int
@@ -61,10 +62,11 @@ def read_header(cursor):
     require(cursor.take(8) == MAGIC, "no payload")
     require(cursor.unsigned(2) == 1, "another version")
     flags = cursor.unsigned(1)
-    require(flags in (0, OPEN, OPEN | RAW), "flags that do not exist, or not together")
+    require(flags in (0, OPEN, OPEN | RAW, OPEN | RAW | AVERAGE), "flags that do not exist, or not together")
     header = Header(
         is_open=flags & OPEN != 0,
         is_raw=flags & RAW != 0,
+        is_average=flags & AVERAGE != 0,
         significant=cursor.unsigned(1),
         rank=cursor.unsigned(4),
         ranks=cursor.unsigned(4),
@@ -78,6 +80,7 @@ def read_header(cursor):
     )
     require(header.significant == 0 or 2 <= header.significant <= 23, "significant bits")
     require(header.significant == 0 or not header.is_raw, "raw values are not cut")
+    require(not header.is_average or (header.rate, header.momentum) == (1, 0), "averages move no weights")
     require(1 <= header.ranks <= 4096 and header.rank < header.ranks, "ranks")
     require(1 <= header.block_elements <= 1 << 24 and header.elements >= 1, "sizes")
     require(len(header.run) <= 64 and 0 not in header.run, "the name of the run")
