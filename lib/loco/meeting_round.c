@@ -124,7 +124,7 @@ static weft_status obey(gathering *gathering, weft_loco_payload *all) {
 static bool same_rules(const weft_loco_info *a, const weft_loco_info *b) {
     return strcmp(a->run, b->run) == 0 && a->round == b->round && a->ranks == b->ranks &&
            a->elements == b->elements && a->significant == b->significant && a->open == b->open &&
-           a->raw == b->raw && a->rate == b->rate && a->momentum == b->momentum;
+           a->raw == b->raw && a->average == b->average && a->rate == b->rate && a->momentum == b->momentum;
 }
 
 /* Whether a payload can be named: it is whole, in its place, made by our rules and upon our consensus. */
