@@ -91,17 +91,18 @@ def against(found, arm, other):
 
 def main_table(found):
     lines = [
-        "| arm | dense policy, by seed | mean | of dense | points over naive, by seed | as sampled | \\|log ξ\\| | rejected "
+        "| arm | seeds | dense policy, by seed | mean | of dense | points over naive, by seed | as sampled | \\|log ξ\\| | rejected "
         "| masked | below veto | KV tokens | KV bytes |",
-        "|:--|:--|" + "--:|" * 10,
+        "|:--|:--|:--|" + "--:|" * 10,
     ]
-    dense = mean([run["after"]["dense"] for run in found["dense"].values()])
+    dense = [run["after"]["dense"] for run in found.get("dense", {}).values()]
     for arm, runs in found.items():
         values = list(runs.values())
         success = mean([run["after"]["dense"] for run in values])
         gains = against(found, arm, naive_of(arm)) if arm != "dense" and not arm.endswith(":naive") else []
         lines.append("| " + " | ".join([
-            arm, each(runs, lambda run: run["after"]["dense"]), f"{success:.3f}", f"{100 * success / dense:.0f}%",
+            arm, ", ".join(map(str, sorted(runs))), each(runs, lambda run: run["after"]["dense"]), f"{success:.3f}",
+            f"{100 * success / mean(dense):.0f}%" if dense else "",
             ", ".join(f"{100 * gain:+.1f}" for gain in gains),
             f"{mean([run['after']['sparse'] for run in values]):.3f}",
             f"{mean([at_end(run, 'distance') for run in values]):.2f}",
@@ -114,7 +115,7 @@ def main_table(found):
 
 
 def deployment_table(found):
-    names = list(next(iter(found["dense"].values()))["deployed"])
+    names = list(next(iter(next(iter(found.values())).values()))["deployed"])
     lines = ["| trained as | whole cache | " + " | ".join(names) + " |", "|:--|" + "--:|" * (len(names) + 1)]
     for arm, runs in found.items():
         cells = [arm, f"{mean([run['after']['dense'] for run in runs.values()]):.3f}"]
@@ -126,7 +127,8 @@ def deployment_table(found):
 def tables(found):
     runs = [run for seeds in found.values() for run in seeds.values()]
     starts = {run["seed"]: run["before"]["dense"] for run in runs}
-    lines = [f"{len(runs)} runs of {STEPS} steps. Success of the dense policy before them, by seed: "
+    lines = ["![success by memory, and the course of reward, mismatch and rejection](sparse-rl.svg)", "",
+             f"{len(runs)} runs of {STEPS} steps. Success of the dense policy before them, by seed: "
              + ", ".join(f"{starts[seed]:.3f}" for seed in sorted(starts)) + ".", "", *main_table(found), "",
              "The same policies deployed with compressed caches; success, mean over seeds:", "", *deployment_table(found)]
     return "\n".join(lines) + "\n"
@@ -256,6 +258,8 @@ def main():
             if not path.exists():
                 path.write_bytes(measure(options.weft, options.work, arm, seed))
     found = load(options.work, arms)
+    if not found:
+        sys.exit(f"there are no results in {options.work}")
     text = tables(found)
     sys.stdout.write(text + "\n" + verdict(found))
     places = [options.work]
