@@ -22,7 +22,7 @@ enum {
 
 static const double RATE = 1e-6;
 
-static const struct argp_option options[] = {
+static const struct argp_option study_arguments[] = {
     {"study", OPTION_STUDY, "WAY", 0,
      "With --loco: trainers in one process learn from the policy in --state FILE, and agree by pulseloco, "
      "diloco, forgetful (no error feedback) or rounded (values rounded to BF16); --rate, --steps, --seed",
@@ -71,7 +71,7 @@ static error_t parse(int key, char *text, struct argp_state *state) {
     }
 }
 
-const struct argp bench_loco_study_argp = {options, parse, NULL, NULL, NULL, NULL, NULL};
+const struct argp bench_loco_study_argp = {study_arguments, parse, NULL, NULL, NULL, NULL, NULL};
 
 typedef struct study_bench {
     weft_command *command;
