@@ -116,4 +116,9 @@ int bench_other(weft_command *command, bench_model *model, bench_baseline baseli
 int bench_digest(weft_command *command, bench_model *model, unsigned threads, unsigned repeat,
                  bench_row *row);
 
+/* ---- bench_table.c ---- */
+
+/* All measurements over a model, each `repeat` times, as a table or as JSON. */
+int bench_table(weft_command *command, bench_model *model, unsigned repeat);
+
 #endif

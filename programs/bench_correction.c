@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * bench_correction.c: how fast weights are made of log-probabilities. The tokens are made up: most ratios
- * are near 1, one in 200 is off, one in 100,000 far off, every seventh token is masked, sequences are up to 2048 tokens long.
+ * are near 1, one in 200 is off, one in 100,000 far off, every seventh token is masked, sequences are up to
+ * 2048 tokens long.
  */
 #include "bench_correction.h"
 

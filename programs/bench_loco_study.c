@@ -34,16 +34,6 @@ static const struct argp_option study_arguments[] = {
     {0},
 };
 
-static uint32_t number(struct argp_state *state, const char *name, const char *text, uint64_t least,
-                       uint64_t most) {
-    uint64_t value = 0;
-    if (!text_parse_unsigned(text, most, &value) || value < least) {
-        argp_error(state, "--%s takes a number from %llu to %llu, not '%s'", name,
-                   (unsigned long long)least, (unsigned long long)most, text);
-    }
-    return (uint32_t)value;
-}
-
 static error_t parse(int key, char *text, struct argp_state *state) {
     loco_study_options *chosen = state->input;
     switch (key) {
@@ -58,13 +48,14 @@ static error_t parse(int key, char *text, struct argp_state *state) {
         chosen->given = true;
         return 0;
     case OPTION_TRAINERS:
-        chosen->trainers = number(state, "trainers", text, 1, 64);
+        chosen->trainers = (uint32_t)command_parse_number(state, "--trainers", text, 1, 64);
         return 0;
     case OPTION_LOCAL_STEPS:
-        chosen->local_steps = number(state, "local-steps", text, 1, TRAIN_LOCAL_STEPS_MAX);
+        chosen->local_steps =
+            (uint32_t)command_parse_number(state, "--local-steps", text, 1, TRAIN_LOCAL_STEPS_MAX);
         return 0;
     case OPTION_SIGNIFICANT:
-        chosen->significant = number(state, "significant", text, 0, 23);
+        chosen->significant = (uint32_t)command_parse_number(state, "--significant", text, 0, 23);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;

@@ -27,9 +27,28 @@ static const struct argp_option common_options[] = {
     {0},
 };
 
+uint64_t command_parse_number(struct argp_state *state, const char *option, const char *text,
+                              uint64_t least, uint64_t most) {
+    uint64_t value = 0;
+    if (!text_parse_unsigned(text, most, &value) || value < least) {
+        argp_error(state, "%s takes a number from %llu to %llu, not '%s'", option,
+                   (unsigned long long)least, (unsigned long long)most, text);
+    }
+    return value;
+}
+
+double command_parse_real(struct argp_state *state, const char *option, const char *text, double least,
+                          double most) {
+    char *end = NULL;
+    double value = strtod(text, &end);
+    if (end == text || *end != 0 || !(value >= least && value <= most)) {
+        argp_error(state, "%s takes a number from %g to %g, not '%s'", option, least, most, text);
+    }
+    return value;
+}
+
 static error_t parse_common(int key, char *argument, struct argp_state *state) {
     weft_command *command = state->input;
-    uint64_t value;
     switch (key) {
     case OPTION_JSON:
         command->json = true;
@@ -38,10 +57,7 @@ static error_t parse_common(int key, char *argument, struct argp_state *state) {
         command->quiet = true;
         return 0;
     case 'j':
-        if (!text_parse_unsigned(argument, 1024, &value) || value == 0) {
-            argp_error(state, "--threads takes a number from 1 to 1024, not '%s'", argument);
-        }
-        command->threads = (unsigned)value;
+        command->threads = (unsigned)command_parse_number(state, "--threads", argument, 1, 1024);
         return 0;
     case OPTION_PROGRESS:
         command->show_progress = 1;

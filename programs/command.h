@@ -75,6 +75,12 @@ extern const struct argp command_argp;
  * and for wrong usage, as argp does. */
 int command_run(const struct argp *argp, int argc, char **argv, void *input, int (*run)(void *input));
 
+/* The value of an option ("--steps"), from `least` to `most`; what it takes is told for anything else. */
+uint64_t command_parse_number(struct argp_state *state, const char *option, const char *text,
+                              uint64_t least, uint64_t most);
+double command_parse_real(struct argp_state *state, const char *option, const char *text, double least,
+                          double most);
+
 /* Another context with `threads` threads and the same progress bar. */
 int command_context(weft_command *command, unsigned threads, weft_context **context_out);
 

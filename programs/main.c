@@ -30,8 +30,8 @@ static const weft_verb verbs[] = {
     {"gc", "STORE", "remove what no kept version needs", verb_gc},
     {"keygen", "KEY", "make a pair of keys to sign and to check with", verb_keygen},
     {"serve", "DIR", "serve a store over HTTP or HTTPS", verb_serve},
-    {"train", "STORE --role ROLE", "train a small policy by reinforcement, its roles joined by a store alone",
-     verb_train},
+    {"train", "STORE --role ROLE",
+     "train a small policy by reinforcement, its roles joined by a store alone", verb_train},
     {"demo", "", "a policy learns, its workers follow; with a report", verb_demo},
     {"bench", "", "this machine against its limits, in one table", verb_bench},
 };

@@ -93,7 +93,6 @@ const char *remote_make_name(const char *path, char name[WEFT_FOLLOWER_NAME]) {
 
 static error_t parse_remote(int key, char *argument, struct argp_state *state) {
     weft_remote *remote = state->input;
-    uint64_t value = 0;
     switch (key) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = remote->command;
@@ -108,10 +107,7 @@ static error_t parse_remote(int key, char *argument, struct argp_state *state) {
         remote->stall_seconds = remote_parse_seconds(state, "--timeout", argument);
         return 0;
     case OPTION_RETRIES:
-        if (!text_parse_unsigned(argument, 1000, &value)) {
-            argp_error(state, "--retries takes a number from 0 to 1000, not '%s'", argument);
-        }
-        remote->attempts = (unsigned)value + 1;
+        remote->attempts = (unsigned)command_parse_number(state, "--retries", argument, 0, 1000) + 1;
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;

@@ -53,8 +53,7 @@ static void look(serve_training *training, weft_context *context) {
     uint64_t size = 0;
     weft_store_tag tag;
     json_t *told = NULL;
-    weft_status status =
-        weft_store_head(context, training->server->store, TRAIN_METRICS_KEY, &size, &tag);
+    weft_status status = weft_store_head(context, training->server->store, TRAIN_METRICS_KEY, &size, &tag);
     if (status == WEFT_OK && *tag.text != 0 && strcmp(tag.text, training->tag.text) == 0) {
         return;
     }

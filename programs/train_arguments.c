@@ -172,25 +172,14 @@ static const char doc[] =
     "  weft train /srv/run-9 --role trainer --output run-9 --kv rkv --kv-budget 20 --correction "
     "tis\n" HELP_REMOTE_EXIT_CODES;
 
-static uint64_t number(struct argp_state *state, const char *option, const char *text, uint64_t most) {
-    uint64_t value = 0;
-    if (!text_parse_unsigned(text, most, &value)) {
-        argp_error(state, "%s takes a number up to %llu, not '%s'", option, (unsigned long long)most, text);
-    }
-    return value;
-}
+enum { COUNT_MOST = 1 << 20 };
 
 static uint32_t small(struct argp_state *state, const char *option, const char *text) {
-    return (uint32_t)number(state, option, text, 1 << 20);
+    return (uint32_t)command_parse_number(state, option, text, 0, COUNT_MOST);
 }
 
 static double real(struct argp_state *state, const char *option, const char *text) {
-    char *end = NULL;
-    double value = strtod(text, &end);
-    if (end == text || *end != 0 || !(value >= 0 && value <= 1e9)) {
-        argp_error(state, "%s takes a number that is not negative, not '%s'", option, text);
-    }
-    return value;
+    return command_parse_real(state, option, text, 0, 1e9);
 }
 
 /* A config.json, or the end of the process. What follows on the command line changes single sizes of it. */
@@ -272,10 +261,10 @@ static error_t parse_task(int key, char *text, struct argp_state *state) {
         run->task.digits = small(state, "--digits", text);
         return 0;
     case OPTION_SEED:
-        run->seed = number(state, "--seed", text, INT64_MAX / 2);
+        run->seed = command_parse_number(state, "--seed", text, 0, INT64_MAX / 2);
         return 0;
     case OPTION_STEPS:
-        run->steps = number(state, "--steps", text, 1000000000);
+        run->steps = command_parse_number(state, "--steps", text, 0, 1000000000);
         return 0;
     case OPTION_PROMPTS:
         run->prompts = small(state, "--prompts", text);

@@ -41,21 +41,7 @@ static const struct argp_option options[] = {
 };
 
 static uint64_t tokens(struct argp_state *state, const char *option, const char *text, uint64_t least) {
-    uint64_t value = 0;
-    if (!text_parse_unsigned(text, WEFT_KV_TOKENS_MAX, &value) || value < least) {
-        argp_error(state, "%s takes a number from %llu to %d, not '%s'", option, (unsigned long long)least,
-                   WEFT_KV_TOKENS_MAX, text);
-    }
-    return value;
-}
-
-static double ratio(struct argp_state *state, const char *text) {
-    char *end = NULL;
-    double value = strtod(text, &end);
-    if (end == text || *end != 0 || !(value >= 0 && value < 1)) {
-        argp_error(state, "--veto takes a ratio from 0 to 1, not '%s'", text);
-    }
-    return value;
+    return command_parse_number(state, option, text, least, WEFT_KV_TOKENS_MAX);
 }
 
 static error_t parse(int key, char *text, struct argp_state *state) {
@@ -85,7 +71,7 @@ static error_t parse(int key, char *text, struct argp_state *state) {
         sparse->correction = text;
         break;
     case OPTION_VETO:
-        sparse->veto = ratio(state, text);
+        sparse->veto = command_parse_real(state, "--veto", text, 0, 1);
         break;
     case OPTION_EXCLUDE_REJECTED:
         sparse->exclude_rejected = true;

@@ -64,20 +64,12 @@ static const struct argp_option options[] = {
 };
 
 static uint32_t small(struct argp_state *state, const char *option, const char *text) {
-    uint64_t value = 0;
-    if (!text_parse_unsigned(text, 1 << 20, &value)) {
-        argp_error(state, "%s takes a number up to %d, not '%s'", option, 1 << 20, text);
-    }
-    return (uint32_t)value;
+    enum { MOST = 1 << 20 };
+    return (uint32_t)command_parse_number(state, option, text, 0, MOST);
 }
 
 static double real(struct argp_state *state, const char *option, const char *text) {
-    char *end = NULL;
-    double value = strtod(text, &end);
-    if (end == text || *end != 0 || !(value >= 0 && value <= 1000)) {
-        argp_error(state, "%s takes a number from 0 to 1000, not '%s'", option, text);
-    }
-    return value;
+    return command_parse_real(state, option, text, 0, 1000);
 }
 
 static error_t parse(int key, char *text, struct argp_state *state) {

@@ -92,16 +92,6 @@ typedef struct demo_run {
 
 /* ---- arguments ---- */
 
-static uint64_t number(struct argp_state *state, const char *option, const char *text, uint64_t least,
-                       uint64_t most) {
-    uint64_t value = 0;
-    if (!text_parse_unsigned(text, most, &value) || value < least) {
-        argp_error(state, "%s takes a number from %llu to %llu, not '%s'", option,
-                   (unsigned long long)least, (unsigned long long)most, text);
-    }
-    return value;
-}
-
 static error_t parse(int key, char *text, struct argp_state *state) {
     demo_arguments *arguments = state->input;
     switch (key) {
@@ -109,16 +99,16 @@ static error_t parse(int key, char *text, struct argp_state *state) {
         state->child_inputs[0] = &arguments->command;
         return 0;
     case OPTION_SEED:
-        arguments->seed = number(state, "--seed", text, 0, INT32_MAX);
+        arguments->seed = command_parse_number(state, "--seed", text, 0, INT32_MAX);
         return 0;
     case OPTION_STEPS:
-        arguments->steps = number(state, "--steps", text, LEAST_STEPS, TRAINING_STEPS_MAX);
+        arguments->steps = command_parse_number(state, "--steps", text, LEAST_STEPS, TRAINING_STEPS_MAX);
         return 0;
     case OPTION_WORKERS:
-        arguments->workers = number(state, "--workers", text, 1, DEMO_WORKERS_MAX);
+        arguments->workers = command_parse_number(state, "--workers", text, 1, DEMO_WORKERS_MAX);
         return 0;
     case OPTION_STALENESS:
-        arguments->staleness = number(state, "--staleness", text, 0, 64);
+        arguments->staleness = command_parse_number(state, "--staleness", text, 0, 64);
         return 0;
     case OPTION_SYNC:
         if (strcmp(text, "patch") != 0 && strcmp(text, "full") != 0) {

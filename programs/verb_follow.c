@@ -181,11 +181,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         parse_group(arguments, argument, state);
         return 0;
     case OPTION_MEMBERS:
-        if (!text_parse_unsigned(argument, WEFT_GROUP_MEMBERS_MAX, &arguments->members) ||
-            arguments->members == 0) {
-            argp_error(state, "--members takes a number from 1 to %d, not '%s'", WEFT_GROUP_MEMBERS_MAX,
-                       argument);
-        }
+        arguments->members = command_parse_number(state, "--members", argument, 1, WEFT_GROUP_MEMBERS_MAX);
         return 0;
     case ARGP_KEY_INIT:
         remote_parse_begin(&arguments->remote, &arguments->command, state);
@@ -208,9 +204,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         arguments->poll_seconds = remote_parse_seconds(state, "--poll", argument);
         return 0;
     case OPTION_MAX_FAILURES:
-        if (!text_parse_unsigned(argument, INT64_MAX, &arguments->max_failures)) {
-            argp_error(state, "--max-failures takes a number, not '%s'", argument);
-        }
+        arguments->max_failures = command_parse_number(state, "--max-failures", argument, 0, INT64_MAX);
         return 0;
     case ARGP_KEY_ARG:
         if (arguments->path_count == 2) {

@@ -147,16 +147,6 @@ typedef struct serve_arguments {
 
 /* ---- arguments ---- */
 
-static uint64_t parse_number(struct argp_state *state, const char *name, const char *text, uint64_t least,
-                             uint64_t most) {
-    uint64_t value = 0;
-    if (!text_parse_unsigned(text, most, &value) || value < least) {
-        argp_error(state, "%s takes a number from %llu to %llu, not '%s'", name, (unsigned long long)least,
-                   (unsigned long long)most, text);
-    }
-    return value;
-}
-
 static error_t parse_limit(int key, char *argument, struct argp_state *state) {
     serve_arguments *arguments = state->input;
     switch (key) {
@@ -171,19 +161,19 @@ static error_t parse_limit(int key, char *argument, struct argp_state *state) {
         }
         return 0;
     case OPTION_MAX_CONNECTIONS:
-        arguments->max_connections = parse_number(state, "--max-connections", argument, 16, 65536);
+        arguments->max_connections = command_parse_number(state, "--max-connections", argument, 16, 65536);
         return 0;
     case OPTION_MAX_WATCHERS:
-        arguments->max_watchers = parse_number(state, "--max-watchers", argument, 1, 65536);
+        arguments->max_watchers = command_parse_number(state, "--max-watchers", argument, 1, 65536);
         return 0;
     case OPTION_IDLE_SECONDS:
-        arguments->idle_seconds = parse_number(state, "--idle-seconds", argument, 1, 86400);
+        arguments->idle_seconds = command_parse_number(state, "--idle-seconds", argument, 1, 86400);
         return 0;
     case OPTION_WATCH_SECONDS:
-        arguments->watch_seconds = parse_number(state, "--watch-seconds", argument, 1, 86400);
+        arguments->watch_seconds = command_parse_number(state, "--watch-seconds", argument, 1, 86400);
         return 0;
     case OPTION_STOP_SECONDS:
-        arguments->stop_seconds = parse_number(state, "--stop-seconds", argument, 0, 86400);
+        arguments->stop_seconds = command_parse_number(state, "--stop-seconds", argument, 0, 86400);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;

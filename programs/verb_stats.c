@@ -54,9 +54,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         state->child_inputs[0] = &arguments->command;
         return 0;
     case OPTION_TOP:
-        if (!text_parse_unsigned(argument, UINT32_MAX, &arguments->top)) {
-            argp_error(state, "--top takes a number, not '%s'", argument);
-        }
+        arguments->top = command_parse_number(state, "--top", argument, 0, UINT32_MAX);
         return 0;
     case OPTION_ALL_TENSORS:
         arguments->top = UINT64_MAX;
