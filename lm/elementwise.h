@@ -3,12 +3,12 @@
  * elementwise.h: the kernels other than the product, as plain loops that the compiler turns into vectors.
  * Each kernels*.c includes it once and so compiles it for its instruction set; ELEMENTWISE lists the
  * functions in the order of lm_kernels. Multiply and add are never fused here (cmake/flags.cmake), and sums
- * are kept in LM_LANES partial sums, so that every form gives the same bits.
+ * are kept in WEFT_LANES partial sums, so that every form gives the same bits.
  */
 #ifndef WEFT_LM_ELEMENTWISE_H
 #define WEFT_LM_ELEMENTWISE_H
 
-#include "../lib/base/exponential.h"
+#include "../lib/base/softmax.h"
 #include "kernels.h"
 
 #include <math.h>
@@ -19,26 +19,18 @@
 #define UNROLL_ALL _Pragma("GCC unroll 16")
 #endif
 
-static float add_lanes(const float lanes[LM_LANES]) {
-    float sum[LM_LANES / 2];
-    for (int i = 0; i < LM_LANES / 2; i++) {
-        sum[i] = lanes[i] + lanes[i + LM_LANES / 2];
-    }
-    return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
-}
-
 static float dot(const float *a, const float *b, size_t count) {
-    float lanes[LM_LANES] = {0};
+    float lanes[WEFT_LANES] = {0};
     size_t i = 0;
-    for (; i + LM_LANES <= count; i += LM_LANES) {
-        for (size_t j = 0; j < LM_LANES; j++) {
+    for (; i + WEFT_LANES <= count; i += WEFT_LANES) {
+        for (size_t j = 0; j < WEFT_LANES; j++) {
             lanes[j] += a[i + j] * b[i + j];
         }
     }
     for (size_t j = 0; i + j < count; j++) {
         lanes[j] += a[i + j] * b[i + j];
     }
-    return add_lanes(lanes);
+    return weft_lanes_add(lanes);
 }
 
 static float norm(const float *x, const float *gain, float epsilon, size_t count, float *output) {
@@ -51,17 +43,17 @@ static float norm(const float *x, const float *gain, float epsilon, size_t count
 
 static void norm_back(const float *x, const float *gain, float scale, const float *dy, size_t count,
                       float *dx) {
-    float lanes[LM_LANES] = {0};
+    float lanes[WEFT_LANES] = {0};
     size_t i = 0;
-    for (; i + LM_LANES <= count; i += LM_LANES) {
-        for (size_t j = 0; j < LM_LANES; j++) {
+    for (; i + WEFT_LANES <= count; i += WEFT_LANES) {
+        for (size_t j = 0; j < WEFT_LANES; j++) {
             lanes[j] += x[i + j] * gain[i + j] * dy[i + j];
         }
     }
     for (size_t j = 0; i + j < count; j++) {
         lanes[j] += x[i + j] * gain[i + j] * dy[i + j];
     }
-    float pull = add_lanes(lanes) * scale * scale * scale / (float)count;
+    float pull = weft_lanes_add(lanes) * scale * scale * scale / (float)count;
     for (i = 0; i < count; i++) {
         dx[i] += gain[i] * dy[i] * scale - x[i] * pull;
     }
@@ -83,52 +75,6 @@ static void swiglu_back(float *gate, float *up, const float *doutput, size_t cou
     }
 }
 
-static float largest(const float *row, size_t count) {
-    float lanes[LM_LANES];
-    for (size_t j = 0; j < LM_LANES; j++) {
-        lanes[j] = row[0];
-    }
-    size_t i = 0;
-    for (; i + LM_LANES <= count; i += LM_LANES) {
-        for (size_t j = 0; j < LM_LANES; j++) {
-            lanes[j] = row[i + j] > lanes[j] ? row[i + j] : lanes[j];
-        }
-    }
-    for (; i < count; i++) {
-        lanes[0] = row[i] > lanes[0] ? row[i] : lanes[0];
-    }
-    float most = lanes[0];
-    for (size_t j = 1; j < LM_LANES; j++) {
-        most = lanes[j] > most ? lanes[j] : most;
-    }
-    return most;
-}
-
-static float sum(const float *row, size_t count) {
-    float lanes[LM_LANES] = {0};
-    size_t i = 0;
-    for (; i + LM_LANES <= count; i += LM_LANES) {
-        for (size_t j = 0; j < LM_LANES; j++) {
-            lanes[j] += row[i + j];
-        }
-    }
-    for (size_t j = 0; i + j < count; j++) {
-        lanes[j] += row[i + j];
-    }
-    return add_lanes(lanes);
-}
-
-static void softmax(float *row, float scale, size_t count) {
-    float most = largest(row, count);
-    for (size_t i = 0; i < count; i++) {
-        row[i] = weft_exponential((row[i] - most) * scale);
-    }
-    float inverse = 1.0f / sum(row, count);
-    for (size_t i = 0; i < count; i++) {
-        row[i] *= inverse;
-    }
-}
-
 static void softmax_back(const float *probabilities, float *gradient, float scale, size_t count) {
     float mean = dot(probabilities, gradient, count);
     for (size_t i = 0; i < count; i++) {
@@ -138,24 +84,24 @@ static void softmax_back(const float *probabilities, float *gradient, float scal
 
 /* The exponentials are summed block by block, since the row must be kept. */
 static float sum_of_exponentials(const float *row, float most, size_t count) {
-    float lanes[LM_LANES] = {0};
+    float lanes[WEFT_LANES] = {0};
     size_t i = 0;
-    for (; i + LM_LANES <= count; i += LM_LANES) {
-        for (size_t j = 0; j < LM_LANES; j++) {
+    for (; i + WEFT_LANES <= count; i += WEFT_LANES) {
+        for (size_t j = 0; j < WEFT_LANES; j++) {
             lanes[j] += weft_exponential(row[i + j] - most);
         }
     }
     for (size_t j = 0; i + j < count; j++) {
         lanes[j] += weft_exponential(row[i + j] - most);
     }
-    return add_lanes(lanes);
+    return weft_lanes_add(lanes);
 }
 
 static void log_softmax(float *row, float scale, size_t count) {
     for (size_t i = 0; i < count; i++) {
         row[i] *= scale;
     }
-    float most = largest(row, count);
+    float most = weft_row_largest(row, count);
     float shift = most + (float)log((double)sum_of_exponentials(row, most, count));
     for (size_t i = 0; i < count; i++) {
         row[i] -= shift;
@@ -205,7 +151,7 @@ static void adam(const lm_adam_step *step, const float *gradient, float *master,
 }
 
 #define ELEMENTWISE                                                                                        \
-    norm, norm_back, swiglu, swiglu_back, softmax, softmax_back, log_softmax, log_softmax_back, rotate,    \
-        add, add_product, adam
+    norm, norm_back, swiglu, swiglu_back, weft_row_softmax, softmax_back, log_softmax, log_softmax_back,   \
+        rotate, add, add_product, adam
 
 #endif

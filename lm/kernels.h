@@ -22,7 +22,7 @@
 
 enum {
     LM_PANEL = 32, /* columns of a packed panel */
-    LM_LANES = 16, /* partial sums */
+    LM_LANES = 16, /* floats of a vector */
 };
 
 /* C = A B, or C += A B. Element (i, k) of A is a[i * a_row + k * a_step]. B is packed: panels of LM_PANEL

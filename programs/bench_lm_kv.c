@@ -2,34 +2,39 @@
  *
  * bench_lm_kv.c: `weft bench --lm --kv`: rollouts per second within a fixed memory for keys and values,
  * half of what all of them would need whole, by KV-cache policy. Without a policy fewer sequences fit at
- * once, and each token attends to more. Long chains, which all have the same length whatever is sampled, so
- * that every policy does the same number of tokens.
+ * once, and each token attends to more. Every rollout fills the context whatever is sampled, so that every
+ * policy does the same number of tokens.
  */
 #include "bench_lm.h"
 
 #include "../lm/generate.h"
-#include "../lm/task.h"
-#include "../lm/trainer.h"
+#include "../lm/pass.h"
 
 #include <stdlib.h>
 
-enum { SIZES = 2, PERIOD = 6, GROUP = 8 };
+enum { SIZES = 2, SCENES = 3 * SIZES };
 
-/* What is rolled out, with which model. */
+/* What is rolled out, with which model: a first token, and then as many as the context has room for. */
 typedef struct kv_scene {
     lm_config config;
-    lm_task task;
-    size_t prompts;
+    size_t rollouts;
     size_t budget;
+    size_t interval;
 } kv_scene;
 
-static const kv_scene scenes[SIZES] = {
-    {{16, 128, 3, 4, 4, 344, 512, true, 10000, 1e-5}, {LM_TASK_CHAIN, 500, PERIOD, 0}, 3, 64},
-    {{16, 192, 5, 6, 6, 512, 512, true, 10000, 1e-5}, {LM_TASK_CHAIN, 500, PERIOD, 0}, 3, 64},
+/* Of each model: the usual proportions of long answers, a budget of an eighth of the length; shorter ones
+ * with the same budget in proportion; and a case that gains little, with so many sequences that half of
+ * them already use the weights well, and a larger part of the cache kept. */
+static const kv_scene scenes[SCENES] = {
+    {{16, 128, 3, 4, 4, 344, 1024, true, 10000, 1e-5}, 24, 128, 32},
+    {{16, 128, 3, 4, 4, 344, 512, true, 10000, 1e-5}, 24, 64, 32},
+    {{16, 128, 3, 4, 4, 344, 512, true, 10000, 1e-5}, 48, 96, 32},
+    {{16, 192, 5, 6, 6, 512, 1024, true, 10000, 1e-5}, 24, 128, 32},
+    {{16, 192, 5, 6, 6, 512, 512, true, 10000, 1e-5}, 24, 64, 32},
+    {{16, 192, 5, 6, 6, 512, 512, true, 10000, 1e-5}, 48, 96, 32},
 };
 
-static const kv_scene quick_scene = {
-    {16, 64, 2, 4, 4, 172, 128, true, 10000, 1e-5}, {LM_TASK_CHAIN, 100, PERIOD, 0}, 2, 24};
+static const kv_scene quick_scene = {{16, 64, 2, 4, 4, 172, 128, true, 10000, 1e-5}, 16, 24, 12};
 
 typedef struct kv_row {
     weft_kv_options kv;
@@ -49,19 +54,48 @@ typedef struct kv_results {
 
 /* ---- measuring ---- */
 
-static weft_status roll_out(lm_model *model, const kv_results *results, uint64_t seed, kv_row *row,
-                            float *rewards) {
-    lm_rollout_options options = {
-        .seed = seed,
-        .prompts = results->scene->prompts,
-        .group = GROUP,
+/* First tokens, and the numbers of random streams, of all rollouts. */
+typedef struct kv_prompts {
+    lm_token *tokens;
+    size_t *starts;
+    uint64_t *streams;
+} kv_prompts;
+
+static void release_prompts(kv_prompts *prompts) {
+    free(prompts->streams);
+    free(prompts->starts);
+    free(prompts->tokens);
+}
+
+static bool make_prompts(const kv_scene *scene, kv_prompts *prompts) {
+    prompts->tokens = calloc(scene->rollouts, sizeof *prompts->tokens);
+    prompts->starts = calloc(scene->rollouts + 1, sizeof *prompts->starts);
+    prompts->streams = calloc(scene->rollouts, sizeof *prompts->streams);
+    if (prompts->tokens == NULL || prompts->starts == NULL || prompts->streams == NULL) {
+        return false;
+    }
+    for (size_t i = 0; i < scene->rollouts; i++) {
+        prompts->tokens[i] = (lm_token)(i % scene->config.vocabulary);
+        prompts->starts[i + 1] = i + 1;
+        prompts->streams[i] = i;
+    }
+    return true;
+}
+
+static weft_status roll_out(lm_model *model, const kv_results *results, const kv_prompts *prompts,
+                            uint64_t seed, kv_row *row) {
+    lm_batch batch = {.sequences = results->rollouts, .starts = prompts->starts, .tokens = prompts->tokens};
+    lm_sampling sampling = {
         .temperature = 1,
+        .seed = seed,
+        .limit = results->scene->config.context - 1,
+        .stop = -1,
         .kv = &row->kv,
         .kv_bytes = results->kv_bytes,
     };
     lm_samples *samples = NULL;
     double start = clock_seconds();
-    weft_status status = lm_rollout(model, &results->scene->task, &options, rewards, &samples);
+    weft_status status = lm_generate(model, &batch, prompts->streams, &sampling, &samples);
     double seconds = clock_seconds() - start;
     if (status == WEFT_OK) {
         row->seconds = row->seconds == 0 || seconds < row->seconds ? seconds : row->seconds;
@@ -72,15 +106,15 @@ static weft_status roll_out(lm_model *model, const kv_results *results, uint64_t
 }
 
 static void prepare(const kv_scene *scene, kv_results *results) {
-    size_t length = lm_task_prompt_size(&scene->task) + lm_task_response_size(&scene->task);
+    size_t length = scene->config.context;
     *results = (kv_results){.scene = scene, .parameters = lm_config_parameters(&scene->config)};
-    results->rollouts = scene->prompts * GROUP;
+    results->rollouts = scene->rollouts;
     results->tokens = results->rollouts * length;
     results->kv_bytes = results->rollouts * lm_sampling_bytes(&scene->config, NULL, length) / 2;
     for (size_t i = 0; i < WEFT_KV_POLICIES; i++) {
         kv_row *row = &results->rows[i];
         row->kv = weft_kv_defaults((weft_kv_policy)i, scene->budget);
-        row->kv.interval = scene->budget / 2;
+        row->kv.interval = scene->interval;
         size_t fitting = results->kv_bytes / lm_sampling_bytes(&scene->config, &row->kv, length);
         row->together = fitting < results->rollouts ? fitting : results->rollouts;
     }
@@ -89,19 +123,20 @@ static void prepare(const kv_scene *scene, kv_results *results) {
 /* Policies take turns, so that what else the machine does meets all of them. */
 static int measure(weft_command *command, const lm_bench_options *options, lm_model *model,
                    kv_results *results) {
-    float *rewards = calloc(results->rollouts, sizeof *rewards);
-    if (rewards == NULL) {
+    kv_prompts prompts = {0};
+    if (!make_prompts(results->scene, &prompts)) {
+        release_prompts(&prompts);
         return command_error(command, EXIT_FAILED, "no memory");
     }
     weft_status status = lm_model_initialise(model, options->seed);
     for (unsigned turn = 0; turn < options->repeat; turn++) {
         for (size_t i = 0; i < WEFT_KV_POLICIES && status == WEFT_OK; i++) {
             status = command_interrupted() == EXIT_DONE
-                         ? roll_out(model, results, options->seed, &results->rows[i], rewards)
+                         ? roll_out(model, results, &prompts, options->seed, &results->rows[i])
                          : WEFT_CANCELLED;
         }
     }
-    free(rewards);
+    release_prompts(&prompts);
     int interrupted = command_interrupted();
     return status == WEFT_OK || interrupted != EXIT_DONE ? interrupted
                                                          : command_fail(command, NULL, status);
@@ -115,7 +150,8 @@ static int measure_scene(weft_command *command, const lm_bench_options *options,
         return command_fail(command, NULL, status);
     }
     prepare(scene, results);
-    command_note(command, "%zu parameters …", results->parameters);
+    command_note(command, "%zu parameters, %zu rollouts of %u tokens …", results->parameters,
+                 results->rollouts, scene->config.context);
     int code = measure(command, options, model, results);
     lm_model_destroy(model);
     return code;
@@ -180,8 +216,8 @@ static void print_text(const kv_results *results) {
 }
 
 int bench_lm_kv(weft_command *command, const lm_bench_options *options) {
-    kv_results results[SIZES];
-    size_t count = options->quick ? 1 : SIZES;
+    kv_results results[SCENES];
+    size_t count = options->quick ? 1 : SCENES;
     int code = EXIT_DONE;
     for (size_t i = 0; i < count && code == EXIT_DONE; i++) {
         code = measure_scene(command, options, options->quick ? &quick_scene : &scenes[i], &results[i]);

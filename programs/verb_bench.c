@@ -165,7 +165,7 @@ static const char doc[] =
     "After a warm-up, 20 steps at the rate come first and do not count, because Adam's first updates are "
     "as "
     "large as the rate for every weight; a state that has learned by rewards brings its own moments.\n"
-    "\nWith --kv, rollouts of long chains by each policy in turn, in half of the memory that all would "
+    "\nWith --kv, rollouts by each policy in turn, in half of the memory that all would "
     "need "
     "with whole caches of keys and values; sequences wait for room:\n\n"
     "  at once  sequences that fit\n"

@@ -4,6 +4,7 @@
  * are evicted. Rows only ever move towards the front, so that no second copy is needed.
  */
 #include "../base/context.h"
+#include "kv_kernels.h"
 #include "kv_policy.h"
 
 #include <string.h>
@@ -271,9 +272,7 @@ weft_status weft_kv_cache_observe(weft_kv_cache *cache, const float *queries, co
                          "a KV cache was told twice what the queries of a token saw");
     }
     for (size_t h = 0; cache->sums != NULL && h < cache->shape.group; h++) {
-        for (size_t i = 0; i < cache->rows; i++) {
-            cache->sums[i] += probabilities[h * stride + i];
-        }
+        weft_kv_kernels_at(weft_cpu_level())->add(cache->sums, probabilities + h * stride, 1, cache->rows);
     }
     if (cache->ring != NULL) {
         size_t floats = cache->shape.group * cache->shape.head;

@@ -19,10 +19,8 @@ typedef struct weft_kv_kernels {
     void (*raise)(float *x, const float *y, size_t count);
     /* x[i] += y[i] * scale */
     void (*add)(float *x, const float *y, float scale, size_t count);
-    /* Scales a row of products to cosines; leaves out the entry `own` and the last one above `threshold`
-     * (the first entry if there is none); adds the others to `sums`. */
-    void (*add_similar)(float *row, const float *scales, size_t own, float threshold, size_t count,
-                        float *sums);
+    /* 1 + the number of the last entry above `threshold`; 0 if there is none. */
+    uint32_t (*last_above)(const float *row, float threshold, size_t count);
 } weft_kv_kernels;
 
 /* The kernels of a level, which this machine must run. */

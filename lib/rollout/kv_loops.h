@@ -6,12 +6,12 @@
 #ifndef WEFT_ROLLOUT_KV_LOOPS_H
 #define WEFT_ROLLOUT_KV_LOOPS_H
 
-#include "../base/exponential.h"
+#include "../base/softmax.h"
 #include "kv_kernels.h"
 
 #include <weft/rollout.h>
 
-enum { LANES = 16, TILE_ROWS = 4 };
+enum { TILE_ROWS = 4 };
 
 static inline __attribute__((always_inline)) void tile(const float *rows, const float *panel, size_t head,
                                                        float *output, size_t stride, const size_t count) {
@@ -40,56 +40,6 @@ static void products(const float *rows, size_t count, const float *panel, size_t
     }
 }
 
-static float largest(const float *row, size_t count) {
-    float lanes[LANES];
-    for (size_t j = 0; j < LANES; j++) {
-        lanes[j] = row[0];
-    }
-    size_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        for (size_t j = 0; j < LANES; j++) {
-            lanes[j] = row[i + j] > lanes[j] ? row[i + j] : lanes[j];
-        }
-    }
-    float most = lanes[0];
-    for (size_t j = 1; j < LANES; j++) {
-        most = lanes[j] > most ? lanes[j] : most;
-    }
-    for (; i < count; i++) {
-        most = row[i] > most ? row[i] : most;
-    }
-    return most;
-}
-
-static float sum(const float *row, size_t count) {
-    float lanes[LANES] = {0};
-    size_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        for (size_t j = 0; j < LANES; j++) {
-            lanes[j] += row[i + j];
-        }
-    }
-    float total = 0;
-    for (size_t j = 0; j < LANES; j++) {
-        total += lanes[j];
-    }
-    for (; i < count; i++) {
-        total += row[i];
-    }
-    return total;
-}
-
-static void softmax(float *row, float scale, size_t count) {
-    float most = largest(row, count);
-    for (size_t i = 0; i < count; i++) {
-        row[i] = weft_exponential((row[i] - most) * scale);
-    }
-    float inverse = 1.0f / sum(row, count);
-    for (size_t i = 0; i < count; i++) {
-        row[i] *= inverse;
-    }
-}
-
 static void raise_row(float *x, const float *y, size_t count) {
     for (size_t i = 0; i < count; i++) {
         x[i] = y[i] > x[i] ? y[i] : x[i];
@@ -102,22 +52,14 @@ static void add(float *x, const float *y, float scale, size_t count) {
     }
 }
 
-static void add_similar(float *row, const float *scales, size_t own, float threshold, size_t count,
-                        float *sums) {
-    for (size_t i = 0; i < count; i++) {
-        row[i] *= scales[i];
-    }
-    row[own] = 0;
+static uint32_t last_above(const float *row, float threshold, size_t count) {
     uint32_t last = 0;
     for (uint32_t i = 0; i < (uint32_t)count; i++) {
-        last = i != (uint32_t)own && row[i] > threshold ? i : last;
+        last = row[i] > threshold ? i + 1 : last;
     }
-    row[last] = 0;
-    for (size_t i = 0; i < count; i++) {
-        sums[i] += row[i];
-    }
+    return last;
 }
 
-#define KV_LOOPS products, softmax, raise_row, add, add_similar
+#define KV_LOOPS products, weft_row_softmax, raise_row, add, last_above
 
 #endif

@@ -3,13 +3,14 @@
  * kv_score.c: scores from the last queries, and from how alike keys are.
  */
 #include "../base/context.h"
+#include "../base/softmax.h"
 #include "kv_kernels.h"
 #include "kv_policy.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { BLOCK_ROWS = 4 }; /* keys that are compared with all others at once */
+enum { BLOCK_ROWS = 4 }; /* keys that are compared with others at once; a panel has whole blocks */
 
 static size_t whole_panels(size_t rows) {
     return (rows + WEFT_KV_PANEL - 1) / WEFT_KV_PANEL * WEFT_KV_PANEL;
@@ -85,77 +86,151 @@ weft_status weft_kv_score_attention(const weft_kv_cache *cache, size_t candidate
     return WEFT_OK;
 }
 
-/* ---- redundancy ---- */
+/* ---- redundancy ----
+ *
+ * The sum of a key's cosines with all keys is its product with the sum of all keys, each scaled to length
+ * 1: no pairs are needed for it. They are only for the entries that are left out, and there a search from
+ * the last key backwards ends with the first that is similar. */
 
-static void copy_key(const weft_kv_cache *cache, size_t row, float *key) {
-    size_t head = cache->shape.head;
-    const float *from = cache->keys + row / WEFT_KV_PANEL * head * WEFT_KV_PANEL + row % WEFT_KV_PANEL;
-    for (size_t c = 0; c < head; c++) {
-        key[c] = from[c * WEFT_KV_PANEL];
-    }
-}
+/* What an eviction computes with. */
+typedef struct comparison {
+    const weft_kv_cache *cache;
+    const weft_kv_kernels *kernels;
+    size_t stride; /* rows, in whole panels */
+    float *units;  /* all keys scaled to length 1, in panels; 0 behind the last */
+    float *block;  /* some of them one after another */
+    float *lanes;  /* as many as a panel of keys */
+    float *sums;   /* of each key: its cosines with those that count */
+} comparison;
 
-/* 1 / |key| of each row; 0 for a key that is zero, which then is like no other. */
-static void measure_keys(const weft_kv_cache *cache, float *inverses) {
-    size_t head = cache->shape.head;
-    for (size_t first = 0; first < cache->rows; first += WEFT_KV_PANEL) {
-        float squares[WEFT_KV_PANEL] = {0};
-        for (size_t c = 0; c < head; c++) {
-            const float *keys = cache->keys + first * head + c * WEFT_KV_PANEL;
-            for (size_t lane = 0; lane < WEFT_KV_PANEL; lane++) {
-                squares[lane] += keys[lane] * keys[lane];
-            }
-        }
+/* 1 / |key| of a panel's keys; 0 for a key that is zero, which then is like no other, and for what is no
+ * key. */
+static void measure_keys(const weft_kv_cache *cache, size_t first, float *inverses) {
+    float squares[WEFT_KV_PANEL] = {0};
+    const float *keys = cache->keys + first * cache->shape.head;
+    for (size_t c = 0; c < cache->shape.head; c++, keys += WEFT_KV_PANEL) {
         for (size_t lane = 0; lane < WEFT_KV_PANEL; lane++) {
-            inverses[first + lane] = inverse_root((double)squares[lane]);
+            squares[lane] += keys[lane] * keys[lane];
         }
+    }
+    for (size_t lane = 0; lane < WEFT_KV_PANEL; lane++) {
+        inverses[lane] = first + lane < cache->rows ? inverse_root((double)squares[lane]) : 0;
     }
 }
 
-/* sums[j]: of the cosines of key j with all others, but for those that are left out. */
-static void sum_similarities(const weft_kv_cache *cache, const weft_kv_kernels *kernels, float *block,
-                             float *products, const float *inverses, float *sums) {
-    size_t head = cache->shape.head;
-    size_t stride = whole_panels(cache->rows);
-    for (size_t first = 0; first < cache->rows; first += BLOCK_ROWS) {
-        size_t left = cache->rows - first;
-        size_t count = left < BLOCK_ROWS ? left : BLOCK_ROWS;
-        for (size_t i = 0; i < count; i++) {
-            copy_key(cache, first + i, block + i * head);
-            for (size_t c = 0; c < head; c++) {
-                block[i * head + c] *= inverses[first + i];
-            }
+/* Scales the keys of a panel, and says how alike each is to itself: 1 or 0, which does not count. */
+static void scale_keys(const comparison *work, size_t first) {
+    size_t head = work->cache->shape.head;
+    const float *keys = work->cache->keys + first * head;
+    float *units = work->units + first * head;
+    float inverses[WEFT_KV_PANEL];
+    measure_keys(work->cache, first, inverses);
+    for (size_t c = 0; c < head * WEFT_KV_PANEL; c += WEFT_KV_PANEL) {
+        for (size_t lane = 0; lane < WEFT_KV_PANEL; lane++) {
+            units[c + lane] = keys[c + lane] * inverses[lane];
         }
-        multiply_keys(cache, kernels, block, count, cache->rows, products, stride);
+    }
+    work->kernels->add(work->lanes, units, 1, head * WEFT_KV_PANEL);
+    for (size_t lane = 0; lane < WEFT_KV_PANEL; lane++) {
+        work->sums[first + lane] = inverses[lane] > 0 ? -1.0f : 0.0f;
+    }
+}
+
+static void sum_cosines(const comparison *work) {
+    size_t head = work->cache->shape.head;
+    for (size_t first = 0; first < work->stride; first += WEFT_KV_PANEL) {
+        scale_keys(work, first);
+    }
+    for (size_t c = 0; c < head; c++) {
+        work->block[c] = weft_row_sum(work->lanes + c * WEFT_KV_PANEL, WEFT_KV_PANEL);
+    }
+    for (size_t first = 0; first < work->stride; first += WEFT_KV_PANEL) {
+        float products[WEFT_KV_PANEL];
+        work->kernels->products(work->block, 1, work->units + first * head, head, products, WEFT_KV_PANEL);
+        work->kernels->add(work->sums + first, products, 1, WEFT_KV_PANEL);
+    }
+}
+
+static void copy_unit(const comparison *work, size_t row, float *unit) {
+    size_t head = work->cache->shape.head;
+    const float *from = work->units + row / WEFT_KV_PANEL * head * WEFT_KV_PANEL + row % WEFT_KV_PANEL;
+    for (size_t c = 0; c < head; c++) {
+        unit[c] = from[c * WEFT_KV_PANEL];
+    }
+}
+
+/* Takes out of `sums` what the key `row` gives to the last key of this panel that it is like, or in the
+ * first panel to the first key if there is none. False if there is none and panels before are left. */
+static bool leave_out(const comparison *work, size_t row, size_t first, float *cosines) {
+    size_t left = work->cache->rows - first;
+    if (row - first < WEFT_KV_PANEL) {
+        cosines[row - first] = -2; /* below every threshold: a key is not compared with itself */
+    }
+    uint32_t last = work->kernels->last_above(cosines, (float)work->cache->options.similarity,
+                                              left < WEFT_KV_PANEL ? left : WEFT_KV_PANEL);
+    if (last == 0 && first > 0) {
+        return false;
+    }
+    size_t lane = last > 0 ? last - 1 : 0;
+    if (first + lane != row) {
+        work->sums[first + lane] -= cosines[lane];
+    }
+    return true;
+}
+
+/* The keys of a block are compared with the others a panel at a time, until each has been served. */
+static void search_similar(const comparison *work, size_t start) {
+    size_t head = work->cache->shape.head;
+    size_t left = work->cache->rows - start;
+    size_t count = left < BLOCK_ROWS ? left : BLOCK_ROWS;
+    size_t served = 0;
+    bool done[BLOCK_ROWS] = {false};
+    for (size_t i = 0; i < count; i++) {
+        copy_unit(work, start + i, work->block + i * head);
+    }
+    for (size_t end = work->stride; served < count; end -= WEFT_KV_PANEL) {
+        size_t first = end - WEFT_KV_PANEL;
+        float cosines[BLOCK_ROWS * WEFT_KV_PANEL];
+        work->kernels->products(work->block, count, work->units + first * head, head, cosines,
+                                WEFT_KV_PANEL);
         for (size_t i = 0; i < count; i++) {
-            kernels->add_similar(products + i * stride, inverses, first + i,
-                                 (float)cache->options.similarity, cache->rows, sums);
+            if (!done[i] && leave_out(work, start + i, first, cosines + i * WEFT_KV_PANEL)) {
+                done[i] = true;
+                served++;
+            }
         }
     }
 }
 
 weft_status weft_kv_score_redundancy(const weft_kv_cache *cache, size_t candidates, float *scores) {
-    const weft_kv_kernels *kernels = weft_kv_kernels_at(weft_cpu_level());
     weft_status status = weft_kv_score_attention(cache, candidates, scores);
     if (status != WEFT_OK) {
         return status;
     }
-    size_t stride = whole_panels(cache->rows);
-    size_t floats = BLOCK_ROWS * (cache->shape.head + stride) + 2 * stride;
-    float *block = weft_allocate_zeroed(cache->context, floats, sizeof *block);
-    if (block == NULL) {
+    size_t head = cache->shape.head, stride = whole_panels(cache->rows);
+    size_t floats = (stride + WEFT_KV_PANEL + BLOCK_ROWS) * head + stride;
+    float *memory = weft_allocate_zeroed(cache->context, floats, sizeof *memory);
+    if (memory == NULL) {
         return WEFT_NO_MEMORY;
     }
-    float *products = block + BLOCK_ROWS * cache->shape.head;
-    float *inverses = products + BLOCK_ROWS * stride;
-    float *sums = inverses + stride;
-    measure_keys(cache, inverses);
-    sum_similarities(cache, kernels, block, products, inverses, sums);
-    kernels->softmax(sums, 1.0f / (float)cache->rows, cache->rows);
+    comparison work = {
+        .cache = cache,
+        .kernels = weft_kv_kernels_at(weft_cpu_level()),
+        .stride = stride,
+        .units = memory,
+        .lanes = memory + stride * head,
+        .block = memory + (stride + WEFT_KV_PANEL) * head,
+        .sums = memory + (stride + WEFT_KV_PANEL + BLOCK_ROWS) * head,
+    };
+    sum_cosines(&work);
+    for (size_t start = 0; start < cache->rows; start += BLOCK_ROWS) {
+        search_similar(&work, start);
+    }
+    work.kernels->softmax(work.sums, 1.0f / (float)cache->rows, cache->rows);
     float lambda = (float)cache->options.lambda;
     for (size_t i = 0; i < candidates; i++) {
-        scores[i] = lambda * scores[i] - (1.0f - lambda) * sums[i];
+        scores[i] = lambda * scores[i] - (1.0f - lambda) * work.sums[i];
     }
-    weft_release(cache->context, block);
+    weft_release(cache->context, memory);
     return WEFT_OK;
 }
