@@ -54,10 +54,14 @@ static void take_head(weft_relay *relay, const weft_sync_head *head, const uint8
     }
 }
 
+/* Under the lock. */
+static bool is_news(const weft_relay *relay, const weft_sync_head *head) {
+    return relay->generation == 0 || weft_sync_head_newer(head, relay->info.epoch, relay->info.sequence);
+}
+
 static void publish_head(weft_relay *relay, const weft_sync_head *head, const uint8_t *data, size_t size) {
     pthread_mutex_lock(&relay->mutex);
-    bool news =
-        relay->generation == 0 || weft_sync_head_newer(head, relay->info.epoch, relay->info.sequence);
+    bool news = is_news(relay, head);
     if (news) {
         take_head(relay, head, data, size);
     }
@@ -67,11 +71,24 @@ static void publish_head(weft_relay *relay, const weft_sync_head *head, const ui
     }
 }
 
-/* The follow has a new head. It is written down before anybody is told, so that a relay that is started
- * again does not go back; that it cannot be, matters only when the store is gone too. */
+/* True if the follow has a head that nobody was told of. How its last look ended does not tell: it may have
+ * found one, and then have failed to ask for the head of the next epoch. */
+static bool has_news(weft_relay *relay) {
+    const weft_follow *follow = &relay->follow;
+    pthread_mutex_lock(&relay->mutex);
+    bool news = follow->seen && is_news(relay, &follow->head);
+    pthread_mutex_unlock(&relay->mutex);
+    return news;
+}
+
+/* A new head is written down before anybody is told, so that a relay that is started again does not go
+ * back; that it cannot be, matters only when the store is gone too. */
 static void take_news(weft_relay *relay) {
     char key[WEFT_HEAD_KEY];
     const weft_follow *follow = &relay->follow;
+    if (!has_news(relay)) {
+        return;
+    }
     weft_head_key(follow->head.epoch, key);
     weft_status status =
         weft_relay_cache_write(&relay->cache, relay->watcher_context, key, follow->data, follow->size);
@@ -134,9 +151,7 @@ static void note_state(weft_relay *relay, weft_status status) {
 
 static weft_status look(weft_relay *relay) {
     weft_status status = weft_follow_look(&relay->follow);
-    if (status == WEFT_OK) {
-        take_news(relay);
-    }
+    take_news(relay);
     return status;
 }
 
@@ -147,8 +162,8 @@ static weft_status await_news(weft_relay *relay) {
     uint64_t after = follow->seen ? follow->head.newest.version : 0;
     double start = weft_clock_now();
     weft_status status = weft_follow_watch(follow, after, WATCH_SECONDS);
+    take_news(relay);
     if (status == WEFT_OK) {
-        take_news(relay);
         return WEFT_OK;
     }
     /* who waits on a server that was led astray is told the same again and again; the store is not */

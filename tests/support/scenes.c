@@ -76,7 +76,7 @@ void scene_place_close(scene_place *place) {
 unsigned scene_stride(void) {
     const char *text = getenv("WEFT_TEST_STRIDE");
     int stride = text != NULL ? atoi(text) : 1;
-    return stride >= 1 && stride <= 20 ? (unsigned)stride : 1;
+    return stride >= 1 && stride <= 60 ? (unsigned)stride : 1;
 }
 
 /* ---- the publisher's side ---- */

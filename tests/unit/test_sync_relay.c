@@ -82,6 +82,19 @@ static void open_follower(follower *follower, stage *stage) {
                  WEFT_OK, "opening a subscriber");
 }
 
+/* Until the relay has a head. Opening it waits for one only so long. */
+static void await_head(stage *stage) {
+    const struct timespec moment = {.tv_nsec = 10000000};
+    const time_t end = time(NULL) + PATIENCE_SECONDS;
+    uint8_t data[WEFT_HEAD_MAX];
+    size_t size;
+    weft_head_info info;
+    while (weft_relay_head(stage->context, stage->relay, data, &size, &info) != WEFT_OK) {
+        assert_true(time(NULL) < end);
+        nanosleep(&moment, NULL);
+    }
+}
+
 static void close_follower(follower *follower) {
     weft_subscriber_close(follower->subscriber);
     model_close(&follower->model);
@@ -175,6 +188,26 @@ static void test_each_operation_fails(void **state) {
     close_stage(&stage);
 }
 
+/* A look finds the newest head, and then cannot ask whether there is a later epoch: what it has found is
+ * passed on all the same. */
+static void test_next_epoch_cannot_be_asked_for(void **state) {
+    (void)state;
+    static const fault_rule rule = {.kind = FAULT_FAIL, .pattern = "heads/*2"};
+    stage stage;
+    follower follower;
+    open_stage(&stage, 17);
+    open_follower(&follower, &stage);
+    catch_up(&follower, &stage, "before the faults");
+    fault_store_set(stage.faults, &rule, 1);
+    for (int version = 0; version < 3; version++) {
+        (void)scene_publish(&stage.scene, 20000);
+        catch_up(&follower, &stage, "without the next epoch");
+    }
+    assert_true(fault_store_count(stage.faults, FAULT_FAIL) > 0);
+    close_follower(&follower);
+    close_stage(&stage);
+}
+
 /* ---- many at once ---- */
 
 enum { READERS = 24, ROUNDS = 6 };
@@ -210,6 +243,7 @@ static void test_one_fetch_for_all(void **state) {
     stage stage;
     pthread_t threads[READERS];
     open_stage(&stage, 11);
+    await_head(&stage);
     crowd crowd = {.stage = &stage};
     scene_find(&stage.scene, "anchors", 1, crowd.key);
     char *content = scene_read(&stage.scene, crowd.key, &crowd.size);
@@ -287,6 +321,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_faults_upstream),
         cmocka_unit_test(test_each_operation_fails),
+        cmocka_unit_test(test_next_epoch_cannot_be_asked_for),
         cmocka_unit_test(test_one_fetch_for_all),
         cmocka_unit_test(test_memory_runs_out),
     };
