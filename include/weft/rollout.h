@@ -196,6 +196,9 @@ typedef enum weft_rejection_estimator {
     WEFT_ESTIMATOR_K1 = 1, /* log xi; bounds are ratios, lower <= exp(statistic) <= upper */
     WEFT_ESTIMATOR_K2 = 2, /* (log xi)^2 / 2; upper bound only */
     WEFT_ESTIMATOR_K3 = 3, /* xi - 1 - log xi; upper bound only */
+    WEFT_ESTIMATOR_BINARY =
+        4, /* of tokens: the larger divergence, to either side, of two policies that know
+              this token and any other, within 1e-6 of both ends; KPop; upper bound only */
 } weft_rejection_estimator;
 
 typedef struct weft_rejection {
@@ -234,8 +237,8 @@ typedef struct weft_correction_options {
 WEFT_API WEFT_CHECKED weft_status weft_correction_preset(weft_context *context, const char *name,
                                                          weft_correction_options *options_out);
 /* Adds a rule by the name that verl has for it: token_k1 to token_k3, seq_sum_k1 to seq_sum_k3, seq_mean_k1
- * to seq_mean_k3, seq_max_k2, seq_max_k3. `lower` is for k1 only, and of xi, as slime has it; verl's k1
- * bounds its inverse. */
+ * to seq_mean_k3, seq_max_k2, seq_max_k3, binary_kl. `lower` is for k1 only, and of xi, as slime has it;
+ * verl's k1 bounds its inverse. */
 WEFT_API WEFT_CHECKED weft_status weft_correction_reject(weft_context *context,
                                                          weft_correction_options *options, const char *name,
                                                          double lower, double upper);
@@ -295,7 +298,7 @@ typedef enum weft_aggregation {
     WEFT_SEQ_MEAN_TOKEN_MEAN = 0,
     WEFT_TOKEN_MEAN = 1,
     WEFT_SEQ_MEAN_TOKEN_SUM = 2,
-    WEFT_SEQ_MEAN_TOKEN_SUM_NORM = 3, /* the sum over `horizon`; Dr. GRPO */
+    WEFT_SEQ_MEAN_TOKEN_SUM_NORM = 3, /* that over `horizon`, the most tokens of a response; Dr. GRPO */
 } weft_aggregation;
 
 typedef struct weft_objective_options {
@@ -305,7 +308,7 @@ typedef struct weft_objective_options {
     double clip_dual; /* a loss of a negative advantage is at most this times its size; 0: any; else > 1 */
     double kl;        /* weight of the divergence k3 from a reference, which is not weighed by xi */
     weft_aggregation aggregation;
-    double horizon;  /* the divisor of WEFT_SEQ_MEAN_TOKEN_SUM_NORM */
+    double horizon;  /* of WEFT_SEQ_MEAN_TOKEN_SUM_NORM */
     bool skip_empty; /* sequences without a kept token do not count in means over sequences, as in verl;
                         in the released code they do */
 } weft_objective_options;

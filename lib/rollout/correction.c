@@ -35,10 +35,6 @@ typedef struct correction_run {
     float most;
 } correction_run;
 
-static double bounded_exponential(double value) {
-    return exp(weft_log_ratio_bounded(value));
-}
-
 /* ---- rules about single tokens ---- */
 
 /* Rounded into the interval, so that a ratio that passes in single precision is within bounds. */
@@ -105,7 +101,7 @@ static double half_square(double value) {
 }
 
 static double curve(double value) {
-    return exp(value) - 1 - value;
+    return weft_ratio_bounded(value) - 1 - value;
 }
 
 /* What a rule about a whole sequence looks at. Both estimators with a maximum grow to both sides of 0, so
@@ -119,7 +115,7 @@ static double statistic(const weft_rejection *rejection, const correction_sums *
     }
     double divisor = rejection->scope == WEFT_REJECT_MEAN ? (double)sums->counted : 1;
     if (rejection->estimator == WEFT_ESTIMATOR_K1) {
-        return bounded_exponential(sums->log / divisor);
+        return weft_ratio_bounded(sums->log / divisor);
     }
     return (square ? 0.5 * sums->log_square : sums->k3) / divisor;
 }
@@ -141,7 +137,7 @@ static bool passes(const correction_run *run, const correction_sums *sums) {
 static double shared_weight(correction_run *run, const correction_sums *sums, bool *passed_out) {
     const weft_correction_options *options = run->options;
     double divisor = options->level == WEFT_LEVEL_GEOMETRIC ? (double)sums->counted : 1;
-    double ratio = bounded_exponential(sums->log / divisor);
+    double ratio = weft_ratio_bounded(sums->log / divisor);
     bool low = ratio < options->lower;
     bool high = options->upper > 0 && ratio > options->upper;
     run->result.low += low;
@@ -178,10 +174,10 @@ static void describe(correction_run *run, const correction_sums *sums) {
     result->ratio_mean += sums->ratio;
     result->kl_k1 -= sums->log;
     result->kl_k3 += sums->k3;
-    result->chi2_sequence += bounded_exponential(sums->log) * bounded_exponential(sums->log);
-    result->perplexity_sampler += bounded_exponential(-sums->sampler / count);
-    result->perplexity_old += bounded_exponential(-(sums->sampler + sums->log) / count);
-    result->perplexity_ratio += bounded_exponential(-sums->log / count);
+    result->chi2_sequence += weft_ratio_bounded(sums->log) * weft_ratio_bounded(sums->log);
+    result->perplexity_sampler += weft_ratio_bounded(-sums->sampler / count);
+    result->perplexity_old += weft_ratio_bounded(-(sums->sampler + sums->log) / count);
+    result->perplexity_ratio += weft_ratio_bounded(-sums->log / count);
     run->ratio_square += sums->ratio_square;
     run->least = sums->least < run->least ? sums->least : run->least;
     run->most = sums->most > run->most ? sums->most : run->most;
@@ -283,8 +279,8 @@ static void finish(correction_run *run) {
     double sequences = (double)result->sequences;
     double square = run->ratio_square / tokens;
     result->ratio_mean /= tokens;
-    result->ratio_min = exp((double)run->least);
-    result->ratio_max = exp((double)run->most);
+    result->ratio_min = weft_ratio_bounded((double)run->least);
+    result->ratio_max = weft_ratio_bounded((double)run->most);
     result->ratio_deviation = sqrt(larger(square - result->ratio_mean * result->ratio_mean, 0));
     result->weight_mean = run->token_weight / tokens;
     result->effective =

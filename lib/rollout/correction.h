@@ -5,6 +5,8 @@
 #ifndef WEFT_ROLLOUT_CORRECTION_H
 #define WEFT_ROLLOUT_CORRECTION_H
 
+#include "../base/exponential.h"
+
 #include <weft/rollout.h>
 
 WEFT_CHECKED weft_status weft_correction_check(weft_context *context,
@@ -18,6 +20,11 @@ enum { WEFT_LOG_RATIO_MAX = 20 };
 static inline double weft_log_ratio_bounded(double value) {
     const double most = WEFT_LOG_RATIO_MAX;
     return value > most ? most : value < -most ? -most : value;
+}
+
+/* The ratio whose logarithm is given. */
+static inline double weft_ratio_bounded(double value) {
+    return weft_exponential_double(weft_log_ratio_bounded(value));
 }
 
 #endif

@@ -7,7 +7,6 @@
 #ifndef WEFT_ROLLOUT_CORRECTION_BODY_H
 #define WEFT_ROLLOUT_CORRECTION_BODY_H
 
-#include "../base/exponential.h"
 #include "correction.h"
 #include "correction_kernels.h"
 
@@ -110,6 +109,23 @@ static void keep_half_squares(correction_block *block, float upper, size_t count
     }
 }
 
+static inline double probability(double log) {
+    double value = weft_exponential_double(log < -700 ? -700 : log);
+    return value < 1e-6 ? 1e-6 : value > 1 - 1e-6 ? 1 - 1e-6 : value;
+}
+
+/* This rule alone asks for the policies' own probabilities; it is seldom chosen, and may be slow. */
+static void keep_binary(correction_block *block, float upper, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        double theirs = probability((double)block->sampler[i] + (double)block->raw[i]);
+        double mine = probability((double)block->sampler[i]);
+        double yes = log(theirs / mine), no = log((1 - theirs) / (1 - mine));
+        double forward = theirs * yes + (1 - theirs) * no;
+        double reverse = -(mine * yes + (1 - mine) * no);
+        block->keeps[i] &= forward <= (double)upper && reverse <= (double)upper;
+    }
+}
+
 static void take_rules(correction_block *block, const correction_rules *rules, size_t count) {
     memcpy(block->keeps, block->counts, count * sizeof *block->keeps);
     for (size_t i = 0; i < rules->count; i++) {
@@ -123,6 +139,9 @@ static void take_rules(correction_block *block, const correction_rules *rules, s
             break;
         case WEFT_ESTIMATOR_K3:
             keep_within(block, block->k3, -1.0f, rule->upper, count);
+            break;
+        case WEFT_ESTIMATOR_BINARY:
+            keep_binary(block, rule->upper, count);
             break;
         }
     }

@@ -61,12 +61,20 @@ static const struct {
     {"seq_mean_k3", WEFT_REJECT_MEAN, WEFT_ESTIMATOR_K3},
     {"seq_max_k2", WEFT_REJECT_MAX, WEFT_ESTIMATOR_K2},
     {"seq_max_k3", WEFT_REJECT_MAX, WEFT_ESTIMATOR_K3},
+    {"binary_kl", WEFT_REJECT_TOKEN, WEFT_ESTIMATOR_BINARY},
 };
 
+/* Those that have a name, and no others. */
+static bool is_known(const weft_rejection *rejection) {
+    bool known = false;
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        known = known || (rules[i].scope == rejection->scope && rules[i].estimator == rejection->estimator);
+    }
+    return known;
+}
+
 static weft_status check_rejection(weft_context *context, const weft_rejection *rejection) {
-    bool known = rejection->scope >= WEFT_REJECT_TOKEN && rejection->scope <= WEFT_REJECT_MAX &&
-                 rejection->estimator >= WEFT_ESTIMATOR_K1 && rejection->estimator <= WEFT_ESTIMATOR_K3;
-    if (!known || (rejection->scope == WEFT_REJECT_MAX && rejection->estimator == WEFT_ESTIMATOR_K1)) {
+    if (!is_known(rejection)) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "there is no rejection by estimator %d of scope %d", (int)rejection->estimator,
                          (int)rejection->scope);
@@ -77,7 +85,7 @@ static weft_status check_rejection(weft_context *context, const weft_rejection *
         (!ratio && rejection->lower != 0)) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "a rejection cannot have the bounds %g and %g: k1 takes two ratios in ascending "
-                         "order, k2 and k3 an upper bound above 0",
+                         "order, all others an upper bound above 0",
                          rejection->lower, rejection->upper);
     }
     return WEFT_OK;
@@ -102,7 +110,7 @@ weft_status weft_correction_reject(weft_context *context, weft_correction_option
     }
     return weft_fail(context, WEFT_NOT_FOUND,
                      "there is no rejection '%s'; choose token_k1 to token_k3, seq_sum_k1 to seq_sum_k3, "
-                     "seq_mean_k1 to seq_mean_k3, seq_max_k2 or seq_max_k3",
+                     "seq_mean_k1 to seq_mean_k3, seq_max_k2, seq_max_k3 or binary_kl",
                      name);
 }
 

@@ -68,7 +68,7 @@ weft_objective_options weft_objective_defaults(void) {
 /* Minus the clipped surrogate. Where the ratio is bounded, the loss does not move with it. */
 static void clip_ratio(const weft_objective_options *options, double advantage, bool bounded,
                        weft_token_loss *token) {
-    double ratio = exp(token->log_ratio);
+    double ratio = weft_exponential_double(token->log_ratio);
     double limit = advantage > 0 ? 1 + options->clip_high : 1 - options->clip_low;
     token->clipped = advantage > 0 ? ratio > limit : advantage < 0 && ratio < limit;
     if (advantage < 0 && options->clip_dual > 0 && ratio > options->clip_dual) {
@@ -82,14 +82,15 @@ static void clip_ratio(const weft_objective_options *options, double advantage, 
 /* Adds k3 of the reference, which lies `distance` above the learner. */
 static void add_divergence(double kl, double distance, weft_token_loss *token) {
     double within = weft_log_ratio_bounded(distance);
-    double ratio = exp(within);
+    double ratio = weft_exponential_double(within);
     token->divergence = ratio - 1 - within;
     token->loss += kl * token->divergence;
     token->slope += within != distance ? 0 : kl * (1 - ratio);
 }
 
-weft_token_loss weft_objective_token(const weft_objective_options *options, double advantage, double weight,
-                                     double old, double learner, const float *reference) {
+static inline weft_token_loss token_loss(const weft_objective_options *options, double advantage,
+                                         double weight, double old, double learner,
+                                         const float *reference) {
     weft_token_loss token = {.log_ratio = weft_log_ratio_bounded(learner - old)};
     if (options->surrogate == WEFT_SURROGATE_CLIP) {
         clip_ratio(options, advantage, token.log_ratio != learner - old, &token);
@@ -103,6 +104,11 @@ weft_token_loss weft_objective_token(const weft_objective_options *options, doub
         add_divergence(options->kl, (double)*reference - learner, &token);
     }
     return token;
+}
+
+weft_token_loss weft_objective_token(const weft_objective_options *options, double advantage, double weight,
+                                     double old, double learner, const float *reference) {
+    return token_loss(options, advantage, weight, old, learner, reference);
 }
 
 /* ---- divisors ---- */
@@ -146,7 +152,7 @@ static double divisor(const weft_objective_options *options, double mine, double
     case WEFT_SEQ_MEAN_TOKEN_SUM:
         return sequences;
     case WEFT_SEQ_MEAN_TOKEN_SUM_NORM:
-        return options->horizon;
+        return options->horizon * sequences;
     default:
         return mine * sequences;
     }
@@ -196,40 +202,47 @@ static weft_status check_token(weft_context *context, const weft_objective_input
         (double)input->learner[token], (double)reference, (double)weight);
 }
 
-static void add_token(const weft_objective_input *input, const weft_objective_options *options,
-                      size_t sequence, size_t token, double divisor, float *slopes,
-                      weft_objective_result *result) {
+/* The loss of a token that counts, before it is divided. */
+static double add_token(const weft_objective_input *input, const weft_objective_options *options,
+                        double advantage, size_t token, double factor, float *slopes,
+                        weft_objective_result *result) {
     double weight = input->weights != NULL ? (double)input->weights[token] : 1;
-    weft_token_loss loss = weft_objective_token(options, (double)input->advantages[sequence], weight,
-                                                (double)input->old[token], (double)input->learner[token],
-                                                input->reference != NULL ? &input->reference[token] : NULL);
-    slopes[token] = (float)(loss.slope * (1 / divisor));
-    result->loss += loss.loss / divisor;
+    weft_token_loss loss =
+        token_loss(options, advantage, weight, (double)input->old[token], (double)input->learner[token],
+                   input->reference != NULL ? &input->reference[token] : NULL);
+    slopes[token] = (float)(loss.slope * factor);
     result->clipped += loss.clipped;
     result->ratio += fabs(loss.log_ratio);
     result->kl += loss.divergence;
     result->tokens += 1;
     result->moves = result->moves || slopes[token] != 0;
+    return loss.loss;
 }
 
 static weft_status add_sequence(weft_context *context, const weft_objective_input *input,
                                 const weft_objective_options *options, size_t sequence, double divisor,
                                 float *slopes, weft_objective_result *result) {
     const weft_correction_batch *batch = input->batch;
+    const double advantage = (double)input->advantages[sequence];
+    const double factor = 1 / divisor; /* not used if no token counts */
     weft_status status = WEFT_OK;
-    if (!isfinite(input->advantages[sequence])) {
+    double loss = 0;
+    if (!isfinite(advantage)) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "sequence %zu has the advantage %g", sequence,
-                         (double)input->advantages[sequence]);
+                         advantage);
     }
-    result->sequences += divisor > 0;
     for (size_t i = batch->starts[sequence]; i < batch->starts[sequence + 1] && status == WEFT_OK; i++) {
         slopes[i] = 0;
         if (counts(batch, i)) {
             status = check_token(context, input, sequence, i);
             if (status == WEFT_OK) {
-                add_token(input, options, sequence, i, divisor, slopes, result);
+                loss += add_token(input, options, advantage, i, factor, slopes, result);
             }
         }
+    }
+    if (divisor > 0) {
+        result->sequences += 1;
+        result->loss += loss / divisor;
     }
     return status;
 }

@@ -294,7 +294,7 @@ class Objective(unittest.TestCase):
             "token-mean": sums.sum() / counts.sum(),
             "seq-mean-token-sum": sums.sum() / sequences,
             "seq-mean-token-mean": (sums / numpy.maximum(counts, 1)).sum() / sequences,
-            "seq-mean-token-sum-norm": sums.sum() / 40,
+            "seq-mean-token-sum-norm": sums.sum() / sequences / 40,
         }[aggregation]
 
     def test_loss(self):

@@ -60,6 +60,22 @@ static void test_exponential(void **state) {
     assert_true(weft_exponential(INFINITY) > 1e37f && weft_exponential(-INFINITY) < 1e-37f);
 }
 
+static void test_exponential_double(void **state) {
+    (void)state;
+    double worst = 0;
+    for (int32_t i = -700 * 1000; i <= 700 * 1000; i++) {
+        double x = i / 1000.0, exact = exp(x);
+        int exponent;
+        frexp(exact, &exponent);
+        double error = fabs(weft_exponential_double(x) - exact) / ldexp(1, exponent - 53);
+        worst = error > worst ? error : worst;
+    }
+    if (worst > 2) {
+        fail_msg("off by %g units in the last place", worst);
+    }
+    assert_true(weft_exponential_double(0) == 1 && weft_exponential_double(-0.0) == 1);
+}
+
 /* ---- levels ---- */
 
 enum { LONGEST = 700 };
@@ -97,10 +113,11 @@ static void test_levels_agree(void **state) {
                                   .low = 0.5f,
                                   .high = 1.5f,
                                   .veto = -9,
-                                  .count = (size_t)round % 4,
+                                  .count = (size_t)round % 5,
                                   .tokens = {{WEFT_ESTIMATOR_K1, 0.5f, 1.2f},
                                              {WEFT_ESTIMATOR_K2, 0, 0.1f},
-                                             {WEFT_ESTIMATOR_K3, 0, 0.1f}}};
+                                             {WEFT_ESTIMATOR_K3, 0, 0.1f},
+                                             {WEFT_ESTIMATOR_BINARY, 0, 0.01f}}};
         for (int level = 0; level <= (int)weft_cpu_best(); level++) {
             pass_output *into = level == 0 ? &expected : &output;
             correction_function_for((weft_cpu)level)(&rules, sampler + shift, old + shift,
@@ -311,6 +328,32 @@ static void test_rejections(void **state) {
     assert_true(one.kept[5] == 0 && one.kept[6] == 1 && one.rejected[2] == 0);
 }
 
+/* Where a token is likely, a small change of it is a large one of all others; where it is rare, xi may be
+ * far from 1 and yet change little. */
+static void test_binary_rejection(void **state) {
+    (void)state;
+    batch_case one;
+    deal(&one, "none");
+    assert_int_equal(weft_correction_reject(context, &one.options, "binary_kl", 0, 0.01), WEFT_OK);
+    one.sampler[0] = (float)log(0.999);
+    one.old[0] = (float)log(0.95);
+    one.sampler[1] = (float)log(0.001);
+    one.old[1] = (float)log(0.004);
+    one.sampler[2] = (float)log(0.5);
+    one.old[2] = (float)log(0.56);
+    one.sampler[3] = (float)log(0.5);
+    one.old[3] = (float)log(0.58);
+    one.sampler[4] = (float)log(0.3);
+    one.old[4] = -INFINITY;
+    one.sampler[8] = one.old[8] = 0;
+    assert_int_equal(weigh(&one), WEFT_OK);
+    const uint8_t kept[TOKENS] = {0, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1};
+    assert_memory_equal(one.kept, kept, sizeof kept);
+    weft_rejection *rule = &one.options.rejections[0];
+    rule->scope = WEFT_REJECT_SUM;
+    assert_int_equal(weigh(&one), WEFT_INVALID_ARGUMENT);
+}
+
 /* ---- odd and hostile input ---- */
 
 static void assert_no_nan(const batch_case *one) {
@@ -431,12 +474,20 @@ static void test_refused_options(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exponential),      cmocka_unit_test(test_levels_agree),
-        cmocka_unit_test(test_agreement_is_one), cmocka_unit_test(test_veto),
-        cmocka_unit_test(test_token_modes),      cmocka_unit_test(test_sequence_levels),
-        cmocka_unit_test(test_normalisation),    cmocka_unit_test(test_rejections),
-        cmocka_unit_test(test_refused_numbers),  cmocka_unit_test(test_extreme_numbers),
-        cmocka_unit_test(test_nothing_counts),   cmocka_unit_test(test_refused_options),
+        cmocka_unit_test(test_exponential),
+        cmocka_unit_test(test_exponential_double),
+        cmocka_unit_test(test_levels_agree),
+        cmocka_unit_test(test_agreement_is_one),
+        cmocka_unit_test(test_veto),
+        cmocka_unit_test(test_token_modes),
+        cmocka_unit_test(test_sequence_levels),
+        cmocka_unit_test(test_normalisation),
+        cmocka_unit_test(test_rejections),
+        cmocka_unit_test(test_binary_rejection),
+        cmocka_unit_test(test_refused_numbers),
+        cmocka_unit_test(test_extreme_numbers),
+        cmocka_unit_test(test_nothing_counts),
+        cmocka_unit_test(test_refused_options),
     };
     return cmocka_run_group_tests(tests, open_context, close_context);
 }

@@ -155,7 +155,6 @@ static void test_slopes(void **state) {
     }
 }
 
-/* Two sequences, whose tokens are one, two and three times as likely as before. */
 /* Where a ratio or a divergence is clamped, the loss stands still, and the slope is 0. */
 static void test_slopes_of_clamped(void **state) {
     (void)state;
@@ -201,6 +200,7 @@ static void test_clipped_without_advantage(void **state) {
     assert_true(one.result.clipped == 0);
 }
 
+/* Two sequences, whose tokens are one, two and three times as likely as before. */
 static void test_by_definition(void **state) {
     (void)state;
     objective_case one;
@@ -233,10 +233,13 @@ static void test_by_definition(void **state) {
     assert_true(fabs(one.result.loss - (2 * first + second) / 3) < 1e-6);
     one.options.aggregation = WEFT_SEQ_MEAN_TOKEN_SUM_NORM;
     assert_int_equal(run(&one), WEFT_OK);
-    assert_true(fabs(one.result.loss - (2 * first + second) / 16) < 1e-6);
+    assert_true(fabs(one.result.loss - (2 * first + second) / 16 / 2) < 1e-6);
     one.options.clip_dual = 2;
     assert_int_equal(run(&one), WEFT_OK);
-    assert_true(fabs(one.result.loss - (2 * first + 0.25 * 2) / 16) < 1e-6 && one.slopes[9] == 0);
+    assert_true(fabs(one.result.loss - (2 * first + 0.25 * 2) / 16 / 2) < 1e-6 && one.slopes[9] == 0);
+    one.options.skip_empty = false;
+    assert_int_equal(run(&one), WEFT_OK);
+    assert_true(fabs(one.result.loss - (2 * first + 0.25 * 2) / 16 / SEQUENCES) < 1e-6);
 }
 
 static void test_weights_of_one(void **state) {
