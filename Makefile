@@ -51,7 +51,7 @@ fuzz: ## each fuzz target for FUZZ_SECONDS (default 60)
 soak: all ## the long tests, such as thousands of kills during an in-place apply
 	@scripts/soak.sh
 
-install: all ## headers, libraries, weft.pc and the command, under PREFIX (and DESTDIR)
+install: all ## headers, libraries, weft.pc, the command and the Python package, under PREFIX (and DESTDIR)
 	@cmake --install build --prefix $(PREFIX)
 
 format: ## lay out all C files by .clang-format

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learning from responses that a cheaper policy sampled: weights, rejections, advantages, the objective.
 
-Arrays are numpy arrays or torch tensors on the CPU, one-dimensional, with the tokens of all sequences one
-behind another; `starts` says where each sequence begins, and the end of the last. Results are of the same
-kind as the first array that is given. weft/rollout.h says what each function does; doc/ARCHITECTURE.md has
-the formulas.
+Arrays are numpy arrays or torch tensors. Those that hold something of each token have the tokens of all
+sequences one behind another, and `starts` says where each sequence begins, and the end of the last; or they
+have two dimensions, a sequence in each row and a mask over what fills it up, and `starts` is None. Results are
+of the same kind and shape as the first array that is given. weft/rollout.h says what each function does;
+doc/ARCHITECTURE.md has the formulas.
 
     from weft import correction
 
@@ -39,9 +40,24 @@ AGGREGATIONS = {
 _REJECTIONS_MAX = 8
 
 
-class Rejection(ctypes.Structure):
+class _Record(ctypes.Structure):
+    """One that shows what it holds. Without __slots__ in each, a name that was mistyped would be one more attribute,
+    and change nothing."""
+
+    __slots__ = ()
+
+    def __repr__(self):
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._shown())
+        return f"{type(self).__name__}({values})"
+
+    def _shown(self):
+        return [name for name, _ in self._fields_]
+
+
+class Rejection(_Record):
     """A rule that rejects tokens or sequences; made by Options.reject."""
 
+    __slots__ = ()
     _fields_ = [
         ("scope", ctypes.c_int),
         ("estimator", ctypes.c_int),
@@ -50,9 +66,11 @@ class Rejection(ctypes.Structure):
     ]
 
 
-class Options(ctypes.Structure):
-    """How to correct; see weft_correction_options. A new one corrects nothing."""
+class Options(_Record):
+    """How to correct; see weft_correction_options. A new one corrects nothing. `level` is TOKEN, SEQUENCE or
+    GEOMETRIC, `mode` ANY, TRUNCATE, CLIP, MASK or ZERO."""
 
+    __slots__ = ()
     _fields_ = [
         ("weigh", ctypes.c_bool),
         ("level", ctypes.c_int),
@@ -66,6 +84,14 @@ class Options(ctypes.Structure):
         ("baseline_excludes_rejected", ctypes.c_bool),
     ]
 
+    def _shown(self):
+        return [name for name in super()._shown() if name not in ("rejection_count", "rejections")] + ["rules"]
+
+    @property
+    def rules(self):
+        """The rejections that were added."""
+        return list(self.rejections[: self.rejection_count])
+
     def reject(self, name, upper, lower=0.0):
         """Adds a rule by verl's name for it, such as "seq_max_k3". Bounds of k1 are those of old / sampler."""
         library.call(
@@ -78,9 +104,10 @@ class Options(ctypes.Structure):
         return self
 
 
-class Diagnostics(ctypes.Structure):
+class Diagnostics(_Record):
     """What was found; see weft_correction_diagnostics."""
 
+    __slots__ = ()
     _fields_ = [
         (name, ctypes.c_size_t)
         for name in ("sequences", "tokens", "rejected", "vetoed", "masked", "below_veto", "low", "high")
@@ -146,6 +173,12 @@ class _ObjectiveResult(ctypes.Structure):
 # ---- options ----
 
 
+def _choose(names, name, what):
+    if name not in names:
+        raise ValueError(f"{what} cannot be {name!r}; choose one of {', '.join(names)}")
+    return names[name]
+
+
 def preset(name):
     """Options by name: one of PRESETS."""
     options = Options()
@@ -172,18 +205,24 @@ def from_slime(
     if not use_tis:
         return options
     options.weigh = True
-    options.level = LEVELS[tis_level]
-    options.mode = MODES[tis_mode]
+    options.level = _choose(LEVELS, tis_level, "tis_level")
+    options.mode = _choose(MODES, tis_mode, "tis_mode")
     options.upper = tis_upper_bound
     options.lower = 1 / tis_upper_bound if tis_lower_bound is None else tis_lower_bound
     options.normalise = tis_batch_normalize
     if use_rs:
-        name = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
+        names = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
         lower = options.lower if rs_lower_bound is None else rs_lower_bound
         upper = options.upper if rs_upper_bound is None else rs_upper_bound
-        options.reject(name[rs_level or tis_level], upper, lower)
+        options.reject(_choose(names, rs_level or tis_level, "rs_level"), upper, lower)
         options.veto = rs_veto_threshold or 0
     return options
+
+
+def from_slime_tis(tis_clip=2.0, tis_clip_low=0.0, icepop=False):
+    """Options from the arguments of slime's --use-tis: its own function, or the icepop_function that
+    --custom-tis-function-path names. For a mis.yaml see from_slime."""
+    return Options(weigh=True, mode=ZERO if icepop else CLIP, lower=tis_clip_low, upper=tis_clip)
 
 
 def from_verl(
@@ -193,16 +232,20 @@ def from_verl(
     rollout_rs=None,
     rollout_rs_threshold=None,
 ):
-    """Options from those of verl's rollout_correction. For bypass_mode give the sampler's array to objective
-    as `old`, and no weights."""
+    """Options from those of verl's rollout_correction. As there, nothing is weighed without a threshold.
+
+    For bypass_mode, weigh with the learner's array as `old`. Then for the loss_type ppo_clip give the sampler's
+    array to objective as `old`, and what was kept, but no weights, which the ratio there has in it; for reinforce
+    give it both."""
     options = Options()
-    if rollout_is is not None:
+    if rollout_is is not None and rollout_is_threshold is not None:
         bounds = [float(part) for part in str(rollout_is_threshold).split("_", 1)]
         options.weigh = True
-        options.level = {"token": TOKEN, "sequence": SEQUENCE}[rollout_is]
+        options.level = _choose({"token": TOKEN, "sequence": SEQUENCE}, rollout_is, "rollout_is")
         options.mode = TRUNCATE if len(bounds) == 1 else ZERO
-        options.lower = 0 if len(bounds) == 1 else bounds[0]
         options.upper = bounds[-1]
+        # what is truncated has no lower bound; below this verl counts it as low
+        options.lower = bounds[0] if len(bounds) == 2 else 1 / options.upper if options.upper > 1 else 0
         options.normalise = rollout_is_batch_normalize
     names = list(dict.fromkeys(part.strip() for part in (rollout_rs or "").split(",") if part.strip()))
     if names and rollout_rs_threshold is None:
@@ -237,44 +280,53 @@ def _tensor_dtype(dtype):
     return {numpy.float32: torch.float32, numpy.uint64: torch.int64, numpy.uint8: torch.uint8}[dtype]
 
 
-def _take(array, dtype, name, count=None):
-    """An array of the library's type; copied only if it must be."""
+def _take(array, dtype, name, shape=None):
+    """An array of the library's type, flat; copied only if it must be. Without a shape any of one dimension will do."""
     if array is None:
         return None
     if _is_tensor(array):
-        array = array.detach().to(_tensor_dtype(dtype)).numpy()
+        array = array.detach().to(device="cpu", dtype=_tensor_dtype(dtype)).numpy()
     array = numpy.ascontiguousarray(array, dtype=dtype)
-    if array.ndim != 1 or (count is not None and len(array) != count):
-        raise ValueError(f"{name} has the shape {array.shape}, not {(count,) if count is not None else 'one dimension'}")
-    return array
+    if array.shape != shape and (shape is not None or array.ndim != 1):
+        raise ValueError(f"{name} has the shape {array.shape}, not {'one dimension' if shape is None else shape}")
+    return array.reshape(-1)
 
 
-def _take_flags(array, name, count):
+def _take_flags(array, name, shape):
     """Anything but 0 is 1, whatever the type was."""
     if array is None:
         return None
     flags = array.detach() != 0 if _is_tensor(array) else numpy.asarray(array) != 0
-    return _take(flags, numpy.uint8, name, count)
+    return _take(flags, numpy.uint8, name, shape)
 
 
-def _give(array, like):
-    """As the caller's kind of array."""
+def _give(array, like, shape=None):
+    """As the caller's kind of array, in that shape and where it lies."""
+    array = array if shape is None else array.reshape(shape)
     if not _is_tensor(like):
         return array
     import torch
 
-    return torch.from_numpy(array)
+    return torch.from_numpy(array).to(like.device)
 
 
 def _address(array):
     return None if array is None else array.ctypes.data
 
 
-def _take_starts(starts, tokens):
+def _take_batch(starts, first, name):
+    """Where sequences start, as the library has it, and the shape that all arrays of tokens must have."""
+    shape = tuple(first.shape) if hasattr(first, "shape") else numpy.shape(first)
+    if starts is None:
+        if len(shape) != 2:
+            raise ValueError(f"without starts {name} must have two dimensions, a sequence in each row; it has the shape {shape}")
+        return numpy.arange(shape[0] + 1, dtype=numpy.uint64) * numpy.uint64(shape[1]), shape
+    if len(shape) != 1:
+        raise ValueError(f"{name} has the shape {shape}, not one dimension; with two, starts is None")
     starts = _take(starts, numpy.uint64, "starts")
-    if len(starts) < 1 or starts[-1] != tokens or starts[0] != 0 or numpy.any(starts[1:] < starts[:-1]):
-        raise ValueError(f"starts must ascend from 0 to the number of tokens, {tokens}")
-    return starts
+    if len(starts) < 1 or starts[-1] != shape[0] or starts[0] != 0 or numpy.any(starts[1:] < starts[:-1]):
+        raise ValueError(f"starts must ascend from 0 to the number of tokens, {shape[0]}")
+    return starts, shape
 
 
 # ---- the functions ----
@@ -298,12 +350,11 @@ def weigh(starts, sampler, old, options, mask=None):
     `options` is an Options or the name of a preset; tokens where `mask` is 0 do not count."""
     if isinstance(options, str):
         options = preset(options)
-    sampler_array = _take(sampler, numpy.float32, "sampler")
-    count = len(sampler_array)
-    old_array = _take(old, numpy.float32, "old", count)
-    mask_array = _take_flags(mask, "mask", count)
-    starts_array = _take_starts(starts, count)
-    sequences = len(starts_array) - 1
+    starts_array, shape = _take_batch(starts, sampler, "sampler")
+    sampler_array = _take(sampler, numpy.float32, "sampler", shape)
+    old_array = _take(old, numpy.float32, "old", shape)
+    mask_array = _take_flags(mask, "mask", shape)
+    count, sequences = len(sampler_array), len(starts_array) - 1
     weights = numpy.zeros(count, numpy.float32)
     kept = numpy.zeros(count, numpy.uint8)
     rejected = numpy.zeros(sequences, numpy.uint8)
@@ -317,27 +368,50 @@ def weigh(starts, sampler, old, options, mask=None):
         *(ctypes.c_void_p(_address(array)) for array in (weights, kept, rejected)),
         ctypes.byref(diagnostics),
     )
-    kept, rejected = (_give(array.view(bool), sampler) for array in (kept, rejected))
+    kept, rejected = _give(kept.view(bool), sampler, shape), _give(rejected.view(bool), sampler)
     left_out = rejected if options.baseline_excludes_rejected else None
-    return Weights(_give(weights, sampler), kept, rejected, left_out, diagnostics)
+    return Weights(_give(weights, sampler, shape), kept, rejected, left_out, diagnostics)
 
 
-def advantages(rewards, group, rejected=None, normalise=True):
-    """(reward - mean) / (deviation + 1e-6) within each group of sequences that lie together.
-
-    Sequences that `rejected` marks are left out of their group's baseline: give it what weigh found as `left_out`."""
-    rewards_array = _take(rewards, numpy.float32, "rewards")
-    rejected_array = _take_flags(rejected, "rejected", len(rewards_array))
-    output = numpy.zeros(len(rewards_array), numpy.float32)
+def _compare(rewards, rejected, group, normalise):
+    """Advantages within groups of one size that lie together."""
+    output = numpy.zeros(len(rewards), numpy.float32)
     library.call(
         "weft_correction_advantages",
-        ctypes.c_void_p(_address(rewards_array)),
-        ctypes.c_void_p(_address(rejected_array)),
-        ctypes.c_size_t(len(rewards_array)),
+        ctypes.c_void_p(_address(rewards)),
+        ctypes.c_void_p(_address(rejected)),
+        ctypes.c_size_t(len(rewards)),
         ctypes.c_size_t(group),
         ctypes.c_bool(normalise),
         ctypes.c_void_p(_address(output)),
     )
+    return output
+
+
+def _split(labels, count):
+    """The places of each label, in order."""
+    labels = numpy.asarray(labels.detach().cpu() if _is_tensor(labels) else labels)
+    if labels.shape != (count,):
+        raise ValueError(f"group has the shape {labels.shape}, not {(count,)}: a label for each sequence, or a size")
+    _, numbers, sizes = numpy.unique(labels, return_inverse=True, return_counts=True)
+    return numpy.split(numpy.argsort(numbers, kind="stable"), numpy.cumsum(sizes)[:-1]) if count else []
+
+
+def advantages(rewards, group, rejected=None, normalise=True):
+    """(reward - mean) / (deviation + 1e-6) within each group of sequences.
+
+    `group` is the size of groups that lie together, or a label for each sequence, such as verl's uid: those with the
+    same one are a group, of any size. Sequences that `rejected` marks are left out of their group's baseline: give it
+    what weigh found as `left_out`."""
+    rewards_array = _take(rewards, numpy.float32, "rewards")
+    count = len(rewards_array)
+    rejected_array = _take_flags(rejected, "rejected", (count,))
+    if numpy.ndim(group) == 0:
+        return _give(_compare(rewards_array, rejected_array, group, normalise), rewards)
+    output = numpy.zeros(count, numpy.float32)
+    for places in _split(group, count):
+        left_out = None if rejected_array is None else rejected_array[places]
+        output[places] = _compare(rewards_array[places], left_out, len(places), normalise)
     return _give(output, rewards)
 
 
@@ -376,26 +450,31 @@ def objective(
     """The loss of the clipped surrogate with the weights outside of the clip, and its slopes.
 
     `mask` is what weigh kept; `horizon` the divisor of "seq-mean-token-sum-norm"."""
-    old_array = _take(old, numpy.float32, "old")
-    count = len(old_array)
-    starts_array = _take_starts(starts, count)
+    starts_array, shape = _take_batch(starts, old, "old")
     sequences = len(starts_array) - 1
     arrays = [
-        old_array,
-        _take(learner, numpy.float32, "learner", count),
-        _take(reference, numpy.float32, "reference", count),
-        _take(weights, numpy.float32, "weights", count),
-        _take(advantages, numpy.float32, "advantages", sequences),
+        _take(old, numpy.float32, "old", shape),
+        _take(learner, numpy.float32, "learner", shape),
+        _take(reference, numpy.float32, "reference", shape),
+        _take(weights, numpy.float32, "weights", shape),
+        _take(advantages, numpy.float32, "advantages", (sequences,)),
     ]
-    mask_array = _take_flags(mask, "mask", count)
+    mask_array = _take_flags(mask, "mask", shape)
     batch = _Batch(sequences, _address(starts_array), _address(mask_array))
     given = _ObjectiveInput(ctypes.pointer(batch), *(_address(array) for array in arrays))
     if horizon is None:
         horizon = math.nan
     options = _ObjectiveOptions(
-        SURROGATES[surrogate], clip_low, clip_high, clip_dual, kl, AGGREGATIONS[aggregation], horizon, skip_empty
+        surrogate=_choose(SURROGATES, surrogate, "surrogate"),
+        clip_low=clip_low,
+        clip_high=clip_high,
+        clip_dual=clip_dual,
+        kl=kl,
+        aggregation=_choose(AGGREGATIONS, aggregation, "aggregation"),
+        horizon=horizon,
+        skip_empty=skip_empty,
     )
-    slopes = numpy.zeros(count, numpy.float32)
+    slopes = numpy.zeros(arrays[0].shape, numpy.float32)
     result = _ObjectiveResult()
     library.call(
         "weft_objective_run",
@@ -405,4 +484,4 @@ def objective(
         ctypes.byref(result),
     )
     fields = {name: getattr(result, name) for name, _ in result._fields_}
-    return Objective(slopes=_give(slopes, old), **fields)
+    return Objective(slopes=_give(slopes, old, shape), **fields)

@@ -2,8 +2,8 @@
 """libweft.so, by ctypes: where it is found, contexts, and statuses as exceptions."""
 
 import ctypes
-import ctypes.util
 import os
+import pathlib
 import threading
 
 
@@ -15,12 +15,31 @@ class Error(Exception):
         self.status = status
 
 
+# Structures may differ between minor versions, and the library's name changes with them (weft/base.h).
+_NAME = "libweft.so.0.1"
+
+
+def _find():
+    """What WEFT_LIBRARY names; else what lies where this package was built or installed with it, PREFIX/lib or
+    build/; else what the system finds by name."""
+    given = os.environ.get("WEFT_LIBRARY")
+    if given:
+        return given
+    here = pathlib.Path(__file__).resolve()
+    for directory in (here.parents[3], here.parents[2] / "build"):
+        if (directory / _NAME).exists():
+            return str(directory / _NAME)
+    return _NAME
+
+
 def _load():
-    """The library that WEFT_LIBRARY names, or the one that the system finds."""
-    path = os.environ.get("WEFT_LIBRARY") or ctypes.util.find_library("weft")
-    if path is None:
-        raise ImportError("libweft.so is not installed; set WEFT_LIBRARY to its path")
-    return ctypes.CDLL(path)
+    path = _find()
+    try:
+        return ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(
+            f"{error}; build it with make, install it with make install, or set WEFT_LIBRARY to the path of {_NAME}"
+        ) from error
 
 
 library = _load()

@@ -72,6 +72,20 @@ for block in blocks:
 print(f"{len(blocks)} blocks")
 END
 
+echo "== the Python package, as README shows it"
+package=$(dirname "$(find "$prefix" -type d -path '*-packages/weft')")
+/usr/bin/python3 - "$WEFT_SOURCE" > example.py << 'END'
+import pathlib, re, sys
+blocks = re.findall(r"^```python\n(.*?)^```$", (pathlib.Path(sys.argv[1]) / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+assert len(blocks) == 1
+print(blocks[0])
+END
+if ! PYTHONPATH=$package /usr/bin/python3 -B example.py > example.log 2>&1; then
+    cat example.log >&2
+    exit 1
+fi
+cat example.log
+
 echo "== static"
 mv "$library"/libweft.so* "$work/"
 "$CC" -std=c11 "${warnings[@]}" "${flags[@]}" program.c -o static "${static[@]}"

@@ -6,7 +6,10 @@ objective with every aggregation."""
 
 import itertools
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
 import unittest
 
 import numpy
@@ -70,7 +73,16 @@ def bound(ratio, options):
     return ratio, inside if options.mode == correction.MASK else True
 
 
-def statistic(rule, log):
+def binary(log_p, log_q):
+    """The larger divergence of two policies of two tokens each."""
+    p, q = (numpy.clip(numpy.exp(log.astype(numpy.float64)), 1e-6, 1 - 1e-6) for log in (log_p, log_q))
+    divergence = lambda p, q: p * numpy.log(p / q) + (1 - p) * numpy.log((1 - p) / (1 - q))
+    return numpy.maximum(divergence(p, q), divergence(q, p))
+
+
+def statistic(rule, log, sampler):
+    if rule.estimator == 4:
+        return binary(sampler + log, sampler)
     clamped = numpy.clip(log, -20, 20)
     tokens = {1: log, 2: clamped**2 / 2, 3: numpy.exp(clamped) - 1 - clamped}[rule.estimator]
     value = [lambda x: x, numpy.sum, numpy.mean, numpy.max][rule.scope](tokens)
@@ -95,7 +107,7 @@ def reference_weights(batch, options):
         weight = numpy.broadcast_to(weight, mine.shape)
         keep = numpy.broadcast_to(keep, mine.shape).copy()
         for rule in options.rejections[: options.rejection_count]:
-            keep &= within(statistic(rule, mine), rule.lower, rule.upper)
+            keep &= within(statistic(rule, mine, batch.sampler[part][mask]), rule.lower, rule.upper)
         veto = options.veto > 0 and bool(numpy.any(mine < numpy.log(options.veto)))
         keep &= not veto
         vetoed += veto
@@ -174,6 +186,7 @@ class Weights(unittest.TestCase):
         bounds = {"sum_k1": (0.3, 3), "sum_k2": (0, 8), "sum_k3": (0, 8)}
         names = [f"{scope}_k{k}" for scope in ("token", "seq_sum", "seq_mean", "seq_max") for k in (1, 2, 3)]
         names.remove("seq_max_k1")
+        names.append("binary_kl")
         rejected = 0
         for seed, name in enumerate(names):
             lower, upper = bounds.get(name[4:], (0.8, 1.25) if name.endswith("k1") else (0, 0.4))
@@ -205,6 +218,64 @@ class Weights(unittest.TestCase):
             correction.weigh(batch.starts, batch.sampler, batch.old, "tis")
 
 
+    def test_names(self):
+        """A name that was mistyped is refused, and records say what they hold."""
+        options = correction.preset("released")
+        with self.assertRaises(AttributeError):
+            options.normalize = True
+        with self.assertRaises(AttributeError):
+            correction.Options(truncate=2)
+        for text in ("upper=1.5", "veto=0.0001", "rules=[Rejection(scope=0", "normalise=True"):
+            self.assertIn(text, repr(options))
+        self.assertEqual(repr(correction.Options().rules), "[]")
+        self.assertIn("ratio_mean=", repr(correction.weigh([0, 1], [-1.0], [-1.0], "tis").diagnostics))
+
+    def test_rows(self):
+        """Arrays of two dimensions are the same as flat ones without what fills them up."""
+        batch = Batch(13)
+        lengths = numpy.diff(batch.starts)
+        inside = numpy.arange(lengths.max()) < lengths[:, None]
+
+        def spread(flat, filling):
+            wide = numpy.full(inside.shape, filling, flat.dtype)
+            wide[inside] = flat
+            return wide
+
+        wide = {name: spread(getattr(batch, name), numpy.nan) for name in ("sampler", "old", "learner")}
+        mask = spread(batch.mask, False)
+        for name in correction.PRESETS:
+            flat = correction.weigh(batch.starts, batch.sampler, batch.old, name, mask=batch.mask)
+            rows = correction.weigh(None, wide["sampler"], wide["old"], name, mask=mask)
+            self.assertEqual(rows.weights.shape, inside.shape)
+            self.assertTrue(numpy.array_equal(rows.weights[inside], flat.weights))
+            self.assertTrue(numpy.array_equal(rows.kept[inside], flat.kept) and not rows.kept[~inside].any())
+            self.assertTrue(numpy.array_equal(rows.rejected, flat.rejected))
+            advantages = correction.advantages(batch.rewards, 4)
+            one = correction.objective(batch.starts, batch.old, batch.learner, advantages, flat.weights, flat.kept)
+            other = correction.objective(None, wide["old"], wide["learner"], advantages, rows.weights, rows.kept)
+            self.assertEqual((one.loss, one.tokens), (other.loss, other.tokens))
+            self.assertTrue(numpy.array_equal(other.slopes[inside], one.slopes))
+        for starts, sampler in ((None, batch.sampler), (batch.starts, wide["sampler"])):
+            with self.assertRaisesRegex(ValueError, "two"):
+                correction.weigh(starts, sampler, sampler, "tis")
+        with self.assertRaisesRegex(ValueError, "old has the shape"):
+            correction.weigh(None, wide["sampler"], wide["old"][:, 1:], "tis")
+
+    def test_strides_and_types(self):
+        """Views, other types and arrays that cannot be written are taken as they are."""
+        batch = Batch(14)
+        plain = correction.weigh(batch.starts, batch.sampler, batch.old, "paper", mask=batch.mask)
+        sampler = numpy.repeat(batch.sampler, 2)[::2]
+        old = batch.old.astype(numpy.float64)
+        old.flags.writeable = False
+        found = correction.weigh(batch.starts.astype(numpy.int32), sampler, old, "paper", mask=batch.mask * 3.5)
+        self.assertTrue(numpy.array_equal(found.weights, plain.weights))
+        nothing = correction.weigh([0], [], [], "released")
+        self.assertEqual((len(nothing.weights), len(nothing.rejected), nothing.diagnostics.tokens), (0, 0, 0))
+        nothing = correction.weigh([0, 0, 0], [], [], "released")
+        self.assertEqual(nothing.rejected.tolist(), [False, False])
+
+
 class Peers(unittest.TestCase):
     """Options of slime and verl, by their own definitions."""
 
@@ -221,6 +292,13 @@ class Peers(unittest.TestCase):
             options = correction.from_slime(tis_level=level, tis_mode=mode)
             self.assertEqual((options.lower, options.upper), (0.5, 2))
             correction.weigh(batch.starts, batch.sampler, batch.old, options, mask=batch.mask)
+        with self.assertRaisesRegex(ValueError, "truncate, clip, mask"):
+            correction.from_slime(tis_mode="cut")
+        weights = lambda options: correction.weigh(batch.starts, batch.sampler, batch.old, options).weights
+        clipped, popped = (correction.from_slime_tis(1.5, 0.5, icepop=icepop) for icepop in (False, True))
+        numpy.testing.assert_allclose(weights(clipped), numpy.clip(ratio, 0.5, 1.5), rtol=3e-6)
+        inside = (ratio >= 0.5) & (ratio <= 1.5)
+        numpy.testing.assert_allclose(weights(popped), numpy.where(inside, ratio, 0), rtol=3e-6)
         self.assertFalse(correction.from_slime(use_tis=False).weigh)
         self.assertEqual(correction.from_slime(rs_veto_threshold=1e-4).veto, 0)
         found = correction.weigh(batch.starts, batch.sampler, batch.old, correction.from_slime(tis_mode="mask"), mask=batch.mask)
@@ -238,6 +316,14 @@ class Peers(unittest.TestCase):
         self.assertTrue(numpy.array_equal(found.kept, batch.mask))
         found = weigh(rollout_is="token", rollout_is_threshold=1.2)
         numpy.testing.assert_allclose(found.weights, numpy.minimum(ratio, 1.2) * batch.mask, rtol=3e-6)
+        self.assertEqual(found.diagnostics.low, ((ratio < 1 / 1.2) & batch.mask).sum())
+        self.assertFalse(correction.from_verl(rollout_is="token", rollout_is_threshold=None).weigh)
+        self.assertEqual(correction.from_verl(rollout_is="token", rollout_is_threshold=0.9).upper, 0.9)
+        with self.assertRaisesRegex(ValueError, "token, sequence"):
+            correction.from_verl(rollout_is="geometric")
+        found = weigh(rollout_rs="binary_kl", rollout_rs_threshold=0.02)
+        self.assertTrue(numpy.array_equal(found.kept, batch.mask & (binary(batch.old, batch.sampler) <= 0.02)))
+        self.assertTrue(0 < found.diagnostics.masked < found.diagnostics.tokens)
         found = weigh(rollout_rs="token_k1,token_k2", rollout_rs_threshold="0.7_1.2,0.05")
         log = numpy.log(ratio)
         keep = (-log >= numpy.log(0.7)) & (-log <= numpy.log(1.2)) & (log**2 / 2 <= 0.05)
@@ -263,6 +349,29 @@ class Objective(unittest.TestCase):
             left = ~rejected[first : first + 4]
             expected = numpy.where(left, (group - group[left].mean()) / (group[left].std(ddof=1) + 1e-6), 0)
             numpy.testing.assert_allclose(without[first : first + 4], expected, rtol=1e-5, atol=1e-7)
+
+    def test_groups_by_label(self):
+        """Groups of unequal size that do not lie together; labels may be anything that can be ordered."""
+        batch = Batch(15)
+        labels = numpy.array(list("bdabacadcbeabcdaabbccdda"))
+        rejected = numpy.arange(24) % 3 == 0
+        for left_out in (None, rejected):
+            ours = correction.advantages(batch.rewards, labels, rejected=left_out)
+            for label in "abcde":
+                inside = labels == label
+                expected = correction.advantages(
+                    batch.rewards[inside], inside.sum(), rejected=None if left_out is None else rejected[inside]
+                )
+                self.assertTrue(numpy.array_equal(ours[inside], expected))
+        self.assertTrue(numpy.any(ours != 0) and ours[labels == "e"] == 0)
+        ordered = numpy.repeat(numpy.arange(6), 4)
+        same = correction.advantages(batch.rewards, ordered)
+        self.assertTrue(numpy.array_equal(same, correction.advantages(batch.rewards, 4)))
+        self.assertEqual(len(correction.advantages([], [])), 0)
+        with self.assertRaisesRegex(ValueError, "label for each"):
+            correction.advantages(batch.rewards, labels[1:])
+        with self.assertRaisesRegex(library.Error, "whole groups"):
+            correction.advantages(batch.rewards, 5)
 
     def test_baseline(self):
         batch = Batch(12)
@@ -338,6 +447,8 @@ class Objective(unittest.TestCase):
         plain = correction.weigh(batch.starts, batch.sampler, batch.old, "tis", mask=batch.mask)
         self.assertIsInstance(found.weights, torch.Tensor)
         self.assertTrue(numpy.array_equal(found.weights.numpy(), plain.weights))
+        strided = [torch.stack((array, array), dim=1)[:, 0] for array in arrays[1:]]
+        self.assertTrue(torch.equal(correction.weigh(arrays[0], *strided, "tis", mask=batch.mask).weights, found.weights))
         halves = [array.to(torch.bfloat16) for array in arrays[1:]]
         found = correction.weigh(arrays[0], *halves, "tis")
         plain = correction.weigh(batch.starts, *(array.float().numpy() for array in halves), "tis")
@@ -352,6 +463,18 @@ class Objective(unittest.TestCase):
         step = correction.objective(
             batch.starts, batch.old, batch.learner, advantages, weights=found.weights, mask=found.kept
         )
+        ours = torch.tensor(batch.learner, requires_grad=True)
+        log_probabilities = ours * 1
+        tensor = correction.objective(
+            torch.from_numpy(batch.starts),
+            torch.from_numpy(batch.old),
+            log_probabilities,
+            torch.from_numpy(advantages),
+            weights=torch.from_numpy(found.weights),
+            mask=torch.from_numpy(found.kept),
+        )
+        log_probabilities.backward(tensor.slopes)
+        self.assertTrue(numpy.array_equal(ours.grad.numpy(), step.slopes))
         learner = torch.tensor(batch.learner, dtype=torch.float64, requires_grad=True)
         spread = torch.from_numpy(numpy.repeat(advantages, numpy.diff(batch.starts)))
         ratio = torch.exp(learner - torch.from_numpy(batch.old))
@@ -362,6 +485,36 @@ class Objective(unittest.TestCase):
         loss.backward()
         self.assertAlmostEqual(step.loss, loss.item(), delta=1e-6)
         numpy.testing.assert_allclose(step.slopes, learner.grad.numpy(), rtol=1e-5, atol=1e-9)
+
+
+class Loading(unittest.TestCase):
+    """Where the package finds the library, in processes of their own."""
+
+    def load(self, package, **environment):
+        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        return subprocess.run(
+            [sys.executable, "-B", "-c", "from weft import correction; print(correction.preset('tis').upper)"],
+            env={**kept, "PYTHONPATH": package, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def test_where_it_is_found(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            for package, place in (("python", "build"), ("lib/python3/dist-packages", "lib")):
+                shutil.copytree(os.path.join(SOURCE, "python"), os.path.join(scratch, package))
+                missing = self.load(os.path.join(scratch, package))
+                self.assertIn("set WEFT_LIBRARY", missing.stderr)
+                os.makedirs(os.path.join(scratch, place), exist_ok=True)
+                os.symlink(os.path.realpath(LIBRARY), os.path.join(scratch, place, library._NAME))
+                self.assertEqual(self.load(os.path.join(scratch, package)).stdout, "2.0\n")
+            bad = self.load(os.path.join(scratch, "python"), WEFT_LIBRARY=os.path.join(scratch, "none.so"))
+            self.assertRegex(bad.stderr, "ImportError: .*none.so.*set WEFT_LIBRARY")
+
+    def test_version(self):
+        """The package loads the library of its own version and no other."""
+        self.assertTrue(os.path.exists(os.path.join(os.path.dirname(LIBRARY), library._NAME)))
 
 
 if __name__ == "__main__":
