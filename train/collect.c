@@ -76,13 +76,12 @@ static weft_status check_policy(train_collector *collector, uint64_t batch, cons
                          (unsigned long long)found->step, (unsigned long long)batch,
                          (unsigned long long)oldest);
     }
-    bool known = policy->version != 0;
-    if ((known && found->version != policy->version) ||
-        !weft_digest_equal(&found->digest, &policy->digest)) {
+    /* whichever version it came as: ranks that take one another for gone may publish a policy twice */
+    if (!weft_digest_equal(&found->digest, &policy->digest)) {
         *reason_out = TRAIN_BAD_DIGEST;
         return weft_fail(collector->context, WEFT_DIGEST_MISMATCH,
-                         "its policy is not what was published as version %llu, with step %llu",
-                         (unsigned long long)policy->version, (unsigned long long)policy->step);
+                         "the policy that it had as version %llu is not that of step %llu",
+                         (unsigned long long)found->version, (unsigned long long)policy->step);
     }
     return WEFT_OK;
 }
@@ -155,8 +154,7 @@ static weft_status fetch(train_collector *collector, uint64_t batch, uint32_t sl
                              : status;
 }
 
-/* WEFT_CONFLICT if another trainer has begun a run in the store: what lies there is that one's. */
-static weft_status check_run(train_collector *collector) {
+weft_status train_collector_check_run(train_collector *collector) {
     train_run found;
     collector->looked = weft_clock_now();
     weft_status status = train_run_get(collector->context, collector->store, &found);
@@ -172,7 +170,7 @@ static weft_status reject(train_collector *collector, uint64_t batch, uint32_t s
     char key[TRAIN_KEY_SIZE];
     char why[512];
     snprintf(why, sizeof why, "%s", weft_context_error(collector->context));
-    weft_status status = check_run(collector);
+    weft_status status = train_collector_check_run(collector);
     if (status != WEFT_OK) {
         return status;
     }
@@ -238,7 +236,7 @@ static weft_status await_slots(train_collector *collector, uint64_t batch, train
         }
         status = collector->idle != NULL ? collector->idle(collector->opaque) : WEFT_OK;
         if (status == WEFT_OK && weft_clock_now() - collector->looked > LOOK_SECONDS) {
-            status = check_run(collector);
+            status = train_collector_check_run(collector);
             status = status == WEFT_OK ? WEFT_OK : train_patience_bear(collector->patience, status);
         }
         if (status != WEFT_OK) {

@@ -78,6 +78,8 @@ void train_batch_close(train_batch *batch);
 /* Scores the batch as the policy of the pass does with a whole cache: that is then the old policy of the
  * rollouts, and their log-probabilities are the sampler's. */
 WEFT_CHECKED weft_status train_batch_score(train_batch *batch, lm_pass *pass, float temperature);
+/* WEFT_CONFLICT if another trainer has begun a run in the store: what lies there is that one's. */
+WEFT_CHECKED weft_status train_collector_check_run(train_collector *collector);
 /* Removes the slots of a batch, which is done. A store that refuses is left in peace. */
 void train_collector_clear(train_collector *collector, uint64_t batch);
 

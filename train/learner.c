@@ -202,7 +202,7 @@ static weft_status conclude(train_learner *learner, json_t *line, double start) 
     weft_status status = save_timed(learner, &published);
     tell_policy(learner, &published);
     if (status == WEFT_OK && learner->team.loco == NULL) {
-        status = train_learner_publish(learner, &published);
+        status = train_learner_offer(learner, &published);
     } else if (status == WEFT_OK && learner->step % learner->run.local_steps == 0) {
         status = end_round(learner, line, &published);
     }
@@ -375,7 +375,10 @@ weft_status train_learner_run(weft_context *context, weft_store *store, const tr
         status = run_steps(&learner);
     }
     if (status == WEFT_OK) {
-        if (train_learner_leads(&learner)) {
+        status = train_learner_await_published(&learner);
+    }
+    if (status == WEFT_OK) {
+        if (train_learner_leads(&learner) || learner.publisher != NULL) {
             sweep(&learner);
         }
         status = write_model(&learner);

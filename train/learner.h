@@ -37,6 +37,10 @@ typedef struct train_learner {
     train_round round;     /* that ended while the run was found again; included 0: none */
     double looked;         /* when it was last looked what the other ranks do */
     double missing_since;  /* that a policy which another rank should publish is missing; 0: none is */
+    double turn;           /* seconds that each rank has to publish before the next one does */
+    bool yields;           /* another rank was publishing when this one was about to */
+    bool stood_in;         /* it has published the newest policy for another rank, which seemed gone: */
+    uint32_t stood_in_for;
     char first[WEFT_DIGEST_TEXT]; /* digest of the policy that the run began with */
     lm_model *reference;          /* NULL without a divergence from it */
     lm_pass *reference_pass;
@@ -85,16 +89,17 @@ WEFT_CHECKED weft_status train_learner_resume_learning(train_learner *learner);
 /* Reads the policy that the run began with, if it may not diverge much from it. At the first step it is
  * written; later it must be there. */
 WEFT_CHECKED weft_status train_learner_open_reference(train_learner *learner);
-/* Publishes the policy; waits out what may pass. */
-WEFT_CHECKED weft_status train_learner_publish(train_learner *learner, train_published *published_out);
 /* True if it is this rank's task to publish. */
 bool train_learner_leads(const train_learner *learner);
-/* The policy is a new one: publishes it, or knows what another rank will publish. */
+/* The policy is a new one: publishes it, or knows what another rank will publish. Waits out what may pass.
+ */
 WEFT_CHECKED weft_status train_learner_offer(train_learner *learner, train_published *published);
 /* Finds what has been published, does what is left of that to do, and writes a line of metrics that waits
  * for it. */
 WEFT_CHECKED weft_status train_learner_find_published(train_learner *learner);
 /* An idle function (collect.h), of a learner that is one of several. */
 WEFT_CHECKED weft_status train_learner_look(void *learner);
+/* The run is over: waits until the last policy is published, whoever does. */
+WEFT_CHECKED weft_status train_learner_await_published(train_learner *learner);
 
 #endif

@@ -272,8 +272,10 @@ static weft_status load_team(train_learner *learner, const char *path) {
 }
 
 static weft_status open_team(train_learner *learner) {
-    return train_team_open(&learner->team, learner->store, &learner->run, learner->options,
-                           learner->trainer, &learner->patience);
+    weft_status status = train_team_open(&learner->team, learner->store, &learner->run, learner->options,
+                                         learner->trainer, &learner->patience);
+    learner->turn = learner->team.passing;
+    return status;
 }
 
 weft_status train_learner_save(train_learner *learner) {

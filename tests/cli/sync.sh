@@ -38,7 +38,7 @@ ended() {
     local got=0
     checks=$((checks + 1))
     wait "$2" || got=$?
-    [ "$got" -eq "$1" ] || fail "$3 ended with $got, not $1: $(head -c 500 "$3.err")"
+    [ "$got" -eq "$1" ] || fail "$3 ended with $got, not $1: $(tail -c 800 "$3.err")"
 }
 
 # await TEXT COMMAND...: until the command succeeds, for a minute

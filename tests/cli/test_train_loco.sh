@@ -90,6 +90,11 @@ wait "${members[0]}" 2> /dev/null
 rm -r on/state.safetensors on/run.json
 before=$(steps on/rank-1)
 await 'steps without it' reached on/rank-1 $((before + 6))
+# one that is only slow, until another has published for it, finds its way back
+kill -STOP "${members[2]}"
+before=$(steps on/rank-1)
+await 'steps alone' reached on/rank-1 $((before + 4))
+kill -CONT "${members[2]}"
 expect 2 'the store holds the run' "$weft" train s-on --role trainer --output on "${tiny[@]}" --trainers 3 --rank 0 \
     "${late[@]}"
 rank on s-on 3 0 "${late[@]}" --join
@@ -100,6 +105,16 @@ ended 0 "$steady" on-worker
 rounds on 3 > on.rounds || fail 'the ranks do not agree'
 check 'one policy in the end' test "$(digest on/model)$(digest on/model)" = "$(digest on/rank-1/model)$(digest on/rank-2/model)"
 check 'a round without it' grep -q '"included":2' on/rank-1/metrics.jsonl
+check 'a round alone' grep -q '"included":1' on/rank-1/metrics.jsonl
+in_order s-on
+
+# the last policy is published by who is left
+rm -r s-on/heads
+rank on s-on 3 1 "${late[@]}"
+ended 0 "$pid" on-1
+says on-1.err 'rank 0 has not published the policy of step 40'
+expect 0 '' "$weft" pull s-on last.safetensors
+check 'the policy of the end' test "$(digest on/model)" = "$(digest last.safetensors)"
 
 # ---- what cannot be ----
 no=("$weft" train s-no --role trainer --output no "${tiny[@]}")

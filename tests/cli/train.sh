@@ -129,3 +129,18 @@ agreed() {
     [ "$(wc -l < "$1.rounds")" -eq "$3" ] || fail "$1 has $(wc -l < "$1.rounds") rounds, not $3"
     [ -z "${4-}" ] || cmp -s "$1.rounds" "$4.rounds" || fail "$1 is not $4: $(diff "$1.rounds" "$4.rounds" | head -4)"
 }
+
+# in_order STORE: no policy of an earlier step came after one of a later, and those of a step are the same,
+# whoever published them
+in_order() {
+    checks=$((checks + 1))
+    "$weft" log "$1" --json > versions.json || fail "no log of $1"
+    /usr/bin/python3 - versions.json << 'END' || fail "the versions of $1 are not in order"
+import json, sys
+versions = sorted(json.load(open(sys.argv[1]))["versions"], key=lambda version: version["version"])
+steps = [int(version["labels"]["step"]) for version in versions]
+assert steps == sorted(steps), steps
+digests = {step: version["digest"] for step, version in zip(steps, versions)}
+assert all(digests[step] == version["digest"] for step, version in zip(steps, versions))
+END
+}
