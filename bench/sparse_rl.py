@@ -17,35 +17,49 @@ import subprocess
 import sys
 
 SEEDS = [11, 12, 13]
-STEPS = 100
-POLICIES = ["rkv", "snapkv"]
-BUDGETS = [28, 22, 16]  # of 65 tokens
-PRESETS = ["naive", "tis", "paper", "released", "mis", "icepop"]
-BESIDES = ["tis+veto", "paper-veto", "none+veto", "bypass"]  # at the largest and the smallest budget of R-KV
-QUICK = ["dense", "rkv:28:naive", "rkv:28:tis"]
+STEPS = {"short": 100, "long": 60}
+LENGTHS = {"short": 65, "long": 115}  # tokens of a sequence
+CHIEF = ["naive", "tis", "paper"]
+PRESETS = [*CHIEF, "released", "mis", "icepop"]
+# The language model, how its caches are compressed, and the corrections that are tried; the most telling first.
+PLAN = [
+    ("short", "rkv:28", CHIEF),
+    ("long", "rkv:60", CHIEF),
+    ("short", "rkv:28", PRESETS),
+    ("short", "snapkv:28", CHIEF),
+    ("short", "rkv:16", CHIEF),
+    ("short", "rkv:36", [*CHIEF, "tis+veto"]),
+    ("short", "rkv:28", ["tis+veto", "none+veto", "paper-veto", "bypass"]),
+    ("long", "snapkv:60", ["naive", "tis"]),
+    ("long", "rkv:60", ["mis"]),
+    ("short", "rkv:16", PRESETS),
+    ("short", "snapkv:28", PRESETS),
+    ("short", "rkv:22", CHIEF),
+    ("short", "snapkv:16", CHIEF),
+]
+SHOWN = {"short": "rkv:28", "long": "rkv:60"}  # whose courses are drawn
+QUICK = ["short/dense", "short/rkv:28:naive", "short/rkv:28:tis"]
 BEGIN, END = "<!-- sparse-rl: begin -->", "<!-- sparse-rl: end -->"
 LAST = 2  # pieces of a series that count as its end: 20 steps
 
 
 def all_arms():
-    arms = ["dense"]
-    for budget in BUDGETS:
-        for policy in POLICIES:
-            arms += [f"{policy}:{budget}:{preset}" for preset in PRESETS]
-    for budget in (BUDGETS[0], BUDGETS[-1]):
-        arms += [f"rkv:{budget}:{correction}" for correction in BESIDES]
-    return arms
+    arms = []
+    for model, cache, corrections in PLAN:
+        arms += [f"{model}/dense"] + [f"{model}/{cache}:{correction}" for correction in corrections]
+    return list(dict.fromkeys(arms))
 
 
 def measure(weft, work, arm, seed):
-    command = [weft, "bench", "--lm", "--sparse", arm, "--seed", str(seed), "--steps", str(STEPS), "--directory",
-               work / "warm", "--json", "--quiet"]
+    model, rest = arm.split("/")
+    command = [weft, "bench", "--lm", "--sparse", rest, "--seed", str(seed), "--steps", str(STEPS[model]),
+               "--directory", work / "warm", "--json", "--quiet"] + (["--long"] if model == "long" else [])
     print(" ".join(map(str, command)), file=sys.stderr, flush=True)
     return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
 
 
 def path_of(work, arm, seed):
-    return work / f"{arm.replace(':', '-')}-seed-{seed}.json"
+    return work / f"{arm.replace(':', '-').replace('/', '-')}-seed-{seed}.json"
 
 
 def load(work, arms):
@@ -79,8 +93,15 @@ def each(runs, value, form="{:.3f}"):
 
 
 def naive_of(arm):
-    policy, budget, _ = arm.split(":")
-    return f"{policy}:{budget}:naive"
+    return ":".join([*arm.split(":")[:2], "naive"])
+
+
+def of_model(found, model):
+    """The arms of one language model, in an order for people, named without it."""
+    arms = {arm.split("/")[1]: runs for arm, runs in found.items() if arm.startswith(model + "/")}
+    places = {"dense": 0, "rkv": 1, "snapkv": 2}
+    return dict(sorted(arms.items(), key=lambda one: (places[one[0].split(":")[0]],
+                                                      -int((one[0] + ":0").split(":")[1]))))
 
 
 def against(found, arm, other):
@@ -124,23 +145,30 @@ def deployment_table(found):
     return lines
 
 
-def tables(found):
+def tables_of_model(found, model):
     runs = [run for seeds in found.values() for run in seeds.values()]
     starts = {run["seed"]: run["before"]["dense"] for run in runs}
-    lines = ["![success by memory, and the course of reward, mismatch and rejection](sparse-rl.svg)", "",
-             f"{len(runs)} runs of {STEPS} steps. Success of the dense policy before them, by seed: "
-             + ", ".join(f"{starts[seed]:.3f}" for seed in sorted(starts)) + ".", "", *main_table(found), "",
-             "The same policies deployed with compressed caches; success, mean over seeds:", "", *deployment_table(found)]
+    return [f"**The {model} policy**: {runs[0]['parameters']:,} parameters, sequences of {LENGTHS[model]} tokens, "
+            f"{len(runs)} runs of {STEPS[model]} steps. Success of the dense policy before them, by seed: "
+            + ", ".join(f"{starts[seed]:.3f}" for seed in sorted(starts)) + ".", "", *main_table(found), "",
+            "The same policies deployed with compressed caches; success, mean over seeds:", "", *deployment_table(found)]
+
+
+def tables(found):
+    lines = ["![success by memory, and the course of reward, mismatch and rejection](sparse-rl.svg)"]
+    for model in STEPS:
+        arms = of_model(found, model)
+        lines += ["", *tables_of_model(arms, model)] if arms else []
     return "\n".join(lines) + "\n"
 
 
 def csv(found):
-    lines = ["arm,seed,steps,before_dense,before_sparse,after_dense,after_sparse,log_xi_end,k3_end,rejected_end,masked_end,"
+    lines = ["model,arm,seed,steps,before_dense,before_sparse,after_dense,after_sparse,log_xi_end,k3_end,rejected_end,masked_end,"
              "below_veto_end,kv_held,kv_full,kv_peak_bytes,kv_dense_bytes,sample_seconds,train_seconds"]
     for arm, runs in found.items():
         for seed, run in sorted(runs.items()):
             kv = run["kv"]
-            values = [arm, seed, run["steps"], run["before"]["dense"], run["before"]["sparse"], run["after"]["dense"],
+            values = [*arm.split("/"), seed, run["steps"], run["before"]["dense"], run["before"]["sparse"], run["after"]["dense"],
                       run["after"]["sparse"]]
             values += [at_end(run, name) for name in ("distance", "k3", "rejected", "masked", "below_veto")]
             values += [kv["held"], kv["full"], kv["peak_bytes"], kv["dense_bytes"], run["seconds"]["sample"],
@@ -149,76 +177,87 @@ def csv(found):
     return "\n".join(lines) + "\n"
 
 
-# ---- the picture: success over memory, and reward and mismatch over steps ----
+# ---- the picture: of each language model, success over memory, and reward, mismatch and rejection over steps ----
 
-WIDTH, HEIGHT, LEFT, TOP, GAP = 250, 210, 44, 30, 50
+WIDTH, HEIGHT, LEFT, TOP, GAP, FOOT = 230, 190, 44, 30, 46, 50
 COLOURS = {"dense": "#333333", "naive": "#b03a2e", "tis": "#1f7a8c", "paper": "#8e44ad", "released": "#d4a017",
            "mis": "#2e9e6b", "icepop": "#d9702b"}
 
 
-def correction_of(arm):
-    return arm if arm == "dense" else arm.split(":")[2]
+def colour_of(arm):
+    return COLOURS.get(arm.split(":")[-1])
 
 
-def axes(column, title, bottom, left_most, right_most, most):
-    x = LEFT + column * (WIDTH + GAP)
-    parts = [f'<text x="{x}" y="{TOP - 12}">{title}</text>',
-             f'<text x="{x + WIDTH / 2}" y="{TOP + HEIGHT + 30}" text-anchor="middle">{bottom}</text>']
+def corner(row, column):
+    return LEFT + column * (WIDTH + GAP), TOP + row * (TOP + HEIGHT + FOOT)
+
+
+def axes(row, column, title, bottom, left_most, right_most, most):
+    x, top = corner(row, column)
+    parts = [f'<text x="{x}" y="{top - 12}">{title}</text>',
+             f'<text x="{x + WIDTH / 2}" y="{top + HEIGHT + 30}" text-anchor="middle">{bottom}</text>']
     for i in range(5):
-        y = TOP + HEIGHT * i / 4
+        y = top + HEIGHT * i / 4
         parts.append(f'<line x1="{x}" x2="{x + WIDTH}" y1="{y}" y2="{y}" stroke="#ddd"/>')
         parts.append(f'<text x="{x - 5}" y="{y + 4}" text-anchor="end">{most * (4 - i) / 4:.2g}</text>')
     for share in (0, 0.5, 1):
         value = left_most + share * (right_most - left_most)
-        parts.append(f'<text x="{x + share * WIDTH}" y="{TOP + HEIGHT + 15}" text-anchor="middle">{value:g}</text>')
+        parts.append(f'<text x="{x + share * WIDTH}" y="{top + HEIGHT + 15}" text-anchor="middle">{value:g}</text>')
     return parts
 
 
-def point(column, x, y):
-    return (LEFT + column * (WIDTH + GAP) + x * WIDTH, TOP + HEIGHT * (1 - min(max(y, 0), 1)))
+def point(row, column, x, y):
+    left, top = corner(row, column)
+    return left + x * WIDTH, top + HEIGHT * (1 - min(max(y, 0), 1))
 
 
-def frontier(found):
-    parts = axes(0, "success of the dense policy, each run", "KV bytes, % of a whole cache", 40, 110, 1)
+def frontier(found, row, column, kind, title):
+    parts = axes(row, column, title, "KV bytes, % of a whole cache", 30, 110, 1)
     for arm, runs in found.items():
-        colour = COLOURS.get(correction_of(arm))
-        for run in runs.values() if colour else []:
-            x, y = point(0, (100 * memory(run) - 40) / 70, run["after"]["dense"])
+        for run in runs.values() if colour_of(arm) else []:
+            x, y = point(row, column, (100 * memory(run) - 30) / 80, run["after"][kind])
             shape = f'<rect x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6"' if arm.startswith("snapkv") else \
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"'
-            parts.append(f'{shape} fill="{colour}" fill-opacity="0.75"/>')
+            parts.append(f'{shape} fill="{colour_of(arm)}" fill-opacity="0.75"/>')
     return parts
 
 
-def courses(found, column, name, title, most):
-    parts = axes(column, title, "steps", 0, STEPS, most)
-    for arm, runs in found.items():
-        colour = COLOURS.get(correction_of(arm))
-        if colour is None or (arm != "dense" and not arm.startswith("rkv:28:")):
-            continue
+def courses(found, row, column, name, title, shown, steps):
+    drawn = {arm: runs for arm, runs in found.items() if arm == "dense" or (arm.startswith(shown) and colour_of(arm))}
+    most = 2 if name == "distance" else 1
+    parts = axes(row, column, title, "steps", 0, steps, most)
+    for arm, runs in drawn.items():
         count = min(len(run["series"]) for run in runs.values())
         values = [mean([run["series"][i][name] for run in runs.values()]) for i in range(count)]
-        places = [point(column, (i + 0.5) / count, value / most) for i, value in enumerate(values)]
+        places = [point(row, column, (i + 0.5) / count, value / most) for i, value in enumerate(values)]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour_of(arm)}" stroke-width="1.8"/>')
+    return parts
+
+
+def panels(found, row, model):
+    shown, steps = SHOWN[model], STEPS[model]
+    parts = frontier(found, row, 0, "dense", f"{model}: success of the dense policy")
+    parts += frontier(found, row, 1, "sparse", f"{model}: success as sampled")
+    for column, name, title in ((2, "reward", "reward as sampled"), (3, "distance", "mean |log ξ|"),
+                                (4, "rejected", "rejected trajectories")):
+        parts += courses(found, row, column, name, f"{model}: {title}, {shown}", shown, steps)
     return parts
 
 
 def picture(found):
-    columns = 4
-    width, height = LEFT + columns * (WIDTH + GAP), TOP + HEIGHT + 62
+    models = [model for model in STEPS if of_model(found, model)]
+    width, height = corner(len(models), 5)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
              'font-size="11" fill="#333">', f'<rect width="{width}" height="{height}" fill="#fff"/>']
-    parts += frontier(found)
-    parts += courses(found, 1, "reward", "reward as sampled, R-KV with 28 tokens", 1)
-    parts += courses(found, 2, "distance", "mean |log ξ|, R-KV with 28 tokens", 2)
-    parts += courses(found, 3, "rejected", "rejected trajectories, R-KV with 28 tokens", 1)
-    used = {correction_of(arm) for arm in found}
-    for i, name in enumerate(name for name in COLOURS if name in used):
+    for row, model in enumerate(models):
+        parts += panels(of_model(found, model), row, model)
+    for i, (name, colour) in enumerate(COLOURS.items()):
         x = LEFT + 110 * i
-        parts.append(f'<rect x="{x}" y="{height - 18}" width="14" height="6" fill="{COLOURS[name]}"/>')
+        parts.append(f'<rect x="{x}" y="{height - 18}" width="14" height="6" fill="{colour}"/>')
         parts.append(f'<text x="{x + 19}" y="{height - 11}">{name}</text>')
-    parts.append(f'<text x="{LEFT + 800}" y="{height - 11}">circles: R-KV and dense; squares: SnapKV</text>')
+    parts.append(f'<text x="{LEFT + 800}" y="{height - 11}">circles: R-KV and dense; squares: SnapKV; a mark is a run, '
+                 'a line a mean of seeds</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -228,15 +267,19 @@ def put_tables(document, text):
     document.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
 
 
-def verdict(found):
+def judge(found, arm):
     """The bar: corrected over naive in every pair of seeds, by 10 points in the mean, with 35% fewer bytes."""
-    gains = against(found, "rkv:28:tis", "rkv:28:naive")
+    gains = against(found, arm, naive_of(arm))
     if not gains:
-        return "nothing to compare\n"
-    saved = 1 - mean([memory(run) for run in found["rkv:28:tis"].values()])
+        return ""
+    saved = 1 - mean([memory(run) for run in found[arm].values()])
     good = min(gains) > 0 and mean(gains) >= 0.1 and saved >= 0.35
-    return (f"rkv:28:tis over naive: {', '.join(f'{100 * gain:+.1f}' for gain in gains)} points, mean "
+    return (f"{arm} over naive: {', '.join(f'{100 * gain:+.1f}' for gain in gains)} points, mean "
             f"{100 * mean(gains):+.1f}; KV bytes {100 * saved:.0f}% fewer: {'holds' if good else 'DOES NOT HOLD'}\n")
+
+
+def verdict(found):
+    return judge(found, "short/rkv:28:tis") + judge(found, "long/rkv:60:tis")
 
 
 def main():

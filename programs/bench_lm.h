@@ -26,6 +26,7 @@ typedef struct lm_bench_options {
     const char *directory; /* for stores; NULL: TMPDIR or /tmp; with an arm: for warmed-up policies */
     const char *arm;       /* of learning under a compressed cache */
     uint64_t chain;        /* sums of its chains; 0: the usual */
+    bool long_chains;      /* the policy of its long chains */
 } lm_bench_options;
 
 /* Speeds of training and generation, by size of the model. */

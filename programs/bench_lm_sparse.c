@@ -25,25 +25,24 @@ enum {
     QUICK_EVALUATION = 64,
     REPORT = 10,
     CHAIN = 56,
+    LONG_CHAIN = 106,
     INTERVAL = 4,
 
     ARM_SIZE = 64,
-    DEPLOYMENTS = 4
+    DEPLOYMENTS = 6
 };
 
 static const uint64_t WARM_SEED = 1; /* all runs begin with the same policy */
 static const double RATE = 1e-4;
 static const double VETO = 1e-4;
 
-/* What trained policies are deployed with, besides the arm's own. */
+/* What trained policies are deployed with, where it evicts anything, besides the arm's own. */
 static const struct {
     weft_kv_policy policy;
     size_t budget;
 } deployments[DEPLOYMENTS] = {
-    {WEFT_KV_RKV, 28},
-    {WEFT_KV_RKV, 16},
-    {WEFT_KV_SNAPKV, 28},
-    {WEFT_KV_SNAPKV, 16},
+    {WEFT_KV_RKV, 60},    {WEFT_KV_RKV, 28},    {WEFT_KV_RKV, 16},
+    {WEFT_KV_SNAPKV, 60}, {WEFT_KV_SNAPKV, 28}, {WEFT_KV_SNAPKV, 16},
 };
 
 /* Sums over steps. */
@@ -246,11 +245,18 @@ static weft_status evaluate_both(sparse_run *run, double success[2]) {
     return status == WEFT_OK ? evaluate(run, &run->kv, run->usual.evaluation_prompts, &success[1]) : status;
 }
 
+/* The last token is not in a cache. */
+static bool evicts(const sparse_run *run, size_t deployment) {
+    return deployments[deployment].budget + INTERVAL < run->usual.run.config.context - 1;
+}
+
 static weft_status deploy(sparse_run *run) {
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < DEPLOYMENTS && status == WEFT_OK; i++) {
         weft_kv_options kv = choose_kv(deployments[i].policy, deployments[i].budget);
-        status = evaluate(run, &kv, run->usual.evaluation_prompts / 2, &run->deployed[i]);
+        if (evicts(run, i)) {
+            status = evaluate(run, &kv, run->usual.evaluation_prompts / 2, &run->deployed[i]);
+        }
     }
     return status;
 }
@@ -299,7 +305,9 @@ static json_t *json_deployed(const sparse_run *run) {
         char name[ARM_SIZE];
         snprintf(name, sizeof name, "%s:%zu", weft_kv_policy_name(deployments[i].policy),
                  deployments[i].budget);
-        json_object_set_new(json, name, json_real(run->deployed[i]));
+        if (evicts(run, i)) {
+            json_object_set_new(json, name, json_real(run->deployed[i]));
+        }
     }
     return json;
 }
@@ -348,9 +356,12 @@ static int print_results(const sparse_run *run) {
 static train_options choose_run(const lm_bench_options *options) {
     train_options usual = train_options_defaults();
     train_run *run = &usual.run;
-    run->task.steps = options->chain > 0 ? (uint32_t)options->chain : CHAIN;
+    run->task.steps = options->chain > 0     ? (uint32_t)options->chain
+                      : options->long_chains ? LONG_CHAIN
+                                             : CHAIN;
+    run->config.layers = options->long_chains ? 3 : run->config.layers;
     run->config.heads = 2;
-    run->config.kv_heads = 2;
+    run->config.kv_heads = options->long_chains ? 1 : 2;
     run->config.context = (uint32_t)(lm_task_prompt_size(&run->task) + run->task.steps);
     run->slots = 1;
     run->seed = options->seed;

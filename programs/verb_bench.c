@@ -41,6 +41,7 @@ enum {
     OPTION_KV,
     OPTION_SPARSE,
     OPTION_CHAIN,
+    OPTION_LONG,
     OPTION_STATE,
     OPTION_SAVE,
     OPTION_FOLLOWERS,
@@ -99,6 +100,10 @@ static const struct argp_option options[] = {
      "POLICY:BUDGET:CORRECTION such as rkv:22:tis; --directory keeps warmed-up policies",
      6},
     {"chain", OPTION_CHAIN, "N", 0, "With --sparse: sums of a chain (default 56)", 6},
+    {"long", OPTION_LONG, NULL, 0,
+     "With --sparse: another policy, with three layers whose heads share keys and values, and chains of "
+     "106",
+     6},
     {"state", OPTION_STATE, "FILE", 0,
      "With --rates: the policy is that of a trainer's state (default: one is warmed up)", 6},
     {"save", OPTION_SAVE, "FILE", 0, "With --rates: leave the state of the policy that is warmed up", 6},
@@ -225,6 +230,7 @@ typedef struct bench_arguments {
     bool kv;
     const char *arm;
     uint64_t chain;
+    bool long_chains;
     const char *state;
     const char *save;
     loco_study_options study;
@@ -240,11 +246,12 @@ static void check_lm(const bench_arguments *arguments, struct argp_state *state)
     if (arguments->learn + rates + arguments->kv + sparse > 1) {
         argp_error(state, "--learn, --rates, --kv and --sparse exclude each other");
     }
+    bool shaped = arguments->chain > 0 || arguments->long_chains;
     if ((arguments->rate > 0 && !arguments->learn && !sparse && !arguments->study.given) ||
-        (arguments->staleness > 0 && !arguments->learn) || (arguments->chain > 0 && !sparse)) {
+        (arguments->staleness > 0 && !arguments->learn) || (shaped && !sparse)) {
         argp_error(state,
                    "--rate goes with --learn, --sparse and --study, --staleness with --learn, --chain "
-                   "with --sparse");
+                   "and --long with --sparse");
     }
     if (arguments->study.given && (!arguments->loco || arguments->state == NULL)) {
         argp_error(state, "--study goes with --loco and needs a --state, which --rates and --save make");
@@ -350,6 +357,9 @@ static error_t parse_lm(int key, const char *argument, struct argp_state *state)
         return 0;
     case OPTION_CHAIN:
         arguments->chain = command_parse_number(state, "--chain", argument, 1, LM_TASK_SIZE_MAX);
+        return 0;
+    case OPTION_LONG:
+        arguments->long_chains = true;
         return 0;
     case OPTION_STATE:
         arguments->state = argument;
@@ -522,6 +532,7 @@ static int run_lm(bench_arguments *arguments) {
         .directory = arguments->sync_options.directory,
         .arm = arguments->arm,
         .chain = arguments->chain,
+        .long_chains = arguments->long_chains,
     };
     if (arguments->arm != NULL) {
         return bench_lm_sparse(&arguments->command, &chosen);
