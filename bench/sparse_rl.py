@@ -17,27 +17,30 @@ import subprocess
 import sys
 
 SEEDS = [11, 12, 13]
-STEPS = {"short": 100, "long": 60}
-LENGTHS = {"short": 65, "long": 115}  # tokens of a sequence
+# Language models, and how long they learn: the compression whose courses are drawn, and the tokens of a sequence.
+MODELS = {
+    "short": {"steps": 100, "length": 65, "shown": "rkv:28", "options": []},
+    "long": {"steps": 60, "length": 115, "shown": "rkv:60", "options": ["--long"]},
+    "late": {"steps": 150, "length": 115, "shown": "rkv:60", "options": ["--long"]},  # long, for more steps
+}
 CHIEF = ["naive", "tis", "paper"]
 PRESETS = [*CHIEF, "released", "mis", "icepop"]
-# The language model, how its caches are compressed, and the corrections that are tried; the most telling first.
+# The model, how its caches are compressed, and the corrections that are tried; the most telling first.
 PLAN = [
     ("short", "rkv:28", CHIEF),
     ("long", "rkv:60", CHIEF),
-    ("short", "rkv:28", PRESETS),
+    ("short", "rkv:28", [*PRESETS, "tis+veto", "paper-veto"]),
     ("short", "snapkv:28", CHIEF),
     ("short", "rkv:16", CHIEF),
-    ("short", "rkv:36", [*CHIEF, "tis+veto"]),
-    ("short", "rkv:28", ["tis+veto", "none+veto", "paper-veto", "bypass"]),
-    ("long", "snapkv:60", ["naive", "tis"]),
-    ("long", "rkv:60", ["mis"]),
-    ("short", "rkv:16", PRESETS),
+    ("late", "rkv:60", ["naive", "tis"]),
+    ("long", "snapkv:40", ["naive", "tis"]),
+    ("short", "rkv:36", ["naive", "tis", "tis+veto", "paper"]),
     ("short", "snapkv:28", PRESETS),
-    ("short", "rkv:22", CHIEF),
+    ("short", "rkv:16", PRESETS),
+    ("long", "rkv:60", ["mis", "tis+veto"]),
+    ("short", "rkv:28", ["none+veto", "bypass"]),
     ("short", "snapkv:16", CHIEF),
 ]
-SHOWN = {"short": "rkv:28", "long": "rkv:60"}  # whose courses are drawn
 QUICK = ["short/dense", "short/rkv:28:naive", "short/rkv:28:tis"]
 BEGIN, END = "<!-- sparse-rl: begin -->", "<!-- sparse-rl: end -->"
 LAST = 2  # pieces of a series that count as its end: 20 steps
@@ -52,8 +55,8 @@ def all_arms():
 
 def measure(weft, work, arm, seed):
     model, rest = arm.split("/")
-    command = [weft, "bench", "--lm", "--sparse", rest, "--seed", str(seed), "--steps", str(STEPS[model]),
-               "--directory", work / "warm", "--json", "--quiet"] + (["--long"] if model == "long" else [])
+    command = [weft, "bench", "--lm", "--sparse", rest, "--seed", str(seed), "--steps", str(MODELS[model]["steps"]),
+               "--directory", work / "warm", "--json", "--quiet", *MODELS[model]["options"]]
     print(" ".join(map(str, command)), file=sys.stderr, flush=True)
     return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
 
@@ -148,15 +151,15 @@ def deployment_table(found):
 def tables_of_model(found, model):
     runs = [run for seeds in found.values() for run in seeds.values()]
     starts = {run["seed"]: run["before"]["dense"] for run in runs}
-    return [f"**The {model} policy**: {runs[0]['parameters']:,} parameters, sequences of {LENGTHS[model]} tokens, "
-            f"{len(runs)} runs of {STEPS[model]} steps. Success of the dense policy before them, by seed: "
+    return [f"**{model.capitalize()}**: {runs[0]['parameters']:,} parameters, sequences of {MODELS[model]['length']} tokens, "
+            f"{len(runs)} runs of {MODELS[model]['steps']} steps. Success of the dense policy before them, by seed: "
             + ", ".join(f"{starts[seed]:.3f}" for seed in sorted(starts)) + ".", "", *main_table(found), "",
             "The same policies deployed with compressed caches; success, mean over seeds:", "", *deployment_table(found)]
 
 
 def tables(found):
     lines = ["![success by memory, and the course of reward, mismatch and rejection](sparse-rl.svg)"]
-    for model in STEPS:
+    for model in MODELS:
         arms = of_model(found, model)
         lines += ["", *tables_of_model(arms, model)] if arms else []
     return "\n".join(lines) + "\n"
@@ -236,7 +239,7 @@ def courses(found, row, column, name, title, shown, steps):
 
 
 def panels(found, row, model):
-    shown, steps = SHOWN[model], STEPS[model]
+    shown, steps = MODELS[model]["shown"], MODELS[model]["steps"]
     parts = frontier(found, row, 0, "dense", f"{model}: success of the dense policy")
     parts += frontier(found, row, 1, "sparse", f"{model}: success as sampled")
     for column, name, title in ((2, "reward", "reward as sampled"), (3, "distance", "mean |log ξ|"),
@@ -246,7 +249,7 @@ def panels(found, row, model):
 
 
 def picture(found):
-    models = [model for model in STEPS if of_model(found, model)]
+    models = [model for model in MODELS if of_model(found, model)]
     width, height = corner(len(models), 5)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
              'font-size="11" fill="#333">', f'<rect width="{width}" height="{height}" fill="#fff"/>']
@@ -279,7 +282,7 @@ def judge(found, arm):
 
 
 def verdict(found):
-    return judge(found, "short/rkv:28:tis") + judge(found, "long/rkv:60:tis")
+    return "".join(judge(found, f"{model}/{chosen['shown']}:tis") for model, chosen in MODELS.items())
 
 
 def main():
