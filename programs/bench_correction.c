@@ -11,12 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 9, LONGEST = 2048 };
+enum { ROWS = 10, LONGEST = 2048 };
 
 typedef struct correction_row {
     const char *name;
-    const char *preset; /* NULL: the objective, or memcpy */
+    const char *preset; /* NULL: no weights are made */
     weft_correction_level level;
+    bool objective; /* with the weights, if any were made */
     double seconds; /* the fewest */
     weft_correction_diagnostics found;
 } correction_row;
@@ -27,7 +28,9 @@ typedef struct correction_scene {
     uint8_t *mask;
     float *sampler;
     float *old;
+    float *learner;
     float *weights;
+    float *slopes;
     uint8_t *kept;
     float *advantages;
     weft_correction_batch batch;
@@ -42,7 +45,8 @@ static const correction_row rows[ROWS] = {
     {.name = "tis, sequence", .preset = "tis", .level = WEFT_LEVEL_SEQUENCE},
     {.name = "mis", .preset = "mis"},
     {.name = "icepop", .preset = "icepop"},
-    {.name = "objective"},
+    {.name = "objective", .objective = true},
+    {.name = "paper+objective", .preset = "paper", .objective = true},
 };
 
 static void close_scene(correction_scene *scene) {
@@ -50,7 +54,9 @@ static void close_scene(correction_scene *scene) {
     free(scene->mask);
     free(scene->sampler);
     free(scene->old);
+    free(scene->learner);
     free(scene->weights);
+    free(scene->slopes);
     free(scene->kept);
     free(scene->advantages);
 }
@@ -72,6 +78,7 @@ static void fill_scene(correction_scene *scene, uint64_t seed) {
         float away = draw(&state) % 200 != 0 ? 0.05f : draw(&state) % 500 != 0 ? 3 : 15;
         scene->sampler[i] = 2 * (spread(&state) - 1);
         scene->old[i] = scene->sampler[i] + away * spread(&state);
+        scene->learner[i] = scene->old[i] + 0.1f * spread(&state);
         scene->mask[i] = i % 7 != 0;
     }
     for (size_t start = 0; start < scene->tokens; start += 1 + draw(&state) % LONGEST) {
@@ -89,16 +96,19 @@ static bool open_scene(correction_scene *scene, size_t tokens, uint64_t seed) {
         .mask = calloc(tokens, sizeof *scene->mask),
         .sampler = calloc(tokens, sizeof *scene->sampler),
         .old = calloc(tokens, sizeof *scene->old),
+        .learner = calloc(tokens, sizeof *scene->learner),
         .weights = calloc(tokens, sizeof *scene->weights),
+        .slopes = calloc(tokens, sizeof *scene->slopes),
         .kept = calloc(tokens, sizeof *scene->kept),
         .advantages = calloc(tokens, sizeof *scene->advantages),
     };
     bool whole = scene->starts != NULL && scene->mask != NULL && scene->sampler != NULL &&
-                 scene->old != NULL && scene->weights != NULL && scene->kept != NULL &&
-                 scene->advantages != NULL;
+                 scene->old != NULL && scene->learner != NULL && scene->weights != NULL &&
+                 scene->slopes != NULL && scene->kept != NULL && scene->advantages != NULL;
     if (whole) {
         fill_scene(scene, seed);
         memset(scene->weights, 1, tokens * sizeof *scene->weights);
+        memset(scene->slopes, 1, tokens * sizeof *scene->slopes);
         memset(scene->kept, 1, tokens);
     } else {
         close_scene(scene);
@@ -113,14 +123,17 @@ static void copy_arrays(correction_scene *scene) {
     memcpy(scene->kept, scene->mask, scene->tokens);
 }
 
-static weft_status run_objective(weft_context *context, correction_scene *scene) {
+static weft_status run_objective(weft_context *context, correction_scene *scene, bool weighed) {
     weft_objective_options options = weft_objective_defaults();
-    weft_objective_input input = {.batch = &scene->batch,
-                                  .old = scene->sampler,
-                                  .learner = scene->old,
+    weft_correction_batch batch = scene->batch;
+    batch.mask = weighed ? scene->kept : scene->mask;
+    weft_objective_input input = {.batch = &batch,
+                                  .old = scene->old,
+                                  .learner = scene->learner,
+                                  .weights = weighed ? scene->weights : NULL,
                                   .advantages = scene->advantages};
     weft_objective_result result;
-    return weft_objective_run(context, &input, &options, scene->weights, &result);
+    return weft_objective_run(context, &input, &options, scene->slopes, &result);
 }
 
 static weft_status run_preset(weft_context *context, correction_scene *scene, correction_row *row) {
@@ -139,10 +152,11 @@ static weft_status run_row(weft_context *context, correction_scene *scene, corre
     weft_status status = WEFT_OK;
     if (row->preset != NULL) {
         status = run_preset(context, scene, row);
-    } else if (strcmp(row->name, "objective") == 0) {
-        status = run_objective(context, scene);
-    } else {
+    } else if (!row->objective) {
         copy_arrays(scene);
+    }
+    if (row->objective && status == WEFT_OK) {
+        status = run_objective(context, scene, row->preset != NULL);
     }
     double seconds = clock_seconds() - start;
     row->seconds = row->seconds == 0 || seconds < row->seconds ? seconds : row->seconds;
@@ -175,10 +189,10 @@ static void print_text(const correction_scene *scene, const correction_row measu
     printf("%s tokens in %s sequences; %s, 1 thread; x: times as long as memcpy of what goes in\n\n",
            text_count(scene->tokens, tokens), text_count(scene->batch.sequences, sequences),
            weft_cpu_name());
-    printf("%-14s %9s %10s %6s %10s %10s\n", "", "ms", "M tokens/s", "x", "masked", "rejected");
+    printf("%-16s %9s %10s %6s %10s %10s\n", "", "ms", "M tokens/s", "x", "masked", "rejected");
     for (size_t i = 0; i < ROWS; i++) {
         const correction_row *row = &measured[i];
-        printf("%-14s %9.2f %10.1f %6.2f", row->name, 1e3 * row->seconds,
+        printf("%-16s %9.2f %10.1f %6.2f", row->name, 1e3 * row->seconds,
                1e-6 * (double)scene->tokens / row->seconds, row->seconds / measured[0].seconds);
         if (row->preset != NULL) {
             printf(" %10zu %10zu", row->found.masked, row->found.rejected);

@@ -311,6 +311,9 @@ typedef struct weft_objective_options {
     double horizon;  /* of WEFT_SEQ_MEAN_TOKEN_SUM_NORM */
     bool skip_empty; /* sequences without a kept token do not count in means over sequences, as in verl;
                         in the released code they do */
+    double sequence_delta; /* a sequence of negative advantage whose mean of log old / learner is above this
+                              has no part in the surrogate (off-policy sequence masking); 0: any; not for
+                              weft_objective_token */
 } weft_objective_options;
 
 /* Clip 0.2 and 0.28, mean over sequences of means over tokens, all else zero. */
@@ -342,6 +345,7 @@ typedef struct weft_objective_result {
     double clipped;   /* share of tokens whose ratio was clipped; none where the advantage is 0 */
     double ratio;     /* mean of |log w| */
     double kl;        /* mean divergence from the reference */
+    size_t far;       /* sequences that sequence_delta leaves out */
     bool moves;       /* some slope is not 0; else leave out the step: momentum would still move weights */
 } weft_objective_result;
 

@@ -37,16 +37,6 @@ typedef struct correction_lanes {
     double weight_square[CORRECTION_LANES];
 } correction_lanes;
 
-/* The value, or 0 if `counts` is 0 and not 1. The loops below become vectors only without branches, and the
- * compiler would make some of choices that later computations depend on. */
-static inline float only_if(int32_t counts, float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    bits &= 0u - (uint32_t)counts;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 static inline float clamp(float value, float low, float high) {
     value = value < low ? low : value;
     return value > high ? high : value;
@@ -60,8 +50,8 @@ static bool take_tokens(correction_block *block, const float *sampler, const flo
         block->counts[i] = mask[i] != 0;
     }
     for (size_t i = 0; i < count; i++) {
-        float mine = only_if(block->counts[i], sampler[i]);
-        float theirs = only_if(block->counts[i], old[i]);
+        float mine = weft_float_only_if(block->counts[i], sampler[i]);
+        float theirs = weft_float_only_if(block->counts[i], old[i]);
         bad |= !(fabsf(mine) <= FLT_MAX) | !(theirs <= FLT_MAX);
         block->sampler[i] = mine;
         block->raw[i] = clamp(theirs - mine, -1e6f, 1e6f);
@@ -79,8 +69,9 @@ static void take_ratios(correction_block *block, size_t count) {
         weft_exponential_parts power = weft_exponential_split(x);
         float ratio = ((power.curve + power.rest) + 1.0f) * power.scale;
         int32_t near = power.scale == 1.0f;
-        block->k3[i] = only_if(near, power.curve) + only_if(1 - near, ratio - 1.0f - x);
-        block->ratio[i] = only_if(block->counts[i], ratio);
+        block->k3[i] =
+            weft_float_only_if(near, power.curve) + weft_float_only_if(1 - near, ratio - 1.0f - x);
+        block->ratio[i] = weft_float_only_if(block->counts[i], ratio);
     }
 }
 
@@ -92,7 +83,7 @@ static void take_weights(correction_block *block, const correction_rules *rules,
         float weight = clamp(ratio, clamp_low, clamp_high);
         weight = ratio < window_low ? 0.0f : weight;
         weight = ratio > window_high ? 0.0f : weight;
-        block->weight[i] = only_if(block->counts[i], weight);
+        block->weight[i] = weft_float_only_if(block->counts[i], weight);
     }
 }
 
@@ -149,7 +140,7 @@ static void take_rules(correction_block *block, const correction_rules *rules, s
 
 static void give(const correction_block *block, size_t count, float *weights, uint8_t *kept) {
     for (size_t i = 0; i < count; i++) {
-        weights[i] = only_if(block->keeps[i], block->weight[i]);
+        weights[i] = weft_float_only_if(block->keeps[i], block->weight[i]);
     }
     for (size_t i = 0; i < count; i++) {
         kept[i] = (uint8_t)block->keeps[i];

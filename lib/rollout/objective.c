@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * objective.c: advantages, and the loss of a policy with its slope by each log-probability: all that a
- * framework needs to go on from there by itself.
+ * framework needs to go on from there by itself. The kernels (objective_kernels.h) go through the tokens.
  */
 #include "../base/context.h"
-#include "correction.h"
+#include "objective_kernels.h"
 
 #include <math.h>
 
@@ -65,50 +65,10 @@ weft_objective_options weft_objective_defaults(void) {
     return (weft_objective_options){.clip_low = 0.2, .clip_high = 0.28};
 }
 
-/* Minus the clipped surrogate. Where the ratio is bounded, the loss does not move with it. */
-static void clip_ratio(const weft_objective_options *options, double advantage, bool bounded,
-                       weft_token_loss *token) {
-    double ratio = weft_exponential_double(token->log_ratio);
-    double limit = advantage > 0 ? 1 + options->clip_high : 1 - options->clip_low;
-    token->clipped = advantage > 0 ? ratio > limit : advantage < 0 && ratio < limit;
-    if (advantage < 0 && options->clip_dual > 0 && ratio > options->clip_dual) {
-        limit = options->clip_dual;
-        token->clipped = true;
-    }
-    token->loss = -(token->clipped ? limit : ratio) * advantage;
-    token->slope = token->clipped || bounded ? 0 : -ratio * advantage;
-}
-
-/* Adds k3 of the reference, which lies `distance` above the learner. */
-static void add_divergence(double kl, double distance, weft_token_loss *token) {
-    double within = weft_log_ratio_bounded(distance);
-    double ratio = weft_exponential_double(within);
-    token->divergence = ratio - 1 - within;
-    token->loss += kl * token->divergence;
-    token->slope += within != distance ? 0 : kl * (1 - ratio);
-}
-
-static inline weft_token_loss token_loss(const weft_objective_options *options, double advantage,
-                                         double weight, double old, double learner,
-                                         const float *reference) {
-    weft_token_loss token = {.log_ratio = weft_log_ratio_bounded(learner - old)};
-    if (options->surrogate == WEFT_SURROGATE_CLIP) {
-        clip_ratio(options, advantage, token.log_ratio != learner - old, &token);
-    } else {
-        token.loss = -advantage * learner;
-        token.slope = -advantage;
-    }
-    token.loss *= weight;
-    token.slope *= weight;
-    if (reference != NULL) {
-        add_divergence(options->kl, (double)*reference - learner, &token);
-    }
-    return token;
-}
-
 weft_token_loss weft_objective_token(const weft_objective_options *options, double advantage, double weight,
                                      double old, double learner, const float *reference) {
-    return token_loss(options, advantage, weight, old, learner, reference);
+    const objective_rules rules = objective_rules_of(options, advantage, 1);
+    return objective_token(&rules, weight, old, learner, reference);
 }
 
 /* ---- divisors ---- */
@@ -133,10 +93,11 @@ static weft_status check_objective(weft_context *context, const weft_objective_o
                          (int)options->surrogate, (int)options->aggregation);
     }
     bool dual = options->clip_dual == 0 || options->clip_dual > 1;
-    if (!(options->clip_low >= 0) || !(options->clip_high >= 0) || !dual || !(options->kl >= 0)) {
-        return weft_fail(
-            context, WEFT_INVALID_ARGUMENT,
-            "clips and the weight of the divergence cannot be negative, nor a dual clip below 1");
+    if (!(options->clip_low >= 0) || !(options->clip_high >= 0) || !dual || !(options->kl >= 0) ||
+        !(options->sequence_delta >= 0)) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "clips, the weight of the divergence and what far sequences are beyond cannot be "
+                         "negative, nor a dual clip below 1");
     }
     if (options->aggregation == WEFT_SEQ_MEAN_TOKEN_SUM_NORM && !(options->horizon > 0)) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "sums over tokens cannot be divided by %g",
@@ -185,66 +146,90 @@ weft_status weft_objective_divisors(weft_context *context, const weft_correction
 
 /* ---- the batch ---- */
 
-static weft_status check_token(weft_context *context, const weft_objective_input *input, size_t sequence,
-                               size_t token) {
+typedef struct objective_run {
+    weft_context *context;
+    const weft_objective_input *input;
+    const weft_objective_options *options;
+    objective_function function;
+    float *slopes;
+    weft_objective_result result;
+} objective_run;
+
+static bool is_fine(const weft_objective_input *input, size_t token) {
     float weight = input->weights != NULL ? input->weights[token] : 1;
-    float reference = input->reference != NULL ? input->reference[token] : 0;
-    if (isfinite(input->old[token]) && isfinite(input->learner[token]) && isfinite(reference) &&
-        isfinite(weight) && weight >= 0) {
-        return WEFT_OK;
+    return isfinite(input->old[token]) && isfinite(input->learner[token]) &&
+           (input->reference == NULL || isfinite(input->reference[token])) && isfinite(weight) &&
+           weight >= 0;
+}
+
+/* Names the first token of a sequence that the kernel has refused. */
+static weft_status refuse(const objective_run *run, size_t sequence) {
+    const weft_objective_input *input = run->input;
+    size_t start = input->batch->starts[sequence];
+    size_t token = start;
+    while (token + 1 < input->batch->starts[sequence + 1] &&
+           (!counts(input->batch, token) || is_fine(input, token))) {
+        token++;
     }
     return weft_fail(
-        context, WEFT_INVALID_ARGUMENT,
+        run->context, WEFT_INVALID_ARGUMENT,
         "token %zu of sequence %zu has log-probabilities %g (old), %g (learner) and %g "
         "(reference) and weight %g; mask tokens that were not sampled, and veto those that the "
         "old policy would never sample",
-        token - input->batch->starts[sequence], sequence, (double)input->old[token],
-        (double)input->learner[token], (double)reference, (double)weight);
+        token - start, sequence, (double)input->old[token], (double)input->learner[token],
+        input->reference != NULL ? (double)input->reference[token] : 0,
+        input->weights != NULL ? (double)input->weights[token] : 1);
 }
 
-/* The loss of a token that counts, before it is divided. */
-static double add_token(const weft_objective_input *input, const weft_objective_options *options,
-                        double advantage, size_t token, double factor, float *slopes,
-                        weft_objective_result *result) {
-    double weight = input->weights != NULL ? (double)input->weights[token] : 1;
-    weft_token_loss loss =
-        token_loss(options, advantage, weight, (double)input->old[token], (double)input->learner[token],
-                   input->reference != NULL ? &input->reference[token] : NULL);
-    slopes[token] = (float)(loss.slope * factor);
-    result->clipped += loss.clipped;
-    result->ratio += fabs(loss.log_ratio);
-    result->kl += loss.divergence;
-    result->tokens += 1;
-    result->moves = result->moves || slopes[token] != 0;
-    return loss.loss;
-}
-
-static weft_status add_sequence(weft_context *context, const weft_objective_input *input,
-                                const weft_objective_options *options, size_t sequence, double divisor,
-                                float *slopes, weft_objective_result *result) {
-    const weft_correction_batch *batch = input->batch;
-    const double advantage = (double)input->advantages[sequence];
-    const double factor = 1 / divisor; /* not used if no token counts */
-    weft_status status = WEFT_OK;
-    double loss = 0;
-    if (!isfinite(advantage)) {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT, "sequence %zu has the advantage %g", sequence,
-                         advantage);
-    }
-    for (size_t i = batch->starts[sequence]; i < batch->starts[sequence + 1] && status == WEFT_OK; i++) {
-        slopes[i] = 0;
+/* The mean of log old / learner over what counts is above `sequence_delta`. */
+static bool is_far(const objective_run *run, size_t sequence) {
+    const weft_correction_batch *batch = run->input->batch;
+    double sum = 0;
+    size_t count = 0;
+    for (size_t i = batch->starts[sequence]; i < batch->starts[sequence + 1]; i++) {
         if (counts(batch, i)) {
-            status = check_token(context, input, sequence, i);
-            if (status == WEFT_OK) {
-                loss += add_token(input, options, advantage, i, factor, slopes, result);
-            }
+            sum += (double)run->input->old[i] - (double)run->input->learner[i];
+            count++;
         }
     }
-    if (divisor > 0) {
-        result->sequences += 1;
-        result->loss += loss / divisor;
+    return count > 0 && sum > run->options->sequence_delta * (double)count;
+}
+
+static weft_status add_sequence(objective_run *run, size_t sequence, double divisor) {
+    const weft_objective_input *input = run->input;
+    size_t start = input->batch->starts[sequence];
+    size_t count = input->batch->starts[sequence + 1] - start;
+    double advantage = (double)input->advantages[sequence];
+    if (!isfinite(advantage)) {
+        return weft_fail(run->context, WEFT_INVALID_ARGUMENT, "sequence %zu has the advantage %g", sequence,
+                         advantage);
     }
-    return status;
+    if (advantage < 0 && run->options->sequence_delta > 0 && is_far(run, sequence)) {
+        advantage = 0;
+        run->result.far += 1;
+    }
+    const objective_rules rules =
+        objective_rules_of(run->options, advantage, divisor > 0 ? 1 / divisor : 0);
+    const objective_tokens tokens = {
+        .old = input->old + start,
+        .learner = input->learner + start,
+        .reference = input->reference != NULL ? input->reference + start : NULL,
+        .weights = input->weights != NULL ? input->weights + start : NULL,
+        .mask = input->batch->mask != NULL ? input->batch->mask + start : NULL,
+    };
+    objective_sums sums;
+    run->function(&rules, &tokens, count, run->slopes + start, &sums);
+    if (sums.bad) {
+        return refuse(run, sequence);
+    }
+    run->result.loss += sums.loss * rules.factor;
+    run->result.tokens += sums.counted;
+    run->result.sequences += sums.counted > 0;
+    run->result.clipped += (double)sums.clipped;
+    run->result.ratio += sums.ratio;
+    run->result.kl += sums.divergence;
+    run->result.moves = run->result.moves || sums.moves;
+    return WEFT_OK;
 }
 
 weft_status weft_objective_run(weft_context *context, const weft_objective_input *input,
@@ -252,22 +237,26 @@ weft_status weft_objective_run(weft_context *context, const weft_objective_input
                                weft_objective_result *result_out) {
     weft_context_clear(context);
     const weft_correction_batch *batch = input->batch;
-    weft_objective_result result = {0};
+    objective_run run = {.context = context,
+                         .input = input,
+                         .options = options,
+                         .function = objective_function_for(weft_cpu_level()),
+                         .slopes = slopes};
     double *divisors = weft_allocate_array(context, batch->sequences, sizeof *divisors);
     if (divisors == NULL) {
         return WEFT_NO_MEMORY;
     }
     weft_status status = weft_objective_divisors(context, batch, options, divisors);
     for (size_t s = 0; s < batch->sequences && status == WEFT_OK; s++) {
-        status = add_sequence(context, input, options, s, divisors[s], slopes, &result);
+        status = add_sequence(&run, s, divisors[s]);
     }
     weft_release(context, divisors);
     if (status == WEFT_OK) {
-        double tokens = result.tokens > 0 ? (double)result.tokens : 1;
-        result.clipped /= tokens;
-        result.ratio /= tokens;
-        result.kl /= tokens;
-        *result_out = result;
+        double tokens = run.result.tokens > 0 ? (double)run.result.tokens : 1;
+        run.result.clipped /= tokens;
+        run.result.ratio /= tokens;
+        run.result.kl /= tokens;
+        *result_out = run.result;
     }
     return status;
 }

@@ -149,6 +149,7 @@ class _ObjectiveOptions(ctypes.Structure):
         ("aggregation", ctypes.c_int),
         ("horizon", ctypes.c_double),
         ("skip_empty", ctypes.c_bool),
+        ("sequence_delta", ctypes.c_double),
     ]
 
 
@@ -166,6 +167,7 @@ class _ObjectiveResult(ctypes.Structure):
         ("clipped", ctypes.c_double),
         ("ratio", ctypes.c_double),
         ("kl", ctypes.c_double),
+        ("far", ctypes.c_size_t),
         ("moves", ctypes.c_bool),
     ]
 
@@ -427,6 +429,7 @@ class Objective:
     clipped: float
     ratio: float
     kl: float
+    far: int
     moves: bool
 
 
@@ -446,10 +449,12 @@ def objective(
     aggregation="seq-mean-token-mean",
     horizon=None,
     skip_empty=False,
+    sequence_delta=0.0,
 ):
     """The loss of the clipped surrogate with the weights outside of the clip, and its slopes.
 
-    `mask` is what weigh kept; `horizon` the divisor of "seq-mean-token-sum-norm"."""
+    `mask` is what weigh kept; `horizon` the divisor of "seq-mean-token-sum-norm"; `sequence_delta` slime's
+    opsm_delta. weft_objective_options says what the others are."""
     starts_array, shape = _take_batch(starts, old, "old")
     sequences = len(starts_array) - 1
     arrays = [
@@ -473,6 +478,7 @@ def objective(
         aggregation=_choose(AGGREGATIONS, aggregation, "aggregation"),
         horizon=horizon,
         skip_empty=skip_empty,
+        sequence_delta=sequence_delta,
     )
     slopes = numpy.zeros(arrays[0].shape, numpy.float32)
     result = _ObjectiveResult()

@@ -6,7 +6,7 @@
 . "$(dirname "$0")/common.sh"
 
 expect 0 '' "$weft" bench --correction --quick --repeat 1
-for row in memcpy none paper released tis 'tis, sequence' mis icepop objective; do
+for row in memcpy none paper released tis 'tis, sequence' mis icepop objective 'paper\+objective'; do
     check "$row: $(cat stdout)" grep -Eq "^$row +[0-9.]+ +[0-9.]+ " stdout
 done
 
@@ -20,7 +20,7 @@ results = [json.load(open(name + ".json")) for name in ("portable", "avx2", "avx
 found = [[(row["name"], row["masked"], row["rejected"]) for row in result["rows"]] for result in results]
 assert found[0] == found[1] == found[2]
 rows = {row["name"]: row for row in results[0]["rows"]}
-assert len(rows) == 9 and all(row["tokens_per_second"] > 0 for row in rows.values())
+assert len(rows) == 10 and all(row["tokens_per_second"] > 0 for row in rows.values())
 assert rows["none"]["masked"] == 0 and 0 < rows["mis"]["masked"] < results[0]["tokens"] // 10
 assert rows["released"]["masked"] > 0 and rows["icepop"]["masked"] == 0
 END

@@ -35,9 +35,9 @@ except ImportError:
 class Batch:
     """Random sequences; a few tokens are far off and a few are masked."""
 
-    def __init__(self, seed, sequences=24):
+    def __init__(self, seed, sequences=24, longest=40):
         random = numpy.random.default_rng(seed)
-        lengths = random.integers(0, 40, sequences)
+        lengths = random.integers(0, longest, sequences)
         self.starts = numpy.concatenate([[0], numpy.cumsum(lengths)])
         count = int(self.starts[-1])
         self.sampler = -random.exponential(1, count).astype(numpy.float32)
@@ -169,7 +169,7 @@ class Weights(unittest.TestCase):
         for name, level, seed in itertools.product(correction.PRESETS, range(3), range(4)):
             options = correction.preset(name)
             options.level = level
-            self.compare(Batch(seed), options)
+            self.compare(Batch(seed, longest=900 if seed == 3 else 40), options)
 
     def test_modes(self):
         for mode, level, normalise in itertools.product(range(5), range(3), (False, True)):
@@ -410,8 +410,8 @@ class Objective(unittest.TestCase):
         for number, (aggregation, skip_empty, clip_dual) in enumerate(
             itertools.product(correction.AGGREGATIONS, (False, True), (0, 1.5))
         ):
-            batch = Batch(number)
-            found = correction.weigh(batch.starts, batch.sampler, batch.old, "paper", mask=batch.mask)
+            batch = Batch(number, longest=(40, 500)[number % 2])
+            found = correction.weigh(batch.starts, batch.sampler, batch.old, ("paper", "tis")[number % 2], mask=batch.mask)
             advantages = correction.advantages(batch.rewards, 4)
             step = correction.objective(
                 batch.starts,
@@ -431,6 +431,20 @@ class Objective(unittest.TestCase):
             self.assertAlmostEqual(step.loss, expected, delta=1e-6 * (1 + abs(expected)))
             self.assertTrue(step.moves and step.tokens == found.kept.sum())
             self.assertTrue(numpy.all(step.slopes[~found.kept] == 0))
+
+    def test_far_sequences(self):
+        """slime's opsm_delta, by its definition."""
+        batch = Batch(16)
+        advantages = correction.advantages(batch.rewards, 4)
+        run = lambda given, delta: correction.objective(
+            batch.starts, batch.old, batch.learner, given, mask=batch.mask, sequence_delta=delta
+        )
+        distance = batch.old.astype(numpy.float64) - batch.learner
+        means = numpy.array([distance[part][batch.mask[part]].mean() if batch.mask[part].any() else 0 for part in batch.parts()])
+        far = (advantages < 0) & (means > 0.03)
+        step, expected = run(advantages, 0.03), run(numpy.where(far, 0, advantages), 0)
+        self.assertTrue(0 < step.far < len(far) and step.far == far.sum())
+        self.assertTrue(step.loss == expected.loss and numpy.array_equal(step.slopes, expected.slopes))
 
     def test_nothing_kept(self):
         batch = Batch(10)

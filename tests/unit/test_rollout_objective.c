@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * test_rollout_objective.c: advantages by hand; the loss of a policy by its definition, its slopes against
- * finite differences for every surrogate and aggregation; weights of 1 change no bit; nothing kept moves
- * nothing; input that is odd or hostile.
+ * finite differences for every surrogate and aggregation; every processor level against the portable one,
+ * bit for bit, and against tokens one by one; weights of 1 change no bit; nothing kept moves nothing; input
+ * that is odd or hostile.
  */
+#include "../../lib/rollout/objective_kernels.h"
 #include "../support/faults.h"
 #include "../support/models.h"
 
@@ -12,6 +14,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -153,6 +156,130 @@ static void test_slopes(void **state) {
         }
         assert_true(one.slopes[3] == 0 && one.slopes[7] == 0);
     }
+}
+
+/* ---- levels ---- */
+
+enum { LONGEST = 400 };
+
+typedef struct pass_case {
+    float old[LONGEST], learner[LONGEST], reference[LONGEST], weights[LONGEST];
+    uint8_t mask[LONGEST];
+    objective_rules rules;
+    objective_tokens tokens;
+} pass_case;
+
+static float around(dice *dice, float middle, float away) {
+    return middle + away * ((float)dice_below(dice, 2001) / 1000 - 1);
+}
+
+/* Tokens that do not count hold what would be refused. */
+static void deal_pass(pass_case *one, unsigned round, size_t count, dice *dice) {
+    const double advantages[] = {1.5, -0.5, 0};
+    weft_objective_options options = weft_objective_defaults();
+    options.surrogate = round % 7 == 6 ? WEFT_SURROGATE_REINFORCE : WEFT_SURROGATE_CLIP;
+    options.clip_dual = round % 2 == 0 ? 0 : 1.3;
+    options.kl = 0.2;
+    one->rules = objective_rules_of(&options, advantages[round % 3], 0.01);
+    for (size_t i = 0; i < count; i++) {
+        one->mask[i] = dice_below(dice, 5) != 0;
+        one->old[i] = around(dice, -1, 1);
+        one->learner[i] = around(dice, one->old[i], dice_below(dice, 20) == 0 ? 40 : 0.5f);
+        one->reference[i] = around(dice, one->old[i], dice_below(dice, 20) == 0 ? 40 : 0.5f);
+        one->weights[i] = one->mask[i] != 0 ? around(dice, 1, 1) : -1;
+        one->learner[i] = one->mask[i] != 0 ? one->learner[i] : NAN;
+    }
+    one->tokens = (objective_tokens){
+        .old = one->old,
+        .learner = one->learner,
+        .reference = round % 4 == 0 ? NULL : one->reference,
+        .weights = one->weights,
+        .mask = one->mask,
+    };
+}
+
+/* The portable form against the token alone. */
+static void assert_by_tokens(const pass_case *one, size_t count, const float *slopes,
+                             const objective_sums *sums) {
+    double loss = 0, ratio = 0, divergence = 0;
+    size_t counted = 0, clipped = 0;
+    for (size_t i = 0; i < count; i++) {
+        weft_token_loss token = {0};
+        if (one->mask[i] != 0) {
+            token = objective_token(&one->rules, (double)one->weights[i], (double)one->old[i],
+                                    (double)one->learner[i],
+                                    one->tokens.reference != NULL ? &one->reference[i] : NULL);
+            counted++;
+        }
+        assert_true(slopes[i] == (float)(token.slope * one->rules.factor) &&
+                    !(signbit(slopes[i]) && slopes[i] == 0 && one->mask[i] == 0));
+        loss += token.loss;
+        ratio += fabs(token.log_ratio);
+        divergence += token.divergence;
+        clipped += token.clipped;
+    }
+    assert_true(sums->counted == counted && sums->clipped == clipped && !sums->bad);
+    assert_true(fabs(sums->loss - loss) <= 1e-12 * (1 + fabs(loss) + divergence));
+    assert_true(fabs(sums->ratio - ratio) <= 1e-12 * (1 + ratio));
+    assert_true(fabs(sums->divergence - divergence) <= 1e-12 * (1 + divergence));
+}
+
+static void test_levels_agree(void **state) {
+    (void)state;
+    static pass_case one;
+    static float expected[LONGEST], slopes[LONGEST];
+    dice dice = {4};
+    size_t clipped = 0;
+    for (unsigned round = 0; round < 300; round++) {
+        size_t count = round < 40 ? round : dice_below(&dice, LONGEST);
+        objective_sums first, sums;
+        deal_pass(&one, round, count, &dice);
+        objective_function_for(WEFT_CPU_PORTABLE)(&one.rules, &one.tokens, count, expected, &first);
+        assert_by_tokens(&one, count, expected, &first);
+        clipped += first.clipped;
+        for (int level = 1; level <= (int)weft_cpu_best(); level++) {
+            objective_function_for((weft_cpu)level)(&one.rules, &one.tokens, count, slopes, &sums);
+            assert_memory_equal(slopes, expected, count * sizeof *slopes);
+            assert_true(memcmp(&sums.loss, &first.loss, sizeof sums.loss) == 0 &&
+                        sums.ratio == first.ratio && sums.divergence == first.divergence);
+            assert_true(sums.counted == first.counted && sums.clipped == first.clipped &&
+                        sums.moves == first.moves && sums.bad == first.bad);
+        }
+    }
+    assert_true(clipped > 1000);
+}
+
+/* Far from the old policy and worse than the others: no part in the surrogate, but in the means. */
+static void test_far_sequences(void **state) {
+    (void)state;
+    objective_case one, plain;
+    deal(&one, 6);
+    one.input.reference = NULL;
+    for (size_t i = 5; i < 9; i++) {
+        one.learner[i] = one.old[i] - 0.1f;
+    }
+    one.learner[7] = one.old[7] - 9; /* does not count */
+    one.learner[0] = one.old[0];
+    plain = one;
+    plain.input.batch = &plain.batch;
+    plain.input.learner = plain.learner;
+    plain.input.advantages = plain.advantages;
+    plain.advantages[2] = 0;
+    assert_int_equal(run(&plain), WEFT_OK);
+    one.options.sequence_delta = 0.09;
+    assert_int_equal(run(&one), WEFT_OK);
+    assert_true(one.result.far == 1 && one.result.loss == plain.result.loss);
+    assert_memory_equal(one.slopes, plain.slopes, sizeof one.slopes);
+    assert_true(one.slopes[5] == 0 && one.slopes[0] != 0);
+    one.options.sequence_delta = 0.11;
+    assert_int_equal(run(&one), WEFT_OK);
+    assert_true(one.result.far == 0 && one.slopes[5] != 0);
+    one.options.sequence_delta = 0.09;
+    one.advantages[2] = 0.75f;
+    assert_int_equal(run(&one), WEFT_OK);
+    assert_true(one.result.far == 0 && one.slopes[5] != 0);
+    one.options.sequence_delta = -1;
+    assert_int_equal(run(&one), WEFT_INVALID_ARGUMENT);
 }
 
 /* Where a ratio or a divergence is clamped, the loss stands still, and the slope is 0. */
@@ -350,6 +477,8 @@ int main(void) {
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_slopes_of_clamped),
         cmocka_unit_test(test_clipped_without_advantage),
+        cmocka_unit_test(test_levels_agree),
+        cmocka_unit_test(test_far_sequences),
     };
     return cmocka_run_group_tests(tests, open_context, close_context);
 }
