@@ -4,12 +4,12 @@
 # All tests in all builds that matter, then one line that sums them up. A build that fails counts as one
 # failed test, and the rest still runs, so that one broken room does not hide the state of the others.
 #
-# Many tests wait for servers and clocks: while those of one build run, the next is built behind them, with
-# what they leave of the processors.
+# Many tests wait for servers and clocks: several run for each processor, and while those of one build run, the
+# next is built behind them, with what they leave of the processors.
 set -u
 cd "$(dirname "$0")/.."
 
-jobs=$(nproc)
+processors=$(nproc)
 passed=0
 failed=0
 builder=
@@ -23,17 +23,19 @@ end_builder() {
 trap end_builder EXIT
 trap 'exit 130' INT TERM
 
+# build PRESET TARGET
 build() {
-    cmake --preset "$1" > /dev/null && cmake --build --preset "$1" --parallel "$jobs"
+    cmake --preset "$1" > /dev/null && cmake --build --preset "$1" --target "$2" --parallel "$processors"
 }
 
-# begin_build PRESET: in a process group of its own, so that it can be ended as a whole
+# begin_build PRESET [TARGET]: in a process group of its own, so that it can be ended as a whole
 begin_build() {
     building=$1
+    local target=${2:-all}
     set -m
     (
         renice -n 19 -p "$BASHPID" > /dev/null
-        build "$building"
+        build "$building" "$target"
     ) > "$builder_log" 2>&1 &
     builder=$!
     set +m
@@ -63,7 +65,7 @@ run_tests() {
     local log summary
     log=$(mktemp)
     echo "== tests: $directory $*"
-    ctest --test-dir "$directory" --output-on-failure --parallel "$jobs" --no-tests=error "$@" 2>&1 | tee "$log"
+    ctest --test-dir "$directory" --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log"
     local status=${PIPESTATUS[0]}
     summary=$(sed -n 's/^[0-9]*% tests passed, \([0-9]*\) tests failed out of \([0-9]*\)$/\1 \2/p' "$log")
     rm -f "$log"
@@ -79,27 +81,32 @@ run_tests() {
     passed=$((passed + all - bad))
 }
 
-# run_stage NEXT DIRECTORY CTEST-OPTION...: the tests of the build that was begun, while NEXT is built
+# run_stage "PRESET [TARGET]" DIRECTORY CTEST-OPTION...: the tests of the build that was begun, while the next is built
 run_stage() {
-    local next=$1 built=0
+    local next built=0
+    read -r -a next <<< "$1"
     shift
     end_build && built=1
-    [ -z "$next" ] || begin_build "$next"
+    begin_build "${next[@]}"
     [ "$built" -eq 0 ] || run_tests "$@"
 }
 
 # what only measures, or mostly waits for another's server, is left to the release; so are trainers under MPI,
 # whose processes wait for each other by spinning, which takes minutes with a sanitizer
 waiting='^cli_test_(bench_.*|demo|store_s3|train_mpi)$'
-# tests of code that runs on one thread tell a thread sanitizer nothing
-single='^test_(base_(bf16|bytes)|lm_(kernels|gradients)|tensor_(table|safetensors|layout|view)|patch_(codings|format|kernels|rans))$'
+# tests of code that runs on one thread tell a thread sanitizer nothing; nor do ranks that are processes, when those
+# of test_group_threads are threads
+single='^test_(base_(bf16|bytes)|group_ranks|lm_(kernels|gradients)|loco_state|tensor_(table|safetensors|layout|view)|patch_(codings|format|kernels|rans))$'
 # and it gives up processes that have forked with threads and then start some, as this one's parts do
 forking='^test_sync_parts$'
 
 begin_build release
-run_stage asan build
-run_stage tsan build/asan --label-regex '^(unit|fuzz|cli)$' --label-exclude '^slow$' --exclude-regex "$waiting"
-run_stage clang build/tsan --label-regex '^unit$' --label-exclude '^slow$' --exclude-regex "$single|$forking"
+run_stage asan build --parallel $((3 * processors))
+# the cases of a sweep differ in what fails; the release does them all
+WEFT_TEST_STRIDE=3 run_stage 'tsan unit_tests' build/asan --parallel $((2 * processors)) \
+    --label-regex '^(unit|fuzz|cli)$' --label-exclude '^slow$' --exclude-regex "$waiting"
+WEFT_TEST_STRIDE=5 run_stage clang build/tsan --parallel $((processors + 1)) \
+    --label-regex '^unit$' --label-exclude '^slow$' --exclude-regex "$single|$forking"
 end_build
 
 echo "$passed passed, $failed failed"

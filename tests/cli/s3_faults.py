@@ -24,7 +24,7 @@ from fault_proxy import FaultProxy  # noqa: E402
 WEFT = os.path.abspath(os.environ.get("WEFT") or "build/weft")
 PLACES = os.environ["WEFT_TEST_STORE"]
 SERVICE = os.environ["AWS_ENDPOINT_URL"]
-PATIENCE = 120
+PATIENCE = 400
 failures = 0
 
 
@@ -72,7 +72,7 @@ class Scene:
         self.environment = dict(os.environ, HOME=root)
         self.environment.pop("WEFT_TOKEN", None)
         self.segments = Segments()
-        for name, params in (("small", "60K"), ("large", "12M")):
+        for name, params in (("small", "60K"), ("large", "8M")):
             self.run("bench", "--make", os.path.join(root, name), "--params", params, "--steps", "2")
 
     def model(self, name, number):

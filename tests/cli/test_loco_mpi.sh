@@ -16,7 +16,7 @@ fi
 export OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_oob_tcp_if_include=lo OMPI_MCA_pml=ob1
 # a sanitizer would report what MPI's own libraries never give back
 export ASAN_OPTIONS=detect_leaks=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}
-run=(timeout 120 mpirun --allow-run-as-root --oversubscribe)
+run=(timeout 600 mpirun --allow-run-as-root --oversubscribe)
 
 # same COUNT LOG: each line of truth is in the log once for each rank, and there is nothing else
 same() {

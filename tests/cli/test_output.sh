@@ -100,7 +100,7 @@ if command -v script > /dev/null; then
     [ $? -eq 2 ] || fail 'a patch was written to /dev/tty'
     script -qec "$weft apply base.safetensors 1.weft -o /dev/tty" typescript > /dev/null 2>&1 < /dev/null
     [ $? -eq 2 ] || fail 'a checkpoint was written to /dev/tty'
-    script -qec "timeout 20 $weft inspect -" typescript > /dev/null 2>&1 < /dev/null
+    script -qec "timeout 100 $weft inspect -" typescript > /dev/null 2>&1 < /dev/null
     [ $? -eq 2 ] || fail 'a patch was read from a terminal'
 else
     skip 'terminals: script(1) is not there'

@@ -32,10 +32,10 @@ fi
 check 'a bucket' swift_bucket bucket
 export AWS_ACCESS_KEY_ID=test:tester AWS_SECRET_ACCESS_KEY=testing AWS_ENDPOINT_URL=$swift_url
 
-WEFT_TEST_STORE=s3://bucket/faults timeout 600 /usr/bin/python3 -B "$cli/s3_faults.py" > faults.log 2>&1 &
+WEFT_TEST_STORE=s3://bucket/faults timeout 1800 /usr/bin/python3 -B "$cli/s3_faults.py" > faults.log 2>&1 &
 runs+=($!)
 if [ -n "$WEFT_SOAK" ]; then
-    WEFT_TEST_STORE=s3://bucket/proxy timeout 600 /usr/bin/python3 -B "$cli/../python/test_sync_proxy.py" \
+    WEFT_TEST_STORE=s3://bucket/proxy timeout 1800 /usr/bin/python3 -B "$cli/../python/test_sync_proxy.py" \
         > proxy.log 2>&1 &
     runs+=($!)
 fi

@@ -124,7 +124,7 @@ start_server() {
         write_configuration
         "$nginx" -p "$dir" -c "$dir/nginx.conf" 2> nginx.log &
         server=$!
-        for ((wait = 0; wait < 100; wait++)); do
+        for ((wait = 0; wait < 600; wait++)); do
             if curl -s --noproxy '*' -o /dev/null "http://127.0.0.1:${ports[0]}/"; then
                 return 0
             fi

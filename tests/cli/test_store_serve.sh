@@ -29,7 +29,7 @@ conforms() {
         sleep 0.1
     done
     checks=$((checks + 1))
-    if ! WEFT_STORE_URL=$(cat "$name.url")$prefix WEFT_STORE_CONDITIONAL=1 timeout 250 "$conformance" \
+    if ! WEFT_STORE_URL=$(cat "$name.url")$prefix WEFT_STORE_CONDITIONAL=1 timeout 800 "$conformance" \
         > "$name.out" 2>&1; then
         fail "$name: $(tail -c 3000 "$name.out"; cat "$name.log")"
     fi

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Everything that synchronisation is tested with on directories, on a real S3 service: the unit tests of live
-# weights, faults of the store, damage, lies, several writers and the fleet; publish, pull, follow, log, gc and
-# keys; kills. None of these is written twice: each takes its store from WEFT_TEST_STORE. They run side by side,
-# and the longest of them do only every so manieth of their cases; all of them, and the rest, if WEFT_SOAK is set.
+# weights, straight and through a relay, faults of the store, damage, lies, several writers and the fleet; publish,
+# pull, follow, log, gc and keys; kills. None of these is written twice: each takes its store from WEFT_TEST_STORE.
+# They run side by side, and the longest of them do only every so manieth of their cases; all of them, and the rest,
+# if WEFT_SOAK is set.
 . "$(dirname "$0")/common.sh"
 . "$cli/../support/swift_s3.sh"
 build=${WEFT_BUILD:-$(dirname "$weft")}
-limit=600
+limit=1800
 export WEFT_TEST_STRIDE=60
 if [ -n "$WEFT_SOAK" ]; then
     limit=3600
@@ -73,7 +74,9 @@ commands='keys publish'
 if [ -n "$WEFT_SOAK" ]; then
     suites="$suites faults writers lies"
     commands="$commands follow faults"
+    WEFT_TEST_RELAY=before on_s3 proxied-relay /usr/bin/python3 -B "$cli/../python/test_sync_proxy.py"
 fi
+WEFT_TEST_RELAY=1 on_s3 relayed "$build/tests/test_sync_live"
 for suite in $suites; do
     on_s3 "$suite" "$build/tests/test_sync_$suite"
 done

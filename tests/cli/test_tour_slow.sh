@@ -15,7 +15,7 @@ left_processes() {
 }
 
 no_processes() {
-    for _ in $(seq 200); do
+    for _ in $(seq 1200); do
         [ -n "$(left_processes)" ] || return 0
         sleep 0.05
     done

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 
-PATIENCE = 60  # seconds that anything may take on a busy machine before a test gives up
+PATIENCE = 200  # seconds that anything may take on a busy machine before a test gives up
 
 FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-default-apps", "--disable-sync",

@@ -73,12 +73,6 @@ void scene_place_close(scene_place *place) {
     weft_store_close(place->store);
 }
 
-unsigned scene_stride(void) {
-    const char *text = getenv("WEFT_TEST_STRIDE");
-    int stride = text != NULL ? atoi(text) : 1;
-    return stride >= 1 && stride <= 60 ? (unsigned)stride : 1;
-}
-
 /* ---- the publisher's side ---- */
 
 void scene_open(scene *scene, const weft_publisher_options *options, uint64_t seed) {

@@ -6,8 +6,7 @@
  *
  * The store is a directory, unless WEFT_TEST_STORE has the URL of another: every scene takes a place of its
  * own below it. WEFT_TEST_READ_STORE, if set, is the URL by which replicas see the same place, such as that
- * of a server; with WEFT_TEST_RELAY, they see it through a relay. WEFT_TEST_STRIDE, up to 60, has long
- * tests do only every so manieth of their cases, for stores where an operation takes milliseconds.
+ * of a server; with WEFT_TEST_RELAY, they see it through a relay.
  *
  * The rule that all of these tests check: what a replica holds, by its real bytes, is always a published
  * version, and once the faults are gone it is the newest.
@@ -30,8 +29,6 @@ typedef struct scene_place {
 /* A place that nobody has used. */
 void scene_place_open(scene_place *place, weft_context *context, scratch *scratch);
 void scene_place_close(scene_place *place);
-/* WEFT_TEST_STRIDE, or 1. */
-unsigned scene_stride(void);
 
 typedef struct scene {
     scratch scratch;

@@ -17,8 +17,7 @@ swift_devices=
 
 swift_is_installed() {
     local program
-    for program in swift-proxy-server swift-account-server swift-container-server swift-object-server \
-        swift-ring-builder memcached; do
+    for program in swift-proxy-server swift-account-server swift-container-server swift-object-server memcached; do
         command -v "$program" > /dev/null || return 1
     done
 }
@@ -74,13 +73,21 @@ log_address = $1/no-log
 END
 }
 
-# swift_storage DIRECTORY NAME PORT: a server of the storage behind the proxy, with its ring
+# swift_rings DIRECTORY NAME:PORT...: where each server of the storage is found
+swift_rings() {
+    /usr/bin/python3 -c '
+import sys
+from swift.common.ring import RingBuilder
+for name, port in (argument.split(":") for argument in sys.argv[2:]):
+    builder = RingBuilder(4, 1, 0)
+    place = {"ip": "127.0.0.1", "port": int(port), "replication_ip": "127.0.0.1", "replication_port": int(port)}
+    builder.add_dev({"id": 0, "region": 1, "zone": 1, "device": "disk", "weight": 1, "meta": "", **place})
+    builder.rebalance()
+    builder.get_ring().save(f"{sys.argv[1]}/{name}.ring.gz")' "$@" > "$1/rings.log" 2>&1
+}
+
+# swift_storage DIRECTORY NAME PORT: a server of the storage behind the proxy
 swift_storage() {
-    (
-        cd "$1" && swift-ring-builder "$2.builder" create 4 1 0 &&
-            swift-ring-builder "$2.builder" add "r1z1-127.0.0.1:$3/disk" 1 &&
-            swift-ring-builder "$2.builder" rebalance
-    ) > "$1/$2.ring.log" 2>&1 || return 1
     {
         swift_common "$1" "$3"
         cat << END
@@ -141,8 +148,10 @@ start_swift_once() {
     mkdir -p "$swift_devices/disk" || return 1
     read -r -a ports <<< "$(swift_free_ports 5)"
     printf '[swift-hash]\nswift_hash_path_suffix = x\nswift_hash_path_prefix = y\n' > "$here/swift.conf"
-    swift_storage "$here" account "${ports[0]}" && swift_storage "$here" container "${ports[1]}" &&
-        swift_storage "$here" object "${ports[2]}" || return 1
+    swift_rings "$here" "account:${ports[0]}" "container:${ports[1]}" "object:${ports[2]}" || return 1
+    swift_storage "$here" account "${ports[0]}"
+    swift_storage "$here" container "${ports[1]}"
+    swift_storage "$here" object "${ports[2]}"
     swift_proxy "$here" "${ports[3]}" "${ports[4]}"
     memcached -u "$(id -un)" -l 127.0.0.1 -p "${ports[4]}" -U 0 -m 16 > "$here/memcached.log" 2>&1 &
     swift_pids=$!
@@ -152,7 +161,7 @@ start_swift_once() {
     done
     swift_port=${ports[3]}
     swift_url=http://127.0.0.1:$swift_port
-    for ((wait = 0; wait < 300; wait++)); do
+    for ((wait = 0; wait < 1200; wait++)); do
         swift_is_up "${ports[@]}" && return 0
         for pid in $swift_pids; do
             kill -0 "$pid" 2> /dev/null || return 1

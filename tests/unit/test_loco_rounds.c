@@ -6,6 +6,7 @@
  */
 #include "loco_ranks.h"
 #include "models.h"
+#include "stride.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -160,6 +161,9 @@ static void run_case(uint32_t count, uint32_t significant, bool open, bool raw, 
     loco_board board;
     reference r;
     weft_loco_options options = weft_loco_defaults();
+    if (!test_stride_takes()) {
+        return;
+    }
     options.run = "rounds";
     options.ranks = count;
     options.significant = significant;

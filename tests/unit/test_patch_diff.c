@@ -7,6 +7,7 @@
 #include "../../lib/patch/patch.h"
 #include "faults.h"
 #include "models.h"
+#include "stride.h"
 
 #include <inttypes.h>
 #include <setjmp.h>
@@ -1170,7 +1171,7 @@ static void test_failing_sinks(void **state) {
     const weft_sink quiet = {ignore_bytes, NULL};
     for (unsigned side = 0; side < 2; side++) {
         size_t live = 0;
-        for (size_t n = 1;; n++) {
+        for (size_t n = 1;; n += test_stride()) {
             failing_sink failing = {0, n};
             const weft_sink sink = {write_until, &failing};
             weft_diff_options options = {.bucket_bytes = SMALL_BUCKET,
@@ -1277,7 +1278,7 @@ static void fail_each_allocation(unsigned threads, weft_profile profile, size_t 
     assert_int_equal(try_diff(context, &base, &next, profile, &patch), WEFT_OK);
     size_t live = faults_live_blocks(&faults);
     size_t failures = 0;
-    for (size_t n = 1;; n += step) {
+    for (size_t n = 1;; n += step * test_stride()) {
         faults_reset(&faults, n);
         weft_status status = try_diff(context, &base, &next, profile, &patch);
         if (!faults_fired(&faults)) {
@@ -1287,9 +1288,9 @@ static void fail_each_allocation(unsigned threads, weft_profile profile, size_t 
         expect_out_of_memory(context, status, &faults, live);
         failures++;
     }
-    assert_true(failures * step > 100);
+    assert_true(failures * step * test_stride() > 100);
     failures = 0;
-    for (size_t n = 1;; n++) {
+    for (size_t n = 1;; n += test_stride()) {
         faults_reset(&faults, n);
         weft_status status = try_open(context, &patch);
         if (!faults_fired(&faults)) {
@@ -1299,7 +1300,7 @@ static void fail_each_allocation(unsigned threads, weft_profile profile, size_t 
         expect_out_of_memory(context, status, &faults, live);
         failures++;
     }
-    assert_true(failures > 50);
+    assert_true(failures * test_stride() > 50);
     faults_reset(&faults, 0);
     bytes_clear(&patch);
     model_close(&base);

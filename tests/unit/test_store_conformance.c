@@ -8,6 +8,7 @@
  */
 #include "models.h"
 #include "scratch.h"
+#include "stride.h"
 
 #include <weft/store.h>
 
@@ -488,7 +489,7 @@ static void *work_many(void *opaque) {
     worker *worker = opaque;
     weft_context *own = NULL;
     if (weft_context_create(NULL, &own) == WEFT_OK) {
-        for (unsigned round = 0; round < 25 && worker->failure[0] == '\0'; round++) {
+        for (unsigned round = 0; round < 1 + 24 / test_stride() && worker->failure[0] == '\0'; round++) {
             put_and_get(worker, own, round);
         }
         weft_context_destroy(own);
@@ -538,7 +539,7 @@ static void *work_contended(void *opaque) {
     size_t capacity = contended_size(199) + 1;
     uint8_t *buffer = malloc(capacity);
     if (buffer != NULL && weft_context_create(NULL, &own) == WEFT_OK) {
-        for (unsigned round = 0; round < 60 && worker->failure[0] == '\0'; round++) {
+        for (unsigned round = 0; round < 1 + 59 / test_stride() && worker->failure[0] == '\0'; round++) {
             if (worker->number < 2) {
                 write_contended(worker, own, buffer, round * 2 + worker->number);
             } else {

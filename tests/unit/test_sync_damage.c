@@ -5,6 +5,7 @@
  * that somebody changed under a subscriber are found and replaced.
  */
 #include "scenes.h"
+#include "stride.h"
 
 #include <fcntl.h>
 #include <openssl/evp.h>
@@ -521,7 +522,7 @@ static void test_away_for_five_hundred_versions(void **state) {
     replica_open(&file, &s, "out", NULL);
     replica_catch_up(&live, "before");
     replica_catch_up(&file, "before");
-    for (unsigned i = 0; i < 500 / scene_stride(); i++) {
+    for (unsigned i = 0; i < 500 / test_stride(); i++) {
         scene_publish(&s, 2000);
     }
     replica_catch_up(&live, "after 500 versions");

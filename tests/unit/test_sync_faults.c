@@ -6,6 +6,7 @@
  * once the faults are gone.
  */
 #include "scenes.h"
+#include "stride.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -53,12 +54,6 @@ static bool disarm(fault_store *faults) {
     return fired;
 }
 
-/* Sweeps that leave out operations leave out others each. */
-static uint64_t first_operation(void) {
-    static unsigned sweeps;
-    return 1 + sweeps++ % scene_stride();
-}
-
 /* ---- publishing ---- */
 
 /* Whatever the fault did, the publisher is not finished: nobody has taken over. */
@@ -80,7 +75,7 @@ static void sweep_publish(const weft_publisher_options *options, const strike *s
     scene_publish(&s, 10000);
     replica_open(&live, &s, NULL, NULL);
     bool fired = true;
-    for (uint64_t n = first_operation(); fired && n < FAR; n += scene_stride()) {
+    for (uint64_t n = test_stride_first(); fired && n < FAR; n += test_stride()) {
         char text[128];
         snprintf(text, sizeof text, "operation %u of a publish %s", (unsigned)n, strike->name);
         trainer_step(&s.trainer, 10000);
@@ -120,7 +115,7 @@ static void test_each_operation_of_a_publish(void **state) {
 /* The very first version, and the takeover of a run by another publisher. */
 static void sweep_open(const strike *strike, bool file, unsigned versions) {
     bool fired = true;
-    for (uint64_t n = first_operation(); fired && n < FAR; n += scene_stride()) {
+    for (uint64_t n = test_stride_first(); fired && n < FAR; n += test_stride()) {
         char text[128];
         char mirror[SCENE_PATH_MAX];
         scene s;
@@ -211,7 +206,7 @@ static void sweep_pull(const strike *strike, bool file, journey journey, bool st
     scene_open(&s, NULL, 14);
     scene_publish(&s, 10000);
     bool fired = true;
-    for (uint64_t n = first_operation(); fired && n < FAR; n += scene_stride()) {
+    for (uint64_t n = test_stride_first(); fired && n < FAR; n += test_stride()) {
         char text[128];
         char name[32];
         snprintf(text, sizeof text, "operation %u of a pull of %s into %s %s", (unsigned)n,
@@ -324,7 +319,7 @@ static void run_reader_soup(uint64_t seed, bool file, unsigned versions) {
 static void test_soups_on_the_readers_side(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= 6; seed++) {
-        run_reader_soup(seed, seed % 3 == 0, 60 / scene_stride());
+        run_reader_soup(seed, seed % 3 == 0, 60 / test_stride());
     }
 }
 
@@ -383,7 +378,7 @@ static void run_writer_soup(uint64_t seed, unsigned versions, bool stale) {
 static void test_soups_on_the_writers_side(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= 8; seed++) {
-        run_writer_soup(seed, 60 / scene_stride(), seed % 3 == 0);
+        run_writer_soup(seed, 60 / test_stride(), seed % 3 == 0);
     }
 }
 

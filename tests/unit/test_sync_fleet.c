@@ -6,6 +6,7 @@
 #include "../../lib/sync/fleet.h"
 #include "../../lib/sync/report.h"
 #include "scenes.h"
+#include "stride.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -373,7 +374,7 @@ static weft_follower member(scene *s, const char *name, uint64_t version) {
 
 static void test_strangers(void **state) {
     (void)state;
-    const size_t many = 5000 / scene_stride();
+    const size_t many = 5000 / test_stride();
     scene s;
     weft_fleet fleet;
     char junk[5000];

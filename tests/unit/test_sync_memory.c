@@ -6,6 +6,7 @@
  */
 #include "faults.h"
 #include "scenes.h"
+#include "stride.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -76,7 +77,7 @@ static bool publish_without(const weft_publisher_options *options, bool file, si
 static void sweep_publisher(const weft_publisher_options *options, bool file, size_t first, size_t stride) {
     size_t n = first;
     while (publish_without(options, file, n)) {
-        n += stride;
+        n += stride * test_stride();
     }
     print_message("%zu allocations\n", n);
 }
@@ -105,7 +106,7 @@ static void sweep_subscriber(bool file, size_t first, size_t stride) {
     }
     worker_open(&memory, s.outside);
     bool fired = true;
-    for (size_t n = first; fired; n += stride) {
+    for (size_t n = first; fired; n += stride * test_stride()) {
         weft_context *context = failing_context(&faults);
         weft_subscriber *subscriber = NULL;
         snprintf(path, sizeof path, "%s/out-%zu", s.scratch.directory, n);
@@ -155,7 +156,7 @@ static void test_collecting_without_memory(void **state) {
         scene_publish(&s, 10000);
     }
     bool fired = true;
-    for (size_t n = 1; fired; n += 5) {
+    for (size_t n = 1; fired; n += 5 * test_stride()) {
         weft_context *context = failing_context(&faults);
         faults_reset(&faults, n);
         no_memory(context, weft_gc_run(context, s.store, &grace, NULL), n);
@@ -185,7 +186,7 @@ static void test_reporting_without_memory(void **state) {
     scene_publish(&s, 10000);
     worker_open(&memory, s.outside);
     bool fired = true;
-    for (size_t n = 1; fired; n += 3) {
+    for (size_t n = 1; fired; n += 3 * test_stride()) {
         weft_context *context = failing_context(&faults);
         weft_subscriber *subscriber = NULL;
         faults_reset(&faults, n);

@@ -404,7 +404,7 @@ static void test_member_dies(void **state) {
 static void await_objects(team *t, const char *room, size_t count) {
     char name[64];
     snprintf(name, sizeof name, "store/%s", room);
-    for (int i = 0; i < 2000; i++) {
+    for (int i = 0; i < 24000; i++) {
         if (scratch_exists(&t->scratch, name) && scratch_count(&t->scratch, name) >= count) {
             return;
         }
@@ -451,7 +451,7 @@ static void test_coordinator_dies_after_head(void **state) {
         shard_publish(&t.shards[i], 3, 3);
     }
     uint64_t version = 0;
-    for (int i = 0; i < 400 && version < 3; i++) {
+    for (int i = 0; i < 2400 && version < 3; i++) {
         weft_status status = weft_subscriber_wait(t.follower, 0.05, &version);
         assert_true(status == WEFT_OK || status == WEFT_MORE);
         if (status == WEFT_OK) {
@@ -621,7 +621,7 @@ static void test_lost_call(void **state) {
 
 /* Waits until a follower has said that it has a version. */
 static void await_report(team *t) {
-    for (int i = 0; i < 1000; i++) {
+    for (int i = 0; i < 12000; i++) {
         weft_fleet fleet;
         assert_int_equal(weft_fleet_read(t->context, t->store, NULL, &fleet), WEFT_OK);
         bool there = fleet.live > 0 && fleet.followers[0].version > 0;

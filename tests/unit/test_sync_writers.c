@@ -6,6 +6,7 @@
  */
 #include "patches.h"
 #include "scenes.h"
+#include "stride.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -214,8 +215,8 @@ static void run_races(bool conditional, unsigned rounds) {
 
 static void test_races_for_a_run(void **state) {
     (void)state;
-    run_races(true, 60 / scene_stride());
-    run_races(false, 60 / scene_stride());
+    run_races(true, 60 / test_stride());
+    run_races(false, 60 / test_stride());
 }
 
 /* ---- retention ---- */
