@@ -64,19 +64,24 @@ class Segments:
             return []
 
 
+def make_models(root):
+    """Small ones, and one whose anchor goes in parts."""
+    for name, params, steps in (("small", "60K", 2), ("large", "8M", 1)):
+        subprocess.run([WEFT, "bench", "--make", os.path.join(root, name), "--params", params, "--steps", str(steps)],
+                       stdout=subprocess.DEVNULL, check=True, timeout=PATIENCE)
+
+
 class Scene:
-    """Models, some of whose anchors go in parts, and a proxy before the service."""
+    """A directory, in one that has the models, and a proxy before the service."""
 
     def __init__(self, root, proxy):
         self.root, self.proxy = root, proxy
         self.environment = dict(os.environ, HOME=root)
         self.environment.pop("WEFT_TOKEN", None)
         self.segments = Segments()
-        for name, params in (("small", "60K"), ("large", "8M")):
-            self.run("bench", "--make", os.path.join(root, name), "--params", params, "--steps", "2")
 
     def model(self, name, number):
-        return os.path.join(self.root, name, f"step-{number}.safetensors")
+        return os.path.join(os.path.dirname(self.root), name, f"step-{number}.safetensors")
 
     def place(self):
         return f"{PLACES}/{uuid.uuid4().hex}"
@@ -319,6 +324,7 @@ def run(test, root):
 def main():
     tests = (uploads_that_arrive, uploads_that_fail, reads, refusals, listings)
     with tempfile.TemporaryDirectory(prefix="weft-s3-faults.") as root:
+        make_models(root)
         sys.stderr = open(os.path.join(root, "proxy.log"), "w")
         with concurrent.futures.ThreadPoolExecutor(len(tests)) as pool:
             for future in [pool.submit(run, test, root) for test in tests]:
