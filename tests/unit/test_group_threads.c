@@ -96,7 +96,7 @@ static void open_single(single *s) {
            WEFT_OK);
     stage_publish(&stage, 0);
     uint64_t version;
-    expect(s->lead_context, weft_group_run(s->group, 5, &version), WEFT_OK);
+    expect(s->lead_context, weft_group_run(s->group, 100, &version), WEFT_OK);
     assert_int_equal(version, 1);
     const weft_member_options patience = {.seconds = 5};
     expect(s->context, weft_member_open(s->context, s->path, 0, s->model.view, &patience, &s->member),
@@ -128,7 +128,7 @@ static void commit(single *s) {
     assert_int_equal(weft_member_describe(s->member).version, stage.version);
     assert_true(single_equals(s));
     expect(s->context, weft_member_verify(s->member), WEFT_OK);
-    expect(s->lead_context, weft_group_run(s->group, 5, &version), WEFT_OK);
+    expect(s->lead_context, weft_group_run(s->group, 100, &version), WEFT_OK);
     assert_int_equal(version, stage.version);
 }
 
@@ -286,7 +286,7 @@ static void test_anything_in_shared_memory(void **state) {
                 assert_int_equal(unlink(path), 0);
                 expect(s.lead_context,
                        weft_group_lead(s.lead_context, stage.store, s.path, &again, &s.group), WEFT_OK);
-                expect(s.lead_context, weft_group_run(s.group, 5, NULL), WEFT_OK);
+                expect(s.lead_context, weft_group_run(s.group, 100, NULL), WEFT_OK);
                 close(file);
                 file = open(path, O_RDWR | O_CLOEXEC);
                 assert_true(file >= 0);

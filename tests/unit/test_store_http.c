@@ -640,12 +640,12 @@ static void test_stall(void **state) {
          .size = 10,
          .linger = true},
     };
-    weft_store_options options = {.attempts = 1, .stall_seconds = 0.3};
+    weft_store_options options = {.attempts = 1, .stall_seconds = 1.5};
     weft_store_get_result result;
     begin(steps, 1, &options);
-    expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "next to nothing moved for 0.3 seconds");
+    expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "next to nothing moved for 1.5 seconds");
     /* connected, but never served */
-    expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "no byte moved for 0.3 seconds");
+    expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "no byte moved for 1.5 seconds");
     end();
 }
 
@@ -658,14 +658,14 @@ static void test_trickle(void **state) {
         {.head = head, .body = object, .size = 150, .piece = 1},
         {.head = NULL, .sips = 150, .unread = true},
     };
-    weft_store_options options = {.attempts = 1, .stall_seconds = 0.5};
+    weft_store_options options = {.attempts = 1, .stall_seconds = 1.5};
     weft_store_get_result result;
     begin(steps, 2, &options);
-    expect(get(0, 150, &result), WEFT_REMOTE_FAILED, "next to nothing moved for 0.5 seconds");
+    expect(get(0, 150, &result), WEFT_REMOTE_FAILED, "next to nothing moved for 1.5 seconds");
     /* more than the buffers of both ends hold */
     weft_store_put_request request = {.key = "key", .feed = {.size = UINT64_MAX, .read = read_endlessly}};
     expect(weft_store_put(context, store, &request, NULL), WEFT_REMOTE_FAILED,
-           "next to nothing moved for 0.5 seconds");
+           "next to nothing moved for 1.5 seconds");
     end();
 }
 
@@ -730,12 +730,12 @@ static void test_put(void **state) {
     end();
 }
 
-/* Takes longer for its bytes than a transfer may be still. */
+/* Takes longer for a byte than a transfer may be still. */
 static weft_status read_slowly(void *opaque, uint64_t offset, void *data, size_t capacity,
                                size_t *count_out) {
     (void)opaque;
     (void)capacity;
-    sleep_milliseconds(400);
+    sleep_milliseconds(offset == 1 ? 3000 : 0);
     *count_out = offset < 3 ? 1 : 0;
     memset(data, 'a' + (int)offset, *count_out);
     return WEFT_OK;
@@ -744,7 +744,7 @@ static weft_status read_slowly(void *opaque, uint64_t offset, void *data, size_t
 static void test_slow_feed(void **state) {
     (void)state;
     static const step steps[] = {{.head = "HTTP/1.1 201 Created\r\nContent-Length: 0\r\n"}};
-    weft_store_options options = {.attempts = 1, .stall_seconds = 0.2};
+    weft_store_options options = {.attempts = 1, .stall_seconds = 2};
     weft_store_put_request request = {.key = "key", .feed = {.size = UINT64_MAX, .read = read_slowly}};
     begin(steps, 1, &options);
     expect(weft_store_put(context, store, &request, NULL), WEFT_OK, "");

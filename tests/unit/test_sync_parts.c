@@ -9,6 +9,7 @@
 #include "fault_store.h"
 #include "scratch.h"
 #include "shards.h"
+#include "stride.h"
 
 #include <dirent.h>
 #include <setjmp.h>
@@ -34,7 +35,7 @@ typedef struct team {
 } team;
 
 static const shard_options ordinary = {.part_seconds = 30, .anchor_ratio = -1};
-static const shard_options hasty = {.part_seconds = 2, .anchor_ratio = -1};
+static const shard_options hasty = {.part_seconds = 5, .anchor_ratio = -1};
 
 static void start(team *t, unsigned index, const shard_options *options) {
     shard_start(&t->shards[index], t->url, index, t->count, options);
@@ -390,7 +391,7 @@ static void test_member_dies(void **state) {
     }
     for (unsigned i = 0; i < 4; i += i == 1 ? 2 : 1) {
         t.answers[i] = shard_wait(&t.shards[i]);
-        expect_failed(&t, i, WEFT_REMOTE_FAILED, "did not come within 2 seconds: 2;");
+        expect_failed(&t, i, WEFT_REMOTE_FAILED, "did not come within 5 seconds: 2;");
     }
     expect_step(&t, 1);
     start(&t, 2, &hasty);
@@ -818,7 +819,7 @@ static void run_faults(unsigned faulty, bool lose) {
     open_team(&t, 2, &brisk);
     uint64_t version = publish_surely(&t, 1);
     uint64_t step = 1;
-    for (uint64_t n = 1; n <= 14; n += 3) {
+    for (uint64_t n = 1; n <= 14; n += 3 * test_stride()) {
         shard_fail_at(&t.shards[faulty], lose, n);
         publish(&t, ++step);
         bool published = t.answers[0].status == WEFT_OK || t.answers[1].status == WEFT_OK;
