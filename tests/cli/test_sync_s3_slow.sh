@@ -70,10 +70,10 @@ check 'a bucket' swift_bucket bucket
 export AWS_ACCESS_KEY_ID=test:tester AWS_SECRET_ACCESS_KEY=testing AWS_ENDPOINT_URL=$swift_url
 
 suites='damage live fleet'
-commands='keys publish'
+commands=keys
 if [ -n "$WEFT_SOAK" ]; then
     suites="$suites faults writers lies"
-    commands="$commands follow faults"
+    commands="$commands publish follow faults"
     WEFT_TEST_RELAY=before on_s3 proxied-relay /usr/bin/python3 -B "$cli/../python/test_sync_proxy.py"
 fi
 WEFT_TEST_RELAY=1 on_s3 relayed "$build/tests/test_sync_live"
