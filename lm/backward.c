@@ -293,7 +293,10 @@ static weft_status run_chunks(gradient_run *run, const lm_batch *batch, float te
         taken = lm_batch_take(batch, first, pass->capacity);
         run->chunk = (lm_slice){.batch = batch, .origin = batch->starts[first], .temperature = temperature};
         size_t count = lm_cut_slices(batch, first, taken, run->slices);
-        status = weft_parallel(pass->model->context, count, gradient_slice, run);
+        status = weft_progress_ask(pass->model->context);
+        if (status == WEFT_OK) {
+            status = weft_parallel(pass->model->context, count, gradient_slice, run);
+        }
         if (status == WEFT_OK) {
             status = lm_weight_gradients(pass, batch, first, taken, gradient);
         }

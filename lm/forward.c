@@ -274,7 +274,10 @@ weft_status lm_score(lm_pass *pass, const lm_batch *batch, float temperature, fl
         taken = lm_batch_take(batch, first, pass->capacity);
         run.chunk = (lm_slice){.batch = batch, .origin = batch->starts[first], .temperature = temperature};
         size_t count = lm_cut_slices(batch, first, taken, slices);
-        status = weft_parallel(context, count, score_slice, &run);
+        status = weft_progress_ask(context);
+        if (status == WEFT_OK) {
+            status = weft_parallel(context, count, score_slice, &run);
+        }
     }
     weft_release(context, slices);
     return status;

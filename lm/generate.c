@@ -139,10 +139,11 @@ static weft_status fill(generate_run *run, share *share) {
     return status;
 }
 
-/* Every row to its next token; rows that have ended leave. */
-static void extend_rows(share *share, float *logits) {
+/* Every row to its next token; rows that have ended leave, and are counted. */
+static size_t extend_rows(share *share, float *logits) {
     const generate_run *run = share->run;
     size_t kept = 0;
+    size_t ended = 0;
     for (size_t i = 0; i < share->count; i++) {
         size_t sequence = share->sequences[i];
         lm_decode_row row = share->rows[i];
@@ -151,6 +152,7 @@ static void extend_rows(share *share, float *logits) {
                               &share->randoms[i]);
         if (!goes_on) {
             destroy_caches(run, row.caches);
+            ended++;
             continue;
         }
         row.position++;
@@ -160,19 +162,20 @@ static void extend_rows(share *share, float *logits) {
         share->rows[kept++] = row;
     }
     share->count = kept;
+    return ended;
 }
 
 static weft_status run_share(generate_run *run, share *share) {
     lm_decoder decoder = {0};
     weft_status status = lm_decoder_open(run->model, share->limit, run->capacity, &decoder);
-    while (status == WEFT_OK) {
+    while (status == WEFT_OK && !atomic_load(&run->failed)) {
         status = fill(run, share);
         if (status != WEFT_OK || share->count == 0) {
             break;
         }
         status = lm_decode(&decoder, share->rows, share->count);
         if (status == WEFT_OK) {
-            extend_rows(share, decoder.logits);
+            status = weft_progress_add(run->model->context, extend_rows(share, decoder.logits));
         }
     }
     for (size_t i = 0; i < share->count; i++) {
@@ -240,6 +243,7 @@ static weft_status run_shares(generate_run *run) {
     if (run->tokens == NULL || run->logp == NULL || run->lengths == NULL || run->usages == NULL) {
         return WEFT_NO_MEMORY;
     }
+    weft_progress_begin(context, "generating", count);
     return weft_parallel(context, threads, generate_share, run);
 }
 

@@ -5,6 +5,8 @@
 #include "state.h"
 
 #include "../lib/base/context.h"
+#include "../lib/tensor/digest.h"
+#include "text.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -22,24 +24,12 @@ static weft_status join(weft_context *context, const char *directory, const char
     return WEFT_OK;
 }
 
-static weft_status write_text(weft_context *context, const char *path, const char *text) {
-    FILE *file = fopen(path, "w");
-    if (file == NULL) {
-        return weft_fail_errno(context, errno, "cannot write '%s'", path);
-    }
-    bool written = fputs(text, file) >= 0;
-    int error = errno;
-    if (fclose(file) != 0 || !written) {
-        return weft_fail_errno(context, written ? errno : error, "cannot write '%s'", path);
-    }
-    return WEFT_OK;
-}
-
-static weft_status write_config(weft_context *context, const lm_config *config, const char *path) {
+static weft_status write_config(weft_context *context, const lm_config *config, const char *path,
+                                bool durable) {
     char *text = NULL;
     weft_status status = lm_config_format(context, config, &text);
     if (status == WEFT_OK) {
-        status = write_text(context, path, text);
+        status = lm_text_write(context, path, text, durable);
         weft_release(context, text);
     }
     return status;
@@ -74,7 +64,7 @@ weft_status lm_model_write(lm_model *model, const char *directory, bool durable)
     weft_write_options options = {.durable = durable};
     weft_status status = join(model->context, directory, "config.json", path);
     if (status == WEFT_OK) {
-        status = write_config(model->context, &model->config, path);
+        status = write_config(model->context, &model->config, path, durable);
     }
     if (status == WEFT_OK) {
         status = join(model->context, directory, "model.safetensors", path);
@@ -196,23 +186,6 @@ static weft_status make_table(const lm_trainer *trainer, weft_table **table_out)
     return WEFT_OK;
 }
 
-static weft_status digest_table(weft_context *context, const weft_table *table,
-                                char text[WEFT_DIGEST_TEXT]) {
-    weft_view *view = NULL;
-    weft_sums *sums = NULL;
-    weft_status status = weft_view_create(context, table, &view);
-    if (status == WEFT_OK) {
-        status = weft_sums_compute(context, view, &sums);
-    }
-    if (status == WEFT_OK) {
-        weft_digest digest = weft_sums_digest(sums);
-        weft_digest_format(&digest, text);
-    }
-    weft_sums_destroy(sums);
-    weft_view_destroy(view);
-    return status;
-}
-
 /* Numbers in a fixed order: format, optimizer steps, then the fields of lm_progress. */
 typedef struct progress_text {
     char text[512];
@@ -257,7 +230,7 @@ weft_status lm_state_write(lm_trainer *trainer, const lm_progress *progress, con
     char digest[WEFT_DIGEST_TEXT];
     weft_status status = make_table(trainer, &table);
     if (status == WEFT_OK) {
-        status = digest_table(context, table, digest);
+        status = weft_table_digest_text(context, table, digest);
     }
     if (status == WEFT_OK) {
         status = lm_config_format(context, &trainer->model->config, &config);
@@ -327,7 +300,7 @@ static weft_status check_state(const lm_trainer *trainer, const weft_checkpoint 
     }
     const char *promised = weft_checkpoint_metadata(checkpoint, "weft_lm_digest");
     char digest[WEFT_DIGEST_TEXT];
-    weft_status status = digest_table(context, table, digest);
+    weft_status status = weft_table_digest_text(context, table, digest);
     if (status == WEFT_OK && (promised == NULL || strcmp(promised, digest) != 0)) {
         return weft_fail(context, WEFT_DIGEST_MISMATCH,
                          "the state in '%s' is damaged: its digest is %s and should be %s", path, digest,

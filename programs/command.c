@@ -105,6 +105,14 @@ void command_handle_signals(void) {
     handle(SIGTERM, on_cancel, (int)SA_RESETHAND);
     handle(SIGBUS, on_bus_error, 0);
     handle(SIGPIPE, SIG_IGN, 0);
+    handle(SIGXFSZ, SIG_IGN, 0);
+}
+
+void command_handle_hangup(void) {
+    struct sigaction before;
+    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) {
+        handle(SIGHUP, on_cancel, (int)SA_RESETHAND);
+    }
 }
 
 /* In slices: a signal may come between asking for it and going to sleep. */

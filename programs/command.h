@@ -103,8 +103,10 @@ int command_print_json_line(weft_command *command, FILE *stream, json_t *json);
 int command_interrupted(void);
 /* Sleeps, but not beyond a signal. */
 void command_sleep(double seconds);
-/* Signal handlers: SIGINT and SIGTERM cancel, SIGPIPE becomes an error, SIGBUS explains itself. */
+/* Signal handlers: SIGINT and SIGTERM cancel, SIGPIPE and SIGXFSZ become errors, SIGBUS explains itself. */
 void command_handle_signals(void);
+/* From here on SIGHUP cancels too, unless nohup has it ignored: for who has things to clear away. */
+void command_handle_hangup(void);
 
 /* ---- model.c: checkpoints and patches as arguments ---- */
 

@@ -54,8 +54,7 @@ static const struct argp_option options[] = {
      0},
     {"deadline", OPTION_DEADLINE, "TIME", 0,
      "How long the end of a round waits for trainers that are late, over a store (default: 60s; ddp waits "
-     "for "
-     "all)",
+     "for all, as long as --patience says)",
      0},
     {"join", OPTION_JOIN, NULL, 0,
      "Rank 0 takes part in the run that the store holds, though its state is not in DIR, as other ranks do",

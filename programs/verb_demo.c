@@ -283,6 +283,7 @@ static void hold_signals(void) {
     sigemptyset(&signals);
     sigaddset(&signals, SIGINT);
     sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGHUP);
     sigprocmask(SIG_BLOCK, &signals, NULL);
 }
 
@@ -429,6 +430,7 @@ static int run_demo(void *input) {
     demo_arguments *arguments = input;
     demo_run run;
     char *metrics = NULL;
+    command_handle_hangup();
     int code = open_run(&run, arguments, &metrics);
     if (code == EXIT_DONE) {
         code = arguments->report != NULL ? retell(&run) : train(&run);

@@ -48,26 +48,30 @@ static weft_status name_policy(weft_context *context, const train_options *optio
     return train_path(context, options->cache, name, path);
 }
 
+typedef struct warming {
+    weft_context *context;
+    const train_watch *watch;
+} warming;
+
 static bool on_warm_up(void *opaque, uint64_t step, double loss, double success) {
-    const lm_trainer *trainer = ((void **)opaque)[0];
-    const train_options *options = ((void **)opaque)[1];
+    const warming *warming = opaque;
     if (step % 50 == 0) {
-        train_note(options->watch, "warm-up step %llu: loss %.3f, success %.3f", (unsigned long long)step,
+        train_note(warming->watch, "warm-up step %llu: loss %.3f, success %.3f", (unsigned long long)step,
                    loss, success);
     }
-    return weft_progress_ask(trainer->model->context) == WEFT_OK;
+    return weft_progress_ask(warming->context) == WEFT_OK;
 }
 
 static weft_status warm_up(lm_trainer *trainer, const train_options *options) {
     lm_warmup_options warmup = choose_warmup(options);
     lm_warmup_result result;
-    void *both[] = {trainer, (void *)options};
+    warming warming = {trainer->model->context, options->watch};
     weft_status status = lm_model_initialise(trainer->model, options->run.seed);
     if (status != WEFT_OK || warmup.success == 0) {
         return status;
     }
     warmup.watcher = on_warm_up;
-    warmup.opaque = both;
+    warmup.opaque = &warming;
     status = lm_warmup(trainer, &options->run.task, &warmup, &result);
     if (status == WEFT_OK) {
         train_note(options->watch, "warmed up in %llu steps: success %.3f%s",

@@ -175,9 +175,12 @@ static weft_status reject(train_collector *collector, uint64_t batch, uint32_t s
         return status;
     }
     train_slot_key(batch, slot, key);
-    train_warn(collector->watch, "%s is not used (%s): %s", key, train_reason_name(reason), why);
-    collector->rejected[reason]++;
-    return weft_store_remove(collector->context, collector->store, key);
+    status = weft_store_remove(collector->context, collector->store, key);
+    if (status == WEFT_OK) { /* else it is found again, and must not be counted twice */
+        train_warn(collector->watch, "%s is not used (%s): %s", key, train_reason_name(reason), why);
+        collector->rejected[reason]++;
+    }
+    return status;
 }
 
 /* One look at a slot. WEFT_MORE: it is not there, or was not good. Bytes can be damaged on the way: what

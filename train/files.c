@@ -7,11 +7,9 @@
 #include "../lib/base/context.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 weft_status train_path(weft_context *context, const char *directory, const char *name,
                        char path[TRAIN_PATH_SIZE]) {
@@ -49,51 +47,6 @@ weft_status train_make_directory(weft_context *context, const char *path) {
         }
         *slash = '/';
     }
-}
-
-static weft_status write_file(weft_context *context, const char *path, const char *text, bool durable) {
-    FILE *file = fopen(path, "we");
-    if (file == NULL) {
-        return weft_fail_errno(context, errno, "cannot write '%s'", path);
-    }
-    bool written = fputs(text, file) >= 0 && fflush(file) == 0 && (!durable || fsync(fileno(file)) == 0);
-    int error = errno;
-    if (fclose(file) != 0 || !written) {
-        return weft_fail_errno(context, written ? errno : error, "cannot write '%s'", path);
-    }
-    return WEFT_OK;
-}
-
-/* A name is only as durable as the directory that has it. */
-static weft_status sync_parent(weft_context *context, const char *path) {
-    char parent[TRAIN_PATH_SIZE];
-    snprintf(parent, sizeof parent, "%s", path);
-    char *slash = strrchr(parent, '/');
-    if (slash != NULL) {
-        slash[slash == parent] = 0;
-    }
-    int directory = open(slash != NULL ? parent : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int error = directory < 0 || fsync(directory) != 0 ? errno : 0;
-    if (directory >= 0) {
-        close(directory);
-    }
-    return error == 0 ? WEFT_OK
-                      : weft_fail_errno(context, error, "cannot write the directory of '%s'", path);
-}
-
-weft_status train_write_text(weft_context *context, const char *path, const char *text, bool durable) {
-    char temporary[TRAIN_PATH_SIZE];
-    if (snprintf(temporary, sizeof temporary, "%s.new", path) >= TRAIN_PATH_SIZE) {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT, "the path '%s' is too long", path);
-    }
-    weft_status status = write_file(context, temporary, text, durable);
-    if (status == WEFT_OK && rename(temporary, path) != 0) {
-        status = weft_fail_errno(context, errno, "cannot write '%s'", path);
-    }
-    if (status != WEFT_OK) {
-        unlink(temporary);
-    }
-    return status == WEFT_OK && durable ? sync_parent(context, path) : status;
 }
 
 static weft_status read_file(weft_context *context, const char *path, FILE *file, size_t limit,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * files.h: the few things that a trainer does with files beside its state: directories, small texts that
- * appear whole or not at all.
+ * files.h: the few things that a trainer does with files beside its state: directories, and reading small
+ * texts (lm/text.h writes them).
  */
 #ifndef WEFT_TRAIN_FILES_H
 #define WEFT_TRAIN_FILES_H
@@ -18,9 +18,6 @@ WEFT_CHECKED weft_status train_path_copy(weft_context *context, const char *dire
                                          char **path_out);
 /* Makes a directory and those above it, unless they are there. */
 WEFT_CHECKED weft_status train_make_directory(weft_context *context, const char *path);
-/* Writes a file beside its place and moves it there; if `durable`, so that it outlasts a power cut. */
-WEFT_CHECKED weft_status train_write_text(weft_context *context, const char *path, const char *text,
-                                          bool durable);
 /* A file of at most `limit` bytes, terminated; the caller's, to be released with weft_release.
  * WEFT_NOT_FOUND if there is none. */
 WEFT_CHECKED weft_status train_read_text(weft_context *context, const char *path, size_t limit,

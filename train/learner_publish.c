@@ -16,6 +16,7 @@
 
 #include "../lib/base/clock.h"
 #include "../lib/base/context.h"
+#include "../lib/tensor/digest.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,16 +30,6 @@ static const double END_SECONDS = 0.1;
 static uint64_t policy_step(const train_learner *learner) {
     bool rounds = learner->team.loco != NULL && learner->run.outer != TRAIN_DDP;
     return rounds ? weft_loco_rounds(learner->team.loco) * learner->run.local_steps : learner->step;
-}
-
-static weft_status digest_policy(train_learner *learner, weft_digest *digest_out) {
-    weft_sums *sums = NULL;
-    weft_status status = weft_sums_compute(learner->context, learner->view, &sums);
-    if (status == WEFT_OK) {
-        *digest_out = weft_sums_digest(sums);
-        weft_sums_destroy(sums);
-    }
-    return status;
 }
 
 /* ---- which version is the newest ---- */
@@ -227,7 +218,8 @@ weft_status train_learner_offer(train_learner *learner, train_published *publish
         return publish(learner, published);
     }
     review_turn(learner);
-    weft_status status = digest_policy(learner, &policy.digest);
+    weft_status status =
+        weft_table_digest(learner->context, train_team_table(&learner->team), &policy.digest);
     if (status != WEFT_OK) {
         return status;
     }
@@ -308,7 +300,7 @@ weft_status train_learner_find_published(train_learner *learner) {
     train_published published = {.version = 0};
     weft_status status = read_history(learner, &past);
     if (status == WEFT_OK) {
-        status = digest_policy(learner, &digest);
+        status = weft_table_digest(learner->context, train_team_table(&learner->team), &digest);
     }
     if (status != WEFT_OK) {
         return status;

@@ -8,6 +8,7 @@
 #include "learner.h"
 
 #include "../lib/base/context.h"
+#include "../lib/tensor/digest.h"
 #include "files.h"
 #include "learning.h"
 
@@ -18,19 +19,7 @@
 
 static weft_status digest_model(train_learner *learner, const lm_model *model,
                                 char text[WEFT_DIGEST_TEXT]) {
-    weft_view *view = NULL;
-    weft_sums *sums = NULL;
-    weft_status status = weft_view_create(learner->context, lm_model_table(model), &view);
-    if (status == WEFT_OK) {
-        status = weft_sums_compute(learner->context, view, &sums);
-    }
-    if (status == WEFT_OK) {
-        weft_digest digest = weft_sums_digest(sums);
-        weft_digest_format(&digest, text);
-        weft_sums_destroy(sums);
-    }
-    weft_view_destroy(view);
-    return status;
+    return weft_table_digest_text(learner->context, lm_model_table(model), text);
 }
 
 static weft_status write_learning(train_learner *learner) {

@@ -9,6 +9,7 @@
 
 #include "../lib/base/context.h"
 #include "../lib/base/hash.h"
+#include "../lm/text.h"
 #include "cache.h"
 #include "files.h"
 
@@ -100,7 +101,7 @@ static weft_status write_run(train_learner *learner) {
     char *text = NULL;
     weft_status status = train_run_format(learner->context, &learner->run, &text);
     if (status == WEFT_OK) {
-        status = train_write_text(learner->context, learner->run_path, text, learner->options->durable);
+        status = lm_text_write(learner->context, learner->run_path, text, learner->options->durable);
         weft_release(learner->context, text);
     }
     return status;

@@ -7,6 +7,7 @@
 #include "../lib/base/context.h"
 #include "../lib/sync/record.h"
 #include "../lib/tensor/json.h"
+#include "../lm/text.h"
 #include "files.h"
 
 #include <stdio.h>
@@ -80,7 +81,7 @@ weft_status train_learning_write(weft_context *context, const char *directory, c
     if (text == NULL) {
         return weft_json_no_memory(context, path);
     }
-    status = train_write_text(context, path, text, options->durable);
+    status = lm_text_write(context, path, text, options->durable);
     free(text);
     return status;
 }

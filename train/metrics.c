@@ -6,9 +6,11 @@
 
 #include "../lib/base/clock.h"
 #include "../lib/base/context.h"
+#include "../lm/text.h"
 #include "files.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,10 +20,10 @@ enum {
     LINES_MAX = 512,  /* in the store */
     LINES_WHOLE = 32, /* of these so many with all their members */
     DIGITS = 9,
-    LINE_BYTES_MAX = 1 << 20,
+    READ_BYTES = 1 << 16,
+    LINE_BYTES_MAX = 1 << 28, /* a model has tensors by the thousand, and each has a place in a line */
 };
 
-static const size_t FILE_BYTES_MAX = (size_t)1 << 30;
 static const double PUT_SECONDS = 1;
 
 /* ---- lines ---- */
@@ -30,13 +32,19 @@ static json_t *count(uint64_t value) {
     return json_integer((json_int_t)value);
 }
 
+/* JSON has no word for what is no number, and what a step that went wrong was like must be told all the
+ * same. */
+static json_t *number(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
 static json_t *format_densities(const train_densities *densities) {
     json_t *json = json_object();
     for (size_t i = 0; i < TRAIN_SPANS; i++) {
         char name[8];
         double share = densities->share[i];
         snprintf(name, sizeof name, "%u", train_spans[i]);
-        json_object_set_new(json, name, share >= 0 ? json_real(share) : json_null());
+        json_object_set_new(json, name, share >= 0 ? number(share) : json_null());
     }
     return json;
 }
@@ -46,7 +54,7 @@ static json_t *format_tensors(const lm_model *model, const train_densities *dens
     for (size_t i = 0; densities->tensors != NULL && i < model->weight_count; i++) {
         const lm_weight *weight = &model->weights[i];
         double elements = (double)(weight->rows * weight->columns);
-        json_object_set_new(json, weight->name, json_real((double)densities->tensors[i] / elements));
+        json_object_set_new(json, weight->name, number((double)densities->tensors[i] / elements));
     }
     return json;
 }
@@ -68,12 +76,12 @@ static json_t *format_workers(const train_batch *batch) {
     json_t *json = json_array();
     for (size_t i = 0; i < batch->share_count; i++) {
         const train_share *share = &batch->shares[i];
-        json_array_append_new(json,
-                              json_pack("{s:s, s:o, s:f, s:f, s:f, s:o, s:f, s:o}", "name", share->name,
-                                        "version", count(share->version), "generate",
-                                        share->effort.generate, "pull", share->effort.pull, "pause",
-                                        share->effort.pause, "received", count(share->effort.received),
-                                        "put", share->effort.put, "trajectories", count(share->sequences)));
+        json_array_append_new(
+            json, json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name", share->name, "version",
+                            count(share->version), "generate", number(share->effort.generate), "pull",
+                            number(share->effort.pull), "pause", number(share->effort.pause), "received",
+                            count(share->effort.received), "put", number(share->effort.put), "trajectories",
+                            count(share->sequences)));
     }
     return json;
 }
@@ -86,13 +94,14 @@ static json_t *format_mismatch(const train_learned *learned) {
     if (learned->batch->old == NULL) {
         return json_null();
     }
-    return json_pack("{s:{s:f, s:f, s:f, s:f}, s:f, s:f, s:f, s:f, s:f, s:{s:f, s:f}, s:{s:f, s:f}, s:o}",
-                     "xi", "mean", found->ratio_mean, "min", found->ratio_min, "max", found->ratio_max,
-                     "deviation", found->ratio_deviation, "weight", found->weight_mean, "ess",
-                     found->effective, "rejected", (double)found->rejected / sequences, "vetoed",
-                     (double)found->vetoed / sequences, "masked", (double)found->masked / tokens, "kl",
-                     "k1", found->kl_k1, "k3", found->kl_k3, "chi2", "token", found->chi2_token, "sequence",
-                     found->chi2_sequence, "skipped", count(learned->result.skipped));
+    return json_pack(
+        "{s:{s:o, s:o, s:o, s:o}, s:o, s:o, s:o, s:o, s:o, s:{s:o, s:o}, s:{s:o, s:o}, s:o}", "xi", "mean",
+        number(found->ratio_mean), "min", number(found->ratio_min), "max", number(found->ratio_max),
+        "deviation", number(found->ratio_deviation), "weight", number(found->weight_mean), "ess",
+        number(found->effective), "rejected", number((double)found->rejected / sequences), "vetoed",
+        number((double)found->vetoed / sequences), "masked", number((double)found->masked / tokens), "kl",
+        "k1", number(found->kl_k1), "k3", number(found->kl_k3), "chi2", "token", number(found->chi2_token),
+        "sequence", number(found->chi2_sequence), "skipped", count(learned->result.skipped));
 }
 
 static json_t *format_kv(const train_learned *learned) {
@@ -109,18 +118,18 @@ json_t *train_line_begin(const train_learned *learned) {
     const train_batch *batch = learned->batch;
     size_t sequences = batch->rollouts.batch.sequences;
     return json_pack(
-        "{s:o, s:n, s:f, s:o, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:o, s:n, s:{s:f, s:o}, s:o, s:o, "
-        "s:{s:n, s:f, s:f, s:n, s:n}, s:o, s:o, s:o}",
-        "step", count(learned->step), "version", "reward", result->reward, "success",
-        learned->success >= 0 ? json_real(learned->success) : json_null(), "loss", result->loss, "clipped",
-        result->clipped, "norm", result->norm, "kl", result->kl, "rate", learned->rate, "density",
-        format_densities(&learned->densities), "tensors",
+        "{s:o, s:n, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:n, s:{s:o, s:o}, s:o, s:o, "
+        "s:{s:n, s:o, s:o, s:n, s:n}, s:o, s:o, s:o}",
+        "step", count(learned->step), "version", "reward", number(result->reward), "success",
+        learned->success >= 0 ? number(learned->success) : json_null(), "loss", number(result->loss),
+        "clipped", number(result->clipped), "norm", number(result->norm), "kl", number(result->kl), "rate",
+        number(learned->rate), "density", format_densities(&learned->densities), "tensors",
         format_tensors(learned->model, &learned->densities), "changed", count(learned->densities.changed),
-        "elements", count(learned->model->parameters), "bytes", "staleness", "mean", batch->staleness,
-        "max", count(batch->stalest), "trajectories", format_trajectories(learned), "tokens",
-        count(batch->starts[sequences]), "seconds", "step", "wait", learned->wait, "train", learned->train,
-        "publish", "state", "mismatch", format_mismatch(learned), "kv", format_kv(learned), "workers",
-        format_workers(batch));
+        "elements", count(learned->model->parameters), "bytes", "staleness", "mean",
+        number(batch->staleness), "max", count(batch->stalest), "trajectories",
+        format_trajectories(learned), "tokens", count(batch->starts[sequences]), "seconds", "step", "wait",
+        number(learned->wait), "train", number(learned->train), "publish", "state", "mismatch",
+        format_mismatch(learned), "kv", format_kv(learned), "workers", format_workers(batch));
 }
 
 void train_line_densities(json_t *line, const lm_model *model, const train_densities *densities) {
@@ -139,13 +148,14 @@ void train_line_round(json_t *line, const train_run *run, const train_round *rou
     json_object_set_new(
         line, "round",
         json_pack(
-            "{s:o, s:s, s:o, s:o, s:o, s:{s:o, s:o}, s:{s:o, s:o}, s:o, s:o, s:o, s:f, s:{s:f, s:f, s:f}}",
+            "{s:o, s:s, s:o, s:o, s:o, s:{s:o, s:o}, s:{s:o, s:o}, s:o, s:o, s:o, s:o, s:{s:o, s:o, s:o}}",
             "number", count(round->number), "digest", digest, "included", count(round->included), "fired",
             count(round->fired), "elements", count(round->elements), "sent", "payload", count(round->sent),
             "snapshot", count(round->sent_snapshots), "received", "payload", count(round->received),
             "snapshot", count(round->received_snapshots), "dense", count(dense), "ddp",
-            count(dense * run->local_steps), "ring", count(ring), "residual", round->residual, "seconds",
-            "gate", round->gate, "share", round->share, "aggregate", round->aggregate));
+            count(dense * run->local_steps), "ring", count(ring), "residual", number(round->residual),
+            "seconds", "gate", number(round->gate), "share", number(round->share), "aggregate",
+            number(round->aggregate)));
 }
 
 void train_line_finish(json_t *line, const train_published *published) {
@@ -155,9 +165,9 @@ void train_line_finish(json_t *line, const train_published *published) {
     json_object_set_new(
         line, "bytes",
         json_pack("{s:o, s:o}", "sent", count(published->sent), "dense", count(published->dense)));
-    json_object_set_new(seconds, "publish", json_real(published->publish));
-    json_object_set_new(seconds, "state", json_real(published->state));
-    json_object_set_new(seconds, "step", json_real(published->step));
+    json_object_set_new(seconds, "publish", number(published->publish));
+    json_object_set_new(seconds, "state", number(published->state));
+    json_object_set_new(seconds, "step", number(published->step));
 }
 
 /* ---- the file ---- */
@@ -189,45 +199,88 @@ static void remember(train_metrics *metrics, json_t *line) {
     }
 }
 
-/* What stays of the file: whole lines of steps before `steps`, in their order. Returns its size. */
-static size_t keep_lines(train_metrics *metrics, const char *text, size_t size, uint64_t steps) {
-    size_t kept = 0;
-    for (size_t at = 0; at < size;) {
-        const char *end = memchr(text + at, '\n', size - at);
-        size_t length = end != NULL ? (size_t)(end - (text + at)) : 0;
-        json_t *line = length > 0 ? json_loadb(text + at, length, 0, NULL) : NULL;
+/* A line at a time, however long the file is. */
+typedef struct line_reader {
+    weft_context *context;
+    FILE *file;
+    char *text; /* of the line, without its end */
+    size_t room;
+    size_t length;
+} line_reader;
+
+static weft_status make_room(line_reader *reader) {
+    size_t room = reader->room > 0 ? 2 * reader->room : READ_BYTES;
+    char *text = weft_reallocate_array(reader->context, reader->text, room, 1);
+    if (text == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    reader->text = text;
+    reader->room = room;
+    return WEFT_OK;
+}
+
+/* WEFT_MORE: there is no other whole line. */
+static weft_status read_line(line_reader *reader) {
+    reader->length = 0;
+    for (;;) {
+        if (reader->room - reader->length < 2) {
+            weft_status status = reader->room < LINE_BYTES_MAX ? make_room(reader) : WEFT_MORE;
+            if (status != WEFT_OK) {
+                return status;
+            }
+        }
+        char *at = reader->text + reader->length;
+        if (fgets(at, (int)(reader->room - reader->length), reader->file) == NULL) {
+            return WEFT_MORE;
+        }
+        size_t got = strlen(at);
+        reader->length += got;
+        if (got > 0 && at[got - 1] == '\n') {
+            reader->length--;
+            return WEFT_OK;
+        }
+    }
+}
+
+/* What stays of the file: whole lines of steps before `steps`, in their order. */
+static weft_status keep_lines(train_metrics *metrics, line_reader *reader, uint64_t steps,
+                              uint64_t *kept_out) {
+    uint64_t kept = 0;
+    bool good = true;
+    weft_status status = read_line(reader);
+    while (status == WEFT_OK && good) {
+        json_t *line = json_loadb(reader->text, reader->length, 0, NULL);
         uint64_t step = 0;
-        bool good = line != NULL && step_of(line, &step) && step < steps && step >= metrics->next;
+        good = line != NULL && step_of(line, &step) && step < steps && step >= metrics->next;
         if (good) {
             remember(metrics, line);
-            kept = at + length + 1;
+            kept += reader->length + 1;
+            status = read_line(reader);
         }
         json_decref(line);
-        if (!good) {
-            break;
-        }
-        at = kept;
     }
-    return kept;
+    *kept_out = kept;
+    return status == WEFT_MORE ? WEFT_OK : status;
 }
 
 static weft_status resume_file(train_metrics *metrics, uint64_t steps) {
-    char *text = NULL;
-    size_t size = 0;
-    weft_status status = train_read_text(metrics->context, metrics->path, FILE_BYTES_MAX, &text, &size);
-    if (status == WEFT_NOT_FOUND) {
-        weft_context_clear(metrics->context);
-        return WEFT_OK;
+    line_reader reader = {.context = metrics->context, .file = fopen(metrics->path, "r+e")};
+    uint64_t kept = 0;
+    if (reader.file == NULL) {
+        return errno == ENOENT
+                   ? WEFT_OK
+                   : weft_fail_errno(metrics->context, errno, "cannot read '%s'", metrics->path);
     }
-    if (status != WEFT_OK) {
-        return status;
+    weft_status status = keep_lines(metrics, &reader, steps, &kept);
+    if (status == WEFT_OK && ferror(reader.file) != 0) {
+        status = weft_fail_errno(metrics->context, errno, "cannot read '%s'", metrics->path);
     }
-    size_t kept = keep_lines(metrics, text, size, steps);
-    weft_release(metrics->context, text);
-    if (kept < size && truncate(metrics->path, (off_t)kept) != 0) {
-        return weft_fail_errno(metrics->context, errno, "cannot shorten '%s'", metrics->path);
+    if (status == WEFT_OK && ftruncate(fileno(reader.file), (off_t)kept) != 0) {
+        status = weft_fail_errno(metrics->context, errno, "cannot shorten '%s'", metrics->path);
     }
-    return WEFT_OK;
+    weft_release(metrics->context, reader.text);
+    fclose(reader.file);
+    return status;
 }
 
 static weft_status describe_run(train_metrics *metrics, const train_run *run) {
@@ -270,7 +323,7 @@ weft_status train_metrics_pend(train_metrics *metrics, const json_t *line) {
     if (text == NULL) {
         return no_memory(metrics);
     }
-    weft_status status = train_write_text(metrics->context, metrics->pending_path, text, false);
+    weft_status status = lm_text_write(metrics->context, metrics->pending_path, text, false);
     free(text);
     return status;
 }

@@ -6,6 +6,7 @@
 
 #include "../lib/base/clock.h"
 #include "../lib/base/context.h"
+#include "../lib/tensor/digest.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -88,22 +89,11 @@ static void add_snapshots(train_team *team, train_round *round) {
 
 /* The consensus; under DDP weights and moments, for which nobody else sees that they stay the same. */
 static weft_status digest_common(const train_team *team, weft_digest *digest_out) {
-    weft_view *view = NULL;
-    weft_sums *sums = NULL;
-    if (team->run->outer != TRAIN_DDP) {
-        *digest_out = weft_loco_digest(team->loco);
-        return WEFT_OK;
+    if (team->run->outer == TRAIN_DDP) {
+        return weft_table_digest(team->context, team->extra, digest_out);
     }
-    weft_status status = weft_view_create(team->context, team->extra, &view);
-    if (status == WEFT_OK) {
-        status = weft_sums_compute(team->context, view, &sums);
-    }
-    if (status == WEFT_OK) {
-        *digest_out = weft_sums_digest(sums);
-    }
-    weft_sums_destroy(sums);
-    weft_view_destroy(view);
-    return status;
+    *digest_out = weft_loco_digest(team->loco);
+    return WEFT_OK;
 }
 
 weft_status train_team_agree(train_team *team, train_round *round_out) {
@@ -333,6 +323,7 @@ static weft_status open_exchange(train_team *team, weft_store *store) {
     options.least = team->run->outer == TRAIN_DDP ? team->run->trainers : 1;
     options.deadline_seconds = chosen->deadline;
     options.passing_seconds = team->passing;
+    options.patience_seconds = chosen->patience;
     return weft_loco_store_open(team->context, store, &options, &team->exchange);
 }
 

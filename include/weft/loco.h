@@ -193,11 +193,13 @@ typedef struct weft_loco_store_options {
     double passing_seconds;   /* that the next rank leaves to a leader after its deadline; and that a rank
                                  which was left out of the last round is waited for */
     double poll_seconds;      /* between looks, at most */
+    double patience_seconds;  /* after which a rank whose round still is not closed, as it lacks payloads
+                                 without which it cannot be, fails; 0: never */
     uint64_t keep_rounds;     /* whose payloads are kept for who comes back; at least two snapshots' */
     uint64_t snapshot_rounds; /* between snapshots of the consensus, for who comes back later than that */
 } weft_loco_store_options;
 
-/* One rank, which is all that is needed; 60 s, 5 s, 0.2 s; 32 and 16 rounds. A run must be named. */
+/* One rank, which is all that is needed; 60 s, 5 s, 0.2 s, never; 32 and 16 rounds. A run must be named. */
 WEFT_API weft_loco_store_options weft_loco_store_defaults(void);
 /* The store must outlive the exchange. `options` is copied. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_store_open(weft_context *context, weft_store *store,

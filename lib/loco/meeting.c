@@ -172,8 +172,8 @@ static weft_status check(weft_context *context, const weft_loco_store_options *o
                          options->rank, options->ranks, options->least);
     }
     if (!(options->deadline_seconds > 0) || !(options->passing_seconds > 0) ||
-        !(options->poll_seconds > 0) || options->snapshot_rounds == 0 ||
-        options->keep_rounds / 2 < options->snapshot_rounds) {
+        !(options->poll_seconds > 0) || !(options->patience_seconds >= 0) ||
+        options->snapshot_rounds == 0 || options->keep_rounds / 2 < options->snapshot_rounds) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "times must be above zero, and rounds be kept for two snapshots at least");
     }

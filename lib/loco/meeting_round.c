@@ -331,6 +331,37 @@ static weft_status check_leader(const gathering *gathering) {
                      gathering->round);
 }
 
+/* The first of the ranks whose payload is not here. */
+static uint32_t first_absent(const weft_meeting *meeting) {
+    uint32_t rank = 0;
+    while (rank + 1 < meeting->options.ranks && meeting->places[rank].data != NULL) {
+        rank++;
+    }
+    return rank;
+}
+
+/* Payloads without which a round is not closed are not waited for for ever either. */
+static weft_status check_patience(const gathering *gathering) {
+    const weft_meeting *meeting = gathering->meeting;
+    const weft_loco_store_options *options = &meeting->options;
+    double seconds = waited(gathering);
+    uint32_t here = 0;
+    for (uint32_t rank = 0; rank < options->ranks; rank++) {
+        here += meeting->places[rank].data != NULL;
+    }
+    bool leading = seconds >= turn_seconds(meeting);
+    if (options->patience_seconds == 0 || seconds < options->patience_seconds || !leading ||
+        here >= options->least) {
+        return WEFT_OK;
+    }
+    uint32_t absent = first_absent(meeting);
+    return weft_fail(gathering->context, WEFT_REMOTE_FAILED,
+                     "round %" PRIu64 " needs %" PRIu32 " ranks, and after %.0f s %" PRIu32
+                     " are there: rank %" PRIu32 " %s; see whether it runs, and start this one again",
+                     gathering->round, options->least, seconds, here, absent,
+                     meeting->places[absent].refused ? "has put what cannot be used" : "has not come");
+}
+
 /* ---- the parts of a round ---- */
 
 static weft_status check_own(const gathering *gathering) {
@@ -404,6 +435,9 @@ static weft_status wait_until_closed(gathering *gathering) {
             return status;
         }
         status = check_leader(gathering);
+        if (status == WEFT_OK) {
+            status = check_patience(gathering);
+        }
         if (status == WEFT_OK) {
             status = weft_clock_sleep(gathering->context, pause);
         }

@@ -11,6 +11,7 @@
 #include "loco.h"
 
 #include "../base/context.h"
+#include "../tensor/digest.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -123,23 +124,6 @@ static weft_status make_table(const weft_loco *loco, bool local, const weft_tabl
     return WEFT_OK;
 }
 
-static weft_status digest_table(weft_context *context, const weft_table *table,
-                                char text[WEFT_DIGEST_TEXT]) {
-    weft_view *view = NULL;
-    weft_sums *sums = NULL;
-    weft_status status = weft_view_create(context, table, &view);
-    if (status == WEFT_OK) {
-        status = weft_sums_compute(context, view, &sums);
-    }
-    if (status == WEFT_OK) {
-        weft_digest digest = weft_sums_digest(sums);
-        weft_digest_format(&digest, text);
-    }
-    weft_sums_destroy(sums);
-    weft_view_destroy(view);
-    return status;
-}
-
 /* ---- texts about the state ----
  *
  * Key, value, key, value, …, each ended by a zero byte. */
@@ -226,7 +210,7 @@ static weft_status write_state(const weft_loco *loco, const char *path, weft_tab
         .name = ABOUT, .dtype = WEFT_DTYPE_U8, .rank = 1, .shape = {about->size}, .data = about->data};
     weft_status status = weft_table_add(table, &tensor);
     if (status == WEFT_OK) {
-        status = digest_table(context, table, digest);
+        status = weft_table_digest_text(context, table, digest);
     }
     if (status == WEFT_OK) {
         const char *const metadata[] = {DIGEST, digest, NULL};
@@ -272,7 +256,7 @@ static weft_status check_digest(weft_context *context, const weft_checkpoint *fi
     if (promised == NULL) {
         return weft_fail(context, WEFT_MALFORMED, "'%s' is no state of PULSELoCo", path);
     }
-    weft_status status = digest_table(context, weft_checkpoint_table(file), digest);
+    weft_status status = weft_table_digest_text(context, weft_checkpoint_table(file), digest);
     if (status == WEFT_OK && strcmp(promised, digest) != 0) {
         return weft_fail(context, WEFT_DIGEST_MISMATCH,
                          "the state in '%s' is damaged: its digest is %s and should be %s", path, digest,

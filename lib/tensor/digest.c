@@ -558,3 +558,28 @@ void weft_digest_format(const weft_digest *digest, char text[WEFT_DIGEST_TEXT]) 
 bool weft_digest_equal(const weft_digest *a, const weft_digest *b) {
     return memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
 }
+
+weft_status weft_table_digest(weft_context *context, const weft_table *table, weft_digest *digest_out) {
+    weft_view *view = NULL;
+    weft_sums *sums = NULL;
+    weft_status status = weft_view_create(context, table, &view);
+    if (status == WEFT_OK) {
+        status = weft_sums_compute(context, view, &sums);
+    }
+    if (status == WEFT_OK) {
+        *digest_out = weft_sums_digest(sums);
+    }
+    weft_sums_destroy(sums);
+    weft_view_destroy(view);
+    return status;
+}
+
+weft_status weft_table_digest_text(weft_context *context, const weft_table *table,
+                                   char text[WEFT_DIGEST_TEXT]) {
+    weft_digest digest;
+    weft_status status = weft_table_digest(context, table, &digest);
+    if (status == WEFT_OK) {
+        weft_digest_format(&digest, text);
+    }
+    return status;
+}

@@ -47,6 +47,11 @@ static inline bool weft_sum_equal(weft_sum a, weft_sum b) {
     return a.lanes[0] == b.lanes[0] && a.lanes[1] == b.lanes[1];
 }
 
+/* The digest of all tensors of a table; and the same as text. */
+weft_status weft_table_digest(weft_context *context, const weft_table *table, weft_digest *digest_out);
+weft_status weft_table_digest_text(weft_context *context, const weft_table *table,
+                                   char text[WEFT_DIGEST_TEXT]);
+
 /* Sums of zero everywhere, shaped like the view: a place to collect moves or to build a state. */
 weft_status weft_sums_zero(weft_context *context, const weft_view *view, weft_sums **sums_out);
 /* WEFT_INVALID_ARGUMENT unless the sums are those of a view of the same tensors, held alike. */

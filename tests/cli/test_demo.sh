@@ -91,6 +91,10 @@ begin --output t.html
 kill -TERM "$child"
 end 143
 expect_clean "SIGTERM"
+begin --output h.html
+kill -HUP "$child"
+end 129
+expect_clean "SIGHUP"
 rm -rf "$dir/cache"
 "$weft" demo > out 2> err & # in its warm-up, before there is anything to tell of
 child=$!

@@ -87,6 +87,11 @@ else
     skip 'a worker that cannot compute the same: this processor has one way only'
 fi
 
+# ---- files that may not be so large ----
+expect 1 'File too large' bash -c 'ulimit -f 64; exec "$@"' - "$weft" train s-limit --role trainer --output limit \
+    "${tiny[@]}"
+absent limit/state.safetensors
+
 # ---- a store that is full ----
 mkdir full
 if mount -t tmpfs -o size=1m tmpfs full 2> /dev/null; then

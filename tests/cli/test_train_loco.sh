@@ -6,7 +6,13 @@
 . "$(dirname "$0")/train.sh"
 six=(--steps 6 --local-steps 2)
 
-# ---- two and three, each way to agree ----
+# ---- gradients need all ranks: without one there is an end to waiting; seen to below ----
+worker waiting-worker s-waiting --patience 12s
+waiting_worker=$pid
+rank waiting s-waiting 2 0 --steps 3 --outer ddp --patience 12s --deadline 1s
+waiting=$pid
+
+# ---- two, three and four, each way to agree ----
 team two s-two 2 2 "${six[@]}"
 agreed two 2 3
 check 'a policy for each round' test "$("$weft" log s-two --json | grep -c '"step"')" -eq 4
@@ -30,6 +36,9 @@ lines = [json.loads(line) for line in open("two/metrics.jsonl")]
 assert [line["version"] for line in lines] == [1, 2, 2, 3, 3, 4], lines'
 team three s-three 3 2 "${six[@]}" --staleness 1
 agreed three 3 3
+team four s-four 4 2 --steps 4 --local-steps 2
+agreed four 4 2
+in_order s-four
 team dense s-dense 2 1 "${six[@]}" --outer diloco
 agreed dense 2 3
 check 'another course' test "$(tail -1 dense.rounds)" != "$(tail -1 two.rounds)"
@@ -115,6 +124,11 @@ ended 0 "$pid" on-1
 says on-1.err 'rank 0 has not published the policy of step 40'
 expect 0 '' "$weft" pull s-on last.safetensors
 check 'the policy of the end' test "$(digest on/model)" = "$(digest last.safetensors)"
+
+# ---- the rank that waited since the beginning ----
+ended 4 "$waiting" waiting-0
+says waiting-0.err 'round 0 needs 2 ranks, and after [0-9]+ s 1 are there: rank 1 has not come'
+ended 4 "$waiting_worker" waiting-worker
 
 # ---- what cannot be ----
 no=("$weft" train s-no --role trainer --output no "${tiny[@]}")

@@ -14,7 +14,7 @@ export OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_oob_tcp_if_include=lo OMPI_MCA_pm
 export OMPI_MCA_mpi_yield_when_idle=1
 # a sanitizer would report what MPI's own libraries never give back
 export ASAN_OPTIONS=detect_leaks=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}
-six=(--steps 6 --local-steps 2)
+four=(--steps 4 --local-steps 2)
 
 # job NAME STORE K ARGUMENT...: in the background
 job() {
@@ -37,12 +37,14 @@ whole() {
     ended 0 "$made" "$name-worker"
 }
 
-team store s-store 3 2 "${six[@]}"
-agreed store 3 3
-OMPI_MCA_btl=vader,self whole shared s-shared 3 "${six[@]}"
-agreed shared 3 3 store
-OMPI_MCA_btl=tcp,self whole tcp s-tcp 3 "${six[@]}" --trainers 3
-agreed tcp 3 3 store
+for ranks in 2 3 4; do
+    team "store-$ranks" "s-store-$ranks" "$ranks" 1 "${four[@]}"
+    agreed "store-$ranks" "$ranks" 2
+    for network in vader tcp; do
+        OMPI_MCA_btl=$network,self whole "$network-$ranks" "s-$network-$ranks" "$ranks" "${four[@]}"
+        agreed "$network-$ranks" "$ranks" 2 "store-$ranks"
+    done
+done
 whole mean s-mean 2 --steps 3 --outer ddp
 agreed mean 2 3
 team mean-store s-mean-store 2 1 --steps 3 --outer ddp

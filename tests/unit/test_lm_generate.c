@@ -261,12 +261,50 @@ static void test_prompts(void **state) {
     weft_context_destroy(context);
 }
 
+static bool refuse(void *opaque, const char *phase, uint64_t done, uint64_t total) {
+    (void)phase;
+    (void)done;
+    (void)total;
+    return !*(bool *)opaque;
+}
+
+/* Who is told to stop does so in the middle of a response, and of a score. */
+static void test_cancelled(void **state) {
+    (void)state;
+    scene scene;
+    lm_model *model = NULL;
+    lm_pass *pass = NULL;
+    lm_samples *samples = NULL;
+    weft_context *context = NULL;
+    bool stopped = true;
+    float logp[PROMPT_TOKENS];
+    open_scene(&scene, 1);
+    const weft_context_options options = {.threads = 2, .progress = refuse, .progress_opaque = &stopped};
+    assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
+    assert_int_equal(lm_model_create(context, &small, LM_WORKER, &model), WEFT_OK);
+    assert_int_equal(lm_model_copy(model, scene.model), WEFT_OK);
+    assert_int_equal(lm_pass_create(model, false, &pass), WEFT_OK);
+    const lm_sampling sampling = {.seed = 1, .temperature = 1, .limit = 70};
+    assert_int_equal(lm_generate(model, &scene.prompts, scene.streams, &sampling, &samples),
+                     WEFT_CANCELLED);
+    assert_null(samples);
+    assert_int_equal(lm_score(pass, &scene.prompts, 1, logp), WEFT_CANCELLED);
+    stopped = false;
+    assert_int_equal(lm_generate(model, &scene.prompts, scene.streams, &sampling, &samples), WEFT_OK);
+    lm_samples_destroy(samples);
+    lm_pass_destroy(pass);
+    lm_model_destroy(model);
+    weft_context_destroy(context);
+    close_scene(&scene);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_agrees_with_forward),
         cmocka_unit_test(test_company_does_not_matter),
         cmocka_unit_test(test_distribution),
         cmocka_unit_test(test_greedy_and_refusals),
+        cmocka_unit_test(test_cancelled),
         cmocka_unit_test(test_chain),
         cmocka_unit_test(test_addition),
         cmocka_unit_test(test_prompts),

@@ -600,6 +600,104 @@ static void averages_are_means(void **state) {
     weft_context_destroy(context);
 }
 
+/* A payload of rank 1 in round 0, whole and of the same weights, but made by these rules. */
+static void put_foreign(trainer *trainer, const weft_loco_options *options, size_t weights) {
+    weft_loco *loco = NULL;
+    weft_loco_payload payload;
+    float local[WEIGHTS];
+    memcpy(local, trainer->weights, sizeof local);
+    const weft_loco_tensor tensors[] = {{"a", local, WEIGHTS / 3},
+                                        {"b", local + WEIGHTS / 3, weights - WEIGHTS / 3}};
+    expect(trainer->context, weft_loco_create(trainer->context, options, tensors, 2, &loco), "create");
+    local[7] += 1;
+    expect(trainer->context, weft_loco_encode(loco, &payload), "encode");
+    expect(trainer->context,
+           weft_store_put_bytes(trainer->context, trainer->store, "loco/meeting/0/1", payload.data,
+                                payload.size, WEFT_STORE_ALWAYS, NULL, NULL),
+           "put");
+    weft_loco_destroy(loco);
+}
+
+/* Whether rank 0, by rules of its own, uses what rank 1 has put by others. */
+static bool uses(const weft_loco_options *own, const weft_loco_options *other, size_t weights) {
+    scratch scratch;
+    trainer trainer;
+    scratch_open(&scratch);
+    weft_loco_store_options options = meeting_options(0, 2);
+    options.deadline_seconds = 60;
+    trainer_join(&trainer, scratch_path(&scratch, "store"), &options);
+    weft_loco_destroy(trainer.loco);
+    const weft_loco_tensor tensors[] = {{"a", trainer.weights, WEIGHTS / 3},
+                                        {"b", trainer.weights + WEIGHTS / 3, WEIGHTS - WEIGHTS / 3}};
+    expect(trainer.context, weft_loco_create(trainer.context, own, tensors, 2, &trainer.loco), "create");
+    put_foreign(&trainer, other, weights);
+    expect(trainer.context, train_round(&trainer), "a round");
+    bool used = trainer.stats.included == 2;
+    assert_int_equal(weft_loco_store_describe(&trainer.exchange).refused, used ? 0 : 1);
+    trainer_leave(&trainer);
+    scratch_close(&scratch);
+    return used;
+}
+
+static void other_rules_are_refused(void **state) {
+    (void)state;
+    weft_loco_options own = weft_loco_defaults();
+    own.run = "meeting";
+    own.ranks = 2;
+    weft_loco_options same = own;
+    same.rank = 1;
+    assert_true(uses(&own, &same, WEIGHTS));
+    assert_false(uses(&own, &same, WEIGHTS - 1));
+    weft_loco_options others[] = {same, same, same, same, same, same};
+    others[0].run = "another";
+    others[1].ranks = 3;
+    others[2].significant = 8;
+    others[3].open = true;
+    others[4].rate = 0.5f;
+    others[5].momentum = 0.5f;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        assert_false(uses(&own, &others[i], WEIGHTS));
+    }
+    /* everything, in FP32, once as changes and once as means */
+    weft_loco_options dense = own;
+    dense.open = true;
+    dense.rate = 1;
+    dense.momentum = 0;
+    weft_loco_options raw = dense;
+    raw.rank = 1;
+    raw.raw = true;
+    assert_false(uses(&dense, &raw, WEIGHTS));
+    dense.raw = true;
+    assert_true(uses(&dense, &raw, WEIGHTS));
+    raw.average = true;
+    assert_false(uses(&dense, &raw, WEIGHTS));
+}
+
+/* A round that needs all is not waited for without end; who then comes closes it all the same. */
+static void a_round_that_lacks_ranks_fails(void **state) {
+    (void)state;
+    scratch scratch;
+    trainer first, second;
+    scratch_open(&scratch);
+    weft_loco_store_options options = meeting_options(0, 2);
+    options.least = 2;
+    options.deadline_seconds = 0.05;
+    options.patience_seconds = 0.2;
+    trainer_join(&first, scratch_path(&scratch, "store"), &options);
+    assert_int_equal(train_round(&first), WEFT_REMOTE_FAILED);
+    assert_non_null(strstr(weft_context_error(first.context), "rank 1 has not come"));
+    assert_int_equal(weft_loco_rounds(first.loco), 0);
+    options.rank = 1;
+    options.patience_seconds = 0;
+    trainer_join(&second, scratch_path(&scratch, "store"), &options);
+    assert_int_equal(train_round(&second), WEFT_OK);
+    assert_int_equal(weft_loco_round(first.loco, &first.exchange, NULL), WEFT_OK);
+    assert_same(&first, &second);
+    trainer_leave(&second);
+    trainer_leave(&first);
+    scratch_close(&scratch);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_come_to_the_same_bits),
@@ -613,6 +711,8 @@ int main(void) {
         cmocka_unit_test(a_rank_that_starts_again_takes_part_once),
         cmocka_unit_test(a_round_survives_a_failing_store),
         cmocka_unit_test(impossible_meetings_are_refused),
+        cmocka_unit_test(a_round_that_lacks_ranks_fails),
+        cmocka_unit_test(other_rules_are_refused),
         cmocka_unit_test(averages_are_means),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

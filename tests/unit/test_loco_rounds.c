@@ -205,6 +205,34 @@ static void test_diloco(void **state) {
     run_case(3, 0, true, true, 0.7f, 0.9f, UINT32_MAX);
 }
 
+/* The same against DiLoCo as it is written elsewhere, without residual or gate. */
+static void test_diloco_alone(void **state) {
+    (void)state;
+    seated_rank ranks[LOCO_RANKS];
+    loco_board board;
+    weft_loco_options options = weft_loco_defaults();
+    options.run = "diloco";
+    options.open = true;
+    open_ranks(ranks, &options, &board);
+    loco_rank *rank = &ranks[0].rank;
+    float *weights = new_floats(rank->elements);
+    float *momentum = new_floats(rank->elements);
+    memcpy(weights, rank->weights, rank->elements * sizeof *weights);
+    for (uint64_t round = 0; round < 4; round++) {
+        loco_rank_train(rank, round);
+        for (size_t i = 0; i < rank->elements; i++) {
+            float change = weights[i] - rank->weights[i];
+            momentum[i] = options.momentum * momentum[i] + change;
+            weights[i] -= options.rate * (change + options.momentum * momentum[i]);
+        }
+        all_ranks_round(ranks, 1);
+        assert_memory_equal(rank->weights, weights, rank->elements * sizeof *weights);
+    }
+    free(momentum);
+    free(weights);
+    close_ranks(ranks, 1, &board);
+}
+
 static void test_agreement(void **state) {
     (void)state;
     for (uint32_t count = 2; count <= 4; count++) {
@@ -346,13 +374,10 @@ static void test_average_alone(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one),
-        cmocka_unit_test(test_diloco),
-        cmocka_unit_test(test_agreement),
-        cmocka_unit_test(test_cut),
-        cmocka_unit_test(test_left_out),
-        cmocka_unit_test(test_averaging),
-        cmocka_unit_test(test_average_left_out),
+        cmocka_unit_test(test_one),           cmocka_unit_test(test_diloco),
+        cmocka_unit_test(test_diloco_alone),  cmocka_unit_test(test_agreement),
+        cmocka_unit_test(test_cut),           cmocka_unit_test(test_left_out),
+        cmocka_unit_test(test_averaging),     cmocka_unit_test(test_average_left_out),
         cmocka_unit_test(test_average_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -8,6 +8,7 @@
 #include "../../train/options.h"
 #include "../support/scratch.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -182,6 +183,19 @@ static void ignore(void *opaque, const char *text) {
     (void)text;
 }
 
+/* A line that no buffer has room for at once. */
+static json_t *make_long_line(uint64_t step) {
+    enum { LENGTH = 3 << 20 };
+    char *text = malloc(LENGTH + 1);
+    assert_non_null(text);
+    memset(text, 'x', LENGTH);
+    text[LENGTH] = 0;
+    json_t *line = json_pack("{s:I, s:{}, s:s}", "step", (json_int_t)step, "seconds", "long", text);
+    free(text);
+    assert_non_null(line);
+    return line;
+}
+
 static json_t *make_line(uint64_t step) {
     return json_pack("{s:I, s:f, s:{s:f}, s:{}}", "step", (json_int_t)step, "reward", 0.5, "seconds",
                      "wait", 1.0, "tensors");
@@ -254,8 +268,58 @@ static void test_metrics(void **state) {
     assert_int_equal(metrics.next, 10);
     train_metrics_close(&metrics);
     assert_int_equal(count_lines(&scratch), 10);
+
+    /* lines that are long, in the file and beside it */
+    assert_int_equal(train_metrics_open(&metrics, context, store, &watch, &run, scratch.directory, 10),
+                     WEFT_OK);
+    json_t *line = make_long_line(10);
+    assert_int_equal(train_metrics_add(&metrics, line), WEFT_OK);
+    json_decref(line);
+    add_line(&metrics, 11);
+    pending = make_long_line(12);
+    assert_int_equal(train_metrics_pend(&metrics, pending), WEFT_OK);
+    json_decref(pending);
+    train_metrics_close(&metrics);
+    assert_int_equal(train_metrics_open(&metrics, context, store, &watch, &run, scratch.directory, 12),
+                     WEFT_OK);
+    assert_int_equal(metrics.next, 12);
+    pending = train_metrics_pending(&metrics, 12);
+    assert_non_null(pending);
+    json_decref(pending);
+    train_metrics_close(&metrics);
+    assert_int_equal(count_lines(&scratch), 12);
     weft_store_close(store);
     scratch_close(&scratch);
+    weft_context_destroy(context);
+}
+
+/* A step that went wrong is told of: what is no number is null. */
+static void test_no_numbers(void **state) {
+    (void)state;
+    weft_context *context = open_context();
+    train_run run = sample_run();
+    lm_model *model = NULL;
+    size_t starts[1] = {0};
+    train_batch batch = {.starts = starts};
+    assert_int_equal(lm_model_create(context, &run.config, LM_WORKER, &model), WEFT_OK);
+    const train_learned learned = {
+        .result = {.loss = NAN, .norm = INFINITY, .reward = 0.5},
+        .success = -1,
+        .densities = train_densities_unknown(),
+        .model = model,
+        .batch = &batch,
+        .run = &run,
+    };
+    json_t *line = train_line_begin(&learned);
+    assert_non_null(line);
+    assert_true(json_is_null(json_object_get(line, "loss")));
+    assert_true(json_is_null(json_object_get(line, "norm")));
+    assert_true(json_real_value(json_object_get(line, "reward")) == 0.5);
+    const train_round round = {.residual = NAN, .gate = 1};
+    train_line_round(line, &run, &round);
+    assert_true(json_is_null(json_object_get(json_object_get(line, "round"), "residual")));
+    json_decref(line);
+    lm_model_destroy(model);
     weft_context_destroy(context);
 }
 
@@ -263,6 +327,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip), cmocka_unit_test(test_members),   cmocka_unit_test(test_options),
         cmocka_unit_test(test_slots),      cmocka_unit_test(test_densities), cmocka_unit_test(test_metrics),
+        cmocka_unit_test(test_no_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
