@@ -1,119 +1,318 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The study of PULSELoCo: bytes of a round, and what the policy gains.
+"""The study of PULSELoCo: bytes of a round by learning rate, and what the policy gains.
 
-loco.py WEFT WORK [--quick] [--resume] [--document FILE]
+loco.py WEFT WORK [--quick] [--resume] [--report] [--document FILE]
 
-Four trainers in one process, rounds of eight steps (`weft bench --loco --study`). Bytes are measured at the rates
-of large models, rewards at rates at which policies this small learn in minutes. Each result is kept in WORK; with
---resume, what is there already is not measured again. With --document, the tables go between the markers of that
-file.
+Four trainers in one process, rounds of eight steps (`weft bench --loco --study`), one run at a time. Each result is
+kept in WORK; with --resume, what is there already is not run again, and with --report nothing is run. Then writes
+WORK/loco.csv, WORK/loco.svg and the tables; with --document, the tables go between the markers of that file, and the
+other two beside it. What is run is fixed here, before anything is measured: seed 9 was used to choose it.
 """
 import argparse
+import collections
 import json
+import math
 import pathlib
 import statistics
 import subprocess
 import sys
 
-BYTES_SIZE, BYTES_RATES, BYTES_STEPS = "2M", ["1e-6", "3e-6"], 40
-# size, rate and steps of a policy whose rewards are compared
-POLICIES = [("0.1M", "2e-4", 160), ("0.1M", "5e-5", 160), ("0.6M", "1e-4", 96), ("2M", "3e-5", 48)]
-SEEDS = [1, 2, 3]
-ABLATION = ("0.1M", "2e-4", 160)
+Policy = collections.namedtuple("Policy", "size shape rate steps seeds")
+
+# Rates and steps at which DiLoCo with the paper's outer optimizer rises by 0.15 or more.
+POLICIES = [
+    Policy("0.1M", "2 layers of 64, 4 heads", "1e-4", 160, [1, 2, 3, 4, 5]),
+    Policy("0.6M", "3 layers of 128, 4 heads", "5e-5", 64, [1, 2, 3, 4, 5]),
+    Policy("2M", "6 layers of 192, 6 heads on 2", "3e-5", 32, [1, 2, 3]),
+    Policy("8M", "7 layers of 320, 10 heads on 5", "3e-5", 24, [1, 2, 3]),
+]
+WAYS = ["pulseloco", "diloco", "ddp"]
+ABLATION = Policy("0.1M", "", "3e-5", 320, [1, 2, 3, 4, 5])
+ABLATED = ["pulseloco", "pulseloco, 8 bits", "nearest", "rounded", "forgetful", "diloco"]
+CURVE_SIZE, CURVE_RATES, CURVE_STEPS, CURVE_SEED = "2M", ["1e-6", "2e-6", "3e-6", "6e-6", "1e-5"], 40, 1
+LOCAL_STEPS, TRAINERS = 8, 4
 BEGIN, END = "<!-- loco: begin -->", "<!-- loco: end -->"
 
 
-def run(command, output=None):
-    print(" ".join(map(str, command)), file=sys.stderr, flush=True)
-    result = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
-    if output is not None:
-        output.write_bytes(result)
+# ---- runs ----
 
 
 class Study:
-    def __init__(self, weft, work, resume):
-        self.weft, self.work, self.resume = weft, work, resume
+    def __init__(self, weft, work, resume, report):
+        self.weft, self.work, self.resume, self.report = weft, work, resume, report
+        self.done = {}
+
+    def run(self, arguments):
+        command = [self.weft, "bench", *map(str, arguments), "--quiet", "--json"]
+        print(" ".join(map(str, command)), file=sys.stderr, flush=True)
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
 
     def policy(self, size, seed):
-        """A policy of this size that succeeds in half of the cases."""
+        """A policy of this size that succeeds in about half of the cases."""
         state = self.work / f"{size}-{seed}.safetensors"
         if not state.exists():
-            run([self.weft, "bench", "--lm", "--rates", "1e-6", "--steps", "1", "--params", size, "--seed", str(seed),
-                 "--save", state, "--quiet", "--json"])
+            self.run(["--lm", "--rates", "1e-6", "--steps", 1, "--params", size, "--seed", seed, "--save", state])
         return state
 
-    def measure(self, way, size, rate, steps, seed, bits=0):
-        result = self.work / f"{way}-{size}-{rate}-{steps}-{seed}-{bits}.json"
-        if not (self.resume and result.exists()):
-            run([self.weft, "bench", "--loco", "--study", way, "--state", self.policy(size, seed), "--rate", rate,
-                 "--steps", str(steps), "--seed", str(seed), "--significant", str(bits), "--quiet", "--json"], result)
-        return json.loads(result.read_text())
+    def measure(self, way, size, rate, steps, seed):
+        """The result of a run, which is made once; None if it is not there and is not to be made."""
+        name, _, bits = way.partition(", ")
+        bits = bits.removesuffix(" bits") or 0
+        path = self.work / f"{name}-{size}-{rate}-{steps}-{seed}-{bits}.json"
+        if path not in self.done:
+            if not self.report and not (self.resume and path.exists()):
+                path.write_bytes(self.run(["--loco", "--study", name, "--state", self.policy(size, seed), "--rate", rate,
+                                           "--steps", steps, "--seed", seed, "--significant", bits]))
+            self.done[path] = json.loads(path.read_text()) if path.exists() else None
+        return self.done[path]
+
+    def each(self, way, policy):
+        found = {seed: self.measure(way, policy.size, policy.rate, policy.steps, seed) for seed in policy.seeds}
+        return {seed: result for seed, result in found.items() if result is not None}
 
 
-def bytes_table(study, rates, steps):
-    lines = [
-        "| rate | values | weights sent | sent by a rank | bytes per weight sent | less than DiLoCo | less than DDP "
-        "| received | less than a ring |", "|--:|---|--:|--:|--:|--:|--:|--:|--:|"]
+# ---- tables ----
+
+
+def mean(runs, value):
+    return statistics.fmean(value(run) for run in runs.values())
+
+
+def spread(runs, name):
+    values = [run[name] for run in runs.values()]
+    deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.3f}{deviation}"
+
+
+def differences(runs, others, name):
+    return [runs[seed][name] - others[seed][name] for seed in sorted(set(runs) & set(others))]
+
+
+def paired(values):
+    """By seed, and their mean with its standard error."""
+    if not values:
+        return ["", ""]
+    percent = [100 * value for value in values]
+    error = f" ± {statistics.stdev(percent) / math.sqrt(len(percent)):.1f}" if len(percent) > 1 else ""
+    return [", ".join(f"{value:+.1f}" for value in percent), f"{statistics.fmean(percent):+.1f}{error}"]
+
+
+def row(cells):
+    return "| " + " | ".join(cells) + " |"
+
+
+def header(names):
+    return [row(names), "|" + "".join(":--|" if name in ("policy", "way", "values") else "--:|" for name in names)]
+
+
+def gain_cells(runs, baseline):
+    rewards = paired(differences(runs, baseline, "last_rewards")) if runs is not baseline else ["", ""]
+    successes = paired(differences(runs, baseline, "success_after")) if runs is not baseline else ["", ""]
+    return [spread(runs, "last_rewards"), rewards[1], spread(runs, "success_after"), *successes]
+
+
+def sent_cells(runs, way):
+    """Weights and bytes of a round. DDP is counted for as many steps: what it sends is known."""
+    if way == "ddp":
+        each = LOCAL_STEPS * mean(runs, lambda run: run["bytes"]["dense"])
+        return ["100%", f"{each:,.0f}", f"{(TRAINERS - 1) * each:,.0f}"]
+    sent = mean(runs, lambda run: run["bytes"]["sent"])
+    fired = f"{100 * mean(runs, lambda run: run['fired']):.1f}%"
+    return [fired, f"{sent:,.0f}", f"{(TRAINERS - 1) * sent:,.0f}"] if sent > 0 else [fired, "", ""]
+
+
+GAINS = ["reward in the end", "points over DiLoCo", "success", "points over DiLoCo, by seed", "mean"]
+
+
+def gain_table(study, policies):
+    lines = header(["policy", "way", "success before", *GAINS, "weights sent", "bytes sent", "received"])
+    for policy in policies:
+        baseline = study.each("diloco", policy)
+        for way in WAYS:
+            runs = baseline if way == "diloco" else study.each(way, policy)
+            if runs:
+                name = f"{policy.size}: {policy.shape}; {policy.rate}, {policy.steps} steps, {len(runs)} seeds"
+                lines.append(row([name if way == WAYS[0] else "", way, spread(runs, "success_before"),
+                                  *gain_cells(runs, baseline), *sent_cells(runs, way)]))
+    return lines
+
+
+def ablation_table(study):
+    lines = header(["way", *GAINS, "weights sent", "residual in the end"])
+    baseline = study.each("diloco", ABLATION)
+    for way in ABLATED:
+        runs = baseline if way == "diloco" else study.each(way, ABLATION)
+        if runs:
+            lines.append(row([way, *gain_cells(runs, baseline), sent_cells(runs, way)[0],
+                              f"{mean(runs, lambda run: run['residual']):.3f}"]))
+    return lines
+
+
+def curve(study, rates, steps):
+    """Rate, bits of a value, result."""
+    found = []
     for rate in rates:
         for bits in 0, 8:
-            found = study.measure("pulseloco", BYTES_SIZE, rate, steps, 1, bits)
-            part = found["bytes"]
-            lines.append(
-                f"| {rate} | {'all 24 bits' if bits == 0 else f'{bits} bits'} | {100 * found['fired']:.2f}% "
-                f"| {part['sent']:,.0f} | {part['sent'] / found['fired'] / found['parameters']:.2f} "
-                f"| {part['fewer_than_diloco']:.1f}× | {part['fewer_than_ddp']:.0f}× | {part['received']:,.0f} "
-                f"| {2 * part['ring'] / (part['sent'] + part['received']):.1f}× |")
+            way = "pulseloco, 8 bits" if bits else "pulseloco"
+            found.append((rate, bits, study.measure(way, CURVE_SIZE, rate, steps, CURVE_SEED)))
+    return [item for item in found if item[2] is not None]
+
+
+def curve_table(found):
+    lines = header(["rate", "values", "weights sent", "sent by a rank", "bytes per weight sent", "less than DiLoCo",
+                    "less than DDP", "received", "ring of FP32", "less than the ring"])
+    for rate, bits, result in found:
+        part = result["bytes"]
+        lines.append(row([
+            rate, f"{bits} bits" if bits else "all 24 bits", f"{100 * result['fired']:.2f}%", f"{part['sent']:,.0f}",
+            f"{part['sent'] / result['fired'] / result['parameters']:.2f}", f"{part['fewer_than_diloco']:.1f}×",
+            f"{part['fewer_than_ddp']:.0f}×", f"{part['received']:,.0f}", f"{part['ring']:,.0f}",
+            f"{fewer_than_ring(part):.1f}×"]))
     return lines
 
 
-def reward_row(study, way, size, rate, steps, seeds):
-    found = [study.measure(way, size, rate, steps, seed) for seed in seeds]
-    mean = lambda name: statistics.mean(result[name] for result in found)
-    rise = [result["success_after"] - result["success_before"] for result in found]
-    sent = statistics.mean(result["bytes"]["sent"] for result in found)
-    sent_text = f"{sent:,.0f}" if sent > 0 else ""
-    return (f"| {size} | {rate} | {way} | {mean('first_rewards'):.3f} | {mean('last_rewards'):.3f} "
-            f"| {mean('success_before'):.3f} | {mean('success_after'):.3f} | {min(rise):+.3f} to {max(rise):+.3f} "
-            f"| {100 * mean('fired'):.1f}% | {sent_text} |")
+def fewer_than_ring(part):
+    """Both directions: who is in a ring sends as much as it receives."""
+    return 2 * part["ring"] / (part["sent"] + part["received"])
 
 
-def reward_table(study, policies, seeds, ablation):
-    lines = ["| parameters | rate | way | reward, first quarter | last | success before | after | rise by seed "
-             "| weights sent | bytes |", "|--:|--:|---|--:|--:|--:|--:|--:|--:|--:|"]
-    for size, rate, steps in policies:
-        for way in "pulseloco", "diloco":
-            lines.append(reward_row(study, way, size, rate, steps, seeds))
-    for way in ablation:
-        lines.append(reward_row(study, way, *ABLATION, seeds))
-    return lines
+def csv(study):
+    lines = ["way,parameters,rate,seed,significant,steps,success_before,success_after,first_rewards,last_rewards,fired,"
+             "changed,residual,sent,received"]
+    for _, run in sorted((str(path), run) for path, run in study.done.items() if run is not None):
+        steps = len(run["rounds"]) * run["local_steps"]
+        values = [run["way"], run["parameters"], run["rate"], run["seed"], run["significant"], steps]
+        values += [run[name] for name in ("success_before", "success_after", "first_rewards", "last_rewards", "fired",
+                                          "changed", "residual")]
+        values += [run["bytes"]["sent"], run["bytes"]["received"]]
+        lines.append(",".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in values))
+    return "\n".join(lines) + "\n"
 
 
-def write(document, lines):
-    text = document.read_text()
-    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    document.write_text(text[:begin] + "\n\n" + "\n".join(lines) + "\n\n" + text[end:])
+# ---- the picture: weights and bytes over the rate, and the course of rewards ----
+
+WIDTH, HEIGHT, LEFT, TOP, ACROSS, DOWN, COLUMNS = 230, 180, 44, 30, 276, 250, 3
+COLOURS = {"pulseloco": "#1f7a8c", "diloco": "#d9702b", "ddp": "#888888", "8 bits": "#8e44ad"}
+
+
+def place(panel, x, y):
+    """Panels are numbered row by row."""
+    return LEFT + panel % COLUMNS * ACROSS + x * WIDTH, TOP + panel // COLUMNS * DOWN + HEIGHT * (1 - y)
+
+
+def frame(panel, title, bottom):
+    x, y = place(panel, 0, 1)
+    return [f'<text x="{x}" y="{y - 12}">{title}</text>',
+            f'<text x="{x + WIDTH / 2}" y="{y + HEIGHT + 30}" text-anchor="middle">{bottom}</text>']
+
+
+def mark_left(panel, share, text):
+    x, y = place(panel, 0, share)
+    return [f'<line x1="{x}" x2="{x + WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>',
+            f'<text x="{x - 5}" y="{y + 4:.1f}" text-anchor="end">{text}</text>']
+
+
+def mark_below(panel, share, text):
+    x, y = place(panel, share, 0)
+    return [f'<text x="{x:.1f}" y="{y + 15}" text-anchor="middle">{text}</text>']
+
+
+def line(panel, points, colour, dots):
+    places = [place(panel, x, y) for x, y in points]
+    parts = ['<polyline points="' + " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+             + f'" fill="none" stroke="{colour}" stroke-width="1.8"/>']
+    return parts + [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places if dots]
+
+
+def by_rate(panel, found, title, value, marks):
+    """Both axes logarithmic; rates from 1e-6 to 1e-5."""
+    low, high = math.log(marks[0]), math.log(marks[-1])
+    parts = frame(panel, title, "learning rate")
+    for mark in marks:
+        parts += mark_left(panel, (math.log(mark) - low) / (high - low), f"{mark:g}")
+    for rate in "1e-6", "3e-6", "1e-5":
+        parts += mark_below(panel, math.log10(float(rate) / 1e-6), rate)
+    for bits in 0, 8:
+        points = [(math.log10(float(rate) / 1e-6), (math.log(value(run)) - low) / (high - low))
+                  for rate, its, run in found if its == bits]
+        parts += line(panel, points, COLOURS["8 bits" if bits else "pulseloco"], True)
+    return parts
+
+
+def course(panel, study, policy):
+    parts = frame(panel, f"reward, {policy.size}, mean of {len(policy.seeds)} seeds", "steps")
+    for i in range(6):
+        parts += mark_left(panel, i / 5, f"{0.5 + 0.1 * i:.1f}")
+    for share in 0, 0.5, 1:
+        parts += mark_below(panel, share, f"{share * policy.steps:g}")
+    for way in WAYS:
+        runs = study.each(way, policy)
+        if runs:
+            points = [(share, min(max(2 * (reward - 0.5), 0), 1)) for share, reward in rewards_of(runs)]
+            parts += line(panel, points, COLOURS[way], False)
+    return parts
+
+
+def rewards_of(runs):
+    """Share of the steps, mean reward; of every eight steps."""
+    series = [[item["reward"] for item in run["rounds"]] for run in runs.values()]
+    together = LOCAL_STEPS // next(iter(runs.values()))["local_steps"]
+    count = len(series[0]) // together
+    parts = [[value for values in series for value in values[i * together:(i + 1) * together]] for i in range(count)]
+    return [((i + 0.5) / count, statistics.fmean(part)) for i, part in enumerate(parts)]
+
+
+def picture(study, found, policies):
+    rows = math.ceil((2 + len(policies)) / COLUMNS)
+    width, height = LEFT + COLUMNS * ACROSS, TOP + rows * DOWN + 10
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+             'font-size="11" fill="#333">', f'<rect width="{width}" height="{height}" fill="#fff"/>']
+    parts += by_rate(0, found, f"weights sent, %, {CURVE_SIZE}", lambda run: 100 * run["fired"], [2, 5, 10, 20, 40])
+    parts += by_rate(1, found, "times fewer bytes sent than DiLoCo", lambda run: run["bytes"]["fewer_than_diloco"],
+                     [2.5, 5, 10, 20, 40])
+    for i, policy in enumerate(policies):
+        parts += course(2 + i, study, policy)
+    for i, (name, colour) in enumerate(COLOURS.items()):
+        text = "pulseloco, values of 8 bits" if name == "8 bits" else name
+        parts.append(f'<rect x="{LEFT + 90 * i}" y="{height - 18}" width="14" height="6" fill="{colour}"/>')
+        parts.append(f'<text x="{LEFT + 90 * i + 19}" y="{height - 11}">{text}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def put_tables(document, text):
+    before, rest = document.read_text().split(BEGIN)
+    after = rest.split(END)[1]
+    document.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("weft", type=pathlib.Path)
     parser.add_argument("work", type=pathlib.Path)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--report", action="store_true")
     parser.add_argument("--document", type=pathlib.Path)
     chosen = parser.parse_args()
     chosen.work.mkdir(parents=True, exist_ok=True)
-    study = Study(chosen.weft.resolve(), chosen.work, chosen.resume)
-    quick = chosen.quick
-    lines = ["Bytes of a round:", ""]
-    lines += bytes_table(study, BYTES_RATES[:1] if quick else BYTES_RATES, 24 if quick else BYTES_STEPS)
-    lines += ["", "What the policy gains:", ""]
-    lines += reward_table(study, POLICIES[:1] if quick else POLICIES, SEEDS[:1] if quick else SEEDS,
-                          [] if quick else ["forgetful", "rounded"])
-    print("\n".join(lines))
+    study = Study(chosen.weft.resolve(), chosen.work, chosen.resume, chosen.report)
+    policies = [policy._replace(seeds=policy.seeds[:1]) for policy in POLICIES[:2]] if chosen.quick else POLICIES
+    lines = ["![weights and bytes by rate, and the course of rewards](loco.svg)", "", "What the policy gains:", ""]
+    lines += gain_table(study, policies)
+    if not chosen.quick:
+        lines += ["", f"Other ways to send, {ABLATION.size} at {ABLATION.rate}, {ABLATION.steps} steps, "
+                  f"{len(ABLATION.seeds)} seeds:", "", *ablation_table(study)]
+    found = curve(study, CURVE_RATES[:1] if chosen.quick else CURVE_RATES, 24 if chosen.quick else CURVE_STEPS)
+    lines += ["", f"Bytes of a round by rate, {CURVE_SIZE}:", "", *curve_table(found)]
+    text = "\n".join(lines) + "\n"
+    sys.stdout.write(text)
+    places = [chosen.work]
     if chosen.document is not None:
-        write(chosen.document, lines)
+        put_tables(chosen.document, text)
+        places.append(chosen.document.parent)
+    for directory in places:
+        (directory / "loco.csv").write_text(csv(study))
+        (directory / "loco.svg").write_text(picture(study, found, policies))
 
 
-if __name__ == "__main__":
-    main()
+main()

@@ -15,9 +15,10 @@ enum {
     LOCAL_STEPS = 8,
     STEPS = 96,
     SETTLE = 2, /* rounds */
-    PROMPTS = 4,
+    PROMPTS = 8,
     GROUP = 8,
-    EVALUATION = 1024,
+    WARM_UP = 20, /* steps */
+    EVALUATION = 4096,
 };
 
 static const double RATE = 1e-6;
@@ -25,10 +26,11 @@ static const double RATE = 1e-6;
 static const struct argp_option study_arguments[] = {
     {"study", OPTION_STUDY, "WAY", 0,
      "With --loco: trainers in one process learn from the policy in --state FILE, and agree by pulseloco, "
-     "diloco, forgetful (no error feedback) or rounded (values rounded to BF16); --rate, --steps, --seed",
+     "diloco, ddp, forgetful (no error feedback), rounded (differences of BF16 weights) or nearest (values "
+     "rounded to BF16); --rate, --steps, --seed",
      0},
     {"trainers", OPTION_TRAINERS, "K", 0, "With --study: so many (default 4)", 0},
-    {"local-steps", OPTION_LOCAL_STEPS, "H", 0, "With --study: steps of a round (default 8)", 0},
+    {"local-steps", OPTION_LOCAL_STEPS, "H", 0, "With --study: steps of a round (default 8; 1 for ddp)", 0},
     {"significant", OPTION_SIGNIFICANT, "BITS", 0,
      "With --study: of the values that pulseloco sends (default 0: all)", 0},
     {0},
@@ -43,7 +45,8 @@ static error_t parse(int key, char *text, struct argp_state *state) {
         return 0;
     case OPTION_STUDY:
         if (!train_study_find(text, &chosen->way)) {
-            argp_error(state, "--study is pulseloco, diloco, forgetful or rounded, not '%s'", text);
+            argp_error(state, "--study is pulseloco, diloco, ddp, forgetful, rounded or nearest, not '%s'",
+                       text);
         }
         chosen->given = true;
         return 0;
@@ -156,11 +159,12 @@ static weft_status read_policy(weft_context *context, const char *path, lm_train
 static void choose(study_bench *bench, const loco_study_options *options, const lm_progress *progress) {
     const weft_loco_options usual = weft_loco_defaults();
     uint64_t steps = options->steps > 0 ? options->steps : STEPS;
-    uint64_t rounds = (steps + options->local_steps - 1) / options->local_steps;
+    uint32_t local_steps = options->way == TRAIN_STUDY_DDP ? 1 : options->local_steps;
+    uint64_t rounds = (steps + local_steps - 1) / local_steps;
     bench->chosen = (train_study_options){
         .way = options->way,
         .trainers = options->trainers,
-        .local_steps = options->local_steps,
+        .local_steps = local_steps,
         .rounds = rounds,
         .settle = rounds > SETTLE ? SETTLE : 0,
         .rate = (double)usual.rate,
@@ -176,6 +180,7 @@ static void choose(study_bench *bench, const loco_study_options *options, const 
         .opaque = bench,
     };
     bench->chosen.grpo.updates = 1;
+    bench->chosen.grpo.adam.warm_up = WARM_UP;
     bench->chosen.grpo.adam.rate = options->rate > 0 ? options->rate : RATE;
 }
 

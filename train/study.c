@@ -19,6 +19,8 @@ typedef struct study_rank {
 typedef struct study {
     weft_context *context;
     const train_study_options *options;
+    uint32_t members; /* trainers that exist: DDP's are one, which learns from the batches of all */
+    size_t prompts;   /* of a member's step */
     study_rank *ranks;
     weft_loco_payload *payloads;
     lm_model *sampler; /* the policy that was agreed on */
@@ -30,7 +32,8 @@ typedef struct study {
     train_study_result result;
 } study;
 
-static const char *const names[TRAIN_STUDY_WAYS] = {"pulseloco", "diloco", "forgetful", "rounded"};
+static const char *const names[TRAIN_STUDY_WAYS] = {"pulseloco", "diloco",  "forgetful",
+                                                    "rounded",   "nearest", "ddp"};
 
 const char *train_study_name(train_study_way way) {
     return names[way];
@@ -58,8 +61,8 @@ static weft_status make_step(study *study, uint32_t rank, uint64_t step) {
     lm_grpo_result learned;
     const lm_rollout_options rollout = {
         .seed = options->seed,
-        .first = (step * options->trainers + rank) * options->prompts,
-        .prompts = options->prompts,
+        .first = (step * study->members + rank) * study->prompts,
+        .prompts = study->prompts,
         .group = options->group,
         .temperature = options->grpo.temperature,
     };
@@ -75,7 +78,7 @@ static weft_status make_step(study *study, uint32_t rank, uint64_t step) {
         status = lm_grpo_step(study->ranks[rank].trainer, &rollouts, &options->grpo, NULL, &learned);
     }
     if (status == WEFT_OK) {
-        study->round.reward += learned.reward / options->local_steps / options->trainers;
+        study->round.reward += learned.reward / options->local_steps / study->members;
     }
     lm_samples_destroy(samples);
     return status;
@@ -117,17 +120,25 @@ static float widen(uint16_t word) {
     return value;
 }
 
+static uint16_t narrow(float value) {
+    uint16_t word;
+    weft_bf16_from_f32(&value, &word, 1);
+    return word;
+}
+
 /* What a rank sends of one weight, if that is seen. */
-static bool choose(const study *study, float consensus, float *residual, float local, float *sent) {
+static bool choose(train_study_way way, float consensus, float *residual, float local, float *sent) {
     float whole = *residual + (consensus - local);
-    float moved = consensus - whole;
-    uint16_t before, after;
-    weft_bf16_from_f32(&consensus, &before, 1);
-    weft_bf16_from_f32(&moved, &after, 1);
+    uint16_t before = narrow(consensus);
+    uint16_t after = narrow(consensus - whole);
     bool fires = before != after;
-    bool rounded = study->options->way == TRAIN_STUDY_ROUNDED;
-    *sent = !fires ? 0 : rounded ? widen(before) - widen(after) : whole;
-    *residual = rounded ? whole - *sent : 0;
+    *sent = 0;
+    if (fires && way == TRAIN_STUDY_ROUNDED) {
+        *sent = widen(before) - widen(after);
+    } else if (fires) {
+        *sent = way == TRAIN_STUDY_NEAREST ? widen(narrow(whole)) : whole;
+    }
+    *residual = way == TRAIN_STUDY_FORGETFUL ? 0 : whole - *sent;
     return fires;
 }
 
@@ -138,7 +149,8 @@ static void gather(study *study, uint32_t rank) {
     size_t fired = 0;
     for (size_t i = 0; i < model->parameters; i++) {
         float sent;
-        fired += choose(study, study->consensus[i], &own->residual[i], model->masters[i], &sent);
+        fired +=
+            choose(study->options->way, study->consensus[i], &own->residual[i], model->masters[i], &sent);
         study->mean[i] += sent;
         squares += (double)own->residual[i] * own->residual[i];
     }
@@ -197,16 +209,18 @@ static weft_status make_round(study *study, uint64_t number) {
     weft_status status = WEFT_OK;
     study->round = (train_study_round){.round = number, .counted = number >= options->settle};
     for (uint64_t i = 0; i < options->local_steps && status == WEFT_OK; i++) {
-        for (uint32_t r = 0; r < options->trainers && status == WEFT_OK; r++) {
+        for (uint32_t r = 0; r < study->members && status == WEFT_OK; r++) {
             status = make_step(study, r, number * options->local_steps + i);
         }
     }
     if (status == WEFT_OK && has_payload(options)) {
         status = agree(study);
+    } else if (status == WEFT_OK && options->way == TRAIN_STUDY_DDP) {
+        study->round.fired = 1;
     } else if (status == WEFT_OK) {
         agree_plainly(study);
     }
-    for (uint32_t r = 0; r < options->trainers && status == WEFT_OK; r++) {
+    for (uint32_t r = 0; r < study->members && status == WEFT_OK; r++) {
         status = lm_model_refresh(study->ranks[r].trainer->model);
     }
     if (status != WEFT_OK) {
@@ -289,7 +303,7 @@ static weft_status open_rank(study *study, const lm_trainer *source, uint32_t nu
 
 static weft_status open_plain(study *study, const lm_trainer *source) {
     size_t count = source->model->parameters;
-    if (has_payload(study->options)) {
+    if (has_payload(study->options) || study->options->way == TRAIN_STUDY_DDP) {
         return WEFT_OK;
     }
     study->consensus = weft_allocate_array(study->context, count, sizeof *study->consensus);
@@ -309,15 +323,20 @@ static weft_status open_study(study *study, const lm_trainer *source) {
         return weft_fail(study->context, WEFT_INVALID_ARGUMENT,
                          "a study needs trainers, steps and more rounds than do not count");
     }
-    study->ranks = weft_allocate_zeroed(study->context, options->trainers, sizeof *study->ranks);
+    if (options->way == TRAIN_STUDY_DDP && options->local_steps != 1) {
+        return weft_fail(study->context, WEFT_INVALID_ARGUMENT, "a round of DDP is one step");
+    }
+    study->members = options->way == TRAIN_STUDY_DDP ? 1 : options->trainers;
+    study->prompts = options->prompts * options->trainers / study->members;
+    study->ranks = weft_allocate_zeroed(study->context, study->members, sizeof *study->ranks);
     study->payloads = weft_allocate_zeroed(study->context, options->trainers, sizeof *study->payloads);
     study->rewards =
-        weft_allocate_array(study->context, options->prompts * options->group, sizeof *study->rewards);
+        weft_allocate_array(study->context, study->prompts * options->group, sizeof *study->rewards);
     if (study->ranks == NULL || study->payloads == NULL || study->rewards == NULL) {
         return WEFT_NO_MEMORY;
     }
     weft_status status = open_plain(study, source);
-    for (uint32_t r = 0; r < options->trainers && status == WEFT_OK; r++) {
+    for (uint32_t r = 0; r < study->members && status == WEFT_OK; r++) {
         status = open_rank(study, source, r);
     }
     if (status == WEFT_OK) {
@@ -327,7 +346,7 @@ static weft_status open_study(study *study, const lm_trainer *source) {
 }
 
 static void close_study(study *study) {
-    for (uint32_t r = 0; study->ranks != NULL && r < study->options->trainers; r++) {
+    for (uint32_t r = 0; study->ranks != NULL && r < study->members; r++) {
         weft_loco_destroy(study->ranks[r].loco);
         weft_release(study->context, study->ranks[r].residual);
         lm_trainer_destroy(study->ranks[r].trainer);

@@ -4,9 +4,12 @@
  * what the policy gains. The same gradients, gates, payloads and outer optimizer as in real runs, without
  * stores and workers, whose bits are the same.
  *
- * Two ways that are known to be worse stand beside them, for comparison: no error feedback (what is not
- * sent is forgotten) and rounded values (what is sent is the difference of the BF16 values, as the first
- * version of the method did; the rest, often of the other sign, stays in the residual).
+ * Other ways stand beside them, for comparison. Forgetful has no error feedback: what is not sent is
+ * forgotten. Rounded sends the difference of the BF16 weights, as the first version of the method did; the
+ * rest, often of the other sign, stays in the residual. Nearest sends what PULSELoCo does, rounded to
+ * BF16, where PULSELoCo with 8 significant bits cuts. DDP has no rounds: the mean of the ranks' gradients
+ * is that of all their batches, so one trainer that learns from them makes its steps, and the policy that
+ * samples is never older than a step.
  */
 #ifndef WEFT_TRAIN_STUDY_H
 #define WEFT_TRAIN_STUDY_H
@@ -19,10 +22,12 @@ typedef enum train_study_way {
     TRAIN_STUDY_DILOCO,
     TRAIN_STUDY_FORGETFUL, /* no error feedback */
     TRAIN_STUDY_ROUNDED,
+    TRAIN_STUDY_NEAREST,
+    TRAIN_STUDY_DDP,
     TRAIN_STUDY_WAYS,
 } train_study_way;
 
-/* "pulseloco", "diloco", "forgetful", "rounded". */
+/* "pulseloco", "diloco", "forgetful", "rounded", "nearest", "ddp". */
 const char *train_study_name(train_study_way way);
 bool train_study_find(const char *name, train_study_way *way_out);
 
@@ -42,7 +47,7 @@ typedef bool (*train_study_watcher)(void *opaque, const train_study_round *round
 typedef struct train_study_options {
     train_study_way way;
     uint32_t trainers;
-    uint32_t local_steps;
+    uint32_t local_steps; /* of a round; 1 under DDP */
     uint64_t rounds;
     uint64_t settle; /* rounds at the beginning whose bytes do not count: Adam's moments are young */
     double rate;     /* of the outer optimizer */

@@ -34,27 +34,28 @@ check "the JSON: $(cat portable.json)" /usr/bin/python3 look.py
 
 # ---- several trainers in one process ----
 expect 0 '' "$weft" bench --lm --rates 1e-3 --quick --steps 1 --save policy.safetensors --quiet --json
-for way in pulseloco diloco forgetful rounded; do
+for way in pulseloco diloco forgetful rounded nearest ddp; do
     expect 0 '' "$weft" bench --loco --study "$way" --state policy.safetensors --rate 1e-5 --steps 4 --local-steps 2 \
         --trainers 2 --quiet --json
     cp stdout "$way.json"
 done
 cat > study.py << 'END'
 import json
-ways = {way: json.load(open(way + ".json")) for way in ("pulseloco", "diloco", "forgetful", "rounded")}
+ways = {way: json.load(open(way + ".json")) for way in ("pulseloco", "diloco", "forgetful", "rounded", "nearest", "ddp")}
 for way, result in ways.items():
-    assert result["way"] == way and len(result["rounds"]) == 2 and result["parameters"] == 100160
+    rounds = 4 if way == "ddp" else 2
+    assert result["way"] == way and len(result["rounds"]) == rounds and result["parameters"] == 100160
     part = result["bytes"]
-    assert part["dense"] == part["ring"] == 400640 and part["ddp"] == 801280
+    assert part["dense"] == part["ring"] == 400640 and part["ddp"] * rounds == 4 * 400640
     assert part["received"] == part["sent"]
 assert 0 < ways["pulseloco"]["bytes"]["sent"] < ways["diloco"]["bytes"]["sent"]
 assert ways["diloco"]["bytes"]["sent"] > 400640 and ways["diloco"]["fired"] == 1
-assert len({json.dumps(result["rounds"][-1]) for result in ways.values()}) == 4
+assert len({json.dumps(result["rounds"][-1]) for result in ways.values()}) == 6
 END
 check "the study: $(head -c 300 pulseloco.json)" /usr/bin/python3 study.py
 expect 2 'study goes with --loco' "$weft" bench --study diloco --state policy.safetensors
 expect 2 'needs a --state' "$weft" bench --loco --study diloco
-expect 2 'study is pulseloco' "$weft" bench --loco --study ddp --state policy.safetensors
+expect 2 'study is pulseloco' "$weft" bench --loco --study alone --state policy.safetensors
 expect 1 'No such file' "$weft" bench --loco --study diloco --state absent.safetensors
 expect 2 'params, --lr, --seed and --repeat' "$weft" bench --loco --lm
 expect 2 'params, --lr, --seed and --repeat' "$weft" bench --loco --sync

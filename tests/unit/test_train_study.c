@@ -202,6 +202,10 @@ static void test_others(void **state) {
     options.way = TRAIN_STUDY_ROUNDED;
     result = study(context, &options);
     assert_true(result.residual > 0 && result.fired > 0);
+    double rounded = result.residual;
+    options.way = TRAIN_STUDY_NEAREST;
+    result = study(context, &options);
+    assert_true(result.residual > 0 && result.residual < rounded && result.fired > 0);
     options.rounds = 0;
     lm_trainer *source = make_trainer(context);
     assert_int_equal(train_study_run(source, &options, &result), WEFT_INVALID_ARGUMENT);
@@ -213,12 +217,50 @@ static void test_others(void **state) {
     weft_context_destroy(context);
 }
 
+/* The mean share of the BF16 weights that a step changes, by making the steps here: each on the batches of
+ * all ranks, sampled by the policy of the step before. */
+static double expect_changed(weft_context *context, const train_study_options *options) {
+    lm_trainer *trainer = make_trainer(context);
+    lm_model *sampler = NULL;
+    train_study_options joined = *options;
+    double changed = 0;
+    joined.prompts *= options->trainers;
+    assert_int_equal(lm_model_create(context, &config, LM_WORKER, &sampler), WEFT_OK);
+    for (uint64_t step = 0; step < options->rounds; step++) {
+        assert_int_equal(lm_model_copy(sampler, trainer->model), WEFT_OK);
+        local_step(trainer, sampler, &joined, step);
+        size_t count = 0;
+        for (size_t i = 0; i < trainer->model->parameters; i++) {
+            count += trainer->model->live[i] != sampler->live[i];
+        }
+        changed += (double)count / (double)trainer->model->parameters / (double)options->rounds;
+    }
+    lm_model_destroy(sampler);
+    lm_trainer_destroy(trainer);
+    return changed;
+}
+
+static void test_ddp(void **state) {
+    (void)state;
+    weft_context *context = NULL;
+    assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
+    train_study_options options = usual(TRAIN_STUDY_DDP, 2);
+    lm_trainer *source = make_trainer(context);
+    train_study_result result;
+    assert_int_equal(train_study_run(source, &options, &result), WEFT_INVALID_ARGUMENT);
+    lm_trainer_destroy(source);
+    options.local_steps = 1;
+    result = study(context, &options);
+    double changed = expect_changed(context, &options);
+    assert_true(changed > 0 && result.changed > changed - 1e-12 && result.changed < changed + 1e-12);
+    assert_true(result.fired == 1 && result.residual == 0 && result.sent == 0);
+    weft_context_destroy(context);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open_alone),
-        cmocka_unit_test(test_open_three),
-        cmocka_unit_test(test_gate),
-        cmocka_unit_test(test_others),
+        cmocka_unit_test(test_open_alone), cmocka_unit_test(test_open_three), cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_others),     cmocka_unit_test(test_ddp),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
