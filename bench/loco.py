@@ -23,7 +23,7 @@ Policy = collections.namedtuple("Policy", "size shape rate steps seeds")
 POLICIES = [
     Policy("0.1M", "2 layers of 64, 4 heads", "1e-4", 160, [1, 2, 3, 4, 5]),
     Policy("0.6M", "3 layers of 128, 4 heads", "5e-5", 64, [1, 2, 3, 4, 5]),
-    Policy("2M", "6 layers of 192, 6 heads on 2", "3e-5", 32, [1, 2, 3]),
+    Policy("2M", "6 layers of 192, 6 heads on 2", "3e-5", 40, [1, 2, 3]),
     Policy("8M", "7 layers of 320, 10 heads on 5", "3e-5", 24, [1, 2, 3]),
 ]
 WAYS = ["pulseloco", "diloco", "ddp"]
@@ -315,4 +315,5 @@ def main():
         (directory / "loco.svg").write_text(picture(study, found, policies))
 
 
-main()
+if __name__ == "__main__":
+    main()
