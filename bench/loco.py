@@ -19,18 +19,19 @@ import sys
 
 Policy = collections.namedtuple("Policy", "size shape rate steps seeds")
 
-# Rates and steps at which DiLoCo with the paper's outer optimizer rises by 0.15 or more.
+# Rates at which DiLoCo with the paper's outer optimizer learns, and steps after which it has nearly levelled off: who
+# is a round or two behind on the way up is not worse in the end.
 POLICIES = [
-    Policy("0.1M", "2 layers of 64, 4 heads", "1e-4", 160, [1, 2, 3, 4, 5]),
-    Policy("0.6M", "3 layers of 128, 4 heads", "5e-5", 64, [1, 2, 3, 4, 5]),
-    Policy("2M", "6 layers of 192, 6 heads on 2", "3e-5", 40, [1, 2, 3]),
-    Policy("8M", "7 layers of 320, 10 heads on 5", "3e-5", 24, [1, 2, 3]),
+    Policy("0.1M", "2 layers of 64, 4 heads", "1e-4", 480, [1, 2, 3, 4, 5]),
+    Policy("0.6M", "3 layers of 128, 4 heads", "5e-5", 96, [1, 2, 3, 4, 5]),
+    Policy("2M", "6 layers of 192, 6 heads on 2", "3e-5", 96, [1, 2, 3]),
+    Policy("8M", "7 layers of 320, 10 heads on 5", "3e-5", 64, [1, 2, 3]),
 ]
 WAYS = ["pulseloco", "diloco", "ddp"]
 ABLATION = Policy("0.1M", "", "3e-5", 320, [1, 2, 3, 4, 5])
 ABLATED = ["pulseloco", "pulseloco, 8 bits", "nearest", "rounded", "forgetful", "diloco"]
 CURVE_SIZE, CURVE_RATES, CURVE_STEPS, CURVE_SEED = "2M", ["1e-6", "2e-6", "3e-6", "6e-6", "1e-5"], 40, 1
-LOCAL_STEPS, TRAINERS = 8, 4
+LOCAL_STEPS = 8
 BEGIN, END = "<!-- loco: begin -->", "<!-- loco: end -->"
 
 
@@ -74,8 +75,8 @@ class Study:
 # ---- tables ----
 
 
-def mean(runs, value):
-    return statistics.fmean(value(run) for run in runs.values())
+def mean(runs, name):
+    return statistics.fmean(run[name] for run in runs)
 
 
 def spread(runs, name):
@@ -84,8 +85,16 @@ def spread(runs, name):
     return f"{statistics.fmean(values):.3f}{deviation}"
 
 
-def differences(runs, others, name):
-    return [runs[seed][name] - others[seed][name] for seed in sorted(set(runs) & set(others))]
+def differences(runs, others, value):
+    return [value(runs[seed]) - value(others[seed]) for seed in sorted(set(runs) & set(others))]
+
+
+def quarter(number):
+    """Mean reward of a quarter of a run, from 0."""
+    def value(run):
+        rewards = [item["reward"] for item in run["rounds"]]
+        return statistics.fmean(rewards[len(rewards) * number // 4:len(rewards) * (number + 1) // 4])
+    return value
 
 
 def paired(values):
@@ -102,38 +111,40 @@ def row(cells):
 
 
 def header(names):
-    return [row(names), "|" + "".join(":--|" if name in ("policy", "way", "values") else "--:|" for name in names)]
+    return [row(names), "|" + "".join(":--|" if name in ("policy", "way", "values", "shape") else "--:|" for name in names)]
+
+
+GAINS = ["reward, last quarter", "points over DiLoCo, second quarter", "last quarter", "success after",
+         "points over DiLoCo, by seed", "mean"]
 
 
 def gain_cells(runs, baseline):
-    rewards = paired(differences(runs, baseline, "last_rewards")) if runs is not baseline else ["", ""]
-    successes = paired(differences(runs, baseline, "success_after")) if runs is not baseline else ["", ""]
-    return [spread(runs, "last_rewards"), rewards[1], spread(runs, "success_after"), *successes]
-
-
-def sent_cells(runs, way):
-    """Weights and bytes of a round. DDP is counted for as many steps: what it sends is known."""
-    if way == "ddp":
-        each = LOCAL_STEPS * mean(runs, lambda run: run["bytes"]["dense"])
-        return ["100%", f"{each:,.0f}", f"{(TRAINERS - 1) * each:,.0f}"]
-    sent = mean(runs, lambda run: run["bytes"]["sent"])
-    fired = f"{100 * mean(runs, lambda run: run['fired']):.1f}%"
-    return [fired, f"{sent:,.0f}", f"{(TRAINERS - 1) * sent:,.0f}"] if sent > 0 else [fired, "", ""]
-
-
-GAINS = ["reward in the end", "points over DiLoCo", "success", "points over DiLoCo, by seed", "mean"]
+    """Reward and success in the end, and how many points they are over DiLoCo's with the same seed."""
+    values = [quarter(1), quarter(3), lambda run: run["success_after"]]
+    second, last, after = [paired(differences(runs, baseline, value)) for value in values]
+    if runs is baseline:
+        second, last, after = ["", ""], ["", ""], ["", ""]
+    return [spread(runs, "last_rewards"), second[1], last[1], spread(runs, "success_after"), *after]
 
 
 def gain_table(study, policies):
-    lines = header(["policy", "way", "success before", *GAINS, "weights sent", "bytes sent", "received"])
+    lines = header(["policy", "way", "success before", *GAINS])
     for policy in policies:
         baseline = study.each("diloco", policy)
         for way in WAYS:
             runs = baseline if way == "diloco" else study.each(way, policy)
+            name = f"{policy.size}, {policy.rate}, {policy.steps} steps, {len(runs)} seeds" if way == WAYS[0] else ""
             if runs:
-                name = f"{policy.size}: {policy.shape}; {policy.rate}, {policy.steps} steps, {len(runs)} seeds"
-                lines.append(row([name if way == WAYS[0] else "", way, spread(runs, "success_before"),
-                                  *gain_cells(runs, baseline), *sent_cells(runs, way)]))
+                lines.append(row([name, way, spread(runs, "success_before"), *gain_cells(runs, baseline)]))
+    return lines
+
+
+def policy_table(study, policies):
+    lines = header(["policy", "shape", "rate", *TRAFFIC])
+    for policy in policies:
+        runs = study.each("pulseloco", policy)
+        if runs:
+            lines.append(row([policy.size, policy.shape, policy.rate, *traffic_cells(list(runs.values()))]))
     return lines
 
 
@@ -143,9 +154,24 @@ def ablation_table(study):
     for way in ABLATED:
         runs = baseline if way == "diloco" else study.each(way, ABLATION)
         if runs:
-            lines.append(row([way, *gain_cells(runs, baseline), sent_cells(runs, way)[0],
-                              f"{mean(runs, lambda run: run['residual']):.3f}"]))
+            lines.append(row([way, *gain_cells(runs, baseline), f"{100 * mean(runs.values(), 'fired'):.1f}%",
+                              f"{mean(runs.values(), 'residual'):.3f}"]))
     return lines
+
+
+# ---- bytes of a round ----
+
+TRAFFIC = ["weights sent", "sent by a rank", "bytes per weight sent", "less than DiLoCo", "less than DDP", "received",
+           "ring of FP32, each way", "less than the ring"]
+
+
+def traffic_cells(runs):
+    """A rank sends one payload and receives those of the others; in a ring it receives as much as it sends."""
+    fired, part = mean(runs, "fired"), {name: mean([run["bytes"] for run in runs], name) for name in runs[0]["bytes"]}
+    both = part["sent"] + part["received"]
+    return [f"{100 * fired:.2f}%", f"{part['sent']:,.0f}", f"{part['sent'] / fired / runs[0]['parameters']:.2f}",
+            f"{part['dense'] / part['sent']:.1f}×", f"{part['ddp'] / part['sent']:.0f}×", f"{part['received']:,.0f}",
+            f"{part['ring']:,.0f}", f"{2 * part['ring'] / both:.1f}×"]
 
 
 def curve(study, rates, steps):
@@ -159,21 +185,10 @@ def curve(study, rates, steps):
 
 
 def curve_table(found):
-    lines = header(["rate", "values", "weights sent", "sent by a rank", "bytes per weight sent", "less than DiLoCo",
-                    "less than DDP", "received", "ring of FP32", "less than the ring"])
+    lines = header(["rate", "values", *TRAFFIC])
     for rate, bits, result in found:
-        part = result["bytes"]
-        lines.append(row([
-            rate, f"{bits} bits" if bits else "all 24 bits", f"{100 * result['fired']:.2f}%", f"{part['sent']:,.0f}",
-            f"{part['sent'] / result['fired'] / result['parameters']:.2f}", f"{part['fewer_than_diloco']:.1f}×",
-            f"{part['fewer_than_ddp']:.0f}×", f"{part['received']:,.0f}", f"{part['ring']:,.0f}",
-            f"{fewer_than_ring(part):.1f}×"]))
+        lines.append(row([rate, f"{bits} bits" if bits else "all 24 bits", *traffic_cells([result])]))
     return lines
-
-
-def fewer_than_ring(part):
-    """Both directions: who is in a ring sends as much as it receives."""
-    return 2 * part["ring"] / (part["sent"] + part["received"])
 
 
 def csv(study):
@@ -303,7 +318,8 @@ def main():
         lines += ["", f"Other ways to send, {ABLATION.size} at {ABLATION.rate}, {ABLATION.steps} steps, "
                   f"{len(ABLATION.seeds)} seeds:", "", *ablation_table(study)]
     found = curve(study, CURVE_RATES[:1] if chosen.quick else CURVE_RATES, 24 if chosen.quick else CURVE_STEPS)
-    lines += ["", f"Bytes of a round by rate, {CURVE_SIZE}:", "", *curve_table(found)]
+    lines += ["", f"Bytes of a round by rate, {CURVE_SIZE}, seed {CURVE_SEED}:", "", *curve_table(found)]
+    lines += ["", "Bytes of a round in the runs above:", "", *policy_table(study, policies)]
     text = "\n".join(lines) + "\n"
     sys.stdout.write(text)
     places = [chosen.work]
