@@ -23,12 +23,12 @@ Policy = collections.namedtuple("Policy", "size shape rate steps seeds")
 # is a round or two behind on the way up is not worse in the end.
 POLICIES = [
     Policy("0.1M", "2 layers of 64, 4 heads", "1e-4", 480, [1, 2, 3, 4, 5]),
-    Policy("0.6M", "3 layers of 128, 4 heads", "5e-5", 96, [1, 2, 3, 4, 5]),
+    Policy("0.6M", "3 layers of 128, 4 heads", "5e-5", 240, [1, 2, 3, 4, 5]),
     Policy("2M", "6 layers of 192, 6 heads on 2", "3e-5", 96, [1, 2, 3]),
     Policy("8M", "7 layers of 320, 10 heads on 5", "3e-5", 64, [1, 2, 3]),
 ]
 WAYS = ["pulseloco", "diloco", "ddp"]
-ABLATION = Policy("0.1M", "", "3e-5", 320, [1, 2, 3, 4, 5])
+ABLATION = Policy("0.1M", "", "3e-5", 160, [1, 2, 3, 4, 5])
 ABLATED = ["pulseloco", "pulseloco, 8 bits", "nearest", "rounded", "forgetful", "diloco"]
 CURVE_SIZE, CURVE_RATES, CURVE_STEPS, CURVE_SEED = "2M", ["1e-6", "2e-6", "3e-6", "6e-6", "1e-5"], 40, 1
 LOCAL_STEPS = 8
@@ -114,8 +114,18 @@ def header(names):
     return [row(names), "|" + "".join(":--|" if name in ("policy", "way", "values", "shape") else "--:|" for name in names)]
 
 
-GAINS = ["reward, last quarter", "points over DiLoCo, second quarter", "last quarter", "success after",
+GAINS = ["reward, last quarter", "points over DiLoCo, second quarter", "last quarter", "rounds behind", "success after",
          "points over DiLoCo, by seed", "mean"]
+
+
+def rounds_behind(runs, baseline):
+    """The area between the two courses of rewards, over how much DiLoCo's rises: where that is steady, the lag."""
+    both = sorted(set(runs) & set(baseline))
+    if not both or any(runs[seed]["local_steps"] != baseline[seed]["local_steps"] for seed in both):
+        return ""
+    ours, theirs = [[statistics.fmean(found[seed]["rounds"][i]["reward"] for seed in both)
+                     for i in range(len(baseline[both[0]]["rounds"]))] for found in (runs, baseline)]
+    return f"{(sum(theirs) - sum(ours)) / (theirs[-1] - theirs[0]):.1f}"
 
 
 def gain_cells(runs, baseline):
@@ -123,8 +133,9 @@ def gain_cells(runs, baseline):
     values = [quarter(1), quarter(3), lambda run: run["success_after"]]
     second, last, after = [paired(differences(runs, baseline, value)) for value in values]
     if runs is baseline:
-        second, last, after = ["", ""], ["", ""], ["", ""]
-    return [spread(runs, "last_rewards"), second[1], last[1], spread(runs, "success_after"), *after]
+        return [spread(runs, "last_rewards"), "", "", "", spread(runs, "success_after"), "", ""]
+    return [spread(runs, "last_rewards"), second[1], last[1], rounds_behind(runs, baseline),
+            spread(runs, "success_after"), *after]
 
 
 def gain_table(study, policies):
