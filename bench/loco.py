@@ -68,8 +68,8 @@ class Study:
         if path not in self.done:
             if not self.report and not (self.resume and path.exists()):
                 state = self.policy(size, seed)
-                path.write_bytes(self.run(["--loco", "--study", name, "--state", state, "--rate", rate, "--steps", steps,
-                                           "--seed", seed, "--significant", bits]))
+                path.write_bytes(self.run(["--loco", "--study", name, "--state", state, "--rate", rate,
+                                           "--steps", steps, "--seed", seed, "--significant", bits]))
             self.done[path] = json.loads(path.read_text()) if path.exists() else None
         return self.done[path]
 
@@ -146,14 +146,15 @@ def gain_cells(runs, baseline):
 
 
 def gain_table(study, policies):
-    lines = header(["policy", "way", "success before", *GAINS])
+    lines = header(["policy", "way", "seeds", "success before", *GAINS])
     for policy in policies:
         found = {way: study.each(way, policy) for way in WAYS}
         baseline = found["diloco"]
         for way, runs in found.items():
-            name = f"{policy.size}, {policy.rate}, {policy.steps} steps, {len(runs)} seeds" if way == WAYS[0] else ""
+            name = f"{policy.size}, {policy.rate}, {policy.steps} steps" if way == WAYS[0] else ""
             if runs and found[WAYS[0]]:
-                lines.append(row([name, way, spread(runs, "success_before"), *gain_cells(runs, baseline)]))
+                before = spread(runs, "success_before")
+                lines.append(row([name, way, str(len(runs)), before, *gain_cells(runs, baseline)]))
     return lines
 
 
@@ -341,8 +342,8 @@ def main():
         policies = courses = [POLICIES[i]._replace(seeds=POLICIES[i].seeds[:1]) for i in QUICK]
     found = curve(study, CURVE_RATES[:1] if chosen.quick else CURVE_RATES, 24 if chosen.quick else CURVE_STEPS)
     tables = [("What the policy gains:", gain_table(study, policies)),
-              (f"Other ways to send, {ABLATION.size} at {ABLATION.rate}, {ABLATION.steps} steps, "
-               f"{len(ABLATION.seeds)} seeds:", [] if chosen.quick else ablation_table(study)),
+              (f"Other ways to send, {ABLATION.size}, {ABLATION.rate}, {ABLATION.steps} steps, "
+               f"seeds {', '.join(map(str, ABLATION.seeds))}:", [] if chosen.quick else ablation_table(study)),
               (f"Bytes of a round by rate, {CURVE_SIZE}, seed {CURVE_SEED}:", curve_table(found)),
               ("Bytes of a round in the runs above:", policy_table(study, policies))]
     lines = ["![weights and bytes by rate, and the course of rewards](loco.svg)"]
