@@ -149,10 +149,12 @@ def gain_table(study, policies):
     lines = header(["policy", "way", "seeds", "success before", *GAINS])
     for policy in policies:
         found = {way: study.each(way, policy) for way in WAYS}
+        shared = set.intersection(*(set(found[way]) for way in ("pulseloco", "diloco")))
+        found = {way: {seed: run for seed, run in runs.items() if seed in shared} for way, runs in found.items()}
         baseline = found["diloco"]
         for way, runs in found.items():
             name = f"{policy.size}, {policy.rate}, {policy.steps} steps" if way == WAYS[0] else ""
-            if runs and found[WAYS[0]]:
+            if runs:
                 before = spread(runs, "success_before")
                 lines.append(row([name, way, str(len(runs)), before, *gain_cells(runs, baseline)]))
     return lines
