@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -241,6 +242,15 @@ void *weft_allocate_zeroed(weft_context *context, size_t count, size_t size) {
         memset(memory, 0, count * size);
     }
     return memory;
+}
+
+void weft_prefer_large_pages(void *memory, size_t bytes) {
+    const uintptr_t page = (uintptr_t)2 << 20;
+    uintptr_t start = ((uintptr_t)memory + page - 1) / page * page;
+    uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
+    if (end > start) {
+        (void)madvise((void *)start, end - start, MADV_HUGEPAGE);
+    }
 }
 
 void *weft_reallocate_array(weft_context *context, void *memory, size_t count, size_t size) {

@@ -32,6 +32,9 @@ void *weft_allocate_zeroed(weft_context *context, size_t count, size_t size);
 /* `count * size` with the multiplication checked. */
 void *weft_allocate_array(weft_context *context, size_t count, size_t size);
 void *weft_reallocate_array(weft_context *context, void *memory, size_t count, size_t size);
+/* Asks for large pages, before memory is first touched: they save most of the address translation where it
+ * is much and is met all over, or as one of several streams. */
+void weft_prefer_large_pages(void *memory, size_t bytes);
 char *weft_copy_text(weft_context *context, const char *text, size_t length);
 void weft_release(weft_context *context, void *memory);
 

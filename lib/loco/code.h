@@ -55,12 +55,12 @@ static inline double weft_power(int power) {
 
 typedef struct weft_block_encoder {
     weft_context *context;
-    weft_small_encoder small; /* ranks of positions within classes */
-    weft_fired fired;
-    size_t capacity;
-    uint8_t *gap_tokens; /* sorted by class, as all below */
-    uint8_t *value_tokens;
-    uint64_t *items; /* as tokens.h packs them, and then the plain bits */
+    weft_small_encoder small;        /* ranks of positions within classes */
+    uint64_t *items[WEFT_CLASS_MAX]; /* as tokens.h packs them, and then the plain bits */
+    size_t capacities[WEFT_CLASS_MAX];
+    size_t count;    /* what has fired */
+    uint8_t *tokens; /* of all gaps, class after class, and behind them of all values */
+    size_t token_capacity;
     weft_tokenise tokenise;
     unsigned most; /* bits below the highest three of a value that are significant */
     uint8_t *room; /* where the bits and then the stream are written */
@@ -69,17 +69,16 @@ typedef struct weft_block_encoder {
 
 void weft_block_encoder_open(weft_block_encoder *encoder, weft_context *context, uint32_t significant);
 void weft_block_encoder_close(weft_block_encoder *encoder);
-/* Adds a stretch of the gate's results to a sample. */
+/* Adds a tile of the gate's results to a sample. */
 void weft_block_encoder_sample(const weft_block_encoder *encoder, const uint16_t *words, size_t count,
                                const weft_fired *fired, weft_small_sample *sample);
 /* Begins a block of `elements` with classes for the sample. */
 void weft_block_encoder_begin(weft_block_encoder *encoder, const weft_small_sample *sample,
                               uint64_t elements);
-/* Room for another tile in `fired`. */
-weft_status weft_block_encoder_reserve(weft_block_encoder *encoder);
-/* Ranks what the gate has appended from index `first` on, of a stretch that starts at `linear`. */
+/* Takes the gate's results for the next tile, which starts at `linear`. */
 weft_status weft_block_encoder_tile(weft_block_encoder *encoder, const weft_patch_kernels *kernels,
-                                    const uint16_t *words, size_t count, uint32_t linear, size_t first);
+                                    const uint16_t *words, size_t count, uint32_t linear,
+                                    const weft_fired *fired, weft_gate_ahead *ahead);
 weft_status weft_block_encoder_finish(weft_block_encoder *encoder, weft_writer *writer);
 
 /* ---- decoding ---- */

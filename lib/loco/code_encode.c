@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * code_encode.c: a block becomes bytes. Gate and ranking go tile by tile while the weights are in the
- * cache; what remains is a few loops over what has fired, none of which branches on data.
+ * code_encode.c: a block becomes bytes. Gate, ranking and sorting by class go tile by tile while all is in
+ * the cache; what remains is a few loops over what has fired, none of which branches on data.
  */
 #include "code.h"
 
@@ -16,14 +16,47 @@ void weft_block_encoder_open(weft_block_encoder *encoder, weft_context *context,
 void weft_block_encoder_close(weft_block_encoder *encoder) {
     weft_context *context = encoder->context;
     weft_small_encoder_close(&encoder->small);
-    weft_release(context, encoder->fired.positions);
-    weft_release(context, encoder->fired.values);
-    weft_release(context, encoder->fired.words);
-    weft_release(context, encoder->gap_tokens);
-    weft_release(context, encoder->value_tokens);
-    weft_release(context, encoder->items);
+    for (unsigned c = 0; c < WEFT_CLASS_MAX; c++) {
+        weft_release(context, encoder->items[c]);
+    }
+    weft_release(context, encoder->tokens);
     weft_release(context, encoder->room);
     memset(encoder, 0, sizeof *encoder);
+}
+
+/* Makes room for more than `count` entries, so that there is memory to point at even for none. */
+static weft_status reserve(weft_context *context, void **array, size_t *capacity, size_t count,
+                           size_t size) {
+    if (count < *capacity) {
+        return WEFT_OK;
+    }
+    size_t larger = count + count / 2 + 1;
+    void *memory = weft_reallocate_array(context, *array, larger, size);
+    if (memory == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    *array = memory;
+    *capacity = larger;
+    return WEFT_OK;
+}
+
+/* Adds up how often each byte occurs. Four counters for each, by turns: one that was just written is slow
+ * to read. */
+static void count_bytes(const uint8_t *bytes, size_t count, uint32_t totals[256]) {
+    uint32_t counts[4][256] = {{0}};
+    size_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+        counts[0][bytes[i]]++;
+        counts[1][bytes[i + 1]]++;
+        counts[2][bytes[i + 2]]++;
+        counts[3][bytes[i + 3]]++;
+    }
+    for (; i < count; i++) {
+        counts[0][bytes[i]]++;
+    }
+    for (unsigned b = 0; b < 256; b++) {
+        totals[b] += counts[0][b] + counts[1][b] + counts[2][b] + counts[3][b];
+    }
 }
 
 /* ---- a block ---- */
@@ -36,77 +69,74 @@ static unsigned octave_of(unsigned token) {
 
 void weft_block_encoder_sample(const weft_block_encoder *encoder, const uint16_t *words, size_t count,
                                const weft_fired *fired, weft_small_sample *sample) {
+    uint8_t exponents[WEFT_TILE];
+    uint64_t items[WEFT_TILE];
+    uint8_t gap_tokens[WEFT_TILE];
+    uint8_t value_tokens[WEFT_TILE];
     for (size_t i = 0; i < count; i++) {
-        sample->units[(words[i] >> 7) & 0xffu]++;
+        exponents[i] = (uint8_t)(words[i] >> 7);
     }
+    count_bytes(exponents, count, sample->units);
     for (size_t i = 0; i < fired->count; i++) {
-        encoder->items[i] = weft_fired_pack(0, weft_ulp_exponent(fired->words[i]), fired->values[i]);
+        items[i] = weft_fired_pack(0, weft_ulp_exponent(fired->words[i]), fired->values[i]);
     }
-    encoder->tokenise(encoder->items, fired->count, encoder->most, encoder->gap_tokens,
-                      encoder->value_tokens);
+    encoder->tokenise(items, fired->count, encoder->most, gap_tokens, value_tokens);
     for (size_t i = 0; i < fired->count; i++) {
         unsigned exponent = (fired->words[i] >> 7) & 0xffu;
         sample->changed[exponent]++;
-        sample->octaves[exponent][octave_of(encoder->value_tokens[i])]++;
+        sample->octaves[exponent][octave_of(value_tokens[i])]++;
     }
     sample->sampled += count;
 }
 
 void weft_block_encoder_begin(weft_block_encoder *encoder, const weft_small_sample *sample,
                               uint64_t elements) {
-    encoder->fired.count = 0;
+    encoder->count = 0;
     weft_small_encoder_begin(&encoder->small, weft_exponent_of(WEFT_DTYPE_BF16), sample, elements);
 }
 
-static weft_status grow(weft_context *context, void **array, size_t capacity, size_t size) {
-    void *memory = weft_reallocate_array(context, *array, capacity, size);
-    if (memory == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    *array = memory;
-    return WEFT_OK;
-}
-
-weft_status weft_block_encoder_reserve(weft_block_encoder *encoder) {
-    weft_context *context = encoder->context;
-    size_t needed = encoder->fired.count + WEFT_TILE + WEFT_KERNEL_SLACK;
-    if (needed <= encoder->capacity) {
-        return WEFT_OK;
-    }
-    size_t capacity = needed + needed / 2;
-    weft_status status = grow(context, (void **)&encoder->fired.positions, capacity, sizeof(uint32_t));
-    if (status == WEFT_OK) {
-        status = grow(context, (void **)&encoder->fired.values, capacity, sizeof(uint32_t));
-    }
-    if (status == WEFT_OK) {
-        status = grow(context, (void **)&encoder->fired.words, capacity, sizeof(uint16_t));
-    }
-    if (status == WEFT_OK) {
-        status = grow(context, (void **)&encoder->gap_tokens, capacity, 1);
-    }
-    if (status == WEFT_OK) {
-        status = grow(context, (void **)&encoder->value_tokens, capacity, 1);
-    }
-    if (status == WEFT_OK) {
-        status = grow(context, (void **)&encoder->items, capacity, sizeof(uint64_t));
-    }
-    if (status == WEFT_OK) {
-        encoder->capacity = capacity;
+static weft_status reserve_items(weft_block_encoder *encoder, size_t more) {
+    weft_status status = WEFT_OK;
+    for (unsigned c = 0; c < encoder->small.classes && status == WEFT_OK; c++) {
+        status = reserve(encoder->context, (void **)&encoder->items[c], &encoder->capacities[c],
+                         encoder->small.counts[c] + more, sizeof(uint64_t));
     }
     return status;
 }
 
+/* Puts what was ranked into its classes. */
+static void sort_by_class(weft_block_encoder *encoder, const weft_fired *fired, size_t first, size_t end) {
+    const weft_ranked *ranked = &encoder->small.ranked;
+    for (size_t i = first; i < end; i++) {
+        encoder->items[ranked->class_of[i]][ranked->orders[i]] =
+            weft_fired_pack(ranked->gaps[i], weft_ulp_exponent(fired->words[i]), fired->values[i]);
+    }
+}
+
 weft_status weft_block_encoder_tile(weft_block_encoder *encoder, const weft_patch_kernels *kernels,
-                                    const uint16_t *words, size_t count, uint32_t linear, size_t first) {
-    const weft_fired *fired = &encoder->fired;
+                                    const uint16_t *words, size_t count, uint32_t linear,
+                                    const weft_fired *fired, weft_gate_ahead *ahead) {
+    enum { STEP = 32 };
     weft_changes changes = {
         .context = encoder->context,
         .width = sizeof(uint16_t),
-        .count = fired->count,
         .positions = fired->positions,
         .olds = fired->words,
     };
-    return weft_small_encoder_tile(&encoder->small, kernels, words, count, linear, &changes, first);
+    weft_status status = reserve_items(encoder, fired->count);
+    weft_gate_ask(ahead);
+    weft_small_encoder_classify(&encoder->small, kernels, words, count);
+    for (size_t first = 0; first < fired->count && status == WEFT_OK; first = changes.count) {
+        changes.count = fired->count - first < STEP ? fired->count : first + STEP;
+        weft_gate_ask(ahead);
+        status = weft_small_encoder_rank(&encoder->small, kernels, linear, &changes, first);
+        if (status == WEFT_OK) {
+            weft_gate_ask(ahead);
+            sort_by_class(encoder, fired, first, changes.count);
+        }
+    }
+    encoder->count += fired->count;
+    return status;
 }
 
 typedef struct class_tables {
@@ -114,59 +144,28 @@ typedef struct class_tables {
     weft_rans_table values;
 } class_tables;
 
-/* Sorts what has fired by class, each in position order. */
-static void sort_by_class(weft_block_encoder *encoder) {
-    const uint8_t *class_of = encoder->small.class_of;
-    const uint32_t *gaps = encoder->small.gaps;
-    const uint32_t *values = encoder->fired.values;
-    const uint16_t *words = encoder->fired.words;
-    uint64_t *place[WEFT_CLASS_MAX];
-    uint64_t *start = encoder->items;
-    for (unsigned c = 0; c < encoder->small.classes; c++) {
-        place[c] = start;
-        start += encoder->small.counts[c];
-    }
-    for (size_t i = 0; i < encoder->fired.count; i++) {
-        *place[class_of[i]]++ = weft_fired_pack(gaps[i], weft_ulp_exponent(words[i]), values[i]);
-    }
-}
-
-/* A table that fits the tokens. Four counters a token, by turns: one that was just written is slow to read.
- */
 static void fit_table(const uint8_t *tokens, size_t count, weft_rans_table *table) {
-    uint32_t counts[4][WEFT_RANS_TOKENS] = {{0}};
-    size_t i = 0;
-    for (; i + 4 <= count; i += 4) {
-        counts[0][tokens[i]]++;
-        counts[1][tokens[i + 1]]++;
-        counts[2][tokens[i + 2]]++;
-        counts[3][tokens[i + 3]]++;
-    }
-    for (; i < count; i++) {
-        counts[0][tokens[i]]++;
-    }
-    for (unsigned t = 0; t < WEFT_RANS_TOKENS; t++) {
-        counts[0][t] += counts[1][t] + counts[2][t] + counts[3][t];
-    }
-    weft_rans_table_fit(table, counts[0]);
-}
-
-static weft_status reserve_room(weft_block_encoder *encoder, size_t size) {
-    if (size <= encoder->room_size) {
-        return WEFT_OK;
-    }
-    weft_status status = grow(encoder->context, (void **)&encoder->room, size + size / 2, 1);
-    if (status == WEFT_OK) {
-        encoder->room_size = size + size / 2;
-    }
-    return status;
+    uint32_t counts[WEFT_RANS_TOKENS] = {0};
+    count_bytes(tokens, count, counts);
+    weft_rans_table_fit(table, counts);
 }
 
 /* The writer is held in a copy of its own, which can stay in registers. */
 static void put_rests(weft_bits_writer *writer, const uint64_t *items, size_t count) {
+    const uint64_t mask = ((uint64_t)1 << 56) - 1;
     weft_bits_writer bits = *writer;
-    for (size_t i = 0; i < count; i++) {
-        weft_bits_put(&bits, items[i] & (((uint64_t)1 << 56) - 1), (unsigned)(items[i] >> 56));
+    size_t i = 0;
+    while (i < count) {
+        uint64_t rest = items[i] & mask;
+        unsigned size = (unsigned)(items[i] >> 56);
+        i++;
+        /* each put waits for the one before: two at a time, where they fit, which is nearly always */
+        if (i < count && size + (items[i] >> 56) <= 56) {
+            rest |= (items[i] & mask) << size;
+            size += (unsigned)(items[i] >> 56);
+            i++;
+        }
+        weft_bits_put(&bits, rest, size);
     }
     *writer = bits;
 }
@@ -174,9 +173,9 @@ static void put_rests(weft_bits_writer *writer, const uint64_t *items, size_t co
 static weft_status write_bits(weft_block_encoder *encoder, const class_tables *tables,
                               weft_writer *writer) {
     const weft_small_encoder *small = &encoder->small;
-    size_t count = encoder->fired.count;
     weft_status status =
-        reserve_room(encoder, small->classes * 2 * (size_t)WEFT_RANS_TABLE_MAX + 7 * count + 16);
+        reserve(encoder->context, (void **)&encoder->room, &encoder->room_size,
+                small->classes * 2 * (size_t)WEFT_RANS_TABLE_MAX + 7 * encoder->count + 16, 1);
     if (status != WEFT_OK) {
         return status;
     }
@@ -187,7 +186,9 @@ static weft_status write_bits(weft_block_encoder *encoder, const class_tables *t
             weft_rans_table_write(&tables[c].values, &bits);
         }
     }
-    put_rests(&bits, encoder->items, count);
+    for (unsigned c = 0; c < small->classes; c++) {
+        put_rests(&bits, encoder->items[c], small->counts[c]);
+    }
     size_t size = (size_t)(weft_bits_finish(&bits) - encoder->room);
     weft_writer_varint(writer, size);
     weft_writer_bytes(writer, encoder->room, size);
@@ -197,9 +198,11 @@ static weft_status write_bits(weft_block_encoder *encoder, const class_tables *t
 static weft_status write_stream(weft_block_encoder *encoder, const class_tables *tables,
                                 weft_writer *writer) {
     const weft_small_encoder *small = &encoder->small;
-    size_t end = encoder->fired.count;
-    size_t room = 4 * end + 16;
-    weft_status status = reserve_room(encoder, room);
+    const uint8_t *tokens = encoder->tokens;
+    size_t count = encoder->count;
+    size_t end = count;
+    size_t room = 4 * count + 16;
+    weft_status status = reserve(encoder->context, (void **)&encoder->room, &encoder->room_size, room, 1);
     if (status != WEFT_OK) {
         return status;
     }
@@ -208,8 +211,8 @@ static weft_status write_stream(weft_block_encoder *encoder, const class_tables 
     for (unsigned c = small->classes; c-- > 0;) {
         size_t first = end - small->counts[c];
         if (small->counts[c] > 0) {
-            weft_rans_encode(&rans, &tables[c].values, encoder->value_tokens + first, end - first);
-            weft_rans_encode(&rans, &tables[c].gaps, encoder->gap_tokens + first, end - first);
+            weft_rans_encode(&rans, &tables[c].values, tokens + count + first, end - first);
+            weft_rans_encode(&rans, &tables[c].gaps, tokens + first, end - first);
         }
         end = first;
     }
@@ -218,12 +221,24 @@ static weft_status write_stream(weft_block_encoder *encoder, const class_tables 
     return WEFT_OK;
 }
 
+/* Tokens of a class, and tables that fit them. */
+static void tokenise_class(weft_block_encoder *encoder, unsigned c, size_t first, class_tables *tables) {
+    size_t count = encoder->small.counts[c];
+    uint8_t *gap_tokens = encoder->tokens + first;
+    uint8_t *value_tokens = gap_tokens + encoder->count;
+    encoder->tokenise(encoder->items[c], count, encoder->most, gap_tokens, value_tokens);
+    fit_table(gap_tokens, count, &tables->gaps);
+    fit_table(value_tokens, count, &tables->values);
+}
+
 weft_status weft_block_encoder_finish(weft_block_encoder *encoder, weft_writer *writer) {
     const weft_small_encoder *small = &encoder->small;
     class_tables tables[WEFT_CLASS_MAX];
-    sort_by_class(encoder);
-    encoder->tokenise(encoder->items, encoder->fired.count, encoder->most, encoder->gap_tokens,
-                      encoder->value_tokens);
+    weft_status status = reserve(encoder->context, (void **)&encoder->tokens, &encoder->token_capacity,
+                                 2 * encoder->count, 1);
+    if (status != WEFT_OK) {
+        return status;
+    }
     weft_writer_u8(writer, (uint8_t)small->classes);
     for (unsigned c = 1; c < small->classes; c++) {
         weft_writer_u8(writer, small->cuts[c]);
@@ -232,12 +247,11 @@ weft_status weft_block_encoder_finish(weft_block_encoder *encoder, weft_writer *
     for (unsigned c = 0; c < small->classes; c++) {
         weft_writer_varint(writer, small->counts[c]);
         if (small->counts[c] > 0) {
-            fit_table(encoder->gap_tokens + first, small->counts[c], &tables[c].gaps);
-            fit_table(encoder->value_tokens + first, small->counts[c], &tables[c].values);
+            tokenise_class(encoder, c, first, &tables[c]);
         }
         first += small->counts[c];
     }
-    weft_status status = write_bits(encoder, tables, writer);
+    status = write_bits(encoder, tables, writer);
     if (status == WEFT_OK) {
         status = write_stream(encoder, tables, writer);
     }

@@ -18,7 +18,7 @@ enum { SAMPLE_PLACES = 32, SAMPLE_STRETCH = 512 };
 /* What a worker has of its own. */
 typedef struct encode_worker {
     weft_block_encoder encoder;
-    uint16_t words[WEFT_TILE];
+    weft_gate_room room;
     float kept[SAMPLE_STRETCH];
 } encode_worker;
 
@@ -61,51 +61,64 @@ static weft_status name_broken(const weft_loco *loco, const weft_loco_stretch *s
     return weft_loco_not_finite(loco, stretch->start, "a weight near the largest");
 }
 
-static weft_status sample_block(const encode_job *job, encode_worker *worker, uint64_t start, uint64_t end,
-                                weft_small_sample *sample) {
-    weft_status status = weft_block_encoder_reserve(&worker->encoder);
-    for (uint64_t i = 0; i < SAMPLE_PLACES && status == WEFT_OK; i++) {
-        uint64_t place = start + (end - start) * i / SAMPLE_PLACES;
-        weft_loco_stretch stretch = weft_loco_stretch_at(job->loco, place, end, SAMPLE_STRETCH);
-        weft_gate_input input = input_of(job->loco, &stretch, start);
-        weft_fired fired = worker->encoder.fired;
-        fired.count = 0;
-        input.kept = worker->kept;
-        job->gate(&input, &fired, worker->words);
-        weft_block_encoder_sample(&worker->encoder, worker->words, input.count, &fired, sample);
+/* Where stretches are apart, the memory has to be asked before it is needed. */
+static void fetch(const weft_gate_input *input) {
+    const float *streams[] = {input->consensus, input->local, input->residual};
+    for (unsigned i = 0; i < 3; i++) {
+        weft_prefetch_part((uintptr_t)streams[i], input->count * sizeof(float), 0, 1);
     }
-    return status;
+}
+
+static weft_gate_input sample_input(const encode_job *job, uint64_t start, uint64_t end, uint64_t place) {
+    uint64_t at = start + (end - start) * place / SAMPLE_PLACES;
+    weft_loco_stretch stretch = weft_loco_stretch_at(job->loco, at, end, SAMPLE_STRETCH);
+    return input_of(job->loco, &stretch, start);
+}
+
+static void sample_block(const encode_job *job, encode_worker *worker, uint64_t start, uint64_t end,
+                         weft_small_sample *sample) {
+    weft_gate_input next = sample_input(job, start, end, 0);
+    for (uint64_t i = 0; i < SAMPLE_PLACES; i++) {
+        weft_gate_input input = next;
+        weft_fired fired = weft_fired_in(&worker->room);
+        if (i + 1 < SAMPLE_PLACES) {
+            next = sample_input(job, start, end, i + 1);
+            fetch(&next);
+        }
+        input.kept = worker->kept;
+        job->gate(&input, &fired, worker->room.words);
+        weft_block_encoder_sample(&worker->encoder, worker->room.words, input.count, &fired, sample);
+    }
 }
 
 static weft_status encode_tile(const encode_job *job, encode_worker *worker,
                                const weft_loco_stretch *stretch, uint64_t block_start) {
-    weft_block_encoder *encoder = &worker->encoder;
+    weft_gate_room *room = &worker->room;
     weft_gate_input input = input_of(job->loco, stretch, block_start);
-    weft_status status = weft_block_encoder_reserve(encoder);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    size_t first = encoder->fired.count;
-    if (job->gate(&input, &encoder->fired, worker->words) >= WEFT_NOT_FINITE) {
+    weft_fired fired = weft_fired_in(room);
+    if (job->gate(&input, &fired, room->words) >= WEFT_NOT_FINITE) {
         return name_broken(job->loco, stretch);
     }
-    return weft_block_encoder_tile(encoder, job->kernels, worker->words, input.count, input.first, first);
+    weft_gate_ahead ahead = weft_gate_after(&input);
+    return weft_block_encoder_tile(&worker->encoder, job->kernels, room->words, input.count, input.first,
+                                   &fired, &ahead);
 }
 
 static weft_status encode_coded(const encode_job *job, encode_worker *worker, uint64_t start, uint64_t end,
                                 weft_writer *frame) {
+    weft_block_encoder *encoder = &worker->encoder;
+    weft_status status = WEFT_OK;
     weft_small_sample sample;
     memset(&sample, 0, sizeof sample);
-    worker->encoder.fired.count = 0;
-    weft_status status = sample_block(job, worker, start, end, &sample);
-    weft_block_encoder_begin(&worker->encoder, &sample, end - start);
+    sample_block(job, worker, start, end, &sample);
+    weft_block_encoder_begin(encoder, &sample, end - start);
     for (uint64_t at = start; at < end && status == WEFT_OK;) {
         weft_loco_stretch stretch = weft_loco_stretch_at(job->loco, at, end, WEFT_TILE);
         status = encode_tile(job, worker, &stretch, start);
         at += stretch.count;
     }
-    if (status == WEFT_OK && worker->encoder.fired.count > 0) {
-        status = weft_block_encoder_finish(&worker->encoder, frame);
+    if (status == WEFT_OK && encoder->count > 0) {
+        status = weft_block_encoder_finish(encoder, frame);
     }
     return status;
 }
@@ -113,20 +126,18 @@ static weft_status encode_coded(const encode_job *job, encode_worker *worker, ui
 /* The values of an open gate as they lie. */
 static weft_status encode_raw(const encode_job *job, encode_worker *worker, uint64_t start, uint64_t end,
                               weft_writer *frame) {
-    weft_fired *fired = &worker->encoder.fired;
-    weft_status status = weft_block_encoder_reserve(&worker->encoder);
-    for (uint64_t at = start; at < end && status == WEFT_OK;) {
+    weft_gate_room *room = &worker->room;
+    for (uint64_t at = start; at < end;) {
         weft_loco_stretch stretch = weft_loco_stretch_at(job->loco, at, end, WEFT_TILE);
         weft_gate_input input = input_of(job->loco, &stretch, start);
-        fired->count = 0;
-        if (job->gate(&input, fired, worker->words) >= WEFT_NOT_FINITE) {
-            status = name_broken(job->loco, &stretch);
+        weft_fired fired = weft_fired_in(room);
+        if (job->gate(&input, &fired, room->words) >= WEFT_NOT_FINITE) {
+            return name_broken(job->loco, &stretch);
         }
-        weft_writer_bytes(frame, fired->values, fired->count * sizeof *fired->values);
+        weft_writer_bytes(frame, fired.values, fired.count * sizeof *fired.values);
         at += stretch.count;
     }
-    fired->count = (size_t)(end - start);
-    return status;
+    return WEFT_OK;
 }
 
 static weft_status encode_block(void *argument, size_t index, unsigned worker_index) {
@@ -135,14 +146,15 @@ static weft_status encode_block(void *argument, size_t index, unsigned worker_in
     weft_writer *frame = &job->frames[index % job->window];
     uint64_t start = (uint64_t)index * WEFT_PAYLOAD_BLOCK;
     uint64_t end = weft_loco_block_end(job->loco, index);
+    bool raw = job->loco->options.raw;
     frame->size = 0;
     size_t begun = weft_payload_frame_begin(frame);
-    weft_status status = job->loco->options.raw ? encode_raw(job, worker, start, end, frame)
-                                                : encode_coded(job, worker, start, end, frame);
+    weft_status status =
+        raw ? encode_raw(job, worker, start, end, frame) : encode_coded(job, worker, start, end, frame);
     if (status != WEFT_OK) {
         return status;
     }
-    weft_payload_frame_end(frame, begun, (uint32_t)worker->encoder.fired.count);
+    weft_payload_frame_end(frame, begun, raw ? (uint32_t)(end - start) : (uint32_t)worker->encoder.count);
     return weft_writer_failed(frame) ? WEFT_NO_MEMORY : WEFT_OK;
 }
 

@@ -63,19 +63,13 @@ weft_gate weft_gate_for(weft_cpu level) {
 
 /* ---- whole buffers ---- */
 
-/* A tile's results on their own, since the caller's arrays have no room past their end. */
-typedef struct gate_room {
-    uint16_t words[WEFT_TILE];
-    uint32_t positions[WEFT_TILE + WEFT_KERNEL_SLACK];
-    uint32_t values[WEFT_TILE + WEFT_KERNEL_SLACK];
-    uint16_t fired_words[WEFT_TILE + WEFT_KERNEL_SLACK];
-} gate_room;
-
+/* A tile's results go to a room of their own first, since the caller's arrays have no space past their end.
+ */
 weft_status weft_loco_gate(weft_context *context, const float *consensus, const float *local,
                            float *residual, uint64_t count, uint32_t significant, bool open,
                            uint32_t *positions, float *values, uint64_t *fired_out) {
     weft_gate gate = weft_gate_for(weft_cpu_level());
-    gate_room room;
+    weft_gate_room room;
     uint64_t total = 0;
     weft_context_clear(context);
     if (count > UINT32_MAX || significant == 1 || significant > 23) {
@@ -86,7 +80,7 @@ weft_status weft_loco_gate(weft_context *context, const float *consensus, const 
             (unsigned long long)count, significant);
     }
     for (uint64_t done = 0; done < count; done += WEFT_TILE) {
-        weft_fired fired = {0, room.positions, room.values, room.fired_words};
+        weft_fired fired = weft_fired_in(&room);
         weft_gate_input input = {
             .consensus = consensus + done,
             .local = local + done,

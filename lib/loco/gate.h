@@ -19,6 +19,19 @@ typedef struct weft_fired {
     uint16_t *words;  /* the high half of the consensus: sign, exponent and seven bits */
 } weft_fired;
 
+/* Room for what a tile gives. */
+typedef struct weft_gate_room {
+    uint16_t words[WEFT_TILE];
+    uint32_t positions[WEFT_TILE + WEFT_KERNEL_SLACK];
+    uint32_t values[WEFT_TILE + WEFT_KERNEL_SLACK];
+    uint16_t fired_words[WEFT_TILE + WEFT_KERNEL_SLACK];
+} weft_gate_room;
+
+/* Nothing has fired yet. */
+static inline weft_fired weft_fired_in(weft_gate_room *room) {
+    return (weft_fired){0, room->positions, room->values, room->fired_words};
+}
+
 typedef struct weft_gate_input {
     const float *consensus;
     const float *local;
@@ -29,6 +42,32 @@ typedef struct weft_gate_input {
     uint32_t mask;  /* the bits of a value that are sent */
     bool open;      /* fires everywhere */
 } weft_gate_input;
+
+/* What the gate reads next, asked for a few lines at a time while other work leaves the memory idle: only
+ * so many requests can be under way at once, and more would wait. The addresses need not be anybody's. */
+typedef struct weft_gate_ahead {
+    uintptr_t streams[3];
+    size_t lines; /* of each stream that are not asked for yet */
+} weft_gate_ahead;
+
+static inline weft_gate_ahead weft_gate_after(const weft_gate_input *input) {
+    return (weft_gate_ahead){
+        .streams = {(uintptr_t)(input->consensus + input->count), (uintptr_t)(input->local + input->count),
+                    (uintptr_t)(input->residual + input->count)},
+        .lines = input->count * sizeof(float) / 64,
+    };
+}
+
+static inline void weft_gate_ask(weft_gate_ahead *ahead) {
+    size_t lines = ahead->lines < 4 ? ahead->lines : 4;
+    for (unsigned i = 0; i < 3; i++) {
+        for (size_t l = 0; l < lines; l++) {
+            __builtin_prefetch((const void *)(ahead->streams[i] + 64 * l));
+        }
+        ahead->streams[i] += 64 * lines;
+    }
+    ahead->lines -= lines;
+}
 
 /* Appends what fires, and sets words[i] to the high half of consensus[i]. Returns the largest magnitude of
  * s and of consensus - s as bits: from WEFT_NOT_FINITE on, one of them is not finite. */

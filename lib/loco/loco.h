@@ -30,6 +30,7 @@ struct weft_loco {
     size_t place_count;
     uint64_t elements;
     size_t blocks;
+    void *memory; /* of the arrays */
     float *consensus;
     float *residual;
     float *momentum;   /* NULL: none */

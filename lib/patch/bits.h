@@ -31,7 +31,7 @@ static inline void weft_bits_put(weft_bits_writer *writer, uint64_t value, unsig
     memcpy(writer->cursor, &writer->pending, 8);
     unsigned bytes = writer->count / 8;
     writer->cursor += bytes;
-    writer->pending = bytes == 8 ? 0 : writer->pending >> (8 * bytes);
+    writer->pending >>= 8 * bytes;
     writer->count &= 7;
 }
 

@@ -55,12 +55,10 @@ typedef struct weft_small_encoder {
     unsigned classes;
     uint8_t cuts[WEFT_CLASS_MAX]; /* cuts[c]: the smallest exponent of class c */
     uint8_t class_of_exponent[256];
-    uint32_t members[WEFT_CLASS_MAX]; /* units seen so far */
-    uint32_t next[WEFT_CLASS_MAX];    /* rank after the last change */
+    uint32_t offsets[WEFT_CLASS_MAX]; /* rank in the tile + offset = gap */
     uint32_t counts[WEFT_CLASS_MAX];  /* changes */
     size_t capacity;
-    uint8_t *class_of; /* of each change, in position order */
-    uint32_t *gaps;
+    weft_ranked ranked;   /* each change, in position order */
     uint32_t *class_gaps; /* sorted by class */
     uint64_t *class_steps;
     uint8_t *tokens;
@@ -72,11 +70,12 @@ void weft_small_encoder_close(weft_small_encoder *encoder);
 /* Chooses classes for a bucket of `units` units. `sample` is NULL for units without an exponent. */
 void weft_small_encoder_begin(weft_small_encoder *encoder, weft_exponent exponent,
                               const weft_small_sample *sample, uint64_t units);
-/* Takes the next stretch of at most WEFT_TILE units, which starts at `linear` and whose changes are those
- * from index `first` on. */
-weft_status weft_small_encoder_tile(weft_small_encoder *encoder, const weft_patch_kernels *kernels,
-                                    const void *base, size_t units, uint64_t linear,
-                                    const weft_changes *changes, size_t first);
+/* Goes on to the next stretch, of at most WEFT_TILE units. */
+void weft_small_encoder_classify(weft_small_encoder *encoder, const weft_patch_kernels *kernels,
+                                 const void *base, size_t units);
+/* Ranks changes of this stretch, which starts at `linear`: those from index `first` on. */
+weft_status weft_small_encoder_rank(weft_small_encoder *encoder, const weft_patch_kernels *kernels,
+                                    uint64_t linear, const weft_changes *changes, size_t first);
 weft_status weft_small_encoder_finish(weft_small_encoder *encoder, const weft_changes *changes,
                                       weft_writer *writer);
 

@@ -114,18 +114,24 @@ static uint64_t class_cost(const bins *b, unsigned from, unsigned to) {
 
 /* Dynamic programming over the number of classes: cost[k][j] is the least for the first j bins. */
 static void cut_classes(weft_small_encoder *encoder, const bins *b, uint64_t table_cost) {
+    uint64_t alone[BINS_MAX][BINS_MAX + 1];
     uint64_t cost[WEFT_CLASS_MAX + 1][BINS_MAX + 1];
     uint8_t from[WEFT_CLASS_MAX + 1][BINS_MAX + 1];
     unsigned best = 1;
-    for (unsigned j = 0; j <= b->count; j++) {
-        cost[1][j] = class_cost(b, 0, j);
+    for (unsigned i = 0; i < b->count; i++) {
+        for (unsigned j = i + 1; j <= b->count; j++) {
+            alone[i][j] = class_cost(b, i, j);
+        }
+    }
+    for (unsigned j = 1; j <= b->count; j++) {
+        cost[1][j] = alone[0][j];
         from[1][j] = 0;
     }
     for (unsigned k = 2; k <= WEFT_CLASS_MAX && k <= b->count; k++) {
         for (unsigned j = k; j <= b->count; j++) {
             cost[k][j] = UINT64_MAX;
             for (unsigned i = k - 1; i < j; i++) {
-                uint64_t total = cost[k - 1][i] + class_cost(b, i, j);
+                uint64_t total = cost[k - 1][i] + alone[i][j];
                 if (total < cost[k][j]) {
                     cost[k][j] = total;
                     from[k][j] = (uint8_t)i;
@@ -150,8 +156,9 @@ void weft_small_encoder_open(weft_small_encoder *encoder, weft_context *context)
 }
 
 void weft_small_encoder_close(weft_small_encoder *encoder) {
-    weft_release(encoder->context, encoder->class_of);
-    weft_release(encoder->context, encoder->gaps);
+    weft_release(encoder->context, encoder->ranked.class_of);
+    weft_release(encoder->context, encoder->ranked.gaps);
+    weft_release(encoder->context, encoder->ranked.orders);
     weft_release(encoder->context, encoder->class_gaps);
     weft_release(encoder->context, encoder->class_steps);
     weft_release(encoder->context, encoder->tokens);
@@ -163,8 +170,8 @@ void weft_small_encoder_begin(weft_small_encoder *encoder, weft_exponent exponen
     encoder->exponent = exponent;
     encoder->classes = 1;
     encoder->cuts[0] = 0;
-    memset(encoder->members, 0, sizeof encoder->members);
-    memset(encoder->next, 0, sizeof encoder->next);
+    memset(encoder->offsets, 0, sizeof encoder->offsets);
+    memset(encoder->tile.counts, 0, sizeof encoder->tile.counts);
     memset(encoder->counts, 0, sizeof encoder->counts);
     if (sample != NULL && sample->sampled > 0) {
         bins b;
@@ -188,16 +195,22 @@ static weft_status reserve_encoder(weft_small_encoder *encoder, size_t count) {
         return WEFT_OK;
     }
     size_t capacity = count + count / 2 + 1;
-    uint8_t *class_of = weft_reallocate_array(encoder->context, encoder->class_of, capacity, 1);
+    uint8_t *class_of = weft_reallocate_array(encoder->context, encoder->ranked.class_of, capacity, 1);
     if (class_of == NULL) {
         return WEFT_NO_MEMORY;
     }
-    encoder->class_of = class_of;
-    uint32_t *gaps = weft_reallocate_array(encoder->context, encoder->gaps, capacity, sizeof *gaps);
+    encoder->ranked.class_of = class_of;
+    uint32_t *gaps = weft_reallocate_array(encoder->context, encoder->ranked.gaps, capacity, sizeof *gaps);
     if (gaps == NULL) {
         return WEFT_NO_MEMORY;
     }
-    encoder->gaps = gaps;
+    encoder->ranked.gaps = gaps;
+    uint32_t *orders =
+        weft_reallocate_array(encoder->context, encoder->ranked.orders, capacity, sizeof *orders);
+    if (orders == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    encoder->ranked.orders = orders;
     uint32_t *class_gaps =
         weft_reallocate_array(encoder->context, encoder->class_gaps, capacity, sizeof *class_gaps);
     if (class_gaps == NULL) {
@@ -220,62 +233,60 @@ static weft_status reserve_encoder(weft_small_encoder *encoder, size_t count) {
 }
 
 /* One class: ranks are positions. */
-static void rank_single(weft_small_encoder *encoder, const weft_changes *changes, size_t first) {
-    uint32_t next = encoder->next[0];
+static void rank_single(weft_small_encoder *encoder, uint32_t linear, const weft_changes *changes,
+                        size_t first) {
+    const weft_ranked *ranked = &encoder->ranked;
+    uint32_t offset = encoder->offsets[0];
+    uint32_t order = encoder->counts[0];
     for (size_t i = first; i < changes->count; i++) {
-        encoder->class_of[i] = 0;
-        encoder->gaps[i] = changes->positions[i] - next;
-        next = changes->positions[i] + 1;
+        uint32_t rank = changes->positions[i] - linear;
+        ranked->class_of[i] = 0;
+        ranked->gaps[i] = rank + offset;
+        ranked->orders[i] = order++;
+        offset = 0 - rank - 1;
     }
-    encoder->next[0] = next;
-    encoder->counts[0] += (uint32_t)(changes->count - first);
+    encoder->offsets[0] = offset;
+    encoder->counts[0] = order;
 }
 
-static void find_classes(const weft_small_encoder *encoder, const uint16_t *olds, size_t count,
-                         uint8_t *class_of) {
-    unsigned shift = encoder->exponent.shift;
-    for (size_t i = 0; i < count; i++) {
-        class_of[i] = encoder->class_of_exponent[(olds[i] & 0x7fffu) >> shift];
-    }
+static void rank_classes(weft_small_encoder *encoder, const weft_patch_kernels *kernels, uint32_t linear,
+                         const weft_changes *changes, size_t first) {
+    const weft_ranked *ranked = &encoder->ranked;
+    weft_ranked out = {ranked->class_of + first, ranked->gaps + first, ranked->orders + first};
+    weft_ranking ranking = {.class_of_exponent = encoder->class_of_exponent,
+                            .shift = encoder->exponent.shift};
+    memcpy(ranking.offsets, encoder->offsets, sizeof ranking.offsets);
+    memcpy(ranking.counts, encoder->counts, sizeof ranking.counts);
+    kernels->rank(&encoder->tile, (const uint16_t *)changes->olds + first, changes->positions + first,
+                  changes->count - first, linear, &ranking, &out);
+    memcpy(encoder->offsets, ranking.offsets, sizeof ranking.offsets);
+    memcpy(encoder->counts, ranking.counts, sizeof ranking.counts);
 }
 
-/* Turns ranks within the tile into gaps within the bucket. */
-static void take_gaps(weft_small_encoder *encoder, const uint8_t *class_of, uint32_t *gaps, size_t count) {
-    uint32_t offsets[WEFT_CLASS_MAX]; /* rank in the tile + offset = gap */
+void weft_small_encoder_classify(weft_small_encoder *encoder, const weft_patch_kernels *kernels,
+                                 const void *base, size_t units) {
     for (unsigned c = 0; c < encoder->classes; c++) {
-        offsets[c] = encoder->members[c] - encoder->next[c];
+        encoder->offsets[c] += encoder->tile.counts[c];
     }
-    for (size_t i = 0; i < count; i++) {
-        uint32_t rank = gaps[i];
-        gaps[i] = rank + offsets[class_of[i]];
-        offsets[class_of[i]] = 0 - rank - 1;
-        encoder->counts[class_of[i]]++;
-    }
-    for (unsigned c = 0; c < encoder->classes; c++) {
-        encoder->next[c] = encoder->members[c] - offsets[c];
-        encoder->members[c] += encoder->tile.counts[c];
+    if (encoder->classes == 1) {
+        encoder->tile.counts[0] = (uint32_t)units;
+    } else {
+        kernels->classify(base, units, encoder->exponent.shift, encoder->cuts, encoder->classes,
+                          &encoder->tile);
     }
 }
 
-weft_status weft_small_encoder_tile(weft_small_encoder *encoder, const weft_patch_kernels *kernels,
-                                    const void *base, size_t units, uint64_t linear,
-                                    const weft_changes *changes, size_t first) {
+weft_status weft_small_encoder_rank(weft_small_encoder *encoder, const weft_patch_kernels *kernels,
+                                    uint64_t linear, const weft_changes *changes, size_t first) {
     weft_status status = reserve_encoder(encoder, changes->count);
     if (status != WEFT_OK) {
         return status;
     }
     if (encoder->classes == 1) {
-        rank_single(encoder, changes, first);
-        return WEFT_OK;
+        rank_single(encoder, (uint32_t)linear, changes, first);
+    } else {
+        rank_classes(encoder, kernels, (uint32_t)linear, changes, first);
     }
-    size_t count = changes->count - first;
-    uint8_t *class_of = encoder->class_of + first;
-    uint32_t *gaps = encoder->gaps + first;
-    kernels->classify(base, units, encoder->exponent.shift, encoder->cuts, encoder->classes,
-                      &encoder->tile);
-    find_classes(encoder, (const uint16_t *)changes->olds + first, count, class_of);
-    kernels->rank(&encoder->tile, class_of, changes->positions + first, count, (uint32_t)linear, gaps);
-    take_gaps(encoder, class_of, gaps, count);
     return WEFT_OK;
 }
 
@@ -285,16 +296,17 @@ weft_status weft_small_encoder_tile(weft_small_encoder *encoder, const weft_patc
 static inline __attribute__((always_inline)) void
 sort_by_class(weft_small_encoder *encoder, const weft_changes *changes, unsigned width) {
     uint64_t mask = width == 8 ? ~(uint64_t)0 : ((uint64_t)1 << (8 * width)) - 1;
-    size_t place[WEFT_CLASS_MAX];
+    const weft_ranked *ranked = &encoder->ranked;
+    size_t starts[WEFT_CLASS_MAX];
     size_t start = 0;
     for (unsigned c = 0; c < encoder->classes; c++) {
-        place[c] = start;
+        starts[c] = start;
         start += encoder->counts[c];
     }
     for (size_t i = 0; i < changes->count; i++) {
-        size_t to = place[encoder->class_of[i]]++;
+        size_t to = starts[ranked->class_of[i]] + ranked->orders[i];
         uint64_t step = weft_unit_load(changes->news, i, width) - weft_unit_load(changes->olds, i, width);
-        encoder->class_gaps[to] = encoder->gaps[i];
+        encoder->class_gaps[to] = ranked->gaps[i];
         encoder->class_steps[to] = weft_step_code(step & mask, 8 * width);
     }
 }

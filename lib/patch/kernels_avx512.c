@@ -246,9 +246,9 @@ static size_t select_avx512(const weft_tile *tile, unsigned class_index, const u
     return i;
 }
 
-static void rank_avx512(const weft_tile *tile, const uint8_t *class_of, const uint32_t *positions,
-                        size_t count, uint32_t linear, uint32_t *ranks) {
-    weft_tile_rank(tile, class_of, positions, count, linear, ranks);
+static void rank_avx512(const weft_tile *tile, const uint16_t *olds, const uint32_t *positions,
+                        size_t count, uint32_t linear, weft_ranking *ranking, const weft_ranked *ranked) {
+    weft_tile_rank(tile, olds, positions, count, linear, ranking, ranked);
 }
 
 static bool decode_fast_avx512(weft_fast_decoder *decoder, uint32_t *positions, void *steps, size_t count) {

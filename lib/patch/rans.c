@@ -14,13 +14,12 @@ static uint64_t level_weight(unsigned level) {
     return level == 0 ? 0 : (uint64_t)(4 + (level - 1) % 4) << ((level - 1) / 4);
 }
 
-/* The level whose weight is nearest to `weight`. */
+/* The level whose weight is nearest to `weight`, which is at most 2^15. */
 static unsigned nearest_level(uint64_t weight) {
-    unsigned level = 1;
-    while (level < LEVEL_MAX && 2 * weight >= level_weight(level) + level_weight(level + 1)) {
-        level++;
-    }
-    return level;
+    uint64_t at_least = weight > 4 ? weight : 4;
+    unsigned octave = 61u - (unsigned)__builtin_clzll(at_least);
+    unsigned level = 1 + 4 * octave + (unsigned)((at_least >> octave) & 3);
+    return level + (2 * weight >= level_weight(level) + level_weight(level + 1));
 }
 
 /* Shares 4096 out by weight, at least one to each token present; what rounding leaves over or takes too
@@ -143,37 +142,42 @@ void weft_rans_encoder_open(weft_rans_encoder *encoder, uint8_t *room, size_t si
     }
 }
 
-/* A token as the encoder needs it. Division by the frequency is multiplication by `inverse` and a shift by
- * 64, which is exact for 32-bit states; the inverse of 1 does not fit and counts as 0. */
+/* A token as the encoder needs it. A state that is about to take it is at most `limit`, below frequency
+ * times 2^20. Divided by the frequency it is therefore the state times `inverse`, 2^44 divided by the
+ * frequency and rounded up, shifted by 44: what rounding adds is below 1 / frequency, and the product below
+ * 2^64. */
 typedef struct coded_token {
     uint64_t inverse;
-    uint32_t frequency;
-    uint32_t start;
+    uint32_t limit;
+    uint16_t start;
+    uint16_t complement; /* WEFT_RANS_TOTAL less the frequency */
 } coded_token;
 
-static inline uint32_t divide(uint32_t state, const coded_token *token) {
-    uint32_t quotient = (uint32_t)(((unsigned __int128)state * token->inverse) >> 64);
-    return token->inverse == 0 ? state : quotient;
-}
+enum { INVERSE_BITS = 44, LIMIT_BITS = 32 - WEFT_RANS_BITS };
 
-/* Codes one symbol and moves the cursor down by a word if the state is full, without a branch: whether it
- * is is as good as random. The word below the cursor may be written either way. */
+/* Codes one symbol and moves the cursor down by a word if the state is full, by arithmetic: whether it is
+ * is as good as random. The word below the cursor may be written either way. The new state is quotient *
+ * WEFT_RANS_TOTAL + remainder + start, and the remainder is the state less quotient * frequency.
+ */
 static inline uint32_t encode_symbol(uint32_t state, const coded_token *token, uint8_t **cursor) {
     uint16_t word = (uint16_t)state;
-    uint32_t full = state >= (uint64_t)token->frequency << 20;
+    uint64_t full = ((uint64_t)token->limit - state) >> 63;
     memcpy(*cursor - 2, &word, 2);
     *cursor -= 2 * full;
-    state = full ? state >> 16 : state;
-    uint32_t quotient = divide(state, token);
-    return (quotient << WEFT_RANS_BITS) + (state - quotient * token->frequency) + token->start;
+    state >>= 16 * full;
+    uint32_t quotient = (uint32_t)((state * token->inverse) >> INVERSE_BITS);
+    return state + token->start + quotient * token->complement;
 }
 
 static void prepare_tokens(const weft_rans_table *table, coded_token *tokens) {
     for (unsigned t = 0; t < table->tokens; t++) {
         uint32_t frequency = table->frequencies[t];
-        tokens[t].inverse = frequency > 1 ? UINT64_MAX / frequency + 1 : 0;
-        tokens[t].frequency = frequency;
-        tokens[t].start = table->starts[t];
+        if (frequency > 0) {
+            tokens[t].inverse = (((uint64_t)1 << INVERSE_BITS) + frequency - 1) / frequency;
+            tokens[t].limit = (uint32_t)(((uint64_t)frequency << LIMIT_BITS) - 1);
+            tokens[t].start = table->starts[t];
+            tokens[t].complement = (uint16_t)(WEFT_RANS_TOTAL - frequency);
+        }
     }
 }
 

@@ -232,8 +232,10 @@ static weft_status scan_stretch(weft_bucket_coder *coder, const stretch *s, bool
         load_changes(s, changes, found);
         changes->count += found;
         if (small) {
-            status = weft_small_encoder_tile(&coder->small_encoder, coder->kernels, s->from + first * width,
-                                             units, s->linear + first, changes, before);
+            weft_small_encoder_classify(&coder->small_encoder, coder->kernels, s->from + first * width,
+                                        units);
+            status = weft_small_encoder_rank(&coder->small_encoder, coder->kernels, s->linear + first,
+                                             changes, before);
         }
     }
     return status;

@@ -18,16 +18,6 @@ static uint64_t aligned(uint64_t bytes) {
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Changes are scattered all over the copy: large pages save most of the address translation. */
-static void advise(uint8_t *memory, uint64_t bytes) {
-    const uintptr_t page = (uintptr_t)2 << 20;
-    uintptr_t start = ((uintptr_t)memory + page - 1) / page * page;
-    uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
-    if (end > start) {
-        madvise((void *)start, end - start, MADV_HUGEPAGE);
-    }
-}
-
 static uint8_t *first_byte(const weft_mirror *mirror) {
     return mirror->memory + (ALIGNMENT - (uintptr_t)mirror->memory % ALIGNMENT) % ALIGNMENT;
 }
@@ -56,7 +46,7 @@ weft_status weft_mirror_open(weft_mirror *mirror, weft_context *context, const w
     if (mirror->memory == NULL) {
         return WEFT_NO_MEMORY;
     }
-    advise(mirror->memory, mirror->bytes);
+    weft_prefer_large_pages(mirror->memory, (size_t)mirror->bytes);
     weft_status status = weft_table_create(context, &mirror->table);
     if (status == WEFT_OK) {
         status = add_tensors(mirror, like);
@@ -219,7 +209,7 @@ static weft_status build_part(weft_mirror *mirror, const part_range *ranges, siz
         view->live[i] = view->tensors[i];
         view->live[i].writable = true;
     }
-    advise(mirror->memory, mirror->bytes);
+    weft_prefer_large_pages(mirror->memory, (size_t)mirror->bytes);
     place_ranges(mirror, view, ranges, count);
     return WEFT_OK;
 }

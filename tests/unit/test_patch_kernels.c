@@ -296,22 +296,53 @@ static void fill_around(dice *dice, uint8_t *weights, size_t count, const sortin
     }
 }
 
-/* All ranks of the tile, and the members that they lead back to. */
-static void expect_ranks(const weft_patch_kernels *kernels, const weft_tile *tile, const uint8_t *weights,
-                         size_t count, const sorting *sorting, uint32_t linear) {
-    static uint8_t class_of[WEFT_TILE];
-    static uint32_t positions[WEFT_TILE];
-    static uint32_t expected[WEFT_TILE];
-    uint32_t seen[WEFT_CLASS_MAX] = {0};
-    for (size_t i = 0; i < count; i++) {
-        class_of[i] = (uint8_t)class_of_weight(weight_at(weights, i), sorting);
-        positions[i] = linear + (uint32_t)i;
-        expected[i] = seen[class_of[i]]++;
+static void fill_classes(uint8_t class_of_exponent[256], const sorting *sorting) {
+    for (unsigned e = 0; e <= 0x7fffu >> sorting->shift; e++) {
+        class_of_exponent[e] = (uint8_t)class_of_weight((uint16_t)(e << sorting->shift), sorting);
     }
-    output output = open_output(count);
-    kernels->rank(tile, class_of, positions, count, linear, output.entries);
-    assert_memory_equal(output.entries, expected, count * sizeof *expected);
-    close_output(&output);
+}
+
+/* Some weights of the tile as changes: their classes, the members of a class between them, and how many
+ * there were before. The classes have a past. */
+static void expect_ranks(const weft_patch_kernels *kernels, const weft_tile *tile, const uint8_t *weights,
+                         size_t count, const sorting *sorting, uint32_t linear, dice *dice) {
+    static uint8_t class_of[2][WEFT_TILE];
+    static uint32_t gaps[2][WEFT_TILE];
+    static uint32_t orders[2][WEFT_TILE];
+    static uint32_t positions[WEFT_TILE];
+    static uint16_t olds[WEFT_TILE];
+    static uint8_t class_of_exponent[256];
+    weft_ranking ranking = {.class_of_exponent = class_of_exponent, .shift = sorting->shift};
+    weft_ranked ranked = {class_of[1], gaps[1], orders[1]};
+    uint32_t passed[WEFT_CLASS_MAX], changed[WEFT_CLASS_MAX];
+    unsigned keep = 1 + dice_below(dice, 100);
+    size_t found = 0;
+    fill_classes(class_of_exponent, sorting);
+    for (unsigned c = 0; c < WEFT_CLASS_MAX; c++) {
+        passed[c] = ranking.offsets[c] = dice_below(dice, 1000);
+        changed[c] = ranking.counts[c] = dice_below(dice, 1000);
+    }
+    for (size_t i = 0; i < count; i++) {
+        unsigned c = class_of_weight(weight_at(weights, i), sorting);
+        if (dice_below(dice, 100) < keep) {
+            class_of[0][found] = (uint8_t)c;
+            gaps[0][found] = passed[c];
+            orders[0][found] = changed[c]++;
+            positions[found] = linear + (uint32_t)i;
+            olds[found++] = weight_at(weights, i);
+            passed[c] = 0;
+        } else {
+            passed[c]++;
+        }
+    }
+    kernels->rank(tile, olds, positions, found, linear, &ranking, &ranked);
+    assert_memory_equal(class_of[1], class_of[0], found);
+    assert_memory_equal(gaps[1], gaps[0], found * sizeof(uint32_t));
+    assert_memory_equal(orders[1], orders[0], found * sizeof(uint32_t));
+    for (unsigned c = 0; c < sorting->classes; c++) {
+        assert_int_equal(ranking.counts[c], changed[c]);
+        assert_int_equal(ranking.offsets[c] + tile->counts[c], passed[c]);
+    }
 }
 
 static void expect_selection(const weft_patch_kernels *kernels, const weft_tile *tile, unsigned class_index,
@@ -378,7 +409,7 @@ static void test_classes(void **state) {
             memcpy(cuts, sorting.cuts, sorting.classes);
             kernels->classify(weights.data, count, sorting.shift, cuts, sorting.classes, tile);
             expect_tile(tile, weights.data, count, &sorting);
-            expect_ranks(kernels, tile, weights.data, count, &sorting, linear);
+            expect_ranks(kernels, tile, weights.data, count, &sorting, linear, &dice);
             expect_selections(kernels, tile, weights.data, count, &sorting, &dice);
             free(cuts);
             free(tile);
