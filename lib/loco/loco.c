@@ -81,7 +81,7 @@ static weft_status copy_places(weft_loco *loco, const weft_loco_tensor *tensors,
     return WEFT_OK;
 }
 
-/* All arrays begin on a line of the cache: vectors that lie across two cost the gate a sixth of its speed.
+/* All arrays begin on a line of the cache: vectors that lie across two are slower.
  */
 static weft_status allocate_arrays(weft_loco *loco) {
     enum { LINE = 64, LINE_FLOATS = LINE / sizeof(float) };
