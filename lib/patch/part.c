@@ -334,9 +334,12 @@ static weft_status total_task(void *argument, size_t index, unsigned worker) {
     weft_status status = weft_window_set(window, pass->from, pass->from_map, bucket, WEFT_NEED_BYTES);
     for (size_t i = 0; status == WEFT_OK && i < window->run_count; i++) {
         const weft_run *run = &window->runs[i];
-        uint64_t start = run->unit * bucket->width;
-        weft_sum sum = kernels->sum(run->memory, (size_t)(run->units * bucket->width), start / WEFT_WORD);
-        weft_sums_move(pass->result.moves, run->tensor, start, sum);
+        for (uint64_t done = 0; done < run->units; done += weft_run_left(run, done)) {
+            uint64_t start = weft_run_unit(run, done) * bucket->width;
+            size_t bytes = (size_t)(weft_run_left(run, done) * bucket->width);
+            weft_sum sum = kernels->sum(run->memory + done * bucket->width, bytes, start / WEFT_WORD);
+            weft_sums_move(pass->result.moves, run->tensor, start, sum);
+        }
     }
     return status;
 }

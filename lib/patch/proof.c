@@ -57,8 +57,8 @@ static inline __attribute__((always_inline)) void load_word(const uint8_t *memor
     }
 }
 
-/* Goes on to the run that holds `position`. Short runs of a tensor share a batch: the rows of a box are
- * many, and a grain has many of them. */
+/* Goes on to the run that holds `position`. Short runs of a tensor share a batch: the rows of a box that is
+ * not held alone are many, and a grain has many of them. */
 static void enter_run(weft_proof *proof, uint32_t position) {
     const weft_run *runs = proof->window->runs;
     size_t next = proof->run;
@@ -81,6 +81,8 @@ typedef struct run_place {
     uint64_t linear;
     uint64_t end;
     uint64_t first_byte; /* in the tensor */
+    uint32_t row;        /* units, 0 without rows */
+    uint64_t gap_bytes;
     const uint8_t *memory;
     size_t bytes;
 } run_place;
@@ -91,9 +93,18 @@ static inline run_place place_of(const weft_proof *proof, unsigned width) {
         .linear = run->linear,
         .end = run->linear + run->units,
         .first_byte = run->unit * width,
+        .row = (uint32_t)run->row,
+        .gap_bytes = run->gap * width,
         .memory = run->memory,
         .bytes = (size_t)run->units * width,
     };
+}
+
+/* The byte of the tensor at `unit` units into the run. */
+static inline __attribute__((always_inline)) uint64_t byte_at(const run_place *run, uint32_t unit,
+                                                              unsigned width) {
+    uint64_t byte = run->first_byte + (uint64_t)unit * width;
+    return run->row == 0 ? byte : byte + unit / run->row * run->gap_bytes;
 }
 
 /* The hot loop: takes changes from `first` on, and returns where it stopped: at `end`, or, unless they are
@@ -123,13 +134,14 @@ static inline __attribute__((always_inline)) size_t prove_runs(weft_proof *proof
                 break;
             }
         }
-        size_t offset = (size_t)(positions[i] - run.linear) * width;
+        uint32_t unit = (uint32_t)(positions[i] - run.linear);
+        size_t offset = (size_t)unit * width;
         /* the runs behind this one most often follow it in memory; where they do not, nothing is lost */
         if (!gathered && i + AHEAD < end) {
             uint64_t ahead = (uint64_t)(positions[i + AHEAD] - run.linear) * width;
             __builtin_prefetch((const void *)((uintptr_t)run.memory + ahead));
         }
-        uint64_t byte = run.first_byte + offset;
+        uint64_t byte = byte_at(&run, unit, width);
         if (byte / WEFT_WORD != word) {
             word = byte / WEFT_WORD;
             if (count == WEFT_PROOF_BATCH || byte / WEFT_GRAIN_BYTES != grain) {
@@ -198,20 +210,22 @@ static size_t prove_width(weft_proof *proof, const uint8_t *words, const weft_ch
 
 /* A stretch of memory that is written to, and the batch's state while a loop runs. */
 typedef struct write_state {
+    run_place run;
     uint8_t *memory;
     size_t bytes;
-    uint64_t first_byte; /* of the memory, in its tensor */
+    uint32_t skipped; /* units of the run before the memory */
     uint64_t grain;
     size_t count;
 } write_state;
 
 static inline write_state write_begin(const weft_proof *proof, uint8_t *memory, size_t bytes,
                                       uint64_t linear, unsigned width) {
-    const weft_run *run = &proof->window->runs[proof->run];
+    run_place run = place_of(proof, width);
     return (write_state){
+        .run = run,
         .memory = memory,
         .bytes = bytes,
-        .first_byte = (run->unit + (linear - run->linear)) * width,
+        .skipped = (uint32_t)(linear - run.linear),
         .grain = proof->grain,
         .count = proof->count,
     };
@@ -219,8 +233,9 @@ static inline write_state write_begin(const weft_proof *proof, uint8_t *memory, 
 
 /* Every change is an entry of its own, and reads what those before it wrote. Returns the old value. */
 static inline __attribute__((always_inline)) uint64_t
-write_one(weft_proof *proof, write_state *state, size_t offset, uint64_t value, bool step, unsigned width) {
-    uint64_t byte = state->first_byte + offset;
+write_one(weft_proof *proof, write_state *state, uint32_t unit, uint64_t value, bool step, unsigned width) {
+    size_t offset = (size_t)unit * width;
+    uint64_t byte = byte_at(&state->run, state->skipped + unit, width);
     if (__builtin_expect(state->count == WEFT_PROOF_BATCH || byte / WEFT_GRAIN_BYTES != state->grain, 0)) {
         proof->count = state->count;
         flush(proof);
@@ -250,8 +265,7 @@ static inline __attribute__((always_inline)) void write_run(weft_proof *proof, c
     uint8_t *news = changes->news;
     for (size_t i = first; i < end; i++) {
         uint64_t value = weft_unit_load(news, i, width);
-        uint64_t old =
-            write_one(proof, &state, (size_t)(positions[i] - linear) * width, value, steps, width);
+        uint64_t old = write_one(proof, &state, (uint32_t)(positions[i] - linear), value, steps, width);
         weft_unit_store(olds, i, width, old);
         weft_unit_store(news, i, width, steps ? old + value : value);
     }
@@ -273,7 +287,7 @@ static inline __attribute__((always_inline)) void write_step(weft_proof *proof, 
         *state =
             write_begin(proof, (uint8_t *)(uintptr_t)run->memory, (size_t)run->units * 2, run->linear, 2);
     }
-    write_one(proof, state, (size_t)(position - run->linear) * 2, step, true, 2);
+    write_one(proof, state, (uint32_t)(position - run->linear), step, true, 2);
 }
 
 bool weft_proof_fast_through(weft_proof *proof, weft_fast_decoder *decoder, size_t count) {
@@ -437,13 +451,13 @@ weft_status weft_window_prove_all(const weft_window *window, const void *values,
     weft_sum delta = {{0, 0}};
     for (size_t i = 0; i < window->run_count; i++) {
         const weft_run *run = &window->runs[i];
-        uint64_t first_byte = run->unit * width;
         uint64_t bytes = run->units * width;
         const uint8_t *next = (const uint8_t *)values + run->linear * width;
         for (uint64_t done = 0; done < bytes;) {
-            uint64_t byte = first_byte + done;
+            uint64_t byte = weft_run_unit(run, done / width) * width;
+            uint64_t left = weft_run_left(run, done / width) * width;
             uint64_t room = WEFT_GRAIN_BYTES - byte % WEFT_GRAIN_BYTES;
-            size_t size = (size_t)(bytes - done < room ? bytes - done : room);
+            size_t size = (size_t)(left < room ? left : room);
             weft_sum moved = kernels->sum(next + done, size, byte / WEFT_WORD);
             if (!fresh) {
                 weft_sum_subtract(&moved, kernels->sum(run->memory + done, size, byte / WEFT_WORD));

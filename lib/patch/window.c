@@ -77,7 +77,7 @@ static bool on_word(uint64_t unit, unsigned width) {
  * is left to a copy, which says what is wrong if it cannot be read either. */
 static bool usable(const weft_segment *segment, unsigned width, weft_window_need need) {
     const weft_tensor *live = segment->live;
-    if (!on_word(segment->unit, width)) {
+    if (!on_word(segment->unit, width) || !on_word(segment->row, width) || !on_word(segment->gap, width)) {
         return false;
     }
     if (live->access != NULL) {
@@ -103,6 +103,8 @@ static weft_status run_segments(weft_window *window) {
             .linear = segment->linear,
             .units = segment->units,
             .unit = segment->unit,
+            .row = segment->row,
+            .gap = segment->gap,
             .tensor = segment->tensor,
             .memory = same ? memory : NULL,
             .masters = same ? NULL : memory,
@@ -117,20 +119,21 @@ static weft_status run_memory(weft_window *window, const int64_t *tensor_map, co
     uint64_t linear = 0;
     for (size_t i = 0; i < bucket->span_count; i++) {
         const weft_bucket_span *item = &bucket->spans[i];
-        weft_status status = reserve_runs(window, item->span.count);
+        bool box = item->span.count > 1;
+        weft_status status = reserve_runs(window, 1);
         if (status != WEFT_OK) {
             return status;
         }
-        for (uint64_t j = 0; j < item->span.count; j++) {
-            window->runs[window->run_count++] = (weft_run){
-                .linear = linear,
-                .units = item->span.run,
-                .unit = item->span.start + j * item->span.stride,
-                .tensor = tensor_map == NULL ? item->tensor : (size_t)tensor_map[item->tensor],
-                .memory = memory + linear * bucket->width,
-            };
-            linear += item->span.run;
-        }
+        window->runs[window->run_count++] = (weft_run){
+            .linear = linear,
+            .units = item->span.run * item->span.count,
+            .unit = item->span.start,
+            .row = box ? item->span.run : 0,
+            .gap = box ? item->span.stride - item->span.run : 0,
+            .tensor = tensor_map == NULL ? item->tensor : (size_t)tensor_map[item->tensor],
+            .memory = memory + linear * bucket->width,
+        };
+        linear += item->span.run * item->span.count;
     }
     return WEFT_OK;
 }

@@ -4,9 +4,9 @@
  *
  * A bucket is a list of spans of tensors of one dtype, laid end to end: its units are counted by one
  * linear position. A window finds where they lie in live memory, as runs that are contiguous there and
- * start on a 16-byte word of their checkpoint tensor, so that digests can be computed run by run. What
- * is not like that (callbacks, layouts that cut through words) is first copied to a scratch buffer, or,
- * where only a few words are needed, fetched by word.
+ * whose rows start on a 16-byte word of their checkpoint tensor, so that digests can be computed row by
+ * row. What is not like that (callbacks, layouts that cut through words) is first copied to a scratch
+ * buffer, or, where only a few words are needed, fetched by word.
  */
 #ifndef WEFT_PATCH_WINDOW_H
 #define WEFT_PATCH_WINDOW_H
@@ -33,10 +33,22 @@ typedef struct weft_run {
     uint64_t linear;        /* first unit along the bucket */
     uint64_t units;         /* length */
     uint64_t unit;          /* first unit in the tensor */
+    uint64_t row;           /* units of a row there, 0 if all of it is one; rows start and end on words */
+    uint64_t gap;           /* units there between the end of a row and the next */
     size_t tensor;          /* view index */
     const uint8_t *memory;  /* its bytes, in dtype; NULL if only reached by word */
     const uint8_t *masters; /* FP32, if that is what the view holds and nobody asked for dtype */
 } weft_run;
+
+/* The unit of the tensor that lies `offset` units into the run. */
+static inline uint64_t weft_run_unit(const weft_run *run, uint64_t offset) {
+    return run->unit + offset + (run->row != 0 ? offset / run->row * run->gap : 0);
+}
+
+/* How many units follow each other in the tensor from there on. */
+static inline uint64_t weft_run_left(const weft_run *run, uint64_t offset) {
+    return run->row != 0 ? run->row - offset % run->row : run->units - offset;
+}
 
 typedef enum weft_window_need {
     WEFT_NEED_NOTHING, /* segments only, to see what is held */

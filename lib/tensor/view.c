@@ -283,7 +283,8 @@ static weft_status map_run(const weft_mapping *mapping, weft_segment next, uint6
 }
 
 /* Rows of a box lie alike: if the first is one segment, and its piece is one stretch of live memory, so are
- * the others, each as far behind the one before. False: they must be looked at one by one. */
+ * the others, each as far behind the one before; without a distance they are one segment together. False:
+ * they must be looked at one by one. */
 static bool repeat_run(const weft_mapping *mapping, const weft_span *span, weft_segments *segments,
                        size_t floor, uint64_t *held, weft_status *status) {
     if (span->count < 2 || span->stride % mapping->row != 0 || segments->count != floor + 1 ||
@@ -295,6 +296,14 @@ static bool repeat_run(const weft_mapping *mapping, const weft_span *span, weft_
     uint64_t first = span->start / mapping->row * piece->length + span->start % mapping->row - piece->start;
     if (first + step * (span->count - 1) + span->run > piece->live_run) {
         return false;
+    }
+    if (step == span->run) {
+        weft_segment *box = &segments->items[floor];
+        box->units = span->run * span->count;
+        box->row = span->run;
+        box->gap = span->stride - span->run;
+        *held = box->units;
+        return true;
     }
     *status = reserve_segments(segments, span->count - 1);
     if (*status == WEFT_OK) {

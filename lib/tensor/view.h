@@ -7,7 +7,9 @@
  * `start`, each `stride` units after the one before. A flat range has count 1. Runs of a box along
  * dimension d are (b - a) * inner units long, at a stride of shape[d] * inner.
  *
- * A segment is a piece of a span that is contiguous both in the checkpoint tensor and in live memory.
+ * A segment is a piece of a span that is contiguous in live memory. In the checkpoint tensor it is too, or
+ * it is rows of equal length with equal gaps between them: a box that is held alone is one segment, however
+ * many rows it has.
  */
 #ifndef WEFT_TENSOR_VIEW_H
 #define WEFT_TENSOR_VIEW_H
@@ -25,6 +27,8 @@ typedef struct weft_segment {
     uint64_t linear;         /* first unit, counted along the bucket that the span belongs to */
     uint64_t units;          /* length */
     uint64_t unit;           /* first unit in the checkpoint tensor */
+    uint64_t row;            /* units of a row there; 0 if all of it is one */
+    uint64_t gap;            /* units there between the end of a row and the next */
     size_t tensor;           /* view index of the checkpoint tensor */
     const weft_tensor *live; /* the live tensor that holds it */
     uint64_t live_unit;      /* first unit in the live tensor */
