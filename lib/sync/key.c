@@ -50,17 +50,9 @@ weft_status weft_key_generate(weft_context *context, weft_key **key_out) {
     return wrap(context, pair, true, key_out);
 }
 
-/* Never asks for a password: an encrypted key is refused like any that cannot be read. */
-static int no_password(char *buffer, int size, int writing, void *opaque) {
-    (void)buffer;
-    (void)size;
-    (void)writing;
-    (void)opaque;
-    return -1;
-}
-
 weft_status weft_key_read(weft_context *context, const char *path, weft_key **key_out) {
     weft_context_clear(context);
+    char no_password[] = ""; /* given, so that nobody is asked for one */
     FILE *file = fopen(path, "re");
     if (file == NULL) {
         int error = errno;
@@ -69,11 +61,11 @@ weft_status weft_key_read(weft_context *context, const char *path, weft_key **ke
                    : weft_fail_errno(context, error, "%s: cannot open", path);
     }
     bool secret = true;
-    EVP_PKEY *pair = PEM_read_PrivateKey(file, NULL, no_password, NULL);
+    EVP_PKEY *pair = PEM_read_PrivateKey(file, NULL, NULL, no_password);
     if (pair == NULL) {
         rewind(file);
         secret = false;
-        pair = PEM_read_PUBKEY(file, NULL, no_password, NULL);
+        pair = PEM_read_PUBKEY(file, NULL, NULL, no_password);
     }
     fclose(file);
     if (pair == NULL || EVP_PKEY_get_base_id(pair) != EVP_PKEY_ED25519) {

@@ -12,7 +12,8 @@
 #include <string.h>
 
 static const double PART_SECONDS = 60;
-static const double PAUSE_LEAST = 0.0002;
+static const double PAUSE_LEAST = 0.0001;
+static const double PAUSE_SHARE = 1.0 / 16; /* of what was waited already */
 static const double PAUSE_LOCAL = 0.001;
 static const double PAUSE_REMOTE = 0.05;
 
@@ -141,18 +142,19 @@ static bool is_local(weft_store *store) {
 }
 
 void weft_parts_wait_begin(const weft_parts *parts, double seconds, weft_parts_wait *wait) {
-    wait->pause = PAUSE_LEAST;
     wait->most = is_local(parts->store) ? PAUSE_LOCAL : PAUSE_REMOTE;
-    wait->deadline = weft_clock_now() + seconds;
+    wait->start = weft_clock_now();
+    wait->deadline = wait->start + seconds;
 }
 
 weft_status weft_parts_wait_more(weft_parts *parts, weft_parts_wait *wait) {
-    if (weft_clock_now() >= wait->deadline) {
+    double now = weft_clock_now();
+    if (now >= wait->deadline) {
         return WEFT_MORE;
     }
-    weft_status status = weft_clock_sleep(parts->context, wait->pause);
-    wait->pause = wait->pause * 1.5 < wait->most ? wait->pause * 1.5 : wait->most;
-    return status;
+    double pause = (now - wait->start) * PAUSE_SHARE;
+    pause = pause > PAUSE_LEAST ? pause : PAUSE_LEAST;
+    return weft_clock_sleep(parts->context, pause < wait->most ? pause : wait->most);
 }
 
 /* ---- the roll ---- */

@@ -57,10 +57,11 @@ weft_status weft_parts_open_message(const weft_parts *parts, const char *key, co
  * WEFT_CHECKSUM_MISMATCH: it was damaged on its way. */
 weft_status weft_parts_get(weft_parts *parts, const char *key, uint8_t **data_out, size_t *size_out);
 
-/* A wait for somebody else: pauses that grow, up to a deadline. */
+/* A wait for somebody else, up to a deadline: pauses that grow with it, so that it lasts little longer than
+ * it must. */
 typedef struct weft_parts_wait {
-    double pause;
-    double most;
+    double start;
+    double most; /* of a pause */
     double deadline;
 } weft_parts_wait;
 

@@ -524,22 +524,15 @@ static weft_status put_tail(const making *m, const char *room, const weft_writer
     char key[WEFT_KEY_SIZE];
     char list_key[WEFT_KEY_SIZE];
     weft_object piece;
-    weft_status status = weft_spool_open(context, NULL, &made->tail);
-    if (status == WEFT_OK) {
-        weft_sink sink = weft_spool_sink(made->tail);
-        status = weft_spool_finish(made->tail, sink.write(sink.opaque, tail->data, tail->size));
-    }
-    if (status == WEFT_OK) {
-        status = weft_sync_key(context, room, parts->epoch, m->order->version, key);
-    }
+    weft_status status = weft_sync_key(context, room, parts->epoch, m->order->version, key);
     if (status == WEFT_OK) {
         status = weft_sync_key(context, "chunks", parts->epoch, m->order->version, list_key);
     }
     if (status == WEFT_OK) {
-        status = weft_upload_start(context, parts->store, key, made->tail, &made->upload);
+        status = weft_parcel_send(context, parts->store, key, tail->data, tail->size, &made->tail);
     }
     if (status == WEFT_OK) {
-        status = weft_spool_describe(context, made->tail, key, list_key, parts->store, &piece);
+        status = weft_spool_describe(context, made->tail.spool, key, list_key, parts->store, &piece);
     }
     return status == WEFT_OK ? weft_pieces_add(pieces, &piece) : status;
 }
@@ -604,7 +597,7 @@ static weft_status compose(const making *m, bool whole, weft_parts_made *made) {
         status = weft_sync_key(parts->context, "pieces", parts->epoch, m->order->version, key);
     }
     if (status == WEFT_OK) {
-        status = weft_pieces_put(&pieces, parts->store, key, &made->object);
+        status = weft_pieces_send(&pieces, parts->store, key, &made->list, &made->object);
         made->stats.patch_bytes = made->object.bytes;
     }
     weft_pieces_close(&pieces);
@@ -623,7 +616,11 @@ static weft_status make_parts(making *m, weft_baseline *baseline, weft_parts_mad
         .labels = m->order->labels,
         .before = &m->header,
     };
-    weft_status status = weft_part_edition_make(&lead->parts, baseline, &task, &made->own);
+    weft_status status = weft_part_write_header(&lead->parts.plan, m->order->whole, m->order->container,
+                                                m->order->labels, &m->header);
+    if (status == WEFT_OK) {
+        status = weft_part_edition_make(&lead->parts, baseline, &task, &made->own);
+    }
     if (status != WEFT_OK) {
         return status;
     }
@@ -641,10 +638,7 @@ static weft_status open_making(making *m) {
     m->manifests = weft_allocate_zeroed(context, m->lead->parts.count, sizeof *m->manifests);
     m->covered = weft_allocate_zeroed(context, bucket_count(m->lead), sizeof *m->covered);
     weft_writer_open(&m->header, context);
-    return m->manifests != NULL && m->covered != NULL
-               ? weft_part_write_header(&m->lead->parts.plan, m->order->whole, m->order->container,
-                                        m->order->labels, &m->header)
-               : WEFT_NO_MEMORY;
+    return m->manifests != NULL && m->covered != NULL ? WEFT_OK : WEFT_NO_MEMORY;
 }
 
 static void close_making(making *m) {
@@ -680,12 +674,9 @@ static weft_status make_version(making *m, weft_baseline *baseline, weft_parts_m
     return status;
 }
 
-static weft_status join_tail(weft_context *context, weft_parts_made *made) {
-    weft_status status = made->upload != NULL ? weft_upload_join(context, made->upload) : WEFT_OK;
-    weft_spool_close(made->tail);
-    made->upload = NULL;
-    made->tail = NULL;
-    return status;
+static weft_status join_ends(weft_context *context, weft_parts_made *made, weft_status status) {
+    status = weft_parcel_join(context, &made->tail, status);
+    return weft_parcel_join(context, &made->list, status);
 }
 
 /* The failure's text outlives what is undone. */
@@ -693,9 +684,8 @@ static weft_status give_up(weft_parts_lead *lead, weft_baseline *baseline, weft_
                            weft_status status) {
     weft_context *context = lead->parts.context;
     char text[WEFT_PART_TEXT];
+    status = join_ends(context, made, status);
     snprintf(text, sizeof text, "%s", weft_context_error(context));
-    weft_status ignored = join_tail(context, made);
-    (void)ignored;
     if (made->own.ahead) {
         weft_baseline_undo(baseline);
     }
@@ -758,8 +748,7 @@ weft_status weft_parts_lead_anchor(weft_parts_lead *lead, weft_baseline *baselin
     making m = {.lead = lead, .order = &order, .call = {.kind = WEFT_CALL_DONE}};
     weft_parts_made made = {.refused = false};
     weft_status status = make_anchor(&m, baseline, &made, &anchor->digest);
-    weft_status joined = join_tail(lead->parts.context, &made);
-    status = status == WEFT_OK ? joined : status;
+    status = join_ends(lead->parts.context, &made, status);
     if (status == WEFT_OK) {
         anchor->object = made.object;
     }

@@ -44,14 +44,14 @@ typedef struct weft_parts_made {
     weft_object object;
     weft_diff_stats stats;
     weft_part_edition own;
-    weft_spool *tail; /* what stands behind the frames, on its way: */
-    weft_upload *upload;
-    bool refused; /* the version failed, because somebody's copy of the one before cannot be used */
+    weft_parcel tail; /* what stands behind the frames, on its way */
+    weft_parcel list; /* of the pieces, the same */
+    bool refused;     /* the version failed, because somebody's copy of the one before cannot be used */
 } weft_parts_made;
 
-/* Has the version made by all parts. All of it is in the store once `upload` is joined. On failure
- * there is no upload, and the baseline is as it was, or, if all of the version was to be made, holds
- * nothing. */
+/* Has the version made by all parts. All of it is in the store once `tail` and `list` are joined. On
+ * failure nothing is on its way, and the baseline is as it was, or, if all of the version was to be made,
+ * holds nothing. */
 weft_status weft_parts_lead_make(weft_parts_lead *lead, weft_baseline *baseline,
                                  const weft_parts_order *order, weft_parts_made *made);
 /* The version that was made last is published. */

@@ -710,10 +710,11 @@ void weft_parts_rank_count(weft_parts_rank *rank) {
     rank->publishes++;
 }
 
-/* All parts together re-sum as much as a process alone would: at once, while the coordinator does the same
- * and has not called yet. A copy that is ahead of its sums can wait for the next time. */
+/* An audit goes over so many bytes of the model, and re-sums what the copy holds of them: all parts
+ * together re-sum as much as a process alone would. At once, while the coordinator does the same and has
+ * not called yet. A copy that is ahead of its sums can wait for the next time. */
 static weft_status audit(weft_parts_rank *rank) {
-    return rank->made ? WEFT_OK : weft_baseline_audit(&rank->baseline, AUDIT_BYTES / rank->parts.count);
+    return rank->made ? WEFT_OK : weft_baseline_audit(&rank->baseline, AUDIT_BYTES);
 }
 
 weft_status weft_parts_rank_publish(weft_parts_rank *rank, const char *const *labels,

@@ -107,8 +107,8 @@ weft_status weft_pieces_parse(weft_pieces *pieces, const char *where, const void
 
 /* ---- the store ---- */
 
-weft_status weft_pieces_put(const weft_pieces *pieces, weft_store *store, const char *key,
-                            weft_object *object_out) {
+weft_status weft_pieces_send(const weft_pieces *pieces, weft_store *store, const char *key,
+                             weft_parcel *parcel, weft_object *object_out) {
     weft_object object = {.bytes = total_bytes(pieces), .pieced = true};
     weft_writer writer;
     weft_writer_open(&writer, pieces->context);
@@ -121,8 +121,7 @@ weft_status weft_pieces_put(const weft_pieces *pieces, weft_store *store, const 
         status = weft_hash_compute(pieces->context, writer.data, writer.size, &object.list.hash);
     }
     if (status == WEFT_OK) {
-        status = weft_store_put_bytes(pieces->context, store, key, writer.data, writer.size,
-                                      WEFT_STORE_ALWAYS, NULL, NULL);
+        status = weft_parcel_send(pieces->context, store, key, writer.data, writer.size, parcel);
     }
     if (status == WEFT_OK) {
         object.list.bytes = writer.size;

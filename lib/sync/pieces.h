@@ -11,6 +11,7 @@
 #define WEFT_SYNC_PIECES_H
 
 #include "record.h"
+#include "spool.h"
 
 enum { WEFT_PIECES_MAX = 1026, WEFT_PIECES_BYTES = 2 << 20 };
 
@@ -24,9 +25,9 @@ void weft_pieces_open(weft_pieces *pieces, weft_context *context);
 void weft_pieces_close(weft_pieces *pieces);
 /* Copies a piece behind those that are there. */
 weft_status weft_pieces_add(weft_pieces *pieces, const weft_object *piece);
-/* Puts the list under `key`; `object_out` is what all pieces are together. */
-weft_status weft_pieces_put(const weft_pieces *pieces, weft_store *store, const char *key,
-                            weft_object *object_out);
+/* Sends the list off to lie under `key`; `object_out` is what all pieces are together. */
+weft_status weft_pieces_send(const weft_pieces *pieces, weft_store *store, const char *key,
+                             weft_parcel *parcel, weft_object *object_out);
 /* The pieces of an object; of one that is not in pieces, the object itself. The pieces must be open and
  * empty. */
 weft_status weft_pieces_fetch(weft_pieces *pieces, weft_store *store, const weft_object *object);

@@ -42,6 +42,8 @@ typedef struct edition {
     weft_claim_move move;
     weft_spool *spool;
     weft_upload *upload;
+    weft_parcel tail;    /* of a version in parts */
+    weft_parcel list;    /* the same */
     bool ahead;          /* the mirror holds it already; the trail leads back */
     weft_sums *new_sums; /* of the new state */
     bool anchored;       /* the version comes as an anchor */
@@ -424,8 +426,8 @@ static weft_status encode_parts(weft_publisher *publisher, edition *e, const cha
     e->ahead = made.own.ahead;
     *(whole ? &e->anchor.object : &e->record.patch) = made.object;
     *stats = made.stats;
-    e->spool = made.tail;
-    e->upload = made.upload;
+    e->tail = made.tail;
+    e->list = made.list;
     made.own.new_sums = NULL;
     weft_part_edition_close(&made.own, publisher->context);
     return WEFT_OK;
@@ -802,6 +804,8 @@ static weft_status publish_edition(weft_publisher *publisher, edition *e, const 
         status = upload_edition(publisher, e, key);
     }
     status = join_upload(publisher, &e->upload, status);
+    status = weft_parcel_join(publisher->context, &e->tail, status);
+    status = weft_parcel_join(publisher->context, &e->list, status);
     double uploaded = weft_clock_now();
     if (status != WEFT_OK) {
         return abandon_because(publisher, e, status);
@@ -829,8 +833,7 @@ static weft_status publish_locked(weft_publisher *publisher, const char *const *
         status = collect_leaps(publisher, false);
     }
     if (status == WEFT_OK) {
-        size_t parts = publisher->lead != NULL ? publisher->lead->parts.count : 1;
-        status = weft_baseline_audit(&publisher->baseline, AUDIT_BYTES / parts);
+        status = weft_baseline_audit(&publisher->baseline, AUDIT_BYTES);
     }
     if (status == WEFT_OK && publisher->lead != NULL) {
         status = weft_parts_lead_begin(publisher->lead, &publisher->baseline, &publisher->claim.head,

@@ -16,6 +16,8 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { PARCEL_TEXT = 512 };
+
 struct weft_spool {
     weft_context *context;
     pthread_mutex_t mutex;
@@ -368,4 +370,38 @@ weft_status weft_upload_join(weft_context *context, weft_upload *upload) {
     weft_context_destroy(upload->context);
     weft_release(context, upload);
     return status;
+}
+
+/* ---- parcels ---- */
+
+weft_status weft_parcel_send(weft_context *context, weft_store *store, const char *key, const void *data,
+                             size_t size, weft_parcel *parcel) {
+    weft_parcel sent = {NULL, NULL};
+    weft_status status = weft_spool_open(context, NULL, &sent.spool);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_sink sink = weft_spool_sink(sent.spool);
+    status = weft_spool_finish(sent.spool, sink.write(sink.opaque, data, size));
+    if (status == WEFT_OK) {
+        status = weft_upload_start(context, store, key, sent.spool, &sent.upload);
+    }
+    if (status != WEFT_OK) {
+        weft_spool_close(sent.spool);
+        return status;
+    }
+    *parcel = sent;
+    return WEFT_OK;
+}
+
+weft_status weft_parcel_join(weft_context *context, weft_parcel *parcel, weft_status status) {
+    if (parcel->upload == NULL) {
+        return status;
+    }
+    char text[PARCEL_TEXT];
+    snprintf(text, sizeof text, "%s", weft_context_error(context));
+    weft_status joined = weft_upload_join(context, parcel->upload);
+    weft_spool_close(parcel->spool);
+    *parcel = (weft_parcel){NULL, NULL};
+    return status == WEFT_OK ? joined : weft_fail(context, status, "%s", text);
 }

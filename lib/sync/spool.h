@@ -45,4 +45,16 @@ weft_status weft_upload_start(weft_context *context, weft_store *store, const ch
 /* Waits for the end, releases, and tells how it went. */
 weft_status weft_upload_join(weft_context *context, weft_upload *upload);
 
+/* Bytes that are all there already, on their way up. Nothing of one that was never sent, or is joined, is
+ * set. */
+typedef struct weft_parcel {
+    weft_spool *spool;
+    weft_upload *upload;
+} weft_parcel;
+
+weft_status weft_parcel_send(weft_context *context, weft_store *store, const char *key, const void *data,
+                             size_t size, weft_parcel *parcel);
+/* Waits for the end, releases, and tells how it went; or `status`, with its text, if that is a failure. */
+weft_status weft_parcel_join(weft_context *context, weft_parcel *parcel, weft_status status);
+
 #endif

@@ -86,7 +86,9 @@ static void add_pieces(bench *b) {
         add_piece(b, start, size, chunks[i]);
         start += size;
     }
-    assert_int_equal(weft_pieces_put(&b->pieces, b->store, "pieces/x", &b->object), WEFT_OK);
+    weft_parcel list = {NULL, NULL};
+    assert_int_equal(weft_pieces_send(&b->pieces, b->store, "pieces/x", &list, &b->object), WEFT_OK);
+    assert_int_equal(weft_parcel_join(b->context, &list, WEFT_OK), WEFT_OK);
 }
 
 static void read_everywhere(bench *b, uint64_t hold_bytes, bool ahead) {
