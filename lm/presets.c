@@ -10,6 +10,7 @@ enum { CONTEXT = 64 };
 
 const lm_preset lm_presets[LM_PRESETS] = {
     {"0.1M", {16, 64, 2, 4, 4, 172, CONTEXT, true, 10000, 1e-5}, 1e-3, 128},
+    {"0.2M", {16, 64, 5, 8, 2, 172, CONTEXT, true, 10000, 1e-5}, 1e-3, 128},
     {"0.6M", {16, 128, 3, 4, 4, 344, CONTEXT, true, 10000, 1e-5}, 1e-3, 64},
     {"2M", {16, 192, 6, 6, 2, 512, CONTEXT, true, 10000, 1e-5}, 1e-3, 64},
     {"8M", {16, 320, 7, 10, 5, 896, CONTEXT, true, 10000, 1e-5}, 5e-4, 64},

@@ -8,7 +8,7 @@
 
 #include "config.h"
 
-enum { LM_PRESETS = 5 };
+enum { LM_PRESETS = 6 };
 
 typedef struct lm_preset {
     const char *name; /* "2M" */
@@ -19,7 +19,7 @@ typedef struct lm_preset {
 
 extern const lm_preset lm_presets[LM_PRESETS];
 /* "0.1M, 0.6M, …", for people. */
-#define LM_PRESET_NAMES "0.1M, 0.6M, 2M, 8M, 27M"
+#define LM_PRESET_NAMES "0.1M, 0.2M, 0.6M, 2M, 8M, 27M"
 /* NULL if there is none of that name. */
 const lm_preset *lm_preset_find(const char *name);
 /* The smallest with so many parameters, about; the largest if none has. */

@@ -15,7 +15,7 @@
 enum { LENGTH = 64, PROMPT = 8, GROUP = 8, QUICK_SIZES = 2, PEAK_SIZE = 128, PEAK_ROUNDS = 200 };
 
 /* Of a step of training, by preset. */
-static const size_t sequences_of[LM_PRESETS] = {192, 96, 48, 32, 24};
+static const size_t sequences_of[LM_PRESETS] = {192, 128, 96, 48, 32, 24};
 
 typedef struct lm_row {
     size_t parameters;

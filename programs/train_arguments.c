@@ -86,7 +86,7 @@ static const struct argp_option options[] = {
     {"metrics", OPTION_METRICS, "-", 0, "Print each line of metrics.jsonl to stdout too", 5},
 
     {NULL, 0, NULL, 0, "The model:", 6},
-    {"model", OPTION_MODEL, "SIZE", 0, "0.1M (default), 0.6M, 2M, 8M or 27M parameters", 7},
+    {"model", OPTION_MODEL, "SIZE", 0, "0.1M (default), 0.2M, 0.6M, 2M, 8M or 27M parameters", 7},
     {"config", OPTION_CONFIG, "FILE", 0, "The sizes in a Hugging Face config.json for Llama", 7},
     {"layers", OPTION_LAYERS, "N", 0, "Change one size of it; and so the next", 7},
     {"hidden", OPTION_WIDTH, "N", 0, "Width", 7},

@@ -51,7 +51,7 @@ enum {
 static const struct argp_option options[] = {
     {"params", OPTION_PARAMS, "N", 0,
      "Parameters of the trace's model; suffixes K, M, B (default 256M; of --sync 1B, of --fleet 8M, of "
-     "--loco 64M; of --rates 2M, or 0.1M, 0.6M, 8M, 27M)",
+     "--loco 64M; of --rates 2M, or 0.1M, 0.2M, 0.6M, 8M, 27M)",
      1},
     {"lr", OPTION_LR, "RATE", 0, "Learning rate of the trace (default 1e-6)", 1},
     {"seed", OPTION_SEED, "N", 0, "Seed of the trace (default 1)", 1},

@@ -33,12 +33,10 @@ begin_build() {
     building=$1
     local target=${2:-all}
     set -m
-    (
-        renice -n 19 -p "$BASHPID" > /dev/null
-        build "$building" "$target"
-    ) > "$builder_log" 2>&1 &
+    build "$building" "$target" > "$builder_log" 2>&1 &
     builder=$!
     set +m
+    renice -n 19 -p "$builder" > /dev/null
 }
 
 # end_build: waits for it, at its usual priority, and says how it went

@@ -7,14 +7,14 @@
 
 expect 0 '' "$weft" bench --lm --quick --repeat 1 --quiet
 check "two rows: $(cat stdout)" grep -Eq '^ +100,160 +64 +2 +[0-9]+ ' stdout
-check "two rows: $(cat stdout)" grep -Eq '^ +595,840 +128 +3 +[0-9]+ ' stdout
+check "two rows: $(cat stdout)" grep -Eq '^ +218,048 +64 +5 +[0-9]+ ' stdout
 
 expect 0 '' "$weft" bench --lm --quick --repeat 1 --quiet --json
 cat > look.py << 'END'
 import json
 results = json.load(open("stdout"))
 assert results["peak_gflops"] > 0 and results["threads"] > 0
-assert [row["parameters"] for row in results["rows"]] == [100160, 595840]
+assert [row["parameters"] for row in results["rows"]] == [100160, 218048]
 for row in results["rows"]:
     for key in ("training", "generation", "policy_step"):
         assert row[key + "_tokens_per_second"] > 0 and row[key + "_gflops"] > 0

@@ -74,7 +74,7 @@ static void check_size(const lm_config *config, size_t least, size_t most) {
 
 static void test_presets(void **state) {
     (void)state;
-    static const size_t least[LM_PRESETS] = {100000, 590000, 2000000, 8000000, 26000000};
+    static const size_t least[LM_PRESETS] = {100000, 210000, 590000, 2000000, 8000000, 26000000};
     for (size_t i = 0; i < LM_PRESETS; i++) {
         assert_ptr_equal(lm_preset_find(lm_presets[i].name), &lm_presets[i]);
         assert_ptr_equal(lm_preset_of(least[i]), &lm_presets[i]);
