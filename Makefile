@@ -41,7 +41,7 @@ study-loco: all ## the tables of several trainers in doc/RESULTS.md; QUICK=1: a 
 	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/loco.py build/weft build/loco-quick --quick; \
 	else /usr/bin/python3 -B bench/loco.py build/weft build/loco --document doc/RESULTS.md; fi
 
-study-sparse-rl: all ## learning under compressed caches, in doc/RESULTS.md, about an hour; QUICK=1: a part, printed only
+study-sparse-rl: all ## learning under compressed caches, in doc/RESULTS.md, about an hour and a half; QUICK=1: a part, printed only
 	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/sparse_rl.py build/weft build/sparse-rl-quick --quick; \
 	else /usr/bin/python3 -B bench/sparse_rl.py build/weft build/sparse-rl --resume --document doc/RESULTS.md; fi
 
