@@ -242,12 +242,16 @@ int command_print_json_line(weft_command *command, FILE *stream, json_t *json) {
 
 /* ---- from beginning to end ---- */
 
-/* Results that could not be written are a failure. */
+/* Results that could not be written are a failure, also where that happened long ago. */
 static int flush_results(weft_command *command, int code) {
-    if ((fflush(stdout) != 0 || ferror(stdout)) && code == EXIT_DONE) {
+    if (code != EXIT_DONE) {
+        return code;
+    }
+    if (fflush(stdout) != 0) {
         return command_error(command, EXIT_FAILED, "cannot write the result: %s", strerror(errno));
     }
-    return code;
+    return ferror(stdout) ? command_error(command, EXIT_FAILED, "not all of the result could be written")
+                          : EXIT_DONE;
 }
 
 int command_run(const struct argp *argp, int argc, char **argv, void *input, int (*run)(void *input)) {

@@ -83,7 +83,8 @@ static const struct argp_option options[] = {
     {"durable", OPTION_DURABLE, NULL, 0, "Write the state so that it outlasts a power cut", 5},
     {"sign", OPTION_SIGN, "FILE", 0,
      "Sign versions with this secret key (weft keygen makes one), so that workers can use --trust", 5},
-    {"metrics", OPTION_METRICS, "-", 0, "Print each line of metrics.jsonl to stdout too", 5},
+    {"metrics", OPTION_METRICS, "-", 0,
+     "Print each line of metrics.jsonl to stdout too; over MPI, those of rank 0", 5},
 
     {NULL, 0, NULL, 0, "The model:", 6},
     {"model", OPTION_MODEL, "SIZE", 0, "0.1M (default), 0.2M, 0.6M, 2M, 8M or 27M parameters", 7},
@@ -159,18 +160,22 @@ static const char doc[] =
     "policy, "
     "which the workers get. Every rank writes its own metrics.jsonl; the rank that publishes also shows "
     "its "
-    "own in the store. With --fresh, start rank 0 before the others.\n"
+    "own in the store. Over MPI rank 0 alone prints what it does. With --fresh, start rank 0 before the "
+    "others.\n"
     "\n" HELP_STORE "\nExamples:\n"
     "  weft train /srv/run-9 --role trainer --output run-9 &\n"
-    "  weft train /srv/run-9 --role rollout --name a & weft train /srv/run-9 --role rollout --name b\n"
-    "  for r in 0 1 2 3; do weft train /srv/run-9 --role trainer --output run-9 --trainers 4 --rank $r & "
-    "done\n"
-    "  mpirun -n 4 weft train /srv/run-9 --role trainer --output run-9 --exchange mpi\n"
-    "  weft train https://store.example/run-9 --role rollout --token-file ~/.weft-token\n"
-    "  weft train /srv/run-9 --role trainer --output run-9 --staleness 2 --steps 400 --metrics - | jq "
-    ".reward\n"
-    "  weft train /srv/run-9 --role trainer --output run-9 --kv rkv --kv-budget 20 --correction "
-    "tis\n" HELP_REMOTE_EXIT_CODES;
+    "  weft train /srv/run-9 --role rollout --name a &\n"
+    "  weft train /srv/run-9 --role rollout --name b\n"
+    "  for r in 0 1 2 3; do\n"
+    "    weft train /srv/run-9 --role trainer --output run-9 \\\n"
+    "        --trainers 4 --rank $r &\n"
+    "  done\n"
+    "  mpirun -n 4 weft train /srv/run-9 --role trainer --output run-9 \\\n"
+    "      --exchange mpi\n"
+    "  weft train https://store.example/run-9 --role rollout --token-file token\n"
+    "  weft train /srv/run-9 --role trainer --output run-9 --metrics - | jq .reward\n"
+    "  weft train /srv/run-9 --role trainer --output run-9 \\\n"
+    "      --kv rkv --kv-budget 20 --correction tis\n" HELP_REMOTE_EXIT_CODES;
 
 enum { COUNT_MOST = 1 << 20 };
 

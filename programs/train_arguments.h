@@ -29,6 +29,8 @@ typedef struct train_arguments {
     bool of_trainer; /* an option was given that is a trainer's alone */
     const char *name;
     double max_seconds;
+    char title[64];    /* the verb and the rank, for messages */
+    uint32_t included; /* trainers in the last round */
 } train_arguments;
 
 /* The whole of the verb's argp. */

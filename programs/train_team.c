@@ -62,11 +62,6 @@ static const struct argp_option options[] = {
     {0},
 };
 
-static uint32_t small(struct argp_state *state, const char *option, const char *text) {
-    enum { MOST = 1 << 20 };
-    return (uint32_t)command_parse_number(state, option, text, 0, MOST);
-}
-
 static double real(struct argp_state *state, const char *option, const char *text) {
     return command_parse_real(state, option, text, 0, 1000);
 }
@@ -76,10 +71,11 @@ static error_t parse(int key, char *text, struct argp_state *state) {
     train_options *chosen = team->chosen;
     switch (key) {
     case OPTION_TRAINERS:
-        chosen->run.trainers = small(state, "--trainers", text);
+        chosen->run.trainers =
+            (uint32_t)command_parse_number(state, "--trainers", text, 1, WEFT_LOCO_RANKS_MAX);
         break;
     case OPTION_RANK:
-        chosen->rank = small(state, "--rank", text);
+        chosen->rank = (uint32_t)command_parse_number(state, "--rank", text, 0, WEFT_LOCO_RANKS_MAX - 1);
         team->rank_given = true;
         break;
     case OPTION_OUTER:
@@ -94,22 +90,28 @@ static error_t parse(int key, char *text, struct argp_state *state) {
         team->over_mpi = strcmp(text, "mpi") == 0;
         break;
     case OPTION_LOCAL_STEPS:
-        team->local_steps = small(state, "--local-steps", text);
+        team->local_steps =
+            (uint32_t)command_parse_number(state, "--local-steps", text, 1, TRAIN_LOCAL_STEPS_MAX);
         break;
     case OPTION_OUTER_RATE:
         chosen->run.outer_rate = real(state, "--outer-rate", text);
+        team->of_outer = "--outer-rate";
         break;
     case OPTION_OUTER_MOMENTUM:
         chosen->run.outer_momentum = real(state, "--outer-momentum", text);
+        team->of_outer = "--outer-momentum";
         break;
     case OPTION_SIGNIFICANT:
-        chosen->run.significant = small(state, "--significant", text);
+        chosen->run.significant = (uint32_t)command_parse_number(state, "--significant", text, 0, 23);
+        team->of_values = "--significant";
         break;
     case OPTION_DEADLINE:
         chosen->deadline = remote_parse_seconds(state, "--deadline", text);
+        team->of_store = "--deadline";
         break;
     case OPTION_JOIN:
         chosen->join = true;
+        team->of_store = "--join";
         break;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -119,6 +121,30 @@ static error_t parse(int key, char *text, struct argp_state *state) {
 }
 
 const struct argp train_team_argp = {options, parse, NULL, NULL, NULL, NULL, NULL};
+
+/* An option that would do nothing was meant to do something. */
+static void check_use(const train_team_options *team, struct argp_state *state) {
+    train_outer outer = team->chosen->run.outer;
+    const char *alone = team->of_store != NULL ? team->of_store : team->of_outer;
+    alone = alone != NULL ? alone : team->of_values;
+    if (outer == TRAIN_ALONE && alone != NULL) {
+        argp_error(state, "%s is for several trainers: give --trainers, or --outer for one alone", alone);
+    }
+    if (outer == TRAIN_DDP && team->of_outer != NULL) {
+        argp_error(state, "%s is of the outer optimizer, which ddp has not: leave it out", team->of_outer);
+    }
+    if (outer != TRAIN_PULSELOCO && team->of_values != NULL) {
+        argp_error(state, "%s is pulseloco's: %s sends values as they are", team->of_values,
+                   train_outer_name(outer));
+    }
+    if (team->over_mpi && team->of_store != NULL) {
+        argp_error(state, "%s is for trainers that meet in a store; over MPI all wait for each other",
+                   team->of_store);
+    }
+    if (team->chosen->join && team->chosen->fresh) {
+        argp_error(state, "--join takes part in a run, and --fresh begins one: choose one of them");
+    }
+}
 
 /* What follows from what was given. Over MPI nobody knows yet how many trainers there are. */
 void train_team_choose(train_team_options *team, struct argp_state *state) {
@@ -139,6 +165,7 @@ void train_team_choose(train_team_options *team, struct argp_state *state) {
         argp_error(state, "which of the %u trainers is this? Give --rank, or --exchange mpi",
                    run->trainers);
     }
+    check_use(team, state);
 }
 
 /* ---- MPI ---- */
@@ -177,8 +204,10 @@ weft_status train_team_join(weft_context *context, train_team_options *team) {
         status = open(context, NULL, &team->exchange, &chosen->rank, &ranks);
     }
     if (status == WEFT_OK && named > 1 && named != ranks) {
-        status =
-            weft_fail(context, WEFT_INVALID_ARGUMENT, "MPI has started %u trainers, not %u", ranks, named);
+        status = weft_fail(
+            context, WEFT_INVALID_ARGUMENT,
+            "MPI has started %u trainers, not %u; leave out --trainers, or give it to mpirun as -n", ranks,
+            named);
     }
     if (status == WEFT_OK) {
         chosen->run.trainers = ranks;

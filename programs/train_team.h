@@ -15,6 +15,9 @@ typedef struct train_team_options {
     uint32_t local_steps;  /* 0: not given */
     bool over_mpi;
     bool rank_given;
+    const char *of_store;        /* an option that was given, and is for trainers that meet in a store */
+    const char *of_outer;        /* … for those with an outer optimizer */
+    const char *of_values;       /* … for those that send what a forward pass can see */
     weft_loco_exchange exchange; /* of MPI */
 } train_team_options;
 

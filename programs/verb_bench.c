@@ -86,7 +86,8 @@ static const struct argp_option options[] = {
     {"lm", OPTION_LM, NULL, 0, "Measure training and generation of the small policy instead; see below", 6},
     {"learn", OPTION_LEARN, NULL, 0, "With --lm: one run of learning; --steps N policy steps (default 240)",
      6},
-    {"rate", OPTION_RATE, "RATE", 0, "With --learn: the learning rate of policy steps (default 2e-4)", 6},
+    {"rate", OPTION_RATE, "RATE", 0,
+     "With --learn or --study: the learning rate of policy steps (default 2e-4; of --study 1e-6)", 6},
     {"staleness", OPTION_STALENESS, "N", 0,
      "With --learn: responses are sampled from the policy of N versions before (default 0)", 6},
     {"rates", OPTION_RATES, "LIST", 0,
@@ -105,7 +106,9 @@ static const struct argp_option options[] = {
      "106",
      6},
     {"state", OPTION_STATE, "FILE", 0,
-     "With --rates: the policy is that of a trainer's state (default: one is warmed up)", 6},
+     "With --rates: the policy is that of a trainer's state (default: one is warmed up); with --study: "
+     "the policy that they begin with",
+     6},
     {"save", OPTION_SAVE, "FILE", 0, "With --rates: leave the state of the policy that is warmed up", 6},
     {0},
 };
@@ -202,9 +205,8 @@ static const char doc[] =
     "  weft bench --lm --learn --seed 2\n"
     "  weft bench --lm --rates 1e-6,1e-5,1e-4 --steps 50\n"
     "  weft bench --loco --params 8M --repeat 3\n"
-    "  weft bench --lm --rates 1e-6 --steps 1 --save 2M.state && weft bench --loco --study pulseloco "
-    "--state "
-    "2M.state --rate 1e-6\n"
+    "  weft bench --lm --rates 1e-6 --steps 1 --save 2M.state\n"
+    "  weft bench --loco --study pulseloco --state 2M.state --rate 1e-6\n"
     "  weft bench --lm --kv --repeat 3\n"
     "  weft bench --lm --sparse rkv:22:naive --steps 100 --seed 2\n" HELP_EXIT_CODES;
 

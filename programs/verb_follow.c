@@ -87,7 +87,7 @@ static const char doc[] =
     "  weft follow /srv/run-7 worker.safetensors\n"
     "  weft follow https://store.example/run-7 model/ --trust run-7.key.pub \\\n"
     "      --exec 'curl -fsS -X POST http://127.0.0.1:8000/reload'\n"
-    "  weft follow /srv/run-7 worker.safetensors --json | jq -c '[.version, .lag_seconds]'\n"
+    "  weft follow /srv/run-7 worker.safetensors --json | jq .lag_seconds\n"
     "  weft follow /srv/run-7 worker.safetensors --until 100\n"
     "  weft follow https://store.example/run-7 --group engine-0 --members 8\n"
     "\nExit codes: 0 version N was reached, 1 failed, 2 wrong usage, 3 damaged or not what was promised, 4 "

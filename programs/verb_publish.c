@@ -97,9 +97,9 @@ static const char doc[] =
     "  weft publish https://store.example/run-7 out/step-42/ --sign run-7.key \\\n"
     "      --token-file ~/.weft-token\n"
     "  weft publish /srv/run-7 step-42.safetensors --json | jq .uploaded_bytes\n"
-    "  for i in 0 1 2 3; do weft publish /srv/run-7 step-43.safetensors --part $i/4 --label step=43 & "
-    "done; "
-    "wait\n" HELP_REMOTE_EXIT_CODES;
+    "  for i in 0 1 2 3; do\n"
+    "    weft publish /srv/run-7 step-43.safetensors --part $i/4 --label step=43 &\n"
+    "  done; wait\n" HELP_REMOTE_EXIT_CODES;
 
 typedef enum anchor_choice { ANCHOR_AUTO, ANCHOR_NOW, ANCHOR_NEVER } anchor_choice;
 

@@ -24,25 +24,72 @@ static void on_warn(void *opaque, const char *text) {
     command_error(&arguments->command, EXIT_DONE, "%s", text);
 }
 
+/* mpirun gives all ranks one stdout and one stderr: there rank 0 tells of steps and of the result for all.
+ */
+static bool tells(const train_arguments *arguments) {
+    return !arguments->team.over_mpi || arguments->chosen.rank == 0;
+}
+
 static double member(const json_t *json, const char *name) {
     return json_number_value(json_object_get(json, name));
+}
+
+/* Who reads the lines may have had enough of them: the file has them all. */
+static void print_line(train_arguments *arguments, const json_t *line) {
+    weft_command *command = &arguments->command;
+    if (command_print_json_line(command, stdout, json_deep_copy(line)) != EXIT_DONE) {
+        arguments->print_lines = false;
+        command_note(command, "no more lines are printed; metrics.jsonl has them");
+    }
+}
+
+/* What trainers have exchanged in a round, and how many of them took part. */
+static void describe_round(const train_arguments *arguments, const json_t *round, char *text, size_t size) {
+    char sent[TEXT_SIZE];
+    text_bytes((uint64_t)member(json_object_get(round, "sent"), "payload"), sent);
+    snprintf(text, size, ", %s to the other trainers, %.0f of %u took part", sent,
+             member(round, "included"), arguments->chosen.run.trainers);
+}
+
+/* Within a round nothing is published, and nobody knows what will have changed. */
+static void tell_step(train_arguments *arguments, uint64_t step, const json_t *line) {
+    const json_t *density = json_object_get(json_object_get(line, "density"), "1");
+    const json_t *round = json_object_get(line, "round");
+    char changed[TEXT_SIZE] = "";
+    char published[2 * TEXT_SIZE] = "";
+    char exchanged[4 * TEXT_SIZE] = "";
+    char took[TEXT_SIZE];
+    uint64_t sent = (uint64_t)member(json_object_get(line, "bytes"), "sent");
+    if (json_is_number(density)) {
+        snprintf(changed, sizeof changed, ", %.2f%% changed", 100 * json_number_value(density));
+    }
+    if (sent > 0) {
+        char text[TEXT_SIZE];
+        snprintf(published, sizeof published, ", %s published", text_bytes(sent, text));
+    }
+    if (round != NULL && arguments->chosen.run.trainers > 1) {
+        describe_round(arguments, round, exchanged, sizeof exchanged);
+    }
+    command_note(&arguments->command, "step %llu: reward %.3f%s%s%s, %s", (unsigned long long)step,
+                 member(line, "reward"), changed, published, exchanged,
+                 text_seconds(member(json_object_get(line, "seconds"), "step"), took));
 }
 
 static void on_step(void *opaque, const json_t *line) {
     train_arguments *arguments = opaque;
     uint64_t step = (uint64_t)member(line, "step") + 1;
-    const json_t *bytes = json_object_get(line, "bytes");
-    char sent[TEXT_SIZE];
-    char took[TEXT_SIZE];
-    if (arguments->print_lines) {
-        command_print_json_line(&arguments->command, stdout, json_deep_copy(line));
+    const json_t *round = json_object_get(line, "round");
+    uint32_t included = round != NULL ? (uint32_t)member(round, "included") : arguments->included;
+    bool others = included != arguments->included;
+    arguments->included = included;
+    if (!tells(arguments)) {
+        return;
     }
-    if (step % 10 == 0 || step == arguments->chosen.run.steps) {
-        command_note(&arguments->command, "step %llu: reward %.3f, %.2f%% changed, %s sent, %s",
-                     (unsigned long long)step, member(line, "reward"),
-                     100 * member(json_object_get(line, "density"), "1"),
-                     text_bytes((uint64_t)member(bytes, "sent"), sent),
-                     text_seconds(member(json_object_get(line, "seconds"), "step"), took));
+    if (arguments->print_lines) {
+        print_line(arguments, line);
+    }
+    if (step % 10 == 0 || step == arguments->chosen.run.steps || others) {
+        tell_step(arguments, step, line);
     }
 }
 
@@ -54,6 +101,9 @@ static json_t *json_share(double value) {
 
 static int print_trainer(train_arguments *arguments, const train_result *result) {
     weft_command *command = &arguments->command;
+    if (!tells(arguments)) {
+        return EXIT_DONE;
+    }
     if (!command->json) {
         char success[TEXT_SIZE];
         snprintf(success, sizeof success, result->success >= 0 ? "success %.3f" : "not evaluated",
@@ -93,6 +143,17 @@ static void find_cache(train_arguments *arguments, char path[PATH_MAX]) {
     arguments->chosen.cache = length > 0 && length < PATH_MAX ? path : NULL;
 }
 
+/* Several trainers may share a terminal: each message says whose it is. */
+static void name_rank(train_arguments *arguments) {
+    const train_options *chosen = &arguments->chosen;
+    if (chosen->run.trainers > 1) {
+        snprintf(arguments->title, sizeof arguments->title, "%s: rank %u", arguments->command.name,
+                 chosen->rank);
+        arguments->command.name = arguments->title;
+    }
+    arguments->included = chosen->run.trainers;
+}
+
 static int run_trainer(train_arguments *arguments, const train_watch *watch) {
     weft_command *command = &arguments->command;
     char cache[PATH_MAX];
@@ -113,6 +174,7 @@ static int run_trainer(train_arguments *arguments, const train_watch *watch) {
     arguments->chosen.watch = watch;
     weft_status status = train_team_join(command->context, &arguments->team);
     if (status == WEFT_OK) {
+        name_rank(arguments);
         status = train_learner_run(command->context, arguments->remote.store, &arguments->chosen, &result);
     }
     if (status == WEFT_OK) {
@@ -179,5 +241,6 @@ static int run(void *input) {
 
 int verb_train(int argc, char **argv) {
     train_arguments arguments = {.chosen = train_options_defaults()};
+    command_handle_hangup();
     return command_run(&train_argp, argc, argv, &arguments, run);
 }

@@ -56,10 +56,11 @@ static weft_status check_team(weft_context *context, const train_run *run) {
     if (run->trainers < 1 || run->trainers > WEFT_LOCO_RANKS_MAX || run->local_steps < 1 ||
         run->local_steps > TRAIN_LOCAL_STEPS_MAX ||
         train_policy_span(run) * run->trainers * run->slots > WINDOW_MAX) {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                         "%u trainers with %u slots cannot take %u steps of their own and be %u rounds "
-                         "behind; choose less of one of them",
-                         run->trainers, run->slots, run->local_steps, run->staleness);
+        return weft_fail(
+            context, WEFT_INVALID_ARGUMENT,
+            "%u trainers with %u slots each cannot take %u steps of their own and be %u rounds "
+            "behind: that is more than %d slots at once; choose less of one of them",
+            run->trainers, run->slots, run->local_steps, run->staleness, WINDOW_MAX);
     }
     if (run->outer == TRAIN_ALONE && (run->trainers > 1 || run->local_steps > 1)) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
@@ -67,8 +68,9 @@ static weft_status check_team(weft_context *context, const train_run *run) {
                          "diloco or ddp");
     }
     if (run->outer == TRAIN_DDP && run->local_steps > 1) {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                         "trainers that average gradients take no steps of their own; choose 1 local step");
+        return weft_fail(
+            context, WEFT_INVALID_ARGUMENT,
+            "trainers that average gradients take no steps of their own; leave out --local-steps");
     }
     if (run->steps % run->local_steps != 0) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
@@ -76,12 +78,17 @@ static weft_status check_team(weft_context *context, const train_run *run) {
                          (unsigned long long)run->steps, run->local_steps);
     }
     if (!(run->outer_rate > 0 && run->outer_rate <= 1000) ||
-        !(run->outer_momentum >= 0 && run->outer_momentum < 1) || run->significant == 1 ||
-        run->significant > 23) {
+        !(run->outer_momentum >= 0 && run->outer_momentum < 1)) {
+        return weft_fail(
+            context, WEFT_INVALID_ARGUMENT,
+            "the outer optimizer cannot use rate %g and momentum %g; choose a rate above 0, and "
+            "a momentum from 0 to below 1",
+            run->outer_rate, run->outer_momentum);
+    }
+    if (run->significant == 1 || run->significant > 23) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                         "the outer optimizer cannot use rate %g, momentum %g and values of %u significant "
-                         "bits (2 to 23; 0: all)",
-                         run->outer_rate, run->outer_momentum, run->significant);
+                         "values cannot be cut to %u significant bits; choose 2 to 23, or 0 for all",
+                         run->significant);
     }
     return WEFT_OK;
 }

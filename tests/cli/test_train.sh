@@ -34,6 +34,17 @@ check 'the model' test "$(digest patch/model)" = "$(digest pulled.safetensors)"
 check 'its config' test -s patch/model/config.json
 check 'no slots are left' test -z "$(find s-patch/train/rollouts -type f)"
 
+# ---- nobody reads the lines any more: the run goes on, and says so once ----
+worker unread-worker s-unread
+made=$pid
+"$weft" train s-unread --role trainer --output unread "${tiny[@]}" --steps 6 --metrics - > /dev/full 2> unread.err
+code=$?
+check 'an exit code that tells' test "$code" -eq 1
+ended 0 "$made" unread-worker
+alike unread s-unread patch
+check 'told once' test "$(grep -c 'cannot write the result: No space' unread.err)" -eq 1
+says unread.err 'no more lines are printed'
+
 # ---- trainers that are killed, workers that stay ----
 worker steady s-killed
 steady=$pid

@@ -115,6 +115,7 @@ rounds on 3 > on.rounds || fail 'the ranks do not agree'
 check 'one policy in the end' test "$(digest on/model)$(digest on/model)" = "$(digest on/rank-1/model)$(digest on/rank-2/model)"
 check 'a round without it' grep -q '"included":2' on/rank-1/metrics.jsonl
 check 'a round alone' grep -q '"included":1' on/rank-1/metrics.jsonl
+check 'which is told' grep -Eq 'rank 1: step [0-9]+: .*1 of 3 took part' on-1.err
 in_order s-on
 
 # the last policy is published by who is left
@@ -124,6 +125,10 @@ ended 0 "$pid" on-1
 says on-1.err 'rank 0 has not published the policy of step 40'
 expect 0 '' "$weft" pull s-on last.safetensors
 check 'the policy of the end' test "$(digest on/model)" = "$(digest last.safetensors)"
+
+# ---- what is said on the way ----
+check 'whose words they are' grep -q '^weft train: rank 1: run [0-9a-f]* is finished' two-1.err
+check 'who took part' grep -Eq 'rank 0: step 6: .* to the other trainers, 2 of 2 took part' two-0.err
 
 # ---- the rank that waited since the beginning ----
 ended 4 "$waiting" waiting-0
@@ -138,7 +143,15 @@ expect 2 'not whole rounds' "${no[@]}" --trainers 2 --rank 0 --steps 7 --local-s
 expect 2 'no steps of their own' "${no[@]}" --trainers 2 --rank 0 --outer ddp --local-steps 2
 expect 2 'need a way to agree' "${no[@]}" --local-steps 2
 expect 2 'is pulseloco, diloco or ddp' "${no[@]}" --outer alone
-expect 2 'significant' "${no[@]}" --trainers 2 --rank 0 --significant 1
+expect 2 'choose 2 to 23' "${no[@]}" --trainers 2 --rank 0 --significant 1
+expect 2 'momentum from 0 to below 1' "${no[@]}" --trainers 2 --rank 0 --outer-momentum 1
+expect 2 'trainers takes a number from 1' "${no[@]}" --trainers 0
+expect 2 'local-steps takes a number from 1' "${no[@]}" --trainers 2 --rank 0 --local-steps 0
+expect 2 'outer-rate is for several trainers' "${no[@]}" --outer-rate 1
+expect 2 'deadline is for several trainers' "${no[@]}" --deadline 1s
+expect 2 'which ddp has not' "${no[@]}" --trainers 2 --rank 0 --outer ddp --outer-momentum 0
+expect 2 "significant is pulseloco's" "${no[@]}" --trainers 2 --rank 0 --outer diloco --significant 8
+expect 2 'choose one of them' "${no[@]}" --trainers 2 --rank 0 --join --fresh
 expect 4 'rank 0 has not begun' "${no[@]}" --trainers 2 --rank 1 --patience 0.3
 expect 2 'give all ranks the same options' "$weft" train s-two --role trainer --output no "${tiny[@]}" "${six[@]}" \
     --trainers 2 --rank 1 --seed 9

@@ -50,6 +50,12 @@ agreed mean 2 3
 team mean-store s-mean-store 2 1 --steps 3 --outer ddp
 agreed mean-store 2 3 mean
 
+# ---- one stdout for all ranks ----
+whole told s-told 2 --steps 3 --outer ddp --json
+check 'one document' /usr/bin/python3 -c 'import json; assert json.load(open("told.out"))["steps"] == 3'
+whole lines s-lines 2 --steps 3 --outer ddp --metrics -
+check 'the lines of rank 0' cmp -s <(wc -l < lines.out) <(wc -l < lines/metrics.jsonl)
+
 # ---- killed, while steps are made: a process that MPI is starting or ending may leave mpirun hanging ----
 long=(--steps 16 --local-steps 2)
 team long s-long 3 2 "${long[@]}"
@@ -74,6 +80,7 @@ ended 0 "$steady" steady
 agreed killed 3 8 long
 
 expect 2 'leave out --rank' "$weft" train s-no --role trainer --output no "${tiny[@]}" --exchange mpi --rank 0
+expect 2 'over MPI all wait' "$weft" train s-no --role trainer --output no "${tiny[@]}" --exchange mpi --join
 # the command alone, without the library
 cp "$weft" alone
 expect 1 'cannot use MPI' ./alone train s-no --role trainer --output no "${tiny[@]}" --exchange mpi

@@ -6,20 +6,23 @@
 /usr/bin/python3 -B "$cli/checkpoints.py" "$dir"
 
 # help goes to stdout, names the verb's arguments, gives examples, and fits a terminal
-for verb in diff apply merge inspect digest verify stats bench; do
+verbs='diff apply merge inspect digest verify stats publish pull follow log fleet gc keygen serve train demo bench'
+for verb in $verbs; do
     for call in "$verb --help" "help $verb"; do
         # shellcheck disable=SC2086
         expect 0 '' "$weft" $call
         check "$call: usage" grep -q "^Usage: weft $verb" stdout
         check "$call: an example" grep -q "^  .*weft $verb" stdout
         check "$call: --json" grep -q -- '--json' stdout
-        check "$call: exit codes" grep -q 'Exit codes: 0 done' stdout
+        check "$call: exit codes" grep -q 'Exit codes: 0 ' stdout
         check "$call: lines that fit" awk 'length($0) > 100 { exit 1 }' stdout
+        check "$call: examples that were not broken" \
+            awk '/^Examples?:/ { inside = 1; next } /^$/ { inside = 0 } inside && !/^  / { exit 1 }' stdout
     done
 done
 for call in --help -h help; do
     expect 0 '' "$weft" "$call"
-    for verb in diff apply merge inspect digest verify stats bench; do
+    for verb in $verbs; do
         check "$call lists $verb" grep -Eq "^  $verb( |$)" stdout
     done
 done
