@@ -356,9 +356,9 @@ static weft_status close_with(train_learner *learner, weft_status status) {
     return status == WEFT_OK || text[0] == 0 ? status : weft_fail(context, status, "%s", text);
 }
 
-weft_status train_learner_run(weft_context *context, weft_store *store, const train_options *options,
-                              train_result *result_out) {
-    train_learner learner = {
+void train_learner_open(train_learner *learner, weft_context *context, weft_store *store,
+                        const train_options *options) {
+    *learner = (train_learner){
         .context = context,
         .store = store,
         .options = options,
@@ -366,10 +366,16 @@ weft_status train_learner_run(weft_context *context, weft_store *store, const tr
         .lock = -1,
         .success = -1,
     };
+    learner->run.fused = train_run_fused();
+    train_patience_open(&learner->patience, context, options->watch, options->patience);
+}
+
+weft_status train_learner_run(weft_context *context, weft_store *store, const train_options *options,
+                              train_result *result_out) {
+    train_learner learner;
     double start = weft_clock_now();
-    learner.run.fused = train_run_fused();
     weft_context_clear(context);
-    train_patience_open(&learner.patience, context, options->watch, options->patience);
+    train_learner_open(&learner, context, store, options);
     weft_status status = train_learner_start(&learner);
     if (status == WEFT_OK) {
         status = run_steps(&learner);

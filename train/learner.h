@@ -36,10 +36,11 @@ typedef struct train_learner {
     uint64_t saved_rounds; /* that stand in the state */
     train_round round;     /* that ended while the run was found again; included 0: none */
     double looked;         /* when it was last looked what the other ranks do */
-    double missing_since;  /* that a policy which another rank should publish is missing; 0: none is */
-    double turn;           /* seconds that each rank has to publish before the next one does */
-    bool yields;           /* another rank was publishing when this one was about to */
-    bool stood_in;         /* it has published the newest policy for another rank, which seemed gone: */
+    bool missing;          /* a policy which another rank should publish is not there */
+    double missing_since;
+    double turn;   /* seconds that each rank has to publish before the next one does */
+    bool yields;   /* another rank was publishing when this one was about to */
+    bool stood_in; /* it has published the newest policy for another rank, which seemed gone: */
     uint32_t stood_in_for;
     char first[WEFT_DIGEST_TEXT]; /* digest of the policy that the run began with */
     lm_model *reference;          /* NULL without a divergence from it */
@@ -77,6 +78,9 @@ WEFT_CHECKED weft_status train_learner_run(weft_context *context, weft_store *st
 
 /* ---- between learner.c, learner_start.c and learner_publish.c ---- */
 
+/* A learner that has done nothing yet, and holds nothing. */
+void train_learner_open(train_learner *learner, weft_context *context, weft_store *store,
+                        const train_options *options);
 /* Everything until the first step can be made: the newest version in the store is this state's. */
 WEFT_CHECKED weft_status train_learner_start(train_learner *learner);
 /* Releases everything, whatever of it is there. */

@@ -155,6 +155,7 @@ static weft_status give_way(train_learner *learner) {
     close_publisher(learner);
     leave_more_time(learner);
     learner->yields = true;
+    learner->missing = true;
     learner->missing_since = weft_clock_now();
     weft_status status = train_collector_check_run(&learner->collector);
     if (status != WEFT_CONFLICT) {
@@ -209,7 +210,7 @@ static void review_turn(train_learner *learner) {
     }
     learner->stood_in = false;
     learner->yields = false;
-    learner->missing_since = 0;
+    learner->missing = false;
 }
 
 weft_status train_learner_offer(train_learner *learner, train_published *published) {
@@ -334,7 +335,8 @@ static bool is_overdue(train_learner *learner) {
     uint32_t ranks = learner->run.trainers;
     uint32_t turn = (learner->options->rank + ranks - train_team_leader(&learner->team)) % ranks;
     double now = weft_clock_now();
-    learner->missing_since = learner->missing_since > 0 ? learner->missing_since : now;
+    learner->missing_since = learner->missing ? learner->missing_since : now;
+    learner->missing = true;
     return is_shared(learner) && now - learner->missing_since >= (turn + learner->yields) * learner->turn;
 }
 
@@ -349,7 +351,7 @@ static weft_status take_over(train_learner *learner) {
         learner->stood_in_for = leader;
     }
     close_publisher(learner);
-    learner->missing_since = 0;
+    learner->missing = false;
     return publish(learner, &published);
 }
 
@@ -360,7 +362,7 @@ static weft_status see_to_policy(train_learner *learner) {
     if (status != WEFT_OK) {
         status = train_patience_bear(&learner->patience, status);
     } else if (there) {
-        learner->missing_since = 0;
+        learner->missing = false;
         return WEFT_OK;
     } else if (is_overdue(learner)) {
         status = take_over(learner);
