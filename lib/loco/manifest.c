@@ -29,8 +29,7 @@ void weft_manifest_end(weft_writer *writer) {
 }
 
 static weft_status malformed(weft_context *context, const char *what) {
-    return weft_fail(context, WEFT_MALFORMED,
-                     "an object that trainers agree by is %s; see who else writes to the store", what);
+    return weft_fail(context, WEFT_MALFORMED, "what trainers agree by is %s", what);
 }
 
 weft_status weft_manifest_open(weft_context *context, const void *data, size_t size,
@@ -40,7 +39,7 @@ weft_status weft_manifest_open(weft_context *context, const void *data, size_t s
     }
     weft_reader tail = weft_reader_over((const uint8_t *)data + size - CHECKSUM_BYTES, CHECKSUM_BYTES);
     if (weft_reader_u64(&tail) != XXH3_64bits(data, size - CHECKSUM_BYTES)) {
-        return weft_fail(context, WEFT_CHECKSUM_MISMATCH, "an object that trainers agree by was damaged");
+        return weft_fail(context, WEFT_CHECKSUM_MISMATCH, "what trainers agree by was damaged");
     }
     *reader = weft_reader_over(data, size - CHECKSUM_BYTES);
     const uint8_t *magic = weft_reader_bytes(reader, sizeof MAGIC);

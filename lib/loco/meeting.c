@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
+static const char AGAIN[] = "start this rank again when there is a newer snapshot";
+
 /* ---- keys ---- */
 
 weft_meeting_key weft_meeting_payload_key(const weft_meeting *meeting, uint64_t round, uint32_t rank) {
@@ -38,14 +40,23 @@ weft_meeting_key weft_meeting_note_key(const weft_meeting *meeting) {
 
 /* ---- objects ---- */
 
+weft_status weft_meeting_unusable(weft_context *context, weft_status status, const char *key,
+                                  const char *next) {
+    char why[512];
+    snprintf(why, sizeof why, "%s", weft_context_error(context));
+    return weft_fail(context, status, "%s cannot be used: %s; see who else writes to the store, and %s",
+                     key, why, next);
+}
+
 static weft_status receive(weft_meeting *meeting, weft_context *context, const char *key, uint64_t size,
                            uint8_t *data) {
     const weft_store_get_request request = {.key = key, .length = size + 1, .buffer = data};
     weft_store_get_result result;
     weft_status status = weft_store_get(context, meeting->store, &request, &result);
     if (status == WEFT_OK && (result.size != size || result.received != size)) {
-        status = weft_fail(context, WEFT_MALFORMED, "%s has %" PRIu64 " bytes, not %" PRIu64, key,
-                           result.size, size);
+        status =
+            weft_fail(context, WEFT_MALFORMED, "it has %" PRIu64 " bytes, not %" PRIu64, result.size, size);
+        status = weft_meeting_unusable(context, status, key, AGAIN);
     }
     return status;
 }
@@ -66,7 +77,8 @@ weft_status weft_meeting_get(weft_meeting *meeting, weft_context *context, const
         status = weft_hash_compute(context, data, (size_t)size, &got);
     }
     if (status == WEFT_OK && !weft_hash_equal(&got, hash)) {
-        status = weft_fail(context, WEFT_DIGEST_MISMATCH, "%s is not what it is said to be", key);
+        status = weft_fail(context, WEFT_DIGEST_MISMATCH, "its bytes are not those that were agreed on");
+        status = weft_meeting_unusable(context, status, key, AGAIN);
     }
     if (status != WEFT_OK) {
         weft_release(meeting->context, data);

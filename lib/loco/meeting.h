@@ -52,6 +52,9 @@ weft_meeting_key weft_meeting_closed_key(const weft_meeting *meeting, uint64_t r
 weft_meeting_key weft_meeting_snapshot_key(const weft_meeting *meeting, uint64_t rounds);
 weft_meeting_key weft_meeting_note_key(const weft_meeting *meeting);
 
+/* Says which object the last failure is about, and what to do. */
+weft_status weft_meeting_unusable(weft_context *context, weft_status status, const char *key,
+                                  const char *next);
 /* A whole object of exactly `size` bytes, in memory of the meeting's, whose SHA-256 is `hash`. Nothing is
  * taken on trust: a size above `most` is refused. */
 weft_status weft_meeting_get(weft_meeting *meeting, weft_context *context, const char *key, uint64_t size,

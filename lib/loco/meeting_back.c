@@ -19,7 +19,14 @@ static weft_status read_note(weft_meeting *meeting, weft_context *context, weft_
     size_t size;
     weft_meeting_key key = weft_meeting_note_key(meeting);
     weft_status status = weft_meeting_get_small(meeting, context, key.text, data, sizeof data, &size, tag);
-    return status == WEFT_OK ? weft_snapshot_note_parse(context, data, size, meeting->run, note) : status;
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = weft_snapshot_note_parse(context, data, size, meeting->run, note);
+    return status == WEFT_OK
+               ? status
+               : weft_meeting_unusable(context, status, key.text,
+                                       "remove it while no rank is away: the next snapshot puts it anew");
 }
 
 weft_status weft_meeting_why_open(weft_meeting *meeting, weft_context *context, uint64_t round) {

@@ -50,6 +50,11 @@ static weft_status read_manifest(gathering *gathering) {
     if (status == WEFT_OK) {
         status = weft_manifest_parse(gathering->context, data, size, meeting->run, gathering->round,
                                      meeting->options.ranks, &meeting->manifest);
+        status = status == WEFT_OK
+                     ? status
+                     : weft_meeting_unusable(gathering->context, status, key.text,
+                                             "start this rank again when there is a newer snapshot; if no "
+                                             "rank has read it, remove it, and the round is closed anew");
     }
     weft_release(meeting->context, data);
     return status;
@@ -153,8 +158,10 @@ static weft_status fetch(gathering *gathering, uint32_t rank, const char *key, u
         meeting->stats.received += size;
         *place = (weft_meeting_place){.data = data, .fetched = data, .size = (size_t)size};
         judge(gathering, rank, data, (size_t)size, place);
-        if (!place->refused) {
-            return weft_hash_compute(gathering->context, data, (size_t)size, &place->hash);
+        status = place->refused ? WEFT_OK
+                                : weft_hash_compute(gathering->context, data, (size_t)size, &place->hash);
+        if (status == WEFT_OK && !place->refused) {
+            return WEFT_OK;
         }
         place->data = NULL;
         place->fetched = NULL;

@@ -6,6 +6,8 @@
 #include "loco.h"
 #include "snapshot.h"
 
+#include <stdio.h>
+
 /* Leaves a snapshot if one is due. Without it nothing but the way back gets longer. */
 static void leave_snapshot(weft_loco *loco, const weft_loco_exchange *exchange) {
     if (exchange->snapshot_due == NULL || !exchange->snapshot_due(exchange->opaque, loco->rounds)) {
@@ -68,6 +70,29 @@ static weft_status take_snapshot(weft_loco *loco, const weft_loco_exchange *exch
     return status;
 }
 
+/* What the round needs is damaged or gone. That ranks have come apart is none of these: a snapshot would
+ * hide it. */
+static bool is_lost(weft_status status) {
+    return status == WEFT_NOT_FOUND || status == WEFT_MALFORMED || status == WEFT_TRUNCATED ||
+           status == WEFT_CHECKSUM_MISMATCH || status == WEFT_DIGEST_MISMATCH;
+}
+
+/* Ends a round that the others have ended. One that cannot be ended any more is passed over by a snapshot,
+ * if there is one beyond it. */
+static weft_status end_missed(weft_loco *loco, const weft_loco_exchange *exchange) {
+    char why[1024];
+    weft_status status = weft_loco_round(loco, exchange, NULL);
+    if (status == WEFT_OK || !is_lost(status) || loco->broken) {
+        return status;
+    }
+    snprintf(why, sizeof why, "%s", weft_context_error(loco->context));
+    if (take_snapshot(loco, exchange) == WEFT_OK) {
+        weft_context_clear(loco->context);
+        return WEFT_OK;
+    }
+    return loco->broken ? weft_loco_check(loco) : weft_fail(loco->context, status, "%s", why);
+}
+
 weft_status weft_loco_catch_up(weft_loco *loco, const weft_loco_exchange *exchange, uint64_t *rounds_out) {
     uint64_t began = loco->rounds;
     weft_status status = WEFT_OK;
@@ -75,7 +100,7 @@ weft_status weft_loco_catch_up(weft_loco *loco, const weft_loco_exchange *exchan
     while (status == WEFT_OK && exchange->ended != NULL) {
         status = exchange->ended(exchange->opaque, loco->context, loco->rounds);
         if (status == WEFT_OK) {
-            status = weft_loco_round(loco, exchange, NULL);
+            status = end_missed(loco, exchange);
         } else if (status == WEFT_NOT_FOUND) {
             status = take_snapshot(loco, exchange);
         }

@@ -258,9 +258,11 @@ static weft_status check_digest(weft_context *context, const weft_checkpoint *fi
     }
     weft_status status = weft_table_digest_text(context, weft_checkpoint_table(file), digest);
     if (status == WEFT_OK && strcmp(promised, digest) != 0) {
-        return weft_fail(context, WEFT_DIGEST_MISMATCH,
-                         "the state in '%s' is damaged: its digest is %s and should be %s", path, digest,
-                         promised);
+        return weft_fail(
+            context, WEFT_DIGEST_MISMATCH,
+            "the state in '%s' is damaged: its digest is %s and should be %s; go on from another "
+            "copy of it, or begin without it",
+            path, digest, promised);
     }
     return status;
 }
@@ -307,12 +309,15 @@ static weft_status check_texts(const weft_loco *loco, const state_texts *texts, 
     format_configuration(loco, expected);
     if (strcmp(run, loco->run) != 0) {
         return weft_fail(loco->context, WEFT_BASE_MISMATCH,
-                         "the state in '%s' is of run '%s'; this is '%s'", path, run, loco->run);
+                         "the state in '%s' is of run '%s'; this is '%s': give a file of this run", path,
+                         run, loco->run);
     }
     if (strcmp(configuration, expected) != 0) {
-        return weft_fail(loco->context, WEFT_BASE_MISMATCH,
-                         "the state in '%s' is of another rank or configuration: '%s'; this is '%s'", path,
-                         configuration, expected);
+        return weft_fail(
+            loco->context, WEFT_BASE_MISMATCH,
+            "the state in '%s' is of another rank or configuration: '%s'; this is '%s'; give each "
+            "rank its own file, and the configuration that it was saved with",
+            path, configuration, expected);
     }
     return WEFT_OK;
 }
