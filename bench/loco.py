@@ -20,18 +20,21 @@ import sys
 
 Policy = collections.namedtuple("Policy", "size shape rate steps seeds")
 
-# Rates at which DiLoCo with the paper's outer optimizer learns. Of two, once as many steps as it takes to
-# rise by 0.15 or more, and once until it has nearly levelled off: who is a round or two behind on the way up need not
-# be worse in the end.
+# Rates at which DiLoCo with the paper's outer optimizer learns; of each policy a run on the way up and one that goes on
+# until it has levelled off: who is a round or two behind on the way up need not be worse in the end.
 POLICIES = [
     Policy("0.1M", "2 layers of 64, 4 heads", "1e-4", 160, [1, 2, 3, 4, 5]),
     Policy("0.1M", "2 layers of 64, 4 heads", "1e-4", 480, [1, 2, 3]),
+    Policy("0.1M", "2 layers of 64, 4 heads", "1e-4", 960, [1, 2, 3]),
     Policy("0.2M", "5 layers of 64, 8 heads on 2", "1e-4", 240, [1, 2, 3]),
+    Policy("0.2M", "5 layers of 64, 8 heads on 2", "1e-4", 480, [1, 2, 3]),
     Policy("0.6M", "3 layers of 128, 4 heads", "5e-5", 96, [1, 2, 3]),
     Policy("0.6M", "3 layers of 128, 4 heads", "5e-5", 240, [1, 2, 3]),
+    Policy("0.6M", "3 layers of 128, 4 heads", "5e-5", 480, [1, 2, 3]),
     Policy("2M", "6 layers of 192, 6 heads on 2", "3e-5", 64, [1, 2, 3]),
+    Policy("2M", "6 layers of 192, 6 heads on 2", "3e-5", 192, [1, 2, 3]),
 ]
-COURSES, QUICK = [1, 2, 4, 5], [0, 3]  # of which the picture has the rewards; which --quick runs
+COURSES, QUICK = [2, 4, 7, 9], [0, 5]  # of which the picture has the rewards; which --quick runs
 WAYS = ["pulseloco", "diloco", "ddp"]
 ABLATION = Policy("0.1M", "", "3e-5", 160, [1, 2, 3])
 ABLATED = ["pulseloco", "pulseloco, 8 bits", "nearest", "rounded", "forgetful", "diloco"]

@@ -446,7 +446,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         arguments->make = argument;
         return 0;
     case OPTION_STEPS:
-        arguments->steps = command_parse_number(state, "--steps", argument, 1, 500);
+        arguments->steps = command_parse_number(state, "--steps", argument, 1, 100000);
         return 0;
     case OPTION_LOCO:
         arguments->loco = true;
