@@ -46,5 +46,5 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$" AND CMAKE_SIZEOF_VOID
     add_compile_definitions(WEFT_X86=1)
 endif()
 set(WEFT_AVX2_FLAGS -mavx2 -mbmi -mbmi2 -mlzcnt -mpopcnt -maes -mfma -mf16c)
-set(WEFT_AVX512_FLAGS ${WEFT_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi
+set(WEFT_AVX512_FLAGS ${WEFT_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512ifma -mavx512vbmi
     -mavx512vbmi2 -mavx512vpopcntdq -mavx512bitalg -mvaes -mvpclmulqdq -mgfni)

@@ -44,7 +44,8 @@ enum {
                        bit_AVX512BITALG | bit_AVX512VPOPCNTDQ,
     SAVED_AVX512 = 0xe6,
 };
-static const uint32_t LEAF7_EBX_AVX512 = (uint32_t)bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL;
+static const uint32_t LEAF7_EBX_AVX512 =
+    (uint32_t)bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL | bit_AVX512IFMA;
 
 static uint32_t saved_registers(void) {
     uint32_t low;

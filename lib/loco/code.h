@@ -55,13 +55,17 @@ static inline double weft_power(int power) {
 
 typedef struct weft_block_encoder {
     weft_context *context;
-    weft_small_encoder small;        /* ranks of positions within classes */
-    uint64_t *items[WEFT_CLASS_MAX]; /* as tokens.h packs them, and then the plain bits */
+    const weft_patch_kernels *kernels;
+    const weft_fired_kernels *fired_kernels;
+    weft_classes classes;
+    weft_tile tile;
+    uint32_t offsets[WEFT_CLASS_MAX]; /* rank in the tile + offset = gap */
+    uint64_t *items[WEFT_CLASS_MAX];  /* as tokens.h packs them, and then the plain bits */
     size_t capacities[WEFT_CLASS_MAX];
-    size_t count;    /* what has fired */
+    size_t counts[WEFT_CLASS_MAX];
+    size_t count;    /* what has fired, in all classes */
     uint8_t *tokens; /* of all gaps, class after class, and behind them of all values */
     size_t token_capacity;
-    weft_tokenise tokenise;
     unsigned most; /* bits below the highest three of a value that are significant */
     uint8_t *room; /* where the bits and then the stream are written */
     size_t room_size;
@@ -71,14 +75,13 @@ void weft_block_encoder_open(weft_block_encoder *encoder, weft_context *context,
 void weft_block_encoder_close(weft_block_encoder *encoder);
 /* Adds a tile of the gate's results to a sample. */
 void weft_block_encoder_sample(const weft_block_encoder *encoder, const uint16_t *words, size_t count,
-                               const weft_fired *fired, weft_small_sample *sample);
+                               const weft_fired *fired, weft_class_sample *sample);
 /* Begins a block of `elements` with classes for the sample. */
-void weft_block_encoder_begin(weft_block_encoder *encoder, const weft_small_sample *sample,
+void weft_block_encoder_begin(weft_block_encoder *encoder, const weft_class_sample *sample,
                               uint64_t elements);
 /* Takes the gate's results for the next tile, which starts at `linear`. */
-weft_status weft_block_encoder_tile(weft_block_encoder *encoder, const weft_patch_kernels *kernels,
-                                    const uint16_t *words, size_t count, uint32_t linear,
-                                    const weft_fired *fired, weft_gate_ahead *ahead);
+weft_status weft_block_encoder_tile(weft_block_encoder *encoder, const uint16_t *words, size_t count,
+                                    uint32_t linear, const weft_fired *fired);
 weft_status weft_block_encoder_finish(weft_block_encoder *encoder, weft_writer *writer);
 
 /* ---- decoding ---- */

@@ -5,17 +5,18 @@
  */
 #include "code.h"
 
+enum { BF16_SHIFT = 7 }; /* of the exponent in the high half of a weight */
+
 void weft_block_encoder_open(weft_block_encoder *encoder, weft_context *context, uint32_t significant) {
     memset(encoder, 0, sizeof *encoder);
     encoder->context = context;
-    weft_small_encoder_open(&encoder->small, context);
-    encoder->tokenise = weft_tokenise_for(weft_cpu_level());
+    encoder->kernels = weft_patch_kernels_for(weft_cpu_level());
+    encoder->fired_kernels = weft_fired_kernels_for(weft_cpu_level());
     encoder->most = weft_rest_most(significant);
 }
 
 void weft_block_encoder_close(weft_block_encoder *encoder) {
     weft_context *context = encoder->context;
-    weft_small_encoder_close(&encoder->small);
     for (unsigned c = 0; c < WEFT_CLASS_MAX; c++) {
         weft_release(context, encoder->items[c]);
     }
@@ -68,7 +69,7 @@ static unsigned octave_of(unsigned token) {
 }
 
 void weft_block_encoder_sample(const weft_block_encoder *encoder, const uint16_t *words, size_t count,
-                               const weft_fired *fired, weft_small_sample *sample) {
+                               const weft_fired *fired, weft_class_sample *sample) {
     uint8_t exponents[WEFT_TILE];
     uint64_t items[WEFT_TILE];
     uint8_t gap_tokens[WEFT_TILE];
@@ -80,7 +81,7 @@ void weft_block_encoder_sample(const weft_block_encoder *encoder, const uint16_t
     for (size_t i = 0; i < fired->count; i++) {
         items[i] = weft_fired_pack(0, weft_ulp_exponent(fired->words[i]), fired->values[i]);
     }
-    encoder->tokenise(items, fired->count, encoder->most, gap_tokens, value_tokens);
+    encoder->fired_kernels->tokenise(items, fired->count, encoder->most, gap_tokens, value_tokens);
     for (size_t i = 0; i < fired->count; i++) {
         unsigned exponent = (fired->words[i] >> 7) & 0xffu;
         sample->changed[exponent]++;
@@ -89,53 +90,51 @@ void weft_block_encoder_sample(const weft_block_encoder *encoder, const uint16_t
     sample->sampled += count;
 }
 
-void weft_block_encoder_begin(weft_block_encoder *encoder, const weft_small_sample *sample,
+void weft_block_encoder_begin(weft_block_encoder *encoder, const weft_class_sample *sample,
                               uint64_t elements) {
     encoder->count = 0;
-    weft_small_encoder_begin(&encoder->small, weft_exponent_of(WEFT_DTYPE_BF16), sample, elements);
+    weft_classes_cut(&encoder->classes, sample, elements);
+    memset(encoder->offsets, 0, sizeof encoder->offsets);
+    memset(encoder->counts, 0, sizeof encoder->counts);
+    memset(encoder->tile.counts, 0, sizeof encoder->tile.counts);
 }
 
 static weft_status reserve_items(weft_block_encoder *encoder, size_t more) {
     weft_status status = WEFT_OK;
-    for (unsigned c = 0; c < encoder->small.classes && status == WEFT_OK; c++) {
+    for (unsigned c = 0; c < encoder->classes.count && status == WEFT_OK; c++) {
         status = reserve(encoder->context, (void **)&encoder->items[c], &encoder->capacities[c],
-                         encoder->small.counts[c] + more, sizeof(uint64_t));
+                         encoder->counts[c] + more, sizeof(uint64_t));
     }
     return status;
 }
 
-/* Puts what was ranked into its classes. */
-static void sort_by_class(weft_block_encoder *encoder, const weft_fired *fired, size_t first, size_t end) {
-    const weft_ranked *ranked = &encoder->small.ranked;
-    for (size_t i = first; i < end; i++) {
-        encoder->items[ranked->class_of[i]][ranked->orders[i]] =
-            weft_fired_pack(ranked->gaps[i], weft_ulp_exponent(fired->words[i]), fired->values[i]);
+/* Puts what has fired into its classes. */
+static void sort_tile(weft_block_encoder *encoder, uint32_t linear, const weft_fired *fired) {
+    const weft_classes *classes = &encoder->classes;
+    weft_sorting sorting = {.classes = classes->count, .class_of_exponent = classes->of_exponent};
+    memcpy(sorting.offsets, encoder->offsets, sizeof sorting.offsets);
+    for (unsigned c = 0; c < classes->count; c++) {
+        sorting.ends[c] = encoder->items[c] + encoder->counts[c];
     }
-}
-
-weft_status weft_block_encoder_tile(weft_block_encoder *encoder, const weft_patch_kernels *kernels,
-                                    const uint16_t *words, size_t count, uint32_t linear,
-                                    const weft_fired *fired, weft_gate_ahead *ahead) {
-    enum { STEP = 32 };
-    weft_changes changes = {
-        .context = encoder->context,
-        .width = sizeof(uint16_t),
-        .positions = fired->positions,
-        .olds = fired->words,
-    };
-    weft_status status = reserve_items(encoder, fired->count);
-    weft_gate_ask(ahead);
-    weft_small_encoder_classify(&encoder->small, kernels, words, count);
-    for (size_t first = 0; first < fired->count && status == WEFT_OK; first = changes.count) {
-        changes.count = fired->count - first < STEP ? fired->count : first + STEP;
-        weft_gate_ask(ahead);
-        status = weft_small_encoder_rank(&encoder->small, kernels, linear, &changes, first);
-        if (status == WEFT_OK) {
-            weft_gate_ask(ahead);
-            sort_by_class(encoder, fired, first, changes.count);
-        }
+    encoder->fired_kernels->sort(&encoder->tile, fired, linear, &sorting);
+    memcpy(encoder->offsets, sorting.offsets, sizeof sorting.offsets);
+    for (unsigned c = 0; c < classes->count; c++) {
+        encoder->counts[c] = (size_t)(sorting.ends[c] - encoder->items[c]);
     }
     encoder->count += fired->count;
+}
+
+weft_status weft_block_encoder_tile(weft_block_encoder *encoder, const uint16_t *words, size_t count,
+                                    uint32_t linear, const weft_fired *fired) {
+    const weft_classes *classes = &encoder->classes;
+    weft_status status = reserve_items(encoder, fired->count);
+    for (unsigned c = 0; c < classes->count; c++) {
+        encoder->offsets[c] += encoder->tile.counts[c];
+    }
+    encoder->kernels->classify(words, count, BF16_SHIFT, classes->cuts, classes->count, &encoder->tile);
+    if (status == WEFT_OK) {
+        sort_tile(encoder, linear, fired);
+    }
     return status;
 }
 
@@ -172,22 +171,21 @@ static void put_rests(weft_bits_writer *writer, const uint64_t *items, size_t co
 
 static weft_status write_bits(weft_block_encoder *encoder, const class_tables *tables,
                               weft_writer *writer) {
-    const weft_small_encoder *small = &encoder->small;
     weft_status status =
         reserve(encoder->context, (void **)&encoder->room, &encoder->room_size,
-                small->classes * 2 * (size_t)WEFT_RANS_TABLE_MAX + 7 * encoder->count + 16, 1);
+                encoder->classes.count * 2 * (size_t)WEFT_RANS_TABLE_MAX + 7 * encoder->count + 16, 1);
     if (status != WEFT_OK) {
         return status;
     }
     weft_bits_writer bits = {encoder->room, 0, 0};
-    for (unsigned c = 0; c < small->classes; c++) {
-        if (small->counts[c] > 0) {
+    for (unsigned c = 0; c < encoder->classes.count; c++) {
+        if (encoder->counts[c] > 0) {
             weft_rans_table_write(&tables[c].gaps, &bits);
             weft_rans_table_write(&tables[c].values, &bits);
         }
     }
-    for (unsigned c = 0; c < small->classes; c++) {
-        put_rests(&bits, encoder->items[c], small->counts[c]);
+    for (unsigned c = 0; c < encoder->classes.count; c++) {
+        put_rests(&bits, encoder->items[c], encoder->counts[c]);
     }
     size_t size = (size_t)(weft_bits_finish(&bits) - encoder->room);
     weft_writer_varint(writer, size);
@@ -197,7 +195,6 @@ static weft_status write_bits(weft_block_encoder *encoder, const class_tables *t
 
 static weft_status write_stream(weft_block_encoder *encoder, const class_tables *tables,
                                 weft_writer *writer) {
-    const weft_small_encoder *small = &encoder->small;
     const uint8_t *tokens = encoder->tokens;
     size_t count = encoder->count;
     size_t end = count;
@@ -208,9 +205,9 @@ static weft_status write_stream(weft_block_encoder *encoder, const class_tables 
     }
     weft_rans_encoder rans;
     weft_rans_encoder_open(&rans, encoder->room, room);
-    for (unsigned c = small->classes; c-- > 0;) {
-        size_t first = end - small->counts[c];
-        if (small->counts[c] > 0) {
+    for (unsigned c = encoder->classes.count; c-- > 0;) {
+        size_t first = end - encoder->counts[c];
+        if (encoder->counts[c] > 0) {
             weft_rans_encode(&rans, &tables[c].values, tokens + count + first, end - first);
             weft_rans_encode(&rans, &tables[c].gaps, tokens + first, end - first);
         }
@@ -223,33 +220,32 @@ static weft_status write_stream(weft_block_encoder *encoder, const class_tables 
 
 /* Tokens of a class, and tables that fit them. */
 static void tokenise_class(weft_block_encoder *encoder, unsigned c, size_t first, class_tables *tables) {
-    size_t count = encoder->small.counts[c];
+    size_t count = encoder->counts[c];
     uint8_t *gap_tokens = encoder->tokens + first;
     uint8_t *value_tokens = gap_tokens + encoder->count;
-    encoder->tokenise(encoder->items[c], count, encoder->most, gap_tokens, value_tokens);
+    encoder->fired_kernels->tokenise(encoder->items[c], count, encoder->most, gap_tokens, value_tokens);
     fit_table(gap_tokens, count, &tables->gaps);
     fit_table(value_tokens, count, &tables->values);
 }
 
 weft_status weft_block_encoder_finish(weft_block_encoder *encoder, weft_writer *writer) {
-    const weft_small_encoder *small = &encoder->small;
     class_tables tables[WEFT_CLASS_MAX];
     weft_status status = reserve(encoder->context, (void **)&encoder->tokens, &encoder->token_capacity,
                                  2 * encoder->count, 1);
     if (status != WEFT_OK) {
         return status;
     }
-    weft_writer_u8(writer, (uint8_t)small->classes);
-    for (unsigned c = 1; c < small->classes; c++) {
-        weft_writer_u8(writer, small->cuts[c]);
+    weft_writer_u8(writer, (uint8_t)encoder->classes.count);
+    for (unsigned c = 1; c < encoder->classes.count; c++) {
+        weft_writer_u8(writer, encoder->classes.cuts[c]);
     }
     size_t first = 0;
-    for (unsigned c = 0; c < small->classes; c++) {
-        weft_writer_varint(writer, small->counts[c]);
-        if (small->counts[c] > 0) {
+    for (unsigned c = 0; c < encoder->classes.count; c++) {
+        weft_writer_varint(writer, encoder->counts[c]);
+        if (encoder->counts[c] > 0) {
             tokenise_class(encoder, c, first, &tables[c]);
         }
-        first += small->counts[c];
+        first += encoder->counts[c];
     }
     status = write_bits(encoder, tables, writer);
     if (status == WEFT_OK) {

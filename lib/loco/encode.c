@@ -13,20 +13,30 @@
 
 #include <string.h>
 
-enum { SAMPLE_PLACES = 32, SAMPLE_STRETCH = 512 };
+enum {
+    SAMPLE_PLACES = 32,
+    SAMPLE_STRETCH = 512,
+    GATE_TILES =
+        8, /* that the gate goes through before they are coded: the memory is fastest in long runs */
+};
 
 /* What a worker has of its own. */
 typedef struct encode_worker {
     weft_block_encoder encoder;
-    weft_gate_room room;
+    weft_gate_room rooms[GATE_TILES];
     float kept[SAMPLE_STRETCH];
 } encode_worker;
+
+/* What the gate has made of a tile. */
+typedef struct gated_tile {
+    weft_gate_input input;
+    weft_fired fired;
+} gated_tile;
 
 /* Made for the first round and kept: its buffers have grown to what a round needs. */
 struct weft_loco_job {
     weft_loco *loco;
     weft_gate gate;
-    const weft_patch_kernels *kernels;
     encode_worker *workers;
     unsigned worker_count;
     weft_writer *frames; /* a window of them */
@@ -76,46 +86,65 @@ static weft_gate_input sample_input(const encode_job *job, uint64_t start, uint6
 }
 
 static void sample_block(const encode_job *job, encode_worker *worker, uint64_t start, uint64_t end,
-                         weft_small_sample *sample) {
+                         weft_class_sample *sample) {
     weft_gate_input next = sample_input(job, start, end, 0);
     for (uint64_t i = 0; i < SAMPLE_PLACES; i++) {
         weft_gate_input input = next;
-        weft_fired fired = weft_fired_in(&worker->room);
+        weft_fired fired = weft_fired_in(&worker->rooms[0]);
         if (i + 1 < SAMPLE_PLACES) {
             next = sample_input(job, start, end, i + 1);
             fetch(&next);
         }
         input.kept = worker->kept;
-        job->gate(&input, &fired, worker->room.words);
-        weft_block_encoder_sample(&worker->encoder, worker->room.words, input.count, &fired, sample);
+        job->gate(&input, &fired, worker->rooms[0].words);
+        weft_block_encoder_sample(&worker->encoder, worker->rooms[0].words, input.count, &fired, sample);
     }
 }
 
-static weft_status encode_tile(const encode_job *job, encode_worker *worker,
-                               const weft_loco_stretch *stretch, uint64_t block_start) {
-    weft_gate_room *room = &worker->room;
-    weft_gate_input input = input_of(job->loco, stretch, block_start);
-    weft_fired fired = weft_fired_in(room);
-    if (job->gate(&input, &fired, room->words) >= WEFT_NOT_FINITE) {
-        return name_broken(job->loco, stretch);
+/* Runs the gate over tiles from `at` on, and says how many there are. */
+static weft_status gate_tiles(const encode_job *job, encode_worker *worker, uint64_t block_start,
+                              uint64_t at, uint64_t end, gated_tile tiles[GATE_TILES], size_t *count_out) {
+    size_t count = 0;
+    for (; count < GATE_TILES && at < end; count++) {
+        gated_tile *tile = &tiles[count];
+        weft_gate_room *room = &worker->rooms[count];
+        weft_loco_stretch stretch = weft_loco_stretch_at(job->loco, at, end, WEFT_TILE);
+        tile->input = input_of(job->loco, &stretch, block_start);
+        tile->fired = weft_fired_in(room);
+        if (job->gate(&tile->input, &tile->fired, room->words) >= WEFT_NOT_FINITE) {
+            return name_broken(job->loco, &stretch);
+        }
+        at += stretch.count;
     }
-    weft_gate_ahead ahead = weft_gate_after(&input);
-    return weft_block_encoder_tile(&worker->encoder, job->kernels, room->words, input.count, input.first,
-                                   &fired, &ahead);
+    *count_out = count;
+    return WEFT_OK;
+}
+
+/* Gates and codes a few tiles. */
+static weft_status encode_tiles(const encode_job *job, encode_worker *worker, uint64_t block_start,
+                                uint64_t end, uint64_t *at) {
+    gated_tile tiles[GATE_TILES];
+    size_t count = 0;
+    weft_status status = gate_tiles(job, worker, block_start, *at, end, tiles, &count);
+    for (size_t i = 0; i < count && status == WEFT_OK; i++) {
+        const weft_gate_input *input = &tiles[i].input;
+        status = weft_block_encoder_tile(&worker->encoder, worker->rooms[i].words, input->count,
+                                         input->first, &tiles[i].fired);
+        *at += input->count;
+    }
+    return status;
 }
 
 static weft_status encode_coded(const encode_job *job, encode_worker *worker, uint64_t start, uint64_t end,
                                 weft_writer *frame) {
     weft_block_encoder *encoder = &worker->encoder;
     weft_status status = WEFT_OK;
-    weft_small_sample sample;
+    weft_class_sample sample;
     memset(&sample, 0, sizeof sample);
     sample_block(job, worker, start, end, &sample);
     weft_block_encoder_begin(encoder, &sample, end - start);
     for (uint64_t at = start; at < end && status == WEFT_OK;) {
-        weft_loco_stretch stretch = weft_loco_stretch_at(job->loco, at, end, WEFT_TILE);
-        status = encode_tile(job, worker, &stretch, start);
-        at += stretch.count;
+        status = encode_tiles(job, worker, start, end, &at);
     }
     if (status == WEFT_OK && encoder->count > 0) {
         status = weft_block_encoder_finish(encoder, frame);
@@ -126,7 +155,7 @@ static weft_status encode_coded(const encode_job *job, encode_worker *worker, ui
 /* The values of an open gate as they lie. */
 static weft_status encode_raw(const encode_job *job, encode_worker *worker, uint64_t start, uint64_t end,
                               weft_writer *frame) {
-    weft_gate_room *room = &worker->room;
+    weft_gate_room *room = &worker->rooms[0];
     for (uint64_t at = start; at < end;) {
         weft_loco_stretch stretch = weft_loco_stretch_at(job->loco, at, end, WEFT_TILE);
         weft_gate_input input = input_of(job->loco, &stretch, start);
@@ -196,7 +225,6 @@ static weft_status make_job(weft_loco *loco) {
     }
     job->loco = loco;
     job->gate = weft_gate_for(weft_cpu_level());
-    job->kernels = weft_patch_kernels_for(weft_cpu_level());
     job->worker_count = weft_context_threads(context);
     job->window = weft_parallel_window(context);
     weft_writer_open(&job->seal.checksums, context);

@@ -43,30 +43,13 @@ typedef struct weft_gate_input {
     bool open;      /* fires everywhere */
 } weft_gate_input;
 
-/* What the gate reads next, asked for a few lines at a time while other work leaves the memory idle: only
- * so many requests can be under way at once, and more would wait. The addresses need not be anybody's. */
-typedef struct weft_gate_ahead {
-    uintptr_t streams[3];
-    size_t lines; /* of each stream that are not asked for yet */
-} weft_gate_ahead;
-
-static inline weft_gate_ahead weft_gate_after(const weft_gate_input *input) {
-    return (weft_gate_ahead){
-        .streams = {(uintptr_t)(input->consensus + input->count), (uintptr_t)(input->local + input->count),
-                    (uintptr_t)(input->residual + input->count)},
-        .lines = input->count * sizeof(float) / 64,
-    };
-}
-
-static inline void weft_gate_ask(weft_gate_ahead *ahead) {
-    size_t lines = ahead->lines < 4 ? ahead->lines : 4;
-    for (unsigned i = 0; i < 3; i++) {
-        for (size_t l = 0; l < lines; l++) {
-            __builtin_prefetch((const void *)(ahead->streams[i] + 64 * l));
-        }
-        ahead->streams[i] += 64 * lines;
-    }
-    ahead->lines -= lines;
+/* Asks for what comes half a kilobyte after weight `i`: the processor, which asks ahead by itself, stops at
+ * every page. The addresses need not be anybody's. */
+static inline void weft_gate_fetch(const weft_gate_input *input, size_t i) {
+    enum { AHEAD = 512 };
+    __builtin_prefetch((const void *)((uintptr_t)(input->consensus + i) + AHEAD));
+    __builtin_prefetch((const void *)((uintptr_t)(input->local + i) + AHEAD));
+    __builtin_prefetch((const void *)((uintptr_t)(input->residual + i) + AHEAD));
 }
 
 /* Appends what fires, and sets words[i] to the high half of consensus[i]. Returns the largest magnitude of

@@ -49,6 +49,7 @@ uint32_t weft_gate_avx512(const weft_gate_input *input, weft_fired *fired, uint1
     __m512i highest = _mm512_setzero_si512();
     size_t i = 0;
     for (; i + 16 <= in.count; i += 16) {
+        weft_gate_fetch(&in, i);
         highest = gate_sixteen(&in, i, 0xffff, &out, words, highest);
     }
     if (i < in.count) {

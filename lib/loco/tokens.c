@@ -4,20 +4,27 @@
  */
 #include "tokens_loop.h"
 
-void weft_tokenise_portable(uint64_t *items, size_t count, unsigned most, uint8_t *gap_tokens,
-                            uint8_t *value_tokens) {
+static void sort_portable(const weft_tile *tile, const weft_fired *fired, uint32_t linear,
+                          weft_sorting *sorting) {
+    sort_all(tile, fired, linear, sorting);
+}
+
+static void tokenise_portable(uint64_t *items, size_t count, unsigned most, uint8_t *gap_tokens,
+                              uint8_t *value_tokens) {
     tokenise_all(items, count, most, gap_tokens, value_tokens);
 }
 
-weft_tokenise weft_tokenise_for(weft_cpu level) {
+static const weft_fired_kernels portable = {sort_portable, tokenise_portable};
+
+const weft_fired_kernels *weft_fired_kernels_for(weft_cpu level) {
 #ifdef WEFT_X86
     if (level == WEFT_CPU_AVX512) {
-        return weft_tokenise_avx512;
+        return &weft_fired_kernels_avx512;
     }
     if (level == WEFT_CPU_AVX2) {
-        return weft_tokenise_avx2;
+        return &weft_fired_kernels_avx2;
     }
 #endif
     (void)level;
-    return weft_tokenise_portable;
+    return &portable;
 }

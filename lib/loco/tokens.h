@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tokens.h: what has fired becomes tokens and plain bits, many at a time.
+ * tokens.h: what has fired is sorted into classes, and then becomes tokens and plain bits, many at a time.
  *
  * No multiple of a ULP is ever formed. Dividing a float by a power of two leaves its bits alone, so the
  * highest bits of the multiple, which are its token, and the bits below them lie in the float as it is: the
@@ -10,31 +10,36 @@
 #ifndef WEFT_LOCO_TOKENS_H
 #define WEFT_LOCO_TOKENS_H
 
-#include "../base/cpu.h"
-
-#include <stddef.h>
-#include <stdint.h>
+#include "gate.h"
 
 /* Something that has fired: the gap, the exponent of the weight's ULP above it, and on top the value. */
 static inline uint64_t weft_fired_pack(uint32_t gap, uint32_t ulp, uint32_t value) {
     return (uint64_t)value << 32 | ulp << 24 | gap;
 }
 
-/* Replaces each of `count` packed items by its plain bits, those of the gap first, with their number in the
- * highest byte, and sets its tokens. `most` is how many bits below the highest three of a value are
- * significant. */
-typedef void (*weft_tokenise)(uint64_t *items, size_t count, unsigned most, uint8_t *gap_tokens,
-                              uint8_t *value_tokens);
+/* Where a block is, class by class. */
+typedef struct weft_sorting {
+    unsigned classes;
+    const uint8_t *class_of_exponent;
+    uint32_t offsets[WEFT_CLASS_MAX]; /* rank in the tile + offset = gap */
+    uint64_t *ends[WEFT_CLASS_MAX];   /* where the next item goes */
+} weft_sorting;
 
-weft_tokenise weft_tokenise_for(weft_cpu level);
+typedef struct weft_fired_kernels {
+    /* Appends what has fired in a classified tile, which starts at `linear`, to its classes, packed. */
+    void (*sort)(const weft_tile *tile, const weft_fired *fired, uint32_t linear, weft_sorting *sorting);
+    /* Replaces each of `count` packed items by its plain bits, those of the gap first, with their number in
+     * the highest byte, and sets its tokens. `most` is how many bits below the highest three of a value are
+     * significant. */
+    void (*tokenise)(uint64_t *items, size_t count, unsigned most, uint8_t *gap_tokens,
+                     uint8_t *value_tokens);
+} weft_fired_kernels;
 
-void weft_tokenise_portable(uint64_t *items, size_t count, unsigned most, uint8_t *gap_tokens,
-                            uint8_t *value_tokens);
+const weft_fired_kernels *weft_fired_kernels_for(weft_cpu level);
+
 #ifdef WEFT_X86
-void weft_tokenise_avx2(uint64_t *items, size_t count, unsigned most, uint8_t *gap_tokens,
-                        uint8_t *value_tokens);
-void weft_tokenise_avx512(uint64_t *items, size_t count, unsigned most, uint8_t *gap_tokens,
-                          uint8_t *value_tokens);
+extern const weft_fired_kernels weft_fired_kernels_avx2;
+extern const weft_fired_kernels weft_fired_kernels_avx512;
 #endif
 
 #endif

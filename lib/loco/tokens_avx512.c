@@ -4,7 +4,14 @@
  */
 #include "tokens_loop.h"
 
-void weft_tokenise_avx512(uint64_t *items, size_t count, unsigned most, uint8_t *gap_tokens,
-                          uint8_t *value_tokens) {
+static void sort_avx512(const weft_tile *tile, const weft_fired *fired, uint32_t linear,
+                        weft_sorting *sorting) {
+    sort_all(tile, fired, linear, sorting);
+}
+
+static void tokenise_avx512(uint64_t *items, size_t count, unsigned most, uint8_t *gap_tokens,
+                            uint8_t *value_tokens) {
     tokenise_all(items, count, most, gap_tokens, value_tokens);
 }
+
+const weft_fired_kernels weft_fired_kernels_avx512 = {sort_avx512, tokenise_avx512};

@@ -9,7 +9,40 @@
 #include "code.h"
 #include "tokens.h"
 
-enum { TOKENS_PIECE = 64 };
+enum { SORT_PIECE = 255, TOKENS_PIECE = 64 };
+
+/* ---- sorting ---- */
+
+/* At most SORT_PIECE items. How many each class has had so far is kept in a byte each of one register: in
+ * memory, most of the time would go by waiting for what the item before has written. */
+static inline void sort_some(const weft_tile *tile, const weft_fired *fired, size_t first, size_t end,
+                             uint32_t linear, weft_sorting *sorting) {
+    weft_sorting state = *sorting;
+    uint64_t counts = 0;
+    for (size_t i = first; i < end; i++) {
+        unsigned c = state.class_of_exponent[(fired->words[i] >> 7) & 0xffu];
+        uint32_t rank = weft_tile_rank_of(tile, c, fired->positions[i] - linear);
+        uint32_t gap = rank + state.offsets[c];
+        state.offsets[c] = 0 - rank - 1;
+        state.ends[c][(counts >> 8 * c) & 0xffu] =
+            weft_fired_pack(gap, weft_ulp_exponent(fired->words[i]), fired->values[i]);
+        counts += (uint64_t)1 << 8 * c;
+    }
+    memcpy(sorting->offsets, state.offsets, sizeof state.offsets);
+    for (unsigned c = 0; c < state.classes; c++) {
+        sorting->ends[c] += (counts >> 8 * c) & 0xffu;
+    }
+}
+
+static inline void sort_all(const weft_tile *tile, const weft_fired *fired, uint32_t linear,
+                            weft_sorting *sorting) {
+    for (size_t first = 0; first < fired->count; first += SORT_PIECE) {
+        size_t end = fired->count - first < SORT_PIECE ? fired->count : first + SORT_PIECE;
+        sort_some(tile, fired, first, end, linear, sorting);
+    }
+}
+
+/* ---- tokens ---- */
 
 typedef struct token_piece {
     uint32_t tokens[TOKENS_PIECE];

@@ -13,6 +13,7 @@
 
 #include "../base/bytes.h"
 #include "changes.h"
+#include "classes.h"
 #include "kernels.h"
 #include "window.h"
 
@@ -41,20 +42,10 @@ weft_status weft_fast_decoder_finish(const weft_fast_decoder *decoder);
 
 /* ---- small ---- */
 
-/* Histograms of a sample of the bucket, by exponent, from which the classes are cut. */
-typedef struct weft_small_sample {
-    uint32_t units[256];
-    uint32_t changed[256];
-    uint32_t octaves[256][8]; /* of the steps' magnitudes */
-    uint64_t sampled;
-} weft_small_sample;
-
 typedef struct weft_small_encoder {
     weft_context *context;
     weft_exponent exponent;
-    unsigned classes;
-    uint8_t cuts[WEFT_CLASS_MAX]; /* cuts[c]: the smallest exponent of class c */
-    uint8_t class_of_exponent[256];
+    weft_classes classes;
     uint32_t offsets[WEFT_CLASS_MAX]; /* rank in the tile + offset = gap */
     uint32_t counts[WEFT_CLASS_MAX];  /* changes */
     size_t capacity;
@@ -69,7 +60,7 @@ void weft_small_encoder_open(weft_small_encoder *encoder, weft_context *context)
 void weft_small_encoder_close(weft_small_encoder *encoder);
 /* Chooses classes for a bucket of `units` units. `sample` is NULL for units without an exponent. */
 void weft_small_encoder_begin(weft_small_encoder *encoder, weft_exponent exponent,
-                              const weft_small_sample *sample, uint64_t units);
+                              const weft_class_sample *sample, uint64_t units);
 /* Goes on to the next stretch, of at most WEFT_TILE units. */
 void weft_small_encoder_classify(weft_small_encoder *encoder, const weft_patch_kernels *kernels,
                                  const void *base, size_t units);

@@ -17,11 +17,6 @@
 #include "rans.h"
 #include "token.h"
 
-enum {
-    BINS_MAX = 64,
-    CLASS_COST_BITS = 320, /* about what a class's two tables cost */
-};
-
 weft_exponent weft_exponent_of(weft_dtype dtype) {
     if (dtype == WEFT_DTYPE_BF16) {
         return (weft_exponent){true, 7};
@@ -30,124 +25,6 @@ weft_exponent weft_exponent_of(weft_dtype dtype) {
         return (weft_exponent){true, 10};
     }
     return (weft_exponent){false, 0};
-}
-
-/* ---- cutting the classes ---- */
-
-/* log2(x) in 16.16 fixed point, good to a hundredth; log2(0) counts as 0. */
-static uint64_t fixed_log2(uint64_t x) {
-    if (x == 0) {
-        return 0;
-    }
-    unsigned top = 63u - (unsigned)__builtin_clzll(x);
-    uint64_t fraction = top >= 16 ? (x >> (top - 16)) & 0xffff : (x << (16 - top)) & 0xffff;
-    uint64_t bulge = (fraction * (65536 - fraction)) >> 16;
-    return ((uint64_t)top << 16) + fraction + ((bulge * 22481) >> 16);
-}
-
-typedef struct bins {
-    unsigned count;
-    unsigned first_exponent[BINS_MAX];
-    /* sums over the bins before */
-    uint64_t units[BINS_MAX + 1];
-    uint64_t changed[BINS_MAX + 1];
-    uint64_t octaves[BINS_MAX + 1][8];
-} bins;
-
-static unsigned occupied(const weft_small_sample *sample, unsigned shift) {
-    unsigned count = 0;
-    int last = -1;
-    for (unsigned e = 0; e < 256; e++) {
-        if (sample->units[e] != 0 && (int)(e >> shift) != last) {
-            last = (int)(e >> shift);
-            count++;
-        }
-    }
-    return count;
-}
-
-/* The exponents that occur, merged to as few bins as the search can take. */
-static void collect_bins(const weft_small_sample *sample, bins *bins_out) {
-    unsigned shift = 0;
-    while (occupied(sample, shift) > BINS_MAX) {
-        shift++;
-    }
-    memset(bins_out, 0, sizeof *bins_out);
-    int last = -1;
-    unsigned b = 0;
-    for (unsigned e = 0; e < 256; e++) {
-        if (sample->units[e] == 0) {
-            continue;
-        }
-        if ((int)(e >> shift) != last) {
-            last = (int)(e >> shift);
-            bins_out->first_exponent[b] = e;
-            b++;
-            bins_out->units[b] = bins_out->units[b - 1];
-            bins_out->changed[b] = bins_out->changed[b - 1];
-            memcpy(bins_out->octaves[b], bins_out->octaves[b - 1], sizeof bins_out->octaves[b]);
-        }
-        bins_out->units[b] += sample->units[e];
-        bins_out->changed[b] += sample->changed[e];
-        for (unsigned o = 0; o < 8; o++) {
-            bins_out->octaves[b][o] += sample->octaves[e][o];
-        }
-    }
-    bins_out->count = b;
-}
-
-static uint64_t entropy_term(uint64_t count) {
-    return count * fixed_log2(count);
-}
-
-/* What the sampled changes of bins [from, to) cost as one class: positions and magnitudes. */
-static uint64_t class_cost(const bins *b, unsigned from, unsigned to) {
-    uint64_t units = b->units[to] - b->units[from];
-    uint64_t changed = b->changed[to] - b->changed[from];
-    uint64_t positive = entropy_term(units) + entropy_term(changed);
-    uint64_t negative = entropy_term(changed) + entropy_term(units - changed);
-    for (unsigned o = 0; o < 8; o++) {
-        negative += entropy_term(b->octaves[to][o] - b->octaves[from][o]);
-    }
-    return positive > negative ? positive - negative : 0;
-}
-
-/* Dynamic programming over the number of classes: cost[k][j] is the least for the first j bins. */
-static void cut_classes(weft_small_encoder *encoder, const bins *b, uint64_t table_cost) {
-    uint64_t alone[BINS_MAX][BINS_MAX + 1];
-    uint64_t cost[WEFT_CLASS_MAX + 1][BINS_MAX + 1];
-    uint8_t from[WEFT_CLASS_MAX + 1][BINS_MAX + 1];
-    unsigned best = 1;
-    for (unsigned i = 0; i < b->count; i++) {
-        for (unsigned j = i + 1; j <= b->count; j++) {
-            alone[i][j] = class_cost(b, i, j);
-        }
-    }
-    for (unsigned j = 1; j <= b->count; j++) {
-        cost[1][j] = alone[0][j];
-        from[1][j] = 0;
-    }
-    for (unsigned k = 2; k <= WEFT_CLASS_MAX && k <= b->count; k++) {
-        for (unsigned j = k; j <= b->count; j++) {
-            cost[k][j] = UINT64_MAX;
-            for (unsigned i = k - 1; i < j; i++) {
-                uint64_t total = cost[k - 1][i] + alone[i][j];
-                if (total < cost[k][j]) {
-                    cost[k][j] = total;
-                    from[k][j] = (uint8_t)i;
-                }
-            }
-        }
-        if (cost[k][b->count] + k * table_cost < cost[best][b->count] + best * table_cost) {
-            best = k;
-        }
-    }
-    encoder->classes = best;
-    unsigned end = b->count;
-    for (unsigned k = best; k > 0; k--) {
-        end = from[k][end];
-        encoder->cuts[k - 1] = k == 1 ? 0 : (uint8_t)b->first_exponent[end];
-    }
 }
 
 void weft_small_encoder_open(weft_small_encoder *encoder, weft_context *context) {
@@ -166,25 +43,12 @@ void weft_small_encoder_close(weft_small_encoder *encoder) {
 }
 
 void weft_small_encoder_begin(weft_small_encoder *encoder, weft_exponent exponent,
-                              const weft_small_sample *sample, uint64_t units) {
+                              const weft_class_sample *sample, uint64_t units) {
     encoder->exponent = exponent;
-    encoder->classes = 1;
-    encoder->cuts[0] = 0;
+    weft_classes_cut(&encoder->classes, sample, units);
     memset(encoder->offsets, 0, sizeof encoder->offsets);
     memset(encoder->tile.counts, 0, sizeof encoder->tile.counts);
     memset(encoder->counts, 0, sizeof encoder->counts);
-    if (sample != NULL && sample->sampled > 0) {
-        bins b;
-        collect_bins(sample, &b);
-        cut_classes(encoder, &b, ((uint64_t)CLASS_COST_BITS << 16) * sample->sampled / units);
-    }
-    unsigned c = 0;
-    for (unsigned e = 0; e < 256; e++) {
-        while (c + 1 < encoder->classes && e >= encoder->cuts[c + 1]) {
-            c++;
-        }
-        encoder->class_of_exponent[e] = (uint8_t)c;
-    }
 }
 
 /* ---- ranking ---- */
@@ -253,7 +117,7 @@ static void rank_classes(weft_small_encoder *encoder, const weft_patch_kernels *
                          const weft_changes *changes, size_t first) {
     const weft_ranked *ranked = &encoder->ranked;
     weft_ranked out = {ranked->class_of + first, ranked->gaps + first, ranked->orders + first};
-    weft_ranking ranking = {.class_of_exponent = encoder->class_of_exponent,
+    weft_ranking ranking = {.class_of_exponent = encoder->classes.of_exponent,
                             .shift = encoder->exponent.shift};
     memcpy(ranking.offsets, encoder->offsets, sizeof ranking.offsets);
     memcpy(ranking.counts, encoder->counts, sizeof ranking.counts);
@@ -265,14 +129,14 @@ static void rank_classes(weft_small_encoder *encoder, const weft_patch_kernels *
 
 void weft_small_encoder_classify(weft_small_encoder *encoder, const weft_patch_kernels *kernels,
                                  const void *base, size_t units) {
-    for (unsigned c = 0; c < encoder->classes; c++) {
+    for (unsigned c = 0; c < encoder->classes.count; c++) {
         encoder->offsets[c] += encoder->tile.counts[c];
     }
-    if (encoder->classes == 1) {
+    if (encoder->classes.count == 1) {
         encoder->tile.counts[0] = (uint32_t)units;
     } else {
-        kernels->classify(base, units, encoder->exponent.shift, encoder->cuts, encoder->classes,
-                          &encoder->tile);
+        kernels->classify(base, units, encoder->exponent.shift, encoder->classes.cuts,
+                          encoder->classes.count, &encoder->tile);
     }
 }
 
@@ -282,7 +146,7 @@ weft_status weft_small_encoder_rank(weft_small_encoder *encoder, const weft_patc
     if (status != WEFT_OK) {
         return status;
     }
-    if (encoder->classes == 1) {
+    if (encoder->classes.count == 1) {
         rank_single(encoder, (uint32_t)linear, changes, first);
     } else {
         rank_classes(encoder, kernels, (uint32_t)linear, changes, first);
@@ -299,7 +163,7 @@ sort_by_class(weft_small_encoder *encoder, const weft_changes *changes, unsigned
     const weft_ranked *ranked = &encoder->ranked;
     size_t starts[WEFT_CLASS_MAX];
     size_t start = 0;
-    for (unsigned c = 0; c < encoder->classes; c++) {
+    for (unsigned c = 0; c < encoder->classes.count; c++) {
         starts[c] = start;
         start += encoder->counts[c];
     }
@@ -319,7 +183,7 @@ typedef struct class_tables {
 /* Tokens of gaps go to tokens[0, count), those of steps to tokens[count, 2 count). */
 static void tokenise(weft_small_encoder *encoder, size_t count, class_tables *tables) {
     size_t first = 0;
-    for (unsigned c = 0; c < encoder->classes; c++) {
+    for (unsigned c = 0; c < encoder->classes.count; c++) {
         size_t end = first + encoder->counts[c];
         /* two counters a token, by turns: one that was just written is slow to read */
         uint32_t gap_counts[2][WEFT_RANS_TOKENS] = {{0}};
@@ -371,21 +235,21 @@ static weft_status write_bits(const weft_small_encoder *encoder, size_t count, c
                               weft_writer *writer) {
     weft_writer section;
     weft_writer_open(&section, encoder->context);
-    size_t room = encoder->classes * 2 * (size_t)WEFT_RANS_TABLE_MAX + 12 * count + 16;
+    size_t room = encoder->classes.count * 2 * (size_t)WEFT_RANS_TABLE_MAX + 12 * count + 16;
     uint8_t *start = weft_writer_reserve(&section, room);
     if (start == NULL) {
         weft_writer_close(&section);
         return WEFT_NO_MEMORY;
     }
     weft_bits_writer bits = {start, 0, 0};
-    for (unsigned c = 0; c < encoder->classes; c++) {
+    for (unsigned c = 0; c < encoder->classes.count; c++) {
         if (encoder->counts[c] > 0) {
             weft_rans_table_write(&tables[c].gaps, &bits);
             weft_rans_table_write(&tables[c].steps, &bits);
         }
     }
     size_t first = 0;
-    for (unsigned c = 0; c < encoder->classes; c++) {
+    for (unsigned c = 0; c < encoder->classes.count; c++) {
         size_t end = first + encoder->counts[c];
         put_gap_rests(&bits, encoder->class_gaps + first, encoder->tokens + first, end - first);
         for (size_t i = first; i < end; i++) {
@@ -412,7 +276,7 @@ static weft_status write_stream(const weft_small_encoder *encoder, size_t count,
     weft_rans_encoder rans;
     weft_rans_encoder_open(&rans, buffer, room);
     size_t end = count;
-    for (unsigned c = encoder->classes; c-- > 0;) {
+    for (unsigned c = encoder->classes.count; c-- > 0;) {
         if (encoder->counts[c] == 0) {
             continue; /* a class without changes has no tables */
         }
@@ -434,11 +298,11 @@ weft_status weft_small_encoder_finish(weft_small_encoder *encoder, const weft_ch
     } else {
         sort_by_class(encoder, changes, changes->width);
     }
-    weft_writer_u8(writer, (uint8_t)encoder->classes);
-    for (unsigned c = 1; c < encoder->classes; c++) {
-        weft_writer_u8(writer, encoder->cuts[c]);
+    weft_writer_u8(writer, (uint8_t)encoder->classes.count);
+    for (unsigned c = 1; c < encoder->classes.count; c++) {
+        weft_writer_u8(writer, encoder->classes.cuts[c]);
     }
-    for (unsigned c = 0; c < encoder->classes; c++) {
+    for (unsigned c = 0; c < encoder->classes.count; c++) {
         weft_writer_varint(writer, encoder->counts[c]);
     }
     class_tables tables[WEFT_CLASS_MAX];

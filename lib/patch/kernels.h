@@ -63,6 +63,12 @@ typedef struct weft_patch_kernels {
     bool (*decode_fast)(weft_fast_decoder *decoder, uint32_t *positions, void *steps, size_t count);
 } weft_patch_kernels;
 
+/* How many members of class `c` are before index `index` of the tile. */
+static inline uint32_t weft_tile_rank_of(const weft_tile *tile, unsigned c, uint32_t index) {
+    uint64_t below = tile->masks[c][index / 64] & (((uint64_t)1 << (index % 64)) - 1);
+    return tile->before[c][index / 64] + (uint32_t)__builtin_popcountll(below);
+}
+
 /* Compiled into each kernel file, so that the population count is one instruction where there is one. All
  * is done in one loop: most changes are of one class, so that what is kept by class is read just after it
  * was written, and the rest is done in the time that this takes. */
@@ -73,9 +79,7 @@ static inline void weft_tile_rank(const weft_tile *tile, const uint16_t *olds, c
     weft_ranked out = *ranked;
     for (size_t i = 0; i < count; i++) {
         unsigned c = state.class_of_exponent[(olds[i] & 0x7fffu) >> state.shift];
-        uint32_t index = positions[i] - linear;
-        uint64_t below = tile->masks[c][index / 64] & (((uint64_t)1 << (index % 64)) - 1);
-        uint32_t rank = tile->before[c][index / 64] + (uint32_t)__builtin_popcountll(below);
+        uint32_t rank = weft_tile_rank_of(tile, c, positions[i] - linear);
         out.class_of[i] = (uint8_t)c;
         out.gaps[i] = rank + state.offsets[c];
         out.orders[i] = state.counts[c];

@@ -140,59 +140,41 @@ void weft_rans_encoder_open(weft_rans_encoder *encoder, uint8_t *room, size_t si
     for (unsigned i = 0; i < 4; i++) {
         encoder->states[i] = LOWER;
     }
+    encoder->fours = weft_rans_fours_for(weft_cpu_level());
 }
-
-/* A token as the encoder needs it. A state that is about to take it is at most `limit`, below frequency
- * times 2^20. Divided by the frequency it is therefore the state times `inverse`, 2^44 divided by the
- * frequency and rounded up, shifted by 44: what rounding adds is below 1 / frequency, and the product below
- * 2^64. */
-typedef struct coded_token {
-    uint64_t inverse;
-    uint32_t limit;
-    uint16_t start;
-    uint16_t complement; /* WEFT_RANS_TOTAL less the frequency */
-} coded_token;
-
-enum { INVERSE_BITS = 44, LIMIT_BITS = 32 - WEFT_RANS_BITS };
 
 /* Codes one symbol and moves the cursor down by a word if the state is full, by arithmetic: whether it is
  * is as good as random. The word below the cursor may be written either way. The new state is quotient *
  * WEFT_RANS_TOTAL + remainder + start, and the remainder is the state less quotient * frequency.
  */
-static inline uint32_t encode_symbol(uint32_t state, const coded_token *token, uint8_t **cursor) {
+static inline uint32_t encode_symbol(uint32_t state, const weft_rans_token *token, uint8_t **cursor) {
     uint16_t word = (uint16_t)state;
     uint64_t full = ((uint64_t)token->limit - state) >> 63;
     memcpy(*cursor - 2, &word, 2);
     *cursor -= 2 * full;
     state >>= 16 * full;
-    uint32_t quotient = (uint32_t)((state * token->inverse) >> INVERSE_BITS);
+    uint32_t quotient = (uint32_t)((state * token->inverse) >> WEFT_RANS_INVERSE_BITS);
     return state + token->start + quotient * token->complement;
 }
 
-static void prepare_tokens(const weft_rans_table *table, coded_token *tokens) {
+static void prepare_tokens(const weft_rans_table *table, weft_rans_token *tokens) {
     for (unsigned t = 0; t < table->tokens; t++) {
         uint32_t frequency = table->frequencies[t];
         if (frequency > 0) {
-            tokens[t].inverse = (((uint64_t)1 << INVERSE_BITS) + frequency - 1) / frequency;
-            tokens[t].limit = (uint32_t)(((uint64_t)frequency << LIMIT_BITS) - 1);
+            tokens[t].inverse = (((uint64_t)1 << WEFT_RANS_INVERSE_BITS) + frequency - 1) / frequency;
+            tokens[t].limit = (uint32_t)(((uint64_t)frequency << WEFT_RANS_LIMIT_BITS) - 1);
             tokens[t].start = table->starts[t];
             tokens[t].complement = (uint16_t)(WEFT_RANS_TOTAL - frequency);
         }
     }
 }
 
-void weft_rans_encode(weft_rans_encoder *encoder, const weft_rans_table *table, const uint8_t *symbols,
-                      size_t count) {
-    coded_token tokens[WEFT_RANS_TOKENS];
-    prepare_tokens(table, tokens);
+static void encode_fours(weft_rans_encoder *encoder, const weft_rans_token *tokens, const uint8_t *symbols,
+                         size_t count) {
     uint8_t *cursor = encoder->cursor;
     uint32_t *states = encoder->states;
-    size_t i = count;
-    for (; i % 4 != 0; i--) {
-        states[(i - 1) % 4] = encode_symbol(states[(i - 1) % 4], &tokens[symbols[i - 1]], &cursor);
-    }
     uint32_t s0 = states[0], s1 = states[1], s2 = states[2], s3 = states[3];
-    for (; i > 0; i -= 4) {
+    for (size_t i = count; i > 0; i -= 4) {
         s3 = encode_symbol(s3, &tokens[symbols[i - 1]], &cursor);
         s2 = encode_symbol(s2, &tokens[symbols[i - 2]], &cursor);
         s1 = encode_symbol(s1, &tokens[symbols[i - 3]], &cursor);
@@ -203,6 +185,28 @@ void weft_rans_encode(weft_rans_encoder *encoder, const weft_rans_table *table, 
     states[2] = s2;
     states[3] = s3;
     encoder->cursor = cursor;
+}
+
+weft_rans_fours weft_rans_fours_for(weft_cpu level) {
+#ifdef WEFT_X86
+    if (level == WEFT_CPU_AVX512) {
+        return weft_rans_fours_avx512;
+    }
+#endif
+    (void)level;
+    return encode_fours;
+}
+
+void weft_rans_encode(weft_rans_encoder *encoder, const weft_rans_table *table, const uint8_t *symbols,
+                      size_t count) {
+    weft_rans_token tokens[WEFT_RANS_TOKENS];
+    uint32_t *states = encoder->states;
+    size_t i = count;
+    prepare_tokens(table, tokens);
+    for (; i % 4 != 0; i--) {
+        states[(i - 1) % 4] = encode_symbol(states[(i - 1) % 4], &tokens[symbols[i - 1]], &encoder->cursor);
+    }
+    encoder->fours(encoder, tokens, symbols, i);
 }
 
 const uint8_t *weft_rans_encoder_finish(weft_rans_encoder *encoder) {

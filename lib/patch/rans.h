@@ -14,6 +14,7 @@
 #define WEFT_PATCH_RANS_H
 
 #include "../base/bytes.h"
+#include "../base/cpu.h"
 #include "bits.h"
 
 enum { WEFT_RANS_BITS = 12, WEFT_RANS_TOTAL = 1 << WEFT_RANS_BITS, WEFT_RANS_TOKENS = 256 };
@@ -33,12 +34,38 @@ bool weft_rans_table_read(weft_rans_table *table, weft_bits_reader *bits);
 /* The most bytes that a written table can take: 8 bits, and 22 for each level that jumps. */
 enum { WEFT_RANS_TABLE_MAX = 1 + WEFT_RANS_TOKENS * 22 / 8 };
 
+/* A token as the encoder needs it. A state that is about to take it is at most `limit`, below frequency
+ * times 2^20. Divided by the frequency it is therefore the state times `inverse`, 2^44 divided by the
+ * frequency and rounded up, shifted by 44: what rounding adds is below 1 / frequency, and the product below
+ * 2^64. */
+typedef struct weft_rans_token {
+    uint64_t inverse;
+    uint32_t limit;
+    uint16_t start;
+    uint16_t complement; /* WEFT_RANS_TOTAL less the frequency */
+} weft_rans_token;
+
+enum { WEFT_RANS_INVERSE_BITS = 44, WEFT_RANS_LIMIT_BITS = 32 - WEFT_RANS_BITS };
+
 /* Codes arrays from the last symbol of the last array to the first of the first, writing backwards. */
-typedef struct weft_rans_encoder {
+typedef struct weft_rans_encoder weft_rans_encoder;
+
+/* Codes `count` symbols, a multiple of four. */
+typedef void (*weft_rans_fours)(weft_rans_encoder *encoder, const weft_rans_token *tokens,
+                                const uint8_t *symbols, size_t count);
+
+struct weft_rans_encoder {
     uint8_t *end;
     uint8_t *cursor;
     uint32_t states[4];
-} weft_rans_encoder;
+    weft_rans_fours fours;
+};
+
+weft_rans_fours weft_rans_fours_for(weft_cpu level);
+#ifdef WEFT_X86
+void weft_rans_fours_avx512(weft_rans_encoder *encoder, const weft_rans_token *tokens,
+                            const uint8_t *symbols, size_t count);
+#endif
 
 /* `room` has at least 2 bytes for every symbol to come and 16 for the states. */
 void weft_rans_encoder_open(weft_rans_encoder *encoder, uint8_t *room, size_t size);

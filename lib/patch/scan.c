@@ -139,7 +139,7 @@ static void count_exponents(const uint8_t *weights, size_t units, weft_exponent 
 
 /* `scratch` has room for SAMPLE_STRETCH positions. */
 static void sample_units(const weft_patch_kernels *kernels, const stretch *s, size_t first, size_t units,
-                         weft_exponent exponent, uint32_t *scratch, weft_small_sample *sample) {
+                         weft_exponent exponent, uint32_t *scratch, weft_class_sample *sample) {
     size_t found = diff_tile(kernels, s, first, units, scratch, 2);
     for (size_t i = 0; i < found; i++) {
         size_t index = (size_t)(scratch[i] - s->linear);
@@ -156,7 +156,7 @@ static void sample_units(const weft_patch_kernels *kernels, const stretch *s, si
 
 /* Looks at SAMPLE_STRETCH units at the start of every period. */
 static void take_sample(const weft_bucket_coder *coder, const weft_bucket *bucket, weft_exponent exponent,
-                        weft_small_sample *sample) {
+                        weft_class_sample *sample) {
     uint64_t wanted = bucket->units / SAMPLE_SHARE;
     wanted = wanted < SAMPLE_LEAST ? SAMPLE_LEAST : wanted;
     uint64_t period = bucket->units <= wanted ? SAMPLE_STRETCH : bucket->units / (wanted / SAMPLE_STRETCH);
@@ -179,7 +179,7 @@ static void take_sample(const weft_bucket_coder *coder, const weft_bucket *bucke
 
 static void begin_small(weft_bucket_coder *coder, const weft_bucket *bucket) {
     weft_exponent exponent = weft_exponent_of(bucket->dtype);
-    weft_small_sample sample;
+    weft_class_sample sample;
     if (exponent.present) {
         take_sample(coder, bucket, exponent, &sample);
     }

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * classes.h: the classes that weights are sorted into by their exponents, which say how likely a weight is
+ * to change and how far. A sample is looked at before coding starts, and both sides hold the exponents, so
+ * that only the cuts travel.
+ */
+#ifndef WEFT_PATCH_CLASSES_H
+#define WEFT_PATCH_CLASSES_H
+
+#include "kernels.h"
+
+/* Histograms of a sample, by exponent. */
+typedef struct weft_class_sample {
+    uint32_t units[256];
+    uint32_t changed[256];
+    uint32_t octaves[256][8]; /* of the steps' magnitudes */
+    uint64_t sampled;
+} weft_class_sample;
+
+typedef struct weft_classes {
+    unsigned count;
+    uint8_t cuts[WEFT_CLASS_MAX]; /* cuts[c]: the smallest exponent of class c */
+    uint8_t of_exponent[256];
+} weft_classes;
+
+/* Chooses classes for `units` units. One class, if there is no sample. */
+void weft_classes_cut(weft_classes *classes, const weft_class_sample *sample, uint64_t units);
+
+#endif
