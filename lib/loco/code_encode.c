@@ -79,7 +79,7 @@ void weft_block_encoder_sample(const weft_block_encoder *encoder, const uint16_t
     }
     count_bytes(exponents, count, sample->units);
     for (size_t i = 0; i < fired->count; i++) {
-        items[i] = weft_fired_pack(0, weft_ulp_exponent(fired->words[i]), fired->values[i]);
+        items[i] = weft_fired_pack(0, (fired->words[i] >> 7) & 0xffu, fired->values[i]);
     }
     encoder->fired_kernels->tokenise(items, fired->count, encoder->most, gap_tokens, value_tokens);
     for (size_t i = 0; i < fired->count; i++) {

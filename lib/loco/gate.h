@@ -43,15 +43,6 @@ typedef struct weft_gate_input {
     bool open;      /* fires everywhere */
 } weft_gate_input;
 
-/* Asks for what comes half a kilobyte after weight `i`: the processor, which asks ahead by itself, stops at
- * every page. The addresses need not be anybody's. */
-static inline void weft_gate_fetch(const weft_gate_input *input, size_t i) {
-    enum { AHEAD = 512 };
-    __builtin_prefetch((const void *)((uintptr_t)(input->consensus + i) + AHEAD));
-    __builtin_prefetch((const void *)((uintptr_t)(input->local + i) + AHEAD));
-    __builtin_prefetch((const void *)((uintptr_t)(input->residual + i) + AHEAD));
-}
-
 /* Appends what fires, and sets words[i] to the high half of consensus[i]. Returns the largest magnitude of
  * s and of consensus - s as bits: from WEFT_NOT_FINITE on, one of them is not finite. */
 typedef uint32_t (*weft_gate)(const weft_gate_input *input, weft_fired *fired, uint16_t words[WEFT_TILE]);

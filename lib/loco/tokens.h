@@ -12,9 +12,9 @@
 
 #include "gate.h"
 
-/* Something that has fired: the gap, the exponent of the weight's ULP above it, and on top the value. */
-static inline uint64_t weft_fired_pack(uint32_t gap, uint32_t ulp, uint32_t value) {
-    return (uint64_t)value << 32 | ulp << 24 | gap;
+/* Something that has fired: the gap, the exponent of the weight above it, and on top the value. */
+static inline uint64_t weft_fired_pack(uint32_t gap, uint32_t exponent, uint32_t value) {
+    return (uint64_t)value << 32 | exponent << 24 | gap;
 }
 
 /* Where a block is, class by class. */

@@ -20,12 +20,12 @@ static inline void sort_some(const weft_tile *tile, const weft_fired *fired, siz
     weft_sorting state = *sorting;
     uint64_t counts = 0;
     for (size_t i = first; i < end; i++) {
-        unsigned c = state.class_of_exponent[(fired->words[i] >> 7) & 0xffu];
+        uint32_t exponent = (fired->words[i] >> 7) & 0xffu;
+        unsigned c = state.class_of_exponent[exponent];
         uint32_t rank = weft_tile_rank_of(tile, c, fired->positions[i] - linear);
         uint32_t gap = rank + state.offsets[c];
         state.offsets[c] = 0 - rank - 1;
-        state.ends[c][(counts >> 8 * c) & 0xffu] =
-            weft_fired_pack(gap, weft_ulp_exponent(fired->words[i]), fired->values[i]);
+        state.ends[c][(counts >> 8 * c) & 0xffu] = weft_fired_pack(gap, exponent, fired->values[i]);
         counts += (uint64_t)1 << 8 * c;
     }
     memcpy(sorting->offsets, state.offsets, sizeof state.offsets);
@@ -94,7 +94,7 @@ static inline void tokenise_values(const uint32_t *restrict values, const uint32
         bool tiny = magnitude < 0x00800000u;
         uint32_t normal = choose(tiny, float_bits((int32_t)magnitude), magnitude);
         int32_t exponent = (int32_t)((normal >> 23) - choose(tiny, 149, 0));
-        int32_t top = exponent - (int32_t)(gaps[i] >> 24) + 23;
+        int32_t top = exponent - larger((int32_t)(gaps[i] >> 24), 1) + 23;
         uint32_t mantissa = normal & 0x7fffffu;
         uint32_t below_one = (uint32_t)smaller(larger(23 - top, 0), 23);
         bool escapes = (top < 0) | (top >= WEFT_VALUE_BITS) | ((mantissa & ((1u << below_one) - 1)) != 0);

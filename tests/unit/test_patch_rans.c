@@ -336,7 +336,7 @@ static void close_arrays(arrays *arrays) {
 }
 
 /* Encodes into a block of exactly the size that the contract asks for. */
-static uint8_t *encode_arrays(const arrays *arrays, size_t *size_out) {
+static uint8_t *encode_with(const arrays *arrays, weft_rans_fours fours, size_t *size_out) {
     size_t total = 0;
     for (size_t i = 0; i < arrays->count; i++) {
         total += arrays->sizes[i];
@@ -346,6 +346,7 @@ static uint8_t *encode_arrays(const arrays *arrays, size_t *size_out) {
     assert_non_null(room);
     weft_rans_encoder encoder;
     weft_rans_encoder_open(&encoder, room, room_size);
+    encoder.fours = fours;
     for (size_t i = arrays->count; i-- > 0;) {
         weft_rans_encode(&encoder, &arrays->tables[i], arrays->symbols[i], arrays->sizes[i]);
     }
@@ -354,6 +355,19 @@ static uint8_t *encode_arrays(const arrays *arrays, size_t *size_out) {
     *size_out = (size_t)(room + room_size - start);
     uint8_t *stream = copy_exact(start, *size_out, 0);
     free(room);
+    return stream;
+}
+
+/* Every processor level writes the same bytes. */
+static uint8_t *encode_arrays(const arrays *arrays, size_t *size_out) {
+    uint8_t *stream = encode_with(arrays, weft_rans_fours_for(WEFT_CPU_PORTABLE), size_out);
+    for (int level = WEFT_CPU_PORTABLE + 1; level <= (int)weft_cpu_best(); level++) {
+        size_t size;
+        uint8_t *again = encode_with(arrays, weft_rans_fours_for((weft_cpu)level), &size);
+        assert_int_equal(size, *size_out);
+        assert_memory_equal(again, stream, size);
+        free(again);
+    }
     return stream;
 }
 
