@@ -6,8 +6,8 @@ loco.py WEFT WORK [--quick] [--resume] [--report] [--document FILE]
 Four trainers in one process, rounds of eight steps (`weft bench --loco --study`), one run at a time. Each result is
 kept in WORK; with --resume, what is there already is not run again, and with --report nothing is run. Then writes
 WORK/loco.csv, WORK/loco.svg and the tables; with --document, the tables go between the markers of that file, and the
-other two beside it. Rates and steps were chosen with seed 9, the longer runs added when the shorter ones of the other
-seeds had shown how far PULSELoCo is behind on the way up.
+other two beside it. Rates and steps were chosen with seed 9, the longer and then the longest runs added when shorter ones
+of the other seeds had shown how far PULSELoCo is behind on the way up.
 """
 import argparse
 import collections
@@ -18,24 +18,25 @@ import statistics
 import subprocess
 import sys
 
-Policy = collections.namedtuple("Policy", "size shape rate steps seeds")
+Policy = collections.namedtuple("Policy", "size shape rate steps seeds longest", defaults=[False])
 
 # Rates at which DiLoCo with the paper's outer optimizer learns; of each policy a run on the way up and one that goes on
 # until it has levelled off: who is a round or two behind on the way up need not be worse in the end.
 POLICIES = [
     Policy("0.1M", "2 layers of 64, 4 heads", "1e-4", 160, [1, 2, 3, 4, 5]),
     Policy("0.1M", "2 layers of 64, 4 heads", "1e-4", 480, [1, 2, 3]),
-    Policy("0.1M", "2 layers of 64, 4 heads", "1e-4", 960, [1, 2, 3]),
+    Policy("0.1M", "2 layers of 64, 4 heads", "1e-4", 960, [1, 2, 3], longest=True),
     Policy("0.2M", "5 layers of 64, 8 heads on 2", "1e-4", 240, [1, 2, 3]),
-    Policy("0.2M", "5 layers of 64, 8 heads on 2", "1e-4", 480, [1, 2, 3]),
+    Policy("0.2M", "5 layers of 64, 8 heads on 2", "1e-4", 480, [1, 2, 3], longest=True),
     Policy("0.6M", "3 layers of 128, 4 heads", "5e-5", 96, [1, 2, 3]),
     Policy("0.6M", "3 layers of 128, 4 heads", "5e-5", 240, [1, 2, 3]),
-    Policy("0.6M", "3 layers of 128, 4 heads", "5e-5", 480, [1, 2, 3]),
+    Policy("0.6M", "3 layers of 128, 4 heads", "5e-5", 480, [1, 2, 3], longest=True),
     Policy("2M", "6 layers of 192, 6 heads on 2", "3e-5", 64, [1, 2, 3]),
-    Policy("2M", "6 layers of 192, 6 heads on 2", "3e-5", 192, [1, 2, 3]),
+    Policy("2M", "6 layers of 192, 6 heads on 2", "3e-5", 192, [1, 2, 3], longest=True),
 ]
-COURSES, QUICK = [2, 4, 7, 9], [0, 5]  # of which the picture has the rewards; which --quick runs
-WAYS = ["pulseloco", "diloco", "ddp"]
+QUICK = [0, 5]  # which --quick runs
+AGAIN, OTHER_SEED = "diloco again", 100  # the same policy and other samples: what a run differs from itself
+WAYS = ["pulseloco", "diloco", AGAIN, "ddp"]
 ABLATION = Policy("0.1M", "", "3e-5", 160, [1, 2, 3])
 ABLATED = ["pulseloco", "pulseloco, 8 bits", "nearest", "rounded", "forgetful", "diloco"]
 CURVE_SIZE, CURVE_RATES, CURVE_STEPS, CURVE_SEED = "2M", ["1e-6", "2e-6", "3e-6", "6e-6", "1e-5"], 40, 1
@@ -67,16 +68,21 @@ class Study:
         """The result of a run, which is made once; None if it is not there and is not to be made."""
         name, _, bits = way.partition(", ")
         bits = bits.removesuffix(" bits") or 0
+        state_seed = seed
+        if way == AGAIN:
+            name, seed = "diloco", seed + OTHER_SEED
         path = self.work / f"{name}-{size}-{rate}-{steps}-{seed}-{bits}.json"
         if path not in self.done:
             if not self.report and not (self.resume and path.exists()):
-                state = self.policy(size, seed)
+                state = self.policy(size, state_seed)
                 path.write_bytes(self.run(["--loco", "--study", name, "--state", state, "--rate", rate,
                                            "--steps", steps, "--seed", seed, "--significant", bits]))
             self.done[path] = json.loads(path.read_text()) if path.exists() else None
         return self.done[path]
 
     def each(self, way, policy):
+        if way == AGAIN and not policy.longest:
+            return {}
         found = {seed: self.measure(way, policy.size, policy.rate, policy.steps, seed) for seed in policy.seeds}
         return {seed: result for seed, result in found.items() if result is not None}
 
@@ -163,6 +169,20 @@ def gain_table(study, policies):
     return lines
 
 
+def pooled(study, policies):
+    """All pairs of the longest runs together."""
+    parts = []
+    for way in "pulseloco", AGAIN:
+        points = [100 * point for policy in policies if policy.longest
+                  for point in differences(study.each(way, policy), study.each("diloco", policy),
+                                           lambda run: run["success_after"])]
+        if len(points) > 1:
+            error = statistics.stdev(points) / math.sqrt(len(points))
+            parts.append(f"{way} {statistics.fmean(points):+.1f} ± {error:.1f} ({len(points)} pairs, "
+                         f"{sum(point > 0 for point in points)} above, deviation {statistics.stdev(points):.1f})")
+    return ["Points over DiLoCo in the longest runs, all policies: " + "; ".join(parts) + "."] if parts else []
+
+
 def policy_table(study, policies):
     lines = header(["policy", "shape", "rate", *TRAFFIC])
     for policy in policies:
@@ -231,7 +251,7 @@ def csv(study):
 # ---- the picture: weights and bytes over the rate, and the course of rewards ----
 
 WIDTH, HEIGHT, LEFT, TOP, ACROSS, DOWN, COLUMNS = 230, 180, 44, 30, 276, 250, 3
-COLOURS = {"pulseloco": "#1f7a8c", "diloco": "#d9702b", "ddp": "#888888", "8 bits": "#8e44ad"}
+COLOURS = {"pulseloco": "#1f7a8c", "diloco": "#d9702b", AGAIN: "#e8b48a", "ddp": "#888888", "8 bits": "#8e44ad"}
 
 
 def place(panel, x, y):
@@ -342,7 +362,7 @@ def main():
     chosen = parser.parse_args()
     chosen.work.mkdir(parents=True, exist_ok=True)
     study = Study(chosen.weft.resolve(), chosen.work, chosen.resume, chosen.report)
-    policies, courses = POLICIES, [POLICIES[i] for i in COURSES]
+    policies, courses = POLICIES, [policy for policy in POLICIES if policy.longest]
     if chosen.quick:
         policies = courses = [POLICIES[i]._replace(seeds=POLICIES[i].seeds[:1]) for i in QUICK]
     found = curve(study, CURVE_RATES[:1] if chosen.quick else CURVE_RATES, 24 if chosen.quick else CURVE_STEPS)
@@ -354,6 +374,8 @@ def main():
     lines = ["![weights and bytes by rate, and the course of rewards](loco.svg)"]
     for title, table in tables:
         lines += ["", title, "", *table] if len(table) > 2 else []
+        if title == tables[0][0]:
+            lines += ["", *pooled(study, policies)]
     text = "\n".join(lines) + "\n"
     sys.stdout.write(text)
     places = [chosen.work]
