@@ -39,7 +39,7 @@ static inline unsigned weft_rest_most(uint32_t significant) {
 
 /* The ULP of a weight is 2^(exponent - 150), where the exponent of a subnormal counts as 1. */
 static inline unsigned weft_ulp_exponent(uint16_t word) {
-    unsigned exponent = (word >> 7) & 0xffu;
+    unsigned exponent = weft_word_exponent(word);
     return exponent + (exponent == 0);
 }
 

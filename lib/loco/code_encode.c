@@ -5,8 +5,6 @@
  */
 #include "code.h"
 
-enum { BF16_SHIFT = 7 }; /* of the exponent in the high half of a weight */
-
 void weft_block_encoder_open(weft_block_encoder *encoder, weft_context *context, uint32_t significant) {
     memset(encoder, 0, sizeof *encoder);
     encoder->context = context;
@@ -75,15 +73,15 @@ void weft_block_encoder_sample(const weft_block_encoder *encoder, const uint16_t
     uint8_t gap_tokens[WEFT_TILE];
     uint8_t value_tokens[WEFT_TILE];
     for (size_t i = 0; i < count; i++) {
-        exponents[i] = (uint8_t)(words[i] >> 7);
+        exponents[i] = (uint8_t)weft_word_exponent(words[i]);
     }
     count_bytes(exponents, count, sample->units);
     for (size_t i = 0; i < fired->count; i++) {
-        items[i] = weft_fired_pack(0, (fired->words[i] >> 7) & 0xffu, fired->values[i]);
+        items[i] = weft_fired_pack(0, weft_word_exponent(fired->words[i]), fired->values[i]);
     }
     encoder->fired_kernels->tokenise(items, fired->count, encoder->most, gap_tokens, value_tokens);
     for (size_t i = 0; i < fired->count; i++) {
-        unsigned exponent = (fired->words[i] >> 7) & 0xffu;
+        unsigned exponent = weft_word_exponent(fired->words[i]);
         sample->changed[exponent]++;
         sample->octaves[exponent][octave_of(value_tokens[i])]++;
     }
@@ -131,7 +129,8 @@ weft_status weft_block_encoder_tile(weft_block_encoder *encoder, const uint16_t 
     for (unsigned c = 0; c < classes->count; c++) {
         encoder->offsets[c] += encoder->tile.counts[c];
     }
-    encoder->kernels->classify(words, count, BF16_SHIFT, classes->cuts, classes->count, &encoder->tile);
+    encoder->kernels->classify(words, count, WEFT_WORD_SHIFT, classes->cuts, classes->count,
+                               &encoder->tile);
     if (status == WEFT_OK) {
         sort_tile(encoder, linear, fired);
     }

@@ -11,6 +11,13 @@
 
 #include "../patch/kernels.h"
 
+/* Where the exponent begins in the high half of a weight, which lies there as a BF16 number does. */
+enum { WEFT_WORD_SHIFT = 7 };
+
+static inline unsigned weft_word_exponent(uint16_t word) {
+    return (word >> WEFT_WORD_SHIFT) & 0xffu;
+}
+
 /* What has fired: arrays with WEFT_KERNEL_SLACK entries of room past the last one. */
 typedef struct weft_fired {
     size_t count;

@@ -20,7 +20,7 @@ static inline void sort_some(const weft_tile *tile, const weft_fired *fired, siz
     weft_sorting state = *sorting;
     uint64_t counts = 0;
     for (size_t i = first; i < end; i++) {
-        uint32_t exponent = (fired->words[i] >> 7) & 0xffu;
+        uint32_t exponent = weft_word_exponent(fired->words[i]);
         unsigned c = state.class_of_exponent[exponent];
         uint32_t rank = weft_tile_rank_of(tile, c, fired->positions[i] - linear);
         uint32_t gap = rank + state.offsets[c];

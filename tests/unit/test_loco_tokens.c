@@ -43,7 +43,7 @@ static void fill_scene(scene *s, dice *dice, size_t count, uint32_t linear, uint
     for (size_t i = 0; i < count; i++) {
         uint16_t exponent =
             (uint16_t)(dice_below(dice, 50) == 0 ? dice_below(dice, 255) : 112 + dice_below(dice, 14));
-        s->words[i] = (uint16_t)(exponent << 7 | (dice_next(dice) & 0x807f));
+        s->words[i] = (uint16_t)(exponent << WEFT_WORD_SHIFT | (dice_next(dice) & 0x807f));
         if (dice_below(dice, rarity) == 0) {
             s->room.positions[s->fired.count] = linear + (uint32_t)i;
             s->room.values[s->fired.count] = (uint32_t)dice_next(dice);
@@ -58,7 +58,7 @@ static void sort_plainly(const scene *s, size_t count, uint32_t linear, uint32_t
                          sorted *out) {
     size_t next = 0;
     for (size_t i = 0; i < count; i++) {
-        unsigned exponent = (s->words[i] >> 7) & 0xffu;
+        unsigned exponent = weft_word_exponent(s->words[i]);
         unsigned c = class_of(exponent);
         if (next < s->fired.count && s->fired.positions[next] == linear + i) {
             out->items[c][out->counts[c]++] = weft_fired_pack(gaps[c], exponent, s->fired.values[next]);
@@ -81,7 +81,7 @@ static void sort_by_kernels(weft_cpu level, const scene *s, size_t count, uint32
         sorting.offsets[c] = out->offsets[c] + tile->counts[c];
         sorting.ends[c] = out->items[c] + out->counts[c];
     }
-    weft_patch_kernels_for(level)->classify(s->words, count, 7, cuts, CLASSES, tile);
+    weft_patch_kernels_for(level)->classify(s->words, count, WEFT_WORD_SHIFT, cuts, CLASSES, tile);
     weft_fired_kernels_for(level)->sort(tile, &s->fired, linear, &sorting);
     for (unsigned c = 0; c < CLASSES; c++) {
         out->offsets[c] = sorting.offsets[c];
