@@ -87,7 +87,8 @@ static const struct argp_option options[] = {
     {"learn", OPTION_LEARN, NULL, 0, "With --lm: one run of learning; --steps N policy steps (default 240)",
      6},
     {"rate", OPTION_RATE, "RATE", 0,
-     "With --learn or --study: the learning rate of policy steps (default 2e-4; of --study 1e-6)", 6},
+     "With --learn, --sparse or --study: the learning rate of policy steps (default 2e-4; of --study 1e-6)",
+     6},
     {"staleness", OPTION_STALENESS, "N", 0,
      "With --learn: responses are sampled from the policy of N versions before (default 0)", 6},
     {"rates", OPTION_RATES, "LIST", 0,
@@ -143,6 +144,7 @@ static const char doc[] =
     "  scaling    commit of 640,000 changes, 64M parameters against all of them\n"
     "  latency    8M parameters, publish to the end of commit over HTTP, version by version\n"
     "  bucketing  2,000 tensors over HTTP: one object, against one object for each tensor\n"
+    "  catch-up   workers that have missed 256 versions: what they fetch\n"
     "  group      four replicas on one host, as a group and each on its own\n"
     "  parts      256M parameters: four processes that publish a part each, against one alone\n\n"
     "Caches are cold before publish, prepare and commit; the server is a process of its own on the "
@@ -260,7 +262,8 @@ static void check_lm(const bench_arguments *arguments, struct argp_state *state)
     }
     bool policy = rates || arguments->study.given;
     if (arguments->state != NULL && (!policy || arguments->parameters > 0 || arguments->save != NULL)) {
-        argp_error(state, "--state goes with --rates, says what the model is, and needs no --save");
+        argp_error(state,
+                   "--state goes with --rates or --study, says what the model is, and needs no --save");
     }
     if (arguments->save != NULL && !rates) {
         argp_error(state, "--save goes with --rates");
@@ -387,7 +390,7 @@ static error_t parse_served(int key, const char *argument, struct argp_state *st
     case OPTION_ONLY:
         if (!bench_sync_parse_parts(argument, &sync->parts)) {
             argp_error(state,
-                       "--only takes some of publish,pause,scaling,latency,bucketing,catch-up,group, "
+                       "--only takes some of publish,pause,scaling,latency,bucketing,catch-up,group,parts, "
                        "not '%s'",
                        argument);
         }

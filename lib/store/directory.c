@@ -357,8 +357,8 @@ static weft_status write_all(draft *draft, const uint8_t *data, size_t size) {
             continue;
         }
         if (put < 0) {
-            return weft_fail_errno(draft->context, errno, "cannot write %s (for %s)", draft->temporary,
-                                   draft->request->key);
+            return weft_fail_errno(draft->context, errno, "cannot write a file in %s (for %s)",
+                                   draft->store->root, draft->request->key);
         }
         data += put;
         size -= (size_t)put;
@@ -406,8 +406,8 @@ static weft_status seal_draft(draft *draft) {
     clock_gettime(CLOCK_REALTIME, &times[0]);
     times[1] = times[0];
     if (futimens(draft->descriptor, times) != 0 || (is_durable(draft) && fsync(draft->descriptor) != 0)) {
-        return weft_fail_errno(draft->context, errno, "cannot write %s (for %s)", draft->temporary,
-                               draft->request->key);
+        return weft_fail_errno(draft->context, errno, "cannot write a file in %s (for %s)",
+                               draft->store->root, draft->request->key);
     }
     return WEFT_OK;
 }
