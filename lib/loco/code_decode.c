@@ -6,6 +6,8 @@
  */
 #include "code.h"
 
+#include "../patch/classes_read.h"
+
 static const uint64_t CODE_ESCAPE = (uint64_t)1 << 63;
 enum { GAP_TOKENS = 16 + 4 * (24 - 4) /* gaps are below WEFT_BLOCK_MAX */ };
 
@@ -59,66 +61,13 @@ static weft_status reserve(weft_block_decoder *decoder, size_t count) {
     return WEFT_OK;
 }
 
-/* What the front of a block says. */
-typedef struct block_header {
-    unsigned classes;
-    uint8_t cuts[WEFT_CLASS_MAX];
-    uint32_t counts[WEFT_CLASS_MAX];
-    weft_bits_reader bits;
-    const uint8_t *stream;
-    size_t stream_size;
-} block_header;
-
-static bool read_header(const uint8_t *payload, size_t size, size_t count, block_header *header) {
-    weft_reader reader = weft_reader_over(payload, size);
-    uint64_t total = 0;
-    header->classes = weft_reader_u8(&reader);
-    if (header->classes < 1 || header->classes > WEFT_CLASS_MAX) {
-        return false;
-    }
-    header->cuts[0] = 0;
-    for (unsigned c = 1; c < header->classes; c++) {
-        header->cuts[c] = weft_reader_u8(&reader);
-        if (header->cuts[c] <= header->cuts[c - 1]) {
-            return false;
-        }
-    }
-    for (unsigned c = 0; c < header->classes; c++) {
-        uint64_t members = weft_reader_varint(&reader);
-        if (members > count) {
-            return false;
-        }
-        header->counts[c] = (uint32_t)members;
-        total += members;
-    }
-    uint64_t bits = weft_reader_varint(&reader);
-    if (weft_reader_failed(&reader) || total != count || bits > weft_reader_left(&reader)) {
-        return false;
-    }
-    header->bits = weft_bits_over(weft_reader_bytes(&reader, (size_t)bits), (size_t)bits);
-    header->stream_size = weft_reader_left(&reader);
-    header->stream = weft_reader_bytes(&reader, header->stream_size);
-    return true;
-}
-
 /* A table of values has no token between those of multiples and the escape. */
-static bool value_table_valid(const weft_rans_table *table) {
-    for (unsigned t = WEFT_VALUE_TOKENS; t < WEFT_VALUE_ESCAPE; t++) {
-        if (table->frequencies[t] != 0) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool read_tables(block_header *header, weft_rans_table *gaps, weft_rans_table *values) {
+static bool value_tables_valid(const weft_class_header *header, const weft_rans_table *values) {
     for (unsigned c = 0; c < header->classes; c++) {
-        if (header->counts[c] == 0) {
-            continue;
-        }
-        if (!weft_rans_table_read(&gaps[c], &header->bits) || gaps[c].tokens > GAP_TOKENS ||
-            !weft_rans_table_read(&values[c], &header->bits) || !value_table_valid(&values[c])) {
-            return false;
+        for (unsigned t = WEFT_VALUE_TOKENS; t < WEFT_VALUE_ESCAPE && header->counts[c] > 0; t++) {
+            if (values[c].frequencies[t] != 0) {
+                return false;
+            }
         }
     }
     return true;
@@ -166,14 +115,15 @@ static bool expand(const weft_block_decoder *decoder, weft_bits_reader *reader, 
     return next <= elements && !weft_bits_overrun(&bits);
 }
 
-static bool read_classes(weft_block_decoder *decoder, block_header *header, size_t elements) {
+static bool read_classes(weft_block_decoder *decoder, weft_class_header *header, size_t elements) {
     weft_rans_table gaps[WEFT_CLASS_MAX];
     weft_rans_table values[WEFT_CLASS_MAX];
     weft_rans_decoder rans;
     token_rests rests;
     size_t first = 0;
     fill_rests(&rests);
-    if (!read_tables(header, gaps, values) ||
+    if (!weft_class_tables_read(header, GAP_TOKENS, gaps, WEFT_RANS_TOKENS, values) ||
+        !value_tables_valid(header, values) ||
         !weft_rans_decoder_open(&rans, header->stream, header->stream_size)) {
         return false;
     }
@@ -192,7 +142,7 @@ static bool read_classes(weft_block_decoder *decoder, block_header *header, size
         }
         first += count;
     }
-    return weft_rans_decoder_done(&rans) && header->bits.size - header->bits.position < 8;
+    return weft_class_header_done(header, &rans);
 }
 
 /* Exact: a multiple has at most 24 significant bits. Infinite if it is too large, which is refused. */
@@ -209,18 +159,12 @@ static inline float value_of(uint64_t code, uint16_t word) {
     return (code & 1) != 0 ? -value : value;
 }
 
-typedef struct class_cursors {
-    size_t next[WEFT_CLASS_MAX];
-    size_t end[WEFT_CLASS_MAX];
-    uint32_t members[WEFT_CLASS_MAX];
-} class_cursors;
-
 /* Appends the values of one class in the tile. Returns their largest magnitude as bits. */
 static uint32_t take_class(weft_block_decoder *decoder, const weft_patch_kernels *kernels, unsigned c,
-                           uint32_t linear, class_cursors *cursors, weft_block_values *values) {
-    size_t next = cursors->next[c];
-    size_t found = kernels->select(&decoder->tile, c, decoder->ranks + next, cursors->end[c] - next,
-                                   cursors->members[c], decoder->indices);
+                           uint32_t linear, weft_class_cursors *cursors, weft_block_values *values) {
+    const uint64_t *codes = decoder->codes + cursors->next[c];
+    size_t found =
+        weft_class_cursors_take(cursors, kernels, &decoder->tile, c, decoder->ranks, decoder->indices);
     uint32_t *positions = values->positions + values->count;
     float *to = values->values + values->count;
     uint32_t highest = 0;
@@ -228,27 +172,25 @@ static uint32_t take_class(weft_block_decoder *decoder, const weft_patch_kernels
         unsigned index = decoder->indices[i];
         uint32_t bits;
         positions[i] = linear + index;
-        to[i] = value_of(decoder->codes[next + i], decoder->words[index]);
+        to[i] = value_of(codes[i], decoder->words[index]);
         memcpy(&bits, &to[i], sizeof bits);
         bits &= 0x7fffffffu;
         highest = bits > highest ? bits : highest;
     }
     values->count += found;
-    cursors->next[c] += found;
-    cursors->members[c] += decoder->tile.counts[c];
     return highest;
 }
 
 static uint32_t take_tile(weft_block_decoder *decoder, const weft_patch_kernels *kernels,
-                          const block_header *header, const float *consensus, size_t count, uint32_t linear,
-                          class_cursors *cursors, weft_block_values *values) {
+                          const weft_class_header *header, const float *consensus, size_t count,
+                          uint32_t linear, weft_class_cursors *cursors, weft_block_values *values) {
     uint32_t highest = 0;
     for (size_t i = 0; i < count; i++) {
         uint32_t bits;
         memcpy(&bits, &consensus[i], sizeof bits);
         decoder->words[i] = (uint16_t)(bits >> 16);
     }
-    kernels->classify(decoder->words, count, 7, header->cuts, header->classes, &decoder->tile);
+    kernels->classify(decoder->words, count, header->shift, header->cuts, header->classes, &decoder->tile);
     for (unsigned c = 0; c < header->classes; c++) {
         uint32_t largest = take_class(decoder, kernels, c, linear, cursors, values);
         highest = largest > highest ? largest : highest;
@@ -257,16 +199,11 @@ static uint32_t take_tile(weft_block_decoder *decoder, const weft_patch_kernels 
 }
 
 static weft_status place(weft_block_decoder *decoder, const weft_patch_kernels *kernels,
-                         const block_header *header, const float *consensus, size_t elements,
+                         const weft_class_header *header, const float *consensus, size_t elements,
                          weft_block_values *values) {
-    class_cursors cursors = {{0}, {0}, {0}};
-    size_t first = 0;
+    weft_class_cursors cursors;
     uint32_t highest = 0;
-    for (unsigned c = 0; c < header->classes; c++) {
-        cursors.next[c] = first;
-        first += header->counts[c];
-        cursors.end[c] = first;
-    }
+    weft_class_cursors_open(&cursors, header);
     values->count = 0;
     for (size_t done = 0; done < elements; done += WEFT_TILE) {
         size_t count = elements - done < WEFT_TILE ? elements - done : WEFT_TILE;
@@ -274,11 +211,9 @@ static weft_status place(weft_block_decoder *decoder, const weft_patch_kernels *
             take_tile(decoder, kernels, header, consensus + done, count, (uint32_t)done, &cursors, values);
         highest = largest > highest ? largest : highest;
     }
-    for (unsigned c = 0; c < header->classes; c++) {
-        if (cursors.next[c] != cursors.end[c]) {
-            return weft_fail(decoder->context, WEFT_MALFORMED,
-                             "a block names weights that the consensus does not have");
-        }
+    if (!weft_class_cursors_done(&cursors, header)) {
+        return weft_fail(decoder->context, WEFT_MALFORMED,
+                         "a block names weights that the consensus does not have");
     }
     if (highest >= WEFT_NOT_FINITE) {
         return weft_fail(decoder->context, WEFT_MALFORMED, "a block holds a value that is not finite");
@@ -289,8 +224,9 @@ static weft_status place(weft_block_decoder *decoder, const weft_patch_kernels *
 weft_status weft_block_decode(weft_block_decoder *decoder, const weft_patch_kernels *kernels,
                               const float *consensus, size_t elements, const uint8_t *payload, size_t size,
                               size_t count, weft_block_values *values) {
-    block_header header;
-    if (count > elements || !read_header(payload, size, count, &header)) {
+    weft_class_header header;
+    if (count > elements ||
+        !weft_class_header_read(&header, payload, size, weft_exponent_of(WEFT_DTYPE_BF16), count)) {
         return weft_fail(decoder->context, WEFT_MALFORMED, "a block has no valid header");
     }
     weft_status status = reserve(decoder, count);

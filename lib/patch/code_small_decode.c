@@ -6,9 +6,7 @@
  * tile by tile, the ranks that fall into a tile are turned into positions, class after class, and proven
  * while the tile is in the cache.
  */
-#include "code.h"
-
-#include "rans.h"
+#include "classes_read.h"
 #include "token.h"
 
 void weft_small_decoder_open(weft_small_decoder *decoder, weft_context *context) {
@@ -45,55 +43,6 @@ static weft_status reserve_decoder(weft_small_decoder *decoder, size_t count) {
     decoder->steps = steps;
     decoder->capacity = capacity;
     return WEFT_OK;
-}
-
-/* What the front of a payload says. */
-typedef struct small_header {
-    unsigned classes;
-    unsigned shift;
-    uint8_t cuts[WEFT_CLASS_MAX];
-    uint32_t counts[WEFT_CLASS_MAX];
-    weft_bits_reader bits;
-    const uint8_t *stream;
-    size_t stream_size;
-} small_header;
-
-static bool read_header(const uint8_t *payload, size_t size, weft_exponent exponent, size_t count,
-                        small_header *header) {
-    weft_reader reader = weft_reader_over(payload, size);
-    unsigned highest = exponent.present ? 0x7fffu >> exponent.shift : 0;
-    unsigned last = 0;
-    header->classes = weft_reader_u8(&reader);
-    if (header->classes < 1 || header->classes > (exponent.present ? WEFT_CLASS_MAX : 1)) {
-        return false;
-    }
-    header->shift = exponent.shift;
-    header->cuts[0] = 0;
-    for (unsigned c = 1; c < header->classes; c++) {
-        unsigned cut = weft_reader_u8(&reader);
-        if (cut <= last || cut > highest) {
-            return false;
-        }
-        last = cut;
-        header->cuts[c] = (uint8_t)cut;
-    }
-    uint64_t total = 0;
-    for (unsigned c = 0; c < header->classes; c++) {
-        uint64_t changes = weft_reader_varint(&reader);
-        if (changes > count) {
-            return false;
-        }
-        header->counts[c] = (uint32_t)changes;
-        total += changes;
-    }
-    uint64_t bits = weft_reader_varint(&reader);
-    if (weft_reader_failed(&reader) || total != count || bits > weft_reader_left(&reader)) {
-        return false;
-    }
-    header->bits = weft_bits_over(weft_reader_bytes(&reader, (size_t)bits), (size_t)bits);
-    header->stream_size = weft_reader_left(&reader);
-    header->stream = weft_reader_bytes(&reader, header->stream_size);
-    return true;
 }
 
 /* Per token, for the hot loops. */
@@ -164,7 +113,7 @@ static bool expand_long_steps(weft_bits_reader *bits, const uint8_t *tokens, siz
     return !weft_bits_overrun(bits);
 }
 
-static bool expand_steps(small_header *header, const token_rests *rests, const uint8_t *tokens,
+static bool expand_steps(weft_class_header *header, const token_rests *rests, const uint8_t *tokens,
                          size_t count, unsigned width, void *steps, size_t first) {
     if (width == 2) {
         return expand_short_steps(&header->bits, rests, tokens, count, (uint16_t *)steps + first);
@@ -174,30 +123,16 @@ static bool expand_steps(small_header *header, const token_rests *rests, const u
 
 enum { SHORT_STEP_TOKENS = 64 /* codes below 2^16 */ };
 
-static bool read_tables(small_header *header, unsigned width, weft_rans_table *gaps,
-                        weft_rans_table *steps) {
-    unsigned step_tokens = width == 2 ? SHORT_STEP_TOKENS : WEFT_RANS_TOKENS;
-    for (unsigned c = 0; c < header->classes; c++) {
-        if (header->counts[c] == 0) {
-            continue;
-        }
-        if (!weft_rans_table_read(&gaps[c], &header->bits) || gaps[c].tokens > GAP_TOKENS ||
-            !weft_rans_table_read(&steps[c], &header->bits) || steps[c].tokens > step_tokens) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* All ranks and steps of the bucket. */
-static bool read_classes(weft_small_decoder *decoder, small_header *header, uint64_t units,
+static bool read_classes(weft_small_decoder *decoder, weft_class_header *header, uint64_t units,
                          unsigned width) {
     weft_rans_table gaps[WEFT_CLASS_MAX];
     weft_rans_table steps[WEFT_CLASS_MAX];
     weft_rans_decoder rans;
     token_rests rests;
+    unsigned step_tokens = width == 2 ? SHORT_STEP_TOKENS : WEFT_RANS_TOKENS;
     fill_rests(&rests);
-    if (!read_tables(header, width, gaps, steps) ||
+    if (!weft_class_tables_read(header, GAP_TOKENS, gaps, step_tokens, steps) ||
         !weft_rans_decoder_open(&rans, header->stream, header->stream_size)) {
         return false;
     }
@@ -215,24 +150,15 @@ static bool read_classes(weft_small_decoder *decoder, small_header *header, uint
         }
         first += count;
     }
-    return weft_rans_decoder_done(&rans) && header->bits.size - header->bits.position < 8;
+    return weft_class_header_done(header, &rans);
 }
 
-/* How far each class has come. */
-typedef struct class_cursors {
-    size_t next[WEFT_CLASS_MAX];
-    size_t end[WEFT_CLASS_MAX];
-    uint32_t members[WEFT_CLASS_MAX];
-} class_cursors;
-
-/* Appends the changes of one class in the tile: positions, and steps in news. Ranks past the tile wait for
- * the next one; a rank before it cannot be, since ranks ascend and every tile takes all of its own. */
+/* Appends the changes of one class in the tile: positions, and steps in news. */
 static void take_class(weft_small_decoder *decoder, const weft_patch_kernels *kernels, unsigned c,
-                       uint64_t linear, class_cursors *cursors, weft_changes *changes) {
-    size_t next = cursors->next[c];
-    size_t found = kernels->select(&decoder->tile, c, decoder->ranks + next, cursors->end[c] - next,
-                                   cursors->members[c], decoder->indices);
-    const uint16_t *steps = (const uint16_t *)decoder->steps + next;
+                       uint64_t linear, weft_class_cursors *cursors, weft_changes *changes) {
+    const uint16_t *steps = (const uint16_t *)decoder->steps + cursors->next[c];
+    size_t found =
+        weft_class_cursors_take(cursors, kernels, &decoder->tile, c, decoder->ranks, decoder->indices);
     uint32_t *positions = changes->positions + changes->count;
     uint16_t *news = (uint16_t *)changes->news + changes->count;
     for (size_t i = 0; i < found; i++) {
@@ -240,8 +166,6 @@ static void take_class(weft_small_decoder *decoder, const weft_patch_kernels *ke
         news[i] = steps[i];
     }
     changes->count += found;
-    cursors->next[c] += found;
-    cursors->members[c] += decoder->tile.counts[c];
 }
 
 /* Brings the changes of a tile from class order into ascending order. Only copies of weights need it: their
@@ -271,8 +195,8 @@ static void sort_tile(weft_changes *changes, size_t first, uint64_t linear) {
 }
 
 static void decode_tile(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
-                        const small_header *header, uint8_t *base, size_t units, uint64_t linear,
-                        class_cursors *cursors, weft_changes *changes, weft_proof *proof) {
+                        const weft_class_header *header, uint8_t *base, size_t units, uint64_t linear,
+                        weft_class_cursors *cursors, weft_changes *changes, weft_proof *proof) {
     size_t first = changes->count;
     kernels->classify(base, units, header->shift, header->cuts, header->classes, &decoder->tile);
     for (unsigned c = 0; c < header->classes; c++) {
@@ -292,7 +216,7 @@ static void decode_tile(weft_small_decoder *decoder, const weft_patch_kernels *k
 }
 
 static void decode_run(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
-                       const small_header *header, const weft_run *run, class_cursors *cursors,
+                       const weft_class_header *header, const weft_run *run, weft_class_cursors *cursors,
                        weft_changes *changes, weft_proof *proof) {
     uint8_t *memory = (uint8_t *)(uintptr_t)run->memory;
     for (uint64_t done = 0; done < run->units; done += WEFT_TILE) {
@@ -324,33 +248,26 @@ static weft_status decode_single(weft_small_decoder *decoder, size_t count, weft
 }
 
 static weft_status decode_classes(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
-                                  const small_header *header, weft_changes *changes, weft_proof *proof) {
-    class_cursors cursors = {{0}, {0}, {0}};
-    size_t first = 0;
-    for (unsigned c = 0; c < header->classes; c++) {
-        cursors.next[c] = first;
-        first += header->counts[c];
-        cursors.end[c] = first;
-    }
+                                  const weft_class_header *header, weft_changes *changes,
+                                  weft_proof *proof) {
+    weft_class_cursors cursors;
+    weft_class_cursors_open(&cursors, header);
     const weft_window *window = proof->window;
     for (size_t i = 0; i < window->run_count; i++) {
         decode_run(decoder, kernels, header, &window->runs[i], &cursors, changes, proof);
     }
-    for (unsigned c = 0; c < header->classes; c++) {
-        if (cursors.next[c] != cursors.end[c]) {
-            return weft_fail(decoder->context, WEFT_BASE_MISMATCH,
-                             "a small bucket names weights that this base does not have: it was made for "
-                             "another base");
-        }
-    }
-    return WEFT_OK;
+    return weft_class_cursors_done(&cursors, header)
+               ? WEFT_OK
+               : weft_fail(decoder->context, WEFT_BASE_MISMATCH,
+                           "a small bucket names weights that this base does not have: it was made for "
+                           "another base");
 }
 
 weft_status weft_small_decode(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
                               weft_exponent exponent, const uint8_t *payload, size_t size, uint64_t units,
                               size_t count, weft_changes *changes, weft_proof *proof) {
-    small_header header;
-    if (count > units || !read_header(payload, size, exponent, count, &header)) {
+    weft_class_header header;
+    if (count > units || !weft_class_header_read(&header, payload, size, exponent, count)) {
         return weft_fail(decoder->context, WEFT_MALFORMED, "a small bucket has no valid header");
     }
     weft_status status = reserve_decoder(decoder, count);
