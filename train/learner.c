@@ -17,16 +17,8 @@ static const double GC_SECONDS = 60;
 
 /* ---- a step ---- */
 
-static weft_status save(train_learner *learner) {
-    weft_status status = train_learner_save(learner);
-    while (status != WEFT_OK) {
-        status = train_patience_bear(&learner->patience, status);
-        if (status != WEFT_OK) {
-            return status;
-        }
-        status = train_learner_save(learner);
-    }
-    return WEFT_OK;
+static weft_status save(void *opaque) {
+    return train_learner_save(opaque);
 }
 
 /* Whether a policy of `step` is evaluated, where the one before it was of `before`. */
@@ -93,28 +85,19 @@ static void count_rejections(train_learner *learner, train_learned *learned) {
 }
 
 /* What lies beside the state is waited for as the state is: a disk that is full may be emptied. */
-static weft_status pend_line(train_learner *learner, const json_t *line) {
-    weft_status status = train_metrics_pend(&learner->metrics, line);
-    while (status != WEFT_OK) {
-        status = train_patience_bear(&learner->patience, status);
-        if (status != WEFT_OK) {
-            return status;
-        }
-        status = train_metrics_pend(&learner->metrics, line);
-    }
-    return WEFT_OK;
+typedef struct line_writing {
+    train_metrics *metrics;
+    json_t *line;
+} line_writing;
+
+static weft_status pend_line(void *opaque) {
+    const line_writing *writing = opaque;
+    return train_metrics_pend(writing->metrics, writing->line);
 }
 
-static weft_status add_line(train_learner *learner, json_t *line) {
-    weft_status status = train_metrics_add(&learner->metrics, line);
-    while (status != WEFT_OK) {
-        status = train_patience_bear(&learner->patience, status);
-        if (status != WEFT_OK) {
-            return status;
-        }
-        status = train_metrics_add(&learner->metrics, line);
-    }
-    return WEFT_OK;
+static weft_status add_line(void *opaque) {
+    const line_writing *writing = opaque;
+    return train_metrics_add(writing->metrics, writing->line);
 }
 
 static weft_status begin_line(train_learner *learner, const train_batch *batch, train_learned *learned,
@@ -132,7 +115,8 @@ static weft_status begin_line(train_learner *learner, const train_batch *batch, 
         return weft_fail(learner->context, WEFT_NO_MEMORY, "no memory for a line of metrics");
     }
     train_patience_calm(&learner->patience); /* it has learned: that took time, and was no trouble */
-    weft_status status = pend_line(learner, line);
+    line_writing writing = {&learner->metrics, line};
+    weft_status status = train_patience_try(&learner->patience, pend_line, &writing);
     if (status != WEFT_OK) {
         json_decref(line);
         return status;
@@ -153,7 +137,7 @@ static void collect_garbage(train_learner *learner) {
 
 static weft_status save_timed(train_learner *learner, train_published *published) {
     double start = weft_clock_now();
-    weft_status status = save(learner);
+    weft_status status = train_patience_try(&learner->patience, save, learner);
     published->state += weft_clock_now() - start;
     return status;
 }
@@ -211,7 +195,8 @@ static weft_status conclude(train_learner *learner, json_t *line, double start) 
     }
     published.step = weft_clock_now() - start;
     train_line_finish(line, &published);
-    status = add_line(learner, line);
+    line_writing writing = {&learner->metrics, line};
+    status = train_patience_try(&learner->patience, add_line, &writing);
     if (train_learner_leads(learner)) {
         train_metrics_put(&learner->metrics, learner->step == learner->run.steps);
     }

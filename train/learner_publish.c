@@ -232,7 +232,7 @@ weft_status train_learner_offer(train_learner *learner, train_published *publish
 /* ---- what has been published ---- */
 
 typedef struct history {
-    const train_run *run;
+    train_learner *learner;
     uint64_t step;                                  /* of the policy */
     uint64_t newest;                                /* version of all */
     train_policy policies[TRAIN_STALENESS_MAX + 1]; /* of it and of those before, newest first */
@@ -243,11 +243,12 @@ typedef struct history {
 /* Of several versions of a step the newest counts. */
 static bool visit_version(void *opaque, const weft_log_entry *entry) {
     history *past = opaque;
+    const train_run *run = &past->learner->run;
     uint64_t step = step_of(entry);
     uint64_t wanted =
-        past->count > 0 ? past->policies[past->count - 1].step - past->run->local_steps : past->step;
+        past->count > 0 ? past->policies[past->count - 1].step - run->local_steps : past->step;
     past->newest = past->newest > 0 ? past->newest : entry->version;
-    if (strcmp(label_of(entry, TRAIN_LABEL_RUN), past->run->name) != 0) {
+    if (strcmp(label_of(entry, TRAIN_LABEL_RUN), run->name) != 0) {
         return false;
     }
     if (step == wanted) {
@@ -255,7 +256,7 @@ static bool visit_version(void *opaque, const weft_log_entry *entry) {
             (train_policy){.step = step, .version = entry->version, .digest = entry->digest};
         past->patch_bytes = past->count == 1 ? entry->patch_bytes + entry->anchor_bytes : past->patch_bytes;
     }
-    return step > 0 && past->count <= past->run->staleness;
+    return step > 0 && past->count <= run->staleness;
 }
 
 /* True if the newest version in the store is what the state would publish. */
@@ -281,25 +282,17 @@ static weft_status finish_line(train_learner *learner, train_published *publishe
     return status;
 }
 
-static weft_status read_history(train_learner *learner, history *past) {
-    const history nothing = {.run = &learner->run, .step = policy_step(learner)};
-    weft_status status;
-    do {
-        *past = nothing;
-        status = walk(learner, visit_version, past);
-        if (status == WEFT_OK) {
-            return WEFT_OK;
-        }
-        status = train_patience_bear(&learner->patience, status);
-    } while (status == WEFT_OK);
-    return status;
+static weft_status read_history(void *opaque) {
+    history *past = opaque;
+    *past = (history){.learner = past->learner, .step = policy_step(past->learner)};
+    return walk(past->learner, visit_version, past);
 }
 
 weft_status train_learner_find_published(train_learner *learner) {
-    history past;
+    history past = {.learner = learner};
     weft_digest digest;
     train_published published = {.version = 0};
-    weft_status status = read_history(learner, &past);
+    weft_status status = train_patience_try(&learner->patience, read_history, &past);
     if (status == WEFT_OK) {
         status = weft_table_digest(learner->context, train_team_table(&learner->team), &digest);
     }

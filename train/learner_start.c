@@ -372,20 +372,18 @@ static weft_status find_state(train_learner *learner) {
 
 /* ---- all of it ---- */
 
+static weft_status put_run_once(void *opaque) {
+    train_learner *learner = opaque;
+    return train_run_put(learner->context, learner->store, &learner->run);
+}
+
 static weft_status put_run(train_learner *learner) {
     char told[WEFT_RUN_TEXT];
-    weft_status status = WEFT_OK;
     if (follows(learner)) {
         return WEFT_OK;
     }
-    do {
-        status = train_run_put(learner->context, learner->store, &learner->run);
-        if (status == WEFT_OK) {
-            return learner->options->exchange != NULL ? tell_run(learner, told) : WEFT_OK;
-        }
-        status = train_patience_bear(&learner->patience, status);
-    } while (status == WEFT_OK);
-    return status;
+    weft_status status = train_patience_try(&learner->patience, put_run_once, learner);
+    return status == WEFT_OK && learner->options->exchange != NULL ? tell_run(learner, told) : status;
 }
 
 /* Over MPI no rank is ahead of another by more than the round that some did not get to the end of. */

@@ -91,6 +91,19 @@ weft_status train_patience_bear(train_patience *patience, weft_status status) {
     return weft_clock_sleep(patience->context, back_off(patience));
 }
 
+weft_status train_patience_try(train_patience *patience, weft_status (*attempt)(void *opaque),
+                               void *opaque) {
+    weft_status status = attempt(opaque);
+    while (status != WEFT_OK) {
+        status = train_patience_bear(patience, status);
+        if (status != WEFT_OK) {
+            return status;
+        }
+        status = attempt(opaque);
+    }
+    return WEFT_OK;
+}
+
 weft_status train_patience_wait(train_patience *patience, double seconds, const char *what) {
     double waited = weft_clock_now() - patience->since;
     if (waited > patience->seconds) {

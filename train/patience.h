@@ -39,6 +39,9 @@ void train_patience_calm(train_patience *patience);
 /* An operation failed with `status` and the context's text. WEFT_OK: after a while, try again. Else what to
  * fail with: the same, if it cannot pass or has lasted too long. */
 WEFT_CHECKED weft_status train_patience_bear(train_patience *patience, weft_status status);
+/* Makes an attempt until it succeeds, and bears that it fails. */
+WEFT_CHECKED weft_status train_patience_try(train_patience *patience, weft_status (*attempt)(void *opaque),
+                                            void *opaque);
 /* Nothing failed, but nothing came either. WEFT_OK until that has lasted too long. */
 WEFT_CHECKED weft_status train_patience_wait(train_patience *patience, double seconds, const char *what);
 /* Between half of the seconds and all of them, so that many who wait do not come at once. */

@@ -137,18 +137,16 @@ weft_status train_team_look(train_team *team) {
     return status == WEFT_MORE ? WEFT_OK : train_patience_bear(team->patience, status);
 }
 
+static weft_status catch_up(void *opaque) {
+    train_team *team = opaque;
+    return weft_loco_catch_up(team->loco, &team->exchange, NULL);
+}
+
 weft_status train_team_catch_up(train_team *team, uint64_t *rounds_out) {
     uint64_t before = weft_loco_rounds(team->loco);
-    weft_status status = WEFT_OK;
-    if (can_be_left(team)) {
-        status = weft_loco_catch_up(team->loco, &team->exchange, NULL);
-    }
-    while (status != WEFT_OK) {
-        status = train_patience_bear(team->patience, status);
-        if (status != WEFT_OK) {
-            return status;
-        }
-        status = weft_loco_catch_up(team->loco, &team->exchange, NULL);
+    weft_status status = can_be_left(team) ? train_patience_try(team->patience, catch_up, team) : WEFT_OK;
+    if (status != WEFT_OK) {
+        return status;
     }
     *rounds_out = weft_loco_rounds(team->loco) - before;
     return *rounds_out > 0 ? lm_model_refresh(team->trainer->model) : WEFT_OK;
