@@ -27,9 +27,14 @@
 
 enum { WEIGHTS = 3000, RANKS_MAX = 4 };
 
+/* Who comes is not late, however slow the machine; who does not is waited for. */
+static const double DEADLINE = 3;
+static const double PASSING = 1;
+
 typedef struct trainer {
     weft_context *context;
     weft_store *store;
+    weft_store *faulty; /* over it; NULL: nothing goes wrong with it */
     weft_loco_exchange exchange;
     weft_loco *loco;
     float weights[WEIGHTS];
@@ -56,13 +61,21 @@ static weft_loco_store_options meeting_options(uint32_t rank, uint32_t ranks) {
     options.run = "meeting";
     options.rank = rank;
     options.ranks = ranks;
-    /* who comes is not late, however slow the machine; who does not is waited for */
-    options.deadline_seconds = 3;
-    options.passing_seconds = 1;
+    options.deadline_seconds = DEADLINE;
+    options.passing_seconds = PASSING;
     options.poll_seconds = 0.02;
     options.snapshot_rounds = 2;
     options.keep_rounds = 4;
     return options;
+}
+
+/* Instead of what it has agreed on so far, if anything. */
+static void trainer_create(trainer *trainer, const weft_loco_options *options) {
+    const weft_loco_tensor tensors[] = {{"a", trainer->weights, WEIGHTS / 3},
+                                        {"b", trainer->weights + WEIGHTS / 3, WEIGHTS - WEIGHTS / 3}};
+    weft_loco_destroy(trainer->loco);
+    expect(trainer->context, weft_loco_create(trainer->context, options, tensors, 2, &trainer->loco),
+           "create");
 }
 
 static void trainer_join(trainer *trainer, const char *directory, const weft_loco_store_options *options) {
@@ -82,17 +95,55 @@ static void trainer_join(trainer *trainer, const char *directory, const weft_loc
     loco.run = options->run;
     loco.rank = options->rank;
     loco.ranks = options->ranks;
-    const weft_loco_tensor tensors[] = {{"a", trainer->weights, WEIGHTS / 3},
-                                        {"b", trainer->weights + WEIGHTS / 3, WEIGHTS - WEIGHTS / 3}};
-    expect(trainer->context, weft_loco_create(trainer->context, &loco, tensors, 2, &trainer->loco),
-           "create");
+    trainer_create(trainer, &loco);
+}
+
+/* From now on its store goes wrong when told to. */
+static fault_store *trainer_falter(trainer *trainer, const weft_loco_store_options *options) {
+    fault_store *control;
+    trainer->exchange.close(trainer->exchange.opaque);
+    expect(trainer->context,
+           fault_store_create(trainer->context, trainer->store, 1, &trainer->faulty, &control), "faults");
+    expect(trainer->context,
+           weft_loco_store_open(trainer->context, trainer->faulty, options, &trainer->exchange), "meet");
+    return control;
 }
 
 static void trainer_leave(trainer *trainer) {
     weft_loco_destroy(trainer->loco);
     trainer->exchange.close(trainer->exchange.opaque);
+    weft_store_close(trainer->faulty);
     weft_store_close(trainer->store);
     weft_context_destroy(trainer->context);
+    trainer->context = NULL;
+}
+
+/* Several of them, and where they meet. */
+typedef struct meeting {
+    scratch scratch;
+    uint32_t ranks;
+    trainer trainers[RANKS_MAX];
+} meeting;
+
+static void meeting_open(meeting *meeting, uint32_t ranks, double deadline, double passing) {
+    scratch_open(&meeting->scratch);
+    meeting->ranks = ranks;
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        weft_loco_store_options options = meeting_options(rank, ranks);
+        options.deadline_seconds = deadline;
+        options.passing_seconds = passing;
+        trainer_join(&meeting->trainers[rank], scratch_path(&meeting->scratch, "store"), &options);
+    }
+}
+
+/* Those who have not left yet leave. */
+static void meeting_close(meeting *meeting) {
+    for (uint32_t rank = 0; rank < meeting->ranks; rank++) {
+        if (meeting->trainers[rank].context != NULL) {
+            trainer_leave(&meeting->trainers[rank]);
+        }
+    }
+    scratch_close(&meeting->scratch);
 }
 
 /* What stands for the steps of a round: a function of rank and round alone. */
@@ -114,6 +165,20 @@ static void *train_rounds(void *argument) {
         trainer->status = train_round(trainer);
     }
     return NULL;
+}
+
+static void put_payload(trainer *trainer, const char *key, const void *data, size_t size) {
+    expect(trainer->context,
+           weft_store_put_bytes(trainer->context, trainer->store, key, data, size, WEFT_STORE_ALWAYS, NULL,
+                                NULL),
+           "put");
+}
+
+/* Has its payload of the first round in the store, where rank 0 finds it. */
+static void put_first_payload(trainer *trainer) {
+    weft_loco_payload payload;
+    expect(trainer->context, weft_loco_encode(trainer->loco, &payload), "encode");
+    put_payload(trainer, "loco/meeting/0/1", payload.data, payload.size);
 }
 
 /* Ranks that do their rounds at the same time. */
@@ -142,17 +207,10 @@ static void assert_same(const trainer *a, const trainer *b) {
 static void ranks_come_to_the_same_bits(void **state) {
     (void)state;
     for (uint32_t ranks = 2; ranks <= RANKS_MAX; ranks++) {
-        scratch scratch;
-        trainer trainers[RANKS_MAX];
-        trainer *all[RANKS_MAX];
-        scratch_open(&scratch);
-        for (uint32_t rank = 0; rank < ranks; rank++) {
-            weft_loco_store_options options = meeting_options(rank, ranks);
-            options.deadline_seconds = 60;
-            trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options);
-            all[rank] = &trainers[rank];
-        }
-        together(all, ranks, 6);
+        meeting meeting;
+        trainer *trainers = meeting.trainers;
+        meeting_open(&meeting, ranks, 60, PASSING);
+        together((trainer *[]){&trainers[0], &trainers[1], &trainers[2], &trainers[3]}, ranks, 6);
         for (uint32_t rank = 0; rank < ranks; rank++) {
             weft_loco_store_stats stats = weft_loco_store_describe(&trainers[rank].exchange);
             assert_same(&trainers[0], &trainers[rank]);
@@ -160,22 +218,15 @@ static void ranks_come_to_the_same_bits(void **state) {
             assert_int_equal(stats.left_out + stats.refused, 0);
             assert_int_equal(stats.led, rank == 0 ? 6 : 0);
         }
-        for (uint32_t rank = 0; rank < ranks; rank++) {
-            trainer_leave(&trainers[rank]);
-        }
-        scratch_close(&scratch);
+        meeting_close(&meeting);
     }
 }
 
 static void the_others_go_on_without_the_leader(void **state) {
     (void)state;
-    scratch scratch;
-    trainer trainers[3];
-    scratch_open(&scratch);
-    for (uint32_t rank = 0; rank < 3; rank++) {
-        weft_loco_store_options options = meeting_options(rank, 3);
-        trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options);
-    }
+    meeting meeting;
+    trainer *trainers = meeting.trainers;
+    meeting_open(&meeting, 3, DEADLINE, PASSING);
     together((trainer *[]){&trainers[0], &trainers[1], &trainers[2]}, 3, 1);
     /* rank 0 leads, and is gone for a round */
     together((trainer *[]){&trainers[1], &trainers[2]}, 2, 2);
@@ -198,23 +249,14 @@ static void the_others_go_on_without_the_leader(void **state) {
         assert_int_equal(trainers[rank].stats.included, 3);
     }
     assert_int_equal(weft_loco_store_describe(&trainers[1].exchange).led, 3);
-    for (uint32_t rank = 0; rank < 3; rank++) {
-        trainer_leave(&trainers[rank]);
-    }
-    scratch_close(&scratch);
+    meeting_close(&meeting);
 }
 
 static void a_long_absence_ends_with_a_snapshot(void **state) {
     (void)state;
-    scratch scratch;
-    trainer trainers[2];
-    scratch_open(&scratch);
-    for (uint32_t rank = 0; rank < 2; rank++) {
-        weft_loco_store_options options = meeting_options(rank, 2);
-        options.deadline_seconds = 0.05;
-        options.passing_seconds = 0.01;
-        trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options);
-    }
+    meeting meeting;
+    trainer *trainers = meeting.trainers;
+    meeting_open(&meeting, 2, 0.05, 0.01);
     together((trainer *[]){&trainers[0]}, 1, 11);
     train(&trainers[1]);
     float local[WEIGHTS];
@@ -235,21 +277,15 @@ static void a_long_absence_ends_with_a_snapshot(void **state) {
     assert_int_equal(weft_loco_store_describe(&trainers[0].exchange).unremoved, 0);
     together((trainer *[]){&trainers[0], &trainers[1]}, 2, 13);
     assert_same(&trainers[0], &trainers[1]);
-    trainer_leave(&trainers[0]);
-    trainer_leave(&trainers[1]);
-    scratch_close(&scratch);
+    meeting_close(&meeting);
 }
 
 static void what_cannot_be_used_is_refused(void **state) {
     (void)state;
-    scratch scratch;
-    trainer trainers[2];
+    meeting meeting;
+    trainer *trainers = meeting.trainers;
     weft_loco_payload payload;
-    scratch_open(&scratch);
-    for (uint32_t rank = 0; rank < 2; rank++) {
-        weft_loco_store_options options = meeting_options(rank, 2);
-        trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options);
-    }
+    meeting_open(&meeting, 2, DEADLINE, PASSING);
     train(&trainers[1]);
     expect(trainers[1].context, weft_loco_encode(trainers[1].loco, &payload), "encode");
     uint8_t *bytes = malloc(payload.size);
@@ -263,32 +299,21 @@ static void what_cannot_be_used_is_refused(void **state) {
             bytes[payload.size / 2] ^= 4;
         }
         snprintf(key, sizeof key, "loco/meeting/%u/%d", round, 1);
-        expect(trainers[1].context,
-               weft_store_put_bytes(trainers[1].context, trainers[1].store, key, bytes, size,
-                                    WEFT_STORE_ALWAYS, NULL, NULL),
-               "put");
+        put_payload(&trainers[1], key, bytes, size);
         expect(trainers[0].context, train_round(&trainers[0]), "a round");
         assert_int_equal(trainers[0].stats.included, 1);
         assert_int_equal(weft_loco_store_describe(&trainers[0].exchange).refused, round + 1);
     }
     free(bytes);
-    trainer_leave(&trainers[0]);
-    trainer_leave(&trainers[1]);
-    scratch_close(&scratch);
+    meeting_close(&meeting);
 }
 
 /* Who is so far behind that rounds are gone must not end them again, alone. */
 static void rounds_of_long_ago_stay_over(void **state) {
     (void)state;
-    scratch scratch;
-    trainer trainers[2];
-    scratch_open(&scratch);
-    for (uint32_t rank = 0; rank < 2; rank++) {
-        weft_loco_store_options options = meeting_options(rank, 2);
-        options.deadline_seconds = 0.05;
-        options.passing_seconds = 0.01;
-        trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options);
-    }
+    meeting meeting;
+    trainer *trainers = meeting.trainers;
+    meeting_open(&meeting, 2, 0.05, 0.01);
     together((trainer *[]){&trainers[0]}, 1, 12);
     assert_int_equal(train_round(&trainers[1]), WEFT_NOT_FOUND);
     assert_non_null(strstr(weft_context_error(trainers[1].context), "catch up"));
@@ -310,37 +335,27 @@ static void rounds_of_long_ago_stay_over(void **state) {
         status = weft_store_head(trainers[0].context, trainers[0].store, key, &size, &tag);
         assert_int_equal(status, round + 1 < 12 ? WEFT_NOT_FOUND : WEFT_OK);
     }
-    trainer_leave(&trainers[0]);
-    trainer_leave(&trainers[1]);
-    scratch_close(&scratch);
+    meeting_close(&meeting);
 }
 
 static void recreate(trainer *trainer, uint32_t ranks, uint32_t significant, float shift) {
     weft_loco_options options = weft_loco_defaults();
-    weft_loco_destroy(trainer->loco);
     options.run = "meeting";
     options.rank = trainer->rank;
     options.ranks = ranks;
     options.significant = significant;
     trainer->weights[7] += shift;
-    const weft_loco_tensor tensors[] = {{"a", trainer->weights, WEIGHTS / 3},
-                                        {"b", trainer->weights + WEIGHTS / 3, WEIGHTS - WEIGHTS / 3}};
-    expect(trainer->context, weft_loco_create(trainer->context, &options, tensors, 2, &trainer->loco),
-           "create");
+    trainer_create(trainer, &options);
 }
 
 /* A rank with other rules is left out; one with another consensus may not decide for those who agree. */
 static void the_odd_one_out_does_not_stop_the_others(void **state) {
     (void)state;
     for (int odd = 0; odd < 2; odd++) {
-        scratch scratch;
-        trainer trainers[4];
+        meeting meeting;
+        trainer *trainers = meeting.trainers;
         pthread_t threads[4];
-        scratch_open(&scratch);
-        for (uint32_t rank = 0; rank < 4; rank++) {
-            weft_loco_store_options options = meeting_options(rank, 4);
-            trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options);
-        }
+        meeting_open(&meeting, 4, DEADLINE, PASSING);
         /* once it leads, and once it does not */
         uint32_t wrong = odd == 0 ? 0 : 2;
         recreate(&trainers[wrong], 4, odd == 0 ? 0 : 8, odd == 0 ? 0.5f : 0);
@@ -360,33 +375,20 @@ static void the_odd_one_out_does_not_stop_the_others(void **state) {
             assert_same(&trainers[1], &trainers[rank]);
             assert_int_equal(trainers[rank].stats.included, 3);
         }
-        for (uint32_t rank = 0; rank < 4; rank++) {
-            trainer_leave(&trainers[rank]);
-        }
-        scratch_close(&scratch);
+        meeting_close(&meeting);
     }
 }
 
 /* Left out once, a rank that is only slower than the others is waited for again. */
 static void who_is_slow_is_not_taken_for_gone(void **state) {
     (void)state;
-    scratch scratch;
-    trainer trainers[2];
-    scratch_open(&scratch);
-    for (uint32_t rank = 0; rank < 2; rank++) {
-        weft_loco_store_options options = meeting_options(rank, 2);
-        options.passing_seconds = 0.001;
-        trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options);
-    }
+    meeting meeting;
+    trainer *trainers = meeting.trainers;
+    meeting_open(&meeting, 2, DEADLINE, 0.001);
     /* rank 1 comes when the round is over, but has put its payload */
-    weft_loco_payload payload;
     train(&trainers[1]);
     expect(trainers[0].context, train_round(&trainers[0]), "a round without rank 1");
-    expect(trainers[1].context, weft_loco_encode(trainers[1].loco, &payload), "encode");
-    expect(trainers[1].context,
-           weft_store_put_bytes(trainers[1].context, trainers[1].store, "loco/meeting/0/1", payload.data,
-                                payload.size, WEFT_STORE_ALWAYS, NULL, NULL),
-           "put");
+    put_first_payload(&trainers[1]);
     expect(trainers[1].context, weft_loco_round(trainers[1].loco, &trainers[1].exchange, NULL), "too late");
     assert_same(&trainers[0], &trainers[1]);
     /* the next time it comes later than a rank that is gone would be waited for */
@@ -398,89 +400,57 @@ static void who_is_slow_is_not_taken_for_gone(void **state) {
     pthread_join(thread, NULL);
     expect(trainers[0].context, trainers[0].status, "rounds");
     assert_int_equal(trainers[1].stats.included, 2);
-    trainer_leave(&trainers[0]);
-    trainer_leave(&trainers[1]);
-    scratch_close(&scratch);
+    meeting_close(&meeting);
 }
 
 /* What cannot be read is not waited for longer than what is not there. */
 static void an_object_that_cannot_be_read_stops_nobody(void **state) {
     (void)state;
-    scratch scratch;
-    trainer trainers[2];
-    weft_store *faulty;
-    fault_store *control;
-    weft_loco_store_options options[2] = {meeting_options(0, 2), meeting_options(1, 2)};
-    weft_loco_payload payload;
-    scratch_open(&scratch);
-    for (uint32_t rank = 0; rank < 2; rank++) {
-        trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options[rank]);
-    }
+    meeting meeting;
+    trainer *trainers = meeting.trainers;
+    weft_loco_store_options options = meeting_options(0, 2);
+    meeting_open(&meeting, 2, DEADLINE, PASSING);
     train(&trainers[1]);
-    expect(trainers[1].context, weft_loco_encode(trainers[1].loco, &payload), "encode");
-    expect(trainers[1].context,
-           weft_store_put_bytes(trainers[1].context, trainers[1].store, "loco/meeting/0/1", payload.data,
-                                payload.size, WEFT_STORE_ALWAYS, NULL, NULL),
-           "put");
-    trainers[0].exchange.close(trainers[0].exchange.opaque);
-    expect(trainers[0].context,
-           fault_store_create(trainers[0].context, trainers[0].store, 1, &faulty, &control), "faults");
+    put_first_payload(&trainers[1]);
     const fault_rule rule = {.kind = FAULT_FAIL,
                              .operations = FAULT_ON_GET | FAULT_ON_HEAD,
                              .pattern = "loco/meeting/0/1",
                              .limit = UINT64_MAX};
-    fault_store_set(control, &rule, 1);
-    expect(trainers[0].context,
-           weft_loco_store_open(trainers[0].context, faulty, &options[0], &trainers[0].exchange), "meet");
+    fault_store_set(trainer_falter(&trainers[0], &options), &rule, 1);
     expect(trainers[0].context, train_round(&trainers[0]), "a round");
     assert_int_equal(trainers[0].stats.included, 1);
-    trainers[0].exchange.close(trainers[0].exchange.opaque);
-    weft_loco_destroy(trainers[0].loco);
-    weft_store_close(faulty);
-    weft_store_close(trainers[0].store);
-    weft_context_destroy(trainers[0].context);
-    trainer_leave(&trainers[1]);
-    scratch_close(&scratch);
+    meeting_close(&meeting);
 }
 
 /* Killed after its payload was put, it trains the same again, and finds that it was there already. */
 static void a_rank_that_starts_again_takes_part_once(void **state) {
     (void)state;
-    scratch scratch;
-    trainer trainers[2];
+    meeting meeting;
+    trainer *trainers = meeting.trainers;
     trainer again;
-    weft_loco_store_options options[2] = {meeting_options(0, 2), meeting_options(1, 2)};
-    weft_loco_payload payload;
-    scratch_open(&scratch);
-    for (uint32_t rank = 0; rank < 2; rank++) {
-        trainer_join(&trainers[rank], scratch_path(&scratch, "store"), &options[rank]);
-    }
+    weft_loco_store_options options = meeting_options(1, 2);
+    meeting_open(&meeting, 2, DEADLINE, PASSING);
     train(&trainers[1]);
-    expect(trainers[1].context, weft_loco_encode(trainers[1].loco, &payload), "encode");
-    expect(trainers[1].context,
-           weft_store_put_bytes(trainers[1].context, trainers[1].store, "loco/meeting/0/1", payload.data,
-                                payload.size, WEFT_STORE_ALWAYS, NULL, NULL),
-           "put");
+    put_first_payload(&trainers[1]);
     trainer_leave(&trainers[1]);
     expect(trainers[0].context, train_round(&trainers[0]), "a round");
     assert_int_equal(trainers[0].stats.included, 2);
 
-    trainer_join(&again, scratch_path(&scratch, "store"), &options[1]);
+    trainer_join(&again, scratch_path(&meeting.scratch, "store"), &options);
     expect(again.context, train_round(&again), "the same round");
     assert_same(&trainers[0], &again);
     assert_int_equal(weft_loco_store_describe(&again.exchange).left_out, 0);
     trainer_leave(&again);
 
     /* with its state lost it trains something else, which is taken back: what was included stays that */
-    trainer_join(&again, scratch_path(&scratch, "store"), &options[1]);
+    trainer_join(&again, scratch_path(&meeting.scratch, "store"), &options);
     again.weights[5] += 0.25f;
     expect(again.context, weft_loco_round(again.loco, &again.exchange, &again.stats), "another life");
     assert_same(&trainers[0], &again);
     assert_int_equal(weft_loco_store_describe(&again.exchange).left_out, 1);
     assert_true(weft_loco_residual_energy(again.loco) > 0.06);
     trainer_leave(&again);
-    trainer_leave(&trainers[0]);
-    scratch_close(&scratch);
+    meeting_close(&meeting);
 }
 
 /* A store that fails at any of its operations: the round is done by calling again, and its bits are the
@@ -499,15 +469,9 @@ static void a_round_survives_a_failing_store(void **state) {
     for (uint64_t at = 1; at == 1 || at <= calls; at++) {
         trainer trainer;
         char name[32];
-        weft_store *faulty;
-        fault_store *control;
         snprintf(name, sizeof name, "store-%" PRIu64, at);
         trainer_join(&trainer, scratch_path(&scratch, name), &options);
-        trainer.exchange.close(trainer.exchange.opaque);
-        expect(trainer.context, fault_store_create(trainer.context, trainer.store, 1, &faulty, &control),
-               "faults");
-        expect(trainer.context, weft_loco_store_open(trainer.context, faulty, &options, &trainer.exchange),
-               "meet");
+        fault_store *control = trainer_falter(&trainer, &options);
         fault_store_fail_at(control, at, WEFT_REMOTE_FAILED);
         for (int round = 0; round < 2; round++) {
             train(&trainer);
@@ -520,11 +484,7 @@ static void a_round_survives_a_failing_store(void **state) {
         }
         assert_same(&quiet, &trainer);
         calls = at == 1 ? fault_store_calls(control) : calls;
-        trainer.exchange.close(trainer.exchange.opaque);
-        weft_loco_destroy(trainer.loco);
-        weft_store_close(faulty);
-        weft_store_close(trainer.store);
-        weft_context_destroy(trainer.context);
+        trainer_leave(&trainer);
     }
     trainer_leave(&quiet);
     scratch_close(&scratch);
@@ -611,10 +571,7 @@ static void put_foreign(trainer *trainer, const weft_loco_options *options, size
     expect(trainer->context, weft_loco_create(trainer->context, options, tensors, 2, &loco), "create");
     local[7] += 1;
     expect(trainer->context, weft_loco_encode(loco, &payload), "encode");
-    expect(trainer->context,
-           weft_store_put_bytes(trainer->context, trainer->store, "loco/meeting/0/1", payload.data,
-                                payload.size, WEFT_STORE_ALWAYS, NULL, NULL),
-           "put");
+    put_payload(trainer, "loco/meeting/0/1", payload.data, payload.size);
     weft_loco_destroy(loco);
 }
 
@@ -626,10 +583,7 @@ static bool uses(const weft_loco_options *own, const weft_loco_options *other, s
     weft_loco_store_options options = meeting_options(0, 2);
     options.deadline_seconds = 60;
     trainer_join(&trainer, scratch_path(&scratch, "store"), &options);
-    weft_loco_destroy(trainer.loco);
-    const weft_loco_tensor tensors[] = {{"a", trainer.weights, WEIGHTS / 3},
-                                        {"b", trainer.weights + WEIGHTS / 3, WEIGHTS - WEIGHTS / 3}};
-    expect(trainer.context, weft_loco_create(trainer.context, own, tensors, 2, &trainer.loco), "create");
+    trainer_create(&trainer, own);
     put_foreign(&trainer, other, weights);
     expect(trainer.context, train_round(&trainer), "a round");
     bool used = trainer.stats.included == 2;
