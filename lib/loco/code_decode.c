@@ -224,9 +224,9 @@ static weft_status place(weft_block_decoder *decoder, const weft_patch_kernels *
 weft_status weft_block_decode(weft_block_decoder *decoder, const weft_patch_kernels *kernels,
                               const float *consensus, size_t elements, const uint8_t *payload, size_t size,
                               size_t count, weft_block_values *values) {
+    const weft_exponent exponent = {.present = true, .shift = WEFT_WORD_SHIFT};
     weft_class_header header;
-    if (count > elements ||
-        !weft_class_header_read(&header, payload, size, weft_exponent_of(WEFT_DTYPE_BF16), count)) {
+    if (count > elements || !weft_class_header_read(&header, payload, size, exponent, count)) {
         return weft_fail(decoder->context, WEFT_MALFORMED, "a block has no valid header");
     }
     weft_status status = reserve(decoder, count);
