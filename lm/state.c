@@ -272,16 +272,6 @@ static weft_status check_architecture(const lm_trainer *trainer, const weft_chec
     return status;
 }
 
-weft_status lm_state_config(weft_context *context, const char *path, lm_config *config_out) {
-    weft_checkpoint *checkpoint = NULL;
-    weft_status status = weft_checkpoint_open(context, path, WEFT_OPEN_READ, &checkpoint);
-    if (status == WEFT_OK) {
-        status = config_of(context, checkpoint, path, config_out);
-    }
-    weft_checkpoint_close(checkpoint);
-    return status;
-}
-
 static weft_status check_state(const lm_trainer *trainer, const weft_checkpoint *checkpoint,
                                const char *path) {
     weft_context *context = trainer->model->context;
@@ -354,4 +344,33 @@ weft_status lm_state_read(lm_trainer *trainer, const char *path, lm_progress *pr
         *progress_out = progress;
     }
     return status;
+}
+
+static weft_status read_config(weft_context *context, const char *path, lm_config *config_out) {
+    weft_checkpoint *checkpoint = NULL;
+    weft_status status = weft_checkpoint_open(context, path, WEFT_OPEN_READ, &checkpoint);
+    if (status == WEFT_OK) {
+        status = config_of(context, checkpoint, path, config_out);
+    }
+    weft_checkpoint_close(checkpoint);
+    return status;
+}
+
+weft_status lm_state_open(weft_context *context, const char *path, lm_trainer **trainer_out,
+                          lm_progress *progress_out) {
+    lm_config config;
+    lm_trainer *trainer = NULL;
+    weft_status status = read_config(context, path, &config);
+    if (status == WEFT_OK) {
+        status = lm_trainer_create(context, &config, &trainer);
+    }
+    if (status == WEFT_OK) {
+        status = lm_state_read(trainer, path, progress_out);
+    }
+    if (status != WEFT_OK) {
+        lm_trainer_destroy(trainer);
+        return status;
+    }
+    *trainer_out = trainer;
+    return WEFT_OK;
 }

@@ -31,10 +31,11 @@ WEFT_CHECKED weft_status lm_config_read(weft_context *context, const char *direc
 
 WEFT_CHECKED weft_status lm_state_write(lm_trainer *trainer, const lm_progress *progress, const char *path,
                                         bool durable);
-/* The config of the model that a state is of. WEFT_MALFORMED for a file that is none. */
-WEFT_CHECKED weft_status lm_state_config(weft_context *context, const char *path, lm_config *config_out);
 /* Nothing is changed unless everything fits: WEFT_INVALID_ARGUMENT for a state of another architecture,
  * WEFT_MALFORMED for a file that is none, WEFT_DIGEST_MISMATCH for one that was damaged. */
 WEFT_CHECKED weft_status lm_state_read(lm_trainer *trainer, const char *path, lm_progress *progress_out);
+/* A trainer of the architecture that the state says, which has read it. */
+WEFT_CHECKED weft_status lm_state_open(weft_context *context, const char *path, lm_trainer **trainer_out,
+                                       lm_progress *progress_out);
 
 #endif

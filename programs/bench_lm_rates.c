@@ -84,19 +84,6 @@ static weft_status warm_up(rates_bench *bench) {
     return status;
 }
 
-static weft_status read_state(rates_bench *bench) {
-    lm_config config;
-    weft_context *context = bench->command->context;
-    weft_status status = lm_state_config(context, bench->options->state, &config);
-    if (status == WEFT_OK) {
-        status = lm_trainer_create(context, &config, &bench->trainer);
-    }
-    if (status == WEFT_OK) {
-        status = lm_state_read(bench->trainer, bench->options->state, &bench->progress);
-    }
-    return status;
-}
-
 /* ---- results ---- */
 
 static json_t *json_density(const lm_rates_density *density) {
@@ -204,7 +191,10 @@ static void print_text(const rates_bench *bench) {
 /* ---- the run ---- */
 
 static weft_status measure(rates_bench *bench, const char *directory) {
-    weft_status status = bench->options->state != NULL ? read_state(bench) : warm_up(bench);
+    const char *state = bench->options->state;
+    weft_status status =
+        state != NULL ? lm_state_open(bench->command->context, state, &bench->trainer, &bench->progress)
+                      : warm_up(bench);
     if (status != WEFT_OK) {
         return status;
     }

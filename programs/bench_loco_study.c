@@ -146,16 +146,6 @@ static void print_text(const study_bench *bench, const train_study_result *resul
            EVALUATION);
 }
 
-static weft_status read_policy(weft_context *context, const char *path, lm_trainer **trainer_out,
-                               lm_progress *progress) {
-    lm_config config;
-    weft_status status = lm_state_config(context, path, &config);
-    if (status == WEFT_OK) {
-        status = lm_trainer_create(context, &config, trainer_out);
-    }
-    return status == WEFT_OK ? lm_state_read(*trainer_out, path, progress) : status;
-}
-
 static void choose(study_bench *bench, const loco_study_options *options, const lm_progress *progress) {
     const weft_loco_options usual = weft_loco_defaults();
     uint64_t steps = options->steps > 0 ? options->steps : STEPS;
@@ -189,7 +179,7 @@ int bench_loco_study(weft_command *command, const loco_study_options *options) {
     lm_trainer *trainer = NULL;
     lm_progress progress;
     train_study_result result;
-    weft_status status = read_policy(command->context, options->state, &trainer, &progress);
+    weft_status status = lm_state_open(command->context, options->state, &trainer, &progress);
     if (status == WEFT_OK) {
         choose(&bench, options, &progress);
         status = train_study_run(trainer, &bench.chosen, &result);

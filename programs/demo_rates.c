@@ -21,16 +21,6 @@ static bool watch(void *opaque, const lm_rates_step *step) {
     return command_interrupted() == EXIT_DONE;
 }
 
-static weft_status read_trainer(weft_context *context, const char *state, lm_trainer **trainer_out,
-                                lm_progress *progress) {
-    lm_config config;
-    weft_status status = lm_state_config(context, state, &config);
-    if (status == WEFT_OK) {
-        status = lm_trainer_create(context, &config, trainer_out);
-    }
-    return status == WEFT_OK ? lm_state_read(*trainer_out, state, progress) : status;
-}
-
 static json_t *json_row(const lm_rates_row *row, uint64_t steps) {
     json_t *json = json_object(), *density = json_object(), *bytes = json_object();
     for (size_t i = 0; i < LM_RATES_DELAYS; i++) {
@@ -55,7 +45,7 @@ int demo_rates_measure(weft_command *command, const char *state, const char *dir
     lm_trainer *trainer = NULL;
     lm_progress progress;
     lm_rates_row rows[RATES];
-    weft_status status = read_trainer(command->context, state, &trainer, &progress);
+    weft_status status = lm_state_open(command->context, state, &trainer, &progress);
     if (status == WEFT_OK) {
         const lm_rates_options options = {.task = progress.task,
                                           .grpo = lm_grpo_defaults(),

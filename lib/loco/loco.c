@@ -111,13 +111,7 @@ static weft_status make_table(weft_loco *loco) {
     weft_status status = weft_table_create(loco->context, &loco->table);
     for (size_t i = 0; i < loco->place_count && status == WEFT_OK; i++) {
         const weft_loco_place *place = &loco->places[i];
-        weft_tensor tensor = {
-            .name = place->name,
-            .dtype = WEFT_DTYPE_F32,
-            .rank = 1,
-            .shape = {place->count},
-            .data = loco->consensus + place->start,
-        };
+        const weft_tensor tensor = weft_loco_place_tensor(place, loco->consensus + place->start);
         status = weft_table_add(loco->table, &tensor);
     }
     if (status == WEFT_OK) {

@@ -18,6 +18,12 @@ typedef struct weft_loco_place {
     uint64_t start; /* of the flat arrays */
 } weft_loco_place;
 
+/* A tensor of the place's name and size, over `data`. */
+static inline weft_tensor weft_loco_place_tensor(const weft_loco_place *place, float *data) {
+    return (weft_tensor){
+        .name = place->name, .dtype = WEFT_DTYPE_F32, .rank = 1, .shape = {place->count}, .data = data};
+}
+
 /* What encoding needs beside the state: encode.c. */
 typedef struct weft_loco_job weft_loco_job;
 void weft_loco_job_destroy(weft_loco_job *job);

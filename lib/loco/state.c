@@ -85,13 +85,7 @@ static weft_status add_kind(const weft_loco *loco, const state_kind *kind, weft_
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < loco->place_count && status == WEFT_OK; i++) {
         const weft_loco_place *place = &loco->places[i];
-        weft_tensor tensor = {
-            .name = place->name,
-            .dtype = WEFT_DTYPE_F32,
-            .rank = 1,
-            .shape = {place->count},
-            .data = data_of(kind, place),
-        };
+        const weft_tensor tensor = weft_loco_place_tensor(place, data_of(kind, place));
         status = add_tensor(loco->context, table, kind->prefix, &tensor);
     }
     return status;
