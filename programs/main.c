@@ -146,6 +146,8 @@ int main(int argc, char **argv) {
              WEFT_VERSION_PATCH);
     argp_program_version = version;
     command_handle_signals();
+    /* Processes that share a stderr, such as trainers, must not write into each other's lines. */
+    setvbuf(stderr, NULL, _IOLBF, BUFSIZ);
 
     if (argc < 2) {
         print_help(stderr);

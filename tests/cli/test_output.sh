@@ -106,6 +106,16 @@ else
     skip 'terminals: script(1) is not there'
 fi
 
+# ---- a message is one write: others may write to the same stderr ----
+check 'one write for a line' /usr/bin/python3 -c '
+import os, subprocess, sys
+reading, writing = os.pipe2(os.O_DIRECT)  # keeps writes apart
+process = subprocess.Popen([sys.argv[1], "digest", "absent"], stderr=writing)
+line = os.read(reading, 65536)
+os.close(reading)
+process.wait(60)
+assert line.startswith(b"weft digest: ") and line.endswith(b"\n"), line' "$weft"
+
 # ---- full disks ----
 expect 1 'No space' "$weft" diff base.safetensors next.safetensors -o /dev/full
 expect 1 'No space' bash -c "'$weft' diff base.safetensors next.safetensors -o - > /dev/full"
