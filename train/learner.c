@@ -160,7 +160,7 @@ static weft_status evaluate_round(train_learner *learner, json_t *line) {
     return status;
 }
 
-/* The trainers agree on what they have learned. */
+/* The trainers agree on what they have learned. WEFT_MORE: the others did so long ago. */
 static weft_status end_round(train_learner *learner, json_t *line, train_published *published) {
     train_round round;
     weft_status status = train_team_agree(&learner->team, &round);
@@ -179,7 +179,8 @@ static weft_status end_round(train_learner *learner, json_t *line, train_publish
     return status;
 }
 
-/* The policy has learned from its batch: from here on the batch is not needed any more. */
+/* The policy has learned from its batch: from here on the batch is not needed any more. WEFT_MORE as above.
+ */
 static weft_status conclude(train_learner *learner, json_t *line, double start) {
     train_published published = {.version = 0};
     learner->step++;
@@ -217,19 +218,15 @@ static void clear_away(train_learner *learner) {
     collect_garbage(learner);
 }
 
-/* The others have ended the round without this rank: what it has learned in it stays in its residual. */
-static weft_status rejoin(train_learner *learner) {
+/* This rank has caught up with the others, who have ended the round from step `from` on without it: what it
+ * has learned in it stays in its residual. */
+static weft_status arrive(train_learner *learner, uint64_t from) {
     train_published published = {.version = 0};
-    uint64_t rounds = 0;
-    uint64_t from = learner->step - learner->step % learner->run.local_steps;
-    weft_status status = train_team_catch_up(&learner->team, &rounds);
-    if (status != WEFT_OK) {
-        return status;
-    }
     learner->step = weft_loco_rounds(learner->team.loco) * learner->run.local_steps;
     train_note(learner->options->watch, "the others went on without this rank by %llu rounds, to step %llu",
-               (unsigned long long)rounds, (unsigned long long)learner->step);
-    status = save_timed(learner, &published);
+               (unsigned long long)((learner->step - from) / learner->run.local_steps),
+               (unsigned long long)learner->step);
+    weft_status status = save_timed(learner, &published);
     if (status == WEFT_OK) {
         status = train_learner_offer(learner, &published);
     }
@@ -240,14 +237,21 @@ static weft_status rejoin(train_learner *learner) {
     return status;
 }
 
+static weft_status rejoin(train_learner *learner, uint64_t from) {
+    uint64_t rounds = 0;
+    weft_status status = train_team_catch_up(&learner->team, &rounds);
+    return status == WEFT_OK ? arrive(learner, from) : status;
+}
+
 static weft_status make_step(train_learner *learner) {
     train_batch batch = {.context = NULL};
     train_learned learned = {.success = -1};
     json_t *line = NULL;
     double start = weft_clock_now();
+    uint64_t from = learner->step - learner->step % learner->run.local_steps;
     weft_status status = train_collect(&learner->collector, learner->step, &batch);
     if (status == WEFT_MORE) {
-        return rejoin(learner);
+        return rejoin(learner, from);
     }
     learned.wait = weft_clock_now() - start;
     if (status == WEFT_OK) {
@@ -261,6 +265,8 @@ static weft_status make_step(train_learner *learner) {
     }
     if (status == WEFT_OK) {
         clear_away(learner);
+    } else if (status == WEFT_MORE) {
+        status = arrive(learner, from);
     }
     json_decref(line);
     train_batch_close(&batch);

@@ -429,6 +429,10 @@ static weft_status join_team(train_learner *learner) {
     if (due) {
         status = train_team_agree(team, &learner->round);
     }
+    if (status == WEFT_MORE) {
+        learner->step = weft_loco_rounds(team->loco) * learner->run.local_steps;
+        status = WEFT_OK;
+    }
     return status == WEFT_OK && (due || rounds > 0) ? train_learner_save(learner) : status;
 }
 

@@ -43,7 +43,23 @@ static void add_stats(train_round *round, const weft_loco_stats *stats, double s
     round->share += seconds - stats->decoding - stats->moving;
 }
 
-/* One agreement over the exchange, whatever is agreed on. */
+/* Gradients are averaged over all ranks or not at all: nobody is left behind. */
+static bool can_be_left(const train_team *team) {
+    return team->loco != NULL && train_team_goes_on(team) && team->run->outer != TRAIN_DDP;
+}
+
+/* After a round has failed: whether it cannot be ended any more, and this rank has come to where the others
+ * are without it. */
+static bool has_passed(train_team *team, weft_status status) {
+    uint64_t rounds = 0;
+    bool lost =
+        status == WEFT_NOT_FOUND || (weft_status_is_integrity(status) && status != WEFT_BASE_MISMATCH);
+    return lost && can_be_left(team) &&
+           weft_loco_catch_up(team->loco, &team->exchange, &rounds) == WEFT_OK && rounds > 0;
+}
+
+/* One agreement over the exchange, whatever is agreed on. WEFT_MORE: the others had gone on without this
+ * rank, which has caught up. */
 static weft_status exchange_once(train_team *team) {
     weft_loco_payload own;
     weft_loco_stats stats;
@@ -56,6 +72,10 @@ static weft_status exchange_once(train_team *team) {
     team->round.gate += encoded - start;
     status = weft_loco_round(team->loco, &team->exchange, &stats);
     while (status != WEFT_OK && train_team_goes_on(team)) {
+        if (has_passed(team, status)) {
+            train_patience_calm(team->patience);
+            return WEFT_MORE;
+        }
         status = train_patience_bear(team->patience, status);
         if (status != WEFT_OK) {
             return status;
@@ -103,6 +123,11 @@ weft_status train_team_agree(train_team *team, train_round *round_out) {
     if (!gradients) {
         status = exchange_once(team);
     }
+    if (status == WEFT_MORE) {
+        team->round = (train_round){.number = 0};
+        status = lm_model_refresh(team->trainer->model);
+        return status == WEFT_OK ? WEFT_MORE : status;
+    }
     if (status == WEFT_OK && !gradients) {
         status = lm_model_refresh(team->trainer->model);
     }
@@ -117,11 +142,6 @@ weft_status train_team_agree(train_team *team, train_round *round_out) {
         team->round = (train_round){.number = 0};
     }
     return status;
-}
-
-/* Gradients are averaged over all ranks or not at all: nobody is left behind. */
-static bool can_be_left(const train_team *team) {
-    return team->loco != NULL && train_team_goes_on(team) && team->run->outer != TRAIN_DDP;
 }
 
 weft_status train_team_look(train_team *team) {

@@ -62,7 +62,9 @@ bool train_team_goes_on(const train_team *team);
 WEFT_CHECKED weft_status train_team_save(train_team *team, uint64_t step, const char *path);
 WEFT_CHECKED weft_status train_team_load(train_team *team, const char *path, uint64_t *step_out);
 
-/* Ends the round: from here on the trainer holds the new consensus. Waits out what may pass. */
+/* Ends the round: from here on the trainer holds the new consensus. Waits out what may pass. WEFT_MORE: the
+ * others have ended it without this rank, and more rounds, and it holds the consensus where they are now.
+ */
 WEFT_CHECKED weft_status train_team_agree(train_team *team, train_round *round_out);
 /* WEFT_MORE: the others have ended the round without this rank. */
 WEFT_CHECKED weft_status train_team_look(train_team *team);

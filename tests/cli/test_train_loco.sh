@@ -126,6 +126,30 @@ says on-1.err 'rank 0 has not published the policy of step 40'
 expect 0 '' "$weft" pull s-on last.safetensors
 check 'the policy of the end' test "$(digest on/model)" = "$(digest last.safetensors)"
 
+# ---- one that is stopped at the end of a round, until the round is gone from the store ----
+worker far-worker s-far
+far_worker=$pid
+far=(--steps 70 --local-steps 1 --deadline 1s)
+rank far s-far 2 0 "${far[@]}"
+first=$pid
+rank far s-far 2 1 "${far[@]}"
+second=$pid
+await 'a few rounds' reached far/rank-1 3
+kill -STOP "$first"
+before=$(steps far/rank-1)
+delivered() { compgen -G "s-far/loco/*/$before/1"; }
+await 'its payload' delivered
+kill -STOP "$second"
+kill -CONT "$first"
+await 'many rounds without it' reached far $((before + 50))
+kill -CONT "$second"
+ended 0 "$first" far-0
+ended 0 "$second" far-1
+ended 0 "$far_worker" far-worker
+says far-1.err 'the others went on without this rank'
+rounds far 2 > far.rounds || fail 'the ranks do not agree'
+check 'one policy of both' test "$(digest far/model)" = "$(digest far/rank-1/model)"
+
 # ---- what is said on the way ----
 check 'whose words they are' grep -q '^weft train: rank 1: run [0-9a-f]* is finished' two-1.err
 check 'who took part' grep -Eq 'rank 0: step 6: .* to the other trainers, 2 of 2 took part' two-0.err
