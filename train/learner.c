@@ -100,6 +100,12 @@ static weft_status add_line(void *opaque) {
     return train_metrics_add(writing->metrics, writing->line);
 }
 
+/* Of a rank that dies before the line is added, the next life adds what is kept here. */
+static weft_status keep_line(train_learner *learner, json_t *line) {
+    line_writing writing = {&learner->metrics, line};
+    return train_patience_try(&learner->patience, pend_line, &writing);
+}
+
 static weft_status begin_line(train_learner *learner, const train_batch *batch, train_learned *learned,
                               json_t **line_out) {
     learned->step = learner->step;
@@ -115,8 +121,7 @@ static weft_status begin_line(train_learner *learner, const train_batch *batch, 
         return weft_fail(learner->context, WEFT_NO_MEMORY, "no memory for a line of metrics");
     }
     train_patience_calm(&learner->patience); /* it has learned: that took time, and was no trouble */
-    line_writing writing = {&learner->metrics, line};
-    weft_status status = train_patience_try(&learner->patience, pend_line, &writing);
+    weft_status status = keep_line(learner, line);
     if (status != WEFT_OK) {
         json_decref(line);
         return status;
@@ -165,6 +170,10 @@ static weft_status end_round(train_learner *learner, json_t *line, train_publish
     train_round round;
     weft_status status = train_team_agree(&learner->team, &round);
     if (status == WEFT_OK) {
+        train_line_round(line, &learner->run, &round);
+        status = keep_line(learner, line);
+    }
+    if (status == WEFT_OK) {
         status = save_timed(learner, published);
     }
     if (status == WEFT_OK) {
@@ -172,7 +181,6 @@ static weft_status end_round(train_learner *learner, json_t *line, train_publish
     }
     if (status == WEFT_OK) {
         train_densities densities = train_density_note(&learner->density);
-        train_line_round(line, &learner->run, &round);
         train_line_densities(line, learner->trainer->model, &densities);
         status = evaluate_round(learner, line);
     }
