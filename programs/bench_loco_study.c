@@ -51,14 +51,22 @@ static error_t parse(int key, char *text, struct argp_state *state) {
         chosen->given = true;
         return 0;
     case OPTION_TRAINERS:
+        chosen->only_with_study = "--trainers";
         chosen->trainers = (uint32_t)command_parse_number(state, "--trainers", text, 1, 64);
         return 0;
     case OPTION_LOCAL_STEPS:
+        chosen->only_with_study = "--local-steps";
         chosen->local_steps =
             (uint32_t)command_parse_number(state, "--local-steps", text, 1, TRAIN_LOCAL_STEPS_MAX);
         return 0;
     case OPTION_SIGNIFICANT:
+        chosen->only_with_study = "--significant";
         chosen->significant = (uint32_t)command_parse_number(state, "--significant", text, 0, 23);
+        return 0;
+    case ARGP_KEY_END:
+        if (chosen->only_with_study != NULL && !chosen->given) {
+            argp_error(state, "%s goes with --study WAY", chosen->only_with_study);
+        }
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;

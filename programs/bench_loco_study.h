@@ -12,6 +12,7 @@
 
 typedef struct loco_study_options {
     bool given;
+    const char *only_with_study; /* an option that was given and means nothing without; NULL: none */
     train_study_way way;
     uint32_t trainers;
     uint32_t local_steps;

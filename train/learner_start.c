@@ -123,8 +123,8 @@ static weft_status read_run(train_learner *learner) {
     if (!train_run_alike(&found, &learner->run)) {
         return weft_fail(
             learner->context, WEFT_INVALID_ARGUMENT,
-            "the run in '%s' has another model, task, seed, batch or way to sync than this call "
-            "says; give the same options to go on with it, or --fresh to begin anew",
+            "the run in '%s' has another model, task, seed, batch, team or way to sync than this "
+            "call says; give the same options to go on with it, or --fresh to begin anew",
             learner->output);
     }
     memcpy(learner->run.name, found.name, sizeof found.name);

@@ -54,6 +54,7 @@ assert len({json.dumps(result["rounds"][-1]) for result in ways.values()}) == 6
 END
 check "the study: $(head -c 300 pulseloco.json)" /usr/bin/python3 study.py
 expect 2 'study goes with --loco' "$weft" bench --study diloco --state policy.safetensors
+expect 2 'significant goes with --study' "$weft" bench --loco --significant 8
 expect 2 'needs a --state' "$weft" bench --loco --study diloco
 expect 2 'study is pulseloco' "$weft" bench --loco --study alone --state policy.safetensors
 expect 1 'No such file' "$weft" bench --loco --study diloco --state absent.safetensors
