@@ -338,10 +338,11 @@ def picture(study, found, policies):
     width, height = LEFT + COLUMNS * ACROSS, TOP + rows * DOWN + 10
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
              'font-size="11" fill="#333">', f'<rect width="{width}" height="{height}" fill="#fff"/>', *drawn]
-    for i, (name, colour) in enumerate(COLOURS.items()):
+    shown = [way for way in WAYS if any(study.each(way, policy) for policy in policies)] + (["8 bits"] if found else [])
+    for i, name in enumerate(shown):
         text = "pulseloco, values of 8 bits" if name == "8 bits" else name
-        parts.append(f'<rect x="{LEFT + 90 * i}" y="{height - 18}" width="14" height="6" fill="{colour}"/>')
-        parts.append(f'<text x="{LEFT + 90 * i + 19}" y="{height - 11}">{text}</text>')
+        parts.append(f'<rect x="{LEFT + 105 * i}" y="{height - 18}" width="14" height="6" fill="{COLOURS[name]}"/>')
+        parts.append(f'<text x="{LEFT + 105 * i + 19}" y="{height - 11}">{text}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
