@@ -37,9 +37,9 @@ study-sparsity: all ## the tables of sparsity in doc/RESULTS.md; QUICK=1: a part
 	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/sparsity.py build/weft build/sparsity-quick --quick; \
 	else /usr/bin/python3 -B bench/sparsity.py build/weft build/sparsity --document doc/RESULTS.md; fi
 
-study-loco: all ## the tables of several trainers in doc/RESULTS.md; QUICK=1: a part, printed only
+study-loco: all ## the tables of several trainers in doc/RESULTS.md, some hours; QUICK=1: a part, printed only
 	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/loco.py build/weft build/loco-quick --quick; \
-	else /usr/bin/python3 -B bench/loco.py build/weft build/loco --document doc/RESULTS.md; fi
+	else /usr/bin/python3 -B bench/loco.py build/weft build/loco --resume --document doc/RESULTS.md; fi
 
 study-sparse-rl: all ## learning under compressed caches, in doc/RESULTS.md, about an hour and a half; QUICK=1: a part, printed only
 	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/sparse_rl.py build/weft build/sparse-rl-quick --quick; \
