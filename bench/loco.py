@@ -180,7 +180,7 @@ def pooled(study, policies):
             error = statistics.stdev(points) / math.sqrt(len(points))
             parts.append(f"{way} {statistics.fmean(points):+.1f} ± {error:.1f} ({len(points)} pairs, "
                          f"{sum(point > 0 for point in points)} above, deviation {statistics.stdev(points):.1f})")
-    return ["Points over DiLoCo in the longest runs, all policies: " + "; ".join(parts) + "."] if parts else []
+    return ["", "Points over DiLoCo in the longest runs, all policies: " + "; ".join(parts) + "."] if parts else []
 
 
 def policy_table(study, policies):
@@ -376,7 +376,7 @@ def main():
     for title, table in tables:
         lines += ["", title, "", *table] if len(table) > 2 else []
         if title == tables[0][0]:
-            lines += ["", *pooled(study, policies)]
+            lines += pooled(study, policies)
     text = "\n".join(lines) + "\n"
     sys.stdout.write(text)
     places = [chosen.work]
