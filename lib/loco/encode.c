@@ -16,8 +16,8 @@
 enum {
     SAMPLE_PLACES = 32,
     SAMPLE_STRETCH = 512,
-    GATE_TILES =
-        8, /* that the gate goes through before they are coded: the memory is fastest in long runs */
+    /* The gate goes through so many before they are coded: the memory is fastest in long runs. */
+    GATE_TILES = 8,
 };
 
 /* What a worker has of its own. */
