@@ -43,22 +43,13 @@ static inline __m512i gate_sixteen(const weft_gate_input *input, size_t i, __mma
     return _mm512_max_epu32(highest, _mm512_max_epu32(magnitude(s), magnitude(next)));
 }
 
-/* Asks for what comes half a kilobyte after weight `i`: the processor, which asks ahead by itself, stops at
- * every page. The addresses need not be anybody's. */
-static inline void fetch(const weft_gate_input *input, size_t i) {
-    enum { AHEAD = 512 };
-    __builtin_prefetch((const void *)((uintptr_t)(input->consensus + i) + AHEAD));
-    __builtin_prefetch((const void *)((uintptr_t)(input->local + i) + AHEAD));
-    __builtin_prefetch((const void *)((uintptr_t)(input->residual + i) + AHEAD));
-}
-
 uint32_t weft_gate_avx512(const weft_gate_input *input, weft_fired *fired, uint16_t words[WEFT_TILE]) {
     const weft_gate_input in = *input;
     weft_fired out = *fired;
     __m512i highest = _mm512_setzero_si512();
     size_t i = 0;
     for (; i + 16 <= in.count; i += 16) {
-        fetch(&in, i);
+        weft_gate_fetch(&in, i);
         highest = gate_sixteen(&in, i, 0xffff, &out, words, highest);
     }
     if (i < in.count) {
