@@ -8,6 +8,7 @@
 #include "../base/clock.h"
 #include "../base/context.h"
 #include "../base/pool.h"
+#include "included.h"
 #include "values.h"
 
 typedef struct aggregate_job {
@@ -183,6 +184,9 @@ weft_status weft_loco_aggregate(weft_loco *loco, const weft_loco_payload *payloa
     if (status == WEFT_OK) {
         result.included = (uint32_t)job.values.count;
         status = move_consensus(&job);
+    }
+    if (status == WEFT_OK) {
+        weft_loco_included_note(loco, payloads);
         result.moving = weft_clock_now() - begun - result.decoding;
     }
     weft_release(loco->context, job.sums);

@@ -5,6 +5,7 @@
 #include "loco.h"
 
 #include "../base/context.h"
+#include "included.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -136,7 +137,8 @@ weft_status weft_loco_create(weft_context *context, const weft_loco_options *opt
     memcpy(loco->run, options->run, strlen(options->run) + 1);
     loco->options.run = loco->run;
     weft_writer_open(&loco->payload, context);
-    status = copy_places(loco, tensors, count);
+    loco->included = weft_allocate_zeroed(context, options->ranks, sizeof *loco->included);
+    status = loco->included == NULL ? WEFT_NO_MEMORY : copy_places(loco, tensors, count);
     if (status == WEFT_OK) {
         status = allocate_arrays(loco);
     }
@@ -164,6 +166,7 @@ void weft_loco_destroy(weft_loco *loco) {
     weft_view_destroy(loco->view);
     weft_table_destroy(loco->table);
     weft_release(context, loco->memory);
+    weft_release(context, loco->included);
     for (size_t i = 0; i < loco->place_count; i++) {
         weft_release(context, loco->places[i].name);
     }

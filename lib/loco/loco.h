@@ -24,6 +24,9 @@ static inline weft_tensor weft_loco_place_tensor(const weft_loco_place *place, f
         .name = place->name, .dtype = WEFT_DTYPE_F32, .rank = 1, .shape = {place->count}, .data = data};
 }
 
+/* The last payload of a rank that was included: included.h. */
+typedef struct weft_loco_included weft_loco_included;
+
 /* What encoding needs beside the state: encode.c. */
 typedef struct weft_loco_job weft_loco_job;
 void weft_loco_job_destroy(weft_loco_job *job);
@@ -44,7 +47,8 @@ struct weft_loco {
     weft_view *view;
     weft_digest digest;
     uint64_t rounds;
-    weft_writer payload; /* of the round under way */
+    weft_loco_included *included; /* one for each rank */
+    weft_writer payload;          /* of the round under way */
     uint64_t fired;
     weft_loco_job *job; /* NULL before the first round */
     bool pending;       /* there is one */

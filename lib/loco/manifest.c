@@ -9,7 +9,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-enum { MANIFEST_VERSION = 1, CHECKSUM_BYTES = 8 };
+enum { MANIFEST_VERSION = 2, CHECKSUM_BYTES = 8 };
 
 static const char MAGIC[8] = {'w', 'e', 'f', 't', 'm', 'e', 'e', 't'};
 

@@ -13,6 +13,7 @@
 enum {
     WEFT_PAYLOAD_BLOCK = 1 << 20, /* elements of a block as this library cuts them */
     WEFT_PAYLOAD_VERSION = 1,
+    WEFT_PAYLOAD_SEAL = 16, /* bytes at its end, which depend on all before them */
 };
 
 typedef struct weft_payload_block {

@@ -48,24 +48,26 @@ weft_status weft_loco_round(weft_loco *loco, const weft_loco_exchange *exchange,
     return status;
 }
 
-/* What was trained since the last round goes into the residual; then the snapshot's consensus is ours. */
+/* What was trained since the last round goes into the residual, unless it has been included under this
+ * rank's number; then the snapshot's consensus is ours. */
 static weft_status take_snapshot(weft_loco *loco, const weft_loco_exchange *exchange) {
     weft_loco_payload own;
-    weft_loco_payload snapshot;
+    weft_loco_payload bytes;
+    weft_loco_snapshot snapshot;
     weft_status status =
-        exchange->snapshot_get(exchange->opaque, loco->context, weft_loco_snapshot_most(loco), &snapshot);
+        exchange->snapshot_get(exchange->opaque, loco->context, weft_loco_snapshot_most(loco), &bytes);
     if (status == WEFT_OK) {
-        status = weft_loco_snapshot_check(loco, snapshot.data, snapshot.size);
+        status = weft_loco_snapshot_open(loco, bytes.data, bytes.size, &snapshot);
     }
     if (status == WEFT_OK) {
         status = weft_loco_encode(loco, &own);
     }
-    if (status == WEFT_OK) {
+    if (status == WEFT_OK && !weft_loco_snapshot_includes(loco, &snapshot)) {
         status = weft_loco_return_values(loco);
     }
     if (status == WEFT_OK) {
         loco->pending = false;
-        status = weft_loco_snapshot_take(loco, snapshot.data, snapshot.size);
+        status = weft_loco_snapshot_take(loco, &snapshot);
     }
     return status;
 }

@@ -3,23 +3,26 @@
  * state.c: all that a rank needs to go on, in one safetensors file.
  *
  * Tensors are named KIND.NAME: `consensus`, `residual`, `momentum`, `local` where it differs from the
- * consensus, and `extra` for what the trainer adds. One more, `about`, holds texts: the run, the round, the
- * configuration, and the trainer's labels with `label.` before their keys. So the digest of all tensors,
- * the only thing that stands in the metadata, covers everything. A file that is not of this run, rank,
- * model and configuration is refused before anything changes.
+ * consensus, and `extra` for what the trainer adds. Two more have no such name: `included`, as included.h
+ * has it, and `about`, which holds texts: the run, the round, the configuration, and the trainer's labels
+ * with `label.` before their keys. So the digest of all tensors, the only thing that stands in the
+ * metadata, covers everything. A file that is not of this run, rank, model and configuration is refused
+ * before anything changes.
  */
 #include "loco.h"
 
 #include "../base/context.h"
 #include "../tensor/digest.h"
+#include "included.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { FORMAT = 2, KINDS = 4, NUMBERS = 256 };
+enum { FORMAT = 3, KINDS = 4, NUMBERS = 256 };
 
 static const char ABOUT[] = "about";
+static const char INCLUDED[] = "included";
 static const char DIGEST[] = "weft_loco_digest";
 
 typedef struct state_kind {
@@ -91,7 +94,16 @@ static weft_status add_kind(const weft_loco *loco, const state_kind *kind, weft_
     return status;
 }
 
-/* Every tensor of a state of this rank, over the memory that holds it. */
+static weft_status add_included(const weft_loco *loco, weft_table *table) {
+    const weft_tensor tensor = {.name = INCLUDED,
+                                .dtype = WEFT_DTYPE_U8,
+                                .rank = 1,
+                                .shape = {weft_loco_included_bytes(loco)},
+                                .data = loco->included};
+    return weft_table_add(table, &tensor);
+}
+
+/* Every tensor of a state of this rank but the texts, over the memory that holds it. */
 static weft_status make_table(const weft_loco *loco, bool local, const weft_table *extra,
                               weft_table **table_out) {
     state_kind kinds[KINDS];
@@ -100,6 +112,9 @@ static weft_status make_table(const weft_loco *loco, bool local, const weft_tabl
     weft_status status = weft_table_create(loco->context, &table);
     for (size_t i = 0; i < kind_count && status == WEFT_OK; i++) {
         status = add_kind(loco, &kinds[i], table);
+    }
+    if (status == WEFT_OK) {
+        status = add_included(loco, table);
     }
     for (size_t i = 0; extra != NULL && i < weft_table_count(extra) && status == WEFT_OK; i++) {
         const weft_tensor *tensor = weft_table_at(extra, i);
@@ -340,6 +355,15 @@ static weft_status check_tensors(const weft_loco *loco, const weft_checkpoint *f
     return WEFT_OK;
 }
 
+static weft_status check_included(const weft_loco *loco, const weft_table *found, uint64_t rounds,
+                                  const char *path) {
+    const weft_tensor *included = weft_table_at(found, (size_t)weft_table_find(found, INCLUDED));
+    return weft_loco_included_possible(loco, included->data, rounds)
+               ? WEFT_OK
+               : weft_fail(loco->context, WEFT_MALFORMED,
+                           "the state in '%s' has ranks in rounds that cannot have been", path);
+}
+
 static void take_tensors(const weft_table *found, const weft_table *table) {
     for (size_t i = 0; i < weft_table_count(table); i++) {
         const weft_tensor *to = weft_table_at(table, i);
@@ -376,6 +400,9 @@ static weft_status load(weft_loco *loco, const weft_checkpoint *file, const char
     }
     if (status == WEFT_OK) {
         status = check_tensors(loco, file, table, path);
+    }
+    if (status == WEFT_OK) {
+        status = check_included(loco, weft_checkpoint_table(file), rounds, path);
     }
     if (status == WEFT_OK) {
         take_tensors(weft_checkpoint_table(file), table);

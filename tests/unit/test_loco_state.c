@@ -9,6 +9,8 @@
 #include "models.h"
 #include "scratch.h"
 
+#include "../../lib/loco/included.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -244,8 +246,9 @@ static weft_status write_sealed(weft_context *context, const weft_table *table, 
     return status;
 }
 
-/* Writes the state `from` again with other texts, under a digest that holds. */
-static void forge(weft_context *context, const char *from, const char *to, const void *texts, size_t size) {
+/* Writes the state `from` again with other bytes for a tensor, under a digest that holds. */
+static void forge(weft_context *context, const char *from, const char *to, const char *name,
+                  const void *bytes, size_t size) {
     weft_checkpoint *file = NULL;
     weft_table *table = NULL;
     assert_int_equal(weft_checkpoint_open(context, from, WEFT_OPEN_READ, &file), WEFT_OK);
@@ -253,12 +256,12 @@ static void forge(weft_context *context, const char *from, const char *to, const
     const weft_table *found = weft_checkpoint_table(file);
     for (size_t i = 0; i < weft_table_count(found); i++) {
         weft_tensor tensor = *weft_table_at(found, i);
-        if (strcmp(tensor.name, "about") == 0) {
-            tensor = (weft_tensor){.name = "about",
+        if (strcmp(tensor.name, name) == 0) {
+            tensor = (weft_tensor){.name = name,
                                    .dtype = WEFT_DTYPE_U8,
                                    .rank = 1,
                                    .shape = {size},
-                                   .data = (void *)(uintptr_t)texts};
+                                   .data = (void *)(uintptr_t)bytes};
         }
         assert_int_equal(weft_table_add(table, &tensor), WEFT_OK);
     }
@@ -282,16 +285,44 @@ static void test_texts_forged(void **state) {
         int size = snprintf(texts, sizeof texts, "run%cstates%cconfiguration%cany%crounds%c%s", 0, 0, 0, 0,
                             0, rounds[i]);
         const char *forged = scratch_path(&scratch, "forged");
-        forge(ranks[0].context, path, forged, texts, (size_t)size + 1);
+        forge(ranks[0].context, path, forged, "about", texts, (size_t)size + 1);
         refuse(&ranks[0], forged, WEFT_MALFORMED, "round or configuration");
-        forge(ranks[0].context, path, forged, texts, (size_t)size - strlen(rounds[i]));
+        forge(ranks[0].context, path, forged, "about", texts, (size_t)size - strlen(rounds[i]));
         refuse(&ranks[0], forged, WEFT_MALFORMED, "does not tell what it is a state of");
     }
-    forge(ranks[0].context, path, scratch_path(&scratch, "forged"), texts, 0);
+    forge(ranks[0].context, path, scratch_path(&scratch, "forged"), "about", texts, 0);
     refuse(&ranks[0], scratch_path(&scratch, "forged"), WEFT_MALFORMED, "does not tell");
     const char *twice[] = {"a", "1", "a", "2", NULL}, *odd[] = {"a", NULL};
     assert_int_equal(weft_loco_save(ranks[0].loco, path, NULL, twice, false), WEFT_INVALID_ARGUMENT);
     assert_int_equal(weft_loco_save(ranks[0].loco, path, NULL, odd, false), WEFT_INVALID_ARGUMENT);
+    close_ranks(ranks);
+    scratch_close(&scratch);
+}
+
+/* A round in which nobody was, one that has not been, and a number of ranks that is not ours. */
+static void test_included_forged(void **state) {
+    (void)state;
+    const weft_loco_included included[][RANKS] = {
+        {{0}, {0}}, {{1, {1}}, {2, {1}}}, {{1, {1}}, {0, {1}}}, {{1, {1}}, {0}}};
+    loco_rank ranks[RANKS];
+    scratch scratch;
+    scratch_open(&scratch);
+    open_ranks(ranks);
+    train(ranks, 0);
+    end_round(ranks);
+    const char *path = scratch_path(&scratch, "whole");
+    const char *forged = scratch_path(&scratch, "forged");
+    weft_loco *loco = ranks[0].loco;
+    assert_int_equal(weft_loco_save(loco, path, NULL, NULL, false), WEFT_OK);
+    for (size_t i = 0; i < 3; i++) {
+        forge(ranks[0].context, path, forged, "included", included[i], sizeof included[i]);
+        refuse(&ranks[0], forged, WEFT_MALFORMED, "rounds that cannot have been");
+    }
+    forge(ranks[0].context, path, forged, "included", included[3], sizeof included[3] / 2);
+    refuse(&ranks[0], forged, WEFT_BASE_MISMATCH, "tensor 'included'");
+    forge(ranks[0].context, path, forged, "included", included[3], sizeof included[3]);
+    assert_int_equal(weft_loco_load(loco, forged, NULL, NULL, NULL, NULL), WEFT_OK);
+    assert_memory_equal(loco->included, included[3], sizeof included[3]);
     close_ranks(ranks);
     scratch_close(&scratch);
 }
@@ -386,9 +417,10 @@ static void test_allocations(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_resume),        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_texts_damaged), cmocka_unit_test(test_texts_forged),
-        cmocka_unit_test(test_broken),        cmocka_unit_test(test_allocations),
+        cmocka_unit_test(test_resume),          cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_texts_damaged),   cmocka_unit_test(test_texts_forged),
+        cmocka_unit_test(test_included_forged), cmocka_unit_test(test_broken),
+        cmocka_unit_test(test_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
