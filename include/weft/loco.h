@@ -133,8 +133,8 @@ WEFT_API WEFT_CHECKED weft_status weft_loco_round(weft_loco *loco, const weft_lo
                                                   weft_loco_stats *stats);
 /* For a rank that comes back: ends all rounds that the others have ended without it, or, where they were
  * too many, or their payloads are damaged or gone, takes the newest snapshot. What it has trained and not
- * sent goes into the residual, unless its payload turns out to have been included, which a snapshot cannot
- * tell. `rounds_out`, by how many rounds it has moved, may be NULL. */
+ * sent goes into the residual, unless its payload turns out to have been included. `rounds_out`, by how
+ * many rounds it has moved, may be NULL. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_catch_up(weft_loco *loco, const weft_loco_exchange *exchange,
                                                      uint64_t *rounds_out);
 

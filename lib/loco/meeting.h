@@ -4,7 +4,7 @@
  *
  *     loco/RUN/ROUND/RANK      a payload: put once, never changed
  *     loco/RUN/ROUND/closed    the manifest of the round
- *     loco/RUN/snapshot-N      the consensus after N rounds, for who comes back after a long time
+ *     loco/RUN/snapshot-N      what all have in common after N rounds, for who comes back after a long time
  *     loco/RUN/snapshot        names the newest of them
  *
  * meeting.c opens and closes, and has keys and objects; meeting_round.c has the rounds; meeting_back.c the
