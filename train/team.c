@@ -48,14 +48,40 @@ static bool can_be_left(const train_team *team) {
     return team->loco != NULL && train_team_goes_on(team) && team->run->outer != TRAIN_DDP;
 }
 
-/* After a round has failed: whether it cannot be ended any more, and this rank has come to where the others
- * are without it. */
-static bool has_passed(train_team *team, weft_status status) {
-    uint64_t rounds = 0;
-    bool lost =
-        status == WEFT_NOT_FOUND || (weft_status_is_integrity(status) && status != WEFT_BASE_MISMATCH);
-    return lost && can_be_left(team) &&
-           weft_loco_catch_up(team->loco, &team->exchange, &rounds) == WEFT_OK && rounds > 0;
+/* Whether a round that failed like this cannot be ended any more, and has to be passed over. */
+static bool is_lost(const train_team *team, weft_status status) {
+    return can_be_left(team) &&
+           (status == WEFT_NOT_FOUND || (weft_status_is_integrity(status) && status != WEFT_BASE_MISMATCH));
+}
+
+/* Comes to where the others are, since the round has `failed`. WEFT_MORE: it is there. If there is no such
+ * place, the round has failed as before; if it cannot be reached, that is what fails, and why it had to be
+ * is told too. */
+static weft_status pass_over(train_team *team, weft_status failed) {
+    char why[512];
+    char then[512];
+    uint64_t from = weft_loco_rounds(team->loco);
+    snprintf(why, sizeof why, "%s", weft_context_error(team->context));
+    weft_status status = weft_loco_catch_up(team->loco, &team->exchange, NULL);
+    if (status == WEFT_OK) {
+        return weft_loco_rounds(team->loco) != from ? WEFT_MORE
+                                                    : weft_fail(team->context, failed, "%s", why);
+    }
+    snprintf(then, sizeof then, "%s", weft_context_error(team->context));
+    return weft_fail(team->context, status,
+                     "this rank cannot catch up with the others: %s; it has to, because of this: %s", then,
+                     why);
+}
+
+/* Ends the round `from`. A rank that was on its way to where the others are when that failed goes on with
+ * that. WEFT_MORE as above. */
+static weft_status try_round(train_team *team, uint64_t from, weft_loco_stats *stats) {
+    if (weft_loco_rounds(team->loco) != from) {
+        weft_status status = weft_loco_catch_up(team->loco, &team->exchange, NULL);
+        return status == WEFT_OK ? WEFT_MORE : status;
+    }
+    weft_status status = weft_loco_round(team->loco, &team->exchange, stats);
+    return is_lost(team, status) ? pass_over(team, status) : status;
 }
 
 /* One agreement over the exchange, whatever is agreed on. WEFT_MORE: the others had gone on without this
@@ -63,6 +89,7 @@ static bool has_passed(train_team *team, weft_status status) {
 static weft_status exchange_once(train_team *team) {
     weft_loco_payload own;
     weft_loco_stats stats;
+    uint64_t from = weft_loco_rounds(team->loco);
     double start = weft_clock_now();
     weft_status status = weft_loco_encode(team->loco, &own);
     if (status != WEFT_OK) {
@@ -70,20 +97,18 @@ static weft_status exchange_once(train_team *team) {
     }
     double encoded = weft_clock_now();
     team->round.gate += encoded - start;
-    status = weft_loco_round(team->loco, &team->exchange, &stats);
-    while (status != WEFT_OK && train_team_goes_on(team)) {
-        if (has_passed(team, status)) {
-            train_patience_calm(team->patience);
-            return WEFT_MORE;
-        }
+    status = try_round(team, from, &stats);
+    while (status != WEFT_OK && status != WEFT_MORE && train_team_goes_on(team)) {
         status = train_patience_bear(team->patience, status);
         if (status != WEFT_OK) {
             return status;
         }
-        status = weft_loco_round(team->loco, &team->exchange, &stats);
+        status = try_round(team, from, &stats);
+    }
+    if (status == WEFT_OK || status == WEFT_MORE) {
+        train_patience_calm(team->patience);
     }
     if (status == WEFT_OK) {
-        train_patience_calm(team->patience);
         add_stats(&team->round, &stats, weft_clock_now() - encoded);
     }
     return status;

@@ -2,7 +2,8 @@
  *
  * A trainer that was stopped at the end of a round, such as on a machine that was suspended, until the
  * others were so far ahead that the round is gone from the store: it comes to where they are, and does not
- * wait for a round that nobody can end any more.
+ * wait for a round that nobody can end any more. If it cannot come there, it says why, and why it had to;
+ * and when it can, it goes on from where it was on the way.
  */
 #include "../../lib/base/context.h"
 #include "../../train/team.h"
@@ -10,6 +11,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -17,11 +19,19 @@
 /* Rounds that the store keeps, and those between snapshots, are fewer. */
 enum { RANKS = 2, AHEAD = 50 };
 
+/* Who watches can put something right, at the first trouble. */
+typedef struct helper {
+    const char *damaged; /* NULL: nothing to put right */
+    int troubles;
+} helper;
+
 typedef struct member {
     weft_context *context;
     weft_store *store;
     train_options options;
     lm_trainer *trainer;
+    helper helper;
+    train_watch watch;
     train_patience patience;
     train_team team;
 } member;
@@ -31,7 +41,24 @@ static void say(void *opaque, const char *text) {
     (void)text;
 }
 
-static const train_watch watch = {.note = say, .warn = say};
+/* The last byte but one, of a seal or a checksum. */
+static void flip(const char *path) {
+    FILE *file = fopen(path, "r+b");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, -2, SEEK_END), 0);
+    int byte = fgetc(file);
+    assert_int_equal(fseek(file, -2, SEEK_END), 0);
+    assert_int_equal(fputc(byte ^ 1, file), byte ^ 1);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void help(void *opaque, const char *text) {
+    helper *helper = opaque;
+    (void)text;
+    if (helper->troubles++ == 0 && helper->damaged != NULL) {
+        flip(helper->damaged);
+    }
+}
 
 static void expect(weft_context *context, weft_status status, weft_status expected) {
     if (status != expected) {
@@ -52,7 +79,6 @@ static train_options choose(uint32_t rank) {
     options.rank = rank;
     options.deadline = 0.001; /* of rank 0, who waits for nobody */
     options.patience = 60;
-    options.watch = &watch;
     memcpy(options.run.name, "0123", 5);
     return options;
 }
@@ -60,11 +86,14 @@ static train_options choose(uint32_t rank) {
 static void member_open(member *member, const char *directory, uint32_t rank) {
     const weft_store_options quick = {.volatile_writes = true};
     member->options = choose(rank);
+    member->helper = (helper){.damaged = NULL};
+    member->watch = (train_watch){.note = say, .warn = help, .opaque = &member->helper};
+    member->options.watch = &member->watch;
     assert_int_equal(weft_context_create(&(weft_context_options){.threads = 1}, &member->context), WEFT_OK);
     weft_context *context = member->context;
     expect(context, weft_store_open(context, directory, &quick, &member->store), WEFT_OK);
     expect(context, lm_trainer_create(context, &member->options.run.config, &member->trainer), WEFT_OK);
-    train_patience_open(&member->patience, context, &watch, member->options.patience);
+    train_patience_open(&member->patience, context, &member->watch, member->options.patience);
     expect(context,
            train_team_open(&member->team, member->store, &member->options.run, &member->options,
                            member->trainer, &member->patience),
@@ -85,36 +114,95 @@ static void learn(member *member) {
     }
 }
 
-static void a_round_that_is_gone_is_not_waited_for(void **state) {
+/* Two of them, of which one is far ahead of the other. */
+typedef struct pair {
     scratch scratch;
     member ahead;
     member stopped;
+} pair;
+
+static void pair_open(pair *pair) {
     train_round round;
-    (void)state;
-    scratch_open(&scratch);
-    member_open(&ahead, scratch_path(&scratch, "store"), 0);
-    member_open(&stopped, scratch_path(&scratch, "store"), 1);
-    learn(&stopped);
+    scratch_open(&pair->scratch);
+    member_open(&pair->ahead, scratch_path(&pair->scratch, "store"), 0);
+    member_open(&pair->stopped, scratch_path(&pair->scratch, "store"), 1);
+    learn(&pair->stopped);
     for (int i = 0; i < AHEAD; i++) {
-        learn(&ahead);
-        expect(ahead.context, train_team_agree(&ahead.team, &round), WEFT_OK);
+        learn(&pair->ahead);
+        expect(pair->ahead.context, train_team_agree(&pair->ahead.team, &round), WEFT_OK);
         assert_int_equal(round.included, 1);
     }
-    expect(stopped.context, train_team_agree(&stopped.team, &round), WEFT_MORE);
-    assert_int_equal(weft_loco_rounds(stopped.team.loco), AHEAD);
-    assert_memory_equal(stopped.trainer->model->masters, ahead.trainer->model->masters,
-                        ahead.trainer->model->parameters * sizeof(float));
-    assert_true(weft_loco_residual_energy(stopped.team.loco) > 0);
+}
+
+static void pair_close(pair *pair) {
+    member_close(&pair->stopped);
+    member_close(&pair->ahead);
+    scratch_close(&pair->scratch);
+}
+
+static void assert_together(const pair *pair) {
+    const lm_model *model = pair->ahead.trainer->model;
+    assert_int_equal(weft_loco_rounds(pair->stopped.team.loco), AHEAD);
+    assert_memory_equal(pair->stopped.trainer->model->masters, model->masters,
+                        model->parameters * sizeof(float));
+    assert_true(weft_loco_residual_energy(pair->stopped.team.loco) > 0);
+}
+
+static void a_round_that_is_gone_is_not_waited_for(void **state) {
+    pair pair;
+    train_round round;
+    (void)state;
+    pair_open(&pair);
+    expect(pair.stopped.context, train_team_agree(&pair.stopped.team, &round), WEFT_MORE);
+    assert_together(&pair);
+    assert_int_equal(pair.stopped.helper.troubles, 0);
     /* and it is one of them again */
-    learn(&stopped);
-    expect(stopped.context, train_team_agree(&stopped.team, &round), WEFT_OK);
+    learn(&pair.stopped);
+    expect(pair.stopped.context, train_team_agree(&pair.stopped.team, &round), WEFT_OK);
     assert_int_equal(round.number, AHEAD);
-    member_close(&stopped);
-    member_close(&ahead);
-    scratch_close(&scratch);
+    pair_close(&pair);
+}
+
+/* What fails is that, and not the round; the text has both. */
+static void who_cannot_catch_up_says_why(void **state) {
+    pair pair;
+    train_round round;
+    (void)state;
+    pair_open(&pair);
+    const char *snapshot = scratch_path(&pair.scratch, "store/loco/0123/snapshot-48");
+    flip(snapshot);
+    pair.stopped.patience.seconds = 0;
+    expect(pair.stopped.context, train_team_agree(&pair.stopped.team, &round), WEFT_DIGEST_MISMATCH);
+    const char *text = weft_context_error(pair.stopped.context);
+    const char *second = strstr(text, "loco/0123/snapshot-48 cannot be used");
+    assert_non_null(second);
+    assert_non_null(strstr(second, "round 0 was over long ago"));
+    assert_int_equal(weft_loco_rounds(pair.stopped.team.loco), 0);
+    flip(snapshot);
+    expect(pair.stopped.context, train_team_agree(&pair.stopped.team, &round), WEFT_MORE);
+    assert_together(&pair);
+    pair_close(&pair);
+}
+
+/* Half of the way is not the end of the round that it began with. */
+static void who_is_held_up_on_the_way_goes_on(void **state) {
+    pair pair;
+    train_round round;
+    (void)state;
+    pair_open(&pair);
+    pair.stopped.helper.damaged = scratch_path(&pair.scratch, "store/loco/0123/49/0");
+    flip(pair.stopped.helper.damaged);
+    expect(pair.stopped.context, train_team_agree(&pair.stopped.team, &round), WEFT_MORE);
+    assert_int_equal(pair.stopped.helper.troubles, 1);
+    assert_together(&pair);
+    pair_close(&pair);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_round_that_is_gone_is_not_waited_for)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_round_that_is_gone_is_not_waited_for),
+        cmocka_unit_test(who_cannot_catch_up_says_why),
+        cmocka_unit_test(who_is_held_up_on_the_way_goes_on),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
