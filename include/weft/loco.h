@@ -57,7 +57,8 @@ typedef struct weft_loco weft_loco;
 
 /* The consensus of round 0 is what the tensors hold, the residual and the momentum are zero. `options` and
  * names are copied; the weights stay the caller's and must outlive the object, as must the context.
- * Beside them it takes 8 bytes for each weight, 12 with momentum. */
+ * Beside them it takes 8 bytes for each weight, 12 with momentum. A weight that is not finite is
+ * WEFT_INVALID_ARGUMENT, and named; with `average` the tensors may hold anything yet. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_create(weft_context *context, const weft_loco_options *options,
                                                    const weft_loco_tensor *tensors, size_t count,
                                                    weft_loco **loco_out);

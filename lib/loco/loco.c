@@ -5,6 +5,7 @@
 #include "loco.h"
 
 #include "../base/context.h"
+#include "gate.h"
 #include "included.h"
 
 #include <stdlib.h>
@@ -108,6 +109,37 @@ static weft_status allocate_arrays(weft_loco *loco) {
     return WEFT_OK;
 }
 
+/* The place that holds an element: the last one that starts at or before it and is not empty. */
+static const weft_loco_place *find_place(const weft_loco *loco, uint64_t element) {
+    size_t low = 0;
+    size_t high = loco->place_count;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (loco->places[middle].start <= element) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return &loco->places[low];
+}
+
+/* Averages begin with a consensus of zeros, whatever the tensors hold. */
+static weft_status check_finite(const weft_loco *loco) {
+    uint64_t element = 0;
+    if (weft_loco_all_finite(loco->consensus, loco->elements)) {
+        return WEFT_OK;
+    }
+    while (__builtin_isfinite(loco->consensus[element])) {
+        element++;
+    }
+    const weft_loco_place *place = find_place(loco, element);
+    return weft_fail(loco->context, WEFT_INVALID_ARGUMENT,
+                     "the weight of tensor '%s' at element %llu is not finite: ranks begin with the same "
+                     "numbers; give the weights of a model that is whole",
+                     place->name, (unsigned long long)(element - place->start));
+}
+
 static weft_status make_table(weft_loco *loco) {
     weft_status status = weft_table_create(loco->context, &loco->table);
     for (size_t i = 0; i < loco->place_count && status == WEFT_OK; i++) {
@@ -141,6 +173,9 @@ weft_status weft_loco_create(weft_context *context, const weft_loco_options *opt
     status = loco->included == NULL ? WEFT_NO_MEMORY : copy_places(loco, tensors, count);
     if (status == WEFT_OK) {
         status = allocate_arrays(loco);
+    }
+    if (status == WEFT_OK) {
+        status = check_finite(loco);
     }
     if (status == WEFT_OK) {
         status = make_table(loco);
@@ -206,21 +241,6 @@ double weft_loco_residual_energy(const weft_loco *loco) {
 
 /* ---- inside ---- */
 
-/* The place that holds an element: the last one that starts at or before it and is not empty. */
-static const weft_loco_place *find_place(const weft_loco *loco, uint64_t element) {
-    size_t low = 0;
-    size_t high = loco->place_count;
-    while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-        if (loco->places[middle].start <= element) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return &loco->places[low];
-}
-
 weft_loco_stretch weft_loco_stretch_at(const weft_loco *loco, uint64_t start, uint64_t end, size_t most) {
     const weft_loco_place *place = find_place(loco, start);
     uint64_t place_end = place->start + place->count;
@@ -239,6 +259,17 @@ weft_status weft_loco_check(const weft_loco *loco) {
                          "a failure has left this rank between two rounds: go on from a saved state");
     }
     return WEFT_OK;
+}
+
+bool weft_loco_all_finite(const void *values, uint64_t count) {
+    uint32_t highest = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, (const uint8_t *)values + i * sizeof bits, sizeof bits);
+        bits &= 0x7fffffffu;
+        highest = bits > highest ? bits : highest;
+    }
+    return highest < WEFT_NOT_FINITE;
 }
 
 weft_status weft_loco_not_finite(const weft_loco *loco, uint64_t element, const char *what) {

@@ -73,6 +73,8 @@ static inline uint64_t weft_loco_block_end(const weft_loco *loco, size_t block) 
 
 /* Refuses a state that a failure has broken. */
 weft_status weft_loco_check(const weft_loco *loco);
+/* Whether none of the FP32 numbers, which may lie anywhere, is infinite or NaN. */
+bool weft_loco_all_finite(const void *values, uint64_t count);
 /* The failure of a value that is not finite. */
 weft_status weft_loco_not_finite(const weft_loco *loco, uint64_t element, const char *what);
 /* Puts what the payload holds back into the residual: the round goes on without it. With `average` it is

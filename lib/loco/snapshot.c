@@ -66,17 +66,6 @@ static weft_status parse(const weft_loco *loco, const void *data, size_t size,
     return weft_manifest_close(context, &reader);
 }
 
-static bool all_finite(const uint8_t *values, uint64_t count) {
-    uint32_t highest = 0;
-    for (uint64_t i = 0; i < count; i++) {
-        uint32_t bits;
-        memcpy(&bits, values + i * sizeof bits, sizeof bits);
-        bits &= 0x7fffffffu;
-        highest = bits > highest ? bits : highest;
-    }
-    return highest < 0x7f800000u;
-}
-
 weft_status weft_loco_snapshot_open(const weft_loco *loco, const void *data, size_t size,
                                     weft_loco_snapshot *snapshot_out) {
     weft_loco_snapshot snapshot = {.rounds = 0};
@@ -94,8 +83,8 @@ weft_status weft_loco_snapshot_open(const weft_loco *loco, const void *data, siz
         return weft_fail(loco->context, WEFT_MALFORMED,
                          "the snapshot has ranks in rounds that cannot have been");
     }
-    if (!all_finite(snapshot.consensus, loco->elements) ||
-        (snapshot.momentum != NULL && !all_finite(snapshot.momentum, loco->elements))) {
+    if (!weft_loco_all_finite(snapshot.consensus, loco->elements) ||
+        (snapshot.momentum != NULL && !weft_loco_all_finite(snapshot.momentum, loco->elements))) {
         return weft_fail(loco->context, WEFT_MALFORMED, "the snapshot has values that are not finite");
     }
     *snapshot_out = snapshot;

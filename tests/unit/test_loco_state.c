@@ -352,6 +352,40 @@ static void test_broken(void **state) {
     scratch_close(&scratch);
 }
 
+/* Weights that are no numbers are refused at once, and named; averages begin with none. */
+static void test_not_finite(void **state) {
+    (void)state;
+    const float broken[] = {__builtin_nanf(""), __builtin_inff(), -__builtin_inff()};
+    float weights[8] = {0};
+    weft_loco_tensor tensors[] = {{"b", weights, 5}, {"none", weights, 0}, {"a", weights + 5, 3}};
+    weft_loco_options options = weft_loco_defaults();
+    weft_loco *loco = NULL;
+    weft_context *context;
+    assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
+    for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
+        for (size_t at = 0; at < 8; at++) {
+            char words[64];
+            snprintf(words, sizeof words, "tensor '%s' at element %zu is not finite", at < 5 ? "b" : "a",
+                     at % 5);
+            weights[at] = broken[i];
+            assert_int_equal(weft_loco_create(context, &options, tensors, 3, &loco), WEFT_INVALID_ARGUMENT);
+            assert_non_null(strstr(weft_context_error(context), words));
+            assert_null(loco);
+            weights[at] = 0;
+        }
+    }
+    weights[3] = __FLT_MAX__;
+    assert_int_equal(weft_loco_create(context, &options, tensors, 3, &loco), WEFT_OK);
+    weft_loco_destroy(loco);
+    weights[3] = broken[0];
+    options.open = options.raw = options.average = true;
+    options.rate = 1;
+    options.momentum = 0;
+    assert_int_equal(weft_loco_create(context, &options, tensors, 3, &loco), WEFT_OK);
+    weft_loco_destroy(loco);
+    weft_context_destroy(context);
+}
+
 static weft_status whole_life(weft_context *context, const char *path, float *weights, size_t count) {
     weft_loco_options options = weft_loco_defaults();
     weft_loco_tensor tensors[2] = {{"b", weights, count / 2},
@@ -420,7 +454,7 @@ int main(void) {
         cmocka_unit_test(test_resume),          cmocka_unit_test(test_refused),
         cmocka_unit_test(test_texts_damaged),   cmocka_unit_test(test_texts_forged),
         cmocka_unit_test(test_included_forged), cmocka_unit_test(test_broken),
-        cmocka_unit_test(test_allocations),
+        cmocka_unit_test(test_not_finite),      cmocka_unit_test(test_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
