@@ -23,4 +23,7 @@ WEFT_CHECKED weft_status train_make_directory(weft_context *context, const char 
 WEFT_CHECKED weft_status train_read_text(weft_context *context, const char *path, size_t limit,
                                          char **text_out, size_t *size_out);
 
+/* One of the files that belong to a state could not be read: says what to do about it. */
+weft_status train_explain_lost(weft_context *context, weft_status status);
+
 #endif

@@ -118,7 +118,7 @@ static weft_status read_run(train_learner *learner) {
         weft_release(learner->context, text);
     }
     if (status != WEFT_OK) {
-        return status;
+        return train_explain_lost(learner->context, status);
     }
     if (!train_run_alike(&found, &learner->run)) {
         return weft_fail(

@@ -132,6 +132,7 @@ weft_status train_learning_check(weft_context *context, const char *directory, c
     if (status == WEFT_OK) {
         status = parse(context, path, json, first);
     }
+    status = train_explain_lost(context, status);
     if (status == WEFT_OK) {
         status = compare(context, directory, json, options);
     }
