@@ -10,23 +10,23 @@ run good s-good 2 --steps 4
 course good s-good > good.course
 
 # ---- what a run learns with, lost or damaged ----
-# goes_on EXPECTED TEXT: a trainer that resumes the run, which has nothing left to do
+# goes_on CODE PATTERN: a trainer that resumes the run, which has nothing left to do
 goes_on() {
-    expect "$1" "$2" "$weft" train s-good --role trainer --output good "${tiny[@]}" --steps 4 "${@:3}"
+    expect "$1" "$2" "$weft" train s-good --role trainer --output good "${tiny[@]}" --steps 4
 }
 cp good/learning.json learning.json
 rm good/learning.json
 goes_on 1 "learning\.json'.*put the file back from a copy.*or give --fresh"
 head -c 100 learning.json > good/learning.json
-goes_on 1 "learning\.json'.*put the file back from a copy.*or give --fresh"
+goes_on 3 'learning\.json: bad JSON.*put the file back from a copy.*or give --fresh'
 sed 's/"kind":"learning"/"kind":"teaching"/' learning.json > good/learning.json
-goes_on 1 'does not say how a run learns.*put the file back'
+goes_on 3 'does not say how a run learns.*put the file back'
 cp learning.json good/learning.json
 cp good/run.json run.json
 rm good/run.json
 goes_on 1 "run\.json'.*put the file back from a copy.*or give --fresh"
 cp run.json good/run.json
-goes_on 0 ''
+goes_on 0 'going on with run'
 
 # ---- trajectories that nobody asked for ----
 # A trainer that gives up leaves its first version, and a worker then the slots of the first batch.
