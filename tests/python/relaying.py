@@ -25,7 +25,7 @@ class Relay(Server):
     """A relay of the store at `upstream`; its cache is the server's directory."""
 
     def __init__(self, upstream, *arguments, cache=None, environment=None):
-        self.own = tempfile.TemporaryDirectory(prefix="weft-relay.") if cache is None else None
+        self.own = tempfile.TemporaryDirectory(prefix="weft-relay.", dir=serving.MEMORY) if cache is None else None
         self.cache = cache or os.path.join(self.own.name, "cache")
         super().__init__("--cache", self.cache, *arguments, directory=upstream, environment=environment)
 
@@ -52,7 +52,7 @@ class Run:
     """An origin, a proxy before it, and models to publish. Ends with `with`."""
 
     def __init__(self, parameters="60K", steps=4):
-        self.scratch = tempfile.TemporaryDirectory(prefix="weft-run.")
+        self.scratch = tempfile.TemporaryDirectory(prefix="weft-run.", dir=serving.MEMORY)
         self.steps = steps
         self.root = self.scratch.name
         self.environment = dict(os.environ, HOME=self.root)

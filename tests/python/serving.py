@@ -20,6 +20,7 @@ import urllib.parse
 
 WEFT = os.environ.get("WEFT") or os.path.join(
     os.path.dirname(os.path.abspath(__file__)), "..", "..", "build", "weft")
+MEMORY = os.environ.get("WEFT_TEST_MEMORY") or None  # where servers have their files, if not where all have theirs
 PATIENCE = 200  # seconds that anything may take on a busy machine before a test gives up
 
 
@@ -38,7 +39,7 @@ class Server:
     """A server and its directory; ends with `with`."""
 
     def __init__(self, *arguments, directory=None, ca_file=None, environment=None):
-        self.scratch = tempfile.TemporaryDirectory(prefix="weft-serve.")
+        self.scratch = tempfile.TemporaryDirectory(prefix="weft-serve.", dir=MEMORY)
         self.directory = directory or os.path.join(self.scratch.name, "store")
         self.ca_file = ca_file
         url_file = os.path.join(self.scratch.name, "url")

@@ -26,7 +26,7 @@ void stage_open(group_stage *stage, unsigned world, bool whole, uint64_t seed) {
     stage->world = world;
     stage->whole = whole;
     stage->dice = (dice){seed};
-    scratch_open(&stage->scratch);
+    scratch_open_volatile(&stage->scratch);
     stage->context = patches_context(2);
     const weft_store_options volatile_writes = {.volatile_writes = true};
     require(weft_store_open(stage->context, scratch_path(&stage->scratch, "store"), &volatile_writes,

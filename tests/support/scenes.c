@@ -77,7 +77,7 @@ void scene_place_close(scene_place *place) {
 
 void scene_open(scene *scene, const weft_publisher_options *options, uint64_t seed) {
     memset(scene, 0, sizeof *scene);
-    scratch_open(&scene->scratch);
+    scratch_open_volatile(&scene->scratch);
     scene->context = patches_context(2);
     scene->outside = patches_context(1);
     scene_place_open(&scene->place, scene->outside, &scene->scratch);

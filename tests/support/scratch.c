@@ -20,12 +20,24 @@ static void require(bool condition, const char *what, const char *path) {
     }
 }
 
+static void open_below(scratch *scratch, const char *parent) {
+    memset(scratch, 0, sizeof *scratch);
+    snprintf(scratch->directory, sizeof scratch->directory, "%s/weft-test-XXXXXX", parent);
+    require(mkdtemp(scratch->directory) != NULL, "create", scratch->directory);
+}
+
 void scratch_open(scratch *scratch) {
     const char *parent = getenv("TMPDIR");
-    memset(scratch, 0, sizeof *scratch);
-    snprintf(scratch->directory, sizeof scratch->directory, "%s/weft-test-XXXXXX",
-             parent != NULL ? parent : "/tmp");
-    require(mkdtemp(scratch->directory) != NULL, "create", scratch->directory);
+    open_below(scratch, parent != NULL ? parent : "/tmp");
+}
+
+void scratch_open_volatile(scratch *scratch) {
+    const char *parent = getenv("WEFT_TEST_MEMORY");
+    if (parent == NULL || parent[0] == '\0') {
+        scratch_open(scratch);
+        return;
+    }
+    open_below(scratch, parent);
 }
 
 static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *place) {

@@ -17,6 +17,9 @@ typedef struct scratch {
 
 /* A new directory under TMPDIR or /tmp. */
 void scratch_open(scratch *scratch);
+/* One in memory, under WEFT_TEST_MEMORY if that is set: for tests of what is done with a store or a file,
+ * and not of the file system, which may take most of the time of those that make thousands of them. */
+void scratch_open_volatile(scratch *scratch);
 /* Removes it with all that is in it. */
 void scratch_close(scratch *scratch);
 /* "<directory>/<name>"; valid for the next seven calls. */

@@ -126,7 +126,7 @@ typedef struct meeting {
 } meeting;
 
 static void meeting_open(meeting *meeting, uint32_t ranks, double deadline, double passing) {
-    scratch_open(&meeting->scratch);
+    scratch_open_volatile(&meeting->scratch);
     meeting->ranks = ranks;
     for (uint32_t rank = 0; rank < ranks; rank++) {
         weft_loco_store_options options = meeting_options(rank, ranks);

@@ -61,7 +61,7 @@ static void open_follower(team *t) {
 static void open_team(team *t, unsigned count, const shard_options *options) {
     const weft_context_options single = {.threads = 1};
     memset(t, 0, sizeof *t);
-    scratch_open(&t->scratch);
+    scratch_open_volatile(&t->scratch);
     snprintf(t->url, sizeof t->url, "%s", scratch_path(&t->scratch, "store"));
     t->count = count;
     assert_int_equal(weft_context_create(&single, &t->context), WEFT_OK);

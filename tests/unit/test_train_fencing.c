@@ -337,7 +337,7 @@ static void *run_rank(void *opaque) {
 static void world_open(world *world, uint64_t rounds) {
     *world = (struct world){.rounds = rounds};
     const weft_store_options options = {.volatile_writes = true};
-    scratch_open(&world->scratch);
+    scratch_open_volatile(&world->scratch);
     pthread_mutex_init(&world->mutex, NULL);
     pthread_cond_init(&world->handed, NULL);
     assert_int_equal(weft_context_create(NULL, &world->context), WEFT_OK);
