@@ -11,6 +11,7 @@
 #include "scratch.h"
 
 #include "../../lib/base/clock.h"
+#include "../../lib/loco/meeting.h"
 
 #include <weft/loco.h>
 
@@ -27,9 +28,10 @@
 
 enum { WEIGHTS = 3000, RANKS_MAX = 4 };
 
-/* Who comes is not late, however slow the machine; who does not is waited for. */
-static const double DEADLINE = 3;
-static const double PASSING = 1;
+/* Who comes is not late, however slow the machine: a rank waits so long for others that are on their way,
+ * and hardly at all where the test knows who is there and that nobody else comes. */
+static const double LONG = 300;
+static const double SHORT = 0.05;
 
 typedef struct trainer {
     weft_context *context;
@@ -39,7 +41,8 @@ typedef struct trainer {
     weft_loco *loco;
     float weights[WEIGHTS];
     uint32_t rank;
-    uint64_t rounds; /* for a thread to do */
+    pthread_t thread;
+    uint64_t rounds; /* for it to do */
     weft_status status;
     weft_loco_stats stats;
 } trainer;
@@ -61,8 +64,8 @@ static weft_loco_store_options meeting_options(uint32_t rank, uint32_t ranks) {
     options.run = "meeting";
     options.rank = rank;
     options.ranks = ranks;
-    options.deadline_seconds = DEADLINE;
-    options.passing_seconds = PASSING;
+    options.deadline_seconds = LONG;
+    options.passing_seconds = SHORT;
     options.poll_seconds = 0.02;
     options.snapshot_rounds = 2;
     options.keep_rounds = 4;
@@ -136,6 +139,13 @@ static void meeting_open(meeting *meeting, uint32_t ranks, double deadline, doub
     }
 }
 
+/* From its next round on. */
+static void set_times(trainer *trainer, double deadline, double passing) {
+    weft_meeting *meeting = trainer->exchange.opaque;
+    meeting->options.deadline_seconds = deadline;
+    meeting->options.passing_seconds = passing;
+}
+
 /* Those who have not left yet leave. */
 static void meeting_close(meeting *meeting) {
     for (uint32_t rank = 0; rank < meeting->ranks; rank++) {
@@ -174,24 +184,62 @@ static void put_payload(trainer *trainer, const char *key, const void *data, siz
            "put");
 }
 
-/* Has its payload of the first round in the store, where rank 0 finds it. */
+/* Has its payload of the first round in the store, where the others find it. */
 static void put_first_payload(trainer *trainer) {
     weft_loco_payload payload;
+    char key[64];
+    snprintf(key, sizeof key, "loco/meeting/0/%" PRIu32, trainer->rank);
     expect(trainer->context, weft_loco_encode(trainer->loco, &payload), "encode");
-    put_payload(trainer, "loco/meeting/0/1", payload.data, payload.size);
+    put_payload(trainer, key, payload.data, payload.size);
+}
+
+/* Has its rounds done beside the others. */
+static void set_out(trainer *trainer, uint64_t rounds) {
+    trainer->rounds = rounds;
+    assert_int_equal(pthread_create(&trainer->thread, NULL, train_rounds, trainer), 0);
+}
+
+static void come_back(trainer *trainer) {
+    pthread_join(trainer->thread, NULL);
+    expect(trainer->context, trainer->status, "rounds");
 }
 
 /* Ranks that do their rounds at the same time. */
 static void together(trainer **trainers, size_t count, uint64_t rounds) {
-    pthread_t threads[RANKS_MAX];
     for (size_t i = 0; i < count; i++) {
-        trainers[i]->rounds = rounds;
-        assert_int_equal(pthread_create(&threads[i], NULL, train_rounds, trainers[i]), 0);
+        set_out(trainers[i], rounds);
     }
     for (size_t i = 0; i < count; i++) {
-        pthread_join(threads[i], NULL);
-        expect(trainers[i]->context, trainers[i]->status, "rounds");
+        come_back(trainers[i]);
     }
+}
+
+/* Until a rank, which has set out, has come to a round. */
+static void await_payload(trainer *witness, uint64_t round, uint32_t rank) {
+    char key[64];
+    uint64_t size;
+    weft_store_tag tag;
+    double end = weft_clock_now() + LONG;
+    snprintf(key, sizeof key, "loco/meeting/%" PRIu64 "/%" PRIu32, round, rank);
+    while (weft_store_head(witness->context, witness->store, key, &size, &tag) != WEFT_OK) {
+        assert_true(weft_clock_now() < end);
+        expect(witness->context, weft_clock_sleep(witness->context, 0.01), "sleep");
+    }
+}
+
+/* A rank that has trained ends its round without one that does not come, once all others are there: from
+ * then on it waits for nobody. */
+static void lead_without(meeting *meeting, uint32_t leader, uint32_t absent) {
+    trainer *trainer = &meeting->trainers[leader];
+    for (uint32_t rank = 0; rank < meeting->ranks; rank++) {
+        if (rank != leader && rank != absent) {
+            await_payload(trainer, weft_loco_rounds(trainer->loco), rank);
+        }
+    }
+    set_times(trainer, SHORT, SHORT);
+    expect(trainer->context, weft_loco_round(trainer->loco, &trainer->exchange, &trainer->stats),
+           "a round without one");
+    set_times(trainer, LONG, LONG);
 }
 
 static void assert_same(const trainer *a, const trainer *b) {
@@ -209,7 +257,7 @@ static void ranks_come_to_the_same_bits(void **state) {
     for (uint32_t ranks = 2; ranks <= RANKS_MAX; ranks++) {
         meeting meeting;
         trainer *trainers = meeting.trainers;
-        meeting_open(&meeting, ranks, 60, PASSING);
+        meeting_open(&meeting, ranks, LONG, SHORT);
         together((trainer *[]){&trainers[0], &trainers[1], &trainers[2], &trainers[3]}, ranks, 6);
         for (uint32_t rank = 0; rank < ranks; rank++) {
             weft_loco_store_stats stats = weft_loco_store_describe(&trainers[rank].exchange);
@@ -226,10 +274,13 @@ static void the_others_go_on_without_the_leader(void **state) {
     (void)state;
     meeting meeting;
     trainer *trainers = meeting.trainers;
-    meeting_open(&meeting, 3, DEADLINE, PASSING);
+    meeting_open(&meeting, 3, LONG, LONG);
     together((trainer *[]){&trainers[0], &trainers[1], &trainers[2]}, 3, 1);
     /* rank 0 leads, and is gone for a round */
-    together((trainer *[]){&trainers[1], &trainers[2]}, 2, 2);
+    set_out(&trainers[2], 2);
+    train(&trainers[1]);
+    lead_without(&meeting, 1, 0);
+    come_back(&trainers[2]);
     assert_same(&trainers[1], &trainers[2]);
     assert_int_equal(trainers[1].stats.included, 2);
     assert_int_equal(weft_loco_store_describe(&trainers[1].exchange).led, 1);
@@ -256,7 +307,7 @@ static void a_long_absence_ends_with_a_snapshot(void **state) {
     (void)state;
     meeting meeting;
     trainer *trainers = meeting.trainers;
-    meeting_open(&meeting, 2, 0.05, 0.01);
+    meeting_open(&meeting, 2, SHORT, SHORT);
     together((trainer *[]){&trainers[0]}, 1, 11);
     train(&trainers[1]);
     float local[WEIGHTS];
@@ -285,7 +336,7 @@ static void what_cannot_be_used_is_refused(void **state) {
     meeting meeting;
     trainer *trainers = meeting.trainers;
     weft_loco_payload payload;
-    meeting_open(&meeting, 2, DEADLINE, PASSING);
+    meeting_open(&meeting, 2, LONG, SHORT);
     train(&trainers[1]);
     expect(trainers[1].context, weft_loco_encode(trainers[1].loco, &payload), "encode");
     uint8_t *bytes = malloc(payload.size);
@@ -313,7 +364,7 @@ static void rounds_of_long_ago_stay_over(void **state) {
     (void)state;
     meeting meeting;
     trainer *trainers = meeting.trainers;
-    meeting_open(&meeting, 2, 0.05, 0.01);
+    meeting_open(&meeting, 2, SHORT, SHORT);
     together((trainer *[]){&trainers[0]}, 1, 12);
     assert_int_equal(train_round(&trainers[1]), WEFT_NOT_FOUND);
     assert_non_null(strstr(weft_context_error(trainers[1].context), "catch up"));
@@ -348,35 +399,57 @@ static void recreate(trainer *trainer, uint32_t ranks, uint32_t significant, flo
     trainer_create(trainer, &options);
 }
 
-/* A rank with other rules is left out; one with another consensus may not decide for those who agree. */
+/* Of four ranks, those who agree have ended their rounds as one. */
+static void assert_agreement(const meeting *meeting, uint32_t odd) {
+    for (uint32_t rank = 0; rank < 4; rank++) {
+        if (rank != odd) {
+            assert_same(&meeting->trainers[1], &meeting->trainers[rank]);
+            assert_int_equal(meeting->trainers[rank].stats.included, 3);
+        }
+    }
+}
+
+/* A rank with other rules is left out, and is told so. */
 static void the_odd_one_out_does_not_stop_the_others(void **state) {
     (void)state;
-    for (int odd = 0; odd < 2; odd++) {
-        meeting meeting;
-        trainer *trainers = meeting.trainers;
-        pthread_t threads[4];
-        meeting_open(&meeting, 4, DEADLINE, PASSING);
-        /* once it leads, and once it does not */
-        uint32_t wrong = odd == 0 ? 0 : 2;
-        recreate(&trainers[wrong], 4, odd == 0 ? 0 : 8, odd == 0 ? 0.5f : 0);
-        for (uint32_t rank = 0; rank < 4; rank++) {
-            trainers[rank].rounds = 2;
-            assert_int_equal(pthread_create(&threads[rank], NULL, train_rounds, &trainers[rank]), 0);
-        }
-        for (uint32_t rank = 0; rank < 4; rank++) {
-            pthread_join(threads[rank], NULL);
-        }
-        for (uint32_t rank = 0; rank < 4; rank++) {
-            if (rank == wrong) {
-                assert_int_not_equal(trainers[rank].status, WEFT_OK);
-                continue;
-            }
-            expect(trainers[rank].context, trainers[rank].status, "rounds of those who agree");
-            assert_same(&trainers[1], &trainers[rank]);
-            assert_int_equal(trainers[rank].stats.included, 3);
-        }
-        meeting_close(&meeting);
+    meeting meeting;
+    trainer *trainers = meeting.trainers;
+    meeting_open(&meeting, 4, LONG, LONG);
+    recreate(&trainers[2], 4, 8, 0);
+    for (uint32_t rank = 1; rank < 4; rank++) {
+        set_out(&trainers[rank], 2);
     }
+    expect(trainers[0].context, train_round(&trainers[0]), "a round of three");
+    assert_int_equal(trainers[0].stats.included, 3);
+    pthread_join(trainers[2].thread, NULL);
+    assert_int_not_equal(trainers[2].status, WEFT_OK);
+    train(&trainers[0]);
+    lead_without(&meeting, 0, 2);
+    come_back(&trainers[1]);
+    come_back(&trainers[3]);
+    assert_agreement(&meeting, 2);
+    meeting_close(&meeting);
+}
+
+/* One with another consensus may not decide for those who agree, even if it is its turn. */
+static void the_odd_one_out_does_not_lead(void **state) {
+    (void)state;
+    meeting meeting;
+    trainer *trainers = meeting.trainers;
+    meeting_open(&meeting, 4, LONG, LONG);
+    recreate(&trainers[0], 4, 0, 0.5f);
+    set_out(&trainers[2], 2);
+    set_out(&trainers[3], 2);
+    train(&trainers[1]);
+    put_first_payload(&trainers[1]);
+    assert_int_equal(train_round(&trainers[0]), WEFT_BASE_MISMATCH);
+    lead_without(&meeting, 1, 0);
+    train(&trainers[1]);
+    lead_without(&meeting, 1, 0);
+    come_back(&trainers[2]);
+    come_back(&trainers[3]);
+    assert_agreement(&meeting, 0);
+    meeting_close(&meeting);
 }
 
 /* Left out once, a rank that is only slower than the others is waited for again. */
@@ -384,21 +457,20 @@ static void who_is_slow_is_not_taken_for_gone(void **state) {
     (void)state;
     meeting meeting;
     trainer *trainers = meeting.trainers;
-    meeting_open(&meeting, 2, DEADLINE, 0.001);
+    meeting_open(&meeting, 2, LONG, 0.001);
     /* rank 1 comes when the round is over, but has put its payload */
     train(&trainers[1]);
+    set_times(&trainers[0], SHORT, 0.001);
     expect(trainers[0].context, train_round(&trainers[0]), "a round without rank 1");
     put_first_payload(&trainers[1]);
     expect(trainers[1].context, weft_loco_round(trainers[1].loco, &trainers[1].exchange, NULL), "too late");
     assert_same(&trainers[0], &trainers[1]);
     /* the next time it comes later than a rank that is gone would be waited for */
-    pthread_t thread;
-    trainers[0].rounds = 2;
-    assert_int_equal(pthread_create(&thread, NULL, train_rounds, &trainers[0]), 0);
+    set_times(&trainers[0], LONG, 0.001);
+    set_out(&trainers[0], 2);
     expect(trainers[1].context, weft_clock_sleep(trainers[1].context, 0.1), "sleep");
     expect(trainers[1].context, train_round(&trainers[1]), "in time");
-    pthread_join(thread, NULL);
-    expect(trainers[0].context, trainers[0].status, "rounds");
+    come_back(&trainers[0]);
     assert_int_equal(trainers[1].stats.included, 2);
     meeting_close(&meeting);
 }
@@ -409,7 +481,8 @@ static void an_object_that_cannot_be_read_stops_nobody(void **state) {
     meeting meeting;
     trainer *trainers = meeting.trainers;
     weft_loco_store_options options = meeting_options(0, 2);
-    meeting_open(&meeting, 2, DEADLINE, PASSING);
+    options.deadline_seconds = SHORT;
+    meeting_open(&meeting, 2, LONG, SHORT);
     train(&trainers[1]);
     put_first_payload(&trainers[1]);
     const fault_rule rule = {.kind = FAULT_FAIL,
@@ -429,7 +502,7 @@ static void a_rank_that_starts_again_takes_part_once(void **state) {
     trainer *trainers = meeting.trainers;
     trainer again;
     weft_loco_store_options options = meeting_options(1, 2);
-    meeting_open(&meeting, 2, DEADLINE, PASSING);
+    meeting_open(&meeting, 2, LONG, SHORT);
     train(&trainers[1]);
     put_first_payload(&trainers[1]);
     trainer_leave(&trainers[1]);
@@ -581,7 +654,6 @@ static bool uses(const weft_loco_options *own, const weft_loco_options *other, s
     trainer trainer;
     scratch_open(&scratch);
     weft_loco_store_options options = meeting_options(0, 2);
-    options.deadline_seconds = 60;
     trainer_join(&trainer, scratch_path(&scratch, "store"), &options);
     trainer_create(&trainer, own);
     put_foreign(&trainer, other, weights);
@@ -635,7 +707,7 @@ static void a_round_that_lacks_ranks_fails(void **state) {
     scratch_open(&scratch);
     weft_loco_store_options options = meeting_options(0, 2);
     options.least = 2;
-    options.deadline_seconds = 0.05;
+    options.deadline_seconds = SHORT;
     options.patience_seconds = 0.2;
     trainer_join(&first, scratch_path(&scratch, "store"), &options);
     assert_int_equal(train_round(&first), WEFT_REMOTE_FAILED);
@@ -660,6 +732,7 @@ int main(void) {
         cmocka_unit_test(what_cannot_be_used_is_refused),
         cmocka_unit_test(rounds_of_long_ago_stay_over),
         cmocka_unit_test(the_odd_one_out_does_not_stop_the_others),
+        cmocka_unit_test(the_odd_one_out_does_not_lead),
         cmocka_unit_test(who_is_slow_is_not_taken_for_gone),
         cmocka_unit_test(an_object_that_cannot_be_read_stops_nobody),
         cmocka_unit_test(a_rank_that_starts_again_takes_part_once),
