@@ -10,6 +10,7 @@
 #include <weft/store.h>
 
 #include <arpa/inet.h>
+#include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -194,13 +195,13 @@ static size_t served(void) {
     return count;
 }
 
-static unsigned short listen_somewhere(void) {
+/* At a port that is ours alone until the socket is closed. */
+static unsigned short bind_somewhere(void) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof(address);
     host.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_true(host.listener >= 0);
     assert_int_equal(bind(host.listener, (struct sockaddr *)&address, length), 0);
-    assert_int_equal(listen(host.listener, 16), 0);
     assert_int_equal(getsockname(host.listener, (struct sockaddr *)&address, &length), 0);
     return ntohs(address.sin_port);
 }
@@ -230,13 +231,14 @@ static void expect(weft_status got, weft_status wanted, const char *text) {
 }
 
 static void begin(const step *steps, size_t count, const weft_store_options *options) {
-    static const weft_store_options quick = {.attempts = 3, .backoff_seconds = 0.01, .stall_seconds = 5};
+    static const weft_store_options quick = {.attempts = 3, .backoff_seconds = 0.01, .stall_seconds = 60};
     char url[64];
     memset(&host, 0, sizeof(host));
     host.steps = steps;
     host.step_count = count;
     host.mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    snprintf(url, sizeof(url), "http://127.0.0.1:%u/base/", listen_somewhere());
+    snprintf(url, sizeof(url), "http://127.0.0.1:%u/base/", bind_somewhere());
+    assert_int_equal(listen(host.listener, 16), 0);
     assert_int_equal(pthread_create(&host.thread, NULL, run_server, &host), 0);
     expect(weft_store_open(context, url, options != NULL ? options : &quick, &store), WEFT_OK, "");
     memset(buffer, 0x5a, sizeof(buffer));
@@ -640,12 +642,12 @@ static void test_stall(void **state) {
          .size = 10,
          .linger = true},
     };
-    weft_store_options options = {.attempts = 1, .stall_seconds = 1.5};
+    weft_store_options options = {.attempts = 1, .stall_seconds = 3};
     weft_store_get_result result;
     begin(steps, 1, &options);
-    expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "next to nothing moved for 1.5 seconds");
+    expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "next to nothing moved for 3 seconds");
     /* connected, but never served */
-    expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "no byte moved for 1.5 seconds");
+    expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "no byte moved for 3 seconds");
     end();
 }
 
@@ -653,19 +655,19 @@ static void test_stall(void **state) {
 static void test_trickle(void **state) {
     (void)state;
     static const char head[] =
-        "HTTP/1.1 206 Partial\r\nContent-Length: 150\r\nContent-Range: bytes 0-149/150\r\n";
+        "HTTP/1.1 206 Partial\r\nContent-Length: 300\r\nContent-Range: bytes 0-299/300\r\n";
     static const step steps[] = {
-        {.head = head, .body = object, .size = 150, .piece = 1},
-        {.head = NULL, .sips = 150, .unread = true},
+        {.head = head, .body = object, .size = 300, .piece = 1},
+        {.head = NULL, .sips = 300, .unread = true},
     };
-    weft_store_options options = {.attempts = 1, .stall_seconds = 1.5};
+    weft_store_options options = {.attempts = 1, .stall_seconds = 3};
     weft_store_get_result result;
     begin(steps, 2, &options);
-    expect(get(0, 150, &result), WEFT_REMOTE_FAILED, "next to nothing moved for 1.5 seconds");
+    expect(get(0, 300, &result), WEFT_REMOTE_FAILED, "next to nothing moved for 3 seconds");
     /* more than the buffers of both ends hold */
     weft_store_put_request request = {.key = "key", .feed = {.size = UINT64_MAX, .read = read_endlessly}};
     expect(weft_store_put(context, store, &request, NULL), WEFT_REMOTE_FAILED,
-           "next to nothing moved for 1.5 seconds");
+           "next to nothing moved for 3 seconds");
     end();
 }
 
@@ -673,25 +675,24 @@ static void test_trickle(void **state) {
 static void test_slow_link(void **state) {
     (void)state;
     static const step steps[] = {
-        {.head = "HTTP/1.1 206 Partial\r\nContent-Length: 20000\r\nContent-Range: bytes 0-19999/20000\r\n",
+        {.head =
+             "HTTP/1.1 206 Partial\r\nContent-Length: 200000\r\nContent-Range: bytes 0-199999/200000\r\n",
          .body = object,
-         .size = 20000,
-         .piece = 100},
+         .size = 200000,
+         .piece = 1000},
     };
-    weft_store_options options = {.attempts = 1, .stall_seconds = 2};
+    weft_store_options options = {.attempts = 1, .stall_seconds = 3};
     weft_store_get_result result;
     begin(steps, 1, &options);
-    expect(get(0, 20000, &result), WEFT_OK, "");
-    expect_bytes(object, 20000);
+    expect(get(0, 200000, &result), WEFT_OK, "");
+    expect_bytes(object, 200000);
     end();
 }
 
 static void test_refused(void **state) {
     (void)state;
-    unsigned short port = listen_somewhere();
-    close(host.listener);
     char url[64];
-    snprintf(url, sizeof(url), "http://127.0.0.1:%u", port);
+    snprintf(url, sizeof(url), "http://127.0.0.1:%u", bind_somewhere());
     weft_store_options options = {.attempts = 2, .backoff_seconds = 0.01};
     weft_store_get_result result;
     expect(weft_store_open(context, url, &options, &store), WEFT_OK, "");
@@ -700,6 +701,7 @@ static void test_refused(void **state) {
     expect(put(WEFT_STORE_IF_ABSENT, NULL, NULL), WEFT_REMOTE_FAILED, "refused");
     expect(weft_store_remove(context, store, "key"), WEFT_REMOTE_FAILED, "refused");
     weft_store_close(store);
+    close(host.listener);
 }
 
 /* ---- puts ---- */
@@ -920,8 +922,9 @@ static void test_close_ends_what_waits(void **state) {
     while (served() == 0) {
         sleep_milliseconds(5);
     }
-    /* the second has had time to be on the way too */
-    sleep_milliseconds(100);
+    /* the other has connected too, and stands before a server that takes nobody else */
+    struct pollfd waiting = {.fd = host.listener, .events = POLLIN};
+    assert_int_equal(poll(&waiting, 1, 60000), 1);
     end();
     for (size_t i = 0; i < 2; i++) {
         pthread_join(threads[i], NULL);

@@ -218,7 +218,7 @@ static void expect(weft_status got, weft_status wanted, const char *text) {
 }
 
 static void begin(const rule *rules, size_t count) {
-    static const weft_store_options quick = {.attempts = 3, .backoff_seconds = 0.01, .stall_seconds = 10};
+    static const weft_store_options quick = {.attempts = 3, .backoff_seconds = 0.01, .stall_seconds = 60};
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof(address);
     char endpoint[64];
