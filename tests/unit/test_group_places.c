@@ -23,6 +23,9 @@ enum { WORLD = 2, OFFERS = 70 /* more than are remembered */ };
 static const weft_publisher_options plain = {.anchor_ratio = -1, .keep_anchors = 1};
 static const weft_group_options world = {.members = WORLD};
 
+/* Seconds for what happens at once, however slow the machine. */
+static const double PATIENCE = 60;
+
 /* A rank that holds the whole model. */
 typedef struct rank {
     weft_context *context;
@@ -46,7 +49,7 @@ static void lead(place *p) {
 
 static void join(place *p, unsigned number) {
     rank *r = &p->ranks[number];
-    const weft_member_options options = {.seconds = 5};
+    const weft_member_options options = {.seconds = PATIENCE};
     weft_member_close(r->member);
     r->member = NULL;
     scene_expect(r->context,
@@ -79,7 +82,7 @@ static void open_place(place *p, uint64_t seed, weft_progress_function progress)
     make_contexts(p, progress);
     uint64_t version;
     lead(p);
-    scene_expect(p->context, weft_group_run(p->group, 5, &version), WEFT_OK, "run");
+    scene_expect(p->context, weft_group_run(p->group, PATIENCE, &version), WEFT_OK, "run");
     for (unsigned i = 0; i < WORLD; i++) {
         join(p, i);
     }
@@ -137,7 +140,7 @@ static void follow(place *p, uint64_t version) {
     uint64_t reached;
     offer(p, version);
     commit_all(p, version);
-    scene_expect(p->context, weft_group_run(p->group, 5, &reached), WEFT_OK, "follow");
+    scene_expect(p->context, weft_group_run(p->group, PATIENCE, &reached), WEFT_OK, "follow");
     assert_int_equal(reached, version);
 }
 
@@ -167,7 +170,7 @@ static void test_version_is_gone(void **state) {
     open_place(&p, 61, NULL);
     lose_version(&p);
     lead(&p);
-    scene_expect(p.context, weft_group_run(p.group, 5, &version), WEFT_OK, "restore");
+    scene_expect(p.context, weft_group_run(p.group, PATIENCE, &version), WEFT_OK, "restore");
     assert_int_equal(version, 4);
     /* one rank goes and comes back; the other, which has stayed, is told */
     join(&p, 1);
@@ -197,13 +200,13 @@ static void test_nothing_can_be_had(void **state) {
     scene_remove(&p.scene, key);
     lead(&p);
     for (unsigned i = 0; i < 3; i++) {
-        weft_status status = weft_group_run(p.group, 0.1, NULL);
+        weft_status status = weft_group_run(p.group, PATIENCE, NULL);
         assert_true(weft_status_is_integrity(status) || status == WEFT_NOT_FOUND);
         scene_expect(p.ranks[0].context, weft_member_wait(p.ranks[0].member, 0, NULL), WEFT_MORE, "wait");
     }
     scene_write(&p.scene, key, anchor, size);
     free(anchor);
-    scene_expect(p.context, weft_group_run(p.group, 5, &version), WEFT_OK, "restore");
+    scene_expect(p.context, weft_group_run(p.group, PATIENCE, &version), WEFT_OK, "restore");
     assert_int_equal(version, 4);
     scene_expect(p.ranks[0].context, weft_member_wait(p.ranks[0].member, 0, NULL), WEFT_BASE_MISMATCH,
                  "wait");
@@ -225,13 +228,13 @@ static bool let_others_go_on(void *opaque, const char *phase, uint64_t done, uin
     }
     p->went_on = true;
     commit_rank(other);
-    scene_expect(p->context, weft_group_run(p->group, 5, &version), WEFT_OK, "run");
+    scene_expect(p->context, weft_group_run(p->group, PATIENCE, &version), WEFT_OK, "run");
     scene_publish(&p->scene, 10000);
     for (unsigned i = 0; i < OFFERS; i++) {
         offer(p, 3);
         prepare(p, 1, 3);
         scene_expect(other->context, weft_member_rollback(other->member), WEFT_OK, "roll back");
-        scene_expect(p->context, weft_group_run(p->group, 1, NULL), WEFT_ABORTED, "run");
+        scene_expect(p->context, weft_group_run(p->group, PATIENCE, NULL), WEFT_ABORTED, "run");
     }
     weft_group_close(p->group);
     lead(p);
@@ -288,14 +291,14 @@ static void run_in_full_place(place *p, const char *filler) {
     assert_int_equal(unlink(filler), 0);
     fill_up(filler, 160 * 1024);
     lead(p);
-    expect_no_space(p->context, weft_group_run(p->group, 1, &version), "bytes, but only");
+    expect_no_space(p->context, weft_group_run(p->group, PATIENCE, &version), "bytes, but only");
     assert_int_equal(unlink(filler), 0);
-    scene_expect(p->context, weft_group_run(p->group, 5, &version), WEFT_OK, "a mirror with space");
+    scene_expect(p->context, weft_group_run(p->group, PATIENCE, &version), WEFT_OK, "a mirror with space");
     join(p, 0);
     join(p, 1);
     scene_publish(&p->scene, 500000);
     fill_up(filler, 4096);
-    expect_no_space(p->context, weft_group_run(p->group, 1, &version),
+    expect_no_space(p->context, weft_group_run(p->group, PATIENCE, &version),
                     "choose another place for the group");
     scene_expect(p->ranks[0].context, weft_member_wait(p->ranks[0].member, 0, NULL), WEFT_MORE, "wait");
     assert_int_equal(unlink(filler), 0);
