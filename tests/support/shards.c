@@ -194,9 +194,11 @@ static void fill_part(process *p) {
 
 static weft_status open_process(process *p, const char *url, const shard_options *options) {
     const weft_context_options threads = {.threads = 2};
+    /* processes are killed here, machines are not */
+    const weft_store_options volatile_store = {.volatile_writes = true};
     size_t cuts = sizeof cut_patterns / sizeof *cut_patterns;
     require(weft_context_create(&threads, &p->context) == WEFT_OK, "no context");
-    require(weft_store_open(p->context, url, NULL, &p->inner) == WEFT_OK, "no store");
+    require(weft_store_open(p->context, url, &volatile_store, &p->inner) == WEFT_OK, "no store");
     require(fault_store_create(p->context, p->inner, p->index, &p->store, &p->faults) == WEFT_OK,
             "no faults");
     shard_model_open(&p->whole, p->context);
