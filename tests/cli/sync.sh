@@ -41,14 +41,14 @@ ended() {
     [ "$got" -eq "$1" ] || fail "$3 ended with $got, not $1: $(tail -c 800 "$3.err")"
 }
 
-# await TEXT COMMAND...: until the command succeeds, for a minute
+# await TEXT COMMAND...: until the command succeeds, for ten minutes: only what never happens is a failure
 await() {
     local text=$1 attempt
     shift
     checks=$((checks + 1))
-    for ((attempt = 0; attempt < 600; attempt++)); do
+    for ((attempt = 0; attempt < 12000; attempt++)); do
         "$@" > /dev/null 2>&1 && return
-        sleep 0.1
+        sleep 0.05
     done
     fail "$text: did not happen: $*"
 }

@@ -51,7 +51,7 @@ entries stores 0
 "$weft" bench --fleet --params 200K --versions 10000 --followers 4 --directory stores > stdout 2> stderr < /dev/null &
 bench=$!
 servers=
-for ((attempt = 0; attempt < 600 && $(wc -w <<< "$servers") < 3; attempt++)); do
+for ((attempt = 0; attempt < 6000 && $(wc -w <<< "$servers") < 3; attempt++)); do
     sleep 0.05
     servers=$(cat "/proc/$bench/task/$bench/children" 2> /dev/null)
 done

@@ -57,7 +57,7 @@ assert {"pause", "latency"} == json.load(open("stdout")).keys() - {"cpu", "threa
 "$weft" bench --sync "${tiny[@]}" --only latency --versions 10000 > stdout 2> stderr < /dev/null &
 bench=$!
 server=
-for ((attempt = 0; attempt < 600 && ${#server} == 0; attempt++)); do
+for ((attempt = 0; attempt < 6000 && ${#server} == 0; attempt++)); do
     sleep 0.05
     server=$(tr -d '\n' < "/proc/$bench/task/$bench/children" 2> /dev/null)
 done

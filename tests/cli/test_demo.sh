@@ -106,7 +106,7 @@ expect_clean "Ctrl-C in the warm-up"
 
 # ---- a process dies ----
 begin --output d.html
-worker=$(pgrep -P "$child" -f -- '--role rollout' | head -n 1)
+worker=$(pgrep -P "$child" -f -- '--name worker-1')
 kill -KILL "$worker"
 end 1
 check "who died is not told: $(tail -n 2 err)" grep -Eq 'worker 1 was ended by signal 9' err

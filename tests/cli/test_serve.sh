@@ -23,7 +23,7 @@ serve() {
     "$weft" serve "$@" --url-file "$name.url" 2> "$name.log" < /dev/null &
     pid=$!
     servers+=("$pid")
-    for ((attempt = 0; attempt < 600; attempt++)); do
+    for ((attempt = 0; attempt < 6000; attempt++)); do
         if [ -s "$name.url" ]; then
             url=$(cat "$name.url")
             return

@@ -24,7 +24,7 @@ conforms() {
     shift
     "$weft" serve "$name" --listen 127.0.0.1:0 --url-file "$name.url" "$@" 2> "$name.log" < /dev/null &
     server=$!
-    for ((attempt = 0; attempt < 600; attempt++)); do
+    for ((attempt = 0; attempt < 6000; attempt++)); do
         [ -s "$name.url" ] && break
         sleep 0.1
     done

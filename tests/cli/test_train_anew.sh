@@ -25,11 +25,16 @@ check 'the new run' test "$(steps first)" -eq 4
 # ---- more steps, for one who has just come and one who has seen all of it ----
 trainer more s-more --steps 4
 learner=$pid
+await 'the run' test -s s-more/train/run
+# it waits, or else the run might be over before the worker sleeps
+kill -STOP "$learner"
+await 'a trainer that sleeps' stopped "$learner"
 worker in s-more
 in=$pid
-await 'a step' reached more 1
+await 'who has come' grep -q 'joined run' in.err
 kill -STOP "$in"
 await 'a worker that sleeps' stopped "$in"
+kill -CONT "$learner"
 worker other s-more
 ended 0 "$pid" other
 ended 0 "$learner" more

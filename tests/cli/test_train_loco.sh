@@ -7,9 +7,9 @@
 six=(--steps 6 --local-steps 2)
 
 # ---- gradients need all ranks: without one there is an end to waiting; seen to below ----
-worker waiting-worker s-waiting --patience 12s
+worker waiting-worker s-waiting --patience 30s
 waiting_worker=$pid
-rank waiting s-waiting 2 0 --steps 3 --outer ddp --patience 12s --deadline 1s
+rank waiting s-waiting 2 0 --steps 3 --outer ddp --patience 30s --deadline 1s
 waiting=$pid
 
 # ---- two, three and four, each way to agree ----
@@ -48,26 +48,30 @@ team single s-single 1 1 "${six[@]}" --outer pulseloco
 agreed single 1 3
 
 # ---- ranks that are killed, and come back in time ----
+# of a run that is not over before they are
+long=(--steps 24 --local-steps 2)
+team long s-long 2 1 "${long[@]}"
+agreed long 2 12
 worker steady s-killed
 steady=$pid
-rank killed s-killed 2 0 "${six[@]}"
+rank killed s-killed 2 0 "${long[@]}"
 first=$pid
-rank killed s-killed 2 1 "${six[@]}"
+rank killed s-killed 2 1 "${long[@]}"
 second=$pid
 await 'a step' reached killed/rank-1 1
 kill -KILL "$second"
 wait "$second" 2> /dev/null
-rank killed s-killed 2 1 "${six[@]}"
+rank killed s-killed 2 1 "${long[@]}"
 second=$pid
 await 'three steps' reached killed 3
 kill -KILL "$first"
 wait "$first" 2> /dev/null
-rank killed s-killed 2 0 "${six[@]}"
+rank killed s-killed 2 0 "${long[@]}"
 ended 0 "$pid" killed-0
 ended 0 "$second" killed-1
 ended 0 "$steady" steady
 says killed-0.err 'going on with run'
-agreed killed 2 3 two
+agreed killed 2 12 long
 
 # gradients, too
 worker steady-mean s-mean-killed
@@ -85,7 +89,7 @@ ended 0 "$steady" steady-mean
 agreed mean-killed 2 3 mean
 
 # ---- the others go on, whoever published; who comes back without anything joins them ----
-late=(--steps 40 --local-steps 2 --deadline 1s)
+late=(--steps 60 --local-steps 2 --deadline 1s)
 worker on-worker s-on
 steady=$pid
 members=()
@@ -122,14 +126,14 @@ in_order s-on
 rm -r s-on/heads
 rank on s-on 3 1 "${late[@]}"
 ended 0 "$pid" on-1
-says on-1.err 'rank 0 has not published the policy of step 40'
+says on-1.err 'rank 0 has not published the policy of step 60'
 expect 0 '' "$weft" pull s-on last.safetensors
 check 'the policy of the end' test "$(digest on/model)" = "$(digest last.safetensors)"
 
 # ---- one that is stopped at the end of a round, until the round is gone from the store ----
 worker far-worker s-far
 far_worker=$pid
-far=(--steps 70 --local-steps 1 --deadline 1s)
+far=(--steps 100 --local-steps 1 --deadline 1s)
 rank far s-far 2 0 "${far[@]}"
 first=$pid
 rank far s-far 2 1 "${far[@]}"
