@@ -227,7 +227,7 @@ static void clear_away(train_learner *learner) {
 }
 
 /* This rank has caught up with the others, who have ended the round from step `from` on without it: what it
- * has learned in it stays in its residual. */
+ * has learned in it stays in its residual, unless they have included it. */
 static weft_status arrive(train_learner *learner, uint64_t from) {
     train_published published = {.version = 0};
     learner->step = weft_loco_rounds(learner->team.loco) * learner->run.local_steps;
