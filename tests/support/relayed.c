@@ -16,30 +16,36 @@ typedef struct relayed {
     weft_store *store; /* of the relay */
 } relayed;
 
-/* The relay has a head as new as the store's, or the store has none. Of two that are as new, which writers
- * without conditional puts may leave, it keeps the first. */
-static bool is_level(const relayed *self, weft_context *context) {
+/* False if the store has no head. */
+static bool find_newest(const relayed *self, weft_context *context, weft_head_info *newest) {
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
     uint64_t epoch;
-    weft_head_info there;
-    weft_head_info here;
-    if (weft_head_find(context, self->upstream, 1, data, &size, &epoch) != WEFT_OK ||
-        weft_head_inspect(context, data, size, NULL, &there) != WEFT_OK) {
-        return true;
-    }
-    return weft_relay_head(context, self->relay, data, &size, &here) == WEFT_OK &&
-           (here.epoch > there.epoch || (here.epoch == there.epoch && here.sequence >= there.sequence));
+    return weft_head_find(context, self->upstream, 1, data, &size, &epoch) == WEFT_OK &&
+           weft_head_inspect(context, data, size, NULL, newest) == WEFT_OK;
 }
 
+/* The relay has a head as new as that one. Of two that are as new, which writers without conditional puts
+ * may leave, it keeps the first. */
+static bool relay_has(const relayed *self, weft_context *context, const weft_head_info *there) {
+    uint8_t data[WEFT_HEAD_MAX];
+    size_t size;
+    weft_head_info here;
+    return weft_relay_head(context, self->relay, data, &size, &here) == WEFT_OK &&
+           (here.epoch > there->epoch || (here.epoch == there->epoch && here.sequence >= there->sequence));
+}
+
+/* What the store has now is asked for once: it may be a service whose answers take long. */
 static void wait_for_head(const relayed *self, const char *key) {
     const struct timespec pause = {0, PAUSE_NANOSECONDS};
     weft_context *context;
+    weft_head_info newest;
     if (strncmp(key, "heads/", 6) != 0 || weft_context_create(NULL, &context) != WEFT_OK) {
         return;
     }
     time_t end = time(NULL) + PATIENCE_SECONDS;
-    while (!is_level(self, context) && time(NULL) < end) {
+    bool known = find_newest(self, context, &newest);
+    while (known && !relay_has(self, context, &newest) && time(NULL) < end) {
         nanosleep(&pause, NULL);
     }
     weft_context_destroy(context);
