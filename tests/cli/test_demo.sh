@@ -95,8 +95,7 @@ begin --output h.html
 kill -HUP "$child"
 end 129
 expect_clean "SIGHUP"
-rm -rf "$dir/cache"
-"$weft" demo > out 2> err & # in its warm-up, before there is anything to tell of
+XDG_CACHE_HOME=$dir/none "$weft" demo > out 2> err & # in its warm-up, before there is anything to tell of
 child=$!
 await 'warm-up' err
 kill -INT "$child"
