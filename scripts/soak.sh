@@ -16,5 +16,7 @@ for script in "${scripts[@]}"; do
     echo "== $script"
     bash "$script"
 done
+echo "== learning to add numbers of three digits"
+build/tests/test_lm_learning_slow
 echo "== kills of a group's leaders and ranks"
 WEFT_TEST_KILLS=5000 build/tests/test_group_kills_slow
