@@ -5,8 +5,18 @@
 # that are not what they should be.
 . "$(dirname "$0")/sync.sh"
 
+# The first server goes away for a while, and nobody else is given its port meanwhile.
+/usr/bin/python3 -c 'import signal, socket
+held = socket.socket()
+held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+held.bind(("127.0.0.1", 0))
+print("127.0.0.1:%d" % held.getsockname()[1], flush=True)
+signal.pause()' > held &
+children+=("$!")
+await 'a port' test -s held
+
 # ---- plain ----
-serve plain store --listen 127.0.0.1:0
+serve plain store --listen "$(cat held)"
 server=$pid
 begin follower follow "$url" out --until 5 --json
 follower=$pid
@@ -52,14 +62,13 @@ ended 143 "$pid" watching
 begin patient follow "$url" out --until 8 --retries 0
 patient=$pid
 await 'a follower' grep -q already patient.err
-address=${url#http://}
 kill -TERM "$server"
 wait "$server"
 await 'told' grep -q 'trying again' patient.err
 expect 4 'is the server running there' "$weft" pull "$url" pulled --retries 0
 expect 4 'is the server running there' "$weft" publish "$url" "$(model 0)" --retries 0
 expect 4 'is the server running there' "$weft" follow "$url" pulled --retries 0 --max-failures 2
-serve again store --listen "${address%/}"
+serve again store --listen "$(cat held)"
 server=$pid
 await 'back' grep -q 'back again' patient.err
 expect 0 '' "$weft" publish "$url" "$(model 0)"

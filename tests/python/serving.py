@@ -156,6 +156,15 @@ def status_of(data):
     return int(words[1]) if len(words) > 1 and words[0].startswith(b"HTTP/1.") else None
 
 
+def hold_port():
+    """A socket whose port nobody else is given while it is open. It never listens: until a server does that is told
+    to listen there, whoever connects is refused."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
+
+
 def wait_for(condition):
     end = time.monotonic() + PATIENCE
     while not condition():

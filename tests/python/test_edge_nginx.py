@@ -5,7 +5,6 @@ fresh, ranges and waiting work; before an origin and before a relay."""
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,7 @@ import time
 
 import serving
 from relaying import Relay, Run, at_once
-from serving import Server, wait_for
+from serving import Server, hold_port, wait_for
 
 NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
 CONFIGURATION = """
@@ -46,12 +45,6 @@ http {{
 """
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Edge(Server):
     """nginx before `upstream`; requests to it are made as to a server of ours."""
 
@@ -59,18 +52,17 @@ class Edge(Server):
         self.scratch = tempfile.TemporaryDirectory(prefix="weft-edge.")
         self.log_path = os.path.join(self.scratch.name, "log")
         self.tls, self.host = False, "127.0.0.1"
-        for _ in range(5):  # somebody may take the port between the question and the answer
-            self.port = free_port()
-            path = os.path.join(self.scratch.name, "nginx.conf")
-            with open(path, "w") as file:
-                file.write(CONFIGURATION.format(root=self.scratch.name, port=self.port, upstream=upstream.rstrip("/")))
-            with open(self.log_path, "wb") as log:
-                self.process = subprocess.Popen([NGINX, "-p", self.scratch.name, "-c", path],
-                                                stdin=subprocess.DEVNULL, stderr=log)
-            self.url = f"http://127.0.0.1:{self.port}"
-            if wait_for(lambda: self.process.poll() is not None or self.answers()) and self.process.poll() is None:
-                return
-        raise RuntimeError("nginx does not start: " + self.log())
+        self.held = hold_port()
+        self.port = self.held.getsockname()[1]
+        path = os.path.join(self.scratch.name, "nginx.conf")
+        with open(path, "w") as file:
+            file.write(CONFIGURATION.format(root=self.scratch.name, port=self.port, upstream=upstream.rstrip("/")))
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen([NGINX, "-p", self.scratch.name, "-c", path],
+                                            stdin=subprocess.DEVNULL, stderr=log)
+        self.url = f"http://127.0.0.1:{self.port}"
+        if not wait_for(lambda: self.process.poll() is not None or self.answers()) or self.process.poll() is not None:
+            raise RuntimeError("nginx does not start: " + self.log())
 
     def answers(self):
         try:

@@ -12,7 +12,7 @@ import time
 
 import chromium
 from chromium import Page
-from serving import WEFT, Server, main
+from serving import WEFT, Server, hold_port, main
 
 HOSTILE = "<img src=x onerror=\"window.hit=1\"><script>window.hit=2</script>&amp;"
 
@@ -195,7 +195,8 @@ def test_the_plot_can_be_read():
 
 def test_it_says_when_the_server_is_gone():
     with Scene() as scene:
-        with Server() as server, Page(BROWSER) as page:
+        with hold_port() as held, Server("--listen", f"127.0.0.1:{held.getsockname()[1]}") as server, \
+                Page(BROWSER) as page:
             store = os.path.join(scene.root, "kept")
             page.visit(server.url)
             assert page.wait("document.getElementById('empty')?.hidden === false")
