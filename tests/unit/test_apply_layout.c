@@ -622,7 +622,7 @@ static void test_device_fetches_words(void **state) {
 
 static void fail_prepare(worker *worker, const pair *pair, device *device, size_t *counter_fail) {
     size_t failures = 0;
-    for (size_t n = 1;; n += 1 + n / 8) {
+    for (size_t n = 1;; n += test_stride() * (1 + n / 8)) {
         device->reads = 0;
         device->gathers = 0;
         *counter_fail = n;
@@ -645,7 +645,7 @@ static void fail_prepare(worker *worker, const pair *pair, device *device, size_
 
 static void fail_commit(worker *worker, const pair *pair, device *device) {
     size_t failures = 0;
-    for (size_t n = 1;; n += 1 + n / 8) {
+    for (size_t n = 1;; n += test_stride() * (1 + n / 8)) {
         weft_apply *apply = worker_start(worker, pair->patch);
         assert_int_equal(weft_apply_prepare(apply), WEFT_OK);
         device->scatters = 0;
@@ -668,7 +668,7 @@ static void fail_commit(worker *worker, const pair *pair, device *device) {
         assert_true(worker_holds(worker, pair->olds));
         weft_apply_destroy(apply);
     }
-    assert_true(failures > 10);
+    assert_true(failures * test_stride() > 10);
 }
 
 /* A device that stops working in the middle of a commit and comes back: the rollback then brings the old
