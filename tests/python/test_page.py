@@ -12,7 +12,7 @@ import time
 
 import chromium
 from chromium import Page
-from serving import WEFT, Server, hold_port, main
+from serving import MEMORY, WEFT, Server, hold_port, main
 
 HOSTILE = "<img src=x onerror=\"window.hit=1\"><script>window.hit=2</script>&amp;"
 
@@ -21,7 +21,7 @@ class Scene:
     """A directory with some steps of a small model, and the command to publish them with."""
 
     def __init__(self):
-        self.scratch = tempfile.TemporaryDirectory(prefix="weft-page.")
+        self.scratch = tempfile.TemporaryDirectory(prefix="weft-page.", dir=MEMORY)
         self.root = self.scratch.name
         self.pictures = os.environ.get("WEFT_PICTURES", self.root)
         self.environment = dict(os.environ, HOME=self.root)
