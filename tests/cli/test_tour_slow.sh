@@ -35,7 +35,7 @@ expect_clean "at its end"
 
 bash "$tour" > tour.log 2>&1 &
 child=$!
-for _ in $(seq 1200); do
+for _ in $(seq 12000); do
     ! grep -q "weft publish" tour.log || break
     sleep 0.05
 done
