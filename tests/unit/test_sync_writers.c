@@ -159,6 +159,36 @@ static void *race(void *argument) {
     return NULL;
 }
 
+/* Who wrote the newest head: of two that were not fenced, the one of the later epoch. Without conditional
+ * puts both may have begun the same, and then it is the one that was not overwritten. */
+static writer *find_winner(replica *r, writer writers[2], bool conditional) {
+    bool both = writers[0].status == WEFT_OK && writers[1].status == WEFT_OK;
+    if (!both) {
+        return writers[1].status == WEFT_OK ? &writers[1] : &writers[0];
+    }
+    uint64_t first = weft_publisher_epoch(writers[0].publisher);
+    uint64_t second = weft_publisher_epoch(writers[1].publisher);
+    if (first != second) {
+        return first > second ? &writers[0] : &writers[1];
+    }
+    assert_false(conditional);
+    scene_expect(r->context, weft_subscriber_pull(r->subscriber, 0), WEFT_OK, "after a tie");
+    return worker_equals(&r->model, &writers[0].trainer) ? &writers[0] : &writers[1];
+}
+
+/* One of them can go on for sure, and the other cannot. */
+static void go_on_after_race(replica *r, writer writers[2], bool conditional) {
+    writer *winner = find_winner(r, writers, conditional);
+    writer *loser = winner == &writers[0] ? &writers[1] : &writers[0];
+    check_worker(r, winner, "after a race");
+    scene_expect(winner->context, writer_publish(winner), WEFT_OK, "the winner goes on");
+    check_worker(r, winner, "the winner goes on");
+    if (loser->status == WEFT_OK) {
+        scene_expect(loser->context, writer_publish(loser), WEFT_CONFLICT, "the loser ends");
+        check_worker(r, winner, "the loser ends");
+    }
+}
+
 static void run_races(bool conditional, unsigned rounds) {
     scene s;
     replica r;
@@ -187,18 +217,9 @@ static void run_races(bool conditional, unsigned rounds) {
             }
             fenced += writers[i].status == WEFT_CONFLICT;
         }
-        /* one of them can go on for sure, and it is the later one */
-        bool both = writers[0].status == WEFT_OK && writers[1].status == WEFT_OK;
         bool neither = writers[0].status != WEFT_OK && writers[1].status != WEFT_OK;
-        writer *last = writers[1].status == WEFT_OK ? &writers[1] : &writers[0];
-        if (both &&
-            weft_publisher_epoch(writers[0].publisher) > weft_publisher_epoch(writers[1].publisher)) {
-            last = &writers[0];
-        }
         if (!neither) {
-            check_worker(&r, last, "after a race");
-            scene_expect(last->context, writer_publish(last), WEFT_OK, "the winner goes on");
-            check_worker(&r, last, "the winner goes on");
+            go_on_after_race(&r, writers, conditional);
         } else {
             scene_expect(r.context, weft_subscriber_pull(r.subscriber, 0), WEFT_OK, "nobody has won");
             assert_true(replica_sound(&r));
