@@ -84,6 +84,14 @@ void *scratch_read(scratch *scratch, const char *name, size_t *size_out) {
     return data;
 }
 
+void scratch_flip(const char *path) {
+    FILE *file = fopen(path, "r+b");
+    require(file != NULL && fseek(file, -2, SEEK_END) == 0, "open", path);
+    int byte = fgetc(file);
+    require(byte != EOF && fseek(file, -2, SEEK_END) == 0, "read", path);
+    require(fputc(byte ^ 1, file) == (byte ^ 1) && fclose(file) == 0, "write", path);
+}
+
 bool scratch_exists(scratch *scratch, const char *name) {
     struct stat info;
     return lstat(scratch_path(scratch, name), &info) == 0;

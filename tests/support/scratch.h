@@ -27,6 +27,8 @@ const char *scratch_path(scratch *scratch, const char *name);
 void scratch_write(scratch *scratch, const char *name, const void *data, size_t size);
 /* The whole file, to be freed by the caller. */
 void *scratch_read(scratch *scratch, const char *name, size_t *size_out);
+/* Flips a bit of the last byte but one of the file at a path: of a seal, or of a checksum. */
+void scratch_flip(const char *path);
 bool scratch_exists(scratch *scratch, const char *name);
 void scratch_make_directory(scratch *scratch, const char *name);
 /* Entries of a subdirectory ("" for the directory itself), hidden ones too. */

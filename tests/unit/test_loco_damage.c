@@ -97,17 +97,6 @@ static const char *object_path(scene *scene, int round, const char *name) {
     return scratch_path(&scene->scratch, path);
 }
 
-/* The last byte but one, of the seal or the checksum. */
-static void flip(const char *path) {
-    FILE *file = fopen(path, "r+b");
-    assert_non_null(file);
-    assert_int_equal(fseek(file, -2, SEEK_END), 0);
-    int byte = fgetc(file);
-    assert_int_equal(fseek(file, -2, SEEK_END), 0);
-    assert_int_equal(fputc(byte ^ 1, file), byte ^ 1);
-    assert_int_equal(fclose(file), 0);
-}
-
 static void assert_together(scene *scene, uint64_t moved) {
     weft_digest here = weft_loco_digest(scene->here.loco);
     weft_digest back = weft_loco_digest(scene->back.loco);
@@ -126,7 +115,7 @@ static void a_snapshot_leads_past_damage(void **state) {
         scene_open(&scene);
         const char *path = object_path(&scene, 1, names[i]);
         if (i < 2) {
-            flip(path);
+            scratch_flip(path);
         } else {
             assert_int_equal(unlink(path), 0);
         }
@@ -146,13 +135,13 @@ static void without_a_snapshot_it_says_what_is_damaged(void **state) {
         scene scene;
         uint64_t moved = 0;
         scene_open(&scene);
-        flip(object_path(&scene, SNAPSHOT, names[i]));
+        scratch_flip(object_path(&scene, SNAPSHOT, names[i]));
         weft_status status = weft_loco_catch_up(scene.back.loco, &scene.back.exchange, &moved);
         assert_true(weft_status_is_integrity(status));
         assert_non_null(strstr(weft_context_error(scene.back.context), "loco/damage/4/"));
         assert_non_null(strstr(weft_context_error(scene.back.context), "newer snapshot"));
         assert_int_equal(weft_loco_rounds(scene.back.loco), SNAPSHOT);
-        flip(object_path(&scene, SNAPSHOT, names[i]));
+        scratch_flip(object_path(&scene, SNAPSHOT, names[i]));
         expect(scene.back.context, weft_loco_catch_up(scene.back.loco, &scene.back.exchange, &moved));
         assert_together(&scene, SNAPSHOT + moved);
         scene_close(&scene);

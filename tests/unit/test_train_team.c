@@ -41,22 +41,11 @@ static void say(void *opaque, const char *text) {
     (void)text;
 }
 
-/* The last byte but one, of a seal or a checksum. */
-static void flip(const char *path) {
-    FILE *file = fopen(path, "r+b");
-    assert_non_null(file);
-    assert_int_equal(fseek(file, -2, SEEK_END), 0);
-    int byte = fgetc(file);
-    assert_int_equal(fseek(file, -2, SEEK_END), 0);
-    assert_int_equal(fputc(byte ^ 1, file), byte ^ 1);
-    assert_int_equal(fclose(file), 0);
-}
-
 static void help(void *opaque, const char *text) {
     helper *helper = opaque;
     (void)text;
     if (helper->troubles++ == 0 && helper->damaged != NULL) {
-        flip(helper->damaged);
+        scratch_flip(helper->damaged);
     }
 }
 
@@ -170,7 +159,7 @@ static void who_cannot_catch_up_says_why(void **state) {
     (void)state;
     pair_open(&pair);
     const char *snapshot = scratch_path(&pair.scratch, "store/loco/0123/snapshot-48");
-    flip(snapshot);
+    scratch_flip(snapshot);
     pair.stopped.patience.seconds = 0;
     expect(pair.stopped.context, train_team_agree(&pair.stopped.team, &round), WEFT_DIGEST_MISMATCH);
     const char *text = weft_context_error(pair.stopped.context);
@@ -178,7 +167,7 @@ static void who_cannot_catch_up_says_why(void **state) {
     assert_non_null(second);
     assert_non_null(strstr(second, "round 0 was over long ago"));
     assert_int_equal(weft_loco_rounds(pair.stopped.team.loco), 0);
-    flip(snapshot);
+    scratch_flip(snapshot);
     expect(pair.stopped.context, train_team_agree(&pair.stopped.team, &round), WEFT_MORE);
     assert_together(&pair);
     pair_close(&pair);
@@ -191,7 +180,7 @@ static void who_is_held_up_on_the_way_goes_on(void **state) {
     (void)state;
     pair_open(&pair);
     pair.stopped.helper.damaged = scratch_path(&pair.scratch, "store/loco/0123/49/0");
-    flip(pair.stopped.helper.damaged);
+    scratch_flip(pair.stopped.helper.damaged);
     expect(pair.stopped.context, train_team_agree(&pair.stopped.team, &round), WEFT_MORE);
     assert_int_equal(pair.stopped.helper.troubles, 1);
     assert_together(&pair);
