@@ -48,6 +48,12 @@ class Relay(Server):
         assert wait_for(lambda: (self.status()["head"] or {"version": 0})["version"] >= version), self.log()
 
 
+def same_bytes(path, other):
+    """Read anew each time: that a file has changed cannot always be told from its time."""
+    with open(path, "rb") as have, open(other, "rb") as want:
+        return have.read() == want.read()
+
+
 class Run:
     """An origin, a proxy before it, and models to publish. Ends with `with`."""
 
@@ -94,8 +100,7 @@ class Run:
         path = os.path.join(self.root, name + ".safetensors")
         result = self.weft("pull", url, path, *arguments, codes=codes)
         if result.returncode == 0:
-            with open(path, "rb") as have, open(self.model(self.published - 1), "rb") as want:
-                assert have.read() == want.read(), "the replica is not what was published"
+            assert same_bytes(path, self.model(self.published - 1)), "the replica is not what was published"
         return result
 
     def keys(self, room):

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relays of histories that somebody made up: they have no end, do not go back, or name more than a relay remembers;
 and heads that come for ever. Whoever asks is answered, and the relay takes no more memory than it says."""
-import filecmp
 import hashlib
 import json
 import os
@@ -11,7 +10,7 @@ import threading
 import time
 
 import serving
-from relaying import QUICK, WEFT, FaultProxy, Relay, Run
+from relaying import QUICK, WEFT, FaultProxy, Relay, Run, same_bytes
 from serving import wait_for, write_whole
 
 WALK_PAGES = 1 << 14  # as lib/sync/relay_lookup.c has it
@@ -224,7 +223,7 @@ def test_follower_watches_again():
                     brief.has_watches(2)
                     model = run.model(run.published)
                     run.publish()
-                    assert wait_for(lambda: filecmp.cmp(path, model, shallow=False))
+                    assert wait_for(lambda: same_bytes(path, model))
             finally:
                 follower.terminate()
                 follower.wait(serving.PATIENCE)

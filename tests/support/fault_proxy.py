@@ -207,16 +207,21 @@ class Body:
         return len(content)
 
     def remembered(self, remember):
-        """The same body, whose bytes are given to `remember` when all have passed, if they are not many."""
+        """The same body, whose bytes are given to `remember` when all are here, if they are not many: before the
+        last of them has passed, since who has all may ask again at once."""
         def pieces():
-            kept, size = [], 0
+            kept, size, last = [], 0, b""
             for piece in self.pieces:
+                if last:
+                    yield last
+                last = piece
                 size += len(piece)
                 if size <= REMEMBERED_BYTES:
                     kept.append(piece)
-                yield piece
             if size <= REMEMBERED_BYTES:
                 remember(b"".join(kept))
+            if last:
+                yield last
         return Body(self.length, pieces())
 
 
