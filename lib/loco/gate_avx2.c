@@ -19,8 +19,8 @@ static inline __m256i magnitude(__m256 value) {
     return _mm256_and_si256(_mm256_castps_si256(value), _mm256_set1_epi32(0x7fffffff));
 }
 
-/* Appends entry `count` from bit `mask` of a block. Without a bit left, an entry that does not count is
- * written from the place behind the block. */
+/* Writes entry `count` from where the lowest bit of `mask` is in a block, and returns the other bits.
+ * Without a bit, an entry that does not count is written from the place behind the block. */
 static inline uint64_t append_one(uint64_t mask, uint32_t first, const uint32_t *sent,
                                   const uint16_t *words, size_t count, const weft_fired *fired) {
     size_t i = (size_t)_tzcnt_u64(mask);

@@ -55,6 +55,19 @@ check() {
     "$@" > /dev/null 2>&1 || fail "$text"
 }
 
+# find_fault_io TEXT: what is preloaded to make calls fail (tests/support/fault_io.c), in $fault_io. Where it does not
+# work, the test, which is of TEXT, ends here.
+find_fault_io() {
+    fault_io=${WEFT_BUILD:-$cli/../../build}/tests/fault_io.so
+    [ ! -e "$fault_io" ] || return 0
+    if nm -D "$weft" 2> /dev/null | grep -Eq '__(a|t|ub)san_'; then
+        skip "$1: sanitizers do not go with LD_PRELOAD"
+        exit 0
+    fi
+    echo "there is no $fault_io; build it with the tests" >&2
+    exit 99
+}
+
 # absent FILE...: none of them may exist.
 absent() {
     local file

@@ -5,15 +5,7 @@
 # the command makes on its output's directory fails once, and is once the last thing that the process does.
 . "$(dirname "$0")/common.sh"
 
-fault_io=${WEFT_BUILD:-$cli/../../build}/tests/fault_io.so
-if [ ! -e "$fault_io" ]; then
-    if nm -D "$weft" 2> /dev/null | grep -Eq '__(a|t|ub)san_'; then
-        skip 'faults of local input and output: sanitizers do not go with LD_PRELOAD'
-        exit 0
-    fi
-    echo "there is no $fault_io; build it with the tests" >&2
-    exit 99
-fi
+find_fault_io 'faults of local input and output'
 
 /usr/bin/python3 -B "$cli/checkpoints.py" "$dir"
 mkdir place

@@ -6,10 +6,8 @@
 . "$(dirname "$0")/sync.sh"
 
 # The first server goes away for a while, and nobody else is given its port meanwhile.
-/usr/bin/python3 -c 'import signal, socket
-held = socket.socket()
-held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-held.bind(("127.0.0.1", 0))
+PYTHONPATH=$cli/../python /usr/bin/python3 -B -c 'import signal, serving
+held = serving.hold_port()
 print("127.0.0.1:%d" % held.getsockname()[1], flush=True)
 signal.pause()' > held &
 children+=("$!")

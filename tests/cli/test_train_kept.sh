@@ -5,15 +5,7 @@
 # tests/support/fault_io.c): the next life adds the line that was kept, with all that it tells of the round.
 . "$(dirname "$0")/train.sh"
 
-fault_io=${WEFT_BUILD:-$cli/../../build}/tests/fault_io.so
-if [ ! -e "$fault_io" ]; then
-    if nm -D "$weft" 2> /dev/null | grep -Eq '__(a|t|ub)san_'; then
-        skip 'kills at a chosen call: sanitizers do not go with LD_PRELOAD'
-        exit 0
-    fi
-    echo "there is no $fault_io; build it with the tests" >&2
-    exit 99
-fi
+find_fault_io 'kills at a chosen call'
 
 six=(--steps 6 --local-steps 2 --outer pulseloco)
 
