@@ -27,8 +27,9 @@ tour: deps ## a short tour of patches and PULSESync on checkpoints that it makes
 test: deps ## everything: release, ASan+UBSan and TSan builds with their tests, and a build by clang
 	@scripts/test.sh
 
-check: all ## the quick tests on the release build
-	@ctest --test-dir build --output-on-failure --parallel $(JOBS) --label-exclude slow
+check: all ## in about a minute: the tests of the library on the release build, some cases of each sweep
+	@WEFT_TEST_STRIDE=5 ctest --test-dir build --output-on-failure --parallel $$((3 * $(JOBS))) \
+	    --label-regex '^(unit|fuzz)$$' --label-exclude slow
 
 bench: all ## this machine against its limits, in one table
 	@build/weft bench
