@@ -250,6 +250,7 @@ int verb_publish(int argc, char **argv);
 int verb_pull(int argc, char **argv);
 int verb_follow(int argc, char **argv);
 int verb_gc(int argc, char **argv);
+int verb_repair(int argc, char **argv);
 int verb_keygen(int argc, char **argv);
 int verb_log(int argc, char **argv);
 int verb_fleet(int argc, char **argv);

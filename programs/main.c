@@ -28,6 +28,7 @@ static const weft_verb verbs[] = {
     {"log", "STORE", "the history of a run, every link checked", verb_log},
     {"fleet", "STORE", "who follows, and how far behind", verb_fleet},
     {"gc", "STORE", "remove what no kept version needs", verb_gc},
+    {"repair", "STORE", "find what is damaged in a store, and mend it", verb_repair},
     {"keygen", "KEY", "make a pair of keys to sign and to check with", verb_keygen},
     {"serve", "DIR", "serve a store over HTTP or HTTPS", verb_serve},
     {"train", "STORE --role ROLE",

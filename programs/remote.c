@@ -13,7 +13,14 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-enum { OPTION_TOKEN_FILE = 0x2000, OPTION_CA_FILE, OPTION_TIMEOUT, OPTION_RETRIES, OPTION_TRUST };
+enum {
+    OPTION_TOKEN_FILE = 0x2000,
+    OPTION_CA_FILE,
+    OPTION_TIMEOUT,
+    OPTION_RETRIES,
+    OPTION_TRUST,
+    OPTION_RUN
+};
 enum { LONGEST_TOKEN = 4096 };
 
 /* ---- options ---- */
@@ -117,6 +124,10 @@ static error_t parse_remote(int key, char *argument, struct argp_state *state) {
 static const struct argp_option reader_options[] = {
     {"trust", OPTION_TRUST, "FILE", 0,
      "Believe only what the owner of this public key has signed (PEM; weft keygen writes KEY.pub)", 81},
+    {"run", OPTION_RUN, "RUN", 0,
+     "Of what it has signed, believe only this run (weft publish --json tells it): for a key that signs "
+     "several",
+     81},
     {0},
 };
 
@@ -128,6 +139,9 @@ static error_t parse_reader(int key, char *argument, struct argp_state *state) {
         return 0;
     case OPTION_TRUST:
         remote->trust_file = argument;
+        return 0;
+    case OPTION_RUN:
+        remote->run = argument;
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -168,6 +182,14 @@ static int take_token(weft_remote *remote, const char *where, char *token) {
                                  : command_error(remote->command, EXIT_FAILED, "no memory for a token");
 }
 
+void remote_warn_readable(weft_command *command, const char *what, const char *path, unsigned others) {
+    struct stat info;
+    if (stat(path, &info) == 0 && S_ISREG(info.st_mode) && (info.st_mode & others) != 0) {
+        command_note(command, "warning: others can read the %s %s; run chmod %o on it", what, path,
+                     others == 077 ? 0600u : 0640u);
+    }
+}
+
 FILE *remote_open_token_file(weft_command *command, const char *path) {
     FILE *file = fopen(path, "re");
     if (file == NULL) {
@@ -175,10 +197,7 @@ FILE *remote_open_token_file(weft_command *command, const char *path) {
                             strerror(errno));
         return NULL;
     }
-    struct stat info;
-    if (fstat(fileno(file), &info) == 0 && S_ISREG(info.st_mode) && (info.st_mode & 077) != 0) {
-        command_note(command, "warning: others can read the token file %s; run chmod 600 on it", path);
-    }
+    remote_warn_readable(command, "token file", path, 077);
     return file;
 }
 
@@ -234,17 +253,33 @@ int remote_read_key(weft_command *command, const char *path, bool secret, weft_k
                              "wrote beside it",
                              path);
     }
+    if (secret) {
+        remote_warn_readable(command, "secret key", path, 077);
+    }
     *key_out = key;
     return EXIT_DONE;
 }
 
 /* ---- the store ---- */
 
+static int bind_key(weft_remote *remote) {
+    weft_command *command = remote->command;
+    if (remote->trusted == NULL) {
+        return command_error(command, EXIT_USAGE,
+                             "--run says which run of a key is trusted; give the key too, with --trust");
+    }
+    weft_status status = weft_key_bind(command->context, remote->trusted, remote->run);
+    return status == WEFT_OK ? EXIT_DONE : command_fail(command, NULL, status);
+}
+
 int remote_open(weft_remote *remote, const char *url) {
     weft_command *command = remote->command;
     int code = find_token(remote);
     if (code == EXIT_DONE && remote->trust_file != NULL) {
         code = remote_read_key(command, remote->trust_file, false, &remote->trusted);
+    }
+    if (code == EXIT_DONE && remote->run != NULL) {
+        code = bind_key(remote);
     }
     if (code != EXIT_DONE) {
         return code;

@@ -16,13 +16,15 @@
 /* What --trust is worth, for the verbs that read. */
 #define HELP_TRUST                                                                                         \
     "\nWithout --trust, whoever can write to the store is believed. With it, every head must be signed "   \
-    "by that key, and everything else is bound to the head by SHA-256.\n"
+    "by that key, and everything else is bound to the head by SHA-256. A key that signs several runs "     \
+    "could be shown the head of another one: give --run too, or each run a key of its own.\n"
 
 typedef struct weft_remote {
     weft_command *command;
     const char *token_file;
     const char *ca_file;
     const char *trust_file;
+    const char *run; /* the one that the key is trusted for; NULL: any */
     double stall_seconds;
     unsigned attempts;
     unsigned transfers;   /* at once; 0: as many as a store makes by itself */
@@ -51,6 +53,9 @@ const char *remote_make_name(const char *path, char name[WEFT_FOLLOWER_NAME]);
 
 int remote_open(weft_remote *remote, const char *url);
 void remote_close(weft_remote *remote);
+/* Warns if a file that holds a secret can be read by `others`: 077, or 007 where a group may be meant to.
+ */
+void remote_warn_readable(weft_command *command, const char *what, const char *path, unsigned others);
 /* Opens a file of tokens, and warns if others can read it. NULL after saying why it cannot be opened. */
 FILE *remote_open_token_file(weft_command *command, const char *path);
 /* Reads a key; `secret` says which half is needed. */

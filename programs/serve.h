@@ -54,14 +54,17 @@ enum { TOKEN_HASH = 32 };
 typedef struct serve_tokens {
     uint8_t (*hashes)[TOKEN_HASH];
     size_t count;
+    bool needed; /* there are some, and always will be */
 } serve_tokens;
 
 /* One token per line; empty lines and the ends of lines do not count. Warns if others can read the file. */
 int serve_tokens_read(weft_command *command, const char *path, serve_tokens *tokens);
 void serve_tokens_close(serve_tokens *tokens);
+/* Reads the file again, while requests are answered; if that fails, what was read before stays. */
+int serve_tokens_reload(serve_server *server, const char *path, serve_tokens *tokens);
 
 /* 0 if the request may read, or write; else the code of the refusal: 401 or 403. */
-unsigned serve_tokens_refusal(const serve_server *server, struct MHD_Connection *connection, bool writes);
+unsigned serve_tokens_refusal(serve_server *server, struct MHD_Connection *connection, bool writes);
 
 /* ---- serve_metrics.c: what is counted ---- */
 
@@ -109,7 +112,10 @@ void serve_metrics_count(serve_metrics *metrics, const serve_request *request, b
 /* A failure of the server's own, kept for the status and printed on stderr, at most once per second. */
 void serve_report(serve_server *server, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* For clients: where the directory lies is nobody's business, so of its path only the last part is left. */
+/* Where a relay fetches is told only where every reader has sent a token. */
+bool serve_tells_where(const serve_server *server);
+/* For clients: where the directory lies is nobody's business, so of its path only the last part is left; and
+ * of what may say where a relay fetches nothing is, unless that is told. */
 void serve_text_hide(const serve_server *server, const char *text, char *hidden, size_t capacity);
 /* One number for Prometheus. */
 void serve_print_metric(FILE *out, const char *name, const char *type, const char *help, double value);
@@ -340,6 +346,7 @@ struct serve_request {
     bool job_done;
     weft_status status;
     weft_store_tag tag;
+    time_t modified;     /* of the object that is answered with; 0: not said */
     serve_request *next; /* in the list of jobs, or of who waits */
     /* a report */
     char report[WEFT_REPORT_MAX];
@@ -421,6 +428,7 @@ struct serve_server {
     double watch_seconds;
     double stop_seconds;
     atomic_bool stopping;
+    pthread_rwlock_t tokens_lock; /* of what is in them, once requests are answered */
     serve_tokens read_tokens;
     serve_tokens write_tokens;
     const serve_source *source;

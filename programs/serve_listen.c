@@ -5,6 +5,8 @@
  */
 #include "serve_listen.h"
 
+#include "remote.h"
+
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -189,7 +191,13 @@ int serve_certificate_read(weft_command *command, serve_certificate *pair) {
     if (code == EXIT_DONE) {
         code = read_file(command, pair->key_path, &pair->key);
     }
-    return code == EXIT_DONE ? check_pair(command, pair) : code;
+    if (code == EXIT_DONE) {
+        code = check_pair(command, pair);
+    }
+    if (code == EXIT_DONE) {
+        remote_warn_readable(command, "private key", pair->key_path, 007);
+    }
+    return code;
 }
 
 void serve_certificate_close(serve_certificate *pair) {

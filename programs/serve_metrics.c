@@ -289,7 +289,15 @@ static const char *store_name(const char *directory, char name[NAME_MAX + 1]) {
     return name;
 }
 
+bool serve_tells_where(const serve_server *server) {
+    return server->relay == NULL || server->read_tokens.needed;
+}
+
 void serve_text_hide(const serve_server *server, const char *text, char *hidden, size_t capacity) {
+    if (!serve_tells_where(server)) {
+        snprintf(hidden, capacity, "%s", *text != 0 ? "told to readers where reading needs a token" : "");
+        return;
+    }
     char name[NAME_MAX + 1];
     const char *path = server->directory;
     size_t length = path_length(path);

@@ -11,7 +11,10 @@
 
 #include <inttypes.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
+
+enum { DATE_SIZE = 32 };
 
 static bool starts_with(const char *text, const char *prefix) {
     return strncmp(text, prefix, strlen(prefix)) == 0;
@@ -26,8 +29,8 @@ static const char *cache_policy(const serve_request *request) {
                                             "chunks/", "pieces/",  "leaps/"};
     for (size_t i = 0; i < sizeof immutable / sizeof immutable[0]; i++) {
         if (starts_with(request->key, immutable[i])) {
-            return request->server->read_tokens.count > 0 ? "private, max-age=31536000, immutable"
-                                                          : "public, max-age=31536000, immutable";
+            return request->server->read_tokens.needed ? "private, max-age=31536000, immutable"
+                                                       : "public, max-age=31536000, immutable";
         }
     }
     return "no-cache";
@@ -40,6 +43,12 @@ static void add_object_fields(const serve_request *request, struct MHD_Response 
     MHD_add_response_header(response, "Content-Type",
                             starts_with(request->key, "heads/") ? "application/json"
                                                                 : "application/octet-stream");
+    if (request->modified != 0) {
+        char date[DATE_SIZE];
+        struct tm time;
+        strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&request->modified, &time));
+        MHD_add_response_header(response, "Last-Modified", date);
+    }
 }
 
 /* The range that is asked for, unless If-Range says that it was of another content. */
@@ -170,6 +179,17 @@ enum MHD_Result serve_object_fail(serve_request *request, weft_status status) {
     return serve_answer_text(request, serve_status_code(status), failure_text(status));
 }
 
+/* An object's age is by the clock of the file system, which may be another machine's; a date is told by the
+ * clock of this one, and so the difference to the answer's Date is that age. It takes a look at that clock,
+ * which is a new file: who fetches an object does not ask for it. */
+static void find_date(serve_request *request) {
+    double age;
+    if (request->method == METHOD_HEAD &&
+        weft_store_age(request->context, request->server->store, request->key, &age) == WEFT_OK) {
+        request->modified = time(NULL) - (time_t)age;
+    }
+}
+
 static enum MHD_Result get_object(serve_request *request) {
     int descriptor = -1;
     uint64_t size = 0;
@@ -178,6 +198,7 @@ static enum MHD_Result get_object(serve_request *request) {
     if (status != WEFT_OK) {
         return serve_object_fail(request, status);
     }
+    find_date(request);
     serve_body body = serve_body_of_file(descriptor, size);
     return serve_object_send(request, &body);
 }

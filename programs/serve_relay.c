@@ -105,6 +105,14 @@ static weft_status find_head(serve_server *server, weft_context *context, uint64
 
 /* ---- what is told of it ---- */
 
+/* Where a store lies, for who needs no token to ask: only how it is reached. */
+static const char *hide_place(const char *url) {
+    return strncmp(url, "https:", 6) == 0  ? "https://…"
+           : strncmp(url, "http:", 5) == 0 ? "http://…"
+           : strncmp(url, "s3:", 3) == 0   ? "s3://…"
+                                           : "a directory";
+}
+
 /* Texts may have been cut within a character, or be none; JSON takes only whole ones. */
 static json_t *make_text(const char *text) {
     json_t *json = json_string(text);
@@ -121,13 +129,16 @@ static json_t *make_text(const char *text) {
 
 static void add_status(serve_server *server, json_t *json) {
     weft_relay_stats stats = weft_relay_describe(server->relay);
+    const char *url = weft_store_url(server->store);
+    char error[WEFT_RELAY_TEXT];
     json_t *relay = json_object();
-    json_object_set_new(relay, "upstream", make_text(weft_store_url(server->store)));
+    serve_text_hide(server, stats.error, error, sizeof error);
+    json_object_set_new(relay, "upstream", make_text(serve_tells_where(server) ? url : hide_place(url)));
     json_object_set_new(relay, "reached", json_boolean(stats.reached));
     json_object_set_new(relay, "state_seconds", json_real(stats.state_seconds));
     json_object_set_new(relay, "head_seconds",
                         stats.head_seconds >= 0 ? json_real(stats.head_seconds) : json_null());
-    json_object_set_new(relay, "error", stats.error[0] != '\0' ? make_text(stats.error) : json_null());
+    json_object_set_new(relay, "error", error[0] != '\0' ? make_text(error) : json_null());
     json_object_set_new(relay, "upstream_requests", json_count(stats.upstream_requests));
     json_object_set_new(relay, "upstream_bytes", json_count(stats.upstream_bytes));
     json_object_set_new(relay, "fetches", json_count(stats.fetches));

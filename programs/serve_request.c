@@ -274,9 +274,9 @@ static bool is_report(const serve_request *request) {
  * name. Where nothing but the loopback address keeps others out, such names are refused. */
 static bool is_misdirected(const serve_request *request, bool writes) {
     const serve_server *server = request->server;
-    const serve_tokens *needed = writes ? &server->write_tokens : &server->read_tokens;
+    const serve_tokens *tokens = writes ? &server->write_tokens : &server->read_tokens;
     const char *field = serve_field(request, "Host");
-    return server->loopback && needed->count == 0 && field != NULL &&
+    return server->loopback && !tokens->needed && field != NULL &&
            !serve_host_known(field, server->hosts, server->host_count);
 }
 

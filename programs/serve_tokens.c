@@ -72,6 +72,22 @@ int serve_tokens_read(weft_command *command, const char *path, serve_tokens *tok
     }
     int code = read_lines(command, path, file, tokens);
     fclose(file);
+    tokens->needed = code == EXIT_DONE;
+    return code;
+}
+
+int serve_tokens_reload(serve_server *server, const char *path, serve_tokens *tokens) {
+    serve_tokens fresh = {0};
+    int code = serve_tokens_read(server->command, path, &fresh);
+    if (code == EXIT_DONE) {
+        uint8_t(*before)[TOKEN_HASH] = tokens->hashes;
+        pthread_rwlock_wrlock(&server->tokens_lock);
+        tokens->hashes = fresh.hashes;
+        tokens->count = fresh.count;
+        pthread_rwlock_unlock(&server->tokens_lock);
+        fresh.hashes = before;
+    }
+    serve_tokens_close(&fresh);
     return code;
 }
 
@@ -89,9 +105,9 @@ static bool holds(const serve_tokens *tokens, const uint8_t hash[TOKEN_HASH]) {
     return found;
 }
 
-unsigned serve_tokens_refusal(const serve_server *server, struct MHD_Connection *connection, bool writes) {
-    const serve_tokens *needed = writes ? &server->write_tokens : &server->read_tokens;
-    if (needed->count == 0) {
+unsigned serve_tokens_refusal(serve_server *server, struct MHD_Connection *connection, bool writes) {
+    const serve_tokens *tokens = writes ? &server->write_tokens : &server->read_tokens;
+    if (!tokens->needed) {
         return 0;
     }
     const char *field = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Authorization");
@@ -101,8 +117,11 @@ unsigned serve_tokens_refusal(const serve_server *server, struct MHD_Connection 
     if (token == NULL || length > LONGEST_TOKEN || !hash_token(token, length, hash)) {
         return MHD_HTTP_UNAUTHORIZED;
     }
+    pthread_rwlock_rdlock(&server->tokens_lock);
     bool may_read = holds(&server->read_tokens, hash);
-    if (holds(&server->write_tokens, hash) || (may_read && !writes)) {
+    bool may_write = holds(&server->write_tokens, hash);
+    pthread_rwlock_unlock(&server->tokens_lock);
+    if (may_write || (may_read && !writes)) {
         return 0;
     }
     return may_read ? MHD_HTTP_FORBIDDEN : MHD_HTTP_UNAUTHORIZED;

@@ -6,6 +6,7 @@
  * Follows for ever. What may heal (a network that is down, a store that is empty or damaged, a full disk)
  * is told once and tried again; what cannot (a wrong key, another run, a foreign file) ends it.
  */
+#include "environment.h"
 #include "remote.h"
 
 #include <errno.h>
@@ -73,7 +74,10 @@ static const char doc[] =
     "others.\n"
     "\nCMD finds WEFT_VERSION, WEFT_DIGEST, WEFT_OUT, WEFT_STORE and WEFT_LABEL_<KEY> in its environment "
     "(the key in capitals, everything but letters and digits as '_'). It is also run at the start, if OUT "
-    "is already at the newest version. While it runs, OUT does not change.\n"
+    "is already at the newest version. While it runs, OUT does not change. What opens the store is not "
+    "handed to "
+    "it: WEFT_TOKEN, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_SECURITY_TOKEN and "
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN; a CMD that needs them takes them from elsewhere, such as a file.\n"
     "\nA follower puts a small object into the store, followers/NAME, which says how it fares, and which "
     "weft fleet and the status of weft serve show. A store that does not let it is left in "
     "peace.\n"
@@ -241,34 +245,33 @@ static char *label_variable(const char *key) {
     return name;
 }
 
-static bool set_label(const char *key, const char *value) {
-    char *name = label_variable(key);
-    bool done = name != NULL && (value != NULL ? setenv(name, value, 1) : unsetenv(name)) == 0;
-    free(name);
-    return done;
-}
-
-/* Sets the labels of this version in our own environment, which CMD inherits, or takes them away. */
-static bool set_labels(const char *const *labels, bool present) {
-    bool done = true;
+static void set_labels(environment *environment, const char *const *labels) {
     for (size_t i = 0; labels[i] != NULL; i += 2) {
-        done = set_label(labels[i], present ? labels[i + 1] : NULL) && done;
+        char *name = label_variable(labels[i]);
+        if (name != NULL) {
+            environment_set(environment, name, labels[i + 1]);
+        } else {
+            environment->failed = true;
+        }
+        free(name);
     }
-    return done;
 }
 
-static bool set_environment(const follower *f, const weft_subscriber_info *info) {
+static void make_environment(const follower *f, const weft_subscriber_info *info,
+                             environment *environment) {
     char version[TEXT_SIZE], digest[WEFT_DIGEST_TEXT];
     snprintf(version, sizeof version, "%llu", (unsigned long long)info->version);
     weft_digest_format(&info->digest, digest);
-    return setenv("WEFT_VERSION", version, 1) == 0 && setenv("WEFT_DIGEST", digest, 1) == 0 &&
-           setenv("WEFT_OUT", f->arguments->paths[1], 1) == 0 &&
-           setenv("WEFT_STORE", weft_store_url(f->arguments->remote.store), 1) == 0 &&
-           set_labels(weft_subscriber_labels(f->subscriber), true);
+    environment_inherit(environment);
+    environment_set(environment, "WEFT_VERSION", version);
+    environment_set(environment, "WEFT_DIGEST", digest);
+    environment_set(environment, "WEFT_OUT", f->arguments->paths[1]);
+    environment_set(environment, "WEFT_STORE", weft_store_url(f->arguments->remote.store));
+    set_labels(environment, weft_subscriber_labels(f->subscriber));
 }
 
 /* CMD's stdout is not ours, whose lines others read. */
-static int spawn_shell(char *text, pid_t *pid_out) {
+static int spawn_shell(char *text, const environment *environment, pid_t *pid_out) {
     static char shell[] = "sh", option[] = "-c";
     char *arguments[] = {shell, option, text, NULL};
     posix_spawn_file_actions_t actions;
@@ -289,7 +292,7 @@ static int spawn_shell(char *text, pid_t *pid_out) {
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
     error = posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
     if (error == 0) {
-        error = posix_spawn(pid_out, "/bin/sh", &actions, &attributes, arguments, environ);
+        error = posix_spawn(pid_out, "/bin/sh", &actions, &attributes, arguments, environment->items);
     }
     posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&actions);
@@ -331,12 +334,13 @@ static int report_exec(follower *f, uint64_t version, int state) {
 
 static int run_exec(follower *f, const weft_subscriber_info *info) {
     pid_t child;
+    environment environment = {0};
     progress_clear(&f->command->progress);
     fflush(stdout);
-    bool ready = set_environment(f, info);
-    int error = ready ? spawn_shell(f->arguments->exec, &child) : ENOMEM;
+    make_environment(f, info, &environment);
+    int error = environment.failed ? ENOMEM : spawn_shell(f->arguments->exec, &environment, &child);
     int state = error == 0 ? wait_for(child) : 0;
-    set_labels(weft_subscriber_labels(f->subscriber), false);
+    environment_close(&environment);
     if (error != 0) {
         command_error(f->command, EXIT_FAILED, "cannot run the command of --exec: %s", strerror(error));
         return f->arguments->exec_fatal ? EXIT_FAILED : EXIT_DONE;

@@ -8,7 +8,9 @@ enum { OPTION_GRACE = 0x100, OPTION_DRY_RUN, OPTION_KEEP_FOLLOWERS };
 
 static const struct argp_option options[] = {
     {"grace", OPTION_GRACE, "TIME", 0,
-     "Leave what was still needed so short a time ago: 30s, 15m, 2h, 1d (default: 1h)", 1},
+     "Leave what was still needed so short a time ago, by the store's clock: 30s, 15m, 2h, 1d (default: "
+     "1h)",
+     1},
     {"keep-followers", OPTION_KEEP_FOLLOWERS, NULL, 0,
      "Leave the patches that a live follower which is behind needs to go on; see weft fleet", 1},
     {"dry-run", OPTION_DRY_RUN, NULL, 0, "Only tell what would be removed", 1},
@@ -19,10 +21,15 @@ static const char doc[] =
     "Remove from STORE what no kept version needs.\v" HELP_STORE
     "\nWhich versions are kept, the publisher decides (weft publish --keep-anchors): those since the "
     "oldest anchor that is kept. The objects of older versions go when they have not been needed for the "
-    "grace period, so that a worker that is just fetching one can finish. In a directory, what failed "
-    "publishes have left goes too. The history itself stays: weft log still tells of every version.\n"
-    "\nMay run at any time, beside a publisher and followers; once an hour is often enough.\n" HELP_TRUST
-    "\nExamples:\n"
+    "grace period, so that a worker that is just fetching one can finish. How long that is, the store's "
+    "own "
+    "clock tells; where a server gives no dates, nothing goes that would have to wait, and --grace 0 "
+    "removes "
+    "it at once. In a directory and in S3, what failed publishes have left goes too. The history itself "
+    "stays: weft log still tells of every version.\n"
+    "\nMay run at any time, beside publishers, however long one of them was stopped, and followers; once "
+    "an "
+    "hour is often enough.\n" HELP_TRUST "\nExamples:\n"
     "  weft gc /srv/run-7 --dry-run\n"
     "  weft gc /srv/run-7 --grace 1d\n"
     "  weft gc https://store.example/run-7 --token-file ~/.weft-token --json\n" HELP_REMOTE_EXIT_CODES;
@@ -78,6 +85,18 @@ static void on_removed(void *opaque, const char *key, uint64_t bytes) {
     }
 }
 
+/* Why nothing, or less, has gone. */
+static void print_reasons(const weft_gc_result *result) {
+    if (result->unsettled) {
+        puts("a publisher has taken over the run: nothing is removed before its first version; run weft gc "
+             "again after that");
+    }
+    if (result->ageless) {
+        puts("this store does not tell how old an object is: what has to wait stays; --grace 0 removes it "
+             "without waiting, also from under a worker that is just fetching it");
+    }
+}
+
 static int print_result(gc_arguments *arguments, const weft_gc_result *result) {
     weft_command *command = &arguments->command;
     progress_clear(&command->progress);
@@ -90,6 +109,8 @@ static int print_result(gc_arguments *arguments, const weft_gc_result *result) {
         json_object_set_new(json, "oldest", json_count(result->oldest));
         json_object_set_new(json, "follower",
                             result->follower > 0 ? json_count(result->follower) : json_null());
+        json_object_set_new(json, "ageless", json_boolean(result->ageless));
+        json_object_set_new(json, "unsettled", json_boolean(result->unsettled));
         json_object_set(json, "removed", arguments->removed);
         return command_print_json(command, stdout, json);
     }
@@ -105,6 +126,7 @@ static int print_result(gc_arguments *arguments, const weft_gc_result *result) {
                    (unsigned long long)result->follower);
         }
         putchar('\n');
+        print_reasons(result);
     }
     return EXIT_DONE;
 }

@@ -108,7 +108,13 @@ static const char doc[] =
     "have it under a name of its own. A proxy in front that hands the Host of its clients on needs "
     "--host.\n"
     "\nSIGINT and SIGTERM end the server: it accepts no more, sends those who wait away, lets transfers "
-    "finish for --stop-seconds, and exits with 0. A second signal ends it at once.\n"
+    "finish for --stop-seconds, and exits with 0. A second signal ends it at once. SIGHUP has it read its "
+    "token files again, without an interruption; what cannot be read changes nothing. Certificates are "
+    "read "
+    "at the start only.\n"
+    "\nWhere everybody may read, the status of a relay does not tell where STORE lies, nor what its errors "
+    "say: "
+    "stderr does, and so does the status where reading needs a token.\n"
     "\nExamples:\n"
     "  weft serve /srv/run-7\n"
     "  weft serve /srv/run-7 --listen [::1]:0 --url-file url\n"
@@ -483,12 +489,12 @@ static int write_url(weft_command *command, const char *path, const char *url) {
 
 static void announce(const serve_server *server, const serve_listener *listener, bool tls) {
     weft_command *command = server->command;
-    bool tokens = server->read_tokens.count > 0;
+    bool tokens = server->read_tokens.needed;
     if (!listener->loopback && !tls) {
         command_note(command,
                      "warning: without TLS, everything on the way can read%s and change "
                      "what is sent; use --tls-cert and --tls-key",
-                     tokens || server->write_tokens.count > 0 ? " the tokens" : "");
+                     tokens || server->write_tokens.needed ? " the tokens" : "");
     }
     if (!listener->loopback && !tokens) {
         command_note(command, "warning: everybody who reaches this address can read the weights; use "
@@ -496,16 +502,38 @@ static void announce(const serve_server *server, const serve_listener *listener,
     }
     command_note(command, "%s %s %s (%s, %s)", server->url, server->relay != NULL ? "relays" : "serves",
                  weft_store_url(server->store), tokens ? "reading needs a token" : "readable by all",
-                 server->read_only                ? "read-only"
-                 : server->write_tokens.count > 0 ? "writing needs a token"
-                                                  : "writable by all");
+                 server->read_only             ? "read-only"
+                 : server->write_tokens.needed ? "writing needs a token"
+                                               : "writable by all");
+}
+
+/* So that tokens can be given and taken back without an interruption. A file that cannot be read, or is
+ * empty, changes nothing: it must not open the server to everybody. */
+static void read_tokens_again(serve_arguments *arguments, serve_server *server) {
+    weft_command *command = &arguments->command;
+    int code = EXIT_DONE;
+    if (arguments->read_token_file != NULL) {
+        code = serve_tokens_reload(server, arguments->read_token_file, &server->read_tokens);
+    }
+    if (arguments->write_token_file != NULL) {
+        int second = serve_tokens_reload(server, arguments->write_token_file, &server->write_tokens);
+        code = code != EXIT_DONE ? code : second;
+    }
+    bool any = server->read_tokens.needed || server->write_tokens.needed;
+    command_note(command, "%s",
+                 !any                ? "a hangup: there are no tokens to read again; serving on"
+                 : code == EXIT_DONE ? "a hangup: tokens were read again"
+                                     : "a hangup: where tokens could not be read, those from before stay");
 }
 
 /* Waits for the signal that ends the server. A second one ends the process at once. */
-static void wait_for_signal(const sigset_t *signals) {
-    int number = 0;
-    while (sigwait(signals, &number) != 0) {
+static void wait_for_signal(serve_arguments *arguments, serve_server *server, const sigset_t *signals) {
+    for (int number = 0; number != SIGINT && number != SIGTERM;) {
+        if (sigwait(signals, &number) == 0 && number == SIGHUP) {
+            read_tokens_again(arguments, server);
+        }
     }
+    signal(SIGHUP, SIG_IGN);
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
     pthread_sigmask(SIG_UNBLOCK, signals, NULL);
@@ -586,7 +614,7 @@ static int serve_with_daemon(serve_arguments *arguments, serve_server *server,
     announce(server, listener, tls);
     int code = write_url(command, arguments->url_file, server->url);
     if (code == EXIT_DONE) {
-        wait_for_signal(signals);
+        wait_for_signal(arguments, server, signals);
         command_note(command, "ending");
     }
     stop_daemon(server, daemon, listener->socket);
@@ -639,7 +667,7 @@ static int serve_store(serve_arguments *arguments, serve_server *server, const s
     server->host_count = arguments->host_count;
     server->read_only =
         arguments->read_only || server->relay != NULL ||
-        (server->write_tokens.count == 0 && !(listener.loopback && server->read_tokens.count == 0));
+        (!server->write_tokens.needed && !(listener.loopback && !server->read_tokens.needed));
     raise_descriptors(&arguments->command, server->max_connections);
     serve_metrics_open(&server->metrics);
     code = serve_with_threads(arguments, server, &listener, signals);
@@ -652,6 +680,7 @@ static void block_signals(sigset_t *signals) {
     sigemptyset(signals);
     sigaddset(signals, SIGINT);
     sigaddset(signals, SIGTERM);
+    sigaddset(signals, SIGHUP);
     pthread_sigmask(SIG_BLOCK, signals, NULL);
 }
 
@@ -671,6 +700,7 @@ static int run(void *input) {
     server.stop_seconds = (double)arguments->stop_seconds;
     sigset_t signals;
     block_signals(&signals);
+    pthread_rwlock_init(&server.tokens_lock, NULL);
     int code = read_secrets(arguments, &server);
     if (code == EXIT_DONE) {
         code = open_store(arguments, &server);

@@ -208,6 +208,15 @@ static json_t *format_team(const train_run *run) {
 }
 
 weft_status train_run_format(weft_context *context, const train_run *run, char **text_out) {
+    uint8_t name[RUN_BYTES];
+    weft_status status = train_run_check(context, run);
+    if (status == WEFT_OK && !weft_hex_parse(run->name, name, sizeof name)) {
+        status = weft_fail(context, WEFT_INVALID_ARGUMENT, "a run needs a name of %d hexadecimal digits",
+                           2 * RUN_BYTES);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
     json_t *json = json_pack(
         "{s:i, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:s, s:o, s:s}", "weft", FORMAT,
         "kind", "train", "name", run->name, "config", format_config(context, &run->config), "task",

@@ -279,12 +279,35 @@ static void give_way(worker *w) {
     weft_context_clear(w->context);
 }
 
+/* What no trainer would take is not put: it would be removed, made again, and so on for ever. */
+static weft_status check_object(worker *w, const weft_writer *object) {
+    train_trajectory again;
+    train_reason reason = TRAIN_GOOD;
+    char why[256];
+    weft_status status =
+        train_trajectory_parse(w->context, &w->run, object->data, object->size, &again, &reason);
+    if (status == WEFT_OK) {
+        train_trajectory_close(&again);
+    } else if (reason != TRAIN_GOOD) {
+        snprintf(why, sizeof why, "%s", weft_context_error(w->context));
+        status = weft_fail(
+            w->context, WEFT_MALFORMED,
+            "what the policy of step %llu makes is no trajectory that a trainer would take (%s); see "
+            "whether its weights are finite",
+            (unsigned long long)w->step, why);
+    }
+    return status;
+}
+
 static weft_status deliver(worker *w, const train_trajectory *made) {
     char key[TRAIN_KEY_SIZE];
     weft_writer writer;
     train_slot_key(made->batch, made->slot, key);
     weft_writer_open(&writer, w->context);
     weft_status status = train_trajectory_encode(w->context, made, &writer);
+    if (status == WEFT_OK) {
+        status = check_object(w, &writer);
+    }
     double start = weft_clock_now();
     if (status == WEFT_OK) {
         status = put(w, key, &writer);

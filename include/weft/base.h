@@ -7,6 +7,17 @@
  * There is no global state: two contexts never influence each other. One thread at a time uses a
  * context; the library's own workers share it safely.
  *
+ * After fork, a child has one thread: a copy of the one that called it. A context that no call was using at
+ * that moment can be used in the child as before (its threads start anew there), and so can what is only
+ * memory: tables, views, sums, layouts, patches, keys. So can stores that are directories. Whatever has
+ * threads, connections, locks or unfinished files (other stores, publishers, subscribers, groups, relays, a
+ * checkpoint that is being made) belongs to the process that opened it: in a child every call of it fails
+ * with WEFT_INVALID_ARGUMENT, and closing it only forgets it, without giving back its memory, so that
+ * nothing of the parent's is ended, sent or removed; locks that it gives back stay held until the child
+ * ends. A context that was in use can only be destroyed, by a child of another thread; a child that a
+ * callback forks must not return from it. The allocator's hooks, if there are any, must survive a fork as
+ * malloc does.
+ *
  * While the major version is 0, structures may grow from one minor version to the next: build against the
  * headers of the library that you run with. The name of the shared library changes with the minor version.
  */
@@ -44,6 +55,7 @@ typedef enum weft_status {
     WEFT_UNSUPPORTED = -101,
     WEFT_NOT_FOUND = -102,
     WEFT_BUSY = -103,
+    WEFT_CALLBACK_FAILED = -104, /* a function of the caller's did what it must not: the text says which */
 
     /* the bytes of a file or message */
     WEFT_MALFORMED = -200,
@@ -72,6 +84,10 @@ typedef enum weft_status {
     WEFT_CANCELLED = -602,
 } weft_status;
 
+/* Functions that the library calls for its caller and that return a weft_status return WEFT_OK or one of
+ * the failures above, which is passed on. Any other number, such as an error of CUDA or of a system call,
+ * is a failure too, WEFT_CALLBACK_FAILED; WEFT_MORE only counts where it is said what it means. */
+
 /* A short name for a status, such as "base mismatch". Never NULL. */
 WEFT_API const char *weft_status_name(weft_status status);
 /* True for the blocks of -200 and -300: bytes were read, and they are not what they should be. */
@@ -90,11 +106,18 @@ typedef struct weft_limits {
     uint64_t header_bytes; /* a safetensors header, a patch's header or index; default 32 MiB */
     uint64_t tensors;      /* tensors in a table; default 2^20 */
     uint64_t bucket_bytes; /* weights that one bucket may cover; default 32 MiB */
-    uint64_t stage_bytes;  /* prepared changes held in memory; default 4 GiB */
+    uint64_t stage_bytes;  /* prepared changes, and where they go, held in memory; default 4 GiB */
 } weft_limits;
 
 /* Called now and then, from one thread at a time, while long work runs. `done` of `total` bytes of
- * weights. Return false to cancel: the call then ends with WEFT_CANCELLED and has changed nothing. */
+ * weights. Return false to cancel: the call then ends with WEFT_CANCELLED and has changed nothing. A call
+ * that can no longer go back is not asked any more, except about what may as well be left undone, such as
+ * an anchor after a publish: then it ends with WEFT_OK without that. One that goes from one whole state to
+ * the next (weft_apply_in_place with several patches, weft_subscriber_pull, weft_loco_catch_up,
+ * weft_gc_run) stays where it was when it was cancelled.
+ *
+ * The context is in use meanwhile, and so are the objects that the call works on: what the function calls
+ * with them is refused with WEFT_BUSY where it would have to wait for this one. Use another context. */
 typedef bool (*weft_progress_function)(void *opaque, const char *phase, uint64_t done, uint64_t total);
 
 typedef struct weft_context_options {

@@ -93,13 +93,15 @@ typedef struct weft_loco_stats {
 
 /* Gate and encode: what this rank has to say about its weights since the last round. The residual has moved
  * when this returns, and the payload is held by the object until the round is done: asked again, it gives
- * the same one. A weight that is not finite is WEFT_INVALID_ARGUMENT, and named. After a failure the
- * residual is between two states, and the object refuses all but to be destroyed. */
+ * the same one. A weight that is not finite is WEFT_INVALID_ARGUMENT, and named. It can be cancelled before
+ * it begins, and then nothing has moved; after any other failure the residual is between two states, and the
+ * object refuses all but to be destroyed. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_encode(weft_loco *loco, weft_loco_payload *payload_out);
 /* Ends the round with the payloads of all ranks, in the order of ranks. All of them are checked and decoded
  * before anything changes; a payload that is damaged, or of another run, round, rank, model, consensus or
  * configuration is refused. Those included must be the same on every rank. Where this rank's own is not
- * among them, it is taken back, or dropped with `average`. `stats` may be NULL. */
+ * among them, it is taken back, or dropped with `average`. Nobody is asked whether to cancel it. `stats` may
+ * be NULL. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_aggregate(weft_loco *loco, const weft_loco_payload *payloads,
                                                       size_t count, weft_loco_stats *stats);
 

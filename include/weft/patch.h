@@ -43,7 +43,7 @@ typedef struct weft_diff_options {
     size_t cut_count;
     const weft_container *base_container; /* NULL: the patch is between live states */
     const weft_container *new_container;
-    const char *const *labels;  /* key, value, …, NULL: carried along, such as "step", "42" */
+    const char *const *labels;  /* key, value, …, NULL: carried along, such as "step", "42"; UTF-8 */
     const weft_sums *base_sums; /* what is known of the base; NULL: summed first */
     weft_sums **new_sums_out;   /* NULL, or receives the sums of the new state, over the new view */
     const weft_sink *inverse;   /* NULL, or receives the patch from new to base */
@@ -162,7 +162,7 @@ typedef struct weft_apply_stats {
     uint64_t changed;      /* staged or committed units */
     uint64_t buckets;      /* decoded */
     uint64_t bytes_read;   /* of the patch */
-    uint64_t stage_bytes;  /* memory held by prepared changes */
+    uint64_t stage_bytes;  /* memory held by prepared changes, and by where they go */
     double decode_seconds; /* prepare: fetch, check, decode, prove */
     double commit_seconds; /* the pause */
 } weft_apply_stats;
@@ -175,7 +175,9 @@ WEFT_API WEFT_CHECKED weft_status weft_apply_create(weft_context *context, const
                                                     const weft_view *view, weft_sums *sums,
                                                     weft_apply **apply_out);
 /* Decodes and proves everything and touches nothing. WEFT_MORE: the staging limit was reached; commit
- * what is staged, then prepare again. */
+ * what is staged, then prepare again. WEFT_UNSUPPORTED: tensors that share their memory would differ
+ * afterwards. Their changes are staged together, before all others: WEFT_LIMIT_EXCEEDED if they alone are
+ * more than the limit. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_prepare(weft_apply *apply);
 /* Scatters the prepared changes and moves the sums. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_commit(weft_apply *apply);

@@ -59,8 +59,8 @@ typedef struct weft_store weft_store;
  *
  * Objects above 8 MiB go there in parts. Parts of puts that were killed stay until the bucket's rules for
  * unfinished uploads remove them. The first conditional put leaves a small object behind, weft-conditions,
- * by which it finds out whether the service heeds conditions; those of objects above 8 MiB are
- * WEFT_UNSUPPORTED.
+ * by which it finds out whether the service heeds conditions; for objects above 8 MiB, which not every
+ * service does that heeds others, it is asked apart.
  */
 WEFT_API WEFT_CHECKED weft_status weft_store_open(weft_context *context, const char *url,
                                                   const weft_store_options *options,
@@ -173,6 +173,12 @@ typedef bool (*weft_store_visit)(void *opaque, const char *key, uint64_t size, d
 WEFT_API WEFT_CHECKED weft_status weft_store_list(weft_context *context, weft_store *store,
                                                   const char *prefix, weft_store_visit visit, void *opaque);
 
+/* How long ago the object was put, by the store's own clock: the time in seconds, or less, never more. The
+ * clock of whoever asks, or of whoever has put it, has no part in this. WEFT_NOT_FOUND if there is no such
+ * object, WEFT_UNSUPPORTED where the store does not tell: a relay, or a server that gives no dates. */
+WEFT_API WEFT_CHECKED weft_status weft_store_age(weft_context *context, weft_store *store, const char *key,
+                                                 double *seconds_out);
+
 /* ---- a backend of one's own ----
  *
  * The table that every store stands on. Keys are checked before they come here. Operations that a backend
@@ -191,6 +197,7 @@ typedef struct weft_store_operations {
                          size_t capacity, size_t *received_out);
     weft_status (*list)(void *self, weft_context *context, const char *prefix, weft_store_visit visit,
                         void *opaque);
+    weft_status (*age)(void *self, weft_context *context, const char *key, double *seconds_out);
     void (*close)(void *self);
 } weft_store_operations;
 

@@ -28,6 +28,10 @@ WEFT_API WEFT_CHECKED weft_status weft_key_read(weft_context *context, const cha
 /* Writes both halves. The secret file is readable by its owner only. Files that exist are refused. */
 WEFT_API WEFT_CHECKED weft_status weft_key_write(weft_context *context, const weft_key *key,
                                                  const char *secret_path, const char *public_path);
+/* The key vouches for this run only: whoever trusts it refuses the heads of any other that it has signed. For
+ * a newcomer, who knows nothing of a store but the key, where one key signs several runs.
+ * WEFT_INVALID_ARGUMENT if that cannot be the name of a run. */
+WEFT_API WEFT_CHECKED weft_status weft_key_bind(weft_context *context, weft_key *key, const char *run);
 WEFT_API void weft_key_destroy(weft_key *key);
 WEFT_API bool weft_key_secret(const weft_key *key);
 /* The public half in hexadecimal, terminated. */
@@ -137,15 +141,19 @@ typedef struct weft_publisher weft_publisher;
  * counted, too, and a part that has called once more or less than part 0 is refused. With a `key`, which
  * every part must have then, what the parts tell each other is signed. No process ever needs more memory
  * than its part. `mirror_path` and `anchors_in_background` are for one process alone; `max_lag` is part 0's
- * affair, and the others wait that much longer for it. */
+ * affair, and the others wait that much longer for it.
+ *
+ * One that is cancelled, or fails, after it has taken over has published nothing, and earlier publishers
+ * stay fenced: what was published last takes long to rebuild, and cannot be known before. */
 WEFT_API WEFT_CHECKED weft_status weft_publisher_open(weft_context *context, weft_store *store,
                                                       const weft_view *view,
                                                       const weft_publisher_options *options,
                                                       weft_publisher **publisher_out);
 /* Publishes what the view holds now; the weights must stay still meanwhile. On failure nothing is
  * published, and the next call publishes whatever the view holds then: retry or skip, nothing drifts. Only
- * if the store stopped answering while the head was written may the version appear all the same; the next
- * call finds out first. WEFT_CONFLICT: another publisher has taken over, and this one is finished. `labels`
+ * if the store stopped answering while the head was written may the version appear all the same, or if
+ * another part than part 0 gave up waiting for its word, or was cancelled then; the next call finds out
+ * first. WEFT_CONFLICT: another publisher has taken over, and this one is finished. `labels`
  * (key, value, …, NULL) and `result_out` may be NULL, labels only if there is one process. */
 WEFT_API WEFT_CHECKED weft_status weft_publisher_publish(weft_publisher *publisher,
                                                          const char *const *labels,
@@ -545,7 +553,9 @@ WEFT_API WEFT_CHECKED weft_status weft_log_walk(weft_context *context, weft_stor
 
 typedef struct weft_gc_options {
     const weft_key *trusted;
-    double grace_seconds; /* since an object was last needed; below zero: 3600 */
+    /* Since an object was last needed, by the store's clock (weft_store_age); 0: at once, whatever the
+     * store tells; below zero: 3600. */
+    double grace_seconds;
     bool dry_run;
     /* Leaves what a live follower that is behind needs to go on, patch by patch, however old that is. Where
      * followers cannot be seen this fails. */
@@ -561,12 +571,79 @@ typedef struct weft_gc_result {
     uint64_t waiting;  /* no longer needed, within the grace period */
     uint64_t oldest;   /* the oldest version that is kept */
     uint64_t follower; /* patches from this version on are left for a follower that is there; 0: none */
+    bool ageless;   /* the store does not tell how old objects are: what waits stays, unless grace is 0 */
+    bool unsettled; /* a publisher is taking the run over: nothing was removed before its first version */
 } weft_gc_result;
 
 /* Removes what no kept version needs. Which versions are kept, the publisher has decided and written into
- * the history. Where the store has a listing, leftovers of failed publishes go too. */
+ * the history. Where the store has a listing, leftovers of failed publishes go too. What a publisher may
+ * still name, however long it was stopped, stays: so this may run at any time, beside publishers, others of
+ * its kind, and takeovers, and may itself be stopped anywhere. */
 WEFT_API WEFT_CHECKED weft_status weft_gc_run(weft_context *context, weft_store *store,
                                               const weft_gc_options *options, weft_gc_result *result_out);
+
+/* ---- mending a run whose store was damaged ----
+ *
+ * What heals by itself needs none of this: readers go round damaged patches and anchors, and the next
+ * anchor makes up for them. What does not is a head that is no head, and a damaged page of the history.
+ * Both can mostly be made again from what lies beside them. */
+
+typedef enum weft_repair_kind {
+    WEFT_REPAIR_HEAD = 0,
+    WEFT_REPAIR_PAGE = 1,
+    WEFT_REPAIR_PATCH = 2,
+    WEFT_REPAIR_ANCHOR = 3,
+    WEFT_REPAIR_LEAP = 4,
+    WEFT_REPAIR_VERSIONS = 5, /* no object: versions that are kept and cannot be reached */
+} weft_repair_kind;
+
+/* "head", "page", … */
+WEFT_API const char *weft_repair_kind_name(weft_repair_kind kind);
+
+typedef struct weft_repair_finding {
+    weft_repair_kind kind;
+    const char *key;    /* of the object that is damaged; "" if none is */
+    const char *wrong;  /* what is wrong */
+    const char *effect; /* what that means for who reads or publishes */
+    const char *remedy; /* what repair does about it, or what else does */
+    uint64_t first;     /* versions that are lost by it, or cannot be reached; 0: none */
+    uint64_t last;
+    bool mendable; /* repair can mend it, as far as `first` and `last` do not say otherwise */
+    bool mended;
+} weft_repair_finding;
+
+typedef struct weft_repair_options {
+    const weft_key *trusted; /* heads must be signed by it; NULL: what the store says is believed */
+    const weft_key *key;     /* signs what is written, and is trusted; needed to mend a signed run */
+    bool adopt; /* sign also for what was found and is not proven by anything signed, as a publisher's */
+    bool apply; /* mend; else nothing is changed. No publisher may be running */
+    bool
+        unlisted; /* mend a page of a store that has no listing, and lose what a listing might have found */
+    bool deep;    /* read everything that is kept, and check every chunk */
+    /* Called for each finding, at the end; may be NULL. */
+    void (*found)(void *opaque, const weft_repair_finding *finding);
+    void *opaque;
+} weft_repair_options;
+
+typedef struct weft_repair_result {
+    uint64_t findings;  /* that are left, */
+    uint64_t mendable;  /* and of these, which repair can mend */
+    uint64_t mended;    /* that are mended now */
+    uint64_t version;   /* the newest that can be gone on with; 0: none */
+    uint64_t epoch;     /* of the newest head */
+    uint64_t oldest;    /* the oldest version that the history tells of */
+    uint64_t floor;     /* the oldest version that is kept */
+    uint64_t reachable; /* of the kept versions */
+    bool listed;        /* the store can be listed; else less can be found */
+    bool is_signed;
+} weft_repair_result;
+
+/* Looks at heads, history and all that the kept versions need, and tells what is wrong; with `apply` mends
+ * what can be mended, losing no more than what is damaged. WEFT_OK too if something is damaged: the result
+ * counts. WEFT_NOT_FOUND if there is no run. WEFT_CONFLICT if somebody else writes there. */
+WEFT_API WEFT_CHECKED weft_status weft_repair_run(weft_context *context, weft_store *store,
+                                                  const weft_repair_options *options,
+                                                  weft_repair_result *result_out);
 
 #ifdef __cplusplus
 }

@@ -203,7 +203,11 @@ WEFT_API WEFT_CHECKED weft_status weft_layout_parse(weft_context *context, const
 
 typedef struct weft_view weft_view;
 
-/* The tensors of `table` as they are. The table must outlive the view. */
+/* The tensors of `table` as they are. The table must outlive the view. Tensors of the same dtype and shape
+ * that are the same memory, such as an embedding and an output head, are tied: each is in the digest and in
+ * patches under its own name, the memory is written once, and what would make them differ is refused.
+ * Memory that overlaps in any other way is WEFT_INVALID_ARGUMENT. What is behind callbacks cannot be
+ * compared. */
 WEFT_API WEFT_CHECKED weft_status weft_view_create(weft_context *context, const weft_table *table,
                                                    weft_view **view_out);
 /* The tensors of `table` seen through a layout of the checkpoint described by `checkpoint` (names,

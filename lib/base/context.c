@@ -4,6 +4,7 @@
  */
 #include "context.h"
 #include "state.h"
+#include "status.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -99,6 +100,7 @@ weft_status weft_context_create(const weft_context_options *options, weft_contex
     context->allocator = allocator;
     context->limits = choose_limits(&options->limits);
     context->threads = choose_threads(options->threads);
+    context->process = getpid();
     context->progress = options->progress;
     context->progress_opaque = options->progress_opaque;
     context->progress_phase = "";
@@ -110,10 +112,32 @@ weft_status weft_context_create(const weft_context_options *options, weft_contex
     return WEFT_OK;
 }
 
+bool weft_process_is(pid_t maker) {
+    return maker == getpid();
+}
+
+weft_status weft_process_check(weft_context *context, pid_t maker, const char *what) {
+    if (weft_process_is(maker)) {
+        return WEFT_OK;
+    }
+    return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                     "%s was made before a fork, in process %ld; open a new one in this process", what,
+                     (long)maker);
+}
+
+void weft_context_settle(weft_context *context) {
+    if (!weft_process_is(context->process)) {
+        context->process = getpid();
+        context->progress_mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+        weft_pool_forget(context);
+    }
+}
+
 void weft_context_destroy(weft_context *context) {
     if (context == NULL) {
         return;
     }
+    weft_context_settle(context);
     weft_pool_destroy(context, context->pool);
     pthread_mutex_destroy(&context->progress_mutex);
     context->allocator.release(context->allocator.opaque, context);
@@ -153,6 +177,7 @@ weft_frame *weft_frame_find(const weft_context *context) {
 void weft_frame_push(weft_frame *frame, const weft_context *context) {
     frame->context = context;
     frame->outer = innermost_frame;
+    frame->asking = false;
     frame->text[0] = '\0';
     innermost_frame = frame;
 }
@@ -167,10 +192,12 @@ static char *current_text(weft_context *context) {
 }
 
 const char *weft_context_error(const weft_context *context) {
-    return context->text;
+    const weft_frame *frame = weft_frame_find(context);
+    return frame != NULL ? frame->text : context->text;
 }
 
 void weft_context_clear(weft_context *context) {
+    weft_context_settle(context);
     current_text(context)[0] = '\0';
 }
 
@@ -203,6 +230,45 @@ weft_status weft_fail_errno(weft_context *context, int error, const char *format
     size_t length = strlen(text);
     snprintf(text + length, WEFT_ERROR_TEXT - length, ": %s", strerror_r(error, buffer, sizeof buffer));
     return error == ENOSPC || error == EDQUOT ? WEFT_NO_SPACE : WEFT_IO_FAILED;
+}
+
+/* ---- what strangers return ---- */
+
+static weft_status name_answer(weft_context *context, weft_status answer, const char *format,
+                               va_list arguments) {
+    char name[WEFT_ERROR_TEXT / 2];
+    weft_status status = weft_status_from(answer);
+    vsnprintf(name, sizeof name, format, arguments);
+    return status == answer
+               ? weft_fail(context, status, "%s failed: %s", name, weft_status_name(status))
+               : weft_fail(
+                     context, status,
+                     "%s returned %d, which is neither WEFT_OK nor a failure of weft/base.h; it "
+                     "counts as failed: look there for what %d means, and return WEFT_IO_FAILED for it",
+                     name, (int)answer, (int)answer);
+}
+
+weft_status weft_answer(weft_context *context, weft_status answer, const char *format, ...) {
+    if (answer == WEFT_OK) {
+        return WEFT_OK;
+    }
+    va_list arguments;
+    va_start(arguments, format);
+    weft_status status = name_answer(context, answer, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+weft_status weft_answer_told(weft_context *context, weft_status answer, const char *format, ...) {
+    bool told = current_text(context)[0] != '\0' && weft_status_from(answer) == answer;
+    if (answer == WEFT_OK || told) {
+        return answer;
+    }
+    va_list arguments;
+    va_start(arguments, format);
+    weft_status status = name_answer(context, answer, format, arguments);
+    va_end(arguments);
+    return status;
 }
 
 /* ---- memory ---- */
@@ -294,26 +360,56 @@ static uint64_t monotonic_nanoseconds(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+/* True on a thread that is inside of the context's progress function. It would wait for itself. */
+static bool is_asking(const weft_context *context) {
+    const weft_frame *frame = weft_frame_find(context);
+    return frame != NULL && frame->asking;
+}
+
+static weft_status refuse_asking(weft_context *context) {
+    return weft_fail(context, WEFT_BUSY,
+                     "this context waits for its progress function; use another context there");
+}
+
 void weft_progress_begin(weft_context *context, const char *phase, uint64_t total) {
+    if (is_asking(context)) {
+        return; /* the phase is that of the call under way */
+    }
     context->progress_phase = phase;
     context->progress_total = total;
     atomic_store(&context->progress_done, 0);
     atomic_store(&context->cancelled, false);
 }
 
-/* The caller holds the mutex, so that what the function sees never goes backwards. */
-static void call_progress(weft_context *context, uint64_t now) {
-    atomic_store(&context->progress_next, now + PROGRESS_NANOSECONDS);
-    uint64_t done = atomic_load(&context->progress_done);
-    if (!context->progress(context->progress_opaque, context->progress_phase, done,
-                           context->progress_total)) {
+void weft_progress_hold(weft_context *context) {
+    context->progress_held++;
+}
+
+void weft_progress_go_on(weft_context *context) {
+    context->progress_held--;
+}
+
+/* The caller holds the mutex, so that what the function sees never goes backwards. What the function does
+ * with this context finds the frame: its failures are told there, and do not reach the call under way. */
+static bool call_progress(weft_context *context) {
+    weft_frame frame;
+    weft_frame_push(&frame, context);
+    frame.asking = true;
+    bool go_on = context->progress(context->progress_opaque, context->progress_phase,
+                                   atomic_load(&context->progress_done), context->progress_total);
+    weft_frame_pop(&frame);
+    if (!go_on) {
         atomic_store(&context->cancelled, true);
     }
+    return go_on;
 }
 
 weft_status weft_progress_add(weft_context *context, uint64_t done) {
-    if (context->progress == NULL) {
+    if (context->progress == NULL || context->progress_held > 0) {
         return WEFT_OK;
+    }
+    if (is_asking(context)) {
+        return refuse_asking(context);
     }
     uint64_t before = atomic_fetch_add(&context->progress_done, done);
     /* The end is always told; anything else only when the time has come and nobody is telling yet. */
@@ -326,7 +422,8 @@ weft_status weft_progress_add(weft_context *context, uint64_t done) {
         if (locked) {
             bool still_due = now >= atomic_load(&context->progress_next);
             if ((ending || still_due) && !atomic_load(&context->cancelled)) {
-                call_progress(context, now);
+                atomic_store(&context->progress_next, now + PROGRESS_NANOSECONDS);
+                call_progress(context);
             }
             pthread_mutex_unlock(&context->progress_mutex);
         }
@@ -338,16 +435,14 @@ weft_status weft_progress_add(weft_context *context, uint64_t done) {
 }
 
 weft_status weft_progress_ask(weft_context *context) {
-    if (context->progress == NULL) {
+    if (context->progress == NULL || context->progress_held > 0) {
         return WEFT_OK;
+    }
+    if (is_asking(context)) {
+        return refuse_asking(context);
     }
     pthread_mutex_lock(&context->progress_mutex);
-    bool go_on = context->progress(context->progress_opaque, context->progress_phase,
-                                   atomic_load(&context->progress_done), context->progress_total);
+    bool go_on = call_progress(context);
     pthread_mutex_unlock(&context->progress_mutex);
-    if (go_on) {
-        return WEFT_OK;
-    }
-    atomic_store(&context->cancelled, true);
-    return weft_fail(context, WEFT_CANCELLED, "cancelled while waiting");
+    return go_on ? WEFT_OK : weft_fail(context, WEFT_CANCELLED, "cancelled while waiting");
 }

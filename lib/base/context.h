@@ -10,6 +10,8 @@
 
 #include <weft/base.h>
 
+#include <sys/types.h>
+
 /* Records the text of a failure and returns `status`. While a parallel loop runs, the failure of the
  * lowest index wins, so that the text is the same whatever the threads did. */
 weft_status weft_fail(weft_context *context, weft_status status, const char *format, ...)
@@ -25,6 +27,12 @@ const weft_limits *weft_context_limits(const weft_context *context);
  * NULL; it is where the thread learns that it is to stop. */
 weft_status weft_context_derive(weft_context *context, weft_progress_function progress, void *opaque,
                                 weft_context **derived_out);
+
+/* A child that fork makes has none of its parent's threads, and shares connections, locks and unfinished
+ * files with it. What has any of these remembers the process that made it. */
+bool weft_process_is(pid_t maker);
+/* WEFT_INVALID_ARGUMENT in any other process. `what` is said of the object, such as "this store". */
+weft_status weft_process_check(weft_context *context, pid_t maker, const char *what);
 
 /* NULL on failure, which is already recorded as WEFT_NO_MEMORY. A size of zero gives a valid pointer. */
 void *weft_allocate(weft_context *context, size_t size);
@@ -45,5 +53,9 @@ weft_status weft_progress_add(weft_context *context, uint64_t done);
 /* For who waits and does no work: asks the progress function now. Whether it has said so before does not
  * count. */
 weft_status weft_progress_ask(weft_context *context);
+/* Between these two the progress function is not called, whoever counts or asks: who is asked must be able
+ * to go back, and this work has passed the point where it could. They nest. Not from workers. */
+void weft_progress_hold(weft_context *context);
+void weft_progress_go_on(weft_context *context);
 
 #endif

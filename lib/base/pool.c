@@ -214,6 +214,7 @@ static void start_workers(weft_pool *pool, unsigned wanted) {
 
 /* NULL if the context has one thread or there is no memory for a pool; the caller then works alone. */
 static weft_pool *context_pool(weft_context *context) {
+    weft_context_settle(context);
     if (context->pool != NULL || context->threads < 2) {
         return context->pool;
     }
@@ -232,6 +233,12 @@ static weft_pool *context_pool(weft_context *context) {
     context->pool = pool;
     start_workers(pool, wanted);
     return pool;
+}
+
+/* Its mutex may be held by a thread that is not there. */
+void weft_pool_forget(weft_context *context) {
+    weft_release(context, context->pool);
+    context->pool = NULL;
 }
 
 void weft_pool_destroy(weft_context *context, weft_pool *pool) {

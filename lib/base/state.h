@@ -14,15 +14,18 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/types.h>
 
 /* Fixed, so that running out of memory can be reported without memory. */
 enum { WEFT_ERROR_TEXT = 1024 };
 
-/* What a worker of a loop carries. Frames of different contexts may lie above each other on one thread:
- * a callback of one context's loop may use another context. */
+/* What a worker of a loop carries, and a thread that has called the progress function. Frames of different
+ * contexts may lie above each other on one thread: a callback of one context's loop may use another
+ * context. */
 typedef struct weft_frame {
     const weft_context *context;
     struct weft_frame *outer;
+    bool asking; /* the progress function runs */
     char text[WEFT_ERROR_TEXT];
 } weft_frame;
 
@@ -35,12 +38,19 @@ typedef struct weft_pool weft_pool;
 
 /* Ends the threads. The pool may be NULL. */
 void weft_pool_destroy(weft_context *context, weft_pool *pool);
+/* In a child that has none of the threads: the next loop starts new ones. */
+void weft_pool_forget(weft_context *context);
+
+/* Finds out whether this is a child of the process that used the context last. There, what the parent's
+ * threads held at the fork stays held for ever, and so is made anew. */
+void weft_context_settle(weft_context *context);
 
 struct weft_context {
     weft_allocator allocator;
     weft_limits limits;
     unsigned threads;
     char text[WEFT_ERROR_TEXT];
+    pid_t process;   /* that used it last */
     weft_pool *pool; /* made by the first loop that can use it */
 
     weft_progress_function progress;
@@ -51,6 +61,7 @@ struct weft_context {
     _Atomic uint64_t progress_done;
     _Atomic uint64_t progress_next; /* not called before this instant, in monotonic nanoseconds */
     atomic_bool cancelled;
+    unsigned progress_held; /* not called while above zero; changed only while no loop runs */
 };
 
 #endif

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * status.c: names and kinds of status codes.
+ * status.c: names and kinds of status codes, and what strangers return.
  */
-#include <weft/base.h>
+#include "status.h"
 
-const char *weft_status_name(weft_status status) {
+/* NULL for a number that is no status. */
+static const char *find_name(weft_status status) {
     switch (status) {
     case WEFT_OK:
         return "ok";
@@ -18,6 +19,8 @@ const char *weft_status_name(weft_status status) {
         return "not found";
     case WEFT_BUSY:
         return "busy";
+    case WEFT_CALLBACK_FAILED:
+        return "callback failed";
     case WEFT_MALFORMED:
         return "malformed";
     case WEFT_TRUNCATED:
@@ -51,7 +54,17 @@ const char *weft_status_name(weft_status status) {
     case WEFT_CANCELLED:
         return "cancelled";
     }
-    return "unknown status";
+    return NULL;
+}
+
+const char *weft_status_name(weft_status status) {
+    const char *name = find_name(status);
+    return name != NULL ? name : "unknown status";
+}
+
+weft_status weft_status_from(weft_status answer) {
+    bool ours = answer == WEFT_OK || (answer < 0 && find_name(answer) != NULL);
+    return ours ? answer : WEFT_CALLBACK_FAILED;
 }
 
 bool weft_status_is_integrity(weft_status status) {

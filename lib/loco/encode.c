@@ -192,12 +192,8 @@ static weft_status append_block(void *argument, size_t index, unsigned worker) {
     weft_writer *payload = &job->loco->payload;
     (void)worker;
     weft_payload_append(payload, &job->seal, &job->frames[index % job->window]);
-    if (weft_writer_failed(payload) || weft_writer_failed(&job->seal.checksums)) {
-        return WEFT_NO_MEMORY;
-    }
-    return weft_progress_add(
-        job->loco->context,
-        (weft_loco_block_end(job->loco, index) - (uint64_t)index * WEFT_PAYLOAD_BLOCK) * sizeof(float));
+    return weft_writer_failed(payload) || weft_writer_failed(&job->seal.checksums) ? WEFT_NO_MEMORY
+                                                                                   : WEFT_OK;
 }
 
 void weft_loco_job_destroy(weft_loco_job *job) {
@@ -267,7 +263,6 @@ static weft_status run_job(encode_job *job) {
     weft_loco *loco = job->loco;
     weft_loco_info info = info_of(loco);
     weft_payload_begin(&info, WEFT_PAYLOAD_BLOCK, &loco->payload, &job->seal);
-    weft_progress_begin(loco->context, "encoding", loco->elements * sizeof(float));
     weft_status status =
         weft_parallel_ordered(loco->context, loco->blocks, job->window, encode_block, append_block, job);
     if (status != WEFT_OK) {
@@ -286,6 +281,11 @@ weft_status weft_loco_encode(weft_loco *loco, weft_loco_payload *payload_out) {
     }
     if (!loco->pending) {
         status = loco->job == NULL ? make_job(loco) : WEFT_OK;
+        /* the gate moves the residual, from the first tile on: now or never */
+        if (status == WEFT_OK) {
+            weft_progress_begin(loco->context, "encoding", loco->elements * sizeof(float));
+            status = weft_progress_ask(loco->context);
+        }
         if (status == WEFT_OK) {
             status = run_job(loco->job);
             loco->broken = status != WEFT_OK;

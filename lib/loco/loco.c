@@ -283,7 +283,9 @@ weft_status weft_loco_not_finite(const weft_loco *loco, uint64_t element, const 
 
 weft_status weft_loco_move_digest(weft_loco *loco) {
     weft_sums *sums = NULL;
+    weft_progress_hold(loco->context);
     weft_status status = weft_sums_compute(loco->context, loco->view, &sums);
+    weft_progress_go_on(loco->context);
     if (status == WEFT_OK) {
         loco->digest = weft_sums_digest(sums);
         weft_sums_destroy(sums);

@@ -80,7 +80,7 @@ weft_status weft_loco_not_finite(const weft_loco *loco, uint64_t element, const 
 /* Puts what the payload holds back into the residual: the round goes on without it. With `average` it is
  * dropped. */
 weft_status weft_loco_return_values(weft_loco *loco);
-/* Sums the consensus again. */
+/* Sums the consensus again, which has moved: nobody is asked whether to go on. */
 weft_status weft_loco_move_digest(weft_loco *loco);
 /* Sets the local weights of a range to the consensus. */
 void weft_loco_set_local(const weft_loco *loco, uint64_t start, uint64_t end);

@@ -3,15 +3,16 @@
  * meeting_back.c: what a rank that was away finds: whether a round is over, and snapshots, for rounds whose
  * payloads are gone.
  *
- * The note that names the newest snapshot never goes back, and old rounds are removed only when it is
- * there: so a round without a manifest is open exactly if the note is not beyond it.
+ * The note that names the newest snapshot never goes back, and old payloads are removed only when it is
+ * there. Manifests stay for ever, some hundred bytes each: a rank that was stopped for so long that its round
+ * is gone must not find the place free, close the round once more, and go on alone.
  */
 #include "../base/context.h"
 #include "meeting.h"
 
 #include <inttypes.h>
 
-enum { TRIES = 3, REMOVED_MOST = 4096 };
+enum { TRIES = 3 };
 
 static weft_status read_note(weft_meeting *meeting, weft_context *context, weft_snapshot_note *note,
                              weft_store_tag *tag) {
@@ -68,25 +69,16 @@ static void remove_object(weft_meeting *meeting, weft_context *context, const ch
     }
 }
 
-/* The manifest goes last: while it is there, the round is not wholly removed. */
-static void remove_round(weft_meeting *meeting, weft_context *context, uint64_t round) {
-    for (uint32_t rank = 0; rank < meeting->options.ranks; rank++) {
-        remove_object(meeting, context, weft_meeting_payload_key(meeting, round, rank).text);
-    }
-    remove_object(meeting, context, weft_meeting_closed_key(meeting, round).text);
-}
-
-/* Rounds that nobody needs since the snapshot is there: backwards, until one is gone already. */
-static void remove_rounds(weft_meeting *meeting, weft_context *context, uint64_t rounds) {
+/* Payloads that nobody needs since the snapshot is there: of the rounds that have become old since the note
+ * before, and once more of those that became old then, if whoever was to remove them did not come to it. */
+static void remove_rounds(weft_meeting *meeting, weft_context *context, uint64_t before, uint64_t rounds) {
     uint64_t keep = meeting->options.keep_rounds;
     uint64_t end = rounds > keep ? rounds - keep : 0;
-    for (uint64_t i = 0; i < REMOVED_MOST && i < end; i++) {
-        uint64_t size;
-        weft_meeting_key key = weft_meeting_closed_key(meeting, end - 1 - i);
-        if (weft_meeting_look(meeting, context, key.text, &size) != WEFT_OK) {
-            return;
+    uint64_t kept = keep + meeting->options.snapshot_rounds;
+    for (uint64_t round = before > kept ? before - kept : 0; round < end; round++) {
+        for (uint32_t rank = 0; rank < meeting->options.ranks; rank++) {
+            remove_object(meeting, context, weft_meeting_payload_key(meeting, round, rank).text);
         }
-        remove_round(meeting, context, end - 1 - i);
     }
 }
 
@@ -128,7 +120,7 @@ static weft_status name_snapshot(weft_meeting *meeting, weft_context *context,
         remove_object(meeting, context, weft_meeting_snapshot_key(meeting, before.rounds).text);
     }
     if (status == WEFT_OK) {
-        remove_rounds(meeting, context, note->rounds);
+        remove_rounds(meeting, context, before.rounds, note->rounds);
     }
     return status;
 }

@@ -13,6 +13,7 @@
 #include "meeting.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Between the first looks, in seconds: ranks that run in step need not wait long for each other. */
@@ -105,13 +106,21 @@ static weft_status take_named(gathering *gathering, uint32_t rank, weft_loco_pay
     return status;
 }
 
+/* A payload that is named and gone was removed with its round, if that was long ago. */
+static weft_status explain_loss(gathering *gathering, weft_status status) {
+    char text[512];
+    snprintf(text, sizeof text, "%s", weft_context_error(gathering->context));
+    weft_status why = weft_meeting_why_open(gathering->meeting, gathering->context, gathering->round);
+    return why == WEFT_NOT_FOUND ? why : weft_fail(gathering->context, status, "%s", text);
+}
+
 /* Everything that the manifest names, and nothing else. */
 static weft_status obey(gathering *gathering, weft_loco_payload *all) {
     weft_meeting *meeting = gathering->meeting;
     for (uint32_t rank = 0; rank < meeting->options.ranks; rank++) {
         weft_status status = take_named(gathering, rank, &all[rank]);
         if (status != WEFT_OK) {
-            return status;
+            return status == WEFT_NOT_FOUND ? explain_loss(gathering, status) : status;
         }
     }
     meeting->leader = meeting->manifest.leader;

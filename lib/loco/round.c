@@ -3,6 +3,7 @@
  * round.c: a round from end to end over an exchange, and the way back for a rank that has missed some.
  */
 #include "../base/context.h"
+#include "../base/status.h"
 #include "loco.h"
 #include "snapshot.h"
 
@@ -10,21 +11,21 @@
 
 /* Leaves a snapshot if one is due. Without it nothing but the way back gets longer. */
 static void leave_snapshot(weft_loco *loco, const weft_loco_exchange *exchange) {
-    if (exchange->snapshot_due == NULL || !exchange->snapshot_due(exchange->opaque, loco->rounds)) {
+    if (exchange->snapshot_due == NULL || exchange->snapshot_put == NULL ||
+        !exchange->snapshot_due(exchange->opaque, loco->rounds)) {
         return;
     }
     weft_writer writer;
     weft_writer_open(&writer, loco->context);
     weft_loco_snapshot_write(loco, &writer);
     const weft_loco_payload snapshot = {writer.data, writer.size};
-    weft_status status =
-        weft_writer_failed(&writer)
-            ? WEFT_NO_MEMORY
-            : exchange->snapshot_put(exchange->opaque, loco->context, loco->rounds, &snapshot);
-    weft_writer_close(&writer);
-    if (status != WEFT_OK) {
-        weft_context_clear(loco->context);
+    if (!weft_writer_failed(&writer)) {
+        weft_status ignored =
+            exchange->snapshot_put(exchange->opaque, loco->context, loco->rounds, &snapshot);
+        (void)ignored;
     }
+    weft_writer_close(&writer);
+    weft_context_clear(loco->context);
 }
 
 weft_status weft_loco_round(weft_loco *loco, const weft_loco_exchange *exchange, weft_loco_stats *stats) {
@@ -37,7 +38,10 @@ weft_status weft_loco_round(weft_loco *loco, const weft_loco_exchange *exchange,
     if (all == NULL) {
         return WEFT_NO_MEMORY;
     }
-    status = exchange->share(exchange->opaque, loco->context, loco->rounds, &own, all, loco->options.ranks);
+    status = weft_answer_told(
+        loco->context,
+        exchange->share(exchange->opaque, loco->context, loco->rounds, &own, all, loco->options.ranks),
+        "the exchange's share of round %llu", (unsigned long long)loco->rounds);
     if (status == WEFT_OK) {
         status = weft_loco_aggregate(loco, all, loco->options.ranks, stats);
     }
@@ -52,10 +56,25 @@ weft_status weft_loco_round(weft_loco *loco, const weft_loco_exchange *exchange,
  * rank's number; then the snapshot's consensus is ours. */
 static weft_status take_snapshot(weft_loco *loco, const weft_loco_exchange *exchange) {
     weft_loco_payload own;
-    weft_loco_payload bytes;
+    weft_loco_payload bytes = {NULL, 0};
     weft_loco_snapshot snapshot;
+    uint64_t most = weft_loco_snapshot_most(loco);
+    weft_context_clear(loco->context);
     weft_status status =
-        exchange->snapshot_get(exchange->opaque, loco->context, weft_loco_snapshot_most(loco), &bytes);
+        exchange->snapshot_get == NULL
+            ? weft_fail(loco->context, WEFT_NOT_FOUND,
+                        "round %llu is gone, and the exchange has no snapshots: start this rank again",
+                        (unsigned long long)loco->rounds)
+            : weft_answer_told(loco->context,
+                               exchange->snapshot_get(exchange->opaque, loco->context, most, &bytes),
+                               "the exchange's snapshot_get");
+    if (status == WEFT_OK && (bytes.data == NULL || bytes.size > most)) {
+        status =
+            weft_fail(loco->context, WEFT_CALLBACK_FAILED,
+                      "the exchange's snapshot_get gave no snapshot, or one of %zu bytes where at most "
+                      "%llu were asked for",
+                      bytes.size, (unsigned long long)most);
+    }
     if (status == WEFT_OK) {
         status = weft_loco_snapshot_open(loco, bytes.data, bytes.size, &snapshot);
     }
@@ -88,11 +107,16 @@ static weft_status end_missed(weft_loco *loco, const weft_loco_exchange *exchang
         return status;
     }
     snprintf(why, sizeof why, "%s", weft_context_error(loco->context));
-    if (take_snapshot(loco, exchange) == WEFT_OK) {
+    weft_status taken = take_snapshot(loco, exchange);
+    if (taken == WEFT_OK) {
         weft_context_clear(loco->context);
         return WEFT_OK;
     }
-    return loco->broken ? weft_loco_check(loco) : weft_fail(loco->context, status, "%s", why);
+    if (loco->broken) {
+        return weft_loco_check(loco);
+    }
+    /* of a round that is gone there was no other way than the snapshot */
+    return status == WEFT_NOT_FOUND ? taken : weft_fail(loco->context, status, "%s", why);
 }
 
 weft_status weft_loco_catch_up(weft_loco *loco, const weft_loco_exchange *exchange, uint64_t *rounds_out) {
@@ -101,14 +125,18 @@ weft_status weft_loco_catch_up(weft_loco *loco, const weft_loco_exchange *exchan
     weft_context_clear(loco->context);
     while (status == WEFT_OK && exchange->ended != NULL) {
         status = exchange->ended(exchange->opaque, loco->context, loco->rounds);
+        if (status == WEFT_MORE) {
+            status = WEFT_OK; /* the round is not over */
+            break;
+        }
+        status =
+            weft_answer_told(loco->context, status, "the exchange's answer whether round %llu has ended",
+                             (unsigned long long)loco->rounds);
         if (status == WEFT_OK) {
             status = end_missed(loco, exchange);
         } else if (status == WEFT_NOT_FOUND) {
             status = take_snapshot(loco, exchange);
         }
-    }
-    if (status == WEFT_MORE) {
-        status = WEFT_OK;
     }
     if (status == WEFT_OK && rounds_out != NULL) {
         *rounds_out = loco->rounds - began;

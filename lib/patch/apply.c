@@ -40,11 +40,17 @@ struct weft_apply {
     int64_t *map;     /* patch tensor to view tensor */
     apply_kind kind;
     apply_phase phase;
+    bool moved;      /* the sums have, by what is staged */
     size_t next;     /* first bucket that is not staged or done */
     size_t previous; /* `next` before the last prepare */
     size_t settled;  /* buckets committed in earlier steps, whose old values are gone */
     weft_staged *staged;
     size_t staged_count;
+    size_t *segments; /* of each bucket, 0 if nothing of it is held; NULL until they are counted */
+    /* Buckets in the order in which they are staged, NULL for that of the patch. Where tensors share
+     * memory, their buckets come first, together: all are proven before any of them is written. */
+    size_t *order;
+    size_t together;
     weft_bucket_coder *coders;
     weft_writer *buffers;
     unsigned workers;
@@ -204,6 +210,8 @@ void weft_apply_destroy(weft_apply *apply) {
     }
     weft_context *context = apply->context;
     weft_release(context, apply->staged);
+    weft_release(context, apply->segments);
+    weft_release(context, apply->order);
     weft_release(context, apply->coders);
     weft_release(context, apply->buffers);
     weft_release(context, apply->map);
@@ -212,6 +220,11 @@ void weft_apply_destroy(weft_apply *apply) {
 }
 
 /* ---- preparing ---- */
+
+/* The bucket that is staged at a place. */
+static size_t bucket_at(const weft_apply *apply, size_t place) {
+    return apply->order != NULL ? apply->order[place] : place;
+}
 
 static const char *tensor_name(const weft_apply *apply, const weft_frame *frame) {
     return apply->patch->header.roster.entries[frame->bucket.spans[0].tensor].tensor.name;
@@ -228,7 +241,7 @@ static const char *consequence(const weft_apply *apply) {
     return apply->settled > 0 ? "what earlier steps committed stays" : "nothing was changed";
 }
 
-static weft_status check_delta(const weft_apply *apply, const weft_frame *frame, size_t index,
+static weft_status check_delta(const weft_apply *apply, const weft_frame *frame, size_t place,
                                weft_sum delta) {
     if (weft_sum_equal(delta, frame->delta)) {
         return WEFT_OK;
@@ -237,7 +250,7 @@ static weft_status check_delta(const weft_apply *apply, const weft_frame *frame,
         apply->context, WEFT_DIGEST_MISMATCH,
         "bucket %zu, tensor %s: the weights here are not those that the patch was made for, or "
         "the patch is wrong; %s; verify the base and fetch both again",
-        index, tensor_name(apply, frame), consequence(apply));
+        bucket_at(apply, place), tensor_name(apply, frame), consequence(apply));
 }
 
 static bool ascending(const weft_changes *changes) {
@@ -305,19 +318,19 @@ static weft_status sort_changes(weft_context *context, weft_changes *changes) {
 }
 
 static weft_status stage_sparse(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
-                                size_t index, weft_staged *staged) {
+                                size_t place, weft_staged *staged) {
     weft_sum delta;
     weft_changes_open(&staged->changes, apply->context);
     weft_status status = weft_frame_decode(coder, frame, &staged->changes, apply->moves, &delta);
     if (status == WEFT_OK) {
-        status = check_delta(apply, frame, index, delta);
+        status = check_delta(apply, frame, place, delta);
     }
     bool sorted = !coder->from.direct || apply->patch->listener.bucket != NULL;
     return status == WEFT_OK && sorted ? sort_changes(apply->context, &staged->changes) : status;
 }
 
 static weft_status stage_dense(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
-                               size_t index, bool fresh, weft_staged *staged) {
+                               size_t place, bool fresh, weft_staged *staged) {
     weft_context *context = apply->context;
     size_t bytes = (size_t)frame->bucket.units * frame->bucket.width;
     weft_status status = WEFT_OK;
@@ -340,7 +353,7 @@ static weft_status stage_dense(weft_apply *apply, weft_bucket_coder *coder, cons
         status = weft_window_prove_all(&coder->from, staged->dense_news, frame->bucket.width, fresh,
                                        apply->moves, &delta);
     }
-    return status == WEFT_OK ? check_delta(apply, frame, index, delta) : status;
+    return status == WEFT_OK ? check_delta(apply, frame, place, delta) : status;
 }
 
 /* The patch speaks of BF16 weights; the F32 masters behind them would have to be made up. */
@@ -383,8 +396,23 @@ static void note_frame(weft_staged *staged, const weft_frame *frame) {
     staged->width = frame->bucket.width;
 }
 
+/* The segments are what a commit needs of a window; a list of their own holds no more than these. */
+static weft_status keep_segments(weft_apply *apply, const weft_segments *segments, weft_staged *staged) {
+    staged->window.context = apply->context;
+    staged->window.segments.context = apply->context;
+    weft_segment *items = weft_allocate_array(apply->context, segments->count, sizeof *items);
+    if (items == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    memcpy(items, segments->items, segments->count * sizeof *items);
+    staged->window.segments.items = items;
+    staged->window.segments.count = segments->count;
+    staged->window.segments.capacity = segments->count;
+    return WEFT_OK;
+}
+
 static weft_status stage_frame(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
-                               size_t index) {
+                               size_t place) {
     bool fresh = apply->patch->header.roster.entries[frame->bucket.spans[0].tensor].fate != WEFT_FATE_KEPT;
     bool words = frame->coding == WEFT_CODING_FAST;
     weft_status status = weft_window_set(&coder->from, apply->view, apply->map, &frame->bucket,
@@ -395,14 +423,13 @@ static weft_status stage_frame(weft_apply *apply, weft_bucket_coder *coder, cons
     if (status != WEFT_OK) {
         return status;
     }
-    weft_staged *staged = &apply->staged[index];
+    weft_staged *staged = &apply->staged[place];
     note_frame(staged, frame);
-    status = weft_frame_dense(frame) ? stage_dense(apply, coder, frame, index, fresh, staged)
-                                     : stage_sparse(apply, coder, frame, index, staged);
-    /* the segments are what a commit needs; the coder starts its next window with new ones */
-    staged->window.context = apply->context;
-    staged->window.segments = coder->from.segments;
-    coder->from.segments = (weft_segments){.context = apply->context};
+    status = weft_frame_dense(frame) ? stage_dense(apply, coder, frame, place, fresh, staged)
+                                     : stage_sparse(apply, coder, frame, place, staged);
+    if (status == WEFT_OK) {
+        status = keep_segments(apply, &coder->from.segments, staged);
+    }
     const weft_patch_listener *listener = &apply->patch->listener;
     return status == WEFT_OK && listener->bucket != NULL
                ? listener->bucket(listener->opaque, frame, &staged->changes)
@@ -421,26 +448,98 @@ weft_status weft_staged_write(const weft_staged *staged, bool restore) {
 }
 
 typedef weft_status (*frame_handler)(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
-                                     size_t index);
+                                     size_t place);
 
-static weft_status handle_bucket(weft_apply *apply, size_t index, unsigned worker, frame_handler handler) {
-    weft_window *window = &apply->coders[worker].from;
-    /* what is not held is not even fetched */
-    weft_status status = weft_window_set(window, apply->view, apply->map,
-                                         &apply->patch->index.entries[index].bucket, WEFT_NEED_NOTHING);
-    if (status != WEFT_OK || window->holding == WEFT_HELD_NONE) {
-        return status;
+static weft_status handle_bucket(weft_apply *apply, size_t place, unsigned worker, frame_handler handler) {
+    size_t index = bucket_at(apply, place);
+    if (apply->segments[index] == 0) {
+        return WEFT_OK; /* what is not held is not even fetched */
     }
     weft_frame frame;
-    status = weft_patch_frame(apply->context, apply->patch, index, &apply->buffers[worker], &frame);
+    weft_status status =
+        weft_patch_frame(apply->context, apply->patch, index, &apply->buffers[worker], &frame);
     if (status != WEFT_OK) {
         return status;
     }
-    status = handler(apply, &apply->coders[worker], &frame, index);
+    status = handler(apply, &apply->coders[worker], &frame, place);
     if (status == WEFT_OK) {
         status = weft_progress_add(apply->context, frame.bucket.units * frame.bucket.width);
     }
     weft_bucket_close(&frame.bucket, apply->context);
+    return status;
+}
+
+static weft_status survey_task(void *argument, size_t index, unsigned worker) {
+    weft_apply *apply = argument;
+    weft_window *window = &apply->coders[worker].from;
+    weft_status status = weft_window_set(window, apply->view, apply->map,
+                                         &apply->patch->index.entries[index].bucket, WEFT_NEED_NOTHING);
+    apply->segments[index] = window->segments.count;
+    return status;
+}
+
+/* What is new is written whatever was there before: its buckets may go as they come. */
+static bool reads_shared(const weft_apply *apply, const bool *shared, const weft_bucket *bucket) {
+    for (size_t i = 0; i < bucket->span_count; i++) {
+        int64_t tensor = apply->map[bucket->spans[i].tensor];
+        bool kept = apply->patch->header.roster.entries[bucket->spans[i].tensor].fate == WEFT_FATE_KEPT;
+        if (kept && tensor >= 0 && shared[tensor]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static weft_status put_ties_first(weft_apply *apply) {
+    size_t count = apply->patch->index.count;
+    size_t tensors = weft_view_count(apply->view);
+    size_t *order = weft_allocate_array(apply->context, count, sizeof *order);
+    bool *shared = weft_allocate_zeroed(apply->context, tensors, sizeof *shared);
+    if (order == NULL || shared == NULL) {
+        weft_release(apply->context, order);
+        weft_release(apply->context, shared);
+        return WEFT_NO_MEMORY;
+    }
+    for (size_t i = 0; i < tensors; i++) {
+        size_t tie = weft_view_tie(apply->view, i);
+        if (tie != WEFT_NO_TIE) {
+            shared[i] = true;
+            shared[tie] = true;
+        }
+    }
+    size_t used = 0;
+    for (unsigned pass = 0; pass < 2; pass++) {
+        for (size_t i = 0; i < count; i++) {
+            if (reads_shared(apply, shared, &apply->patch->index.entries[i].bucket) == (pass == 0)) {
+                order[used++] = i;
+            }
+        }
+        apply->together = pass == 0 ? used : apply->together;
+    }
+    weft_release(apply->context, shared);
+    apply->order = order;
+    return WEFT_OK;
+}
+
+/* Finds out, once, which buckets are held, and in how many segments: a staged bucket keeps these, so that
+ * they count against the limit. */
+static weft_status survey(weft_apply *apply) {
+    if (apply->segments != NULL) {
+        return WEFT_OK;
+    }
+    size_t count = apply->patch->index.count;
+    apply->segments = weft_allocate_zeroed(apply->context, count, sizeof *apply->segments);
+    if (apply->segments == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_status status = weft_parallel(apply->context, count, survey_task, apply);
+    if (status == WEFT_OK && weft_view_tied(apply->view)) {
+        status = put_ties_first(apply);
+    }
+    if (status != WEFT_OK) {
+        weft_release(apply->context, apply->segments);
+        apply->segments = NULL;
+    }
     return status;
 }
 
@@ -461,7 +560,7 @@ static bool plain_memory(const weft_window *window) {
 }
 
 static weft_status run_frame(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
-                             size_t index) {
+                             size_t place) {
     weft_sum delta;
     weft_status status =
         weft_window_set(&coder->from, apply->view, apply->map, &frame->bucket,
@@ -472,24 +571,26 @@ static weft_status run_frame(weft_apply *apply, weft_bucket_coder *coder, const 
     bool heard = apply->patch->listener.bucket != NULL; /* who listens wants changes, which are not kept */
     if (status == WEFT_OK && !heard && !weft_frame_dense(frame) && plain_memory(&coder->from)) {
         status = weft_frame_decode_through(coder, frame, apply->moves, &delta);
-        note_frame(&apply->staged[index], frame);
-        return status == WEFT_OK ? check_delta(apply, frame, index, delta) : status;
+        note_frame(&apply->staged[place], frame);
+        return status == WEFT_OK ? check_delta(apply, frame, place, delta) : status;
     }
     if (status == WEFT_OK) {
-        status = stage_frame(apply, coder, frame, index);
+        status = stage_frame(apply, coder, frame, place);
     }
     if (status == WEFT_OK) {
-        status = weft_staged_write(&apply->staged[index], false);
+        status = weft_staged_write(&apply->staged[place], false);
     }
-    weft_staged_release(apply->context, &apply->staged[index]);
-    note_frame(&apply->staged[index], frame);
+    weft_staged_release(apply->context, &apply->staged[place]);
+    note_frame(&apply->staged[place], frame);
     return status;
 }
 
 static uint64_t staged_bytes(const weft_staged *staged) {
     uint64_t dense = staged->units * staged->width;
     return (staged->dense_news != NULL ? dense : 0) + (staged->dense_olds != NULL ? dense : 0) +
-           staged->changes.count * (sizeof(uint32_t) + 2 * (uint64_t)staged->width);
+           (staged->changes.positions != NULL ? weft_changes_bytes(staged->changes.capacity, staged->width)
+                                              : 0) +
+           staged->window.segments.capacity * sizeof(weft_segment);
 }
 
 /* How many buckets from `next` on fit, at their worst, into what the limit leaves; at least one if
@@ -499,9 +600,13 @@ static size_t fitting_buckets(const weft_apply *apply) {
     uint64_t used = apply->stats.stage_bytes;
     size_t count = 0;
     for (size_t i = apply->next; i < apply->patch->index.count; i++) {
-        const weft_bucket *bucket = &apply->patch->index.entries[i].bucket;
-        used += bucket->units * (sizeof(uint32_t) + 2 * (uint64_t)bucket->width);
-        if (used > limit) {
+        size_t index = bucket_at(apply, i);
+        const weft_bucket *bucket = &apply->patch->index.entries[index].bucket;
+        if (apply->segments[index] > 0) {
+            used += weft_changes_bytes(bucket->units, bucket->width) +
+                    apply->segments[index] * sizeof(weft_segment);
+        }
+        if (used > limit && i >= apply->together) {
             break;
         }
         count++;
@@ -517,9 +622,37 @@ static weft_sum total_after(void *opaque, size_t tensor) {
     return total;
 }
 
+/* Tensors that share their memory were the same, and must become the same. */
+static weft_status check_ties(weft_apply *apply) {
+    for (size_t i = 0; weft_view_tied(apply->view) && i < weft_view_count(apply->view); i++) {
+        size_t tie = weft_view_tie(apply->view, i);
+        if (tie != WEFT_NO_TIE && !weft_sum_equal(total_after(apply, i), total_after(apply, tie))) {
+            return weft_fail(apply->context, WEFT_UNSUPPORTED,
+                             "tensors %s and %s share their memory here, but the patch makes them differ; "
+                             "%s; give each memory of its own",
+                             weft_view_at(apply->view, tie)->name, weft_view_at(apply->view, i)->name,
+                             consequence(apply));
+        }
+    }
+    return WEFT_OK;
+}
+
+/* What is staged together may be more than the limit, which nobody could know before. */
+static weft_status check_together(weft_apply *apply) {
+    uint64_t limit = weft_context_limits(apply->context)->stage_bytes;
+    if (apply->stats.stage_bytes <= limit) {
+        return apply->kind == APPLY_LIVE ? check_ties(apply) : WEFT_OK;
+    }
+    return weft_fail(apply->context, WEFT_LIMIT_EXCEEDED,
+                     "changes to tensors that share their memory are staged together and take %llu bytes; "
+                     "%s; raise limits.stage_bytes",
+                     (unsigned long long)apply->stats.stage_bytes, consequence(apply));
+}
+
 static weft_status check_result(weft_apply *apply) {
-    if (!weft_view_complete(apply->view)) {
-        return WEFT_OK;
+    weft_status status = check_ties(apply);
+    if (status != WEFT_OK || !weft_view_complete(apply->view)) {
+        return status;
     }
     weft_digest result = weft_state_digest(apply->view, total_after, apply);
     if (weft_digest_equal(&result, &apply->patch->footer.result)) {
@@ -541,7 +674,7 @@ static void count_staged(weft_apply *apply, size_t first, size_t end) {
             apply->stats.stage_bytes += staged_bytes(staged);
             apply->stats.changed += staged->changed;
             apply->stats.buckets++;
-            apply->stats.bytes_read += apply->patch->index.entries[i].length;
+            apply->stats.bytes_read += apply->patch->index.entries[bucket_at(apply, i)].length;
         }
     }
 }
@@ -556,19 +689,24 @@ static void undo_prepare(weft_apply *apply) {
     apply->next = apply->previous;
 }
 
-static weft_status stage_more(weft_apply *apply) {
-    weft_status status = WEFT_OK;
+/* `more_out`: the limit was reached before the last bucket. */
+static weft_status stage_more(weft_apply *apply, bool *more_out) {
+    weft_status status = survey(apply);
     apply->previous = apply->next;
     apply->staged_count = apply->next;
     while (status == WEFT_OK && apply->next < apply->patch->index.count) {
         size_t count = fitting_buckets(apply);
-        if (count == 0) {
-            return WEFT_MORE;
+        *more_out = count == 0;
+        if (*more_out) {
+            return WEFT_OK;
         }
         apply->staged_count = apply->next + count;
         status = weft_parallel(apply->context, count, stage_task, apply);
         count_staged(apply, apply->next, apply->staged_count);
         apply->next = apply->staged_count;
+        if (status == WEFT_OK && apply->previous < apply->together) {
+            status = check_together(apply);
+        }
     }
     return status == WEFT_OK ? check_result(apply) : status;
 }
@@ -584,22 +722,37 @@ weft_status weft_apply_prepare(weft_apply *apply) {
     if (apply->phase == PHASE_COMMITTED) {
         weft_sums_merge(apply->moves, apply->moves, true);
         apply->settled = apply->next;
+        apply->moved = false;
         apply->phase = PHASE_IDLE;
     }
     apply->before = apply->stats;
     weft_progress_begin(apply->context, "prepare", apply->patch->footer.dense_bytes);
-    weft_status status = stage_more(apply);
-    if (status < 0) {
+    bool more = false;
+    weft_status status = stage_more(apply, &more);
+    if (status != WEFT_OK) {
         undo_prepare(apply);
         return status;
     }
     apply->phase = PHASE_PREPARED;
     apply->stats.decode_seconds += now() - start;
-    return status;
+    return more ? WEFT_MORE : WEFT_OK;
 }
 
-static weft_status run_task(void *argument, size_t index, unsigned worker) {
-    return handle_bucket(argument, index, worker, run_frame);
+static weft_status run_task(void *argument, size_t offset, unsigned worker) {
+    weft_apply *apply = argument;
+    return handle_bucket(apply, apply->together + offset, worker, run_frame);
+}
+
+/* Buckets of tensors that share their memory cannot be written as they are proven. */
+static weft_status run_together(weft_apply *apply) {
+    weft_status status = weft_parallel(apply->context, apply->together, stage_task, apply);
+    if (status == WEFT_OK && apply->kind == APPLY_LIVE) {
+        status = check_ties(apply);
+    }
+    for (size_t i = 0; i < apply->together && status == WEFT_OK; i++) {
+        status = weft_staged_write(&apply->staged[i], false);
+    }
+    return status;
 }
 
 weft_status weft_apply_run(weft_apply *apply) {
@@ -612,7 +765,13 @@ weft_status weft_apply_run(weft_apply *apply) {
     weft_progress_begin(apply->context, "apply", apply->patch->footer.dense_bytes);
     apply->phase = PHASE_RUN;
     apply->staged_count = count;
-    weft_status status = weft_parallel(apply->context, count, run_task, apply);
+    weft_status status = survey(apply);
+    if (status == WEFT_OK && apply->together > 0) {
+        status = run_together(apply);
+    }
+    if (status == WEFT_OK) {
+        status = weft_parallel(apply->context, count - apply->together, run_task, apply);
+    }
     if (status == WEFT_OK) {
         status = check_result(apply);
     }
@@ -670,12 +829,15 @@ weft_status weft_apply_commit(weft_apply *apply) {
             return status;
         }
         apply->phase = PHASE_BROKEN;
+        /* these say that nothing was changed, and are not for a scatter function to promise */
+        bool promises = status == WEFT_CANCELLED || status == WEFT_ABORTED;
         return weft_fail(
-            apply->context, status,
+            apply->context, promises ? WEFT_CALLBACK_FAILED : status,
             "a scatter callback failed while committing, and again while the old values were put "
             "back: the weights are between two states; roll back once it works, or load them anew");
     }
     weft_sums_merge(apply->sums, apply->moves, false);
+    apply->moved = true;
     apply->phase = PHASE_COMMITTED;
     apply->stats.commit_seconds += now() - start;
     return WEFT_OK;
@@ -692,8 +854,9 @@ weft_status weft_apply_rollback(weft_apply *apply) {
             apply->phase = PHASE_BROKEN;
             return status;
         }
-        if (apply->phase == PHASE_COMMITTED) {
+        if (apply->moved) {
             weft_sums_merge(apply->sums, apply->moves, true);
+            apply->moved = false;
         }
     }
     undo_prepare(apply);

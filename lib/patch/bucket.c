@@ -78,14 +78,19 @@ static void release_sides(weft_context *context, dense_sides *sides) {
 static void copy_runs(const weft_window *window, unsigned width, uint8_t *output) {
     for (size_t i = 0; i < window->run_count; i++) {
         const weft_run *run = &window->runs[i];
-        uint8_t *place = output + run->linear * width;
-        if (run->masters != NULL) {
-            for (uint64_t j = 0; j < run->units; j++) {
-                uint32_t bits = (uint32_t)weft_unit_load(run->masters, (size_t)j, 4);
-                weft_unit_store(place, (size_t)j, 2, weft_bf16_round(bits));
+        for (uint64_t done = 0; done < run->units;) {
+            size_t units = (size_t)weft_run_joined(run, done);
+            uint64_t offset = weft_run_offset(run, done);
+            uint8_t *place = output + (run->linear + done) * width;
+            if (run->masters != NULL) {
+                for (size_t j = 0; j < units; j++) {
+                    uint32_t bits = (uint32_t)weft_unit_load(run->masters, (size_t)offset + j, 4);
+                    weft_unit_store(place, j, 2, weft_bf16_round(bits));
+                }
+            } else {
+                memcpy(place, run->memory + offset * width, units * width);
             }
-        } else {
-            memcpy(place, run->memory, (size_t)run->units * width);
+            done += units;
         }
     }
 }
@@ -216,9 +221,10 @@ weft_status weft_bucket_encode(weft_bucket_coder *coder, const weft_bucket *buck
                          "the two states hold different parts of tensor %s; diff states of the same layout",
                          roster->entries[bucket->spans[0].tensor].tensor.name);
     }
-    if (coder->follows && (!coder->from.writable || !coder->from.direct)) {
+    if (coder->follows && (!coder->from.writable || !coder->from.direct || weft_view_tied(from->view))) {
         return weft_fail(coder->context, WEFT_INVALID_ARGUMENT,
-                         "a base that is to follow its diff must be plain memory that can be written");
+                         "a base that is to follow its diff must be plain memory that can be written, and "
+                         "each tensor's own");
     }
     return weft_bucket_encode_windows(coder, bucket, roster, profile, moves, frame, result);
 }
@@ -358,6 +364,14 @@ bool weft_frame_dense(const weft_frame *frame) {
  * in two places. */
 enum { CHUNKS = 2, LAG = 1 };
 
+/* The decoder asks for memory as it goes, as if it had no gaps; where it has, this does. */
+static void ask_for_rows(const weft_run *run, const weft_changes *changes, size_t first) {
+    for (size_t i = first; i < changes->count && run->memory_gap != 0; i++) {
+        uint64_t offset = weft_run_offset(run, changes->positions[i] - run->linear);
+        __builtin_prefetch((const void *)((uintptr_t)run->memory + offset * changes->width));
+    }
+}
+
 static weft_status decode_fast(weft_bucket_coder *coder, const weft_frame *frame, weft_changes *changes,
                                weft_proof *proof) {
     weft_fast_decoder decoder;
@@ -379,6 +393,9 @@ static weft_status decode_fast(weft_bucket_coder *coder, const weft_frame *frame
             changes->count = i % places * chunk;
             size_t left = count - i * chunk;
             status = weft_fast_decoder_some(&decoder, changes, left < chunk ? left : chunk);
+            if (status == WEFT_OK && !by_callback) {
+                ask_for_rows(run, changes, i % places * chunk);
+            }
         }
         if (status == WEFT_OK && i >= LAG && i - LAG < chunks) {
             size_t first = (i - LAG) % places * chunk;

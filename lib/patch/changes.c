@@ -55,3 +55,7 @@ weft_status weft_changes_grow(weft_changes *changes, size_t more) {
     }
     return resize(changes, changes->count + more + changes->capacity / 2);
 }
+
+uint64_t weft_changes_bytes(uint64_t capacity, unsigned width) {
+    return (capacity + WEFT_KERNEL_SLACK) * (sizeof(uint32_t) + 2 * (uint64_t)width);
+}

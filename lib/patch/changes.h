@@ -29,6 +29,8 @@ void weft_changes_close(weft_changes *changes);
 weft_status weft_changes_reset(weft_changes *changes, unsigned width, size_t capacity);
 /* Makes room for `more` changes beyond `count`. */
 weft_status weft_changes_grow(weft_changes *changes, size_t more);
+/* The memory that a list takes that has room for `capacity` changes. */
+uint64_t weft_changes_bytes(uint64_t capacity, unsigned width);
 
 /* The unit at `index` of an array of units of `width` bytes. With a constant width these are single
  * instructions, which is why hot loops are inline functions called with literal widths. */

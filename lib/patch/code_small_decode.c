@@ -194,36 +194,65 @@ static void sort_tile(weft_changes *changes, size_t first, uint64_t linear) {
     }
 }
 
+/* The changes of one tile, whose weights are at `base`. `live` is where they are written on the way, which
+ * is `base` itself or NULL. */
 static void decode_tile(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
-                        const weft_class_header *header, uint8_t *base, size_t units, uint64_t linear,
-                        weft_class_cursors *cursors, weft_changes *changes, weft_proof *proof) {
+                        const weft_class_header *header, const uint8_t *base, uint8_t *live, size_t units,
+                        uint64_t linear, weft_class_cursors *cursors, weft_changes *changes,
+                        weft_proof *proof) {
     size_t first = changes->count;
     kernels->classify(base, units, header->shift, header->cuts, header->classes, &decoder->tile);
     for (unsigned c = 0; c < header->classes; c++) {
         weft_prefetch_part((uintptr_t)base + 2 * WEFT_TILE, 2 * WEFT_TILE, c, header->classes);
         take_class(decoder, kernels, c, linear, cursors, changes);
     }
-    if (proof->write) {
-        weft_proof_through(proof, changes, first, changes->count, base, 2 * units, linear);
-        changes->count = first;
-    } else {
+    if (live == NULL && base != decoder->scratch) {
         memcpy(decoder->scratch, base, 2 * units);
-        weft_proof_through(proof, changes, first, changes->count, decoder->scratch, 2 * units, linear);
-        if (!proof->window->direct) {
-            sort_tile(changes, first, linear);
-        }
+    }
+    weft_proof_through(proof, changes, first, changes->count, live != NULL ? live : decoder->scratch,
+                       2 * units, linear);
+}
+
+/* The rows of a tile, side by side. */
+static void gather_rows(const weft_run *run, uint64_t first, size_t units, uint8_t *output) {
+    for (size_t done = 0; done < units;) {
+        size_t left = (size_t)weft_run_joined(run, first + done);
+        size_t some = left < units - done ? left : units - done;
+        memcpy(output + 2 * done, run->memory + 2 * weft_run_offset(run, first + done), 2 * some);
+        done += some;
+    }
+}
+
+static void scatter_rows(const weft_run *run, const weft_changes *changes, size_t first) {
+    uint8_t *memory = (uint8_t *)(uintptr_t)run->memory;
+    for (size_t i = first; i < changes->count; i++) {
+        size_t offset = (size_t)weft_run_offset(run, changes->positions[i] - run->linear);
+        weft_unit_store(memory, offset, 2, weft_unit_load(changes->news, i, 2));
     }
 }
 
 static void decode_run(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
                        const weft_class_header *header, const weft_run *run, weft_class_cursors *cursors,
                        weft_changes *changes, weft_proof *proof) {
-    uint8_t *memory = (uint8_t *)(uintptr_t)run->memory;
+    bool rows = run->memory_gap != 0;
     for (uint64_t done = 0; done < run->units; done += WEFT_TILE) {
         uint64_t left = run->units - done;
         size_t units = left < WEFT_TILE ? (size_t)left : WEFT_TILE;
-        decode_tile(decoder, kernels, header, memory + 2 * done, units, run->linear + done, cursors,
-                    changes, proof);
+        size_t first = changes->count;
+        uint8_t *base = rows ? decoder->scratch : (uint8_t *)(uintptr_t)run->memory + 2 * done;
+        if (rows) {
+            gather_rows(run, done, units, base);
+        }
+        decode_tile(decoder, kernels, header, base, proof->write && !rows ? base : NULL, units,
+                    run->linear + done, cursors, changes, proof);
+        if (proof->write) {
+            if (rows) {
+                scatter_rows(run, changes, first);
+            }
+            changes->count = first;
+        } else if (!proof->window->direct) {
+            sort_tile(changes, first, run->linear + done);
+        }
     }
 }
 

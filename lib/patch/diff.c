@@ -154,6 +154,12 @@ static weft_status open_trail(diff_state *state) {
     if (state->options.trail == NULL) {
         return WEFT_OK;
     }
+    if (state->options.notes != NULL) {
+        return weft_fail(
+            state->context, WEFT_INVALID_ARGUMENT,
+            "a base either follows its diff, with a trail, or is left alone and noted: give one "
+            "of trail and notes");
+    }
     if (state->options.inverse != NULL || !weft_roster_plain(&state->forward.roster)) {
         return weft_fail(state->context, WEFT_INVALID_ARGUMENT,
                          "a base can follow its diff only between states of the same tensors, and without "

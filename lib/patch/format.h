@@ -36,6 +36,9 @@ typedef struct weft_header {
 
 void weft_header_open(weft_header *header, weft_context *context);
 void weft_header_close(weft_header *header);
+/* Labels (key, value, …, NULL; or NULL) as they may be written: UTF-8, in pairs, at most so many of them.
+ */
+weft_status weft_labels_check(weft_context *context, const char *const *labels, size_t most);
 /* Appends preamble, header and checksum. `container` may be NULL. */
 weft_status weft_header_write(weft_context *context, weft_profile profile, const weft_roster *roster,
                               bool same_files, const weft_container *container, const char *const *labels,

@@ -89,18 +89,73 @@ static void write_files(weft_writer *writer, bool same, const weft_container *co
     }
 }
 
-static size_t count_labels(const char *const *labels) {
+static size_t count_texts(const char *const *labels) {
     size_t count = 0;
-    while (labels != NULL && labels[2 * count] != NULL && labels[2 * count + 1] != NULL) {
+    while (labels != NULL && labels[count] != NULL) {
         count++;
     }
     return count;
 }
 
+/* A text that is shown to people or names something, as readers take it. */
+static bool is_words(const char *text, size_t length) {
+    return strlen(text) == length && weft_text_is_utf8(text, length);
+}
+
+weft_status weft_labels_check(weft_context *context, const char *const *labels, size_t most) {
+    size_t count = count_texts(labels);
+    for (size_t i = 0; i < count; i++) {
+        if (!is_words(labels[i], strlen(labels[i]))) {
+            return weft_fail(
+                context, WEFT_INVALID_ARGUMENT,
+                "the %s of label %zu is not UTF-8; nobody could read it, so nothing was written",
+                i % 2 == 0 ? "key" : "value", i / 2 + 1);
+        }
+    }
+    if (count % 2 != 0) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "the label %s has no value", labels[count - 1]);
+    }
+    return count / 2 <= most
+               ? WEFT_OK
+               : weft_fail(context, WEFT_LIMIT_EXCEEDED,
+                           "%zu labels are too many: there is room for %zu labels", count / 2, most);
+}
+
+static weft_status check_container(weft_context *context, const weft_container *container) {
+    if (container->file_count == 0 || container->file_count > weft_context_limits(context)->tensors) {
+        return weft_fail(context, WEFT_LIMIT_EXCEEDED,
+                         "a patch cannot say that its result is made of %zu files", container->file_count);
+    }
+    for (size_t i = 0; i < container->file_count; i++) {
+        const char *name = container->files[i].name;
+        if (!is_words(name, strlen(name))) {
+            return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                             "the name of file %zu of the result is not UTF-8", i + 1);
+        }
+    }
+    return WEFT_OK;
+}
+
+/* What readers would refuse is refused before anything is written. Names of tensors were checked when they
+ * came into their table. */
+static weft_status check_header(weft_context *context, const weft_roster *roster,
+                                const weft_container *container, const char *const *labels) {
+    uint64_t most = weft_context_limits(context)->tensors;
+    if (roster->count > most) {
+        return weft_fail(
+            context, WEFT_LIMIT_EXCEEDED,
+            "both states together have %zu tensors, more than the limit of %llu; raise limits.tensors "
+            "here and where the patch is read",
+            roster->count, (unsigned long long)most);
+    }
+    weft_status status = container != NULL ? check_container(context, container) : WEFT_OK;
+    return status == WEFT_OK ? weft_labels_check(context, labels, LABELS_MAX) : status;
+}
+
 static void write_labels(weft_writer *writer, const char *const *labels) {
-    size_t count = count_labels(labels);
-    weft_writer_varint(writer, count);
-    for (size_t i = 0; i < 2 * count; i++) {
+    size_t count = count_texts(labels);
+    weft_writer_varint(writer, count / 2);
+    for (size_t i = 0; i < count; i++) {
         write_text(writer, labels[i], strlen(labels[i]));
     }
 }
@@ -133,20 +188,18 @@ static weft_status store_body(weft_context *context, const weft_writer *body, we
 weft_status weft_header_write(weft_context *context, weft_profile profile, const weft_roster *roster,
                               bool same_files, const weft_container *container, const char *const *labels,
                               weft_writer *writer) {
+    const weft_container *given = same_files ? NULL : container;
+    weft_status status = check_header(context, roster, given, labels);
+    if (status != WEFT_OK) {
+        return status;
+    }
     weft_writer body;
     weft_writer_open(&body, context);
     weft_writer_u8(&body, (uint8_t)profile);
     weft_roster_write(roster, &body);
     write_files(&body, same_files, container);
     write_labels(&body, labels);
-    weft_status status = weft_writer_failed(&body) ? WEFT_NO_MEMORY : WEFT_OK;
-    if (status == WEFT_OK && count_labels(labels) > LABELS_MAX) {
-        status = weft_fail(context, WEFT_INVALID_ARGUMENT, "a patch carries at most %d labels", LABELS_MAX);
-    }
-    if (status == WEFT_OK && labels != NULL && labels[2 * count_labels(labels)] != NULL) {
-        status = weft_fail(context, WEFT_INVALID_ARGUMENT, "the label %s has no value",
-                           labels[2 * count_labels(labels)]);
-    }
+    status = weft_writer_failed(&body) ? WEFT_NO_MEMORY : WEFT_OK;
     if (status == WEFT_OK &&
         (body.size > weft_context_limits(context)->header_bytes || body.size > UINT32_MAX)) {
         status =
@@ -196,11 +249,10 @@ static weft_status read_text(weft_context *context, weft_reader *reader, const c
     return *text_out == NULL ? WEFT_NO_MEMORY : WEFT_OK;
 }
 
-/* A text that is shown to people or names something. */
 static weft_status read_words(weft_context *context, weft_reader *reader, const char **text_out) {
     size_t length = 0;
     weft_status status = read_text(context, reader, text_out, &length);
-    if (status == WEFT_OK && (strlen(*text_out) != length || !weft_text_is_utf8(*text_out, length))) {
+    if (status == WEFT_OK && !is_words(*text_out, length)) {
         status = weft_fail(context, WEFT_MALFORMED, "a name or label in the patch's header is not UTF-8");
     }
     return status;

@@ -79,7 +79,7 @@ static weft_status put_units(weft_journal *journal, const weft_segment *segment,
     for (size_t done = 0; done < count && status == WEFT_OK;) {
         size_t some = count - done < 512 ? count - done : 512;
         for (size_t i = 0; i < some; i++) {
-            units[i] = segment->live_unit + (positions[done + i] - segment->linear);
+            units[i] = weft_segment_live(segment, positions[done + i] - segment->linear);
         }
         status = put(journal, units, some * sizeof *units);
         done += some;
@@ -121,27 +121,35 @@ static weft_status put_sparse(weft_journal *journal, const weft_staged *staged) 
     return WEFT_OK;
 }
 
+/* `units` units of live memory that follow each other, from `first` units into the segment on. */
+static weft_status put_range(weft_journal *journal, const weft_staged *staged, const weft_segment *segment,
+                             uint64_t first, uint64_t units) {
+    weft_status status = put_record(journal, RECORD_RANGE, table_index(journal, segment->live),
+                                    (uint8_t)staged->width, units);
+    uint64_t live = weft_segment_live(segment, first);
+    if (status == WEFT_OK) {
+        status = put(journal, &live, sizeof live);
+    }
+    size_t start = (size_t)(segment->linear + first) * staged->width;
+    size_t bytes = (size_t)units * staged->width;
+    if (status == WEFT_OK) {
+        status = put(journal, staged->dense_olds + start, bytes);
+    }
+    return status == WEFT_OK ? put(journal, staged->dense_news + start, bytes) : status;
+}
+
 static weft_status put_dense(weft_journal *journal, const weft_staged *staged) {
-    for (size_t i = 0; i < staged->window.segments.count; i++) {
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < staged->window.segments.count && status == WEFT_OK; i++) {
         const weft_segment *segment = &staged->window.segments.items[i];
-        weft_status status = put_record(journal, RECORD_RANGE, table_index(journal, segment->live),
-                                        (uint8_t)staged->width, segment->units);
-        if (status == WEFT_OK) {
-            status = put(journal, &segment->live_unit, sizeof segment->live_unit);
-        }
-        size_t start = (size_t)segment->linear * staged->width;
-        size_t bytes = (size_t)segment->units * staged->width;
-        if (status == WEFT_OK) {
-            status = put(journal, staged->dense_olds + start, bytes);
-        }
-        if (status == WEFT_OK) {
-            status = put(journal, staged->dense_news + start, bytes);
-        }
-        if (status != WEFT_OK) {
-            return status;
+        for (uint64_t done = 0; done < segment->units && status == WEFT_OK;) {
+            uint64_t some =
+                segment->live_gap != 0 ? weft_segment_left(segment, done) : segment->units - done;
+            status = put_range(journal, staged, segment, done, some);
+            done += some;
         }
     }
-    return WEFT_OK;
+    return status;
 }
 
 weft_status weft_journal_append(weft_journal *journal, const weft_apply *apply) {

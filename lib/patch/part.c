@@ -5,6 +5,7 @@
 #include "part.h"
 
 #include "../base/pool.h"
+#include "../base/status.h"
 #include "bucket.h"
 #include "stream.h"
 #include "trail.h"
@@ -209,10 +210,11 @@ static weft_status emit_task(void *argument, size_t index, unsigned worker) {
     if (!slot->result.present) {
         return WEFT_OK;
     }
-    weft_status status = pass->sink->write(pass->sink->opaque, frame->data, frame->size);
+    weft_status status =
+        weft_answer(pass->context, pass->sink->write(pass->sink->opaque, frame->data, frame->size),
+                    "writing a part of a patch");
     if (status != WEFT_OK) {
-        return weft_fail(pass->context, status, "writing a part of a patch failed: %s",
-                         weft_status_name(status));
+        return status;
     }
     weft_reader last =
         weft_reader_over(frame->data + frame->size - WEFT_FRAME_CHECKSUM, WEFT_FRAME_CHECKSUM);
@@ -337,7 +339,8 @@ static weft_status total_task(void *argument, size_t index, unsigned worker) {
         for (uint64_t done = 0; done < run->units; done += weft_run_left(run, done)) {
             uint64_t start = weft_run_unit(run, done) * bucket->width;
             size_t bytes = (size_t)(weft_run_left(run, done) * bucket->width);
-            weft_sum sum = kernels->sum(run->memory + done * bucket->width, bytes, start / WEFT_WORD);
+            const uint8_t *memory = run->memory + weft_run_offset(run, done) * bucket->width;
+            weft_sum sum = kernels->sum(memory, bytes, start / WEFT_WORD);
             weft_sums_move(pass->result.moves, run->tensor, start, sum);
         }
     }

@@ -20,7 +20,7 @@ typedef struct past_bucket {
 } past_bucket;
 
 struct weft_past {
-    weft_context *context;
+    weft_context *context; /* whose memory this is; failures are told to the context of the call */
     const weft_view *view;
     weft_roster roster;
     weft_plan plan;
@@ -123,10 +123,10 @@ static void take_all(const weft_past *past, past_bucket *bucket, unsigned width,
     bucket->all = values;
 }
 
-static weft_status copy_all(const weft_past *past, past_bucket *bucket, const weft_bucket *plan,
-                            const uint8_t *later) {
+static weft_status copy_all(weft_context *context, const weft_past *past, past_bucket *bucket,
+                            const weft_bucket *plan, const uint8_t *later) {
     size_t bytes = (size_t)plan->units * plan->width;
-    uint8_t *values = weft_allocate(past->context, bytes);
+    uint8_t *values = weft_allocate(context, bytes);
     if (values == NULL) {
         return WEFT_NO_MEMORY;
     }
@@ -136,20 +136,21 @@ static weft_status copy_all(const weft_past *past, past_bucket *bucket, const we
 }
 
 /* The present with the old values put back. */
-static weft_status make_all(const weft_past *past, past_bucket *bucket, const weft_bucket *plan) {
-    uint8_t *values = weft_allocate(past->context, (size_t)plan->units * plan->width);
+static weft_status make_all(weft_context *context, const weft_past *past, past_bucket *bucket,
+                            const weft_bucket *plan) {
+    uint8_t *values = weft_allocate(context, (size_t)plan->units * plan->width);
     if (values == NULL) {
         return WEFT_NO_MEMORY;
     }
     weft_window window;
-    weft_window_open(&window, past->context);
+    weft_window_open(&window, context);
     weft_status status = weft_window_set(&window, past->view, past->map, plan, WEFT_NEED_NOTHING);
     if (status == WEFT_OK) {
         status = weft_window_copy(&window, values, plan->width);
     }
     weft_window_close(&window);
     if (status != WEFT_OK) {
-        weft_release(past->context, values);
+        weft_release(context, values);
         return status;
     }
     take_all(past, bucket, plan->width, values);
@@ -176,12 +177,12 @@ static size_t merge_lists(const past_bucket *older, const later_values *later, u
     return count;
 }
 
-static weft_status add_list(const weft_past *past, past_bucket *bucket, const later_values *later,
-                            unsigned width) {
+static weft_status add_list(weft_context *context, const weft_past *past, past_bucket *bucket,
+                            const later_values *later, unsigned width) {
     size_t room = bucket->count + later->count;
     past_bucket merged = {.capacity = room};
-    merged.positions = weft_allocate_array(past->context, room, sizeof *merged.positions);
-    merged.olds = weft_allocate_array(past->context, room, width);
+    merged.positions = weft_allocate_array(context, room, sizeof *merged.positions);
+    merged.olds = weft_allocate_array(context, room, width);
     if (merged.positions == NULL || merged.olds == NULL) {
         clear_bucket(past, &merged);
         return WEFT_NO_MEMORY;
@@ -192,22 +193,24 @@ static weft_status add_list(const weft_past *past, past_bucket *bucket, const la
     return WEFT_OK;
 }
 
-static weft_status add_later(const weft_past *past, size_t index, const later_values *later) {
+static weft_status add_later(weft_context *context, const weft_past *past, size_t index,
+                             const later_values *later) {
     past_bucket *bucket = &past->buckets[index];
     const weft_bucket *plan = &past->plan.items[index].bucket;
     if (bucket->all != NULL) {
         return WEFT_OK;
     }
     if (later->all != NULL) {
-        return copy_all(past, bucket, plan, later->all);
+        return copy_all(context, past, bucket, plan, later->all);
     }
-    weft_status status = later->count > 0 ? add_list(past, bucket, later, plan->width) : WEFT_OK;
+    weft_status status = later->count > 0 ? add_list(context, past, bucket, later, plan->width) : WEFT_OK;
     bool too_many =
         bucket->capacity * (sizeof *bucket->positions + plan->width) > plan->units * plan->width;
-    return status == WEFT_OK && too_many ? make_all(past, bucket, plan) : status;
+    return status == WEFT_OK && too_many ? make_all(context, past, bucket, plan) : status;
 }
 
 typedef struct add_job {
+    weft_context *context;
     weft_past *past;
     const weft_trail *trail;
     const weft_past *newer;
@@ -226,14 +229,14 @@ static weft_status add_trail_task(void *argument, size_t index, unsigned worker)
         .olds = staged->changes.olds,
         .all = staged->dense_olds,
     };
-    return add_later(job->past, index, &later);
+    return add_later(job->context, job->past, index, &later);
 }
 
 weft_status weft_past_add(weft_context *context, weft_past *past, const weft_trail *trail) {
     if (weft_trail_count(trail) != past->plan.count) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "the trail is cut into other buckets");
     }
-    add_job job = {.past = past, .trail = trail};
+    add_job job = {.context = context, .past = past, .trail = trail};
     return weft_parallel(context, past->plan.count, add_trail_task, &job);
 }
 
@@ -242,11 +245,11 @@ static weft_status join_task(void *argument, size_t index, unsigned worker) {
     const add_job *job = argument;
     const past_bucket *newer = &job->newer->buckets[index];
     const later_values later = {newer->count, newer->positions, newer->olds, newer->all};
-    return add_later(job->past, index, &later);
+    return add_later(job->context, job->past, index, &later);
 }
 
 weft_status weft_past_join(weft_context *context, weft_past *past, const weft_past *newer) {
-    add_job job = {.past = past, .newer = newer};
+    add_job job = {.context = context, .past = past, .newer = newer};
     return weft_parallel(context, past->plan.count, join_task, &job);
 }
 
@@ -280,11 +283,11 @@ weft_status weft_past_write(const weft_past *past, const weft_sink *sink) {
     return status;
 }
 
-static weft_status read_all(weft_past *past, past_bucket *bucket, const weft_bucket *plan,
-                            weft_reader *reader) {
+static weft_status read_all(weft_context *context, const weft_past *past, past_bucket *bucket,
+                            const weft_bucket *plan, weft_reader *reader) {
     size_t bytes = (size_t)plan->units * plan->width;
     const uint8_t *values = weft_reader_bytes(reader, bytes);
-    return values != NULL ? copy_all(past, bucket, plan, values) : WEFT_MALFORMED;
+    return values != NULL ? copy_all(context, past, bucket, plan, values) : WEFT_MALFORMED;
 }
 
 static bool ascends(const uint32_t *positions, size_t count, uint64_t units) {
@@ -296,16 +299,16 @@ static bool ascends(const uint32_t *positions, size_t count, uint64_t units) {
     return true;
 }
 
-static weft_status read_list(weft_past *past, past_bucket *bucket, const weft_bucket *plan, size_t count,
-                             weft_reader *reader) {
+static weft_status read_list(weft_context *context, past_bucket *bucket, const weft_bucket *plan,
+                             size_t count, weft_reader *reader) {
     const uint8_t *positions = weft_reader_bytes(reader, count * sizeof *bucket->positions);
     const uint8_t *olds = weft_reader_bytes(reader, count * plan->width);
     if (positions == NULL || olds == NULL) {
         return WEFT_MALFORMED;
     }
     *bucket = (past_bucket){.capacity = count};
-    bucket->positions = weft_allocate_array(past->context, count, sizeof *bucket->positions);
-    bucket->olds = weft_allocate_array(past->context, count, plan->width);
+    bucket->positions = weft_allocate_array(context, count, sizeof *bucket->positions);
+    bucket->olds = weft_allocate_array(context, count, plan->width);
     if (bucket->positions == NULL || bucket->olds == NULL) {
         return WEFT_NO_MEMORY;
     }
@@ -315,7 +318,7 @@ static weft_status read_list(weft_past *past, past_bucket *bucket, const weft_bu
     return ascends(bucket->positions, count, plan->units) ? WEFT_OK : WEFT_MALFORMED;
 }
 
-static weft_status read_bucket(weft_past *past, size_t index, weft_reader *reader) {
+static weft_status read_bucket(weft_context *context, weft_past *past, size_t index, weft_reader *reader) {
     past_bucket *bucket = &past->buckets[index];
     const weft_bucket *plan = &past->plan.items[index].bucket;
     bucket_header header;
@@ -329,15 +332,15 @@ static weft_status read_bucket(weft_past *past, size_t index, weft_reader *reade
         return WEFT_MALFORMED;
     }
     if (header.all != 0) {
-        return read_all(past, bucket, plan, reader);
+        return read_all(context, past, bucket, plan, reader);
     }
-    return header.count > 0 ? read_list(past, bucket, plan, (size_t)header.count, reader) : WEFT_OK;
+    return header.count > 0 ? read_list(context, bucket, plan, (size_t)header.count, reader) : WEFT_OK;
 }
 
 weft_status weft_past_read(weft_context *context, weft_past *past, weft_reader *reader) {
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < past->plan.count && status == WEFT_OK; i++) {
-        status = read_bucket(past, i, reader);
+        status = read_bucket(context, past, i, reader);
     }
     if (status == WEFT_OK && weft_reader_left(reader) > 0) {
         status = WEFT_MALFORMED;

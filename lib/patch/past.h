@@ -13,6 +13,9 @@
 
 typedef struct weft_past weft_past;
 
+/* The contexts of the calls below take memory where the past's own does, and are told what fails; that of
+ * the past may be in use elsewhere meanwhile. */
+
 /* The present: nothing has changed yet. `view` is plain memory, and the options say how diffs of it are cut
  * into buckets; both must outlive the past. */
 weft_status weft_past_create(weft_context *context, const weft_view *view, const weft_diff_options *options,

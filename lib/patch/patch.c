@@ -4,6 +4,7 @@
  */
 #include "patch.h"
 
+#include "../base/status.h"
 #include "stream.h"
 
 #include <stdio.h>
@@ -18,12 +19,8 @@ static weft_status read_source(weft_context *context, const weft_source *source,
         memcpy(data, (const uint8_t *)source->memory + offset, size);
         return WEFT_OK;
     }
-    weft_status status = source->read(source->opaque, offset, data, size);
-    if (status != WEFT_OK) {
-        return weft_fail(context, status, "reading the patch at byte %llu failed: %s",
-                         (unsigned long long)offset, weft_status_name(status));
-    }
-    return WEFT_OK;
+    return weft_answer(context, source->read(source->opaque, offset, data, size),
+                       "reading the patch at byte %llu", (unsigned long long)offset);
 }
 
 /* Reads a stretch into fresh memory. */

@@ -9,6 +9,8 @@
  */
 #include "window.h"
 
+#include "../base/status.h"
+#include "../tensor/table.h"
 #include "fast_loop.h"
 
 enum { AHEAD = 32 /* changes ahead of the current one whose memory is asked for */ };
@@ -83,8 +85,9 @@ typedef struct run_place {
     uint64_t first_byte; /* in the tensor */
     uint32_t row;        /* units, 0 without rows */
     uint64_t gap_bytes;
+    uint64_t memory_gap_bytes;
     const uint8_t *memory;
-    size_t bytes;
+    size_t bytes; /* from the first in memory to the last */
 } run_place;
 
 static inline run_place place_of(const weft_proof *proof, unsigned width) {
@@ -95,16 +98,21 @@ static inline run_place place_of(const weft_proof *proof, unsigned width) {
         .first_byte = run->unit * width,
         .row = (uint32_t)run->row,
         .gap_bytes = run->gap * width,
+        .memory_gap_bytes = run->memory_gap * width,
         .memory = run->memory,
-        .bytes = (size_t)run->units * width,
+        .bytes = (size_t)(weft_run_offset(run, run->units - 1) + 1) * width,
     };
 }
 
-/* The byte of the tensor at `unit` units into the run. */
-static inline __attribute__((always_inline)) uint64_t byte_at(const run_place *run, uint32_t unit,
-                                                              unsigned width) {
-    uint64_t byte = run->first_byte + (uint64_t)unit * width;
-    return run->row == 0 ? byte : byte + unit / run->row * run->gap_bytes;
+/* Adds the gaps before the unit at `unit` units into the run, to its byte in the tensor and to its offset
+ * in memory. Most runs have none, and should not wait for a product with nothing. */
+static inline __attribute__((always_inline)) void
+add_gaps(const run_place *run, uint32_t unit, uint64_t memory_gap_bytes, uint64_t *byte, size_t *offset) {
+    if (run->row != 0) {
+        uint32_t row = unit / run->row;
+        *byte += row * run->gap_bytes;
+        *offset += (size_t)(row * memory_gap_bytes);
+    }
 }
 
 /* The hot loop: takes changes from `first` on, and returns where it stopped: at `end`, or, unless they are
@@ -136,12 +144,14 @@ static inline __attribute__((always_inline)) size_t prove_runs(weft_proof *proof
         }
         uint32_t unit = (uint32_t)(positions[i] - run.linear);
         size_t offset = (size_t)unit * width;
+        uint64_t byte = run.first_byte + offset;
+        add_gaps(&run, unit, run.memory_gap_bytes, &byte, &offset);
         /* the runs behind this one most often follow it in memory; where they do not, nothing is lost */
         if (!gathered && i + AHEAD < end) {
-            uint64_t ahead = (uint64_t)(positions[i + AHEAD] - run.linear) * width;
-            __builtin_prefetch((const void *)((uintptr_t)run.memory + ahead));
+            uint32_t ahead = (uint32_t)(positions[i + AHEAD] - run.linear);
+            uint64_t gaps = run.memory_gap_bytes == 0 ? 0 : ahead / run.row * run.memory_gap_bytes;
+            __builtin_prefetch((const void *)((uintptr_t)run.memory + (uint64_t)ahead * width + gaps));
         }
-        uint64_t byte = byte_at(&run, unit, width);
         if (byte / WEFT_WORD != word) {
             word = byte / WEFT_WORD;
             if (count == WEFT_PROOF_BATCH || byte / WEFT_GRAIN_BYTES != grain) {
@@ -156,7 +166,7 @@ static inline __attribute__((always_inline)) size_t prove_runs(weft_proof *proof
                 memcpy(before, words, WEFT_WORD);
                 words += WEFT_WORD;
             } else {
-                load_word(run.memory, run.bytes, offset & ~(size_t)(WEFT_WORD - 1), before);
+                load_word(run.memory, run.bytes, offset - byte % WEFT_WORD, before);
             }
             memcpy(proof->after + count * WEFT_WORD, before, WEFT_WORD);
             proof->words[count++] = word;
@@ -208,12 +218,14 @@ static size_t prove_width(weft_proof *proof, const uint8_t *words, const weft_ch
     }
 }
 
-/* A stretch of memory that is written to, and the batch's state while a loop runs. */
+/* Memory that is written to, and the batch's state while a loop runs. The memory is the run's own, with its
+ * gaps, or a stretch without any, which starts `skipped` units into the run. */
 typedef struct write_state {
     run_place run;
     uint8_t *memory;
     size_t bytes;
-    uint32_t skipped; /* units of the run before the memory */
+    uint32_t skipped;
+    uint64_t gap_bytes;
     uint64_t grain;
     size_t count;
 } write_state;
@@ -231,11 +243,25 @@ static inline write_state write_begin(const weft_proof *proof, uint8_t *memory, 
     };
 }
 
+/* The same for the memory of the current run. */
+static inline write_state write_begin_run(const weft_proof *proof, unsigned width) {
+    run_place run = place_of(proof, width);
+    return (write_state){
+        .run = run,
+        .memory = (uint8_t *)(uintptr_t)run.memory,
+        .bytes = run.bytes,
+        .gap_bytes = run.memory_gap_bytes,
+        .grain = proof->grain,
+        .count = proof->count,
+    };
+}
+
 /* Every change is an entry of its own, and reads what those before it wrote. Returns the old value. */
 static inline __attribute__((always_inline)) uint64_t
 write_one(weft_proof *proof, write_state *state, uint32_t unit, uint64_t value, bool step, unsigned width) {
     size_t offset = (size_t)unit * width;
-    uint64_t byte = byte_at(&state->run, state->skipped + unit, width);
+    uint64_t byte = state->run.first_byte + (uint64_t)(state->skipped + unit) * width;
+    add_gaps(&state->run, state->skipped + unit, state->gap_bytes, &byte, &offset);
     if (__builtin_expect(state->count == WEFT_PROOF_BATCH || byte / WEFT_GRAIN_BYTES != state->grain, 0)) {
         proof->count = state->count;
         flush(proof);
@@ -245,7 +271,7 @@ write_one(weft_proof *proof, write_state *state, uint32_t unit, uint64_t value, 
     }
     uint8_t *before = proof->before + state->count * WEFT_WORD;
     uint8_t *after = proof->after + state->count * WEFT_WORD;
-    load_word(state->memory, state->bytes, offset & ~(size_t)(WEFT_WORD - 1), before);
+    load_word(state->memory, state->bytes, offset - byte % WEFT_WORD, before);
     memcpy(after, before, WEFT_WORD);
     uint64_t old = weft_unit_load(state->memory + offset, 0, width);
     uint64_t new = step ? old + value : value;
@@ -255,21 +281,20 @@ write_one(weft_proof *proof, write_state *state, uint32_t unit, uint64_t value, 
     return old;
 }
 
-static inline __attribute__((always_inline)) void write_run(weft_proof *proof, const weft_changes *changes,
-                                                            size_t first, size_t end, uint8_t *memory,
-                                                            size_t bytes, uint64_t linear, bool steps,
-                                                            unsigned width) {
-    write_state state = write_begin(proof, memory, bytes, linear, width);
+static inline __attribute__((always_inline)) void write_some(weft_proof *proof, write_state *state,
+                                                             const weft_changes *changes, size_t first,
+                                                             size_t end, bool steps, unsigned width) {
     const uint32_t *positions = changes->positions;
+    uint64_t linear = state->run.linear + state->skipped;
     uint8_t *olds = changes->olds;
     uint8_t *news = changes->news;
     for (size_t i = first; i < end; i++) {
         uint64_t value = weft_unit_load(news, i, width);
-        uint64_t old = write_one(proof, &state, (uint32_t)(positions[i] - linear), value, steps, width);
+        uint64_t old = write_one(proof, state, (uint32_t)(positions[i] - linear), value, steps, width);
         weft_unit_store(olds, i, width, old);
         weft_unit_store(news, i, width, steps ? old + value : value);
     }
-    proof->count = state.count;
+    proof->count = state->count;
 }
 
 /* Decoding a change waits for its own bits, writing one waits for memory: in one loop, with the writing
@@ -284,16 +309,13 @@ static inline __attribute__((always_inline)) void write_step(weft_proof *proof, 
         proof->count = state->count;
         enter_run(proof, position);
         run = &proof->window->runs[proof->run];
-        *state =
-            write_begin(proof, (uint8_t *)(uintptr_t)run->memory, (size_t)run->units * 2, run->linear, 2);
+        *state = write_begin_run(proof, 2);
     }
     write_one(proof, state, (uint32_t)(position - run->linear), step, true, 2);
 }
 
 bool weft_proof_fast_through(weft_proof *proof, weft_fast_decoder *decoder, size_t count) {
-    const weft_run *run = &proof->window->runs[0];
-    write_state state =
-        write_begin(proof, (uint8_t *)(uintptr_t)run->memory, (size_t)run->units * 2, run->linear, 2);
+    write_state state = write_begin_run(proof, 2);
     weft_fast_decoder d = *decoder;
     uint32_t positions[RING];
     uint16_t steps[RING];
@@ -303,8 +325,9 @@ bool weft_proof_fast_through(weft_proof *proof, weft_fast_decoder *decoder, size
         if (__builtin_expect(d.next >= d.units, 0)) {
             return false;
         }
-        run = &proof->window->runs[proof->run];
-        __builtin_prefetch((const void *)((uintptr_t)run->memory + 2 * (d.next - run->linear)), 1);
+        const weft_run *run = &proof->window->runs[proof->run];
+        uint64_t offset = weft_run_offset(run, d.next - run->linear);
+        __builtin_prefetch((const void *)((uintptr_t)run->memory + 2 * offset), 1);
         positions[i % RING] = (uint32_t)d.next++;
         steps[i % RING] = (uint16_t)weft_fast_step(&d, 2);
         if (i >= BEHIND) {
@@ -319,19 +342,19 @@ bool weft_proof_fast_through(weft_proof *proof, weft_fast_decoder *decoder, size
     return weft_fast_used(&d) <= 8 * (d.end - d.start);
 }
 
-static void write_width(weft_proof *proof, weft_changes *changes, size_t first, size_t end, uint8_t *memory,
-                        size_t bytes, uint64_t linear) {
+static void write_width(weft_proof *proof, write_state state, weft_changes *changes, size_t first,
+                        size_t end) {
     bool steps = proof->mode == WEFT_PROOF_STEPS;
     if (changes->width == 2 && steps) {
-        write_run(proof, changes, first, end, memory, bytes, linear, true, 2);
+        write_some(proof, &state, changes, first, end, true, 2);
     } else if (changes->width == 1) {
-        write_run(proof, changes, first, end, memory, bytes, linear, steps, 1);
+        write_some(proof, &state, changes, first, end, steps, 1);
     } else if (changes->width == 2) {
-        write_run(proof, changes, first, end, memory, bytes, linear, false, 2);
+        write_some(proof, &state, changes, first, end, false, 2);
     } else if (changes->width == 4) {
-        write_run(proof, changes, first, end, memory, bytes, linear, steps, 4);
+        write_some(proof, &state, changes, first, end, steps, 4);
     } else {
-        write_run(proof, changes, first, end, memory, bytes, linear, steps, 8);
+        write_some(proof, &state, changes, first, end, steps, 8);
     }
 }
 
@@ -340,24 +363,22 @@ static void write_width(weft_proof *proof, weft_changes *changes, size_t first, 
 static weft_status gather_words(const weft_window *window, const weft_run *run, const weft_changes *changes,
                                 size_t first, size_t end, uint8_t **words_out) {
     const weft_segment *segment = &window->segments.items[run - window->runs];
-    uint64_t shift = segment->live_unit * changes->width / WEFT_WORD;
     uint64_t *indices = weft_allocate_array(window->context, end - first, sizeof *indices);
     uint8_t *words = weft_allocate_array(window->context, end - first, WEFT_WORD);
     weft_status status = indices == NULL || words == NULL ? WEFT_NO_MEMORY : WEFT_OK;
     size_t count = 0;
     for (size_t i = first; i < end && status == WEFT_OK; i++) {
-        uint64_t word = shift + (changes->positions[i] - run->linear) * changes->width / WEFT_WORD;
+        uint64_t unit = weft_segment_live(segment, changes->positions[i] - run->linear);
+        uint64_t word = unit * changes->width / WEFT_WORD;
         if (count == 0 || indices[count - 1] != word) {
             indices[count++] = word;
         }
     }
     if (status == WEFT_OK) {
         memset(words, 0, count * WEFT_WORD);
-        status = segment->live->access->gather(segment->live->opaque, indices, count, words);
-        if (status != WEFT_OK) {
-            weft_fail(window->context, status, "the gather callback of tensor %s failed",
-                      segment->live->name);
-        }
+        status = weft_answer(
+            window->context, segment->live->access->gather(segment->live->opaque, indices, count, words),
+            "the gather function of tensor \"%.*s\"", WEFT_NAME_SHOWN, segment->live->name);
     }
     weft_release(window->context, indices);
     if (status != WEFT_OK) {
@@ -398,19 +419,17 @@ weft_status weft_proof_add(weft_proof *proof, weft_changes *changes, size_t firs
     weft_status status = WEFT_OK;
     while (first < end && status == WEFT_OK) {
         enter_run(proof, changes->positions[first]);
-        const weft_run *run = &proof->window->runs[proof->run];
-        uint8_t *memory = (uint8_t *)(uintptr_t)run->memory;
-        if (memory != NULL && !(proof->write && proof->mode == WEFT_PROOF_STEPS)) {
+        bool memory = proof->window->runs[proof->run].memory != NULL;
+        if (memory && !(proof->write && proof->mode == WEFT_PROOF_STEPS)) {
             first = prove_width(proof, NULL, changes, first, end);
             continue;
         }
         size_t last = run_changes(proof, changes, first, end);
-        if (memory == NULL) {
+        if (!memory) {
             status = prove_gathered(proof, changes, first, last);
         } else {
             /* such steps may be out of order, and a word that changes again must be read again */
-            write_width(proof, changes, first, last, memory, (size_t)run->units * changes->width,
-                        run->linear);
+            write_width(proof, write_begin_run(proof, changes->width), changes, first, last);
         }
         first = last;
     }
@@ -421,7 +440,7 @@ void weft_proof_through(weft_proof *proof, weft_changes *changes, size_t first, 
                         size_t bytes, uint64_t linear) {
     if (first < end) {
         enter_run(proof, (uint32_t)linear);
-        write_width(proof, changes, first, end, memory, bytes, linear);
+        write_width(proof, write_begin(proof, memory, bytes, linear, changes->width), changes, first, end);
     }
 }
 
@@ -460,7 +479,8 @@ weft_status weft_window_prove_all(const weft_window *window, const void *values,
             size_t size = (size_t)(left < room ? left : room);
             weft_sum moved = kernels->sum(next + done, size, byte / WEFT_WORD);
             if (!fresh) {
-                weft_sum_subtract(&moved, kernels->sum(run->memory + done, size, byte / WEFT_WORD));
+                const uint8_t *memory = run->memory + weft_run_offset(run, done / width) * width;
+                weft_sum_subtract(&moved, kernels->sum(memory, size, byte / WEFT_WORD));
             }
             weft_sum_add(&delta, moved);
             if (moves != NULL) {

@@ -22,14 +22,16 @@ typedef struct stretch {
     const uint8_t *to_masters;
 } stretch;
 
-/* Runs of one side that follow each other in memory: the rows of a box that is held alone are one chain,
- * however short they are. */
+/* What follows each other in the memory of one side: a row of a run that has gaps there, or runs without
+ * any. */
 typedef struct chain {
     const weft_window *window;
     size_t next; /* the first run behind it */
     uint64_t start;
     uint64_t end;
-    const weft_run *first;
+    const weft_run *run;    /* the first, or the one that it is a row of */
+    const uint8_t *memory;  /* at `start` */
+    const uint8_t *masters; /* the same; one of them is NULL */
 } chain;
 
 typedef struct stretches {
@@ -44,7 +46,7 @@ static stretches stretches_of(const weft_bucket_coder *coder, unsigned width) {
 }
 
 static bool continues(const weft_run *run, const weft_run *next, unsigned width) {
-    if (next->linear != run->linear + run->units) {
+    if (next->linear != run->linear + run->units || next->memory_gap != 0) {
         return false;
     }
     return run->memory != NULL
@@ -52,18 +54,34 @@ static bool continues(const weft_run *run, const weft_run *next, unsigned width)
                : next->memory == NULL && next->masters == run->masters + run->units * sizeof(float);
 }
 
-/* Makes sure that the chain holds the unit at `linear`. False at the end. */
+/* Goes on to the row, or the first row, that starts at `linear`. */
+static void enter_row(chain *c, uint64_t linear, unsigned width) {
+    const weft_run *run = c->run;
+    uint64_t offset = weft_run_offset(run, linear - run->linear);
+    c->start = linear;
+    c->end = linear + weft_run_joined(run, linear - run->linear);
+    c->memory = run->memory == NULL ? NULL : run->memory + offset * width;
+    c->masters = run->masters == NULL ? NULL : run->masters + offset * sizeof(float);
+}
+
+/* Makes sure that the chain holds the unit at `linear`, which is in it or follows it. False at the end. */
 static bool reach(chain *c, uint64_t linear, unsigned width) {
-    while (linear >= c->end) {
-        if (c->next == c->window->run_count) {
-            return false;
-        }
-        const weft_run *run = &c->window->runs[c->next++];
-        c->first = run;
-        c->start = run->linear;
-        while (c->next < c->window->run_count && continues(run, &c->window->runs[c->next], width)) {
-            run = &c->window->runs[c->next++];
-        }
+    if (linear < c->end) {
+        return true;
+    }
+    if (c->run != NULL && c->run->memory_gap != 0 && linear < c->run->linear + c->run->units) {
+        enter_row(c, linear, width);
+        return true;
+    }
+    if (c->next == c->window->run_count) {
+        return false;
+    }
+    const weft_run *run = &c->window->runs[c->next++];
+    c->run = run;
+    enter_row(c, run->linear, width);
+    while (run->memory_gap == 0 && c->next < c->window->run_count &&
+           continues(run, &c->window->runs[c->next], width)) {
+        run = &c->window->runs[c->next++];
         c->end = run->linear + run->units;
     }
     return true;
@@ -73,14 +91,14 @@ static bool next_stretch(stretches *s, stretch *out) {
     if (!reach(&s->from, s->linear, s->width) || !reach(&s->to, s->linear, s->width)) {
         return false;
     }
-    const weft_run *from = s->from.first;
-    const weft_run *to = s->to.first;
-    uint64_t end = s->from.end < s->to.end ? s->from.end : s->to.end;
+    const chain *from = &s->from;
+    const chain *to = &s->to;
+    uint64_t end = from->end < to->end ? from->end : to->end;
     out->linear = s->linear;
     out->units = end - s->linear;
-    out->from = from->memory + (s->linear - s->from.start) * s->width;
-    out->to = to->memory == NULL ? NULL : to->memory + (s->linear - s->to.start) * s->width;
-    out->to_masters = to->masters == NULL ? NULL : to->masters + (s->linear - s->to.start) * sizeof(float);
+    out->from = from->memory + (s->linear - from->start) * s->width;
+    out->to = to->memory == NULL ? NULL : to->memory + (s->linear - to->start) * s->width;
+    out->to_masters = to->masters == NULL ? NULL : to->masters + (s->linear - to->start) * sizeof(float);
     s->linear = end;
     return true;
 }

@@ -4,16 +4,15 @@
  */
 #include "stream.h"
 
+#include "../base/status.h"
 #include "bucket.h"
 
 static weft_status put(weft_patch_stream *stream, const void *data, size_t size) {
-    weft_status status = stream->sink->write(stream->sink->opaque, data, size);
-    if (status != WEFT_OK) {
-        return weft_fail(stream->context, status, "writing the patch failed after %llu bytes: %s",
-                         (unsigned long long)stream->written, weft_status_name(status));
-    }
-    stream->written += size;
-    return WEFT_OK;
+    weft_status status =
+        weft_answer(stream->context, stream->sink->write(stream->sink->opaque, data, size),
+                    "writing the patch after %llu bytes", (unsigned long long)stream->written);
+    stream->written += status == WEFT_OK ? size : 0;
+    return status;
 }
 
 weft_status weft_stream_open(weft_patch_stream *stream, weft_context *context, const weft_sink *sink,

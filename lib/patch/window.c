@@ -4,6 +4,9 @@
  */
 #include "window.h"
 
+#include "../base/status.h"
+#include "../tensor/table.h"
+
 void weft_window_open(weft_window *window, weft_context *context) {
     *window = (weft_window){.context = context, .segments = {.context = context}};
 }
@@ -41,7 +44,7 @@ static weft_status map_spans(weft_window *window, const int64_t *tensor_map, con
     for (size_t i = 0; i < window->segments.count; i++) {
         const weft_tensor *live = window->segments.items[i].live;
         if (live == last) {
-            continue; /* a row of the same box */
+            continue;
         }
         last = live;
         bool reachable = live->access != NULL ? live->access->scatter != NULL : live->data != NULL;
@@ -82,9 +85,9 @@ static bool usable(const weft_segment *segment, unsigned width, weft_window_need
     }
     if (live->access != NULL) {
         /* words fetched from there must be this tensor's alone, to the last */
-        uint64_t end = segment->live_unit + segment->units;
+        uint64_t end = weft_segment_live(segment, segment->units - 1) + 1;
         return need == WEFT_NEED_WORDS && live->access->gather != NULL &&
-               on_word(segment->live_unit, width) &&
+               on_word(segment->live_unit, width) && on_word(segment->live_gap, width) &&
                (on_word(end, width) || end == weft_tensor_units(live));
     }
     return live->data != NULL && (live->storage == live->dtype || need == WEFT_NEED_MASTERS);
@@ -105,6 +108,7 @@ static weft_status run_segments(weft_window *window) {
             .unit = segment->unit,
             .row = segment->row,
             .gap = segment->gap,
+            .memory_gap = segment->live_gap,
             .tensor = segment->tensor,
             .memory = same ? memory : NULL,
             .masters = same ? NULL : memory,
@@ -182,13 +186,22 @@ weft_status weft_window_set(weft_window *window, const weft_view *view, const in
     return direct ? run_segments(window) : run_scratch(window, tensor_map, bucket);
 }
 
+/* How many units from `first` on can be moved at once: to the row's end, or all if there are no gaps. */
+static uint64_t units_at_once(const weft_segment *segment, uint64_t first, bool gaps) {
+    return gaps ? weft_segment_left(segment, first) : segment->units - first;
+}
+
 weft_status weft_window_copy(const weft_window *window, void *output, unsigned width) {
     for (size_t i = 0; i < window->segments.count; i++) {
         const weft_segment *segment = &window->segments.items[i];
-        weft_status status = weft_segment_read(window->context, segment, 0, segment->units,
-                                               (uint8_t *)output + segment->linear * width);
-        if (status != WEFT_OK) {
-            return status;
+        for (uint64_t done = 0; done < segment->units;) {
+            uint64_t some = units_at_once(segment, done, segment->linear_gap != 0);
+            uint8_t *place = (uint8_t *)output + weft_segment_linear(segment, done) * width;
+            weft_status status = weft_segment_read(window->context, segment, done, some, place);
+            if (status != WEFT_OK) {
+                return status;
+            }
+            done += some;
         }
     }
     return WEFT_OK;
@@ -197,38 +210,60 @@ weft_status weft_window_copy(const weft_window *window, void *output, unsigned w
 /* Scattered stores miss the cache almost every time; asking for the lines ahead keeps many under way. */
 enum { AHEAD = 32 };
 
-static inline __attribute__((always_inline)) void scatter_units(uint8_t *memory, const uint32_t *positions,
-                                                                const void *values, size_t count,
-                                                                uint64_t linear, unsigned width) {
+/* Where units lie, in units from the segment's first. Handed over by value: stores of bytes could be to
+ * anything that is pointed to. */
+typedef struct scatter_place {
+    uint64_t linear;
+    uint32_t row;
+    uint64_t gap;
+} scatter_place;
+
+static inline __attribute__((always_inline)) uint64_t place_at(scatter_place place, uint32_t position,
+                                                               bool rows) {
+    uint32_t offset = (uint32_t)(position - place.linear);
+    return rows ? offset + offset / place.row * place.gap : offset;
+}
+
+static inline __attribute__((always_inline)) void scatter_units(uint8_t *memory, scatter_place place,
+                                                                const uint32_t *positions,
+                                                                const void *values, size_t count, bool rows,
+                                                                unsigned width) {
     for (size_t i = 0; i < count; i++) {
         if (i + AHEAD < count) {
-            __builtin_prefetch(memory + (positions[i + AHEAD] - linear) * width, 1);
+            __builtin_prefetch(memory + place_at(place, positions[i + AHEAD], rows) * width, 1);
         }
-        weft_unit_store(memory, positions[i] - linear, width, weft_unit_load(values, i, width));
+        weft_unit_store(memory, place_at(place, positions[i], rows), width,
+                        weft_unit_load(values, i, width));
     }
 }
 
-static void scatter_memory(uint8_t *memory, const uint32_t *positions, const void *values, size_t count,
-                           uint64_t linear, unsigned width) {
+static void scatter_memory(uint8_t *memory, const weft_segment *segment, const uint32_t *positions,
+                           const void *values, size_t count, unsigned width) {
+    scatter_place place = {segment->linear, (uint32_t)segment->row, segment->live_gap};
+    bool rows = segment->live_gap != 0;
+    if (width == 2 && !rows) {
+        scatter_units(memory, place, positions, values, count, false, 2);
+        return;
+    }
     switch (width) {
     case 1:
-        scatter_units(memory, positions, values, count, linear, 1);
+        scatter_units(memory, place, positions, values, count, rows, 1);
         break;
     case 2:
-        scatter_units(memory, positions, values, count, linear, 2);
+        scatter_units(memory, place, positions, values, count, true, 2);
         break;
     case 4:
-        scatter_units(memory, positions, values, count, linear, 4);
+        scatter_units(memory, place, positions, values, count, rows, 4);
         break;
     default:
-        scatter_units(memory, positions, values, count, linear, 8);
+        scatter_units(memory, place, positions, values, count, rows, 8);
         break;
     }
 }
 
-/* Hands `count` units to the scatter callback, those at `positions` or, without them, all from the
- * segment's first on. In pieces on the stack: a commit must not fail for want of memory. */
-static weft_status scatter_callback(weft_context *context, const weft_segment *segment,
+/* Hands `count` units to the scatter callback, those at `positions` or, without them, all from `first`
+ * units into the segment on. In pieces on the stack: a commit must not fail for want of memory. */
+static weft_status scatter_callback(weft_context *context, const weft_segment *segment, uint64_t first,
                                     const uint32_t *positions, const uint8_t *values, uint64_t count,
                                     unsigned width) {
     enum { PIECE = 4096 };
@@ -236,14 +271,15 @@ static weft_status scatter_callback(weft_context *context, const weft_segment *s
     for (uint64_t done = 0; done < count;) {
         size_t some = count - done < PIECE ? (size_t)(count - done) : PIECE;
         for (size_t i = 0; i < some; i++) {
-            uint64_t offset = positions != NULL ? positions[done + i] - segment->linear : done + i;
-            units[i] = segment->live_unit + offset;
+            uint64_t offset = positions != NULL ? positions[done + i] - segment->linear : first + done + i;
+            units[i] = weft_segment_live(segment, offset);
         }
-        weft_status status =
-            segment->live->access->scatter(segment->live->opaque, units, some, values + done * width);
+        weft_status status = weft_answer(
+            context,
+            segment->live->access->scatter(segment->live->opaque, units, some, values + done * width),
+            "the scatter function of tensor \"%.*s\"", WEFT_NAME_SHOWN, segment->live->name);
         if (status != WEFT_OK) {
-            return weft_fail(context, status, "the scatter callback of tensor %s failed",
-                             segment->live->name);
+            return status;
         }
         done += some;
     }
@@ -273,14 +309,18 @@ weft_status weft_window_scatter(const weft_window *window, const weft_changes *c
         size_t end = lower_bound(changes, first, segment->linear + segment->units);
         const uint8_t *chosen = values + first * changes->width;
         uint8_t *memory = weft_segment_memory(segment);
+        if (segment->tied) {
+            first = end;
+            continue;
+        }
         if (end > first && memory == NULL) {
-            weft_status status = scatter_callback(window->context, segment, changes->positions + first,
+            weft_status status = scatter_callback(window->context, segment, 0, changes->positions + first,
                                                   chosen, end - first, changes->width);
             if (status != WEFT_OK) {
                 return status;
             }
         } else if (end > first) {
-            scatter_memory(memory, changes->positions + first, chosen, end - first, segment->linear,
+            scatter_memory(memory, segment, changes->positions + first, chosen, end - first,
                            changes->width);
         }
         first = end;
@@ -288,19 +328,33 @@ weft_status weft_window_scatter(const weft_window *window, const weft_changes *c
     return WEFT_OK;
 }
 
+static void fill_memory(const weft_segment *segment, uint64_t first, const uint8_t *values, uint64_t units,
+                        unsigned width) {
+    for (uint64_t done = 0; done < units;) {
+        uint64_t left = units_at_once(segment, first + done, segment->live_gap != 0);
+        uint64_t some = left < units - done ? left : units - done;
+        uint8_t *place = (uint8_t *)segment->live->data + weft_segment_live(segment, first + done) * width;
+        memcpy(place, values + done * width, (size_t)some * width);
+        done += some;
+    }
+}
+
 weft_status weft_window_fill(const weft_window *window, const void *values, unsigned width) {
     for (size_t i = 0; i < window->segments.count; i++) {
         const weft_segment *segment = &window->segments.items[i];
-        const uint8_t *source = (const uint8_t *)values + segment->linear * width;
-        uint8_t *memory = weft_segment_memory(segment);
-        if (memory != NULL) {
-            memcpy(memory, source, (size_t)segment->units * width);
-            continue;
-        }
-        weft_status status =
-            scatter_callback(window->context, segment, NULL, source, segment->units, width);
-        if (status != WEFT_OK) {
-            return status;
+        for (uint64_t done = 0; done < segment->units && !segment->tied;) {
+            uint64_t some = units_at_once(segment, done, segment->linear_gap != 0);
+            const uint8_t *source = (const uint8_t *)values + weft_segment_linear(segment, done) * width;
+            weft_status status = WEFT_OK;
+            if (segment->live->data != NULL) {
+                fill_memory(segment, done, source, some, width);
+            } else {
+                status = scatter_callback(window->context, segment, done, NULL, source, some, width);
+            }
+            if (status != WEFT_OK) {
+                return status;
+            }
+            done += some;
         }
     }
     return WEFT_OK;

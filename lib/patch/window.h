@@ -3,8 +3,8 @@
  * window.h: one bucket of a view, as memory.
  *
  * A bucket is a list of spans of tensors of one dtype, laid end to end: its units are counted by one
- * linear position. A window finds where they lie in live memory, as runs that are contiguous there and
- * whose rows start on a 16-byte word of their checkpoint tensor, so that digests can be computed row by
+ * linear position. A window finds where they lie in live memory, as runs of equal rows at equal distances
+ * there, which start on a 16-byte word of their checkpoint tensor, so that digests can be computed row by
  * row. What is not like that (callbacks, layouts that cut through words) is first copied to a scratch
  * buffer, or, where only a few words are needed, fetched by word.
  */
@@ -33,10 +33,11 @@ typedef struct weft_run {
     uint64_t linear;        /* first unit along the bucket */
     uint64_t units;         /* length */
     uint64_t unit;          /* first unit in the tensor */
-    uint64_t row;           /* units of a row there, 0 if all of it is one; rows start and end on words */
-    uint64_t gap;           /* units there between the end of a row and the next */
+    uint64_t row;           /* units of a row, 0 if all of it is one; rows start and end on words */
+    uint64_t gap;           /* units of the tensor between the end of a row and the next */
+    uint64_t memory_gap;    /* the same in memory */
     size_t tensor;          /* view index */
-    const uint8_t *memory;  /* its bytes, in dtype; NULL if only reached by word */
+    const uint8_t *memory;  /* its first byte, in dtype; NULL if only reached by word */
     const uint8_t *masters; /* FP32, if that is what the view holds and nobody asked for dtype */
 } weft_run;
 
@@ -45,7 +46,17 @@ static inline uint64_t weft_run_unit(const weft_run *run, uint64_t offset) {
     return run->unit + offset + (run->row != 0 ? offset / run->row * run->gap : 0);
 }
 
-/* How many units follow each other in the tensor from there on. */
+/* How many units of memory lie before it, from the run's first. */
+static inline uint64_t weft_run_offset(const weft_run *run, uint64_t offset) {
+    return offset + (run->memory_gap != 0 ? offset / run->row * run->memory_gap : 0);
+}
+
+/* How many units follow each other in memory from there on. */
+static inline uint64_t weft_run_joined(const weft_run *run, uint64_t offset) {
+    return run->memory_gap != 0 ? run->row - offset % run->row : run->units - offset;
+}
+
+/* How many units follow each other in the tensor, and in memory, from there on. */
 static inline uint64_t weft_run_left(const weft_run *run, uint64_t offset) {
     return run->row != 0 ? run->row - offset % run->row : run->units - offset;
 }
@@ -82,9 +93,10 @@ weft_status weft_window_set(weft_window *window, const weft_view *view, const in
  * written to. */
 weft_status weft_window_set_memory(weft_window *window, const weft_bucket *bucket, const uint8_t *memory);
 
-/* Writes the new (or with `restore` the old) values to live memory. */
+/* Writes the new (or with `restore` the old) values to live memory; not those of tensors that are tied to
+ * others, whose memory they are in. */
 weft_status weft_window_scatter(const weft_window *window, const weft_changes *changes, bool restore);
-/* Writes all of the bucket. */
+/* Writes all of the bucket in the same way. */
 weft_status weft_window_fill(const weft_window *window, const void *values, unsigned width);
 /* Copies all of the bucket, in dtype. */
 weft_status weft_window_copy(const weft_window *window, void *output, unsigned width);

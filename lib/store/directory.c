@@ -619,19 +619,7 @@ static weft_status directory_remove(void *self, weft_context *context, const cha
     return WEFT_OK;
 }
 
-/* ---- listing ---- */
-
-typedef struct walk {
-    const directory_store *store;
-    weft_context *context;
-    weft_store_visit visit;
-    void *opaque;
-    struct timespec now;                         /* once there is something whose age matters */
-    char key[WEFT_STORE_KEY_MAX + NAME_MAX + 2]; /* of where the walk is */
-    bool stopped;
-} walk;
-
-static weft_status walk_directory(walk *walk);
+/* ---- ages ---- */
 
 /* A file server's clock shows in the times that it gives to a new file. */
 static struct timespec store_clock(const directory_store *store) {
@@ -652,6 +640,39 @@ static struct timespec store_clock(const directory_store *store) {
 
 /* Ages go by the change time, which nobody can set: it is the store's own clock, and at least as late as
  * the put. */
+static double age_at(const struct timespec *now, const struct stat *info) {
+    double age = (double)(now->tv_sec - info->st_ctim.tv_sec) +
+                 (double)(now->tv_nsec - info->st_ctim.tv_nsec) * 1e-9;
+    return age > 0 ? age : 0;
+}
+
+static weft_status directory_age(void *self, weft_context *context, const char *key, double *seconds_out) {
+    char path[PATH_MAX];
+    join_path(self, key, path);
+    struct stat info;
+    int error = stat_object(path, &info);
+    if (error != 0) {
+        return fail_read(context, error, path);
+    }
+    struct timespec now = store_clock(self);
+    *seconds_out = age_at(&now, &info);
+    return WEFT_OK;
+}
+
+/* ---- listing ---- */
+
+typedef struct walk {
+    const directory_store *store;
+    weft_context *context;
+    weft_store_visit visit;
+    void *opaque;
+    struct timespec now;                         /* once there is something whose age matters */
+    char key[WEFT_STORE_KEY_MAX + NAME_MAX + 2]; /* of where the walk is */
+    bool stopped;
+} walk;
+
+static weft_status walk_directory(walk *walk);
+
 static weft_status walk_entry(walk *walk, int directory, const char *name) {
     struct stat info;
     if (!weft_store_key_valid(walk->key) || fstatat(directory, name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
@@ -662,9 +683,8 @@ static weft_status walk_entry(walk *walk, int directory, const char *name) {
     }
     if (S_ISREG(info.st_mode)) {
         walk->now = walk->now.tv_sec != 0 ? walk->now : store_clock(walk->store);
-        double age = (double)(walk->now.tv_sec - info.st_ctim.tv_sec) +
-                     (double)(walk->now.tv_nsec - info.st_ctim.tv_nsec) * 1e-9;
-        walk->stopped = !walk->visit(walk->opaque, walk->key, (uint64_t)info.st_size, age > 0 ? age : 0);
+        double age = age_at(&walk->now, &info);
+        walk->stopped = !walk->visit(walk->opaque, walk->key, (uint64_t)info.st_size, age);
     }
     return WEFT_OK;
 }
@@ -758,5 +778,6 @@ const weft_store_operations weft_directory_operations = {
     .head = directory_head,
     .remove = directory_remove,
     .list = directory_list,
+    .age = directory_age,
     .close = directory_close,
 };

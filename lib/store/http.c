@@ -363,6 +363,7 @@ const weft_store_operations weft_http_operations = {
     .remove = weft_http_table_remove,
     .watch = http_watch,
     .list = http_list,
+    .age = weft_http_table_age,
     .close = http_close,
 };
 

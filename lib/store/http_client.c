@@ -188,6 +188,42 @@ weft_status weft_http_look(weft_http_client *client, weft_context *context, cons
     return weft_http_effort_fail(&effort, &exchange);
 }
 
+/* ---- age ---- */
+
+/* Both dates are whole seconds of the server's clock: the difference can be almost one too many. */
+static weft_status compute_age(const weft_http_effort *effort, const weft_http_answer *answer,
+                               double *seconds_out) {
+    if (answer->date < 0 || answer->modified < 0) {
+        return weft_fail(effort->context, WEFT_UNSUPPORTED,
+                         "the server at %s does not tell how old %s is: its answer has no %s",
+                         effort->client->base, effort->key, answer->date < 0 ? "Date" : "Last-Modified");
+    }
+    double seconds = difftime(answer->date, answer->modified) - 1;
+    *seconds_out = seconds > 0 ? seconds : 0;
+    return WEFT_OK;
+}
+
+static weft_status find_age(weft_http_client *client, weft_context *context, const char *key,
+                            double *seconds_out) {
+    weft_http_effort effort = {.client = client, .context = context, .key = key};
+    weft_http_exchange exchange;
+    do {
+        weft_http_effort_begin(&effort, &exchange, WEFT_HTTP_HEAD);
+        weft_status status = weft_http_effort_run(&effort, &exchange, NULL);
+        if (status != WEFT_OK) {
+            return status;
+        }
+        if (exchange.answer.code == CURLE_OK && exchange.answer.status == 200) {
+            return compute_age(&effort, &exchange.answer, seconds_out);
+        }
+    } while (weft_http_effort_again(&effort, &exchange));
+    weft_store_get_result result;
+    weft_status status = effort.cancelled == WEFT_OK && asks_why(client, &exchange.answer)
+                             ? look_by_get(client, context, key, &result)
+                             : WEFT_OK;
+    return status != WEFT_OK ? status : weft_http_effort_fail(&effort, &exchange);
+}
+
 /* ---- get ---- */
 
 /* A get with what it has so far. */
@@ -436,6 +472,14 @@ weft_status weft_http_table_head(void *self, weft_context *context, const char *
         *size_out = result.size;
         *tag_out = result.tag;
     }
+    return status;
+}
+
+weft_status weft_http_table_age(void *self, weft_context *context, const char *key, double *seconds_out) {
+    weft_http_client *client = self;
+    weft_http_engine_enter(client->engine);
+    weft_status status = find_age(client, context, key, seconds_out);
+    weft_http_engine_leave(client->engine);
     return status;
 }
 

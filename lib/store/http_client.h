@@ -89,6 +89,7 @@ weft_status weft_http_table_get(void *self, weft_context *context, const weft_st
                                 weft_store_get_result *result_out);
 weft_status weft_http_table_head(void *self, weft_context *context, const char *key, uint64_t *size_out,
                                  weft_store_tag *tag_out);
+weft_status weft_http_table_age(void *self, weft_context *context, const char *key, double *seconds_out);
 weft_status weft_http_table_remove(void *self, weft_context *context, const char *key);
 
 #endif

@@ -321,10 +321,13 @@ static bool has_body(const weft_http_exchange *exchange) {
 static bool add_signed_headers(weft_http_exchange *exchange, const weft_http_signing *signing) {
     static const char nothing[] = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
     char line[128];
+    char md5[64];
     const char *unknown = has_body(exchange) ? "UNSIGNED-PAYLOAD" : nothing;
     snprintf(line, sizeof(line), "x-amz-content-sha256: %s",
              exchange->hash[0] != '\0' ? exchange->hash : unknown);
-    return add_header(exchange, line) && add_header(exchange, signing->token);
+    snprintf(md5, sizeof(md5), "Content-MD5: %s", exchange->md5);
+    return add_header(exchange, line) && add_header(exchange, exchange->md5[0] != '\0' ? md5 : NULL) &&
+           add_header(exchange, signing->token);
 }
 
 static bool add_headers(weft_http_exchange *exchange, const weft_http_settings *settings) {

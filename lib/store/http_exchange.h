@@ -20,6 +20,7 @@ enum {
     WEFT_HTTP_REGION_MAX = 64,
     WEFT_HTTP_REMARK_MAX = 4096,
     WEFT_HTTP_HASH_MAX = 65,
+    WEFT_HTTP_MD5_MAX = 25,
 };
 
 /* How requests are signed, as S3 wants it (AWS Signature Version 4). curl does it; what it leaves to its
@@ -95,6 +96,7 @@ typedef struct weft_http_exchange {
     uint64_t arrived_before;       /* bytes that the get has from earlier exchanges */
     uint64_t put_size;             /* UINT64_MAX: not known yet */
     char hash[WEFT_HTTP_HASH_MAX]; /* SHA-256 of a signed body, in hexadecimal; empty: not known */
+    char md5[WEFT_HTTP_MD5_MAX];   /* MD5 of it, in base64; empty: not known */
     bool fresh;                    /* on a connection of its own, so that curl never repeats it by itself */
     double wait_seconds; /* that the server may keep still beyond the usual; such an exchange waits for
                             nobody's turn */

@@ -64,6 +64,12 @@ weft_status weft_s3_fill(const weft_s3_store *store, weft_context *context, weft
     for (unsigned int i = 0; i < length; i++) {
         snprintf(exchange->hash + 2 * i, sizeof(exchange->hash) - 2 * i, "%02x", digest[i]);
     }
+    /* Some services sign for the SHA-256 and do not compare it with what came, but all compare this one.
+     * An OpenSSL may be without it.
+     */
+    if (EVP_Digest(size > 0 ? data : "", size, digest, &length, EVP_md5(), NULL) == 1) {
+        EVP_EncodeBlock((unsigned char *)exchange->md5, digest, (int)length);
+    }
     return WEFT_OK;
 }
 
@@ -281,6 +287,7 @@ const weft_store_operations weft_s3_operations = {
     .head = weft_http_table_head,
     .remove = weft_http_table_remove,
     .list = s3_list,
+    .age = weft_http_table_age,
     .close = s3_close,
 };
 
@@ -384,6 +391,7 @@ weft_status weft_s3_open(weft_context *context, const char *url, const weft_stor
     }
     store->client.context = context;
     atomic_init(&store->conditions, S3_CONDITIONS_UNKNOWN);
+    atomic_init(&store->completions, S3_CONDITIONS_UNKNOWN);
     atomic_init(&store->found, false);
     weft_status status = fill_store(store, context, url, options);
     if (status != WEFT_OK) {

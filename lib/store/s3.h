@@ -21,8 +21,9 @@ typedef struct weft_s3_store {
     weft_http_client client;
     weft_http_signing signing;
     weft_s3_place place;
-    atomic_int conditions;
-    atomic_bool found; /* the bucket is there */
+    atomic_int conditions;  /* of puts of one request */
+    atomic_int completions; /* of putting parts together */
+    atomic_bool found;      /* the bucket is there */
 } weft_s3_store;
 
 /* Bytes in memory as the body of an exchange, with their hash where nothing else protects them on the way.
@@ -40,7 +41,14 @@ weft_status weft_s3_put(weft_s3_store *store, weft_context *context, const weft_
 weft_status weft_s3_put_whole(weft_s3_store *store, weft_context *context,
                               const weft_store_put_request *request, const void *data, size_t size,
                               weft_store_tag *tag_out);
-/* Learns whether the service heeds the conditions of puts, if nobody knows yet. */
+/* Whether the answer says that the condition of a put did not hold. */
+bool weft_s3_refuses(const weft_store_put_request *request, const weft_http_exchange *exchange);
+/* An object that shows whether the service heeds the conditions of puts. It stays, so that the next one who
+ * asks need not write. */
+#define WEFT_S3_PROBE_KEY "weft-conditions"
+#define WEFT_S3_PROBE_CONTENT "This object shows whether the store heeds the conditions of puts.\n"
+/* Learns whether the service heeds the conditions of puts, if nobody knows yet. The object is there then.
+ */
 weft_status weft_s3_learn_conditions(weft_s3_store *store, weft_context *context);
 
 #endif

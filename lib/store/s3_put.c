@@ -14,10 +14,6 @@
 
 #include <string.h>
 
-/* It stays, so that the next one who asks need not write. */
-#define PROBE_KEY "weft-conditions"
-static const char probe_content[] = "This object shows whether the store heeds the conditions of puts.\n";
-
 /* ---- one request ---- */
 
 /* One attempt. */
@@ -33,7 +29,7 @@ static weft_status put_once(weft_http_effort *effort, weft_s3_store *store,
 }
 
 /* An object that is to be replaced but is not there is no longer the one with the tag. */
-static bool is_conflict(const weft_store_put_request *request, const weft_http_exchange *exchange) {
+bool weft_s3_refuses(const weft_store_put_request *request, const weft_http_exchange *exchange) {
     return exchange->answer.status == 412 ||
            (request->condition == WEFT_STORE_IF_SAME && exchange->answer.status == 404 &&
             !weft_s3_says(exchange, "NoSuchBucket"));
@@ -43,7 +39,7 @@ static bool is_conflict(const weft_store_put_request *request, const weft_http_e
 static weft_status settle_put(const weft_http_effort *effort, const weft_http_exchange *exchange,
                               const weft_store_put_request *request, bool doubtful,
                               weft_store_tag *tag_out) {
-    bool conflict = is_conflict(request, exchange);
+    bool conflict = weft_s3_refuses(request, exchange);
     if (doubtful && request->condition != WEFT_STORE_ALWAYS && effort->cancelled == WEFT_OK) {
         bool there = false;
         weft_store_tag tag;
@@ -90,12 +86,13 @@ typedef enum reaction { REACTION_TAKEN, REACTION_REFUSED, REACTION_UNKNOWN_TO_IT
 /* What the service makes of a condition; anything else is a failure. */
 static weft_status try_condition(weft_s3_store *store, weft_context *context,
                                  weft_store_condition condition, reaction *reaction_out) {
-    weft_http_effort effort = {.client = &store->client, .context = context, .key = PROBE_KEY};
-    weft_store_put_request request = {.key = PROBE_KEY, .condition = condition, .tag = {"\"weft\""}};
+    weft_http_effort effort = {.client = &store->client, .context = context, .key = WEFT_S3_PROBE_KEY};
+    weft_store_put_request request = {
+        .key = WEFT_S3_PROBE_KEY, .condition = condition, .tag = {"\"weft\""}};
     weft_http_exchange exchange;
     do {
-        weft_status status =
-            put_once(&effort, store, &request, probe_content, sizeof(probe_content) - 1, &exchange);
+        weft_status status = put_once(&effort, store, &request, WEFT_S3_PROBE_CONTENT,
+                                      sizeof(WEFT_S3_PROBE_CONTENT) - 1, &exchange);
         if (status != WEFT_OK) {
             return status;
         }

@@ -52,6 +52,7 @@ typedef struct upload {
     weft_s3_store *store;
     weft_context *context;
     const weft_store_put_request *request;
+    bool probing;                    /* in parts, however small, to see what the service makes of it */
     uint64_t offset;                 /* of the feed, up to which it was read */
     bool ended;                      /* there */
     char id[3 * WEFT_S3_UPLOAD_MAX]; /* as it stands in a query */
@@ -399,6 +400,8 @@ static weft_status is_complete(upload *upload, weft_store_tag *tag_out, bool *co
 static weft_status settle_upload(upload *upload, const weft_http_effort *effort,
                                  const weft_http_exchange *exchange, bool doubtful,
                                  weft_store_tag *tag_out) {
+    bool conflict =
+        upload->request->condition != WEFT_STORE_ALWAYS && weft_s3_refuses(upload->request, exchange);
     if (doubtful && effort->cancelled == WEFT_OK) {
         weft_store_tag tag;
         bool complete = false;
@@ -406,6 +409,10 @@ static weft_status settle_upload(upload *upload, const weft_http_effort *effort,
             *tag_out = tag;
             return WEFT_OK;
         }
+    }
+    if (conflict && effort->cancelled == WEFT_OK) {
+        return weft_fail(effort->context, WEFT_CONFLICT,
+                         "POST %.400s: somebody else wrote there in between", exchange->url);
     }
     return weft_http_effort_fail(effort, exchange);
 }
@@ -415,10 +422,12 @@ static weft_status send_list(upload *upload, const char *list, size_t size, weft
     weft_http_effort effort = {
         .client = &upload->store->client, .context = upload->context, .key = upload->request->key};
     weft_http_exchange exchange;
+    weft_http_line line;
     bool doubtful = false;
     do {
         weft_http_effort_begin(&effort, &exchange, WEFT_HTTP_POST);
         locate_upload(upload, &exchange);
+        exchange.conditions[0] = weft_http_condition_line(upload->request, &line);
         exchange.fresh = true;
         exchange.wait_seconds = COMPLETE_SECONDS;
         weft_status status = weft_s3_fill(upload->store, upload->context, &exchange, list, size);
@@ -450,13 +459,15 @@ static weft_status complete_upload(upload *upload, weft_store_tag *tag_out) {
     return status;
 }
 
+static weft_status learn_completions(weft_s3_store *store, weft_context *context);
+
 static weft_status put_in_parts(upload *upload, weft_store_tag *tag_out) {
-    if (upload->request->condition != WEFT_STORE_ALWAYS) {
-        return weft_fail(upload->context, WEFT_UNSUPPORTED,
-                         "%s: in S3 only objects of at most %d bytes are put on condition",
-                         upload->request->key, PART_BYTES);
+    weft_status status = upload->request->condition != WEFT_STORE_ALWAYS && !upload->probing
+                             ? learn_completions(upload->store, upload->context)
+                             : WEFT_OK;
+    if (status == WEFT_OK) {
+        status = begin_upload(upload);
     }
-    weft_status status = begin_upload(upload);
     if (status != WEFT_OK) {
         return status;
     }
@@ -483,9 +494,63 @@ static weft_status run_upload(upload *upload, weft_store_tag *tag_out) {
     if (status != WEFT_OK) {
         return status;
     }
-    return second->size == 0 ? weft_s3_put_whole(upload->store, upload->context, upload->request,
-                                                 first->data, first->size, tag_out)
-                             : put_in_parts(upload, tag_out);
+    return second->size == 0 && !upload->probing
+               ? weft_s3_put_whole(upload->store, upload->context, upload->request, first->data,
+                                   first->size, tag_out)
+               : put_in_parts(upload, tag_out);
+}
+
+static weft_status put_object(weft_s3_store *store, weft_context *context,
+                              const weft_store_put_request *request, bool probing,
+                              weft_store_tag *tag_out) {
+    upload *upload = weft_allocate_zeroed(context, 1, sizeof(*upload));
+    if (upload == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    upload->store = store;
+    upload->context = context;
+    upload->request = request;
+    upload->probing = probing;
+    weft_status status = run_upload(upload, tag_out);
+    for (size_t i = 0; i < SLOTS; i++) {
+        weft_release(context, upload->slots[i].data);
+    }
+    weft_release(context, upload->tags);
+    weft_release(context, upload);
+    return status;
+}
+
+static weft_status read_probe(void *opaque, uint64_t offset, void *data, size_t capacity,
+                              size_t *count_out) {
+    (void)opaque;
+    size_t left = sizeof(WEFT_S3_PROBE_CONTENT) - 1 - (size_t)offset;
+    *count_out = left < capacity ? left : capacity;
+    memcpy(data, WEFT_S3_PROBE_CONTENT + offset, *count_out);
+    return WEFT_OK;
+}
+
+/* Whether the service heeds conditions when it puts parts together: an object that is there must not be
+ * replaced. (A service that does replaces it by the same.) WEFT_UNSUPPORTED: it does not. */
+static weft_status learn_completions(weft_s3_store *store, weft_context *context) {
+    const weft_store_put_request probe = {
+        .key = WEFT_S3_PROBE_KEY,
+        .feed = {.size = sizeof(WEFT_S3_PROBE_CONTENT) - 1, .read = read_probe},
+        .condition = WEFT_STORE_IF_ABSENT,
+    };
+    weft_store_tag tag;
+    if (atomic_load(&store->completions) == S3_CONDITIONS_UNKNOWN) {
+        weft_status status = put_object(store, context, &probe, true, &tag);
+        if (status != WEFT_OK && status != WEFT_CONFLICT && status != WEFT_UNSUPPORTED) {
+            return status;
+        }
+        atomic_store(&store->completions,
+                     status == WEFT_CONFLICT ? S3_CONDITIONS_HEEDED : S3_CONDITIONS_NONE);
+    }
+    return atomic_load(&store->completions) == S3_CONDITIONS_HEEDED
+               ? WEFT_OK
+               : weft_fail(context, WEFT_UNSUPPORTED,
+                           "the service at %s puts no objects of more than %d bytes on condition",
+                           store->place.root, PART_BYTES);
 }
 
 static weft_status check_put(weft_s3_store *store, weft_context *context,
@@ -513,21 +578,5 @@ static weft_status check_put(weft_s3_store *store, weft_context *context,
 weft_status weft_s3_put(weft_s3_store *store, weft_context *context, const weft_store_put_request *request,
                         weft_store_tag *tag_out) {
     weft_status status = check_put(store, context, request);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    upload *upload = weft_allocate_zeroed(context, 1, sizeof(*upload));
-    if (upload == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    upload->store = store;
-    upload->context = context;
-    upload->request = request;
-    status = run_upload(upload, tag_out);
-    for (size_t i = 0; i < SLOTS; i++) {
-        weft_release(context, upload->slots[i].data);
-    }
-    weft_release(context, upload->tags);
-    weft_release(context, upload);
-    return status;
+    return status == WEFT_OK ? put_object(store, context, request, false, tag_out) : status;
 }

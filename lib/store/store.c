@@ -7,9 +7,11 @@
 #include "backends.h"
 
 #include "../base/context.h"
+#include "../base/status.h"
 
 #include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 #define SCHEMES "a path, file://, http://, https:// and s3://"
 
@@ -18,6 +20,7 @@ struct weft_store {
     const weft_store_operations *operations;
     void *self;
     char *url;
+    pid_t process; /* whose threads and connections it has; 0: it has none */
     _Atomic uint64_t requests;
     _Atomic uint64_t sent;
     _Atomic uint64_t received;
@@ -158,12 +161,15 @@ weft_status weft_store_open(weft_context *context, const char *url, const weft_s
     status = weft_store_create(context, url, backend->operations, self, store_out);
     if (status != WEFT_OK) {
         backend->operations->close(self);
+    } else if (backend->operations != &weft_directory_operations) {
+        (*store_out)->process = getpid();
     }
     return status;
 }
 
+/* In a child the connections are still those of the parent, to which a farewell would be sent. */
 void weft_store_close(weft_store *store) {
-    if (store == NULL) {
+    if (store == NULL || (store->process != 0 && !weft_process_is(store->process))) {
         return;
     }
     store->operations->close(store->self);
@@ -183,12 +189,42 @@ weft_store_traffic weft_store_traffic_of(const weft_store *store) {
     return (weft_store_traffic){store->requests, store->sent, store->received};
 }
 
-/* ---- operations ---- */
+/* ---- operations ----
+ *
+ * A backend may be the caller's: what it returns and what it fills in is looked at before it is believed.
+ */
+
+static bool is_terminated(const weft_store_tag *tag) {
+    return memchr(tag->text, '\0', sizeof tag->text) != NULL;
+}
+
+static weft_status refuse_result(weft_context *context, const weft_store *store, const char *operation,
+                                 const char *key) {
+    return weft_fail(
+        context, WEFT_CALLBACK_FAILED,
+        "the %s function of the store at %s said that all is well with %s and gave what cannot "
+        "be: more bytes than there was room for, a tag without an end, or an age below zero",
+        operation, store->url, key);
+}
+
+static weft_status check_get(weft_context *context, const weft_store *store,
+                             const weft_store_get_request *request, const weft_store_get_result *result) {
+    bool sound = result->received <= request->length && is_terminated(&result->tag) &&
+                 (!result->unchanged || (request->unless != NULL && result->received == 0));
+    return sound ? WEFT_OK : refuse_result(context, store, "get", request->key);
+}
+
+static weft_status check_process(weft_context *context, const weft_store *store) {
+    weft_context_clear(context);
+    return store->process == 0 ? WEFT_OK : weft_process_check(context, store->process, "this store");
+}
 
 weft_status weft_store_get(weft_context *context, weft_store *store, const weft_store_get_request *request,
                            weft_store_get_result *result_out) {
-    weft_context_clear(context);
-    weft_status status = check_key(context, request->key);
+    weft_status status = check_process(context, store);
+    if (status == WEFT_OK) {
+        status = check_key(context, request->key);
+    }
     if (status != WEFT_OK) {
         return status;
     }
@@ -196,14 +232,21 @@ weft_status weft_store_get(weft_context *context, weft_store *store, const weft_
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "the get of %s has no buffer", request->key);
     }
     atomic_fetch_add(&store->requests, 1);
-    status = store->operations->get(store->self, context, request, result_out);
+    weft_store_get_result result = {0};
+    status = weft_answer_told(context, store->operations->get(store->self, context, request, &result),
+                              "the get of %s from %s", request->key, store->url);
     if (status == WEFT_OK) {
-        atomic_fetch_add(&store->received, result_out->received);
+        status = check_get(context, store, request, &result);
     }
-    if (status == WEFT_OK && request->arrived != NULL) {
-        request->arrived(request->opaque, result_out->received);
+    if (status != WEFT_OK) {
+        return status;
     }
-    return status;
+    *result_out = result;
+    atomic_fetch_add(&store->received, result.received);
+    if (request->arrived != NULL) {
+        request->arrived(request->opaque, result.received);
+    }
+    return WEFT_OK;
 }
 
 static weft_status check_put(weft_context *context, const weft_store_put_request *request) {
@@ -221,8 +264,7 @@ static weft_status check_put(weft_context *context, const weft_store_put_request
                          request->key, (int)request->condition);
     }
     if (request->condition == WEFT_STORE_IF_SAME &&
-        (request->tag.text[0] == '\0' ||
-         memchr(request->tag.text, '\0', sizeof(request->tag.text)) == NULL)) {
+        (request->tag.text[0] == '\0' || !is_terminated(&request->tag))) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "the put of %s is to replace one content only, but has no tag of it",
                          request->key);
@@ -230,37 +272,80 @@ static weft_status check_put(weft_context *context, const weft_store_put_request
     return WEFT_OK;
 }
 
-/* Tells how long an object turned out to be. */
+/* Stands between a backend and the feed of a put, and tells how long an object turned out to be, or what
+ * was wrong with the feed. A backend may read in a thread of its own: texts are left to the caller's. */
 typedef struct counted_feed {
     const weft_store_feed *feed;
     uint64_t end;
+    weft_status answer; /* of the last call */
+    size_t count;       /* that it gave where there was room for less; 0: it did not */
+    size_t capacity;
 } counted_feed;
 
 static weft_status read_counted(void *opaque, uint64_t offset, void *data, size_t capacity,
                                 size_t *count_out) {
     counted_feed *counted = opaque;
-    weft_status status = counted->feed->read(counted->feed->opaque, offset, data, capacity, count_out);
-    if (status == WEFT_OK && offset + *count_out > counted->end) {
-        counted->end = offset + *count_out;
+    size_t count = 0;
+    counted->answer = counted->feed->read(counted->feed->opaque, offset, data, capacity, &count);
+    counted->count = counted->answer == WEFT_OK && count > capacity ? count : 0;
+    counted->capacity = capacity;
+    if (counted->answer != WEFT_OK || counted->count > 0) {
+        return counted->count > 0 ? WEFT_INVALID_ARGUMENT : weft_status_from(counted->answer);
     }
-    return status;
+    if (offset + count > counted->end) {
+        counted->end = offset + count;
+    }
+    *count_out = count;
+    return WEFT_OK;
+}
+
+/* The put has failed, or says that it has not. */
+static weft_status explain_put(weft_context *context, const weft_store *store, const char *key,
+                               const counted_feed *counted, weft_status answer) {
+    if (counted->count > 0) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "the feed of %s gave %zu bytes where there was room for %zu", key, counted->count,
+                         counted->capacity);
+    }
+    /* with a number of ours the backend has failed as it saw fit, and said why */
+    if (weft_status_from(counted->answer) != counted->answer || answer == WEFT_OK) {
+        return weft_answer(context, counted->answer, "the feed of %s", key);
+    }
+    return weft_answer_told(context, answer, "the put of %s to %s", key, store->url);
 }
 
 weft_status weft_store_put(weft_context *context, weft_store *store, const weft_store_put_request *request,
                            weft_store_tag *tag_out) {
-    weft_context_clear(context);
-    weft_status status = check_put(context, request);
+    weft_status status = check_process(context, store);
+    if (status == WEFT_OK) {
+        status = check_put(context, request);
+    }
     if (status != WEFT_OK) {
         return status;
     }
-    counted_feed counted = {&request->feed, 0};
+    counted_feed counted = {.feed = &request->feed, .answer = WEFT_OK};
     weft_store_put_request passed = *request;
     passed.feed = (weft_store_feed){request->feed.size, read_counted, &counted};
-    weft_store_tag tag;
+    weft_store_tag tag = {""};
     atomic_fetch_add(&store->requests, 1);
-    status = store->operations->put(store->self, context, &passed, tag_out != NULL ? tag_out : &tag);
+    status = store->operations->put(store->self, context, &passed, &tag);
+    status = explain_put(context, store, request->key, &counted, status);
+    if (status == WEFT_OK && !is_terminated(&tag)) {
+        status = refuse_result(context, store, "put", request->key);
+    }
+    if (status == WEFT_OK && request->feed.size != UINT64_MAX && counted.end < request->feed.size) {
+        status =
+            weft_fail(context, WEFT_CALLBACK_FAILED,
+                      "the put of %s to %s ended with %llu of %llu bytes: the feed gave no more, or the "
+                      "store did not ask for them",
+                      request->key, store->url, (unsigned long long)counted.end,
+                      (unsigned long long)request->feed.size);
+    }
     if (status == WEFT_OK) {
         atomic_fetch_add(&store->sent, counted.end);
+    }
+    if (status == WEFT_OK && tag_out != NULL) {
+        *tag_out = tag;
     }
     return status;
 }
@@ -275,11 +360,6 @@ weft_status weft_store_feed_read(weft_context *context, const weft_store_put_req
         weft_status status = feed->read(feed->opaque, offset, data, want, &count);
         if (status != WEFT_OK) {
             return status;
-        }
-        if (count > want) {
-            return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                             "the feed of %s gave %zu bytes where there was room for %zu", request->key,
-                             count, want);
         }
         if (count == 0 && feed->size != UINT64_MAX) {
             return weft_fail(context, WEFT_INVALID_ARGUMENT,
@@ -337,47 +417,77 @@ weft_status weft_store_put_message(weft_context *context, weft_store *store, con
 
 weft_status weft_store_head(weft_context *context, weft_store *store, const char *key, uint64_t *size_out,
                             weft_store_tag *tag_out) {
-    weft_context_clear(context);
-    weft_status status = check_key(context, key);
+    weft_status status = check_process(context, store);
+    if (status == WEFT_OK) {
+        status = check_key(context, key);
+    }
     if (status != WEFT_OK) {
         return status;
     }
     uint64_t size = 0;
-    weft_store_tag tag;
+    weft_store_tag tag = {""};
     atomic_fetch_add(&store->requests, 1);
-    return store->operations->head(store->self, context, key, size_out != NULL ? size_out : &size,
-                                   tag_out != NULL ? tag_out : &tag);
+    status = weft_answer_told(context, store->operations->head(store->self, context, key, &size, &tag),
+                              "the look at %s of %s", key, store->url);
+    if (status == WEFT_OK && !is_terminated(&tag)) {
+        status = refuse_result(context, store, "head", key);
+    }
+    if (status == WEFT_OK && size_out != NULL) {
+        *size_out = size;
+    }
+    if (status == WEFT_OK && tag_out != NULL) {
+        *tag_out = tag;
+    }
+    return status;
 }
 
 weft_status weft_store_remove(weft_context *context, weft_store *store, const char *key) {
-    weft_context_clear(context);
-    weft_status status = check_key(context, key);
+    weft_status status = check_process(context, store);
+    if (status == WEFT_OK) {
+        status = check_key(context, key);
+    }
     if (status != WEFT_OK) {
         return status;
     }
     atomic_fetch_add(&store->requests, 1);
-    return store->operations->remove(store->self, context, key);
+    return weft_answer_told(context, store->operations->remove(store->self, context, key),
+                            "the removal of %s from %s", key, store->url);
 }
 
 weft_status weft_store_watch(weft_context *context, weft_store *store, uint64_t after, double seconds,
                              void *buffer, size_t capacity, size_t *received_out) {
-    weft_context_clear(context);
+    weft_status status = check_process(context, store);
+    if (status != WEFT_OK) {
+        return status;
+    }
     if (store->operations->watch == NULL) {
         return weft_fail(context, WEFT_UNSUPPORTED, "the store at %s cannot wait for a version; poll it",
                          store->url);
     }
     atomic_fetch_add(&store->requests, 1);
-    weft_status status = store->operations->watch(store->self, context, after, seconds > 0 ? seconds : 0,
-                                                  buffer, capacity, received_out);
+    size_t received = 0;
+    status = store->operations->watch(store->self, context, after, seconds > 0 ? seconds : 0, buffer,
+                                      capacity, &received);
+    if (status == WEFT_MORE) {
+        return WEFT_MORE; /* here it has a meaning: nothing came */
+    }
+    status = weft_answer_told(context, status, "the watch of %s", store->url);
+    if (status == WEFT_OK && received > capacity) {
+        status = refuse_result(context, store, "watch", "a head");
+    }
     if (status == WEFT_OK) {
-        atomic_fetch_add(&store->received, *received_out);
+        atomic_fetch_add(&store->received, received);
+        *received_out = received;
     }
     return status;
 }
 
 weft_status weft_store_list(weft_context *context, weft_store *store, const char *prefix,
                             weft_store_visit visit, void *opaque) {
-    weft_context_clear(context);
+    weft_status status = check_process(context, store);
+    if (status != WEFT_OK) {
+        return status;
+    }
     if (prefix == NULL || (*prefix != '\0' && !weft_store_key_valid(prefix))) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "\"%s\" is not a prefix of keys",
                          prefix != NULL ? prefix : "(null)");
@@ -385,5 +495,29 @@ weft_status weft_store_list(weft_context *context, weft_store *store, const char
     if (store->operations->list == NULL) {
         return weft_fail(context, WEFT_UNSUPPORTED, "the store at %s cannot be listed", store->url);
     }
-    return store->operations->list(store->self, context, prefix, visit, opaque);
+    return weft_answer_told(context, store->operations->list(store->self, context, prefix, visit, opaque),
+                            "the listing of \"%s\" in %s", prefix, store->url);
+}
+
+weft_status weft_store_age(weft_context *context, weft_store *store, const char *key, double *seconds_out) {
+    weft_context_clear(context);
+    weft_status status = check_key(context, key);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (store->operations->age == NULL) {
+        return weft_fail(context, WEFT_UNSUPPORTED, "the store at %s does not tell how old an object is",
+                         store->url);
+    }
+    double seconds = 0;
+    atomic_fetch_add(&store->requests, 1);
+    status = weft_answer_told(context, store->operations->age(store->self, context, key, &seconds),
+                              "the age of %s in %s", key, store->url);
+    if (status == WEFT_OK && !(seconds >= 0)) {
+        status = refuse_result(context, store, "age", key);
+    }
+    if (status == WEFT_OK) {
+        *seconds_out = seconds;
+    }
+    return status;
 }

@@ -5,6 +5,14 @@
  * Each writer begins an epoch with a head of its own; readers follow the highest epoch, so that whoever
  * wrote before is fenced: it may waste objects, but moves nobody. A writer that finds a later epoch, or
  * somebody else's head in its own, stops.
+ *
+ * What a writer was told to be published stays published, whoever takes over and whenever. Where puts have
+ * conditions, who takes over first seals the epoch that ends: it writes the head that it found there once
+ * more, in its own name. A move of the former writer that is still on its way does not find its own head
+ * any more and is refused; one that came before is in the head that was sealed, and taken along. Where puts
+ * have none, both sides write first and then look: the writer at the next epoch after each of its heads,
+ * who takes over at the epoch before after its claim. One of them sees the other. A claim counts only when
+ * its writer has looked (weft_sync_head_unsettled).
  */
 #ifndef WEFT_SYNC_CLAIM_H
 #define WEFT_SYNC_CLAIM_H
@@ -21,6 +29,7 @@ typedef struct weft_claim {
     size_t size;
     weft_store_tag tag;
     uint64_t issued; /* the highest sequence of a head that may have been written: none is used twice */
+    bool sealed;     /* the epoch before cannot move any more */
     bool fenced;
 } weft_claim;
 
@@ -42,8 +51,8 @@ weft_status weft_claim_prepare(weft_claim *claim, const weft_blob *page, const w
                                weft_claim_move *move);
 /* WEFT_CONFLICT if somebody else has taken over. */
 weft_status weft_claim_check(weft_claim *claim);
-/* Writes the head; from WEFT_OK on it is the claim's, and the move is empty. If it cannot be known whether
- * the head was written, `unknown_out` is set, and weft_claim_resolve finds out later. */
+/* Writes the head; from WEFT_OK on it is in the history for good, and the move is empty, though the claim
+ * may be fenced. If that cannot be known, `unknown_out` is set, and weft_claim_resolve finds out later. */
 weft_status weft_claim_commit(weft_claim *claim, weft_claim_move *move, bool *unknown_out);
 weft_status weft_claim_resolve(weft_claim *claim, weft_claim_move *move, bool *written_out);
 void weft_claim_drop(weft_claim *claim, weft_claim_move *move);

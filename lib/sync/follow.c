@@ -61,7 +61,7 @@ static weft_status remember(weft_follow *follow, const weft_sync_head *head) {
     weft_watermark mark = {
         .epoch = head->epoch,
         .sequence = head->sequence,
-        .version = head->started ? head->newest.version : 0,
+        .version = weft_sync_head_version(head),
         .digest = head->newest.digest,
     };
     memcpy(mark.run, head->run, sizeof mark.run);
@@ -81,10 +81,11 @@ weft_status weft_follow_keep(weft_follow *follow) {
 }
 
 /* Takes over `head` if it is news. A replica that was restarted has seen the newest head before, and must
- * take it again. */
+ * take it again. A claim is no news yet: its writer has still to look at what there is. */
 static weft_status accept(weft_follow *follow, weft_sync_head *head) {
     weft_status status = check_run(follow, head);
-    bool newer = weft_sync_head_newer(head, follow->mark.epoch, follow->mark.sequence);
+    bool newer = weft_sync_head_newer(head, follow->mark.epoch, follow->mark.sequence) &&
+                 !weft_sync_head_unsettled(head);
     bool again =
         !follow->seen && head->epoch == follow->mark.epoch && head->sequence == follow->mark.sequence;
     if (status == WEFT_OK && newer) {
@@ -167,11 +168,15 @@ static weft_status look_later(weft_follow *follow) {
 }
 
 static weft_status look_first(weft_follow *follow) {
-    uint8_t data[WEFT_HEAD_MAX];
-    size_t size;
-    uint64_t epoch;
-    weft_status status = weft_head_find(follow->context, follow->store, 1, data, &size, &epoch);
-    return status == WEFT_OK ? take(follow, data, size, epoch) : status;
+    weft_stored_head stored;
+    weft_sync_head head;
+    weft_status status =
+        weft_sync_head_newest(follow->context, follow->store, follow->trusted, &stored, &head);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_sync_head_close(&head, follow->context);
+    return take(follow, stored.data, stored.size, stored.epoch);
 }
 
 static weft_status look_once(weft_follow *follow) {
@@ -208,5 +213,6 @@ weft_status weft_follow_watch(weft_follow *follow, uint64_t after, double second
     }
     follow->tag = (weft_store_tag){""};
     status = take(follow, data, size, 0);
-    return status == WEFT_CHECKSUM_MISMATCH ? weft_follow_look(follow) : status;
+    /* what was damaged on its way is asked for again; and a claim leads to what it repeats */
+    return status == WEFT_CHECKSUM_MISMATCH || status == WEFT_MORE ? weft_follow_look(follow) : status;
 }

@@ -4,14 +4,21 @@
  *
  * The history tells everything: a record names the objects that nothing needs from its version on, and the
  * floor below which versions are no longer kept. An object goes when it has been unneeded for the grace
- * period, by the dates in the records, so that whoever is still fetching it can finish. A mark in the store
- * remembers up to which version all is gone, so that a long history is not gone through again; it is only a
- * help, and losing it costs nothing but time.
+ * period, so that whoever is still fetching it can finish. A mark in the store remembers up to which
+ * version all is gone, so that a long history is not gone through again; it is only a help, and losing it
+ * costs nothing but time.
+ *
+ * How long is by the store's clock alone. What a record says holds since its head was put, and what was
+ * made for the version after it was put later than that: the age of such an object is the least that it can
+ * be. Ages rise from version to version going back, so that the newest record that is old enough, the
+ * *horizon*, is found by looking at few of them.
  *
  * Where the store can be listed, objects that no history names go too: what failed publishes and fenced
- * writers have left, and what followers told of themselves long ago.
+ * writers have left, and what followers told of themselves long ago. A publisher may have been stopped at
+ * any time and for any time, so age does not tell those from what is still to be named: epochs and versions
+ * do (may_come). All of this stays true when the history goes on: whoever has come to these decisions may
+ * be stopped before it acts on them.
  */
-#include "../base/clock.h"
 #include "../base/context.h"
 #include "../tensor/json.h"
 #include "fleet.h"
@@ -26,12 +33,12 @@
 
 static const char MARK_KEY[] = "gc/mark";
 static const double GRACE_SECONDS = 3600;
-/* an object of a publish that is under way is named by nothing yet */
+/* what fenced writers have left may still be fetched by those who followed them */
 static const double LEFTOVER_SECONDS = 600;
 
-enum { MARK_BYTES = 512, JSON_DEPTH = 2, JSON_CONTAINERS = 4 };
+enum { MARK_BYTES = 512, JSON_DEPTH = 2, JSON_CONTAINERS = 4, LOOKS = 5 };
 
-/* An object, and since when it is not needed; 0: it is. */
+/* An object, and the version since which it is not needed; 0: it is. */
 typedef struct gc_object {
     char key[WEFT_KEY_SIZE];
     uint64_t bytes; /* 0: not known */
@@ -41,11 +48,13 @@ typedef struct gc_object {
     bool unproven; /* named by a list that nothing vouches for any more, or is that list */
 } gc_object;
 
-/* What is needed of a record later. */
-typedef struct gc_date {
+/* What is needed of a record later: what it sets, and objects that tell how old the record before it is. */
+typedef struct gc_step {
+    uint64_t version;
     uint64_t floor;
-    uint64_t milliseconds;
-} gc_date;
+    size_t made; /* one made for this version, as its place among the objects; SIZE_MAX: none is known */
+    size_t page; /* the page that the record is on, which is this version's or a later one's */
+} gc_step;
 
 typedef struct gc_run {
     weft_context *context;
@@ -62,15 +71,19 @@ typedef struct gc_run {
     size_t capacity;
     weft_pieces needed; /* objects in pieces that are needed, and whose lists were not fetched */
     bool proven;        /* `objects` has all that is needed and could stand in an unproven list */
-    gc_date *dates;     /* of the records seen, newest first: floors fall */
-    size_t date_count;
+    gc_step *steps;     /* the records seen, newest first: floors fall */
+    size_t step_count;
+    size_t step_capacity;
+    size_t page;              /* the one that is visited, as its place among the objects */
+    size_t page_before;       /* the one of the version before that a record has retired; SIZE_MAX: none */
+    uint64_t horizon;         /* what records up to this one set is old enough */
     uint64_t waiting_version; /* the lowest whose patch must be looked at again; 0: none */
     uint64_t waiting_retired; /* the same for what records retire */
     uint64_t retired;         /* what records up to this one retire is gone */
     uint64_t newest;
     uint64_t epoch;
     uint64_t newest_anchor;
-    uint64_t leaps_end; /* the version that the leaps of the newest page lead to; 0: there are none */
+    uint64_t leaps_end; /* the highest version that a leap of the history leads to; 0: there are none */
 } gc_run;
 
 static weft_status add_object(gc_run *gc, const char *key, uint64_t bytes, uint64_t version,
@@ -248,7 +261,8 @@ static void read_mark(gc_run *gc) {
 
 static weft_status write_mark(gc_run *gc) {
     uint64_t collected = gc->waiting_version > 0 ? gc->waiting_version - 1 : gc->needed_from;
-    uint64_t retired = gc->waiting_retired > 0 ? gc->waiting_retired - 1 : gc->newest;
+    /* the newest record is amended when an anchor comes */
+    uint64_t retired = gc->waiting_retired > 0 ? gc->waiting_retired - 1 : gc->newest - 1;
     if ((collected <= gc->collected && retired <= gc->retired) || gc->options.dry_run) {
         return WEFT_OK;
     }
@@ -263,36 +277,41 @@ static weft_status write_mark(gc_run *gc) {
 
 /* ---- the history ---- */
 
-/* The date at which the floor reached a version: that of the oldest record seen with such a floor. */
-static uint64_t date_of_floor(const gc_run *gc, uint64_t version) {
+/* The version at which the floor reached another: that of the oldest record seen with such a floor. */
+static uint64_t version_of_floor(const gc_run *gc, uint64_t version) {
     size_t low = 0;
-    size_t high = gc->date_count;
+    size_t high = gc->step_count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (gc->dates[middle].floor >= version) {
+        if (gc->steps[middle].floor >= version) {
             low = middle + 1;
         } else {
             high = middle;
         }
     }
-    return low > 0 ? gc->dates[low - 1].milliseconds : 0;
+    return low > 0 ? gc->steps[low - 1].version : 0;
 }
 
-static weft_status keep_date(gc_run *gc, const weft_record *record) {
-    gc_date *dates = weft_reallocate_array(gc->context, gc->dates, gc->date_count + 1, sizeof *dates);
-    if (dates == NULL) {
-        return WEFT_NO_MEMORY;
+static weft_status add_step(gc_run *gc, const weft_record *record) {
+    if (gc->step_count == gc->step_capacity) {
+        size_t capacity = gc->step_capacity > 0 ? 2 * gc->step_capacity : 64;
+        gc_step *steps = weft_reallocate_array(gc->context, gc->steps, capacity, sizeof *steps);
+        if (steps == NULL) {
+            return WEFT_NO_MEMORY;
+        }
+        gc->steps = steps;
+        gc->step_capacity = capacity;
     }
-    gc->dates = dates;
-    dates[gc->date_count++] = (gc_date){record->floor, record->milliseconds};
+    gc->steps[gc->step_count++] =
+        (gc_step){.version = record->version, .floor = record->floor, .made = SIZE_MAX, .page = gc->page};
     return WEFT_OK;
 }
 
 /* A leap's patch is of use as long as somebody may be at the version that it starts from; its node, which
  * leads to smaller ones too, as long as somebody may be on the way. */
 static weft_status visit_leap(gc_run *gc, const weft_leap *leap, uint64_t version) {
-    uint64_t patch_since = leap->first < gc->needed_from ? date_of_floor(gc, leap->first + 1) : 0;
-    uint64_t node_since = leap->last <= gc->needed_from ? date_of_floor(gc, leap->last) : 0;
+    uint64_t patch_since = leap->first < gc->needed_from ? version_of_floor(gc, leap->first + 1) : 0;
+    uint64_t node_since = leap->last <= gc->needed_from ? version_of_floor(gc, leap->last) : 0;
     weft_status status = add_object(gc, leap->node.key, leap->node.bytes, version, node_since);
     if (status == WEFT_OK && leap->key[0] != '\0') {
         status = add_object(gc, leap->key, leap->bytes, version, patch_since);
@@ -302,26 +321,64 @@ static weft_status visit_leap(gc_run *gc, const weft_leap *leap, uint64_t versio
                : status;
 }
 
+/* The room, epoch and version of a key as weft_sync_key makes them. */
+static bool parse_key(const char *key, const char *room, uint64_t *epoch, uint64_t *version) {
+    unsigned long long numbers[2];
+    size_t length = strlen(room);
+    bool parsed = strncmp(key, room, length) == 0 && key[length] == '/' &&
+                  sscanf(key + length + 1, "%llu-%llu-", &numbers[0], &numbers[1]) == 2;
+    *epoch = parsed ? numbers[0] : 0;
+    *version = parsed ? numbers[1] : 0;
+    return parsed;
+}
+
+static weft_status visit_retired(gc_run *gc, const weft_record *record) {
+    weft_status status = WEFT_OK;
+    gc->page_before = SIZE_MAX;
+    for (size_t i = 0; i < record->retired.count && status == WEFT_OK; i++) {
+        const char *key = record->retired.items[i];
+        uint64_t epoch;
+        uint64_t version;
+        if (parse_key(key, "pages", &epoch, &version) && version + 1 == record->version) {
+            gc->page_before = gc->count;
+        }
+        status = add_retired(gc, key, record->version, record->version);
+    }
+    return status;
+}
+
 static weft_status visit_record(gc_run *gc, const weft_record *record) {
-    weft_status status = keep_date(gc, record);
-    bool done = record->version <= gc->retired;
-    for (size_t i = 0; !done && i < record->retired.count && status == WEFT_OK; i++) {
-        status = add_retired(gc, record->retired.items[i], record->version, record->milliseconds);
+    weft_status status = add_step(gc, record);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    gc_step *step = &gc->steps[gc->step_count - 1];
+    step->made = gc->page_before;
+    gc->page_before = SIZE_MAX;
+    if (record->version > gc->retired) {
+        status = visit_retired(gc, record);
     }
     for (size_t i = 0; i < record->leaps.count && status == WEFT_OK; i++) {
         status = visit_leap(gc, &record->leaps.items[i], record->version);
     }
     if (status == WEFT_OK && record->patched) {
-        uint64_t since = record->version <= gc->needed_from ? date_of_floor(gc, record->version) : 0;
+        uint64_t since = record->version <= gc->needed_from ? version_of_floor(gc, record->version) : 0;
+        step->made = gc->count;
         status = add_large(gc, &record->patch, record->version, since);
     }
     return status;
 }
 
+static void note_leaps(gc_run *gc, const weft_leaps *leaps) {
+    for (size_t i = 0; i < leaps->count; i++) {
+        gc->leaps_end = leaps->items[i].last > gc->leaps_end ? leaps->items[i].last : gc->leaps_end;
+    }
+}
+
 static weft_status visit_newest(gc_run *gc, const weft_page *page) {
     weft_status status = WEFT_OK;
     gc->newest_anchor = page->anchor_count > 0 ? page->anchors[0].version : 0;
-    gc->leaps_end = page->leaps.count > 0 ? page->leaps.items[page->leaps.count - 1].last : 0;
+    note_leaps(gc, &page->leaps);
     for (size_t i = 0; i < page->anchor_count && status == WEFT_OK; i++) {
         status = add_large(gc, &page->anchors[i].object, page->anchors[i].version, 0);
     }
@@ -330,17 +387,75 @@ static weft_status visit_newest(gc_run *gc, const weft_page *page) {
 
 static weft_status visit_page(void *opaque, const weft_blob *blob, const weft_page *page) {
     gc_run *gc = opaque;
-    weft_status status = gc->date_count == 0 ? visit_newest(gc, page) : WEFT_OK;
+    weft_status status = gc->step_count == 0 ? visit_newest(gc, page) : WEFT_OK;
+    gc->page = gc->count;
     if (status == WEFT_OK) {
         status = add_object(gc, blob->key, blob->bytes, page->records[0].version, 0);
     }
     for (size_t i = page->record_count; i > 0 && status == WEFT_OK; i--) {
+        note_leaps(gc, &page->records[i - 1].leaps);
         if (page->records[i - 1].version > gc->collected) {
             status = visit_record(gc, &page->records[i - 1]);
         }
     }
     bool more = gc->whole || page->records[0].version > gc->collected + 1;
     return status == WEFT_OK && more ? WEFT_MORE : status;
+}
+
+/* ---- the horizon ---- */
+
+/* At least how long a record holds. The objects must be in the order in which they came. */
+static weft_status find_age(const gc_run *gc, size_t index, double *age_out) {
+    if (index == 0) {
+        char key[WEFT_HEAD_KEY];
+        weft_head_key(gc->epoch, key);
+        return weft_store_age(gc->context, gc->store, key, age_out);
+    }
+    const gc_step *next = &gc->steps[index - 1];
+    weft_status status = WEFT_NOT_FOUND;
+    if (next->made != SIZE_MAX) {
+        status = weft_store_age(gc->context, gc->store, gc->objects[next->made].key, age_out);
+    }
+    return status == WEFT_NOT_FOUND
+               ? weft_store_age(gc->context, gc->store, gc->objects[next->page].key, age_out)
+               : status;
+}
+
+static bool any_unneeded(const gc_run *gc) {
+    for (size_t i = 0; i < gc->count; i++) {
+        if (gc->objects[i].since != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static weft_status find_horizon(gc_run *gc) {
+    if (gc->options.grace_seconds == 0) {
+        gc->horizon = gc->newest;
+        return WEFT_OK;
+    }
+    size_t low = 0;
+    size_t high = any_unneeded(gc) ? gc->step_count : 0;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        double age = 0;
+        weft_status status = find_age(gc, middle, &age);
+        if (status == WEFT_UNSUPPORTED) {
+            gc->result.ageless = true;
+            return WEFT_OK;
+        }
+        if (status != WEFT_OK && status != WEFT_NOT_FOUND) {
+            return status;
+        }
+        if (status == WEFT_OK && age >= gc->options.grace_seconds) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    gc->horizon = low < gc->step_count ? gc->steps[low].version : 0;
+    return WEFT_OK;
 }
 
 /* ---- removing ---- */
@@ -379,8 +494,6 @@ static int compare_keys(const void *a, const void *b) {
 }
 
 static weft_status remove_unneeded(gc_run *gc) {
-    uint64_t now = weft_clock_date();
-    uint64_t grace = (uint64_t)(gc->options.grace_seconds * 1000);
     weft_status status = WEFT_OK;
     const char *key = ""; /* of the last object */
     for (size_t i = 0; i < gc->count && status == WEFT_OK; i++) {
@@ -391,7 +504,7 @@ static weft_status remove_unneeded(gc_run *gc) {
         if (decided || object->since == 0) {
             continue;
         }
-        if (object->since + grace > now || (object->unproven && !gc->proven)) {
+        if (object->since > gc->horizon || (object->unproven && !gc->proven)) {
             note_waiting(gc, object);
         } else {
             status = remove_object(gc, object->key, object->bytes);
@@ -409,26 +522,32 @@ typedef struct leftover_list {
     weft_status status;
 } leftover_list;
 
-/* An anchor is named by a page only when its writer publishes again, which may be long after; and so are
- * the newest leaps. What the parts of a version tell each other is of use while their epoch lasts. */
+/* True if a page or head may yet name it. Writers of earlier epochs name nothing any more, and what those
+ * of later ones have named is not known here. The writer of this one may be about to name: all kinds of
+ * objects of the newest version or a later one; anchors above the newest that is named: they are made in
+ * the background, and named with a later version; leaps from the last one that is named on, which is not
+ * the only one that ends there; they end at multiples, and their patches and lists lie among those of
+ * versions. What the parts of a version tell each other is of use while their epoch lasts. */
 static bool may_come(const gc_run *gc, const char *key) {
-    unsigned long long epoch;
-    unsigned long long version;
-    if (sscanf(key, "parts/%llu/", &epoch) == 1) {
-        return epoch >= gc->epoch;
+    static const char *const rooms[] = {"patches", "anchors", "pages", "chunks", "pieces", "leaps"};
+    uint64_t epoch = 0;
+    uint64_t version = 0;
+    unsigned long long parts;
+    if (sscanf(key, "parts/%llu/", &parts) == 1) {
+        return parts >= gc->epoch;
     }
-    bool list = sscanf(key, "chunks/%llu-%llu-", &epoch, &version) == 2;
-    bool anchor = sscanf(key, "anchors/%llu-%llu-", &epoch, &version) == 2 ||
-                  sscanf(key, "pieces/%llu-%llu-", &epoch, &version) == 2 || list;
-    bool leap = sscanf(key, "leaps/%llu-%llu-", &epoch, &version) == 2 ||
-                sscanf(key, "patches/%llu-%llu-", &epoch, &version) == 2 || list;
-    if ((!anchor && !leap) || epoch < gc->epoch) {
-        return false;
+    const char *room = NULL;
+    for (size_t i = 0; i < sizeof rooms / sizeof *rooms && room == NULL; i++) {
+        room = parse_key(key, rooms[i], &epoch, &version) ? rooms[i] : NULL;
     }
-    uint64_t newest_leap = gc->newest / WEFT_LEAP_WAYS * WEFT_LEAP_WAYS;
-    return (anchor && version > gc->newest_anchor) || (leap && version == newest_leap) ||
-           (leap && gc->leaps_end > 0 && version > gc->leaps_end && version < newest_leap &&
-            version % WEFT_LEAP_WAYS == 0);
+    if (room == NULL || epoch != gc->epoch) {
+        return room != NULL && epoch > gc->epoch;
+    }
+    bool list = strcmp(room, "chunks") == 0;
+    bool anchor = list || strcmp(room, "anchors") == 0 || strcmp(room, "pieces") == 0;
+    bool leap = list || strcmp(room, "leaps") == 0 || strcmp(room, "patches") == 0;
+    return version >= gc->newest || (anchor && version > gc->newest_anchor) ||
+           (leap && version >= gc->leaps_end && version % WEFT_LEAP_WAYS == 0);
 }
 
 static bool visit_listed(void *opaque, const char *key, uint64_t size, double age_seconds) {
@@ -492,7 +611,6 @@ static weft_status collect(gc_run *gc, const weft_sync_head *head) {
     gc->floor = head->newest.floor;
     gc->newest = head->newest.version;
     gc->epoch = head->epoch;
-    gc->result.oldest = gc->floor;
     weft_status heeded = heed_followers(gc, head);
     if (heeded != WEFT_OK) {
         return heeded;
@@ -508,10 +626,11 @@ static weft_status collect(gc_run *gc, const weft_sync_head *head) {
         walked = walked == WEFT_OK ? keep_needed(gc) : walked;
         gc->proven = walked == WEFT_OK;
         snprintf(text, sizeof text, "%s", weft_context_error(gc->context));
+        status = find_horizon(gc);
         if (gc->count > 0) {
             qsort(gc->objects, gc->count, sizeof *gc->objects, compare_objects);
         }
-        status = remove_unneeded(gc);
+        status = status == WEFT_OK ? remove_unneeded(gc) : status;
     }
     /* a page that cannot be read keeps what it may name, and leftovers cannot be told from that */
     if (status == WEFT_OK && walked != WEFT_OK) {
@@ -527,10 +646,29 @@ static weft_status collect(gc_run *gc, const weft_sync_head *head) {
                                                                   : status;
 }
 
+/* The newest head. `settled_out`: all histories go through it from now on. Nobody had begun a later epoch
+ * when it was what it is; and it is not only a claim, which may still be replaced by what the writer before
+ * has put last. */
+static weft_status look_surely(weft_follow *follow, bool *settled_out) {
+    weft_status status = WEFT_OK;
+    for (int i = 0; i < LOOKS && status == WEFT_OK; i++) {
+        char key[WEFT_HEAD_KEY];
+        status = weft_follow_look(follow);
+        if (status < 0) {
+            return status;
+        }
+        weft_head_key(follow->head.epoch + 1, key);
+        status = weft_store_head(follow->context, follow->store, key, NULL, NULL);
+    }
+    *settled_out = status == WEFT_NOT_FOUND && !weft_sync_head_unsettled(&follow->head);
+    return status == WEFT_NOT_FOUND ? WEFT_OK : status;
+}
+
 weft_status weft_gc_run(weft_context *context, weft_store *store, const weft_gc_options *options,
                         weft_gc_result *result_out) {
     weft_context_clear(context);
-    gc_run gc = {.context = context, .store = store, .options = {.grace_seconds = -1}};
+    gc_run gc = {
+        .context = context, .store = store, .options = {.grace_seconds = -1}, .page_before = SIZE_MAX};
     weft_pieces_open(&gc.needed, context);
     if (options != NULL) {
         gc.options = *options;
@@ -539,17 +677,20 @@ weft_status weft_gc_run(weft_context *context, weft_store *store, const weft_gc_
         gc.options.grace_seconds = GRACE_SECONDS;
     }
     weft_follow follow;
+    bool settled = true;
     weft_status status = weft_follow_open(&follow, context, store, gc.options.trusted, NULL, false);
     if (status == WEFT_OK) {
-        status = weft_follow_look(&follow);
+        status = look_surely(&follow, &settled);
     }
     if (status == WEFT_OK && follow.head.started) {
-        status = collect(&gc, &follow.head);
+        gc.result.oldest = follow.head.newest.floor;
+        gc.result.unsettled = !settled;
+        status = settled ? collect(&gc, &follow.head) : WEFT_OK;
     }
     weft_follow_close(&follow);
     weft_pieces_close(&gc.needed);
     weft_release(context, gc.objects);
-    weft_release(context, gc.dates);
+    weft_release(context, gc.steps);
     if (status == WEFT_OK && result_out != NULL) {
         *result_out = gc.result;
     }

@@ -459,10 +459,11 @@ weft_status weft_group_explain(const weft_group_room *room, uint64_t number, uin
                          "where they are",
                          which, verdict.rank, text);
     case WEFT_VERDICT_DIED:
-        return weft_fail(room->context, WEFT_ABORTED,
-                         "version %llu was not committed: rank %u died before it had voted; all ranks stay "
-                         "where they are, start it again",
-                         which, verdict.rank);
+        return weft_fail(
+            room->context, WEFT_ABORTED,
+            "version %llu was not committed: rank %u died before all had voted; all ranks stay "
+            "where they are, start it again",
+            which, verdict.rank);
     case WEFT_VERDICT_LATE:
         return weft_fail(
             room->context, WEFT_ABORTED,

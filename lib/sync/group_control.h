@@ -22,7 +22,7 @@ typedef enum weft_verdict_kind {
     WEFT_VERDICT_COMMITTED = 1,
     /* all others mean that nobody commits it */
     WEFT_VERDICT_FAILED = 2,     /* the rank could not prepare it; its text says why */
-    WEFT_VERDICT_DIED = 3,       /* the rank's process ended before it voted */
+    WEFT_VERDICT_DIED = 3,       /* the rank's process ended before it voted, or before the decision */
     WEFT_VERDICT_LATE = 4,       /* the rank did not vote in time */
     WEFT_VERDICT_LEADERLESS = 5, /* the leader ended before all had voted */
     WEFT_VERDICT_REFUSED = 6,    /* the rank rolled back */

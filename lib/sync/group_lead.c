@@ -22,6 +22,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static const double ENDING_SECONDS = 2;
 static const double YIELD_SECONDS = 0.25;
@@ -36,6 +37,7 @@ typedef enum lead_state {
 
 struct weft_group {
     weft_context *context;
+    pid_t process; /* that opened it */
     weft_store *store;
     weft_group_options options;
     weft_group_room room;
@@ -114,6 +116,7 @@ weft_status weft_group_lead(weft_context *context, weft_store *store, const char
         return WEFT_NO_MEMORY;
     }
     group->context = context;
+    group->process = getpid();
     group->store = store;
     group->options = *options;
     weft_status status = weft_group_room_lead(&group->room, context, path, options->members);
@@ -133,7 +136,7 @@ weft_status weft_group_lead(weft_context *context, weft_store *store, const char
 }
 
 void weft_group_close(weft_group *group) {
-    if (group == NULL) {
+    if (group == NULL || !weft_process_is(group->process)) {
         return;
     }
     if (group->room.shared != NULL) {
@@ -367,9 +370,12 @@ static weft_status await_decision(weft_group *group, double until) {
 
 weft_status weft_group_run(weft_group *group, double seconds, uint64_t *version_out) {
     weft_context_clear(group->context);
+    weft_status status = weft_process_check(group->context, group->process, "this leader of a group");
+    if (status != WEFT_OK) {
+        return status;
+    }
     double until = weft_clock_now() + seconds;
     uint64_t before = weft_group_last_mirror(&group->room).version;
-    weft_status status = WEFT_OK;
     do {
         switch (group->state) {
         case LEAD_RESTORE:

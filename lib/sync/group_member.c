@@ -18,12 +18,14 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static const double GROUP_SECONDS = 60;
 static const uint64_t AUDIT_BYTES = (uint64_t)16 << 20;
 
 struct weft_member {
     weft_context *context;
+    pid_t process; /* that opened it */
     weft_member_options options;
     weft_group_room room;
     unsigned rank;
@@ -158,6 +160,15 @@ static weft_status fill(weft_member *member, double until) {
 
 /* ---- life ---- */
 
+/* Another rank may have read the vote of the process that had this place before, and be about to decide for
+ * the commit. We cannot take part in that any more: the step is over before we are filled. */
+static void end_former_vote(const weft_member *member) {
+    weft_standing standing = weft_group_standing(&member->room, member->rank);
+    if (standing.kind == WEFT_STANDING_VOTED) {
+        weft_group_decide(&member->room, standing.number, (weft_verdict){WEFT_VERDICT_DIED, member->rank});
+    }
+}
+
 static weft_status join(weft_member *member, const char *path) {
     double until = weft_clock_now() + member->options.seconds;
     weft_status status =
@@ -165,6 +176,7 @@ static weft_status join(weft_member *member, const char *path) {
     if (status != WEFT_OK) {
         return status;
     }
+    end_former_vote(member);
     stand(member, WEFT_STANDING_FILLING, 0);
     return fill(member, until);
 }
@@ -179,6 +191,7 @@ static weft_status open_member(weft_context *context, const char *path, unsigned
     }
     *member = *like;
     member->context = context;
+    member->process = getpid();
     member->rank = rank;
     member->replica.context = context;
     member->info.rank = rank;
@@ -211,7 +224,7 @@ weft_status weft_member_open_layout(weft_context *context, const char *path, uns
 }
 
 void weft_member_close(weft_member *member) {
-    if (member == NULL) {
+    if (member == NULL || !weft_process_is(member->process)) {
         return;
     }
     if (member->room.shared != NULL) {
@@ -292,8 +305,17 @@ static weft_status await_offer(weft_member *member, uint64_t version, double sec
     }
 }
 
-weft_status weft_member_wait(weft_member *member, double seconds, uint64_t *version_out) {
+/* Where every call begins. */
+static weft_status enter(const weft_member *member) {
     weft_context_clear(member->context);
+    return weft_process_check(member->context, member->process, "this member of a group");
+}
+
+weft_status weft_member_wait(weft_member *member, double seconds, uint64_t *version_out) {
+    weft_status entered = enter(member);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     weft_progress_begin(member->context, "wait", 0);
     uint64_t number;
     weft_group_step step;
@@ -359,7 +381,10 @@ static void refuse(weft_member *member, weft_verdict_kind kind, const char *text
 }
 
 weft_status weft_member_prepare(weft_member *member, uint64_t version) {
-    weft_context_clear(member->context);
+    weft_status entered = enter(member);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     weft_progress_begin(member->context, "wait", 0);
     if (member->prepared) {
         return weft_fail(member->context, WEFT_INVALID_ARGUMENT,
@@ -393,7 +418,10 @@ weft_status weft_member_prepare(weft_member *member, uint64_t version) {
 }
 
 weft_status weft_member_rollback(weft_member *member) {
-    weft_context_clear(member->context);
+    weft_status entered = enter(member);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     if (!member->prepared) {
         return weft_fail(member->context, WEFT_UNSUPPORTED,
                          "nothing is prepared; what a group has committed stays");
@@ -476,7 +504,10 @@ static weft_status put_in_place(weft_member *member) {
 }
 
 weft_status weft_member_commit(weft_member *member) {
-    weft_context_clear(member->context);
+    weft_status entered = enter(member);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     if (!member->prepared) {
         return WEFT_OK;
     }
@@ -499,7 +530,10 @@ weft_status weft_member_commit(weft_member *member) {
 /* ---- telling ---- */
 
 weft_status weft_member_verify(weft_member *member) {
-    weft_context_clear(member->context);
+    weft_status entered = enter(member);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     weft_status status = check_place(member);
     return status == WEFT_OK ? weft_replica_audit(&member->replica, UINT64_MAX) : status;
 }

@@ -25,6 +25,14 @@ void weft_head_key(uint64_t epoch, char key[WEFT_HEAD_KEY]) {
     snprintf(key, WEFT_HEAD_KEY, "heads/%08llu", (unsigned long long)epoch);
 }
 
+bool weft_sync_head_unsettled(const weft_sync_head *head) {
+    return head->sequence == 1 && head->epoch > 1;
+}
+
+uint64_t weft_sync_head_version(const weft_sync_head *head) {
+    return head->started ? head->newest.version : 0;
+}
+
 bool weft_sync_head_newer(const weft_sync_head *head, uint64_t epoch, uint64_t sequence) {
     return head->epoch > epoch || (head->epoch == epoch && head->sequence > sequence);
 }
@@ -35,6 +43,16 @@ static void set(json_t *json, bool *failed, const char *name, json_t *value) {
     if (json_object_set_new(json, name, value) != 0) {
         *failed = true;
     }
+}
+
+/* What readers would refuse about a head, or NULL. */
+static const char *head_fault(const weft_sync_head *head) {
+    if (!weft_sync_name_valid(head->run) || !weft_sync_name_valid(head->writer) || head->epoch == 0 ||
+        head->epoch > INT64_MAX || head->sequence > INT64_MAX) {
+        return "its run, its place or its writer";
+    }
+    const char *fault = head->started ? weft_blob_fault(&head->page) : NULL;
+    return fault == NULL && head->started ? weft_record_fault(&head->newest) : fault;
 }
 
 static json_t *format_json(const weft_sync_head *head) {
@@ -87,14 +105,22 @@ static weft_status append_signature(weft_context *context, const weft_key *key, 
 
 static weft_status format_head(weft_context *context, const weft_sync_head *head, const weft_key *key,
                                weft_writer *writer) {
+    static const weft_json_bounds bounds = {SIZE_MAX, JSON_DEPTH, JSON_CONTAINERS};
     weft_hash hash;
     char hex[WEFT_HASH_TEXT];
+    const char *fault = head_fault(head);
+    if (fault != NULL) {
+        return weft_sync_unwritable(context, "a head", fault);
+    }
     weft_json_write(writer, format_json(head));
     if (weft_writer_failed(writer)) {
         return weft_json_no_memory(context, "a head");
     }
     size_t json_size = writer->size;
-    weft_status status = weft_hash_compute(context, writer->data, json_size, &hash);
+    weft_status status = weft_json_check(context, "a head", (const char *)writer->data, json_size, &bounds);
+    if (status == WEFT_OK) {
+        status = weft_hash_compute(context, writer->data, json_size, &hash);
+    }
     if (status != WEFT_OK) {
         return status;
     }
@@ -173,21 +199,25 @@ static weft_status parse_json(weft_context *context, const char *where, const js
     if (status != WEFT_OK) {
         return status;
     }
-    if (!weft_json_name(json, "run", head->run, sizeof head->run) ||
-        !weft_json_count(json, "epoch", &head->epoch) || head->epoch == 0 ||
+    if (!weft_json_text(json, "run", head->run, sizeof head->run) ||
+        !weft_json_count(json, "epoch", &head->epoch) ||
         !weft_json_count(json, "sequence", &head->sequence) ||
-        !weft_json_name(json, "writer", head->writer, sizeof head->writer)) {
+        !weft_json_text(json, "writer", head->writer, sizeof head->writer)) {
         return weft_fail(context, WEFT_MALFORMED, "%s: the head lacks something", where);
     }
     const json_t *newest = json_object_get(json, "newest");
-    if (newest == NULL) {
-        return WEFT_OK;
+    if (newest != NULL) {
+        status = weft_blob_parse(context, where, json_object_get(json, "page"), &head->page);
+        if (status == WEFT_OK) {
+            status = weft_record_parse(context, where, newest, &head->newest);
+        }
+        head->started = status == WEFT_OK;
     }
-    status = weft_blob_parse(context, where, json_object_get(json, "page"), &head->page);
-    if (status == WEFT_OK) {
-        status = weft_record_parse(context, where, newest, &head->newest);
+    const char *fault = status == WEFT_OK ? head_fault(head) : NULL;
+    if (fault != NULL) {
+        weft_sync_head_close(head, context);
+        status = weft_sync_malformed(context, where, fault);
     }
-    head->started = status == WEFT_OK;
     return status;
 }
 
@@ -233,6 +263,13 @@ weft_status weft_sync_head_parse(weft_context *context, const char *where, const
         status = parse_json(context, where, json, head);
     }
     json_decref(json);
+    const char *run = trusted != NULL ? weft_key_run(trusted) : "";
+    if (status == WEFT_OK && run[0] != '\0' && strcmp(run, head->run) != 0) {
+        status = weft_fail(context, WEFT_SIGNATURE_MISMATCH,
+                           "%s: the head is of run %s, and the key is trusted for run %s only", where,
+                           head->run, run);
+        weft_sync_head_close(head, context);
+    }
     return status;
 }
 
@@ -327,9 +364,8 @@ static weft_status last_epoch(weft_context *context, weft_store *store, uint64_t
     return status;
 }
 
-weft_status weft_head_find(weft_context *context, weft_store *store, uint64_t least_epoch, uint8_t *data,
-                           size_t *size_out, uint64_t *epoch_out) {
-    weft_context_clear(context);
+static weft_status find_last(weft_context *context, weft_store *store, uint64_t least_epoch,
+                             weft_stored_head *stored) {
     uint64_t epoch = least_epoch > 0 ? least_epoch : 1;
     bool exists;
     weft_status status = epoch_exists(context, store, epoch, &exists);
@@ -342,10 +378,86 @@ weft_status weft_head_find(weft_context *context, weft_store *store, uint64_t le
         status = last_epoch(context, store, epoch, &epoch);
     }
     if (status == WEFT_OK) {
-        status = weft_sync_head_read(context, store, epoch, NULL, data, size_out, NULL);
+        status =
+            weft_sync_head_read(context, store, epoch, NULL, stored->data, &stored->size, &stored->tag);
     }
+    stored->epoch = epoch;
+    stored->last = epoch;
+    return status;
+}
+
+weft_status weft_head_find(weft_context *context, weft_store *store, uint64_t least_epoch, uint8_t *data,
+                           size_t *size_out, uint64_t *epoch_out) {
+    weft_context_clear(context);
+    weft_stored_head stored;
+    weft_status status = find_last(context, store, least_epoch, &stored);
     if (status == WEFT_OK) {
-        *epoch_out = epoch;
+        memcpy(data, stored.data, stored.size);
+        *size_out = stored.size;
+        *epoch_out = stored.epoch;
     }
     return status;
+}
+
+/* A head under another's name is as good as damaged. */
+static weft_status parse_stored(weft_context *context, weft_store *store, const weft_key *trusted,
+                                const weft_stored_head *stored, weft_sync_head *head) {
+    const char *url = weft_store_url(store);
+    weft_status status = weft_sync_head_parse(context, url, stored->data, stored->size, trusted, head);
+    if (status != WEFT_OK || head->epoch == stored->epoch) {
+        return status;
+    }
+    weft_sync_head_close(head, context);
+    return weft_fail(context, WEFT_CHECKSUM_MISMATCH,
+                     "%s: what lies under the name of epoch %llu's head is not that head", url,
+                     (unsigned long long)stored->epoch);
+}
+
+/* Goes on to the head of the epoch before as long as what is at hand is only a claim. */
+static weft_status walk_to_settled(weft_context *context, weft_store *store, const weft_key *trusted,
+                                   weft_stored_head *stored, weft_sync_head *head) {
+    weft_stored_head earlier = *stored;
+    weft_status status = parse_stored(context, store, trusted, &earlier, head);
+    bool unsettled = status == WEFT_OK && weft_sync_head_unsettled(head);
+    while (unsettled) {
+        weft_sync_head before;
+        earlier.epoch--;
+        status =
+            weft_sync_head_read(context, store, earlier.epoch, NULL, earlier.data, &earlier.size, NULL);
+        if (status == WEFT_OK) {
+            status = parse_stored(context, store, trusted, &earlier, &before);
+        }
+        if (status != WEFT_OK) {
+            break;
+        }
+        unsettled = weft_sync_head_unsettled(&before);
+        weft_sync_head_close(unsettled ? &before : head, context);
+        if (!unsettled) {
+            *head = before;
+            *stored = earlier;
+        }
+    }
+    if (unsettled && (status == WEFT_NOT_FOUND || status == WEFT_SIGNATURE_MISMATCH)) {
+        weft_context_clear(context);
+        return WEFT_OK;
+    }
+    if (unsettled) {
+        weft_sync_head_close(head, context);
+    }
+    return status;
+}
+
+weft_status weft_sync_head_settled(weft_context *context, weft_store *store, const weft_key *trusted,
+                                   uint64_t epoch, weft_stored_head *stored, weft_sync_head *head) {
+    stored->epoch = epoch;
+    weft_status status =
+        weft_sync_head_read(context, store, epoch, NULL, stored->data, &stored->size, NULL);
+    return status == WEFT_OK ? walk_to_settled(context, store, trusted, stored, head) : status;
+}
+
+weft_status weft_sync_head_newest(weft_context *context, weft_store *store, const weft_key *trusted,
+                                  weft_stored_head *stored, weft_sync_head *head) {
+    weft_context_clear(context);
+    weft_status status = find_last(context, store, 1, stored);
+    return status == WEFT_OK ? walk_to_settled(context, store, trusted, stored, head) : status;
 }

@@ -7,7 +7,10 @@
 #include "../base/clock.h"
 #include "../base/context.h"
 
+#include <stdio.h>
 #include <string.h>
+
+enum { TEXT_BYTES = 512 };
 
 static weft_status fetch_visible(weft_context *context, weft_store *store, const weft_blob *blob,
                                  uint8_t **data_out) {
@@ -24,31 +27,54 @@ static weft_status fetch_visible(weft_context *context, weft_store *store, const
     return status;
 }
 
-weft_status weft_history_page(weft_context *context, weft_store *store, const weft_blob *blob,
-                              const char *run, weft_page **page_out) {
-    uint8_t *data;
-    weft_status status = fetch_visible(context, store, blob, &data);
-    if (status != WEFT_OK) {
-        return status;
-    }
+weft_status weft_history_parse(weft_context *context, const char *key, const uint8_t *data, size_t size,
+                               weft_page **page_out) {
     weft_page *page = weft_allocate(context, sizeof *page);
     if (page == NULL) {
-        weft_release(context, data);
         return WEFT_NO_MEMORY;
     }
     weft_page_open(page, context);
-    status = weft_page_parse(page, blob->key, data, (size_t)blob->bytes);
-    weft_release(context, data);
-    if (status == WEFT_OK && strcmp(page->run, run) != 0) {
-        status = weft_fail(context, WEFT_MALFORMED, "%s belongs to run %s, not to run %s", blob->key,
-                           page->run, run);
-    }
+    weft_status status = weft_page_parse(page, key, data, size);
     if (status != WEFT_OK) {
         weft_history_release(context, page);
         return status;
     }
     *page_out = page;
     return WEFT_OK;
+}
+
+static weft_status read_page(weft_context *context, weft_store *store, const weft_blob *blob,
+                             const char *run, weft_page **page_out) {
+    uint8_t *data;
+    weft_page *page;
+    weft_status status = fetch_visible(context, store, blob, &data);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = weft_history_parse(context, blob->key, data, (size_t)blob->bytes, &page);
+    weft_release(context, data);
+    if (status == WEFT_OK && strcmp(page->run, run) != 0) {
+        status = weft_fail(context, WEFT_MALFORMED, "%s belongs to run %s, not to run %s", blob->key,
+                           page->run, run);
+        weft_history_release(context, page);
+    }
+    if (status == WEFT_OK) {
+        *page_out = page;
+    }
+    return status;
+}
+
+/* Of a page that is damaged where it lies, there is something to be done. */
+weft_status weft_history_page(weft_context *context, weft_store *store, const weft_blob *blob,
+                              const char *run, weft_page **page_out) {
+    weft_status status = read_page(context, store, blob, run, page_out);
+    if (status != WEFT_NOT_FOUND && status != WEFT_CHECKSUM_MISMATCH) {
+        return status;
+    }
+    char text[TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", weft_context_error(context));
+    return weft_fail(context, status, "%s; weft repair %s tells what that costs, and mends it", text,
+                     weft_store_url(store));
 }
 
 void weft_history_release(weft_context *context, weft_page *page) {

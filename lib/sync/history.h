@@ -15,6 +15,9 @@
  * yet. */
 weft_status weft_history_page(weft_context *context, weft_store *store, const weft_blob *blob,
                               const char *run, weft_page **page_out);
+/* The same of bytes that are at hand, whose run the caller checks. */
+weft_status weft_history_parse(weft_context *context, const char *key, const uint8_t *data, size_t size,
+                               weft_page **page_out);
 void weft_history_release(weft_context *context, weft_page *page);
 
 /* WEFT_MORE: go on with the page before. */

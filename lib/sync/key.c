@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -20,6 +21,7 @@ struct weft_key {
     EVP_PKEY *pair;
     bool secret;
     uint8_t public_half[32];
+    char run[WEFT_RUN_TEXT];
 };
 
 /* Takes over `pair`. */
@@ -126,6 +128,23 @@ weft_status weft_key_write(weft_context *context, const weft_key *key, const cha
         unlink(secret_path);
     }
     return status;
+}
+
+weft_status weft_key_bind(weft_context *context, weft_key *key, const char *run) {
+    weft_context_clear(context);
+    size_t length = strlen(run);
+    if (length == 0 || length >= WEFT_RUN_TEXT || strspn(run, "0123456789abcdef") != length) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "'%.40s' is not the name of a run, which is hexadecimal; weft publish "
+                         "--json tells it",
+                         run);
+    }
+    snprintf(key->run, sizeof key->run, "%s", run);
+    return WEFT_OK;
+}
+
+const char *weft_key_run(const weft_key *key) {
+    return key->run;
 }
 
 void weft_key_destroy(weft_key *key) {

@@ -105,24 +105,42 @@ static bool parse_patch_keys(const json_t *json, weft_leap *leap) {
     }
     bool listed = json_object_get(json, "list") != NULL;
     return weft_json_count(json, "bytes", &leap->bytes) && leap->bytes > 0 &&
-           weft_json_key(json, "key", leap->key) && weft_key_collectable(leap->key) &&
-           (!listed ||
-            (weft_json_key(json, "list", leap->list_key) && weft_key_collectable(leap->list_key)));
+           weft_json_key(json, "key", leap->key) &&
+           (!listed || weft_json_key(json, "list", leap->list_key));
+}
+
+/* What readers would refuse about a leap, or NULL. */
+static const char *leap_fault(const weft_leap *leap) {
+    bool listed = leap->list_key[0] != '\0';
+    if (leap->last > INT64_MAX || !length_valid(leap->first, leap->last) || leap->bytes > INT64_MAX ||
+        (leap->bytes > 0 && !weft_key_collectable(leap->key)) ||
+        (leap->bytes > 0 && listed && !weft_key_collectable(leap->list_key))) {
+        return "a leap";
+    }
+    return weft_blob_fault(&leap->node) == NULL && weft_key_collectable(leap->node.key)
+               ? NULL
+               : "the key of a leap";
+}
+
+const char *weft_leaps_fault(const weft_leaps *leaps) {
+    const char *fault = leaps->count <= WEFT_LEAPS_MAX ? NULL : "the list of leaps";
+    for (size_t i = 0; i < leaps->count && fault == NULL; i++) {
+        fault = leap_fault(&leaps->items[i]);
+    }
+    return fault;
 }
 
 static weft_status parse_leap(weft_context *context, const char *where, const json_t *json,
                               weft_leap *leap) {
     *leap = (weft_leap){0};
     if (!json_is_object(json) || !weft_json_count(json, "first", &leap->first) ||
-        !weft_json_count(json, "last", &leap->last) || !length_valid(leap->first, leap->last) ||
-        !weft_json_digest(json, "base", &leap->base) || !weft_json_digest(json, "digest", &leap->digest) ||
-        !parse_patch_keys(json, leap)) {
+        !weft_json_count(json, "last", &leap->last) || !weft_json_digest(json, "base", &leap->base) ||
+        !weft_json_digest(json, "digest", &leap->digest) || !parse_patch_keys(json, leap)) {
         return weft_sync_malformed(context, where, "a leap");
     }
     weft_status status = weft_blob_parse(context, where, json_object_get(json, "node"), &leap->node);
-    return status == WEFT_OK && !weft_key_collectable(leap->node.key)
-               ? weft_sync_malformed(context, where, "the key of a leap")
-               : status;
+    const char *fault = status == WEFT_OK ? leap_fault(leap) : NULL;
+    return fault != NULL ? weft_sync_malformed(context, where, fault) : status;
 }
 
 weft_status weft_leaps_parse(weft_context *context, const char *where, const json_t *json,
@@ -167,6 +185,56 @@ void weft_leap_node_close(weft_leap_node *node) {
 
 const weft_record *weft_leap_node_end(const weft_leap_node *node) {
     return &node->records[node->record_count - 1];
+}
+
+/* The versions of a leap of level 1 follow each other, each by its patch. */
+static bool records_follow(const weft_leap_node *node) {
+    const weft_digest *before = &node->base;
+    for (size_t i = 0; i < node->record_count; i++) {
+        const weft_record *record = &node->records[i];
+        if (record->version != node->first + 1 + i || !record->patched ||
+            !weft_digest_equal(&record->base, before)) {
+            return false;
+        }
+        before = &record->digest;
+    }
+    return true;
+}
+
+static bool parts_follow(const weft_leap_node *node) {
+    uint64_t version = node->first;
+    const weft_digest *before = &node->base;
+    for (size_t i = 0; i < node->parts.count; i++) {
+        const weft_leap *part = &node->parts.items[i];
+        if (part->first != version || !weft_digest_equal(&part->base, before)) {
+            return false;
+        }
+        version = part->last;
+        before = &part->digest;
+    }
+    return node->parts.count >= 2 && node->parts.count <= WEFT_LEAP_WAYS && version == node->last &&
+           node->records[0].version == node->last && weft_digest_equal(&node->records[0].digest, before);
+}
+
+/* What readers would refuse about a node, or NULL. */
+static const char *node_fault(const weft_leap_node *node) {
+    if (!weft_sync_name_valid(node->run) || node->last > INT64_MAX ||
+        !length_valid(node->first, node->last)) {
+        return "what a leap leads over";
+    }
+    bool lowest = lowest_level(node->first, node->last);
+    const char *fault = node->patched ? weft_object_fault(&node->patch) : NULL;
+    if (fault == NULL && node->record_count != (lowest ? (size_t)(node->last - node->first) : 1)) {
+        fault = "the list of versions";
+    }
+    for (size_t i = 0; i < node->record_count && fault == NULL; i++) {
+        fault = weft_record_fault(&node->records[i]);
+    }
+    fault = fault != NULL ? fault : weft_leaps_fault(&node->parts);
+    if (fault == NULL && !(lowest ? records_follow(node) : parts_follow(node))) {
+        fault = "the order of versions";
+    }
+    return fault;
 }
 
 static json_t *format_records(const weft_leap_node *node) {
@@ -215,18 +283,23 @@ static void describe_leap(const weft_leap_node *node, weft_leap *leap) {
 
 weft_status weft_leap_node_write(const weft_leap_node *node, weft_store *store, const char *key,
                                  weft_leap *leap) {
+    static const weft_json_bounds bounds = {WEFT_LEAP_NODE_MAX, JSON_DEPTH, JSON_CONTAINERS};
     weft_context *context = node->context;
+    const char *fault = node_fault(node);
+    if (fault != NULL) {
+        return weft_sync_unwritable(context, "a leap", fault);
+    }
     weft_writer writer;
     weft_writer_open(&writer, context);
     *leap = (weft_leap){0};
     describe_leap(node, leap);
-    weft_json_write(&writer, format_node(node));
-    weft_writer_u8(&writer, '\n');
-    weft_status status = weft_writer_failed(&writer) ? weft_json_no_memory(context, "a leap") : WEFT_OK;
+    weft_status status = weft_sync_write_line(context, "a leap", format_node(node), &bounds, &writer);
     if (status == WEFT_OK) {
         memcpy(leap->node.key, key, strlen(key) + 1);
         leap->node.bytes = writer.size;
-        status = weft_hash_compute(context, writer.data, writer.size, &leap->node.hash);
+        fault = leap_fault(leap);
+        status = fault != NULL ? weft_sync_unwritable(context, "a leap", fault)
+                               : weft_hash_compute(context, writer.data, writer.size, &leap->node.hash);
     }
     if (status == WEFT_OK) {
         status = weft_store_put_bytes(context, store, key, writer.data, writer.size, WEFT_STORE_ALWAYS,
@@ -251,42 +324,13 @@ static weft_status parse_records(weft_leap_node *node, const char *where, const 
     return status;
 }
 
-/* The versions of a leap of level 1 follow each other, each by its patch. */
-static bool records_follow(const weft_leap_node *node) {
-    const weft_digest *before = &node->base;
-    for (size_t i = 0; i < node->record_count; i++) {
-        const weft_record *record = &node->records[i];
-        if (record->version != node->first + 1 + i || !record->patched ||
-            !weft_digest_equal(&record->base, before)) {
-            return false;
-        }
-        before = &record->digest;
-    }
-    return true;
-}
-
-static bool parts_follow(const weft_leap_node *node) {
-    uint64_t version = node->first;
-    const weft_digest *before = &node->base;
-    for (size_t i = 0; i < node->parts.count; i++) {
-        const weft_leap *part = &node->parts.items[i];
-        if (part->first != version || !weft_digest_equal(&part->base, before)) {
-            return false;
-        }
-        version = part->last;
-        before = &part->digest;
-    }
-    return node->parts.count >= 2 && node->parts.count <= WEFT_LEAP_WAYS && version == node->last &&
-           node->records[0].version == node->last && weft_digest_equal(&node->records[0].digest, before);
-}
-
 static weft_status parse_node(weft_leap_node *node, const char *where, const json_t *json) {
     weft_context *context = node->context;
     weft_status status = weft_sync_check_kind(context, where, json, "leap");
     if (status != WEFT_OK) {
         return status;
     }
-    if (!weft_json_name(json, "run", node->run, sizeof node->run) ||
+    if (!weft_json_text(json, "run", node->run, sizeof node->run) ||
         !weft_json_count(json, "first", &node->first) || !weft_json_count(json, "last", &node->last) ||
         !length_valid(node->first, node->last) || !weft_json_digest(json, "base", &node->base)) {
         return weft_sync_malformed(context, where, "what a leap leads over");
@@ -302,11 +346,8 @@ static weft_status parse_node(weft_leap_node *node, const char *where, const jso
     if (status == WEFT_OK) {
         status = weft_leaps_parse(context, where, json_object_get(json, "leaps"), &node->parts);
     }
-    if (status != WEFT_OK) {
-        return status;
-    }
-    bool follow = lowest_level(node->first, node->last) ? records_follow(node) : parts_follow(node);
-    return follow ? WEFT_OK : weft_sync_malformed(context, where, "the order of versions");
+    const char *fault = status == WEFT_OK ? node_fault(node) : NULL;
+    return fault != NULL ? weft_sync_malformed(context, where, fault) : status;
 }
 
 weft_status weft_leap_node_parse(weft_leap_node *node, const char *where, const void *data, size_t size) {

@@ -30,6 +30,8 @@ weft_status weft_leaps_copy(weft_leaps *leaps, weft_context *context, const weft
 /* Adds a leap to those that follow each other: it takes the place of the smaller ones that it consists of.
  * If it does not begin where the last one ends, the older ones go: nothing would lead from them on. */
 weft_status weft_ladder_add(weft_leaps *ladder, weft_context *context, const weft_leap *leap);
+/* What readers would refuse about them, or NULL: see record.h. */
+const char *weft_leaps_fault(const weft_leaps *leaps);
 json_t *weft_leaps_format(const weft_leaps *leaps);
 /* True if each begins where the one before ends, and the last ends at `version` or before it. */
 bool weft_leaps_adjoin(const weft_leaps *leaps, uint64_t version);

@@ -108,6 +108,13 @@ static weft_status take_page(weft_ledger *ledger, const weft_blob *blob, weft_pa
     return status == WEFT_OK && more ? WEFT_MORE : status;
 }
 
+/* Pages before the long one that is under way only tell how many bytes the patches since the newest anchor
+ * have. Where one cannot be read, an anchor is due. */
+static bool is_dispensable(const weft_ledger *ledger, uint64_t next, weft_status status) {
+    return next != 0 && next <= group_of(ledger->version) &&
+           (weft_status_is_integrity(status) || status == WEFT_NOT_FOUND);
+}
+
 weft_status weft_ledger_resume(weft_ledger *ledger, const weft_blob *page) {
     weft_blob blob = *page;
     uint64_t next = 0; /* the first version of the page after */
@@ -124,6 +131,10 @@ weft_status weft_ledger_resume(weft_ledger *ledger, const weft_blob *page) {
                         : weft_fail(ledger->context, WEFT_MALFORMED, "%s: the history has a gap", blob.key);
             blob = read->previous;
             weft_history_release(ledger->context, read);
+        } else if (is_dispensable(ledger, next, status)) {
+            ledger->patch_bytes = UINT64_MAX / 2;
+            weft_context_clear(ledger->context);
+            status = WEFT_OK;
         }
     }
     return status;
@@ -245,6 +256,20 @@ static weft_status copy_records(const weft_ledger *ledger, uint64_t first, weft_
     return status;
 }
 
+/* What a new anchor has made superfluous stands in the newest record from now on: the writer may end before
+ * there is another. */
+static weft_status amend_record(const weft_ledger *ledger, weft_record *newest) {
+    newest->floor = ledger->floor;
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < ledger->retired.count && status == WEFT_OK; i++) {
+        status = weft_texts_add(&newest->retired, ledger->context, ledger->retired.items[i]);
+    }
+    for (size_t i = 0; i < ledger->made.count && status == WEFT_OK; i++) {
+        status = weft_leaps_add(&newest->leaps, ledger->context, &ledger->made.items[i]);
+    }
+    return status;
+}
+
 static weft_status fill_page(const weft_ledger *ledger, const weft_record *record, weft_page *page) {
     uint64_t version = record != NULL ? record->version : ledger->version;
     uint64_t first = weft_page_first(version);
@@ -259,7 +284,8 @@ static weft_status fill_page(const weft_ledger *ledger, const weft_record *recor
         status = weft_record_copy(ledger->context, record, &page->records[page->record_count]);
         page->record_count += status == WEFT_OK;
     }
-    if (record == NULL) {
+    if (status == WEFT_OK && record == NULL) {
+        status = amend_record(ledger, &page->records[page->record_count - 1]);
         memcpy(page->replaces, ledger->page.key, sizeof page->replaces);
     }
     /* a history that does not begin with version 1 has no page before its first */
@@ -268,25 +294,6 @@ static weft_status fill_page(const weft_ledger *ledger, const weft_record *recor
     if (page->linked) {
         page->previous = *before;
     }
-    return status;
-}
-
-static weft_status write_page(const weft_ledger *ledger, const weft_page *page, const char *key,
-                              weft_blob *blob) {
-    weft_context *context = ledger->context;
-    weft_writer writer;
-    weft_writer_open(&writer, context);
-    weft_status status = weft_page_format(page, &writer);
-    if (status == WEFT_OK) {
-        *blob = (weft_blob){.bytes = writer.size};
-        memcpy(blob->key, key, strlen(key) + 1);
-        status = weft_hash_compute(context, writer.data, writer.size, &blob->hash);
-    }
-    if (status == WEFT_OK) {
-        status = weft_store_put_bytes(context, ledger->store, key, writer.data, writer.size,
-                                      WEFT_STORE_ALWAYS, NULL, NULL);
-    }
-    weft_writer_close(&writer);
     return status;
 }
 
@@ -299,7 +306,7 @@ static weft_status draft_page(const weft_ledger *ledger, const weft_record *reco
     weft_page_open(page, ledger->context);
     weft_status status = fill_page(ledger, record, page);
     if (status == WEFT_OK) {
-        status = write_page(ledger, page, key, blob);
+        status = weft_page_write(page, ledger->store, key, blob);
     }
     weft_history_release(ledger->context, page);
     return status;
@@ -336,29 +343,9 @@ weft_status weft_ledger_draft(weft_ledger *ledger, weft_record *record, const ch
     return status == WEFT_OK ? draft_page(ledger, record, page_key, page) : status;
 }
 
-/* What a new anchor has made superfluous stands in the newest record from now on: the writer may end before
- * there is another. */
-static weft_status amend_newest(weft_ledger *ledger) {
-    weft_record *newest = &ledger->records[ledger->record_count - 1];
-    newest->floor = ledger->floor;
-    weft_status status = WEFT_OK;
-    for (size_t i = 0; i < ledger->retired.count && status == WEFT_OK; i++) {
-        status = weft_texts_add(&newest->retired, ledger->context, ledger->retired.items[i]);
-    }
-    for (size_t i = 0; i < ledger->made.count && status == WEFT_OK; i++) {
-        status = weft_leaps_add(&newest->leaps, ledger->context, &ledger->made.items[i]);
-    }
-    if (status == WEFT_OK) {
-        weft_texts_close(&ledger->retired, ledger->context);
-        weft_leaps_close(&ledger->made, ledger->context);
-    }
-    return status;
-}
-
 weft_status weft_ledger_redraft(weft_ledger *ledger, const char *page_key, weft_blob *page) {
     drop_old_leaps(ledger);
-    weft_status status = amend_newest(ledger);
-    return status == WEFT_OK ? draft_page(ledger, NULL, page_key, page) : status;
+    return draft_page(ledger, NULL, page_key, page);
 }
 
 /* ---- entering ---- */
@@ -372,7 +359,12 @@ static void begin_long_page(weft_ledger *ledger) {
 
 weft_status weft_ledger_enter(weft_ledger *ledger, weft_record *record, const weft_blob *page) {
     if (record == NULL) {
-        weft_status status = weft_texts_add(&ledger->retired, ledger->context, ledger->page.key);
+        weft_status status = amend_record(ledger, &ledger->records[ledger->record_count - 1]);
+        if (status == WEFT_OK) {
+            weft_texts_close(&ledger->retired, ledger->context);
+            weft_leaps_close(&ledger->made, ledger->context);
+            status = weft_texts_add(&ledger->retired, ledger->context, ledger->page.key);
+        }
         ledger->page = *page;
         note_page(ledger, ledger->version, page);
         return status;

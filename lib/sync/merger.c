@@ -156,7 +156,7 @@ enum { PATH_MORE = 24 };
 
 static char *past_path(weft_merger *merger, unsigned number) {
     size_t size = strlen(merger->path) + PATH_MORE;
-    char *path = weft_allocate(merger->context, size);
+    char *path = weft_allocate(merger->keeper_context, size);
     if (path != NULL) {
         snprintf(path, size, "%s.leap-%u", merger->path, number);
     }
@@ -168,7 +168,7 @@ static bool read_past(weft_merger *merger, unsigned number, uint64_t *last) {
     char *path = past_path(merger, number);
     bool read = path != NULL && create_past(merger, level) == WEFT_OK &&
                 weft_past_load(merger->keeper_context, path, merger->run, level->past, last) == WEFT_OK;
-    weft_release(merger->context, path);
+    weft_release(merger->keeper_context, path);
     return read;
 }
 
@@ -195,7 +195,7 @@ static void save_past(weft_merger *merger, unsigned number, uint64_t version) {
                                                          level->past) != WEFT_OK)) {
         unlink(path);
     }
-    weft_release(merger->context, path);
+    weft_release(merger->keeper_context, path);
 }
 
 /* The memory goes too: the next version may be another process's. */

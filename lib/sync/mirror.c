@@ -6,6 +6,7 @@
 
 #include "../base/context.h"
 #include "../base/pool.h"
+#include "../patch/window.h"
 #include "../tensor/pieces.h"
 
 #include <stdlib.h>
@@ -290,15 +291,13 @@ static weft_status fill_task(void *argument, size_t index, unsigned worker) {
     unsigned width = weft_dtype_width(target->dtype);
     uint8_t *output = (uint8_t *)target->data + piece->start * width;
     weft_span span = {piece->start, piece->units, 0, 1};
-    weft_segments segments = {.context = job->context};
+    weft_window window = {.context = job->context, .segments = {.context = job->context}};
     weft_holding holding;
-    weft_status status = weft_view_map(job->view, piece->tensor, &span, 0, &segments, &holding);
-    for (size_t i = 0; i < segments.count && status == WEFT_OK; i++) {
-        const weft_segment *segment = &segments.items[i];
-        status =
-            weft_segment_read(job->context, segment, 0, segment->units, output + segment->linear * width);
+    weft_status status = weft_view_map(job->view, piece->tensor, &span, 0, &window.segments, &holding);
+    if (status == WEFT_OK) {
+        status = weft_window_copy(&window, output, width);
     }
-    weft_segments_close(&segments);
+    weft_segments_close(&window.segments);
     return status;
 }
 

@@ -55,8 +55,10 @@ void weft_parts_lead_tell(weft_parts_lead *lead, weft_call_kind kind, uint64_t v
     }
     snprintf(call.text, sizeof call.text, "%s", kind == WEFT_CALL_DONE ? "" : weft_context_error(context));
     lead->called = false;
-    /* who is not told waits until it has waited long enough */
+    /* who is not told waits until it has waited long enough: this is said even by who was cancelled */
+    weft_progress_hold(context);
     weft_status ignored = put_call(lead, &call);
+    weft_progress_go_on(context);
     (void)ignored;
     if (kind != WEFT_CALL_DONE) {
         ignored = weft_fail(context, status, "%s", call.text);

@@ -52,14 +52,35 @@ static json_t *format_items(const weft_pieces *pieces) {
     return items;
 }
 
+static bool piece_valid(const weft_object *piece) {
+    return weft_object_fault(piece) == NULL && !piece->pieced && weft_key_collectable(piece->key) &&
+           (!piece->listed || weft_key_collectable(piece->list.key));
+}
+
+/* What readers would refuse about a list, or NULL. */
+static const char *pieces_fault(const weft_pieces *pieces) {
+    if (pieces->count == 0 || pieces->count > WEFT_PIECES_MAX) {
+        return "how many there are";
+    }
+    for (size_t i = 0; i < pieces->count; i++) {
+        if (!piece_valid(&pieces->items[i])) {
+            return "one of them";
+        }
+    }
+    return NULL;
+}
+
 weft_status weft_pieces_format(const weft_pieces *pieces, weft_writer *writer) {
+    static const weft_json_bounds bounds = {WEFT_PIECES_BYTES, JSON_DEPTH, JSON_CONTAINERS};
+    const char *fault = pieces_fault(pieces);
+    if (fault != NULL) {
+        return weft_sync_unwritable(pieces->context, "a list of pieces", fault);
+    }
     json_t *items = format_items(pieces);
     json_t *json = items != NULL ? json_pack("{s:i,s:s,s:o}", "weft", WEFT_SYNC_FORMAT, "kind", "pieces",
                                              "pieces", items)
                                  : NULL;
-    weft_json_write(writer, json);
-    weft_writer_u8(writer, '\n');
-    return weft_writer_failed(writer) ? weft_json_no_memory(pieces->context, "a list of pieces") : WEFT_OK;
+    return weft_sync_write_line(pieces->context, "a list of pieces", json, &bounds, writer);
 }
 
 static weft_status parse_items(weft_pieces *pieces, const char *where, const json_t *items) {
@@ -75,8 +96,7 @@ static weft_status parse_items(weft_pieces *pieces, const char *where, const jso
     for (size_t i = 0; i < count; i++) {
         weft_object *item = &pieces->items[i];
         weft_status status = weft_object_parse(context, where, json_array_get(items, i), item);
-        if (status == WEFT_OK && (item->pieced || !weft_key_collectable(item->key) ||
-                                  (item->listed && !weft_key_collectable(item->list.key)))) {
+        if (status == WEFT_OK && !piece_valid(item)) {
             status = weft_fail(context, WEFT_MALFORMED, "%s: %s cannot be a piece", where, item->key);
         }
         if (status != WEFT_OK) {
@@ -113,10 +133,6 @@ weft_status weft_pieces_send(const weft_pieces *pieces, weft_store *store, const
     weft_writer writer;
     weft_writer_open(&writer, pieces->context);
     weft_status status = weft_pieces_format(pieces, &writer);
-    if (status == WEFT_OK && (pieces->count > WEFT_PIECES_MAX || writer.size > WEFT_PIECES_BYTES)) {
-        status = weft_fail(pieces->context, WEFT_LIMIT_EXCEEDED, "%zu pieces are too many for one object",
-                           pieces->count);
-    }
     if (status == WEFT_OK) {
         status = weft_hash_compute(pieces->context, writer.data, writer.size, &object.list.hash);
     }

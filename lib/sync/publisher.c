@@ -28,6 +28,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { KEEP_ANCHORS = 2, LABELS_MAX = 64 };
 
@@ -55,6 +56,7 @@ typedef struct edition {
 
 struct weft_publisher {
     weft_context *context;
+    pid_t process; /* that opened it */
     weft_store *store;
     const weft_view *view;
     weft_publisher_options options;
@@ -137,7 +139,7 @@ static weft_status check_options(weft_publisher *publisher) {
     if (options->bucket_bytes == 0 && options->profile == WEFT_PROFILE_FAST) {
         options->bucket_bytes = FAST_BUCKET_BYTES;
     }
-    if (options->part_count > 1) {
+    if (options->part_count > 1 || options->part_index > 0) {
         weft_status status = check_parts(publisher);
         if (status != WEFT_OK) {
             return status;
@@ -255,6 +257,7 @@ weft_status weft_publisher_open(weft_context *context, weft_store *store, const 
         return WEFT_NO_MEMORY;
     }
     publisher->context = context;
+    publisher->process = getpid();
     publisher->store = store;
     publisher->view = view;
     publisher->identity = (weft_identity){.context = context, .file = -1};
@@ -285,13 +288,6 @@ static void close_edition(weft_publisher *publisher, edition *e) {
     *e = (edition){0};
 }
 
-static bool is_text(const char *label) {
-    json_t *text = json_string(label);
-    bool good = text != NULL;
-    json_decref(text);
-    return good;
-}
-
 static bool is_repeated(const char *const *labels, size_t index) {
     for (size_t i = 0; i < index; i += 2) {
         if (strcmp(labels[i], labels[index]) == 0) {
@@ -301,31 +297,41 @@ static bool is_repeated(const char *const *labels, size_t index) {
     return false;
 }
 
+/* The bytes that a text takes in JSON. */
+static size_t measure_text(const char *text) {
+    size_t size = 2;
+    for (const char *byte = text; *byte != '\0'; byte++) {
+        bool escaped = strchr("\"\\\b\f\n\r\t", *byte) != NULL;
+        size += escaped ? 2 : (unsigned char)*byte < 0x20 ? 6 : 1;
+    }
+    return size;
+}
+
+/* Before anything of the version is made. */
 static weft_status check_labels(weft_publisher *publisher, const char *const *labels) {
+    weft_context *context = publisher->context;
     size_t bytes = 0;
-    size_t count = 0;
-    for (; labels != NULL && labels[count] != NULL; count++) {
-        bytes += strlen(labels[count]);
-        if (!is_text(labels[count])) {
-            return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT, "a label is not UTF-8");
-        }
-        if (count % 2 == 0 && is_repeated(labels, count)) {
-            return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT, "the label %s is given twice",
-                             labels[count]);
+    size_t written = 0;
+    weft_status status = weft_labels_check(context, labels, LABELS_MAX);
+    for (size_t i = 0; labels != NULL && labels[i] != NULL && status == WEFT_OK; i++) {
+        bytes += strlen(labels[i]);
+        written += measure_text(labels[i]) + 1;
+        if (i % 2 == 0 && is_repeated(labels, i)) {
+            status = weft_fail(context, WEFT_INVALID_ARGUMENT, "the label %s is given twice", labels[i]);
         }
     }
-    if (count > 2 * LABELS_MAX) {
-        return weft_fail(publisher->context, WEFT_LIMIT_EXCEEDED, "a version has room for %d labels",
-                         LABELS_MAX);
-    }
-    if (count % 2 != 0) {
-        return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT, "the label %s has no value",
-                         labels[count - 1]);
-    }
-    return bytes <= WEFT_LABEL_BYTES
-               ? WEFT_OK
-               : weft_fail(publisher->context, WEFT_LIMIT_EXCEEDED,
+    if (status == WEFT_OK && bytes > WEFT_LABEL_BYTES) {
+        status = weft_fail(context, WEFT_LIMIT_EXCEEDED,
                            "the labels take %zu bytes; a version has room for %d", bytes, WEFT_LABEL_BYTES);
+    }
+    if (status == WEFT_OK && written > WEFT_LABEL_JSON) {
+        status =
+            weft_fail(context, WEFT_LIMIT_EXCEEDED,
+                      "the labels take %zu bytes as JSON, which escapes quotes and control characters; a "
+                      "version has room for %d",
+                      written, WEFT_LABEL_JSON);
+    }
+    return status;
 }
 
 static weft_status begin_record(weft_publisher *publisher, const char *const *labels, weft_record *record) {
@@ -574,14 +580,18 @@ static weft_status move_head(weft_publisher *publisher, edition *e) {
         return abandon_because(publisher, e, status);
     }
     bool unknown;
+    /* a head that is on its way cannot be called back */
+    weft_progress_hold(publisher->context);
     status = weft_claim_commit(&publisher->claim, &e->move, &unknown);
     if (unknown) {
         e->used = true;
         publisher->pending = *e;
         *e = (edition){0};
-        return status;
+    } else {
+        status = status == WEFT_OK ? finish_edition(publisher, e) : abandon_because(publisher, e, status);
     }
-    return status == WEFT_OK ? finish_edition(publisher, e) : abandon_because(publisher, e, status);
+    weft_progress_go_on(publisher->context);
+    return status;
 }
 
 /* ---- leaps ---- */
@@ -736,8 +746,17 @@ static weft_status write_anchor_now(weft_publisher *publisher, uint64_t *bytes_o
     return status;
 }
 
-weft_status weft_publisher_anchor(weft_publisher *publisher, uint64_t *bytes_out) {
+/* Where every call begins. */
+static weft_status enter(const weft_publisher *publisher) {
     weft_context_clear(publisher->context);
+    return weft_process_check(publisher->context, publisher->process, "this publisher");
+}
+
+weft_status weft_publisher_anchor(weft_publisher *publisher, uint64_t *bytes_out) {
+    weft_status entered = enter(publisher);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     if (publisher->lead != NULL || publisher->rank != NULL) {
         return weft_fail(publisher->context, WEFT_UNSUPPORTED,
                          "anchors of versions in parts are made with a publish, when they are due");
@@ -762,7 +781,10 @@ weft_status weft_publisher_anchor(weft_publisher *publisher, uint64_t *bytes_out
 }
 
 weft_status weft_publisher_settle(weft_publisher *publisher) {
-    weft_context_clear(publisher->context);
+    weft_status entered = enter(publisher);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     if (publisher->rank != NULL) {
         return WEFT_OK;
     }
@@ -903,7 +925,10 @@ static weft_status check_step_label(const weft_publisher *publisher, const char 
 
 weft_status weft_publisher_publish(weft_publisher *publisher, const char *const *labels,
                                    weft_publish_result *result_out) {
-    weft_context_clear(publisher->context);
+    weft_status entered = enter(publisher);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     weft_publish_result result = {.epoch = publisher->claim.head.epoch};
     bool due = false;
     weft_store_traffic before = weft_store_traffic_of(publisher->store);
@@ -960,7 +985,7 @@ static void close_parts(weft_publisher *publisher) {
 }
 
 void weft_publisher_close(weft_publisher *publisher) {
-    if (publisher == NULL) {
+    if (publisher == NULL || !weft_process_is(publisher->process)) {
         return;
     }
     weft_context *context = publisher->context;

@@ -6,6 +6,7 @@
 
 #include "../base/context.h"
 #include "../tensor/json.h"
+#include "../tensor/table.h"
 #include "leap.h"
 
 #include <stdio.h>
@@ -42,9 +43,12 @@ bool weft_json_text(const json_t *json, const char *name, char *text, size_t siz
     return true;
 }
 
+bool weft_sync_name_valid(const char *name) {
+    return name[0] != '\0' && strspn(name, "0123456789abcdef") == strlen(name);
+}
+
 bool weft_json_name(const json_t *json, const char *name, char *text, size_t size) {
-    return weft_json_text(json, name, text, size) && text[0] != '\0' &&
-           strspn(text, "0123456789abcdef") == strlen(text);
+    return weft_json_text(json, name, text, size) && weft_sync_name_valid(text);
 }
 
 static bool parse_hash(const json_t *text, weft_hash *hash) {
@@ -107,6 +111,21 @@ weft_status weft_sync_malformed(weft_context *context, const char *where, const 
     return weft_fail(context, WEFT_MALFORMED, "%s: %s is missing or makes no sense", where, what);
 }
 
+weft_status weft_sync_unwritable(weft_context *context, const char *what, const char *fault) {
+    return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                     "%s that nobody could read was not written: %s makes no sense", what, fault);
+}
+
+weft_status weft_sync_write_line(weft_context *context, const char *what, json_t *json,
+                                 const weft_json_bounds *bounds, weft_writer *writer) {
+    size_t start = writer->size;
+    weft_json_write(writer, json);
+    weft_writer_u8(writer, '\n');
+    return weft_writer_failed(writer) ? weft_json_no_memory(context, what)
+                                      : weft_json_check(context, what, (const char *)writer->data + start,
+                                                        writer->size - start, bounds);
+}
+
 /* ---- blobs and objects ---- */
 
 json_t *weft_blob_format(const weft_blob *blob) {
@@ -115,10 +134,15 @@ json_t *weft_blob_format(const weft_blob *blob) {
     return with(json, "sha256", format_hash(&blob->hash));
 }
 
+const char *weft_blob_fault(const weft_blob *blob) {
+    bool good = weft_store_key_valid(blob->key) && blob->bytes > 0 && blob->bytes <= INT64_MAX;
+    return good ? NULL : "a link to another object";
+}
+
 weft_status weft_blob_parse(weft_context *context, const char *where, const json_t *json, weft_blob *blob) {
-    if (!json_is_object(json) || !weft_json_key(json, "key", blob->key) ||
-        !weft_json_count(json, "bytes", &blob->bytes) || blob->bytes == 0 ||
-        !parse_hash(json_object_get(json, "sha256"), &blob->hash)) {
+    if (!json_is_object(json) || !weft_json_text(json, "key", blob->key, sizeof blob->key) ||
+        !weft_json_count(json, "bytes", &blob->bytes) ||
+        !parse_hash(json_object_get(json, "sha256"), &blob->hash) || weft_blob_fault(blob) != NULL) {
         return weft_sync_malformed(context, where, "a link to another object");
     }
     return WEFT_OK;
@@ -126,6 +150,26 @@ weft_status weft_blob_parse(weft_context *context, const char *where, const json
 
 uint64_t weft_object_chunks(const weft_object *object) {
     return (object->bytes + object->chunk_bytes - 1) / object->chunk_bytes;
+}
+
+const char *weft_object_fault(const weft_object *object) {
+    if (object->bytes == 0 || object->bytes > OBJECT_MOST) {
+        return "the size of an object";
+    }
+    if (object->pieced) {
+        bool good = weft_blob_fault(&object->list) == NULL && strncmp(object->list.key, "pieces/", 7) == 0;
+        return good ? NULL : "the key of a list of pieces";
+    }
+    if (!weft_store_key_valid(object->key) || object->chunk_bytes < CHUNK_LEAST ||
+        object->chunk_bytes > CHUNK_MOST) {
+        return "the description of an object";
+    }
+    uint64_t chunks = weft_object_chunks(object);
+    if (!object->listed) {
+        return chunks <= WEFT_CHUNKS_INLINE ? NULL : "the list of an object's chunks";
+    }
+    bool good = weft_blob_fault(&object->list) == NULL && object->list.bytes == chunks * WEFT_HASH_BYTES;
+    return good ? NULL : "the size of a list of chunks";
 }
 
 static json_t *format_chunks(const weft_object *object) {
@@ -159,8 +203,8 @@ json_t *weft_object_format(const weft_object *object) {
 }
 
 static bool parse_chunks(const json_t *json, weft_object *object) {
-    uint64_t count = weft_object_chunks(object);
-    if (!json_is_array(json) || count > WEFT_CHUNKS_INLINE || json_array_size(json) != count) {
+    size_t count = json_array_size(json);
+    if (!json_is_array(json) || count > WEFT_CHUNKS_INLINE || count != weft_object_chunks(object)) {
         return false;
     }
     for (size_t i = 0; i < count; i++) {
@@ -173,14 +217,10 @@ static bool parse_chunks(const json_t *json, weft_object *object) {
 
 static weft_status parse_pieced(weft_context *context, const char *where, const json_t *json,
                                 weft_object *object) {
-    if (!weft_json_count(json, "bytes", &object->bytes) || object->bytes == 0 ||
-        object->bytes > OBJECT_MOST || json_object_get(json, "key") != NULL) {
+    if (!weft_json_count(json, "bytes", &object->bytes) || json_object_get(json, "key") != NULL) {
         return weft_sync_malformed(context, where, "the description of an object in pieces");
     }
     weft_status status = weft_blob_parse(context, where, json_object_get(json, "pieces"), &object->list);
-    if (status == WEFT_OK && strncmp(object->list.key, "pieces/", 7) != 0) {
-        status = weft_sync_malformed(context, where, "the key of a list of pieces");
-    }
     if (status == WEFT_OK) {
         object->pieced = true;
         memcpy(object->key, object->list.key, sizeof object->key);
@@ -188,31 +228,31 @@ static weft_status parse_pieced(weft_context *context, const char *where, const 
     return status;
 }
 
-weft_status weft_object_parse(weft_context *context, const char *where, const json_t *json,
-                              weft_object *object) {
-    *object = (weft_object){.bytes = 0};
-    if (json_object_get(json, "pieces") != NULL) {
-        return parse_pieced(context, where, json, object);
-    }
-    if (!json_is_object(json) || !weft_json_key(json, "key", object->key) ||
+static weft_status parse_plain(weft_context *context, const char *where, const json_t *json,
+                               weft_object *object) {
+    if (!json_is_object(json) || !weft_json_text(json, "key", object->key, sizeof object->key) ||
         !weft_json_count(json, "bytes", &object->bytes) ||
-        !weft_json_count(json, "chunk_bytes", &object->chunk_bytes) || object->bytes == 0 ||
-        object->bytes > OBJECT_MOST || object->chunk_bytes < CHUNK_LEAST ||
-        object->chunk_bytes > CHUNK_MOST) {
+        !weft_json_count(json, "chunk_bytes", &object->chunk_bytes) || object->chunk_bytes == 0) {
         return weft_sync_malformed(context, where, "the description of an object");
     }
     const json_t *list = json_object_get(json, "list");
     object->listed = list != NULL;
-    if (list == NULL) {
-        return parse_chunks(json_object_get(json, "sha256"), object)
-                   ? WEFT_OK
-                   : weft_sync_malformed(context, where, "the list of an object's chunks");
+    if (object->listed) {
+        return weft_blob_parse(context, where, list, &object->list);
     }
-    weft_status status = weft_blob_parse(context, where, list, &object->list);
-    if (status == WEFT_OK && object->list.bytes != weft_object_chunks(object) * WEFT_HASH_BYTES) {
-        status = weft_sync_malformed(context, where, "the size of a list of chunks");
-    }
-    return status;
+    return parse_chunks(json_object_get(json, "sha256"), object)
+               ? WEFT_OK
+               : weft_sync_malformed(context, where, "the list of an object's chunks");
+}
+
+weft_status weft_object_parse(weft_context *context, const char *where, const json_t *json,
+                              weft_object *object) {
+    *object = (weft_object){.bytes = 0};
+    weft_status status = json_object_get(json, "pieces") != NULL
+                             ? parse_pieced(context, where, json, object)
+                             : parse_plain(context, where, json, object);
+    const char *fault = status == WEFT_OK ? weft_object_fault(object) : NULL;
+    return fault != NULL ? weft_sync_malformed(context, where, fault) : status;
 }
 
 /* ---- texts ---- */
@@ -266,6 +306,17 @@ static json_t *format_retired(const weft_texts *retired) {
     return json;
 }
 
+static const char *labels_fault(const weft_texts *labels) {
+    bool good = labels->count % 2 == 0 && labels->count <= 2 * TEXTS_MAX;
+    for (size_t i = 0; i < labels->count && good; i++) {
+        good = weft_text_is_utf8(labels->items[i], strlen(labels->items[i]));
+        for (size_t j = 0; j < i && i % 2 == 0 && good; j += 2) {
+            good = strcmp(labels->items[i], labels->items[j]) != 0;
+        }
+    }
+    return good ? NULL : "the set of labels";
+}
+
 /* Absent is empty. */
 static weft_status parse_labels(weft_context *context, const char *where, json_t *json,
                                 weft_texts *labels) {
@@ -308,11 +359,18 @@ static weft_status parse_retired(weft_context *context, const char *where, const
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < json_array_size(json) && status == WEFT_OK; i++) {
         const char *key = json_string_value(json_array_get(json, i));
-        status = key != NULL && weft_key_collectable(key)
-                     ? weft_texts_add(retired, context, key)
-                     : weft_sync_malformed(context, where, "the key of a retired object");
+        status = key != NULL ? weft_texts_add(retired, context, key)
+                             : weft_sync_malformed(context, where, "the key of a retired object");
     }
     return status;
+}
+
+static const char *retired_fault(const weft_texts *retired) {
+    bool good = retired->count <= TEXTS_MAX;
+    for (size_t i = 0; i < retired->count && good; i++) {
+        good = weft_key_collectable(retired->items[i]);
+    }
+    return good ? NULL : "the key of a retired object, or how many there are,";
 }
 
 /* ---- records ---- */
@@ -363,13 +421,25 @@ json_t *weft_record_format(const weft_record *record) {
     return record->leaps.count > 0 ? with(json, "leaps", weft_leaps_format(&record->leaps)) : json;
 }
 
+const char *weft_record_fault(const weft_record *record) {
+    if (record->version == 0 || record->version > INT64_MAX || record->epoch == 0 ||
+        record->epoch > INT64_MAX || record->milliseconds > INT64_MAX || record->floor > record->version ||
+        record->changed > INT64_MAX || record->total > INT64_MAX || record->dense_bytes > INT64_MAX) {
+        return "the record of a version";
+    }
+    const char *fault = record->patched ? weft_object_fault(&record->patch) : NULL;
+    fault = fault != NULL ? fault : labels_fault(&record->labels);
+    fault = fault != NULL ? fault : retired_fault(&record->retired);
+    return fault != NULL ? fault : weft_leaps_fault(&record->leaps);
+}
+
 weft_status weft_record_parse(weft_context *context, const char *where, const json_t *json,
                               weft_record *record) {
     *record = (weft_record){0};
     if (!json_is_object(json) || !weft_json_count(json, "version", &record->version) ||
-        record->version == 0 || !weft_json_count(json, "epoch", &record->epoch) || record->epoch == 0 ||
+        !weft_json_count(json, "epoch", &record->epoch) ||
         !weft_json_count(json, "time", &record->milliseconds) ||
-        !weft_json_count(json, "floor", &record->floor) || record->floor > record->version ||
+        !weft_json_count(json, "floor", &record->floor) ||
         !weft_json_digest(json, "digest", &record->digest) ||
         !weft_json_count(json, "changed", &record->changed) ||
         !weft_json_count(json, "total", &record->total) ||
@@ -392,6 +462,10 @@ weft_status weft_record_parse(weft_context *context, const char *where, const js
     }
     if (status == WEFT_OK) {
         status = weft_leaps_parse(context, where, json_object_get(json, "leaps"), &record->leaps);
+    }
+    const char *fault = status == WEFT_OK ? weft_record_fault(record) : NULL;
+    if (fault != NULL) {
+        status = weft_sync_malformed(context, where, fault);
     }
     if (status != WEFT_OK) {
         weft_record_close(record, context);
@@ -446,7 +520,64 @@ static json_t *format_records(const weft_page *page) {
     return json;
 }
 
-weft_status weft_page_format(const weft_page *page, weft_writer *writer) {
+/* Each patch must start from the state that the record before it names. */
+static bool follows(const weft_record *before, const weft_record *record) {
+    return record->version == before->version + 1 &&
+           (!record->patched || weft_digest_equal(&record->base, &before->digest));
+}
+
+static const char *anchors_fault(const weft_page *page) {
+    for (size_t i = 0; i < page->anchor_count; i++) {
+        const weft_anchor *anchor = &page->anchors[i];
+        if (anchor->version == 0 || anchor->version > INT64_MAX ||
+            (i > 0 && anchor->version >= page->anchors[i - 1].version)) {
+            return "an anchor";
+        }
+        const char *fault = weft_object_fault(&anchor->object);
+        if (fault != NULL) {
+            return fault;
+        }
+    }
+    return NULL;
+}
+
+static const char *records_fault(const weft_page *page) {
+    for (size_t i = 0; i < page->record_count; i++) {
+        const char *fault = weft_record_fault(&page->records[i]);
+        if (fault != NULL) {
+            return fault;
+        }
+        if (i > 0 && !follows(&page->records[i - 1], &page->records[i])) {
+            return "the order of versions";
+        }
+    }
+    bool whole = page->record_count > 0 &&
+                 page->records[0].version == weft_page_first(page->records[page->record_count - 1].version);
+    return whole ? NULL : "the range of versions";
+}
+
+/* What readers would refuse about a page, or NULL. */
+static const char *page_fault(const weft_page *page) {
+    if (!weft_sync_name_valid(page->run)) {
+        return "the name of the run";
+    }
+    if (page->linked && weft_blob_fault(&page->previous) != NULL) {
+        return "the link to the page before";
+    }
+    if (page->replaces[0] != '\0' &&
+        (!weft_store_key_valid(page->replaces) || strncmp(page->replaces, "pages/", 6) != 0)) {
+        return "the key of a replaced page";
+    }
+    const char *fault = anchors_fault(page);
+    fault = fault != NULL ? fault : records_fault(page);
+    fault = fault != NULL ? fault : weft_leaps_fault(&page->leaps);
+    if (fault == NULL && !weft_leaps_adjoin(&page->leaps, page->records[page->record_count - 1].version)) {
+        fault = "the order of leaps";
+    }
+    return fault;
+}
+
+static json_t *format_page(const weft_page *page) {
     json_t *json = with(json_object(), "weft", format_count(WEFT_SYNC_FORMAT));
     json = with(json, "kind", json_string("page"));
     json = with(json, "run", json_string(page->run));
@@ -461,9 +592,34 @@ weft_status weft_page_format(const weft_page *page, weft_writer *writer) {
     if (page->leaps.count > 0) {
         json = with(json, "leaps", weft_leaps_format(&page->leaps));
     }
-    weft_json_write(writer, json);
-    weft_writer_u8(writer, '\n');
-    return weft_writer_failed(writer) ? weft_json_no_memory(page->context, "a page") : WEFT_OK;
+    return json;
+}
+
+weft_status weft_page_format(const weft_page *page, weft_writer *writer) {
+    static const weft_json_bounds bounds = {WEFT_PAGE_MAX, JSON_DEPTH, JSON_CONTAINERS};
+    const char *fault = page_fault(page);
+    if (fault != NULL) {
+        return weft_sync_unwritable(page->context, "a page", fault);
+    }
+    return weft_sync_write_line(page->context, "a page", format_page(page), &bounds, writer);
+}
+
+weft_status weft_page_write(const weft_page *page, weft_store *store, const char *key, weft_blob *blob) {
+    weft_context *context = page->context;
+    weft_writer writer;
+    weft_writer_open(&writer, context);
+    weft_status status = weft_page_format(page, &writer);
+    if (status == WEFT_OK) {
+        *blob = (weft_blob){.bytes = writer.size};
+        memcpy(blob->key, key, strlen(key) + 1);
+        status = weft_hash_compute(context, writer.data, writer.size, &blob->hash);
+    }
+    if (status == WEFT_OK) {
+        status = weft_store_put_bytes(context, store, key, writer.data, writer.size, WEFT_STORE_ALWAYS,
+                                      NULL, NULL);
+    }
+    weft_writer_close(&writer);
+    return status;
 }
 
 static weft_status parse_anchors(weft_page *page, const char *where, const json_t *json) {
@@ -473,9 +629,8 @@ static weft_status parse_anchors(weft_page *page, const char *where, const json_
     for (size_t i = 0; i < json_array_size(json); i++) {
         const json_t *item = json_array_get(json, i);
         weft_anchor *anchor = &page->anchors[i];
-        if (!weft_json_count(item, "version", &anchor->version) || anchor->version == 0 ||
-            !weft_json_digest(item, "digest", &anchor->digest) ||
-            (i > 0 && anchor->version >= page->anchors[i - 1].version)) {
+        if (!weft_json_count(item, "version", &anchor->version) ||
+            !weft_json_digest(item, "digest", &anchor->digest)) {
             return weft_sync_malformed(page->context, where, "an anchor");
         }
         weft_status status =
@@ -486,12 +641,6 @@ static weft_status parse_anchors(weft_page *page, const char *where, const json_
         page->anchor_count++;
     }
     return WEFT_OK;
-}
-
-/* Each patch must start from the state that the record before it names. */
-static bool follows(const weft_record *before, const weft_record *record) {
-    return record->version == before->version + 1 &&
-           (!record->patched || weft_digest_equal(&record->base, &before->digest));
 }
 
 static weft_status parse_records(weft_page *page, const char *where, const json_t *json) {
@@ -505,13 +654,6 @@ static weft_status parse_records(weft_page *page, const char *where, const json_
             return status;
         }
         page->record_count++;
-        if (i > 0 && !follows(&page->records[i - 1], &page->records[i])) {
-            return weft_sync_malformed(page->context, where, "the order of versions");
-        }
-    }
-    uint64_t last = page->records[page->record_count - 1].version;
-    if (page->records[0].version != weft_page_first(last)) {
-        return weft_sync_malformed(page->context, where, "the range of versions");
     }
     return WEFT_OK;
 }
@@ -519,7 +661,7 @@ static weft_status parse_records(weft_page *page, const char *where, const json_
 static weft_status parse_page(weft_page *page, const char *where, const json_t *json) {
     weft_context *context = page->context;
     weft_status status = weft_sync_check_kind(context, where, json, "page");
-    if (status == WEFT_OK && !weft_json_name(json, "run", page->run, sizeof page->run)) {
+    if (status == WEFT_OK && !weft_json_text(json, "run", page->run, sizeof page->run)) {
         status = weft_sync_malformed(context, where, "the name of the run");
     }
     const json_t *previous = json_object_get(json, "previous");
@@ -528,7 +670,7 @@ static weft_status parse_page(weft_page *page, const char *where, const json_t *
         status = weft_blob_parse(context, where, previous, &page->previous);
     }
     if (status == WEFT_OK && json_object_get(json, "replaces") != NULL &&
-        (!weft_json_key(json, "replaces", page->replaces) || strncmp(page->replaces, "pages/", 6) != 0)) {
+        !weft_json_key(json, "replaces", page->replaces)) {
         status = weft_sync_malformed(context, where, "the key of a replaced page");
     }
     if (status == WEFT_OK) {
@@ -540,11 +682,8 @@ static weft_status parse_page(weft_page *page, const char *where, const json_t *
     if (status == WEFT_OK) {
         status = weft_leaps_parse(context, where, json_object_get(json, "leaps"), &page->leaps);
     }
-    if (status == WEFT_OK &&
-        !weft_leaps_adjoin(&page->leaps, page->records[page->record_count - 1].version)) {
-        status = weft_sync_malformed(context, where, "the order of leaps");
-    }
-    return status;
+    const char *fault = status == WEFT_OK ? page_fault(page) : NULL;
+    return fault != NULL ? weft_sync_malformed(context, where, fault) : status;
 }
 
 weft_status weft_page_parse(weft_page *page, const char *where, const void *data, size_t size) {

@@ -17,6 +17,7 @@
 
 #include "../base/bytes.h"
 #include "../base/hash.h"
+#include "../tensor/json.h"
 
 #include <weft/sync.h>
 
@@ -34,7 +35,10 @@ enum {
     WEFT_PAGE_SHORT = 8,
     WEFT_PAGE_LONG = 64,
     WEFT_ANCHORS_MAX = 16,
-    WEFT_LABEL_BYTES = 1024, /* of all labels of a version together: the head has to hold them */
+    /* Of all labels of a version together, as they are and as JSON: the head has to hold them. All else
+     * takes less than 2200 bytes of it: 16 hashes of a patch, keys, numbers of 19 digits, the signature. */
+    WEFT_LABEL_BYTES = 1024,
+    WEFT_LABEL_JSON = 1792,
 };
 
 typedef struct weft_blob {
@@ -55,6 +59,11 @@ typedef struct weft_object {
 
 /* Of an object that is not in pieces. */
 uint64_t weft_object_chunks(const weft_object *object);
+
+/* What would make no sense to a reader, or NULL. Readers and writers ask the same: what is refused when it
+ * is read is never written. */
+const char *weft_blob_fault(const weft_blob *blob);
+const char *weft_object_fault(const weft_object *object);
 
 /* Owned strings, ended by NULL. */
 typedef struct weft_texts {
@@ -102,6 +111,7 @@ typedef struct weft_record {
 
 void weft_record_close(weft_record *record, weft_context *context);
 weft_status weft_record_copy(weft_context *context, const weft_record *from, weft_record *to);
+const char *weft_record_fault(const weft_record *record);
 json_t *weft_record_format(const weft_record *record);
 /* `where` begins the text of a failure. */
 weft_status weft_record_parse(weft_context *context, const char *where, const json_t *json,
@@ -131,6 +141,8 @@ void weft_page_close(weft_page *page);
 /* The first version on the page that ends at `version`. */
 uint64_t weft_page_first(uint64_t version);
 weft_status weft_page_format(const weft_page *page, weft_writer *writer);
+/* Puts the page into the store as `key`, and describes it. */
+weft_status weft_page_write(const weft_page *page, weft_store *store, const char *key, weft_blob *blob);
 /* The page must be open and empty. */
 weft_status weft_page_parse(weft_page *page, const char *where, const void *data, size_t size);
 
@@ -147,11 +159,18 @@ bool weft_json_count(const json_t *json, const char *name, uint64_t *value_out);
 bool weft_json_text(const json_t *json, const char *name, char *text, size_t size);
 /* The same for a name made of hexadecimal digits, which goes into other texts as it is. */
 bool weft_json_name(const json_t *json, const char *name, char *text, size_t size);
+/* A name as in doc/FORMAT.md: hexadecimal digits, one at least. */
+bool weft_sync_name_valid(const char *name);
 bool weft_json_digest(const json_t *json, const char *name, weft_digest *digest);
 bool weft_json_key(const json_t *json, const char *name, char key[WEFT_KEY_SIZE]);
 json_t *weft_digest_json(const weft_digest *digest);
 /* Says which part of an object cannot be read. */
 weft_status weft_sync_malformed(weft_context *context, const char *where, const char *what);
+/* The failure of a writer whose readers would say so. */
+weft_status weft_sync_unwritable(weft_context *context, const char *what, const char *fault);
+/* Appends one line of JSON, which it takes, unless it is beyond what readers take. */
+weft_status weft_sync_write_line(weft_context *context, const char *what, json_t *json,
+                                 const weft_json_bounds *bounds, weft_writer *writer);
 /* Refuses objects of another kind, and of formats that are still to come. */
 weft_status weft_sync_check_kind(weft_context *context, const char *where, const json_t *json,
                                  const char *kind);

@@ -199,10 +199,17 @@ static void *watcher_main(void *argument) {
     return NULL;
 }
 
+weft_status weft_relay_enter(weft_context *context, const weft_relay *relay) {
+    weft_context_clear(context);
+    return weft_process_check(context, relay->process, "this relay");
+}
+
 weft_status weft_relay_head(weft_context *context, weft_relay *relay, uint8_t data[WEFT_HEAD_MAX],
                             size_t *size_out, weft_head_info *info_out) {
-    weft_status status = WEFT_OK;
-    weft_context_clear(context);
+    weft_status status = weft_relay_enter(context, relay);
+    if (status != WEFT_OK) {
+        return status;
+    }
     pthread_mutex_lock(&relay->mutex);
     if (relay->generation > 0) {
         memcpy(data, relay->data, relay->size);
@@ -219,7 +226,10 @@ weft_status weft_relay_head(weft_context *context, weft_relay *relay, uint8_t da
 
 weft_status weft_relay_report(weft_context *context, weft_relay *relay, const char *key, const void *data,
                               size_t size) {
-    weft_context_clear(context);
+    weft_status entered = weft_relay_enter(context, relay);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     pthread_mutex_lock(&relay->mutex);
     bool reached = relay->reached;
     pthread_mutex_unlock(&relay->mutex);
@@ -236,6 +246,9 @@ weft_status weft_relay_report(weft_context *context, weft_relay *relay, const ch
 /* ---- numbers ---- */
 
 weft_relay_stats weft_relay_describe(weft_relay *relay) {
+    if (!weft_process_is(relay->process)) {
+        return (weft_relay_stats){0};
+    }
     weft_store_traffic traffic = weft_store_traffic_of(relay->upstream);
     double now = weft_clock_now();
     pthread_mutex_lock(&relay->mutex);
@@ -342,6 +355,7 @@ static weft_status create(weft_context *context, weft_store *upstream, const wef
     if (relay == NULL) {
         return WEFT_NO_MEMORY;
     }
+    relay->process = getpid();
     relay->upstream = upstream;
     relay->options = options != NULL ? *options : (weft_relay_options){0};
     relay->options.poll_seconds = choose_poll(relay);
@@ -386,6 +400,9 @@ weft_status weft_relay_open(weft_context *context, weft_store *upstream, const c
 }
 
 void weft_relay_stop(weft_relay *relay) {
+    if (!weft_process_is(relay->process)) {
+        return;
+    }
     pthread_mutex_lock(&relay->mutex);
     atomic_store(&relay->stopping, true);
     pthread_cond_broadcast(&relay->work);
@@ -398,7 +415,7 @@ void weft_relay_stop(weft_relay *relay) {
 }
 
 void weft_relay_close(weft_relay *relay) {
-    if (relay == NULL) {
+    if (relay == NULL || !weft_process_is(relay->process)) {
         return;
     }
     weft_context *owner = relay->owner;

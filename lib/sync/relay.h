@@ -151,6 +151,7 @@ typedef struct weft_relay_loader {
 } weft_relay_loader;
 
 struct weft_relay {
+    pid_t process;         /* that opened it */
     weft_context *owner;   /* whose memory it is itself */
     weft_context *context; /* for the memory of all else */
     weft_store *upstream;
@@ -197,5 +198,8 @@ struct weft_relay {
     weft_relay_loader loaders[WEFT_RELAY_LOADERS];
     unsigned loader_count;
 };
+
+/* Where every call begins that is not from a thread of the relay's own. */
+weft_status weft_relay_enter(weft_context *context, const weft_relay *relay);
 
 #endif

@@ -39,7 +39,10 @@ static uint64_t epoch_of(const char *key) {
 
 weft_status weft_relay_reader_open(weft_context *context, weft_relay *relay, const char *key,
                                    const weft_relay_hooks *hooks, weft_relay_reader **reader_out) {
-    weft_context_clear(context);
+    weft_status entered = weft_relay_enter(context, relay);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     if (!weft_store_key_valid(key)) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "this is not the key of an object: %.100s", key);
     }
@@ -61,7 +64,10 @@ weft_status weft_relay_reader_open(weft_context *context, weft_relay *relay, con
 }
 
 weft_status weft_relay_reader_find(weft_relay_reader *reader, weft_relay_object *object_out) {
-    weft_context_clear(reader->context);
+    weft_status entered = weft_relay_enter(reader->context, reader->relay);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     pthread_mutex_lock(&reader->relay->mutex);
     reader->suspended = false;
     if (reader->state == READER_LOOKUP) {
@@ -138,6 +144,10 @@ static weft_status await_flight(weft_relay_reader *reader, uint64_t offset) {
 }
 
 weft_status weft_relay_reader_await(weft_relay_reader *reader, uint64_t offset) {
+    weft_status entered = weft_relay_enter(reader->context, reader->relay);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     weft_status status = WEFT_OK;
     pthread_mutex_lock(&reader->relay->mutex);
     if (reader->state == READER_KNOWN) {
@@ -185,7 +195,10 @@ static weft_status read_flight(weft_relay_reader *reader, uint64_t offset, void 
 
 weft_status weft_relay_reader_read(weft_relay_reader *reader, uint64_t offset, void *data, size_t capacity,
                                    size_t *count_out) {
-    weft_context_clear(reader->context);
+    weft_status entered = weft_relay_enter(reader->context, reader->relay);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     if (offset >= reader->object.bytes || capacity == 0) {
         return weft_fail(reader->context, WEFT_INVALID_ARGUMENT, "there is nothing to read at %llu",
                          (unsigned long long)offset);
@@ -215,7 +228,7 @@ int weft_relay_reader_release_file(weft_relay_reader *reader) {
 }
 
 void weft_relay_reader_close(weft_relay_reader *reader) {
-    if (reader == NULL) {
+    if (reader == NULL || !weft_process_is(reader->relay->process)) {
         return;
     }
     if (reader->flight != NULL) {

@@ -283,7 +283,11 @@ weft_status weft_replica_commit(weft_replica *replica) {
     weft_digest promised = weft_patch_describe(replica->patch).result;
     replica->patch = NULL;
     replica->known = false;
+    /* what is begun is ended: portions that are fetched yet, and the sums of a file that was put in place
+     */
+    weft_progress_hold(replica->context);
     weft_status status = replica->path != NULL ? commit_file(replica) : commit_live(replica);
+    weft_progress_go_on(replica->context);
     if (status != WEFT_OK) {
         return status;
     }

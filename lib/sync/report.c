@@ -36,6 +36,10 @@ const char *weft_report_name(const char *key) {
                : NULL;
 }
 
+static bool state_valid(const char *state) {
+    return state[0] != '\0' && strspn(state, "abcdefghijklmnopqrstuvwxyz") == strlen(state);
+}
+
 /* ---- writing ---- */
 
 /* Sets a member, or gives up the whole object: half of one must never be written. */
@@ -122,6 +126,12 @@ static json_t *format_json(const weft_follower *follower) {
 
 weft_status weft_report_format(weft_context *context, const weft_follower *follower,
                                uint8_t data[WEFT_REPORT_MAX], size_t *size_out) {
+    if (!weft_follower_name_valid(follower->name) || !weft_sync_name_valid(follower->run) ||
+        !state_valid(follower->state) ||
+        !(follower->interval_seconds >= WEFT_REPORT_SHORTEST &&
+          follower->interval_seconds <= WEFT_REPORT_LONGEST)) {
+        return weft_sync_unwritable(context, "a report", "its name, run, state or interval");
+    }
     json_t *json = format_json(follower);
     size_t size = json != NULL ? json_dumpb(json, (char *)data, WEFT_REPORT_MAX,
                                             JSON_COMPACT | JSON_REAL_PRECISION(NUMBER_DIGITS))
@@ -152,8 +162,7 @@ static bool parse_number(const json_t *json, const char *name, double least, dou
 }
 
 static bool parse_state(const json_t *json, char state[WEFT_FOLLOWER_STATE]) {
-    return weft_json_text(json, "state", state, WEFT_FOLLOWER_STATE) && state[0] != '\0' &&
-           strspn(state, "abcdefghijklmnopqrstuvwxyz") == strlen(state);
+    return weft_json_text(json, "state", state, WEFT_FOLLOWER_STATE) && state_valid(state);
 }
 
 static bool parse_phases(const json_t *json, weft_follower *follower) {

@@ -22,6 +22,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { TEXT_BYTES = 512 };
 
@@ -41,6 +42,7 @@ typedef struct position {
 
 struct weft_subscriber {
     weft_context *context;
+    pid_t process; /* that opened it */
     weft_store *store;
     weft_subscriber_options options;
     weft_follow follow;
@@ -121,6 +123,7 @@ static weft_status create(weft_context *context, weft_store *store, const weft_s
         return WEFT_NO_MEMORY;
     }
     subscriber->context = context;
+    subscriber->process = getpid();
     subscriber->store = store;
     if (options != NULL) {
         subscriber->options = *options;
@@ -148,7 +151,7 @@ static void drop_step(weft_subscriber *subscriber) {
 }
 
 void weft_subscriber_close(weft_subscriber *subscriber) {
-    if (subscriber == NULL) {
+    if (subscriber == NULL || !weft_process_is(subscriber->process)) {
         return;
     }
     weft_context *context = subscriber->context;
@@ -384,8 +387,17 @@ static weft_status wait_for_news(weft_subscriber *subscriber, double seconds, ui
     return WEFT_OK;
 }
 
-weft_status weft_subscriber_wait(weft_subscriber *subscriber, double seconds, uint64_t *version_out) {
+/* Where every call begins. */
+static weft_status enter(const weft_subscriber *subscriber) {
     weft_context_clear(subscriber->context);
+    return weft_process_check(subscriber->context, subscriber->process, "this subscriber");
+}
+
+weft_status weft_subscriber_wait(weft_subscriber *subscriber, double seconds, uint64_t *version_out) {
+    weft_status entered = enter(subscriber);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     tell(subscriber, "waiting", false);
     return tell_outcome(subscriber, wait_for_news(subscriber, seconds, version_out), "waiting", false);
 }
@@ -723,7 +735,10 @@ static weft_status prepare(weft_subscriber *subscriber, uint64_t version) {
 }
 
 weft_status weft_subscriber_prepare(weft_subscriber *subscriber, uint64_t version) {
-    weft_context_clear(subscriber->context);
+    weft_status entered = enter(subscriber);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     tell(subscriber, "fetching", false);
     weft_status status = prepare(subscriber, version);
     bool prepared = subscriber->prepared;
@@ -761,12 +776,18 @@ static weft_status commit(weft_subscriber *subscriber) {
 }
 
 weft_status weft_subscriber_commit(weft_subscriber *subscriber) {
-    weft_context_clear(subscriber->context);
+    weft_status entered = enter(subscriber);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     return subscriber->prepared ? tell_outcome(subscriber, commit(subscriber), "waiting", true) : WEFT_OK;
 }
 
 weft_status weft_subscriber_rollback(weft_subscriber *subscriber) {
-    weft_context_clear(subscriber->context);
+    weft_status entered = enter(subscriber);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     bool committed = !subscriber->prepared;
     weft_status status = weft_replica_rollback(&subscriber->replica);
     drop_step(subscriber);
@@ -780,6 +801,10 @@ weft_status weft_subscriber_rollback(weft_subscriber *subscriber) {
 }
 
 weft_status weft_subscriber_pull(weft_subscriber *subscriber, uint64_t version) {
+    weft_status entered = enter(subscriber);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     weft_status status = WEFT_MORE;
     /* what somebody prepared and left half done may lead to a version that is no longer the newest */
     if (!subscriber->prepared && subscriber->route.next < subscriber->route.count) {
@@ -796,7 +821,10 @@ weft_status weft_subscriber_pull(weft_subscriber *subscriber, uint64_t version) 
 }
 
 weft_status weft_subscriber_verify(weft_subscriber *subscriber) {
-    weft_context_clear(subscriber->context);
+    weft_status entered = enter(subscriber);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     if (!subscriber->replica.known) {
         return weft_fail(subscriber->context, WEFT_INVALID_ARGUMENT,
                          "this replica is at no version yet; pull one first");

@@ -47,6 +47,7 @@ typedef struct weft_checkpoint_file {
 
 /* A checkpoint that is being created. */
 typedef struct weft_draft {
+    pid_t process;    /* whose temporary files these are */
     char *directory;  /* where the temporary files are */
     char *target;     /* the file or directory that will stand there */
     bool fresh;       /* the directory itself is temporary and becomes the target */

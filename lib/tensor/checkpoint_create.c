@@ -602,6 +602,7 @@ static weft_status make_draft(weft_checkpoint *checkpoint, const char *path,
     if (checkpoint->draft == NULL) {
         return WEFT_NO_MEMORY;
     }
+    checkpoint->draft->process = getpid();
     checkpoint->draft->lock = -1;
     checkpoint->draft->index_lock = -1;
     weft_status status = copy_container(checkpoint, path, container);
@@ -802,9 +803,12 @@ weft_status weft_checkpoint_finish(weft_checkpoint *checkpoint, bool durable) {
     if (checkpoint->draft == NULL) {
         status = weft_fail(context, WEFT_INVALID_ARGUMENT,
                            "only a checkpoint from weft_checkpoint_create can be finished");
-    } else if (durable) {
-        status = publish_durably(checkpoint);
     } else {
+        status = weft_process_check(context, checkpoint->draft->process, "this checkpoint");
+    }
+    if (status == WEFT_OK && durable) {
+        status = publish_durably(checkpoint);
+    } else if (status == WEFT_OK) {
         status = publish(checkpoint);
         checkpoint->draft->finished = status == WEFT_OK;
     }
@@ -815,7 +819,7 @@ weft_status weft_checkpoint_finish(weft_checkpoint *checkpoint, bool durable) {
 void weft_draft_abandon(weft_checkpoint *checkpoint) {
     weft_context *context = checkpoint->context;
     weft_draft *draft = checkpoint->draft;
-    if (!draft->finished) {
+    if (!draft->finished && weft_process_is(draft->process)) {
         for (size_t i = 0; i < checkpoint->file_count; i++) {
             if (checkpoint->files[i].path != NULL) {
                 (void)unlink(checkpoint->files[i].path);

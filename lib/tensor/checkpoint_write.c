@@ -5,6 +5,7 @@
  */
 #include "../base/context.h"
 #include "../base/pool.h"
+#include "../base/status.h"
 #include "index.h"
 #include "safetensors.h"
 #include "table.h"
@@ -177,12 +178,8 @@ static void cast_masters(const uint8_t *masters, uint8_t *output, uint64_t count
 static weft_status copy_range(weft_context *context, const weft_tensor *source, uint64_t offset,
                               uint8_t *output, size_t size) {
     if (source->access != NULL) {
-        weft_status status = source->access->read(source->opaque, offset, output, size);
-        if (status != WEFT_OK) {
-            return weft_fail(context, status, "the read function of tensor \"%.*s\" failed: %s",
-                             WEFT_NAME_SHOWN, source->name, weft_status_name(status));
-        }
-        return WEFT_OK;
+        return weft_answer(context, source->access->read(source->opaque, offset, output, size),
+                           "the read function of tensor \"%.*s\"", WEFT_NAME_SHOWN, source->name);
     }
     const uint8_t *data = source->data;
     if (source->storage == source->dtype) {

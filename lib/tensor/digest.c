@@ -105,6 +105,32 @@ static bool same_tensor(const weft_tensor *a, const weft_tensor *b) {
     return strcmp(a->name, b->name) == 0 && weft_tensor_alike(a, b);
 }
 
+/* A range of each row that is held, by one piece or several; goes on to the next. */
+static weft_span next_range(const weft_mapping *mapping, size_t *next) {
+    const weft_piece *piece = &mapping->pieces[(*next)++];
+    weft_span range = {.start = piece->start, .run = piece->length, .count = 1};
+    while (*next < mapping->piece_count && mapping->pieces[*next].start == range.start + range.run) {
+        range.run += mapping->pieces[(*next)++].length;
+    }
+    return range;
+}
+
+/* True if the same units are held, wherever they lie. */
+static bool held_alike(const weft_mapping *a, const weft_mapping *b) {
+    if (a->held != b->held || a->held == 0 || a->held == a->units) {
+        return a->held == b->held;
+    }
+    size_t i = 0;
+    size_t j = 0;
+    bool alike = a->row == b->row;
+    while (alike && i < a->piece_count && j < b->piece_count) {
+        weft_span first = next_range(a, &i);
+        weft_span second = next_range(b, &j);
+        alike = first.start == second.start && first.run == second.run;
+    }
+    return alike && i == a->piece_count && j == b->piece_count;
+}
+
 weft_status weft_sums_check(weft_context *context, const weft_sums *sums, const weft_view *view) {
     const weft_view *a = sums->view;
     const weft_view *b = view;
@@ -113,7 +139,7 @@ weft_status weft_sums_check(weft_context *context, const weft_sums *sums, const 
                          "sums of %zu tensors cannot stand for a view of %zu tensors", a->count, b->count);
     }
     for (size_t i = 0; i < a->count; i++) {
-        if (!same_tensor(&a->tensors[i], &b->tensors[i]) || a->mappings[i].held != b->mappings[i].held) {
+        if (!same_tensor(&a->tensors[i], &b->tensors[i]) || !held_alike(&a->mappings[i], &b->mappings[i])) {
             return weft_fail(
                 context, WEFT_INVALID_ARGUMENT,
                 "sums over tensor \"%.*s\" cannot stand for a view that has or holds it otherwise "
@@ -179,104 +205,88 @@ typedef struct worker_scratch {
     uint8_t *block;
 } worker_scratch;
 
-/* The segments of a grain that follow each other in the checkpoint tensor without a gap. Both ends lie
+/* A place in the segments of a grain. What is held without a gap in the checkpoint tensor begins and ends
  * on words (or at the tensor's end): a view never holds part of a word. */
-typedef struct held_range {
+typedef struct held_place {
     const weft_segment *segment;
     const weft_segment *end;
     uint64_t used; /* units of `segment` that are summed already */
-    uint64_t unit; /* the next unit to sum */
-} held_range;
+} held_place;
 
 static bool is_plain(const weft_segment *segment) {
-    return segment->live->storage == segment->live->dtype && weft_segment_memory(segment) != NULL;
+    return segment->live->storage == segment->live->dtype && segment->live->data != NULL;
 }
 
-static void advance(held_range *range, uint64_t units) {
-    range->unit += units;
-    range->used += units;
-    if (range->used == range->segment->units) {
-        range->segment++;
-        range->used = 0;
+static void advance(held_place *place, uint64_t units) {
+    place->used += units;
+    if (place->used == place->segment->units) {
+        place->segment++;
+        place->used = 0;
     }
 }
 
-/* The units at the head of the range that can be summed where they lie: whole words, or all that is
- * left if nothing follows. */
-static uint64_t units_in_place(const held_range *range, unsigned width) {
-    if (!is_plain(range->segment)) {
+/* True if there is more, and it is the checkpoint tensor's `unit`. */
+static bool goes_on_at(const held_place *place, uint64_t unit) {
+    return place->segment < place->end && weft_segment_unit(place->segment, place->used) == unit;
+}
+
+/* The units at hand that can be summed where they lie: whole words, or all of them if a gap follows. */
+static uint64_t units_in_place(const held_place *place, unsigned width) {
+    if (!is_plain(place->segment)) {
         return 0;
     }
-    uint64_t left = range->segment->units - range->used;
-    if (range->segment + 1 == range->end) {
-        return left;
-    }
-    return left - left % (WEFT_WORD / width);
+    uint64_t left = weft_segment_left(place->segment, place->used);
+    held_place next = *place;
+    advance(&next, left);
+    bool whole = !goes_on_at(&next, weft_segment_unit(place->segment, place->used) + left);
+    return whole ? left : left - left % (WEFT_WORD / width);
 }
 
-/* Copies the next units of the range, of as many segments as fit, into the block. */
-static weft_status fill_block(weft_context *context, held_range *range, unsigned width, uint8_t *block,
+/* Copies the next units, as far as they follow each other in the checkpoint tensor and there is room, into
+ * the block. */
+static weft_status fill_block(weft_context *context, held_place *place, unsigned width, uint8_t *block,
                               size_t *size_out) {
     uint64_t room = BLOCK_BYTES / width;
+    uint64_t first = weft_segment_unit(place->segment, place->used);
     uint64_t filled = 0;
-    while (filled < room && range->segment < range->end) {
-        uint64_t units = range->segment->units - range->used;
+    while (filled < room && goes_on_at(place, first + filled)) {
+        uint64_t units = weft_segment_left(place->segment, place->used);
         if (units > room - filled) {
             units = room - filled;
         }
         weft_status status =
-            weft_segment_read(context, range->segment, range->used, units, block + filled * width);
+            weft_segment_read(context, place->segment, place->used, units, block + filled * width);
         if (status != WEFT_OK) {
             return status;
         }
-        advance(range, units);
+        advance(place, units);
         filled += units;
     }
     *size_out = (size_t)(filled * width);
     return WEFT_OK;
 }
 
-static weft_status sum_range(weft_context *context, held_range range, uint8_t *block, weft_sum *sum) {
+static weft_status sum_segments(weft_context *context, const weft_segments *segments, uint8_t *block,
+                                weft_sum *sum) {
     const weft_digest_kernels *kernels = weft_digest_kernels_for(weft_cpu_level());
-    unsigned width = weft_dtype_width(range.segment->live->dtype);
-    while (range.segment < range.end) {
-        uint64_t word = range.unit * width / WEFT_WORD;
-        uint64_t units = units_in_place(&range, width);
+    held_place place = {segments->items, segments->items + segments->count, 0};
+    while (place.segment < place.end) {
+        unsigned width = weft_dtype_width(place.segment->live->dtype);
+        uint64_t word = weft_segment_unit(place.segment, place.used) * width / WEFT_WORD;
+        uint64_t units = units_in_place(&place, width);
         if (units > 0) {
-            const uint8_t *memory = weft_segment_memory(range.segment);
-            weft_sum_add(sum, kernels->sum(memory + range.used * width, (size_t)(units * width), word));
-            advance(&range, units);
+            const uint8_t *memory = place.segment->live->data;
+            memory += weft_segment_live(place.segment, place.used) * width;
+            weft_sum_add(sum, kernels->sum(memory, (size_t)(units * width), word));
+            advance(&place, units);
             continue;
         }
         size_t size;
-        weft_status status = fill_block(context, &range, width, block, &size);
+        weft_status status = fill_block(context, &place, width, block, &size);
         if (status != WEFT_OK) {
             return status;
         }
         weft_sum_add(sum, kernels->sum(block, size, word));
-    }
-    return WEFT_OK;
-}
-
-static weft_status sum_segments(weft_context *context, const weft_segments *segments, uint8_t *block,
-                                weft_sum *sum) {
-    size_t begin = 0;
-    while (begin < segments->count) {
-        size_t end = begin + 1;
-        while (end < segments->count && segments->items[end - 1].unit + segments->items[end - 1].units ==
-                                            segments->items[end].unit) {
-            end++;
-        }
-        held_range range = {
-            .segment = &segments->items[begin],
-            .end = &segments->items[end],
-            .unit = segments->items[begin].unit,
-        };
-        weft_status status = sum_range(context, range, block, sum);
-        if (status != WEFT_OK) {
-            return status;
-        }
-        begin = end;
     }
     return WEFT_OK;
 }

@@ -45,6 +45,15 @@ static weft_status check_brackets(weft_context *context, const char *where, cons
     return WEFT_OK;
 }
 
+weft_status weft_json_check(weft_context *context, const char *where, const char *text, size_t size,
+                            const weft_json_bounds *bounds) {
+    if (size > bounds->bytes) {
+        return weft_fail(context, WEFT_LIMIT_EXCEEDED, "%s would take %zu bytes, and %zu are the most",
+                         where, size, bounds->bytes);
+    }
+    return check_brackets(context, where, text, size, bounds->depth, bounds->containers);
+}
+
 weft_status weft_json_parse(weft_context *context, const char *where, const char *text, size_t size,
                             unsigned depth, uint64_t containers, json_t **value_out) {
     if (size == 0 || text[0] != '{') {

@@ -24,6 +24,17 @@
 weft_status weft_json_parse(weft_context *context, const char *where, const char *text, size_t size,
                             unsigned depth, uint64_t containers, json_t **value_out);
 
+/* What a text may be at most. */
+typedef struct weft_json_bounds {
+    size_t bytes;
+    unsigned depth;
+    uint64_t containers;
+} weft_json_bounds;
+
+/* For who writes: a text that its readers would find beyond their bounds is refused. */
+weft_status weft_json_check(weft_context *context, const char *where, const char *text, size_t size,
+                            const weft_json_bounds *bounds);
+
 /* Appends a value in compact form and gives it back. NULL, which is what jansson's constructors give
  * when there is no memory, makes the writer fail. */
 void weft_json_write(weft_writer *writer, json_t *value);

@@ -31,6 +31,7 @@ typedef struct weft_mapping {
     weft_piece *pieces; /* ascending by start, without overlap; within weft_view.pieces */
     size_t piece_count;
     bool whole; /* held by one live tensor in one contiguous run */
+    size_t tie; /* the tensor whose memory this is too, or WEFT_NO_TIE */
 } weft_mapping;
 
 struct weft_view {
@@ -42,6 +43,7 @@ struct weft_view {
     weft_tensor *live; /* what pieces point to; NULL in a straight view, where it is `tensors` */
     weft_piece *pieces;
     bool complete;
+    bool tied; /* some tensor has a tie */
 };
 
 /* A view of the tensors of `checkpoint` that holds nothing yet, with room for `piece_count` pieces. */
@@ -49,5 +51,7 @@ weft_status weft_view_begin(weft_context *context, const weft_table *checkpoint,
                             weft_view **view_out);
 /* Counts what the pieces hold, once they are in place. */
 void weft_view_settle(weft_view *view);
+/* Finds tensors that share their memory, among `count` live tensors; after that. */
+weft_status weft_view_find_ties(weft_view *view, const weft_tensor *lives, size_t count);
 
 #endif

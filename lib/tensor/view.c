@@ -10,6 +10,7 @@
 
 #include "../base/context.h"
 #include "../base/cpu.h"
+#include "../base/status.h"
 #include "table.h"
 
 #include <string.h>
@@ -33,6 +34,7 @@ static void copy_tensors(weft_view *view, const weft_table *table) {
         name += size;
         view->mappings[i].units = weft_tensor_units(tensor);
         view->mappings[i].row = view->mappings[i].units;
+        view->mappings[i].tie = WEFT_NO_TIE;
     }
 }
 
@@ -97,6 +99,11 @@ weft_status weft_view_create(weft_context *context, const weft_table *table, wef
         };
     }
     weft_view_settle(view);
+    status = weft_view_find_ties(view, view->tensors, view->count);
+    if (status != WEFT_OK) {
+        weft_view_destroy(view);
+        return status;
+    }
     *view_out = view;
     return WEFT_OK;
 }
@@ -185,47 +192,75 @@ static weft_status reserve_segments(weft_segments *segments, uint64_t more) {
 }
 
 static bool continues(const weft_segment *last, const weft_segment *next) {
-    return last->live == next->live && last->unit + last->units == next->unit &&
+    return last->row == 0 && last->live == next->live && last->unit + last->units == next->unit &&
            last->live_unit + last->units == next->live_unit && last->linear + last->units == next->linear;
 }
 
-/* `floor` is the number of segments before this mapping: a segment of an earlier one is never grown,
- * because its owner may have counted it already. */
-static weft_status append_segment(weft_segments *segments, size_t floor, const weft_segment *segment) {
-    if (segments->count > floor && continues(&segments->items[segments->count - 1], segment)) {
-        segments->items[segments->count - 1].units += segment->units;
+/* True if the stretch `next` is one more row of `last`, or can be its second. */
+static bool repeats(const weft_segment *last, const weft_segment *next) {
+    if (last->live != next->live) {
+        return false;
+    }
+    if (last->row == 0) {
+        return last->units == next->units && next->live_unit >= last->live_unit + last->units;
+    }
+    uint64_t rows = last->units / last->row;
+    return last->row == next->units && next->unit == last->unit + rows * (last->row + last->gap) &&
+           next->live_unit == last->live_unit + rows * (last->row + last->live_gap) &&
+           next->linear == last->linear + rows * (last->row + last->linear_gap);
+}
+
+static void add_row(weft_segment *last, const weft_segment *next) {
+    if (last->row == 0) {
+        last->row = last->units;
+        last->gap = next->unit - last->unit - last->row;
+        last->live_gap = next->live_unit - last->live_unit - last->row;
+        last->linear_gap = next->linear - last->linear - last->row;
+    }
+    last->units += last->row;
+}
+
+/* Adds a stretch. `floor` is the number of segments before this mapping: a segment of an earlier one is
+ * never grown, because its owner may have counted it already. */
+static weft_status append_stretch(weft_segments *segments, size_t floor, const weft_segment *stretch) {
+    weft_segment *last = segments->count > floor ? &segments->items[segments->count - 1] : NULL;
+    if (last != NULL && continues(last, stretch)) {
+        last->units += stretch->units;
+        return WEFT_OK;
+    }
+    if (last != NULL && repeats(last, stretch)) {
+        add_row(last, stretch);
         return WEFT_OK;
     }
     weft_status status = reserve_segments(segments, 1);
     if (status == WEFT_OK) {
-        segments->items[segments->count++] = *segment;
+        segments->items[segments->count++] = *stretch;
     }
     return status;
 }
 
-/* The tensor lies in live memory as in the checkpoint: each run is a segment. */
+/* The tensor lies in live memory as in the checkpoint. */
 static weft_status map_whole(const weft_mapping *mapping, size_t tensor, const weft_span *span,
                              uint64_t linear, weft_segments *segments) {
-    weft_status status = reserve_segments(segments, span->count);
+    weft_status status = reserve_segments(segments, 1);
     if (status != WEFT_OK) {
         return status;
     }
     const weft_piece *piece = &mapping->pieces[0];
-    weft_segment *item = segments->items + segments->count;
-    uint64_t unit = span->start;
-    for (uint64_t i = 0; i < span->count; i++) {
-        *item++ = (weft_segment){
-            .linear = linear,
-            .units = span->run,
-            .unit = unit,
-            .tensor = tensor,
-            .live = piece->live,
-            .live_unit = piece->live_base + unit,
-        };
-        linear += span->run;
-        unit += span->stride;
-    }
-    segments->count += (size_t)span->count;
+    bool box = span->count > 1;
+    uint64_t gap = box ? span->stride - span->run : 0;
+    segments->items[segments->count++] = (weft_segment){
+        .linear = linear,
+        .units = span->run * span->count,
+        .row = box ? span->run : 0,
+        .unit = span->start,
+        .gap = gap,
+        .tensor = tensor,
+        .live = piece->live,
+        .live_unit = piece->live_base + span->start,
+        .live_gap = gap,
+        .tied = mapping->tie != WEFT_NO_TIE,
+    };
     return WEFT_OK;
 }
 
@@ -269,7 +304,7 @@ static weft_status map_run(const weft_mapping *mapping, weft_segment next, uint6
             next.units = step;
             next.live = piece->live;
             next.live_unit = piece->live_base + within / piece->live_run * piece->live_stride + offset;
-            weft_status status = append_segment(segments, floor, &next);
+            weft_status status = append_stretch(segments, floor, &next);
             if (status != WEFT_OK) {
                 return status;
             }
@@ -282,47 +317,47 @@ static weft_status map_run(const weft_mapping *mapping, weft_segment next, uint6
     return WEFT_OK;
 }
 
-/* Rows of a box lie alike: if the first is one segment, and its piece is one stretch of live memory, so are
- * the others, each as far behind the one before; without a distance they are one segment together. False:
- * they must be looked at one by one. */
+/* How far apart in the piece the rows of a box lie, if the piece has all of them; 0 if not. */
+static uint64_t step_in_piece(const weft_mapping *mapping, const weft_piece *piece, const weft_span *span) {
+    uint64_t room = piece->start + piece->length - span->start % mapping->row;
+    if (span->stride % mapping->row == 0 && span->run <= room) {
+        return span->stride / mapping->row * piece->length;
+    }
+    return span->stride * (span->count - 1) + span->run <= room ? span->stride : 0;
+}
+
+/* Rows of a box lie alike: if the first is one segment, and the others are as far from it in live memory as
+ * a division tells, they are one segment together. False: they must be looked at one by one. */
 static bool repeat_run(const weft_mapping *mapping, const weft_span *span, weft_segments *segments,
-                       size_t floor, uint64_t *held, weft_status *status) {
-    if (span->count < 2 || span->stride % mapping->row != 0 || segments->count != floor + 1 ||
+                       size_t floor, uint64_t *held) {
+    if (span->count < 2 || segments->count != floor + 1 || segments->items[floor].row != 0 ||
         *held != span->run) {
         return false;
     }
     const weft_piece *piece = piece_from(mapping, span->start % mapping->row);
-    uint64_t step = span->stride / mapping->row * piece->length;
+    uint64_t step = step_in_piece(mapping, piece, span);
     uint64_t first = span->start / mapping->row * piece->length + span->start % mapping->row - piece->start;
-    if (first + step * (span->count - 1) + span->run > piece->live_run) {
+    if (step == 0) {
         return false;
     }
-    if (step == span->run) {
-        weft_segment *box = &segments->items[floor];
-        box->units = span->run * span->count;
-        box->row = span->run;
-        box->gap = span->stride - span->run;
-        *held = box->units;
-        return true;
+    if (step % piece->live_run == 0) {
+        step = step / piece->live_run * piece->live_stride;
+    } else if (first + step * (span->count - 1) + span->run > piece->live_run) {
+        return false;
     }
-    *status = reserve_segments(segments, span->count - 1);
-    if (*status == WEFT_OK) {
-        weft_segment next = segments->items[floor];
-        for (uint64_t i = 1; i < span->count; i++) {
-            next.unit += span->stride;
-            next.linear += span->run;
-            next.live_unit += step;
-            segments->items[segments->count++] = next;
-        }
-        *held = span->run * span->count;
-    }
+    weft_segment *box = &segments->items[floor];
+    box->units = span->run * span->count;
+    box->row = span->run;
+    box->gap = span->stride - span->run;
+    box->live_gap = step - span->run;
+    *held = box->units;
     return true;
 }
 
 static weft_status map_pieces(const weft_mapping *mapping, size_t tensor, const weft_span *span,
                               uint64_t linear, weft_segments *segments, uint64_t *held) {
     size_t floor = segments->count;
-    weft_segment next = {.tensor = tensor};
+    weft_segment next = {.tensor = tensor, .tied = mapping->tie != WEFT_NO_TIE};
     for (uint64_t i = 0; i < span->count; i++) {
         next.unit = span->start + i * span->stride;
         next.linear = linear + i * span->run;
@@ -334,8 +369,8 @@ static weft_status map_pieces(const weft_mapping *mapping, size_t tensor, const 
         if (*held == 0 && span->stride % mapping->row == 0) {
             break;
         }
-        if (i == 0 && repeat_run(mapping, span, segments, floor, held, &status)) {
-            return status;
+        if (i == 0 && repeat_run(mapping, span, segments, floor, held)) {
+            return WEFT_OK;
         }
     }
     return WEFT_OK;
@@ -401,29 +436,41 @@ static weft_status read_access(weft_context *context, const weft_tensor *live, u
                          WEFT_NAME_SHOWN, live->name);
     }
     unsigned width = weft_dtype_width(live->dtype);
-    weft_status status = live->access->read(live->opaque, unit * width, output, (size_t)(units * width));
-    if (status == WEFT_OK) {
+    return weft_answer(context,
+                       live->access->read(live->opaque, unit * width, output, (size_t)(units * width)),
+                       "the read function of tensor \"%.*s\", for %llu bytes at %llu,", WEFT_NAME_SHOWN,
+                       live->name, (unsigned long long)(units * width), (unsigned long long)(unit * width));
+}
+
+/* The same of a stretch, which starts `first` units into the segment. */
+static weft_status read_stretch(weft_context *context, const weft_segment *segment, uint64_t first,
+                                uint64_t units, void *output) {
+    const weft_tensor *live = segment->live;
+    uint64_t unit = weft_segment_live(segment, first);
+    if (live->data == NULL) {
+        return read_access(context, live, unit, units, output);
+    }
+    const uint8_t *memory = (const uint8_t *)live->data + unit * weft_dtype_width(live->storage);
+    if (live->storage != live->dtype) { /* the F32 masters of BF16 weights */
+        weft_bf16_cast(weft_cpu_level(), (const float *)(const void *)memory, output, (size_t)units);
         return WEFT_OK;
     }
-    return weft_fail(context, status < 0 ? status : WEFT_IO_FAILED,
-                     "reading %llu bytes at %llu of tensor \"%.*s\" failed in its access function",
-                     (unsigned long long)(units * width), (unsigned long long)(unit * width),
-                     WEFT_NAME_SHOWN, live->name);
+    memcpy(output, memory, (size_t)(units * weft_dtype_width(live->dtype)));
+    return WEFT_OK;
 }
 
 weft_status weft_segment_read(weft_context *context, const weft_segment *segment, uint64_t first,
                               uint64_t units, void *output) {
-    const weft_tensor *live = segment->live;
-    const uint8_t *memory = weft_segment_memory(segment);
-    if (memory == NULL) {
-        return read_access(context, live, segment->live_unit + first, units, output);
+    if (segment->live_gap == 0) {
+        return read_stretch(context, segment, first, units, output);
     }
-    if (live->storage != live->dtype) { /* the F32 masters of BF16 weights */
-        const float *masters = (const float *)(const void *)(memory + first * sizeof(float));
-        weft_bf16_cast(weft_cpu_level(), masters, output, (size_t)units);
-        return WEFT_OK;
+    unsigned width = weft_dtype_width(segment->live->dtype);
+    weft_status status = WEFT_OK;
+    for (uint64_t done = 0; done < units && status == WEFT_OK;) {
+        uint64_t left = weft_segment_left(segment, first + done);
+        uint64_t some = left < units - done ? left : units - done;
+        status = read_stretch(context, segment, first + done, some, (uint8_t *)output + done * width);
+        done += some;
     }
-    unsigned width = weft_dtype_width(live->dtype);
-    memcpy(output, memory + first * width, (size_t)(units * width));
-    return WEFT_OK;
+    return status;
 }

@@ -7,9 +7,11 @@
  * `start`, each `stride` units after the one before. A flat range has count 1. Runs of a box along
  * dimension d are (b - a) * inner units long, at a stride of shape[d] * inner.
  *
- * A segment is a piece of a span that is contiguous in live memory. In the checkpoint tensor it is too, or
- * it is rows of equal length with equal gaps between them: a box that is held alone is one segment, however
- * many rows it has.
+ * A segment is a piece of a span that lies regularly everywhere: one stretch, or rows of equal length with
+ * equal gaps between them, in the checkpoint tensor, in live memory and along the bucket, each with a gap
+ * of its own, which may be none. So a box is one segment however many rows it has, whether it is held alone
+ * or within a larger tensor, and so is a tensor that is joined with others row by row. Only what takes
+ * turns (rows that are held by several live tensors) is a segment for each turn.
  */
 #ifndef WEFT_TENSOR_VIEW_H
 #define WEFT_TENSOR_VIEW_H
@@ -25,14 +27,36 @@ typedef struct weft_span {
 
 typedef struct weft_segment {
     uint64_t linear;         /* first unit, counted along the bucket that the span belongs to */
-    uint64_t units;          /* length */
+    uint64_t units;          /* of all rows together */
+    uint64_t row;            /* units of a row; 0 if all of it is one stretch, and then there are no gaps */
+    uint64_t linear_gap;     /* between the end of a row and the next; none if all of the span is held */
     uint64_t unit;           /* first unit in the checkpoint tensor */
-    uint64_t row;            /* units of a row there; 0 if all of it is one */
-    uint64_t gap;            /* units there between the end of a row and the next */
+    uint64_t gap;            /* the same there */
     size_t tensor;           /* view index of the checkpoint tensor */
     const weft_tensor *live; /* the live tensor that holds it */
     uint64_t live_unit;      /* first unit in the live tensor */
+    uint64_t live_gap;       /* the same there */
+    bool tied;               /* its memory is another tensor's too, and written as that */
 } weft_segment;
+
+/* Of what lies `offset` units into the segment: the unit of the checkpoint tensor, */
+static inline uint64_t weft_segment_unit(const weft_segment *segment, uint64_t offset) {
+    return segment->unit + offset + (segment->row != 0 ? offset / segment->row * segment->gap : 0);
+}
+/* that of the live tensor, */
+static inline uint64_t weft_segment_live(const weft_segment *segment, uint64_t offset) {
+    return segment->live_unit + offset +
+           (segment->live_gap != 0 ? offset / segment->row * segment->live_gap : 0);
+}
+/* the place along the bucket, */
+static inline uint64_t weft_segment_linear(const weft_segment *segment, uint64_t offset) {
+    return segment->linear + offset +
+           (segment->linear_gap != 0 ? offset / segment->row * segment->linear_gap : 0);
+}
+/* and how many units follow each other from there on, everywhere. */
+static inline uint64_t weft_segment_left(const weft_segment *segment, uint64_t offset) {
+    return segment->row != 0 ? segment->row - offset % segment->row : segment->units - offset;
+}
 
 typedef struct weft_segments {
     weft_context *context;
@@ -48,15 +72,22 @@ typedef enum weft_holding {
 } weft_holding;
 
 /* Appends the segments of the span, ascending in `linear`, which starts at `linear`. Neighbours that
- * continue each other are joined. */
+ * continue each other, or repeat each other at a distance, are joined. */
 weft_status weft_view_map(const weft_view *view, size_t tensor, const weft_span *span, uint64_t linear,
                           weft_segments *segments, weft_holding *holding_out);
+/* The tensor, with the same dtype and shape, whose memory the view holds this one in, too; it is the first
+ * of them, and has none itself: WEFT_NO_TIE. Both are in the checkpoint, and must always be the same. */
+#define WEFT_NO_TIE SIZE_MAX
+size_t weft_view_tie(const weft_view *view, size_t tensor);
+/* True if some tensor has one. */
+bool weft_view_tied(const weft_view *view);
 /* Releases the items. */
 void weft_segments_close(weft_segments *segments);
 
-/* The bytes of a segment of plain memory in its storage type; NULL if it is reached by callbacks. */
+/* The first byte of a segment of plain memory in its storage type; NULL if it is reached by callbacks. */
 void *weft_segment_memory(const weft_segment *segment);
-/* Copies `units` units (in dtype; F32 masters are cast) from `first` units into the segment. */
+/* Copies `units` units (in dtype; F32 masters are cast) from `first` units into the segment, row behind
+ * row. */
 weft_status weft_segment_read(weft_context *context, const weft_segment *segment, uint64_t first,
                               uint64_t units, void *output);
 

@@ -564,6 +564,9 @@ weft_status weft_view_create_layout(weft_context *context, const weft_table *tab
     if (status == WEFT_OK) {
         status = settle_drafts(&builder);
     }
+    if (status == WEFT_OK) {
+        status = weft_view_find_ties(builder.view, builder.view->live, weft_table_count(table));
+    }
     close_builder(&builder);
     if (status != WEFT_OK) {
         weft_view_destroy(builder.view);
