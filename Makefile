@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := all
-.PHONY: all deps demo tour test check bench study-sparsity study-loco study-sparse-rl fuzz soak install format clean help
+.PHONY: all deps demo tour test check model bench study-sparsity study-loco study-sparse-rl fuzz soak install format clean help
 
 all: ## build; the command is left at build/weft
 	@cmake --preset release > /dev/null
@@ -25,11 +25,15 @@ tour: deps ## a short tour of patches and PULSESync on checkpoints that it makes
 	@scripts/tour.sh
 
 test: deps ## everything: release, ASan+UBSan and TSan builds with their tests, and a build by clang
+	@scripts/venv.sh
 	@scripts/test.sh
 
 check: all ## in about a minute: the tests of the library on the release build, some cases of each sweep
 	@WEFT_TEST_STRIDE=5 ctest --test-dir build --output-on-failure --parallel $$((3 * $(JOBS))) \
 	    --label-regex '^(unit|fuzz)$$' --label-exclude slow
+
+model: ## spin checks the models of the protocol (doc/model) whole, in minutes; with defects they must break
+	@scripts/model.sh
 
 bench: all ## this machine against its limits, in one table
 	@build/weft bench
@@ -49,7 +53,8 @@ study-sparse-rl: all ## learning under compressed caches, in doc/RESULTS.md, abo
 fuzz: ## each fuzz target for FUZZ_SECONDS (default 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
-soak: all ## the long tests, such as thousands of kills during an in-place apply
+soak: all ## the long tests, such as 10,000 kills and 10,000 pauses of processes around a store
+	@scripts/venv.sh
 	@scripts/soak.sh
 
 install: all ## headers, libraries, weft.pc, the command and the Python package, under PREFIX (and DESTDIR)

@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
 processors=$(nproc)
 passed=0
 failed=0
+skipped=0
 builder=
 building=
 builder_log=$(mktemp)
@@ -40,17 +41,16 @@ export WEFT_TEST_MEMORY
 trap clean_up EXIT
 trap 'exit 130' INT TERM
 
-# build PRESET TARGET
+# build PRESET TARGET...
 build() {
-    cmake --preset "$1" > /dev/null && cmake --build --preset "$1" --target "$2" --parallel "$processors"
+    cmake --preset "$1" > /dev/null && cmake --build --preset "$1" --parallel "$processors" --target "${@:2}"
 }
 
-# begin_build PRESET [TARGET]: in a process group of its own, so that it can be ended as a whole
+# begin_build PRESET TARGET...: in a process group of its own, so that it can be ended as a whole
 begin_build() {
     building=$1
-    local target=${2:-all}
     set -m
-    build "$building" "$target" > "$builder_log" 2>&1 &
+    build "$@" > "$builder_log" 2>&1 &
     builder=$!
     set +m
     renice -n 19 -p "$builder" > /dev/null
@@ -73,7 +73,7 @@ end_build() {
 }
 
 # run_tests DIRECTORY CTEST-OPTION...: adds what CTest counted, from its summary line
-# "99% tests passed, 1 tests failed out of 100".
+# "99% tests passed, 1 tests failed out of 100", in which a test that was skipped has passed, and its list of those.
 run_tests() {
     local directory=$1
     shift
@@ -83,6 +83,10 @@ run_tests() {
     ctest --test-dir "$directory" --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log"
     local status=${PIPESTATUS[0]}
     summary=$(sed -n 's/^[0-9]*% tests passed, \([0-9]*\) tests failed out of \([0-9]*\)$/\1 \2/p' "$log")
+    local none
+    none=$(grep -c '^[[:space:]]*[0-9]* - .* (Skipped)$' "$log")
+    # why: as common.sh, cmocka and unittest say it
+    grep -hE "^(SKIPPED: |\[  SKIPPED \] test_)|\.\.\. skipped '" "$directory/Testing/Temporary/LastTest.log"
     rm -f "$log"
     if [ -z "$summary" ]; then
         failed=$((failed + 1))
@@ -93,10 +97,11 @@ run_tests() {
         bad=1
     fi
     failed=$((failed + bad))
-    passed=$((passed + all - bad))
+    skipped=$((skipped + none))
+    passed=$((passed + all - bad - none))
 }
 
-# run_stage "PRESET [TARGET]" DIRECTORY CTEST-OPTION...: the tests of the build that was begun, while the next is built
+# run_stage "PRESET TARGET..." DIRECTORY CTEST-OPTION...: the tests of the build that was begun, while the next is built
 run_stage() {
     local next built=0
     read -r -a next <<< "$1"
@@ -107,23 +112,28 @@ run_stage() {
 }
 
 # what only measures, or mostly waits for another's server, is left to the release; so are trainers under MPI,
-# whose processes wait for each other by spinning, which takes minutes with a sanitizer
-waiting='^cli_test_(bench_.*|demo|store_s3|train_mpi)$'
+# whose processes wait for each other by spinning, which takes minutes with a sanitizer, and the scripts in Python that
+# are about formats, the page in a browser, or the proxy, and not about a server
+waiting='^(cli_(seaweed_)?test_(bench_.*|demo|store_s3|train_mpi)|python_test_(fault_proxy|.*format|golden|page|report))$'
 # tests of code that runs on one thread tell a thread sanitizer nothing; nor do ranks that are processes, when those
 # of test_group_threads are threads
 single='^test_(base_(bf16|bytes)|group_ranks|lm_(kernels|gradients)|loco_state|tensor_(table|safetensors|layout|view)|patch_(codings|format|kernels|rans))$'
-# and it gives up processes that have forked with threads and then start some, as this one's parts do
-forking='^test_sync_parts$'
+# and it gives up processes that have forked with threads and then start some, as parts do; pauses are about the order
+# of requests, and take long with it
+forking='^test_(sync_parts|pauses_.*)$'
+# of the command it has servers, relays, followers, groups, parts and trainers; the others take long with it, and
+# have no other threads
+threaded='^(test_.*|cli_test_(fleet|serve|sync_follow|sync_group|sync_parts|train)|python_test_(loco_meeting|relay|relay_damage|relay_history|relay_limits|serve_.*))$'
 
-begin_build release
-run_stage asan build --parallel $((3 * processors))
+begin_build release all
+run_stage 'asan all' build --parallel $((3 * processors))
 [ -z "$WEFT_TEST_MEMORY" ] || export TMPDIR=$WEFT_TEST_MEMORY
 # the cases of a sweep differ in what fails; the release does them all
-WEFT_TEST_STRIDE=3 run_stage 'tsan unit_tests' build/asan --parallel $((2 * processors)) \
-    --label-regex '^(unit|fuzz|cli)$' --label-exclude '^slow$' --exclude-regex "$waiting"
-WEFT_TEST_STRIDE=5 run_stage clang build/tsan --parallel $((processors + 1)) \
-    --label-regex '^unit$' --label-exclude '^slow$' --exclude-regex "$single|$forking"
+WEFT_TEST_STRIDE=3 run_stage 'tsan unit_tests weft weft_shared store_tool' build/asan --parallel $((2 * processors)) \
+    --label-regex '^(unit|fuzz|cli|python)$' --label-exclude '^slow$' --exclude-regex "$waiting"
+WEFT_TEST_STRIDE=5 run_stage 'clang all' build/tsan --parallel $((processors + 1)) \
+    --tests-regex "$threaded" --label-exclude '^slow$' --exclude-regex "$single|$forking"
 end_build
 
-echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

@@ -4,8 +4,8 @@
 Every command ends with the bytes where they belong, or with an error that says why and the exit code of one; none
 hangs. An upload in parts that fails leaves no parts behind. Most of the time is waiting, so all run at once.
 
-WEFT names the command, WEFT_TEST_STORE the place in S3 and AWS_ENDPOINT_URL the service. The service's other
-interface, at /v1, tells which parts there are.
+WEFT names the command, WEFT_TEST_STORE the place in S3 and AWS_ENDPOINT_URL the service, which
+tests/support/s3_service.sh has started.
 """
 
 import concurrent.futures
@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 import uuid
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
@@ -38,30 +37,13 @@ def fail(text):
     print(f"FAILED: {text}", flush=True)
 
 
-def opener():
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-class Segments:
-    """The parts of uploads, as the service's own interface lists them."""
-
-    def __init__(self):
-        request = urllib.request.Request(f"{SERVICE}/auth/v1.0", headers={
-            "X-Storage-User": os.environ["AWS_ACCESS_KEY_ID"], "X-Storage-Pass": os.environ["AWS_SECRET_ACCESS_KEY"]})
-        with opener().open(request) as answer:
-            self.token = answer.headers["X-Auth-Token"]
-        self.bucket = PLACES.removeprefix("s3://").split("/")[0]
-
-    def names(self, prefix):
-        request = urllib.request.Request(f"{SERVICE}/v1/AUTH_test/{self.bucket}%2Bsegments?prefix={prefix}",
-                                         headers={"X-Auth-Token": self.token})
-        try:
-            with opener().open(request) as answer:
-                return answer.read().decode().split()
-        except urllib.error.HTTPError as error:
-            if error.code != 404:  # before the first upload in parts
-                raise
-            return []
+def left_of_uploads(prefix):
+    """What is left of uploads in parts, as the service's own interface tells."""
+    bucket = PLACES.removeprefix("s3://").split("/")[0]
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support", "s3_service.sh")
+    listed = subprocess.run(["bash", "-c", f'. "{script}" && s3_names {bucket}+segments'], stdout=subprocess.PIPE,
+                            text=True, timeout=PATIENCE).stdout
+    return [name for name in listed.split() if name.startswith(prefix)]
 
 
 def make_models(root):
@@ -78,7 +60,6 @@ class Scene:
         self.root, self.proxy = root, proxy
         self.environment = dict(os.environ, HOME=root)
         self.environment.pop("WEFT_TOKEN", None)
-        self.segments = Segments()
 
     def model(self, name, number):
         return os.path.join(os.path.dirname(self.root), name, f"step-{number}.safetensors")
@@ -123,7 +104,7 @@ class Scene:
 
     def orphans(self, store, allowed=0):
         """No part of an upload, nor its beginning, may be left under the place."""
-        names = self.segments.names(store.removeprefix(f"s3://{self.segments.bucket}/"))
+        names = left_of_uploads(store.removeprefix("s3://").partition("/")[2])
         if len(names) > allowed:
             fail(f"{self.what}: left behind: {names}")
 

@@ -28,6 +28,28 @@ refused() {
     still_here
 }
 
+# ---- labels that nobody could read: overlong forms, what surrogateescape leaves, and more than there is room for ----
+for label in $'k=\xff' $'\xc0\x80=v' $'k=\xed\xa0\x80' $'k=\xe2\x80'; do
+    expect 2 'not UTF-8' "$weft" diff base.safetensors next.safetensors -o out --label "$label"
+    expect 2 'not UTF-8' "$weft" diff base.safetensors next.safetensors -o out --inverse back --label "$label"
+    expect 2 'not UTF-8' "$weft" merge fast.weft second.weft --base base.safetensors -o out --label "$label"
+    expect 2 'not UTF-8' "$weft" publish store base.safetensors --cache cache --label "$label"
+    absent back store/patches store/anchors store/pages
+done
+still_here
+many=()
+for ((i = 0; i < 1025; i++)); do
+    many+=(--label "k$i=v")
+done
+expect 1 'too many' "$weft" diff base.safetensors next.safetensors -o out "${many[@]}"
+quotes=$(printf '"%.0s' {1..1000})
+expect 1 'bytes as JSON' "$weft" publish store base.safetensors --cache cache --label "k=$quotes"
+absent store/patches store/anchors store/pages
+expect 0 '' "$weft" publish store base.safetensors --cache cache --label "k=${quotes:0:800}" -q
+expect 0 '' "$weft" pull store pulled.safetensors -q
+expect 2 'name takes' "$weft" pull store pulled.safetensors --name $'a\xff'
+rm -r store cache pulled.safetensors .pulled.safetensors.weft-sync
+
 # ---- missing and unreadable ----
 expect 1 'no.such' "$weft" diff no.such next.safetensors -o out
 expect 1 'no.such' "$weft" diff base.safetensors no.such -o out

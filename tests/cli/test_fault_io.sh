@@ -5,7 +5,7 @@
 # the command makes on its output's directory fails once, and is once the last thing that the process does.
 . "$(dirname "$0")/common.sh"
 
-find_fault_io 'faults of local input and output'
+find_fault_io
 
 /usr/bin/python3 -B "$cli/checkpoints.py" "$dir"
 mkdir place
@@ -140,4 +140,29 @@ checks=$((checks + 1))
 rm shift
 checks=$((checks + 1))
 [ "$(now)" -ge "$before" ] || fail 'the clock did not come back'
+
+# ---- pauses, and ages ----
+refill
+rm -f strikes
+env LD_PRELOAD="$fault_io" WEFT_FAULT_PATH="$dir/place" WEFT_FAULT_LOG="$dir/strikes" WEFT_FAULT_AT=2 \
+    WEFT_FAULT_STOP=1 "$weft" apply -q --in-place place/work.safetensors 1.weft &
+stopped=$!
+for ((n = 0; n < 12000; n++)); do
+    grep -q '^State:.*stopped' "/proc/$stopped/status" && break
+    sleep 0.01
+done
+check 'it stands still' grep -q '^State:.*stopped' "/proc/$stopped/status"
+kill -CONT "$stopped"
+check 'it goes on' wait "$stopped"
+same place/work.safetensors next.safetensors 'after a pause'
+# what no history names goes when it is old
+for model in base next; do
+    "$weft" publish -q place/store "$model.safetensors" --cache cache > /dev/null || exit 99
+done
+leftover=place/store/patches/00000001-0000000001-0123456789abcdef
+echo leftover > "$leftover"
+check 'gc' "$weft" gc -q place/store --grace 0
+check 'it is not old' test -e "$leftover"
+check 'gc of what is old' faulty AGE=86400 "$weft" gc -q place/store --grace 0
+absent "$leftover"
 finish

@@ -8,9 +8,8 @@ source "$(dirname "$0")/common.sh"
 
 ranks=${WEFT_BUILD:?}/tests/loco_ranks
 if ! command -v mpirun > /dev/null || [ ! -x "$ranks" ]; then
-    echo "SKIPPED: there is no MPI here (mpirun, or the library was built without): install openmpi-bin and"
-    echo "libopenmpi-dev to test the exchange over MPI"
-    exit 0
+    skip 'the exchange over MPI: there is none here (make deps installs openmpi-bin and libopenmpi-dev)'
+    finish
 fi
 # no other interface than the loopback one is used, whatever the machine has
 export OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_oob_tcp_if_include=lo OMPI_MCA_pml=ob1

@@ -5,32 +5,18 @@
 # truncates, damages and lies (s3_faults.py); with WEFT_SOAK also a publisher and followers through bad networks
 # (tests/python/test_sync_proxy.py).
 . "$(dirname "$0")/common.sh"
-. "$cli/../support/swift_s3.sh"
-unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY all_proxy ALL_PROXY
-for variable in $(compgen -e AWS_) WEFT_S3_ADDRESSING; do
-    unset "$variable"
-done
-if ! swift_is_installed; then
-    skip 'Swift or memcached is not installed (make deps installs them): no faults of a real S3 service were tested'
-    exit 0
-fi
+. "$cli/../support/s3_service.sh"
 runs=()
 end_runs() {
     local run
     for run in "${runs[@]}"; do
         kill "$run" 2> /dev/null
     done
-    stop_swift
+    stop_s3
     clean_up
 }
 trap end_runs EXIT
-if ! start_swift "$dir/swift"; then
-    tail -n 5 "$dir"/swift/*.log
-    skip 'Swift does not start: no faults of a real S3 service were tested'
-    exit 0
-fi
-check 'a bucket' swift_bucket bucket
-export AWS_ACCESS_KEY_ID=test:tester AWS_SECRET_ACCESS_KEY=testing AWS_ENDPOINT_URL=$swift_url
+begin_s3
 
 WEFT_TEST_STORE=s3://bucket/faults timeout 1800 /usr/bin/python3 -B "$cli/s3_faults.py" > faults.log 2>&1 &
 runs+=($!)

@@ -195,7 +195,9 @@ expect 1 'with a password' "$weft" serve store --listen 127.0.0.1:0 --tls-cert o
 expect 1 'is not that of' "$weft" serve store --listen 127.0.0.1:0 --tls-cert one.crt --tls-key other.key
 expect 1 'no PEM file' "$weft" serve store --listen 127.0.0.1:0 --tls-cert object --tls-key one.key
 
+chmod 604 one.key
 serve tls store --listen 127.0.0.1:0 --tls-cert one.crt --tls-key one.key
+says tls.log 'warning: others can read the private key one.key; run chmod 640 on it'
 says tls.log '^weft serve: https://127\.0\.0\.1:[0-9]+/ serves store'
 code 201 --cacert one.crt -T object "${url}patches/tls"
 code 200 --cacert one.crt "${url}patches/tls"

@@ -4,6 +4,7 @@
 # The HTTP store against a real nginx: all checks of a store over HTTP and HTTPS, and what people read when
 # certificates, tokens or addresses are wrong.
 . "$(dirname "$0")/common.sh"
+. "$cli/../support/ports.sh"
 build=${WEFT_BUILD:-$(dirname "$weft")}
 conformance=$build/tests/test_store_conformance
 tool=$build/tests/store_tool
@@ -11,7 +12,7 @@ unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY all_proxy ALL_PROXY
 nginx=$(command -v nginx || ls /usr/sbin/nginx 2> /dev/null)
 if [ -z "$nginx" ]; then
     skip 'nginx is not installed (make deps installs it): the HTTP store was not tested against a real server'
-    exit 0
+    finish
 fi
 server=
 
@@ -63,15 +64,6 @@ certificate expired good IP:127.0.0.1 -startdate 20200101000000Z -enddate 202002
 certificate elsewhere good DNS:elsewhere.example -days 10
 
 # ---- the server ----
-free_ports() {
-    /usr/bin/python3 -c '
-import socket, sys
-sockets = [socket.socket() for _ in range(int(sys.argv[1]))]
-for each in sockets:
-    each.bind(("127.0.0.1", 0))
-print(*[each.getsockname()[1] for each in sockets])' "$1"
-}
-
 tls_server() {
     cat << END
     server {

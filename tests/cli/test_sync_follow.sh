@@ -51,6 +51,20 @@ for line in lines:
         assert line[phase + "_seconds"] >= 0
 PY
 
+# ---- what opens the store is not handed to CMD, and what others have called a label is none of this version ----
+expect 0 '' "$weft" publish plain "$(model 0)" --label step=7 --cache plain-cache -q
+secrets=(WEFT_TOKEN AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_SECURITY_TOKEN
+    AWS_CONTAINER_AUTHORIZATION_TOKEN)
+expect 0 '*' env "${secrets[@]/%/=hidden}" WEFT_TOKENS=mine AWS_REGION=here WEFT_LABEL_OLD=stale WEFT_LABEL_STEP=6 \
+    WEFT_VERSION=99 "$weft" follow plain plain-out --until 1 --exec 'env > environment'
+silent environment 'hidden|stale'
+says environment '^WEFT_TOKENS=mine$'
+says environment '^AWS_REGION=here$'
+says environment '^WEFT_LABEL_STEP=7$'
+says environment '^WEFT_VERSION=1$'
+says environment "^PATH=$PATH\$"
+check 'each variable once' test -z "$(cut -d= -f1 environment | sort | uniq -d)"
+
 # ---- text, --until that is behind, CMD at the start, --exec-fatal ----
 expect 0 'out is at version 5 already' "$weft" follow "$store" out --until 2 --exec 'echo again >> calls'
 says calls again
@@ -75,6 +89,19 @@ os.execv(sys.argv[1], sys.argv[1:])' "$weft" follow "$store" out > signal.out 2>
     ended $((128 + $(kill -l "$signal"))) "$pid" signal
     says signal.err interrupted
 done
+# a hangup too, unless it is to be ignored, as under nohup
+rm -f signal.err
+begin signal follow "$store" out
+await 'a follower' grep -q already signal.err
+kill -HUP "$pid"
+ended 129 "$pid" signal
+trap '' HUP
+begin nohup follow "$store" out
+trap - HUP
+await 'a follower' grep -q already nohup.err
+kill -HUP "$pid"
+kill -TERM "$pid"
+ended 143 "$pid" nohup
 # while CMD runs, it is told too
 begin busy follow "$store" out --exec 'echo $$ > shell.pid; exec sleep 1000'
 await 'CMD' test -s shell.pid

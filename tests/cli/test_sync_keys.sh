@@ -32,7 +32,15 @@ openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out rsa 2> /dev/nu
 expect 3 'is not an Ed25519 key' "$weft" publish "$store" "$(model 0)" --sign rsa
 vacant "$store"
 openssl genpkey -algorithm ED25519 -out made 2> /dev/null
+chmod 600 made
 expect 0 '' "$weft" publish "$(place elsewhere)" "$(model 0)" --sign made
+for mode in 640 604; do
+    chmod "$mode" made
+    expect 0 'warning: others can read the secret key made; run chmod 600 on it' \
+        "$weft" publish "$(place elsewhere)" "$(model 0)" --sign made
+done
+expect 0 '' "$weft" publish "$(place elsewhere)" "$(model 0)" --sign made -q
+chmod 644 key.pub
 
 # ---- signed, and not ----
 expect 0 '' "$weft" publish "$store" "$(model 0)" --sign key
@@ -51,6 +59,19 @@ expect 1 'weft keygen makes one' "$weft" pull "$store" wrong --trust missing.pub
 expect 0 '' "$weft" log "$store" --trust key.pub
 says stdout '2 versions, every link checked, signed by the key that is trusted'
 expect 0 '' "$weft" gc "$store" --trust key.pub
+
+# ---- one key for two runs: the other's head is signed, too ----
+twin=$(place twin)
+expect 0 '' "$weft" publish "$twin" "$(model 3)" --sign key --json
+run=$(field stdout run)
+expect 0 '' "$weft" pull "$twin" its --trust key.pub --run "$run"
+for verb in 'pull "$store" shown' 'follow "$store" shown' 'log "$store"' 'gc "$store"'; do
+    eval "set -- $verb"
+    expect 3 "trusted for run $run only" "$weft" "$@" --trust key.pub --run "$run"
+done
+absent shown
+expect 2 'give the key too' "$weft" pull "$twin" shown --run "$run"
+expect 2 'not the name of a run' "$weft" pull "$twin" shown --trust key.pub --run Run-7
 
 # ---- an older state that somebody puts back ----
 copy_store "$store" older

@@ -5,7 +5,7 @@
 # tests/support/fault_io.c): the next life adds the line that was kept, with all that it tells of the round.
 . "$(dirname "$0")/train.sh"
 
-find_fault_io 'kills at a chosen call'
+find_fault_io
 
 six=(--steps 6 --local-steps 2 --outer pulseloco)
 

@@ -5,8 +5,8 @@
 # TCP; one that is killed ends the job with a message, and the run is gone on with.
 . "$(dirname "$0")/train.sh"
 if ! command -v mpirun > /dev/null || ! ls "$build"/libweft-mpi.so* > /dev/null 2>&1; then
-    echo "SKIPPED: there is no MPI here: install openmpi-bin and libopenmpi-dev to test trainers over MPI"
-    exit 0
+    skip 'trainers over MPI: there is none here (make deps installs openmpi-bin and libopenmpi-dev)'
+    finish
 fi
 # no other interface than the loopback one is used, whatever the machine has
 export OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_oob_tcp_if_include=lo OMPI_MCA_pml=ob1

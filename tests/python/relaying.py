@@ -22,17 +22,27 @@ QUICK = ("--retries", "1", "--timeout", "5")  # of a relay whose upstream will f
 
 
 class Relay(Server):
-    """A relay of the store at `upstream`; its cache is the server's directory."""
+    """A relay of the store at `upstream`; its cache is the server's directory. One that is `closed` asks for a token,
+    which requests bring along, and so says what its errors are."""
 
-    def __init__(self, upstream, *arguments, cache=None, environment=None):
-        self.own = tempfile.TemporaryDirectory(prefix="weft-relay.", dir=serving.MEMORY) if cache is None else None
+    def __init__(self, upstream, *arguments, cache=None, environment=None, closed=False):
+        self.own = tempfile.TemporaryDirectory(prefix="weft-relay.", dir=serving.MEMORY)
         self.cache = cache or os.path.join(self.own.name, "cache")
+        self.fields = {}
+        if closed:
+            token = os.path.join(self.own.name, "token")
+            with open(os.open(token, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+                file.write("reader\n")
+            arguments += ("--read-token-file", token)
+            self.fields = {"Authorization": "Bearer reader"}
         super().__init__("--cache", self.cache, *arguments, directory=upstream, environment=environment)
 
     def __exit__(self, *error):
         super().__exit__(*error)
-        if self.own is not None:
-            self.own.cleanup()
+        self.own.cleanup()
+
+    def request(self, method, path, body=None, fields=None, connection=None):
+        return super().request(method, path, body, {**self.fields, **(fields or {})}, connection)
 
     def status(self):
         return json.loads(self.request("GET", "/v1/status").body)

@@ -21,6 +21,8 @@ import urllib.parse
 WEFT = os.environ.get("WEFT") or os.path.join(
     os.path.dirname(os.path.abspath(__file__)), "..", "..", "build", "weft")
 MEMORY = os.environ.get("WEFT_TEST_MEMORY") or None  # where servers have their files, if not where all have theirs
+STRIDE = max(1, int(os.environ.get("WEFT_TEST_STRIDE") or 1))  # as in tests/support/stride.h
+SKIPPED = 77  # what a script ends with if something could not be tested, and nothing failed
 PATIENCE = 200  # seconds that anything may take on a busy machine before a test gives up
 
 
@@ -165,6 +167,11 @@ def hold_port():
     return held
 
 
+def some_of(count):
+    """How many of so many cases that differ little are done."""
+    return max(1, count // STRIDE)
+
+
 def wait_for(condition):
     end = time.monotonic() + PATIENCE
     while not condition():
@@ -207,5 +214,15 @@ def main():
     functions = {name: value for name, value in vars(sys.modules["__main__"]).items() if name.startswith("test_")}
     suite = unittest.TestSuite(unittest.FunctionTestCase(functions[name], description=name)
                                for name in sys.argv[1:] or functions)
-    result = unittest.TextTestRunner(verbosity=2).run(suite)
-    sys.exit(0 if result.wasSuccessful() else 1)
+    end(unittest.TextTestRunner(verbosity=2).run(suite))
+
+
+def end(result):
+    """The end of a script: whoever runs it is told of what could not be tested, too."""
+    sys.exit(1 if not result.wasSuccessful() else SKIPPED if result.skipped else 0)
+
+
+def skip_all(text):
+    """The end of a script that cannot test anything here."""
+    print("SKIPPED:", text)
+    sys.exit(SKIPPED)

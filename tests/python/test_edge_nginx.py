@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -141,6 +140,5 @@ def test_edge_behind_a_relay():
 
 if __name__ == "__main__":
     if not os.path.exists(NGINX):
-        print("SKIPPED: nginx is not installed (make deps installs it): no edge was tested")
-        sys.exit(0)
+        serving.skip_all("nginx is not installed (make deps installs it): no edge was tested")
     serving.main()

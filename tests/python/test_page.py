@@ -6,13 +6,12 @@ that is gone. Pictures are left in the scratch directory, or in WEFT_PICTURES if
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 
 import chromium
 from chromium import Page
-from serving import MEMORY, WEFT, Server, hold_port, main
+from serving import MEMORY, WEFT, Server, hold_port, main, skip_all
 
 HOSTILE = "<img src=x onerror=\"window.hit=1\"><script>window.hit=2</script>&amp;"
 
@@ -227,7 +226,7 @@ def test_it_shows_a_relay():
             assert page.wait("document.querySelectorAll('#plot circle.point.patch').length === 1")
             facts = page.evaluate("Object.fromEntries([...document.querySelectorAll('#server dt')]"
                                   ".map(name => [name.textContent, name.nextElementSibling.textContent]))")
-            assert facts["Relays"].rstrip("/") == upstream.url.rstrip("/") and facts["Upstream"] == "reached", facts
+            assert facts["Relays"] == "http://…" and facts["Upstream"] == "reached", facts
             assert "of" in facts["Cache"] and facts["Writing"] == "refused", facts
             scene.publish(store)
             assert page.wait("document.getElementById('version').textContent === '3'")
@@ -261,7 +260,6 @@ def test_it_asks_for_a_token():
 
 
 if not chromium.is_installed():
-    print("SKIPPED: chromium is not installed; the page of `weft serve` was NOT TESTED. Run `make deps`.")
-    sys.exit(0)
+    skip_all("chromium is not installed (make deps installs it): the page of `weft serve` was not tested")
 with chromium.Browser() as BROWSER:
     main()

@@ -249,7 +249,7 @@ def test_forged_heads():
             write_whole(path, signed)
             relay.has_version(run.publish("--sign", secret))
             run.pull(relay.url, "out", "--trust", public)
-        with Relay(run.origin.url, "--trust", other + ".pub", *QUICK) as relay:
+        with Relay(run.origin.url, "--trust", other + ".pub", *QUICK, closed=True) as relay:
             assert relay.request("GET", "/heads/00000001").status in (404, 503)
             assert "signed" in relay.relay()["error"]
 
@@ -269,7 +269,7 @@ def test_heads_never_go_back():
             assert relay.request("GET", "/heads/00000001").body == newest
         # another run is none of this cache's
         write_whole(run.origin.path("heads/00000001"), serving.make_head(1, 99, 7))
-        with Relay(run.origin.url, *QUICK, cache=cache) as relay:
+        with Relay(run.origin.url, *QUICK, cache=cache, closed=True) as relay:
             assert wait_for(lambda: relay.relay()["refused_heads"] > 0)
             assert relay.request("GET", "/heads/00000001").body == newest
             assert "run" in relay.relay()["error"], relay.relay()

@@ -70,7 +70,7 @@ class Forger:
         write_whole(os.path.join(self.directory, "heads/00000001"), line + b"\nsha256 " + sha(line).encode() + b"\n")
 
     def relay(self, *arguments):
-        return Relay(self.directory, *QUICK, *arguments)
+        return Relay(self.directory, *QUICK, *arguments, closed=True)
 
 
 def memory_of(relay):

@@ -6,12 +6,11 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 
 import chromium
 from chromium import Page
-from serving import WEFT, main
+from serving import WEFT, main, skip_all
 from training import TENSORS, make_step
 
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=\"window.hit=2\">"
@@ -134,7 +133,6 @@ def test_it_bears_what_is_missing():
 
 
 if not chromium.is_installed():
-    print("SKIPPED: chromium is not installed; the report of `weft demo` was NOT TESTED. Run `make deps`.")
-    sys.exit(0)
+    skip_all("chromium is not installed (make deps installs it): the report of `weft demo` was not tested")
 with chromium.Browser() as BROWSER:
     main()

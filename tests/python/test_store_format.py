@@ -184,7 +184,7 @@ class StoreTest(Case):
         mark = weft_store.parse_json((self.store / "gc/mark").read_bytes(), "mark")
         self.assertEqual(mark["run"], history.head["run"])
         self.assertEqual(mark["collected"], history.kept()[0])
-        self.assertEqual(mark["retired"], 73)
+        self.assertEqual(mark["retired"], 72)
         for record in history.records.values():
             for key in record.get("retired", []):
                 self.assertFalse((self.store / key).exists(), key)

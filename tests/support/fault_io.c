@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fault_io.c: a shared object for LD_PRELOAD that makes a process's own input and output fail, or kills it,
- * at a call that the environment names. It needs no help from the program, so that what is tested is the
- * command as it is shipped. It cannot be used with sanitizers, whose runtimes want to be loaded first: the
- * sanitized builds do not make it.
+ * fault_io.c: a shared object for LD_PRELOAD that makes a process's own input and output fail, or kills or
+ * stops it, at a call that the environment names. It needs no help from the program, so that what is tested
+ * is the command as it is shipped. It cannot be used with sanitizers, whose runtimes want to be loaded
+ * first: the sanitized builds do not make it.
  *
  *   WEFT_FAULT_PATH         only calls on files in this directory or below it count; no faults without it
  *   WEFT_FAULT_CALL         which calls count, divided by commas: write (pwrite, writev and stdio's too),
  *                           fsync (fdatasync too), msync, open (where it creates), rename, link, mkdir,
- *                           truncate, allocate, unlink; not set: all (unlink only if it is to kill)
+ *                           truncate, allocate, unlink; not set: all (unlink only if it is to kill or stop)
  *   WEFT_FAULT_AT           strike at the n-th of them in the process, from 1; "n+": and all later ones
  *   WEFT_FAULT_PROBABILITY  strike at each with this probability, by WEFT_FAULT_SEED
  *   WEFT_FAULT_ERRNO        the error to give: ENOSPC, EDQUOT or EIO (the default)
  *   WEFT_FAULT_KILL         1: no error, but SIGKILL before the call has any effect; half: a write puts
  *                           down half of its bytes first
+ *   WEFT_FAULT_STOP         1: no error, but SIGSTOP; when the process goes on, so does the call
+ *   WEFT_FAULT_AGE          files, but for hidden ones, seem to have changed so many seconds earlier
  *   WEFT_FAULT_LOG          a file that gets a line for each strike: how a test knows that there was one
  *   WEFT_FAULT_CLOCK        a file with a number of seconds, perhaps below zero, by which the time of day
  *                           is off; read whenever the time is asked, so that a test can move the clock.
@@ -51,6 +53,8 @@ static struct {
     int error;
     bool kill;
     bool half;
+    bool stop;
+    time_t age;
     const char *log;
     const char *clock;
 } settings;
@@ -84,6 +88,8 @@ __attribute__((constructor)) static void read_environment(void) {
     settings.error = error_by_name(environment("WEFT_FAULT_ERRNO", "EIO"));
     settings.half = strcmp(environment("WEFT_FAULT_KILL", ""), "half") == 0;
     settings.kill = settings.half || strcmp(environment("WEFT_FAULT_KILL", ""), "1") == 0;
+    settings.stop = strcmp(environment("WEFT_FAULT_STOP", ""), "1") == 0;
+    settings.age = (time_t)strtoull(environment("WEFT_FAULT_AGE", "0"), NULL, 10);
     settings.log = environment("WEFT_FAULT_LOG", NULL);
     settings.clock = environment("WEFT_FAULT_CLOCK", NULL);
     const char *path = environment("WEFT_FAULT_PATH", NULL);
@@ -98,7 +104,7 @@ __attribute__((constructor)) static void read_environment(void) {
 /* A full disk does not keep anybody from removing a file. */
 static bool call_chosen(const char *call) {
     if (settings.calls == NULL) {
-        return settings.kill || strcmp(call, "unlink") != 0;
+        return settings.kill || settings.stop || strcmp(call, "unlink") != 0;
     }
     size_t length = strlen(call);
     for (const char *item = settings.calls; item != NULL; item = strchr(item, ',')) {
@@ -147,8 +153,8 @@ static void end_process(void) {
     syscall(SYS_kill, getpid(), SIGKILL);
 }
 
-/* True if the call must fail: errno is then set. Does not come back if the call is where the process
- * ends, except from a write that is to be torn. */
+/* True if the call must fail: errno is then set. A process that was stopped comes back when it goes on.
+ * Does not come back if the call is where the process ends, except from a write that is to be torn. */
 static bool strike(const char *call, const char *path) {
     if (!path_chosen(path) || !turn_has_come()) {
         return false;
@@ -156,6 +162,10 @@ static bool strike(const char *call, const char *path) {
     log_strike(call, path);
     if (settings.kill && !(settings.half && strcmp(call, "write") == 0)) {
         end_process();
+    }
+    if (settings.stop) {
+        syscall(SYS_kill, getpid(), SIGSTOP);
+        return false;
     }
     errno = settings.error;
     return true;
@@ -477,6 +487,39 @@ time_t time(time_t *time_out) {
         *time_out = now.tv_sec;
     }
     return now.tv_sec;
+}
+
+/* ---- ages ---- */
+
+static void make_old(const char *path, struct stat *info) {
+    const char *slash = strrchr(path, '/');
+    if (S_ISREG(info->st_mode) && path_chosen(path) && slash != NULL && slash[1] != '.') {
+        info->st_ctim.tv_sec -= settings.age;
+    }
+}
+
+int fstat(int descriptor, struct stat *info) {
+    int (*real)(int, struct stat *) = next("fstat");
+    int result = real(descriptor, info);
+    char path[PATH_MAX];
+    int error = errno;
+    if (result == 0 && settings.age != 0 && settings.path[0] != 0 && descriptor_path(descriptor, path)) {
+        make_old(path, info);
+    }
+    errno = error;
+    return result;
+}
+
+int fstatat(int directory, const char *restrict name, struct stat *restrict info, int flags) {
+    int (*real)(int, const char *, struct stat *, int) = next("fstatat");
+    int result = real(directory, name, info, flags);
+    char path[PATH_MAX];
+    int error = errno;
+    if (result == 0 && settings.age != 0 && settings.path[0] != 0 && absolute_path(directory, name, path)) {
+        make_old(path, info);
+    }
+    errno = error;
+    return result;
 }
 
 #pragma GCC visibility pop

@@ -35,6 +35,17 @@ typedef struct key_count {
     uint64_t count;
 } key_count;
 
+/* A put or a remove that is on its way. */
+typedef struct request {
+    struct request *next;
+    bool removes;
+    char key[WEFT_STORE_KEY_MAX + 1];
+    weft_store_condition condition;
+    weft_store_tag tag;
+    bytes bytes;
+    bytes found; /* under the key when it was sent, in a plain store; nothing if there was no object */
+} request;
+
 typedef struct rule_state {
     fault_rule rule;
     uint64_t matched, struck;
@@ -51,13 +62,21 @@ struct fault_store {
     content *contents; /* the newest first */
     uint64_t counts[FAULT_KINDS];
     uint64_t calls, at; /* the operation that is struck by its number */
-    bool later_too;
+    bool last;
     fault_rule numbered;
+    char reached[WEFT_STORE_KEY_MAX + 32]; /* that operation, in words */
+    bool paused;
+    pthread_cond_t gone_on;
+    request *held; /* the oldest first */
+    bool plain;
+    uint64_t overlaps;
+    double age_seconds;
 };
 
 /* What an operation is struck by. */
 typedef struct strike {
     bool struck;
+    const char *what; /* the operation, in words */
     fault_rule rule;
     int index; /* of the rule, or NO_RULE */
     uint64_t generation;
@@ -83,6 +102,8 @@ static unsigned possible_operations(fault_kind kind) {
     case FAULT_FLIP:
     case FAULT_SHORT:
         return FAULT_ON_GET;
+    case FAULT_HOLD:
+        return FAULT_ON_PUT | FAULT_ON_REMOVE;
     default:
         return ~0u;
     }
@@ -132,14 +153,52 @@ static void count_strike(fault_store *self, const strike *strike, const char *ke
     }
 }
 
-static strike choose(fault_store *self, unsigned operation, const char *key) {
-    strike chosen = {.index = NO_RULE};
-    pthread_mutex_lock(&self->lock);
-    self->calls++;
-    if (self->at != 0 && (self->calls == self->at || (self->later_too && self->calls > self->at))) {
-        chosen.struck = true;
-        chosen.rule = self->numbered;
+static const char *operation_name(unsigned operation) {
+    switch (operation) {
+    case FAULT_ON_GET:
+        return "getting";
+    case FAULT_ON_PUT:
+        return "putting";
+    case FAULT_ON_HEAD:
+        return "asking for";
+    case FAULT_ON_REMOVE:
+        return "removing";
+    case FAULT_ON_WATCH:
+        return "watching";
+    case FAULT_ON_AGE:
+        return "asking for the age of";
+    default:
+        return "listing";
     }
+}
+
+/* The operation that is struck by its number, and those after it. Only what the kind can happen to counts.
+ */
+static bool number_strikes(fault_store *self, unsigned operation, const char *key, fault_rule *rule_out) {
+    if (self->at != 0 && self->last && self->calls >= self->at) {
+        *rule_out = (fault_rule){.kind = FAULT_FAIL, .status = self->numbered.status};
+        return true;
+    }
+    if ((possible_operations(self->numbered.kind) & operation) == 0 || ++self->calls != self->at) {
+        return false;
+    }
+    snprintf(self->reached, sizeof self->reached, "%s %s", operation_name(operation), key);
+    *rule_out = self->numbered;
+    return true;
+}
+
+/* Until nobody is stopped; the lock is the caller's. */
+static void await_others(fault_store *self) {
+    while (self->paused) {
+        pthread_cond_wait(&self->gone_on, &self->lock);
+    }
+}
+
+static strike choose(fault_store *self, unsigned operation, const char *key) {
+    strike chosen = {.index = NO_RULE, .what = operation_name(operation)};
+    pthread_mutex_lock(&self->lock);
+    await_others(self);
+    chosen.struck = number_strikes(self, operation, key, &chosen.rule);
     for (size_t i = 0; i < self->rule_count && !chosen.struck; i++) {
         if (rule_strikes(self, i, operation, key)) {
             chosen.struck = true;
@@ -151,6 +210,7 @@ static strike choose(fault_store *self, unsigned operation, const char *key) {
         chosen.generation = self->generation;
         chosen.number = dice_next(&self->dice);
         count_strike(self, &chosen, key, 1);
+        self->paused = chosen.rule.kind == FAULT_PAUSE;
     }
     pthread_mutex_unlock(&self->lock);
     return chosen;
@@ -175,26 +235,46 @@ static void sleep_for(double seconds) {
     }
 }
 
-static weft_status injected(weft_context *context, const strike *strike, const char *what,
-                            const char *key) {
+static weft_status injected(weft_context *context, const strike *strike, const char *key) {
     weft_status status = strike->rule.status == WEFT_OK ? WEFT_REMOTE_FAILED : strike->rule.status;
-    return weft_fail(context, status, "%s %s: a fault was asked for", what, key);
+    return weft_fail(context, status, "%s %s: a fault was asked for", strike->what, key);
+}
+
+/* Nobody gets past choose() while `paused` is set. */
+static void stand_still(fault_store *self, const fault_rule *rule) {
+    if (rule->meanwhile != NULL) {
+        rule->meanwhile(rule->opaque);
+    }
+    pthread_mutex_lock(&self->lock);
+    self->paused = false;
+    pthread_cond_broadcast(&self->gone_on);
+    pthread_mutex_unlock(&self->lock);
 }
 
 /* What happens before an operation: waiting, or failing at once. */
-static weft_status before(weft_context *context, const strike *strike, const char *what, const char *key) {
+static weft_status before(fault_store *self, weft_context *context, const strike *strike, const char *key) {
     if (is_struck_by(strike, FAULT_DELAY)) {
         sleep_for(strike->rule.seconds);
+    }
+    if (is_struck_by(strike, FAULT_PAUSE)) {
+        stand_still(self, &strike->rule);
     }
     if (is_struck_by(strike, FAULT_LATE)) {
         return weft_fail(context, WEFT_NOT_FOUND, "there is no %s yet: a fault was asked for", key);
     }
-    return is_struck_by(strike, FAULT_FAIL) ? injected(context, strike, what, key) : WEFT_OK;
+    return is_struck_by(strike, FAULT_FAIL) ? injected(context, strike, key) : WEFT_OK;
 }
 
 /* What happens after it. A failure of the operation's own counts instead of the fault. */
-static weft_status after(fault_store *self, weft_context *context, const strike *strike, const char *what,
-                         const char *key, weft_status status) {
+static weft_status after(fault_store *self, weft_context *context, const strike *strike, const char *key,
+                         weft_status status) {
+    if (is_struck_by(strike, FAULT_PAUSE_AFTER)) {
+        pthread_mutex_lock(&self->lock);
+        await_others(self);
+        self->paused = true;
+        pthread_mutex_unlock(&self->lock);
+        stand_still(self, &strike->rule);
+    }
     if (!is_struck_by(strike, FAULT_LOSE)) {
         return status;
     }
@@ -202,7 +282,7 @@ static weft_status after(fault_store *self, weft_context *context, const strike 
         withdraw(self, strike, key);
         return status;
     }
-    return injected(context, strike, what, key);
+    return injected(context, strike, key);
 }
 
 /* ---- contents that passed through ---- */
@@ -350,7 +430,7 @@ static weft_status fault_get(void *opaque, weft_context *context, const weft_sto
                              weft_store_get_result *result_out) {
     fault_store *self = opaque;
     strike strike = choose(self, FAULT_ON_GET, request->key);
-    weft_status status = before(context, &strike, "getting", request->key);
+    weft_status status = before(self, context, &strike, request->key);
     if (status != WEFT_OK) {
         return status;
     }
@@ -374,7 +454,7 @@ static weft_status fault_get(void *opaque, weft_context *context, const weft_sto
         }
         damage(self, &strike, request, &result);
     }
-    status = after(self, context, &strike, "getting", request->key, status);
+    status = after(self, context, &strike, request->key, status);
     if (status == WEFT_OK) {
         *result_out = result;
     }
@@ -404,13 +484,118 @@ static weft_status read_and_record(void *opaque, uint64_t offset, void *data, si
     return WEFT_OK;
 }
 
+/* ---- stores without conditional puts ---- */
+
+/* What lies under a key now, as far as it is kept; nothing if there is no object. */
+static bytes look(fault_store *self, weft_context *context, const char *key) {
+    bytes now = {.data = require(malloc(CONTENT_MAX)), .capacity = CONTENT_MAX};
+    weft_store_get_request whole = {.key = key, .length = CONTENT_MAX, .buffer = now.data};
+    weft_store_get_result result;
+    if (weft_store_get(context, self->inner, &whole, &result) == WEFT_OK) {
+        now.size = (size_t)result.received;
+    }
+    return now;
+}
+
+static bool is_plain_head(const fault_store *self, const char *key) {
+    return self->plain && strncmp(key, "heads/", 6) == 0;
+}
+
+/* A head that somebody else has put there since this side has seen it. */
+static void note_overlap(fault_store *self, weft_context *context, const char *key) {
+    bytes now = look(self, context, key);
+    pthread_mutex_lock(&self->lock);
+    const content *seen = newest(self, key);
+    self->overlaps += now.size > 0 && (seen == NULL || !same_bytes(seen, now.data, now.size));
+    pthread_mutex_unlock(&self->lock);
+    bytes_clear(&now);
+}
+
+/* The same for one that arrives late. */
+static void note_late_overlap(fault_store *self, weft_context *context, const request *held) {
+    bytes now = look(self, context, held->key);
+    pthread_mutex_lock(&self->lock);
+    self->overlaps += now.size != held->found.size || memcmp(now.data, held->found.data, now.size) != 0;
+    pthread_mutex_unlock(&self->lock);
+    bytes_clear(&now);
+}
+
+/* ---- what is on its way ---- */
+
+static void hold(fault_store *self, request *held) {
+    pthread_mutex_lock(&self->lock);
+    request **link = &self->held;
+    while (*link != NULL) {
+        link = &(*link)->next;
+    }
+    *link = held;
+    pthread_mutex_unlock(&self->lock);
+}
+
+static request *new_request(const char *key) {
+    request *made = require(calloc(1, sizeof *made));
+    snprintf(made->key, sizeof made->key, "%s", key);
+    return made;
+}
+
+static void free_request(request *freed) {
+    bytes_clear(&freed->bytes);
+    bytes_clear(&freed->found);
+    free(freed);
+}
+
+/* All of its bytes are sent, and then nothing is heard. */
+static weft_status hold_put(fault_store *self, weft_context *context, const strike *strike,
+                            const weft_store_put_request *put) {
+    request *held = new_request(put->key);
+    held->condition = put->condition;
+    held->tag = put->tag;
+    if (is_plain_head(self, put->key)) {
+        held->found = look(self, context, put->key);
+    }
+    weft_sink sink = bytes_sink(&held->bytes);
+    uint8_t *buffer = require(malloc(CONTENT_MAX));
+    size_t count = 1;
+    weft_status status = WEFT_OK;
+    for (uint64_t offset = 0; status == WEFT_OK && count > 0; offset += count) {
+        status = put->feed.read(put->feed.opaque, offset, buffer, CONTENT_MAX, &count);
+        if (status == WEFT_OK && count > 0) {
+            status = sink.write(sink.opaque, buffer, count);
+        }
+    }
+    free(buffer);
+    if (status != WEFT_OK) {
+        free_request(held);
+        return status;
+    }
+    hold(self, held);
+    return injected(context, strike, put->key);
+}
+
+static weft_status carry_out(fault_store *self, weft_context *context, const request *held) {
+    if (held->removes) {
+        return weft_store_remove(context, self->inner, held->key);
+    }
+    return weft_store_put_bytes(context, self->inner, held->key, held->bytes.data, held->bytes.size,
+                                held->condition, &held->tag, NULL);
+}
+
 static weft_status fault_put(void *opaque, weft_context *context, const weft_store_put_request *request,
                              weft_store_tag *tag_out) {
     fault_store *self = opaque;
+    if (self->plain && request->condition != WEFT_STORE_ALWAYS) {
+        return WEFT_UNSUPPORTED;
+    }
     strike strike = choose(self, FAULT_ON_PUT, request->key);
-    weft_status status = before(context, &strike, "putting", request->key);
+    weft_status status = before(self, context, &strike, request->key);
+    if (status == WEFT_OK && is_struck_by(&strike, FAULT_HOLD)) {
+        return hold_put(self, context, &strike, request);
+    }
     if (status != WEFT_OK) {
         return status;
+    }
+    if (is_plain_head(self, request->key)) {
+        note_overlap(self, context, request->key);
     }
     recorder recorder = {.feed = &request->feed, .bytes = require(malloc(CONTENT_MAX))};
     weft_store_put_request recorded = *request;
@@ -422,7 +607,7 @@ static weft_status fault_put(void *opaque, weft_context *context, const weft_sto
         remember(self, request->key, &tag, recorder.bytes, (size_t)recorder.size);
     }
     free(recorder.bytes);
-    status = after(self, context, &strike, "putting", request->key, status);
+    status = after(self, context, &strike, request->key, status);
     if (status == WEFT_OK) {
         *tag_out = tag;
     }
@@ -433,7 +618,7 @@ static weft_status fault_head(void *opaque, weft_context *context, const char *k
                               weft_store_tag *tag_out) {
     fault_store *self = opaque;
     strike strike = choose(self, FAULT_ON_HEAD, key);
-    weft_status status = before(context, &strike, "asking for", key);
+    weft_status status = before(self, context, &strike, key);
     if (status != WEFT_OK) {
         return status;
     }
@@ -449,7 +634,7 @@ static weft_status fault_head(void *opaque, weft_context *context, const char *k
         strike.struck = false;
     }
     status = weft_store_head(context, self->inner, key, &result.size, &result.tag);
-    status = after(self, context, &strike, "asking for", key, status);
+    status = after(self, context, &strike, key, status);
     if (status == WEFT_OK) {
         *size_out = result.size;
         *tag_out = result.tag;
@@ -460,10 +645,16 @@ static weft_status fault_head(void *opaque, weft_context *context, const char *k
 static weft_status fault_remove(void *opaque, weft_context *context, const char *key) {
     fault_store *self = opaque;
     strike strike = choose(self, FAULT_ON_REMOVE, key);
-    weft_status status = before(context, &strike, "removing", key);
+    weft_status status = before(self, context, &strike, key);
+    if (status == WEFT_OK && is_struck_by(&strike, FAULT_HOLD)) {
+        request *held = new_request(key);
+        held->removes = true;
+        hold(self, held);
+        return injected(context, &strike, key);
+    }
     if (status == WEFT_OK) {
         status = weft_store_remove(context, self->inner, key);
-        status = after(self, context, &strike, "removing", key, status);
+        status = after(self, context, &strike, key, status);
     }
     return status;
 }
@@ -472,12 +663,12 @@ static weft_status fault_watch(void *opaque, weft_context *context, uint64_t aft
                                void *buffer, size_t capacity, size_t *received_out) {
     fault_store *self = opaque;
     strike strike = choose(self, FAULT_ON_WATCH, "");
-    weft_status status = before(context, &strike, "watching", "");
+    weft_status status = before(self, context, &strike, "");
     size_t received = 0;
     if (status == WEFT_OK) {
         status =
             weft_store_watch(context, self->inner, after_version, seconds, buffer, capacity, &received);
-        status = after(self, context, &strike, "watching", "", status);
+        status = after(self, context, &strike, "", status);
     }
     if (status == WEFT_OK) {
         *received_out = received;
@@ -485,21 +676,49 @@ static weft_status fault_watch(void *opaque, weft_context *context, uint64_t aft
     return status;
 }
 
+/* Shows objects older than they are. */
+typedef struct aged_visit {
+    weft_store_visit visit;
+    void *opaque;
+    double seconds;
+} aged_visit;
+
+static bool visit_aged(void *opaque, const char *key, uint64_t size, double age_seconds) {
+    const aged_visit *aged = opaque;
+    return aged->visit(aged->opaque, key, size, age_seconds + aged->seconds);
+}
+
 static weft_status fault_list(void *opaque, weft_context *context, const char *prefix,
                               weft_store_visit visit, void *visit_opaque) {
     fault_store *self = opaque;
     strike strike = choose(self, FAULT_ON_LIST, prefix);
-    weft_status status = before(context, &strike, "listing", prefix);
+    weft_status status = before(self, context, &strike, prefix);
     if (status == WEFT_OK) {
-        status = weft_store_list(context, self->inner, prefix, visit, visit_opaque);
-        status = after(self, context, &strike, "listing", prefix, status);
+        aged_visit aged = {visit, visit_opaque, self->age_seconds};
+        status = weft_store_list(context, self->inner, prefix, visit_aged, &aged);
+        status = after(self, context, &strike, prefix, status);
+    }
+    return status;
+}
+
+static weft_status fault_age(void *opaque, weft_context *context, const char *key, double *seconds_out) {
+    fault_store *self = opaque;
+    strike strike = choose(self, FAULT_ON_AGE, key);
+    double seconds = 0;
+    weft_status status = before(self, context, &strike, key);
+    if (status == WEFT_OK) {
+        status = weft_store_age(context, self->inner, key, &seconds);
+        status = after(self, context, &strike, key, status);
+    }
+    if (status == WEFT_OK) {
+        *seconds_out = seconds + self->age_seconds;
     }
     return status;
 }
 
 static bool fault_conditional(void *opaque) {
     const fault_store *self = opaque;
-    return weft_store_conditional(self->inner);
+    return !self->plain && weft_store_conditional(self->inner);
 }
 
 static void forget_key_counts(fault_store *self) {
@@ -518,6 +737,12 @@ static void fault_close(void *opaque) {
         self->contents = entry->next;
         free(entry);
     }
+    while (self->held != NULL) {
+        request *held = self->held;
+        self->held = held->next;
+        free_request(held);
+    }
+    pthread_cond_destroy(&self->gone_on);
     pthread_mutex_destroy(&self->lock);
     free(self);
 }
@@ -531,6 +756,7 @@ static const weft_store_operations fault_operations = {
     .remove = fault_remove,
     .watch = fault_watch,
     .list = fault_list,
+    .age = fault_age,
     .close = fault_close,
 };
 
@@ -538,6 +764,7 @@ weft_status fault_store_create(weft_context *context, weft_store *inner, uint64_
                                weft_store **store_out, fault_store **control_out) {
     fault_store *self = require(calloc(1, sizeof *self));
     pthread_mutex_init(&self->lock, NULL);
+    pthread_cond_init(&self->gone_on, NULL);
     self->inner = inner;
     self->dice.state = seed;
     weft_status status =
@@ -567,29 +794,70 @@ void fault_store_set(fault_store *control, const fault_rule *rules, size_t count
     pthread_mutex_unlock(&control->lock);
 }
 
-static void strike_at(fault_store *control, uint64_t n, fault_rule rule, bool later_too) {
+void fault_store_strike_at(fault_store *control, uint64_t n, const fault_rule *rule, bool last) {
     pthread_mutex_lock(&control->lock);
     control->calls = 0;
     control->at = n;
-    control->later_too = later_too;
-    control->numbered = rule;
+    control->last = last;
+    control->numbered = *rule;
+    control->reached[0] = '\0';
     pthread_mutex_unlock(&control->lock);
 }
 
 void fault_store_fail_at(fault_store *control, uint64_t n, weft_status status) {
-    strike_at(control, n, (fault_rule){.kind = FAULT_FAIL, .status = status}, false);
+    fault_store_strike_at(control, n, &(fault_rule){.kind = FAULT_FAIL, .status = status}, false);
 }
 
 void fault_store_lose_at(fault_store *control, uint64_t n, weft_status status) {
-    strike_at(control, n, (fault_rule){.kind = FAULT_LOSE, .status = status}, false);
+    fault_store_strike_at(control, n, &(fault_rule){.kind = FAULT_LOSE, .status = status}, false);
 }
 
 void fault_store_fail_from(fault_store *control, uint64_t n, weft_status status) {
-    strike_at(control, n, (fault_rule){.kind = FAULT_FAIL, .status = status}, true);
+    fault_store_strike_at(control, n, &(fault_rule){.kind = FAULT_FAIL, .status = status}, true);
+}
+
+const char *fault_store_reached(fault_store *control) {
+    return control->reached;
+}
+
+size_t fault_store_release(fault_store *control, weft_context *context) {
+    size_t count = 0;
+    pthread_mutex_lock(&control->lock);
+    request *held = control->held;
+    control->held = NULL;
+    pthread_mutex_unlock(&control->lock);
+    while (held != NULL) {
+        request *next = held->next;
+        if (!held->removes && is_plain_head(control, held->key)) {
+            note_late_overlap(control, context, held);
+        }
+        weft_status ignored = carry_out(control, context, held);
+        (void)ignored;
+        free_request(held);
+        held = next;
+        count++;
+    }
+    return count;
+}
+
+void fault_store_set_plain(fault_store *control, bool plain) {
+    control->plain = plain;
+}
+
+uint64_t fault_store_overlaps(fault_store *control) {
+    pthread_mutex_lock(&control->lock);
+    uint64_t overlaps = control->overlaps;
+    pthread_mutex_unlock(&control->lock);
+    return overlaps;
+}
+
+void fault_store_set_age(fault_store *control, double seconds) {
+    control->age_seconds = seconds;
 }
 
 bool fault_store_fired(fault_store *control) {
     pthread_mutex_lock(&control->lock);
+    await_others(control);
     bool fired = control->at != 0 && control->calls >= control->at;
     pthread_mutex_unlock(&control->lock);
     return fired;

@@ -268,6 +268,11 @@ static void publish(process *p, int channel, const shard_command *command) {
     answer(p, channel, status, &result);
 }
 
+static void end_process(void *opaque) {
+    (void)opaque;
+    kill(getpid(), SIGKILL);
+}
+
 static void set_fault(process *p, const shard_command *command) {
     p->fault = *command;
     const fault_rule rule = {
@@ -278,6 +283,7 @@ static void set_fault(process *p, const shard_command *command) {
         .seconds = command->seconds,
         .skip = command->skip,
         .status = command->status,
+        .meanwhile = end_process,
     };
     fault_store_set(p->faults, &rule, 1);
 }
@@ -390,6 +396,10 @@ void shard_stop(shard *shard) {
     const shard_command command = {.verb = VERB_STOP};
     send_command(shard, &command);
     require(bury(shard) == 0, "a process has ended badly");
+}
+
+void shard_await_death(shard *shard) {
+    bury(shard);
 }
 
 void shard_kill(shard *shard) {

@@ -54,8 +54,8 @@ typedef struct shard {
 /* Starts the process that is part `index` of `count`, and opens its publisher. */
 void shard_start(shard *shard, const char *store, unsigned index, unsigned count,
                  const shard_options *options);
-/* From the next publish on, operations of that process that match fail, once, or are late. `pattern` must
- * be short. */
+/* From the next publish on, operations of that process that match fail, once, or are late; with FAULT_PAUSE
+ * the process ends there, as if killed: see shard_await_death. `pattern` must be short. */
 void shard_fault(shard *shard, fault_kind kind, unsigned operations, const char *pattern, double seconds,
                  uint64_t skip);
 /* The same for one operation that ends with a status. */
@@ -70,5 +70,7 @@ shard_answer shard_wait(shard *shard);
 void shard_stop(shard *shard);
 /* SIGKILL. */
 void shard_kill(shard *shard);
+/* Until it has been killed by a fault. */
+void shard_await_death(shard *shard);
 
 #endif

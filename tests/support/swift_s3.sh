@@ -12,6 +12,7 @@
 # $swift_url is its address, $swift_port its port, $swift_pids what runs. Access key test:tester, secret testing,
 # region us-east-1; buckets as paths, and as hosts under "localhost". A listing gives seven keys at a time, so
 # that few objects are enough to need several.
+. "$(dirname "${BASH_SOURCE[0]}")/ports.sh"
 swift_pids=
 swift_devices=
 
@@ -47,15 +48,6 @@ swift_memory() {
         return 1
     fi
     echo "$place"
-}
-
-swift_free_ports() {
-    /usr/bin/python3 -c '
-import socket, sys
-sockets = [socket.socket() for _ in range(int(sys.argv[1]))]
-for each in sockets:
-    each.bind(("127.0.0.1", 0))
-print(*[each.getsockname()[1] for each in sockets])' "$1"
 }
 
 # swift_common DIRECTORY PORT: what the configurations of all servers begin with
@@ -134,19 +126,12 @@ END
     } > "$1/proxy.conf"
 }
 
-swift_is_up() {
-    local port
-    for port in "$@"; do
-        (exec 3<> "/dev/tcp/127.0.0.1/$port") 2> /dev/null || return 1
-    done
-}
-
 start_swift_once() {
     local here=$1 ports name wait pid
     rm -rf "$here" && mkdir -p "$here" || return 1
     swift_devices=$(swift_memory) || swift_devices=$here/devices
     mkdir -p "$swift_devices/disk" || return 1
-    read -r -a ports <<< "$(swift_free_ports 5)"
+    read -r -a ports <<< "$(free_ports 5)"
     printf '[swift-hash]\nswift_hash_path_suffix = x\nswift_hash_path_prefix = y\n' > "$here/swift.conf"
     swift_rings "$here" "account:${ports[0]}" "container:${ports[1]}" "object:${ports[2]}" || return 1
     swift_storage "$here" account "${ports[0]}"
@@ -162,7 +147,7 @@ start_swift_once() {
     swift_port=${ports[3]}
     swift_url=http://127.0.0.1:$swift_port
     for ((wait = 0; wait < 1200; wait++)); do
-        swift_is_up "${ports[@]}" && return 0
+        ports_answer "${ports[@]}" && return 0
         for pid in $swift_pids; do
             kill -0 "$pid" 2> /dev/null || return 1
         done

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * test_base_context.c: status names and numbers, a context's options and defaults, its memory under
- * failure, its error text, and progress with cancelling.
+ * failure, its error text, what it makes of strangers' numbers, and progress with cancelling.
  */
 #include "../../lib/base/context.h"
 #include "../../lib/base/cpu.h"
 #include "../../lib/base/pool.h"
+#include "../../lib/base/status.h"
 #include "faults.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -32,6 +34,7 @@ static const struct {
     {-101, "unsupported"},
     {-102, "not found"},
     {-103, "busy"},
+    {-104, "callback failed"},
     {-200, "malformed"},
     {-201, "truncated"},
     {-202, "wrong version"},
@@ -226,6 +229,40 @@ static void test_error_of_the_system(void **state) {
     weft_context_destroy(context);
 }
 
+/* ---- what strangers return ---- */
+
+static void test_answers(void **state) {
+    (void)state;
+    const int foreign[] = {1, 2, 700, INT_MAX, -1, -99, -105, INT_MIN};
+    weft_context *context = NULL;
+    assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
+    assert_int_equal(weft_answer(context, WEFT_OK, "the function %d", 7), WEFT_OK);
+    assert_string_equal(weft_context_error(context), "");
+    assert_int_equal(weft_answer(context, WEFT_NO_SPACE, "the function %d", 7), WEFT_NO_SPACE);
+    assert_string_equal(weft_context_error(context), "the function 7 failed: no space");
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+        char text[64];
+        snprintf(text, sizeof text, "the function 7 returned %d,", foreign[i]);
+        weft_context_clear(context);
+        assert_int_equal(weft_status_from((weft_status)foreign[i]), WEFT_CALLBACK_FAILED);
+        assert_int_equal(weft_answer(context, (weft_status)foreign[i], "the function %d", 7),
+                         WEFT_CALLBACK_FAILED);
+        assert_non_null(strstr(weft_context_error(context), text));
+        /* a text of its own cannot have been about this */
+        weft_fail(context, WEFT_IO_FAILED, "the disk is gone");
+        assert_int_equal(weft_answer_told(context, (weft_status)foreign[i], "the function %d", 7),
+                         WEFT_CALLBACK_FAILED);
+        assert_non_null(strstr(weft_context_error(context), text));
+    }
+    weft_fail(context, WEFT_IO_FAILED, "the disk is gone");
+    assert_int_equal(weft_answer_told(context, WEFT_IO_FAILED, "the function"), WEFT_IO_FAILED);
+    assert_string_equal(weft_context_error(context), "the disk is gone");
+    weft_context_clear(context);
+    assert_int_equal(weft_answer_told(context, WEFT_IO_FAILED, "the function"), WEFT_IO_FAILED);
+    assert_string_equal(weft_context_error(context), "the function failed: input/output failed");
+    weft_context_destroy(context);
+}
+
 /* ---- progress ---- */
 
 typedef struct witness {
@@ -312,6 +349,26 @@ static void test_progress_cancels(void **state) {
     }
 }
 
+/* Where there is no way back nobody is asked, in whatever order the work is done. */
+static void test_progress_is_held(void **state) {
+    (void)state;
+    for (unsigned threads = 1; threads <= 4; threads++) {
+        witness witness = {.cancel_at = 0};
+        weft_context *context = open_watched(&witness, threads);
+        weft_progress_hold(context);
+        weft_progress_hold(context);
+        weft_progress_begin(context, "counting", 100);
+        assert_int_equal(weft_parallel(context, 100, add_one, context), WEFT_OK);
+        weft_progress_go_on(context);
+        assert_int_equal(weft_progress_ask(context), WEFT_OK);
+        assert_int_equal(witness.calls, 0);
+        weft_progress_go_on(context);
+        assert_int_equal(weft_progress_ask(context), WEFT_CANCELLED);
+        assert_int_equal(witness.calls, 1);
+        weft_context_destroy(context);
+    }
+}
+
 static void test_progress_without_a_function(void **state) {
     (void)state;
     weft_context *context = NULL;
@@ -371,8 +428,10 @@ int main(void) {
         cmocka_unit_test(test_sizes_that_overflow),
         cmocka_unit_test(test_error_text),
         cmocka_unit_test(test_error_of_the_system),
+        cmocka_unit_test(test_answers),
         cmocka_unit_test(test_progress_is_throttled),
         cmocka_unit_test(test_progress_cancels),
+        cmocka_unit_test(test_progress_is_held),
         cmocka_unit_test(test_progress_without_a_function),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

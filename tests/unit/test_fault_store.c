@@ -399,6 +399,105 @@ static void test_threads_share_limits(void **state) {
     assert_count(FAULT_FAIL, LIMIT);
 }
 
+/* ---- pauses ---- */
+
+/* What another writes, and whether it was there in time. */
+static void write_other(void *opaque) {
+    const char *text = opaque;
+    assert_int_equal(put(inner, "heads/1", text, strlen(text)), WEFT_OK);
+}
+
+static void test_pauses(void **state) {
+    (void)state;
+    char text[] = "theirs";
+    const fault_rule before = {.kind = FAULT_PAUSE, .meanwhile = write_other, .opaque = text};
+    const fault_rule after = {.kind = FAULT_PAUSE_AFTER, .meanwhile = write_other, .opaque = text};
+    fault_store_strike_at(faults, 2, &before, false);
+    assert_int_equal(put_text("a", "text"), WEFT_OK);
+    assert_string_equal(fault_store_reached(faults), "");
+    assert_int_equal(put_text("heads/1", "ours"), WEFT_OK);
+    assert_string_equal(fault_store_reached(faults), "putting heads/1");
+    assert_text(inner, "heads/1", "ours");
+    fault_store_strike_at(faults, 1, &after, false);
+    assert_int_equal(put_text("heads/1", "ours again"), WEFT_OK);
+    assert_text(inner, "heads/1", "theirs");
+    assert_count(FAULT_PAUSE, 1);
+    assert_count(FAULT_PAUSE_AFTER, 1);
+}
+
+static void test_requests_on_their_way(void **state) {
+    (void)state;
+    const fault_rule held = {.kind = FAULT_HOLD};
+    weft_store_tag tag;
+    assert_int_equal(
+        weft_store_put_bytes(context, store, "heads/1", "one", 3, WEFT_STORE_ALWAYS, NULL, &tag), WEFT_OK);
+    fault_store_strike_at(faults, 1, &held, false);
+    assert_int_equal(
+        weft_store_put_bytes(context, store, "heads/1", "two", 3, WEFT_STORE_IF_SAME, &tag, NULL),
+        WEFT_REMOTE_FAILED);
+    assert_text(store, "heads/1", "one");
+    assert_int_equal(fault_store_release(faults, context), 1);
+    assert_text(store, "heads/1", "two");
+    /* its condition is the one that it was sent with */
+    fault_store_strike_at(faults, 1, &held, false);
+    assert_int_equal(
+        weft_store_put_bytes(context, store, "heads/2", "three", 5, WEFT_STORE_IF_ABSENT, NULL, NULL),
+        WEFT_REMOTE_FAILED);
+    assert_int_equal(put_text("heads/2", "first"), WEFT_OK);
+    assert_int_equal(fault_store_release(faults, context), 1);
+    assert_text(store, "heads/2", "first");
+    /* a get is not held, and who is dead sends nothing more */
+    fault_store_strike_at(faults, 1, &held, false);
+    assert_text(store, "heads/2", "first");
+    fault_store_strike_at(faults, 1, &held, true);
+    assert_int_equal(weft_store_remove(context, store, "heads/2"), WEFT_REMOTE_FAILED);
+    assert_int_equal(weft_store_remove(context, store, "heads/1"), WEFT_REMOTE_FAILED);
+    assert_int_equal(fault_store_release(faults, context), 1);
+    assert_int_equal(fault_store_release(faults, context), 0);
+    assert_text(inner, "heads/1", "two");
+    assert_int_equal(weft_store_head(context, inner, "heads/2", NULL, NULL), WEFT_NOT_FOUND);
+    assert_count(FAULT_HOLD, 3);
+}
+
+static bool note_age(void *opaque, const char *key, uint64_t size, double age_seconds) {
+    (void)key;
+    (void)size;
+    *(double *)opaque = age_seconds;
+    return true;
+}
+
+static void test_plain_and_old(void **state) {
+    (void)state;
+    const fault_rule held = {.kind = FAULT_HOLD};
+    double age = 0;
+    assert_true(weft_store_conditional(store));
+    fault_store_set_plain(faults, true);
+    assert_false(weft_store_conditional(store));
+    assert_int_equal(
+        weft_store_put_bytes(context, store, "heads/1", "one", 3, WEFT_STORE_IF_ABSENT, NULL, NULL),
+        WEFT_UNSUPPORTED);
+    assert_int_equal(put_text("heads/1", "one"), WEFT_OK);
+    assert_int_equal(put_text("heads/1", "two"), WEFT_OK);
+    assert_int_equal(fault_store_overlaps(faults), 0);
+    /* somebody else's is overwritten, unless it was seen */
+    assert_int_equal(put(inner, "heads/1", "other", 5), WEFT_OK);
+    assert_int_equal(put_text("heads/1", "three"), WEFT_OK);
+    assert_int_equal(fault_store_overlaps(faults), 1);
+    assert_int_equal(put(inner, "heads/1", "other", 5), WEFT_OK);
+    assert_text(store, "heads/1", "other");
+    assert_int_equal(put_text("heads/1", "four"), WEFT_OK);
+    assert_int_equal(fault_store_overlaps(faults), 1);
+    /* one's own is, by one that was given up */
+    fault_store_strike_at(faults, 1, &held, false);
+    assert_int_equal(put_text("heads/1", "five"), WEFT_REMOTE_FAILED);
+    assert_int_equal(put_text("heads/1", "six"), WEFT_OK);
+    assert_int_equal(fault_store_release(faults, context), 1);
+    assert_int_equal(fault_store_overlaps(faults), 2);
+    fault_store_set_age(faults, 86400);
+    assert_int_equal(weft_store_list(context, store, "heads", note_age, &age), WEFT_OK);
+    assert_true(age >= 86400);
+}
+
 #define STORE_TEST(function) cmocka_unit_test_setup_teardown(function, set_up, tear_down)
 
 int main(void) {
@@ -415,6 +514,9 @@ int main(void) {
         STORE_TEST(test_the_same_seed_throws_the_same),
         STORE_TEST(test_each_operation_fails_in_turn),
         STORE_TEST(test_threads_share_limits),
+        STORE_TEST(test_pauses),
+        STORE_TEST(test_requests_on_their_way),
+        STORE_TEST(test_plain_and_old),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

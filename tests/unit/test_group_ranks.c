@@ -208,7 +208,7 @@ static void test_a_rank_drifts(void **state) {
 
 static void test_a_rank_dies_before_it_votes(void **state) {
     (void)state;
-    fail_once(GROUP_FAULT_UNVOTED, "rank 2 died before it had voted", false);
+    fail_once(GROUP_FAULT_UNVOTED, "rank 2 died before all had voted", false);
 }
 
 /* Its vote counts, or it is found dead: either is right, and the ranks agree on it. */

@@ -138,16 +138,18 @@ static void go_far(trainer *trainer) {
     }
 }
 
-/* Comes to where the other is, by a jump over a round of which nothing is left. */
+/* Comes to where the other is, by a jump over a round of which no payload is left. */
 static void jump(scene *scene, trainer *back, const trainer *other) {
     uint64_t from = weft_loco_rounds(back->loco);
     uint64_t to = weft_loco_rounds(other->loco);
     uint64_t size, moved = 0;
     weft_store_tag tag;
     char key[64];
-    snprintf(key, sizeof key, "loco/jump/%llu/closed", (unsigned long long)from);
-    assert_int_equal(weft_store_head(scene->here.context, scene->here.store, key, &size, &tag),
-                     WEFT_NOT_FOUND);
+    for (unsigned rank = 0; rank < RANKS; rank++) {
+        snprintf(key, sizeof key, "loco/jump/%llu/%u", (unsigned long long)from, rank);
+        assert_int_equal(weft_store_head(scene->here.context, scene->here.store, key, &size, &tag),
+                         WEFT_NOT_FOUND);
+    }
     expect(back, weft_loco_catch_up(back->loco, &back->exchange, &moved));
     assert_int_equal(moved, to - from);
     assert_memory_equal(back->weights, other->weights, sizeof back->weights);

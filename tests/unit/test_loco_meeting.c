@@ -3,11 +3,12 @@
  * Trainers that meet in a store: all ranks come to the same bits for 2, 3 and 4 of them; the round goes on
  * without who is late or gone, the leader included, and who comes back has the others' consensus and has
  * lost nothing of its own; what cannot be used is refused and counted; a rank that is started again in the
- * middle of a round takes part in it once.
+ * middle of a round takes part in it once; and one that is stopped at any of its operations, while the
+ * others go on however far, is with them again afterwards.
  *
  * Each rank is a thread with a context and a store of its own.
  */
-#include "fault_store.h"
+#include "pauses.h"
 #include "scratch.h"
 
 #include "../../lib/base/clock.h"
@@ -374,13 +375,17 @@ static void rounds_of_long_ago_stay_over(void **state) {
            "back");
     assert_int_equal(missed, 12);
     assert_same(&trainers[0], &trainers[1]);
-    /* what is over is gone from the store: two snapshots' rounds are left, and one snapshot */
+    /* what is over is gone from the store: two snapshots' rounds are left, one snapshot, and the manifests
+     */
     char key[64];
     for (unsigned round = 0; round < 12; round++) {
         uint64_t size;
         weft_store_tag tag;
         snprintf(key, sizeof key, "loco/meeting/%u/closed", round);
         weft_status status = weft_store_head(trainers[0].context, trainers[0].store, key, &size, &tag);
+        assert_int_equal(status, WEFT_OK);
+        snprintf(key, sizeof key, "loco/meeting/%u/0", round);
+        status = weft_store_head(trainers[0].context, trainers[0].store, key, &size, &tag);
         assert_int_equal(status, round < 8 ? WEFT_NOT_FOUND : WEFT_OK);
         snprintf(key, sizeof key, "loco/meeting/snapshot-%u", round + 1);
         status = weft_store_head(trainers[0].context, trainers[0].store, key, &size, &tag);
@@ -724,6 +729,96 @@ static void a_round_that_lacks_ranks_fails(void **state) {
     scratch_close(&scratch);
 }
 
+/* ---- stopped at each operation ---- */
+
+static const char *const stopped_events[] = {"nothing", "one round", "rounds until it is removed",
+                                             "the other is there and waits"};
+
+typedef struct stopped {
+    meeting meeting;
+    size_t event;
+} stopped;
+
+static void while_stopped(void *opaque) {
+    stopped *scene = opaque;
+    trainer *other = &scene->meeting.trainers[0];
+    static const uint64_t rounds[] = {0, 1, 12, 0};
+    if (rounds[scene->event] > weft_loco_rounds(other->loco)) {
+        uint64_t missed;
+        expect(other->context, weft_loco_catch_up(other->loco, &other->exchange, &missed), "the other");
+        together(&other, 1, rounds[scene->event]);
+    }
+}
+
+static bool same_consensus(trainer *a, trainer *b) {
+    return weft_loco_rounds(a->loco) == weft_loco_rounds(b->loco) &&
+           memcmp(weft_loco_consensus(a->loco, "a"), weft_loco_consensus(b->loco, "a"),
+                  WEIGHTS / 3 * sizeof(float)) == 0;
+}
+
+/* What a trainer does whose round has failed: it asks again, or catches up. */
+static weft_status end_somehow(trainer *trainer, weft_status status) {
+    uint64_t missed;
+    for (unsigned i = 0; i < 3 && status != WEFT_OK && status != WEFT_NOT_FOUND; i++) {
+        status = weft_loco_round(trainer->loco, &trainer->exchange, NULL);
+    }
+    return weft_loco_catch_up(trainer->loco, &trainer->exchange, &missed);
+}
+
+static void run_stopped(void *opaque, pause_case *pause) {
+    (void)opaque;
+    stopped scene = {.event = pause->event};
+    trainer *subject = &scene.meeting.trainers[1];
+    trainer *other = &scene.meeting.trainers[0];
+    weft_loco_store_options options = meeting_options(1, 2);
+    options.deadline_seconds = options.passing_seconds = 1e-9;
+    meeting_open(&scene.meeting, 2, 1e-9, 1e-9);
+    fault_store *faults = trainer_falter(subject, &options);
+    if (pause->event == 3) {
+        train(other);
+        put_first_payload(other);
+    }
+    pause_begin(pause, faults, while_stopped, &scene);
+    weft_status status = train_round(subject);
+    if (pause_retries(pause)) {
+        status = end_somehow(subject, status);
+    }
+    if (pause_end(pause, other->context)) {
+        pause_require(pause, end_somehow(subject, status) == WEFT_OK, "the subject: %s",
+                      weft_context_error(subject->context));
+        pause_require(pause, end_somehow(other, WEFT_OK) == WEFT_OK, "the other: %s",
+                      weft_context_error(other->context));
+        pause_require(pause, same_consensus(subject, other), "they have come apart");
+        uint64_t led = weft_loco_store_describe(&subject->exchange).led +
+                       weft_loco_store_describe(&other->exchange).led;
+        pause_require(pause, led <= weft_loco_rounds(other->loco), "a round was closed twice");
+        set_times(subject, LONG, LONG);
+        set_times(other, LONG, LONG);
+        uint64_t next = weft_loco_rounds(other->loco) + 1;
+        if (!pause->failed) {
+            together((trainer *[]){subject, other}, 2, next);
+            pause_require(pause, same_consensus(subject, other), "they come apart in the next round");
+            pause_require(pause, other->stats.included == 2, "the next round is not of both");
+        }
+    }
+    meeting_close(&scene.meeting);
+}
+
+static void a_rank_is_stopped_anywhere(void **state) {
+    (void)state;
+    pause_tally tally = {0};
+    const pause_sweep sweep = {
+        .subject = "a round",
+        .run = run_stopped,
+        .events = stopped_events,
+        .event_count = sizeof stopped_events / sizeof *stopped_events,
+        .kinds = 1 << PAUSE_BEFORE | 1 << PAUSE_LATE | 1 << PAUSE_LATER,
+        .most = 30,
+    };
+    pauses_sweep(&sweep, &tally);
+    assert_int_equal(pauses_report(&tally), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_come_to_the_same_bits),
@@ -741,6 +836,7 @@ int main(void) {
         cmocka_unit_test(a_round_that_lacks_ranks_fails),
         cmocka_unit_test(other_rules_are_refused),
         cmocka_unit_test(averages_are_means),
+        cmocka_unit_test(a_rank_is_stopped_anywhere),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

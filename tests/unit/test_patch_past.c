@@ -5,6 +5,7 @@
  */
 #include "../../lib/patch/past.h"
 
+#include "faults.h"
 #include "patches.h"
 
 #include <setjmp.h>
@@ -201,11 +202,76 @@ static void test_back_again(void **state) {
     weft_context_destroy(context);
 }
 
+/* Each allocation of an addition, a join and a reading fails in turn: that is told to the context of the
+ * call. The past's own may be in use by another thread, and hears nothing. */
+typedef enum past_work { WORK_ADD, WORK_JOIN, WORK_READ, WORK_KINDS } past_work;
+
+typedef struct past_scene {
+    pair pair;
+    weft_trail *trail;
+    weft_past *newer; /* has the trail */
+    bytes file;       /* of it */
+} past_scene;
+
+static weft_status do_work(const past_scene *scene, past_work work, weft_context *context,
+                           weft_past *past) {
+    weft_reader reader = weft_reader_over(scene->file.data, scene->file.size);
+    return work == WORK_ADD    ? weft_past_add(context, past, scene->trail)
+           : work == WORK_JOIN ? weft_past_join(context, past, scene->newer)
+                               : weft_past_read(context, past, &reader);
+}
+
+static bool fail_work(const past_scene *scene, past_work work, size_t n) {
+    faults faults = {0};
+    weft_context *own;
+    weft_context *callers;
+    weft_past *past;
+    const weft_diff_options options = options_of(WEFT_PROFILE_SMALL);
+    const weft_context_options failing = {.allocator = faults_allocator(&faults), .threads = 3};
+    assert_int_equal(weft_context_create(&failing, &own), WEFT_OK);
+    assert_int_equal(weft_context_create(&failing, &callers), WEFT_OK);
+    assert_int_equal(weft_past_create(own, scene->pair.live.view, &options, &past), WEFT_OK);
+    faults_reset(&faults, n);
+    weft_status status = do_work(scene, work, callers, past);
+    bool fired = faults_fired(&faults);
+    assert_true(status == WEFT_OK || (fired && status == WEFT_NO_MEMORY));
+    assert_int_equal(weft_context_error(callers)[0] != '\0', status != WEFT_OK);
+    assert_string_equal(weft_context_error(own), "");
+    weft_past_destroy(past);
+    weft_context_destroy(callers);
+    weft_context_destroy(own);
+    assert_int_equal(faults_live_blocks(&faults), 0);
+    return fired;
+}
+
+static void test_whose_failure_it_is(void **state) {
+    (void)state;
+    const weft_diff_options options = options_of(WEFT_PROFILE_SMALL);
+    weft_context *context = patches_context(1);
+    past_scene scene = {.trail = NULL};
+    weft_sink sink = bytes_sink(&scene.file);
+    pair_open(&scene.pair, context, mixed_shapes, MIXED_SHAPES, WEIGHTS_TRAINED, 5);
+    assert_int_equal(weft_past_create(context, scene.pair.live.view, &options, &scene.newer), WEFT_OK);
+    go_on(&scene.pair, &options, 200000, 6, &scene.trail);
+    assert_int_equal(weft_past_add(context, scene.newer, scene.trail), WEFT_OK);
+    assert_int_equal(weft_past_write(scene.newer, &sink), WEFT_OK);
+    for (int work = 0; work < WORK_KINDS; work++) {
+        for (size_t n = 1; fail_work(&scene, (past_work)work, n); n++) {
+        }
+    }
+    weft_past_destroy(scene.newer);
+    weft_trail_destroy(scene.trail);
+    bytes_clear(&scene.file);
+    pair_close(&scene.pair);
+    weft_context_destroy(context);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_as_a_diff),
         cmocka_unit_test(test_back_again),
         cmocka_unit_test(test_notes),
+        cmocka_unit_test(test_whose_failure_it_is),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -101,6 +101,15 @@ static void test_what_cannot_follow(void **state) {
                      WEFT_INVALID_ARGUMENT);
     assert_true(pair_at_old(&pair));
     assert_null(trail);
+    /* a base that has gone on cannot be noted as it was */
+    weft_trail *notes = NULL;
+    const weft_diff_options noted = {.trail = &trail, .notes = &notes};
+    assert_int_equal(weft_diff(context, pair.live.view, pair.next.view, &noted, &sink, NULL),
+                     WEFT_INVALID_ARGUMENT);
+    assert_non_null(strstr(weft_context_error(context), "notes"));
+    assert_true(pair_at_old(&pair));
+    assert_null(trail);
+    assert_null(notes);
     bytes_clear(&file);
     bytes_clear(&inverse);
     pair_close(&pair);

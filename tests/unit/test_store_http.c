@@ -1086,6 +1086,38 @@ static void test_list(void **state) {
     end();
 }
 
+/* By the server's own dates, and one second less, for these are whole ones. */
+static void test_age(void **state) {
+    (void)state;
+    static const step steps[] = {
+        {.head = "HTTP/1.1 200 OK\r\nContent-Length: 9\r\nDate: Mon, 16 Nov 2026 01:00:10 GMT\r\n"
+                 "Last-Modified: Mon, 16 Nov 2026 00:00:00 GMT\r\n"},
+        {.head = "HTTP/1.1 200 OK\r\nContent-Length: 9\r\nDate: Mon, 16 Nov 2026 00:00:00 GMT\r\n"
+                 "Last-Modified: Mon, 16 Nov 2026 01:00:00 GMT\r\n"},
+        {.head = "HTTP/1.1 200 OK\r\nContent-Length: 9\r\nDate: Mon, 16 Nov 2026 00:00:00 GMT\r\n"},
+        {.head = "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n"
+                 "Last-Modified: Mon, 16 Nov 2026 01:00:00 GMT\r\n"},
+        {.head = "HTTP/1.1 200 OK\r\nContent-Length: 9\r\nDate: today\r\n"
+                 "Last-Modified: Mon, 16 Nov 2026 01:00:00 GMT\r\n"},
+        {.head = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n"},
+        {.head = "HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n"},
+    };
+    double age = -1;
+    begin(steps, sizeof(steps) / sizeof(steps[0]), NULL);
+    expect(weft_store_age(context, store, "key", &age), WEFT_OK, "");
+    expect_asked(0, "HEAD /base/key");
+    assert_true(age == 3609);
+    expect(weft_store_age(context, store, "key", &age), WEFT_OK, "");
+    assert_true(age == 0);
+    expect(weft_store_age(context, store, "key", &age), WEFT_UNSUPPORTED, "no Last-Modified");
+    expect(weft_store_age(context, store, "key", &age), WEFT_UNSUPPORTED, "no Date");
+    expect(weft_store_age(context, store, "key", &age), WEFT_UNSUPPORTED, "no Date");
+    expect(weft_store_age(context, store, "key", &age), WEFT_NOT_FOUND, "");
+    expect(weft_store_age(context, store, "key", &age), WEFT_REMOTE_DENIED, "token");
+    assert_true(age == 0);
+    end();
+}
+
 static void test_list_needs_our_server(void **state) {
     (void)state;
     static const step steps[] = {
@@ -1162,6 +1194,7 @@ int main(void) {
         cmocka_unit_test(test_lost_answer_and_a_conflict),
         cmocka_unit_test(test_watch),
         cmocka_unit_test(test_watch_needs_our_server),
+        cmocka_unit_test(test_age),
         cmocka_unit_test(test_list),
         cmocka_unit_test(test_list_needs_our_server),
         cmocka_unit_test(test_list_of_lies),

@@ -297,10 +297,11 @@ static void test_signed(void **state) {
           {.request = "GET " KEY " ", whole, "content", "/eu-north-7/s3/aws4_request, SignedHeaders="},
           {.request = "GET " KEY " ", whole, "content", "x-amz-security-token: the-token\r\n"},
           {.request = "GET " KEY " ", whole, "content", ";x-amz-security-token"},
-          /* the hash of what is sent unencrypted */
+          /* the hashes of what is sent unencrypted */
           {.request = "PUT " KEY " ",
            STORED(TAG_1),
-           "x-amz-content-sha256: ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73\r\n"});
+           "x-amz-content-sha256: ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73\r\n"},
+          {.request = "PUT " KEY " ", STORED(TAG_1), "Content-MD5: mgNkuembtIDdJeHwKEyFVQ==\r\n"});
     weft_store_get_result result;
     for (int i = 0; i < 5; i++) {
         expect(get(&result), WEFT_OK, "");
@@ -308,8 +309,10 @@ static void test_signed(void **state) {
         assert_string_equal(result.tag.text, "\"t\"");
     }
     weft_store_tag tag;
-    expect(put(WEFT_STORE_ALWAYS, NULL, &tag), WEFT_OK, "");
-    assert_string_equal(tag.text, "\"" TAG_1 "\"");
+    for (int i = 0; i < 2; i++) {
+        expect(put(WEFT_STORE_ALWAYS, NULL, &tag), WEFT_OK, "");
+        assert_string_equal(tag.text, "\"" TAG_1 "\"");
+    }
     for (size_t i = 0; i < host.rule_count; i++) {
         assert_null(strstr(host.requests[i], "the-secret"));
     }
@@ -343,8 +346,39 @@ static void test_conditions_heeded(void **state) {
     expect(put(WEFT_STORE_IF_SAME, &tag, NULL), WEFT_CONFLICT, "");
     weft_store_tag foreign = {"1-2-3"};
     expect(put(WEFT_STORE_IF_SAME, &foreign, NULL), WEFT_INVALID_ARGUMENT, "not one of this store");
-    expect(weft_store_put_bytes(context, store, "key", object, PART + 1, WEFT_STORE_IF_ABSENT, NULL, NULL),
-           WEFT_UNSUPPORTED, "at most 8388608 bytes");
+    end();
+}
+
+#define PROBE_IN_PARTS                                                                                     \
+    {.request = PROBE, REFUSED}, {.request = PROBE, REFUSED},                                              \
+        {.request = "POST /bucket/pre/weft-conditions?uploads= ", CREATED}, {                              \
+        .request = "PUT /bucket/pre/weft-conditions?partNumber=1&" UPLOAD, STORED(TAG_1)                   \
+    }
+#define COMPLETE_PROBE "POST /bucket/pre/weft-conditions?" UPLOAD
+#define ABORT_PROBE "DELETE /bucket/pre/weft-conditions?" UPLOAD
+
+static weft_status put_large_once(void) {
+    return weft_store_put_bytes(context, store, "key", object, OBJECT, WEFT_STORE_IF_ABSENT, NULL, NULL);
+}
+
+/* What is put in parts is put on condition when they are put together. */
+static void test_conditions_of_parts_heeded(void **state) {
+    (void)state;
+    BEGIN(PROBE_IN_PARTS, {.request = COMPLETE_PROBE, REFUSED, "If-None-Match: *\r\n"},
+          {.request = ABORT_PROBE, ABORTED}, {.request = CREATE, CREATED}, ALL_PARTS,
+          {.request = COMPLETE, REFUSED, "If-None-Match: *\r\n"}, {.request = ABORT, ABORTED},
+          {.request = CREATE, CREATED}, ALL_PARTS,
+          {.request = COMPLETE, COMPLETED, "If-None-Match: *\r\n"});
+    expect(put_large_once(), WEFT_CONFLICT, "somebody else");
+    expect(put_large_once(), WEFT_OK, "");
+    end();
+}
+
+static void test_conditions_of_parts_ignored(void **state) {
+    (void)state;
+    BEGIN(PROBE_IN_PARTS, {.request = COMPLETE_PROBE, COMPLETED});
+    expect(put_large_once(), WEFT_UNSUPPORTED, "more than 8388608 bytes");
+    expect(put_large_once(), WEFT_UNSUPPORTED, "more than 8388608 bytes");
     end();
 }
 
@@ -966,6 +1000,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_signed),
         cmocka_unit_test(test_conditions_heeded),
+        cmocka_unit_test(test_conditions_of_parts_heeded),
+        cmocka_unit_test(test_conditions_of_parts_ignored),
         cmocka_unit_test(test_conditions_ignored),
         cmocka_unit_test(test_conditions_half_ignored),
         cmocka_unit_test(test_conditions_refused),

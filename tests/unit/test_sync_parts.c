@@ -401,19 +401,6 @@ static void test_member_dies(void **state) {
     close_team(&t);
 }
 
-/* Waits until the store has so many objects in a room. */
-static void await_objects(team *t, const char *room, size_t count) {
-    char name[64];
-    snprintf(name, sizeof name, "store/%s", room);
-    for (int i = 0; i < 24000; i++) {
-        if (scratch_exists(&t->scratch, name) && scratch_count(&t->scratch, name) >= count) {
-            return;
-        }
-        usleep(5000);
-    }
-    fail_msg("nothing comes to %s", room);
-}
-
 /* All parts are put, the head is not. */
 static void test_coordinator_dies_before_head(void **state) {
     (void)state;
@@ -422,12 +409,12 @@ static void test_coordinator_dies_before_head(void **state) {
     publish_surely(&t, 1);
     publish_surely(&t, 2);
     size_t pages = scratch_count(&t.scratch, "store/pages");
-    shard_fault(&t.shards[0], FAULT_DELAY, FAULT_ON_PUT, "heads/*", 60, 0);
+    shard_fault(&t.shards[0], FAULT_PAUSE, FAULT_ON_PUT, "heads/*", 0, 0);
     for (unsigned i = 0; i < 4; i++) {
         shard_publish(&t.shards[i], 3, 3);
     }
-    await_objects(&t, "pages", pages + 1);
-    shard_kill(&t.shards[0]);
+    shard_await_death(&t.shards[0]);
+    assert_int_equal(scratch_count(&t.scratch, "store/pages"), pages + 1);
     for (unsigned i = 1; i < 4; i++) {
         t.answers[i] = shard_wait(&t.shards[i]);
         expect_failed(&t, i, WEFT_REMOTE_FAILED, "part 0 of 4 was not heard of");
@@ -447,20 +434,12 @@ static void test_coordinator_dies_after_head(void **state) {
     open_team(&t, 4, &hasty);
     publish_surely(&t, 1);
     publish_surely(&t, 2);
-    shard_fault(&t.shards[0], FAULT_DELAY, FAULT_ON_PUT, "parts/*/call", 60, 1);
+    shard_fault(&t.shards[0], FAULT_PAUSE, FAULT_ON_PUT, "parts/*/call", 0, 1);
     for (unsigned i = 0; i < 4; i++) {
         shard_publish(&t.shards[i], 3, 3);
     }
-    uint64_t version = 0;
-    for (int i = 0; i < 2400 && version < 3; i++) {
-        weft_status status = weft_subscriber_wait(t.follower, 0.05, &version);
-        assert_true(status == WEFT_OK || status == WEFT_MORE);
-        if (status == WEFT_OK) {
-            assert_int_equal(weft_subscriber_pull(t.follower, 0), WEFT_OK);
-        }
-    }
+    shard_await_death(&t.shards[0]);
     expect_step(&t, 3);
-    shard_kill(&t.shards[0]);
     for (unsigned i = 1; i < 4; i++) {
         t.answers[i] = shard_wait(&t.shards[i]);
         expect_failed(&t, i, WEFT_REMOTE_FAILED, "found out by the next publish");

@@ -368,81 +368,12 @@ static void test_objects_collected_on_the_way(void **state) {
     scene_close(&s);
 }
 
-/* A store in which a day has passed. */
-typedef struct old_visit {
-    weft_store_visit visit;
-    void *opaque;
-} old_visit;
-
-static bool visit_old(void *opaque, const char *key, uint64_t size, double age_seconds) {
-    const old_visit *old = opaque;
-    return old->visit(old->opaque, key, size, age_seconds + 86400);
-}
-
-static weft_status old_list(void *self, weft_context *context, const char *prefix, weft_store_visit visit,
-                            void *opaque) {
-    old_visit old = {visit, opaque};
-    return weft_store_list(context, self, prefix, visit_old, &old);
-}
-
-static weft_store *old_store(weft_context *context, weft_store *inner) {
-    static const weft_store_operations operations = {
-        .name = "old",
-        .get = plain_get,
-        .put = plain_put,
-        .head = plain_head,
-        .remove = plain_remove,
-        .list = old_list,
-        .close = plain_close,
-    };
-    weft_store *store;
-    scene_expect(context, weft_store_create(context, "old:", &operations, inner, &store), WEFT_OK,
-                 "open an old store");
-    return store;
-}
-
-/* What a failed publish has left goes when it is old, and nothing else does. */
-static void test_leftovers(void **state) {
-    (void)state;
-    const weft_publisher_options options = {.anchor_ratio = -1};
-    const fault_rule no_head = {
-        .kind = FAULT_FAIL, .operations = FAULT_ON_PUT, .pattern = "heads/*", .status = WEFT_NO_SPACE};
-    scene s;
-    weft_gc_result result;
-    scene_open(&s, &options, 48);
-    for (unsigned i = 0; i < 3; i++) {
-        scene_publish(&s, 5000);
-    }
-    fault_store_set(s.faults, &no_head, 1);
-    for (unsigned i = 0; i < 5; i++) {
-        trainer_step(&s.trainer, 5000);
-        assert_int_equal(weft_publisher_publish(s.publisher, NULL, NULL), WEFT_NO_SPACE);
-    }
-    fault_store_set(s.faults, NULL, 0);
-    assert_int_equal(scene_count(&s, "patches"), 7);
-    collect(&s, 0, &result);
-    assert_int_equal(scene_count(&s, "patches"), 7);
-    weft_store *old = old_store(s.outside, s.store);
-    const weft_gc_options options_of_gc = {.grace_seconds = 0};
-    for (unsigned i = 0; i < 2; i++) {
-        scene_expect(s.outside, weft_gc_run(s.outside, old, &options_of_gc, &result), WEFT_OK, "gc");
-        assert_int_equal(scene_count(&s, "patches"), 2);
-        assert_int_equal(scene_count(&s, "anchors"), 1);
-    }
-    weft_store_close(old);
-    check_kept(&s, 1);
-    scene_publish(&s, 5000);
-    assert_int_equal(scene_count(&s, "patches"), 3);
-    scene_newcomer(&s, "after the leftovers");
-    check_kept(&s, 1);
-    scene_close(&s);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_publishers_by_turns), cmocka_unit_test(test_races_for_a_run),
-        cmocka_unit_test(test_retention),           cmocka_unit_test(test_objects_collected_on_the_way),
-        cmocka_unit_test(test_leftovers),
+        cmocka_unit_test(test_publishers_by_turns),
+        cmocka_unit_test(test_races_for_a_run),
+        cmocka_unit_test(test_retention),
+        cmocka_unit_test(test_objects_collected_on_the_way),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

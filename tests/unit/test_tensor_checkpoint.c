@@ -380,8 +380,7 @@ static void test_over_4_gib(void **state) {
     assert_true(descriptor >= 0);
     if (ftruncate(descriptor, end) != 0 || pwrite(descriptor, "x", 1, end) != 1) {
         close(descriptor);
-        print_message("SKIPPED: this file system does not hold sparse files over 4 GiB: %s\n",
-                      strerror(errno));
+        print_message("this file system does not hold sparse files over 4 GiB: %s\n", strerror(errno));
         skip();
     }
     weft_checkpoint *checkpoint = open_checkpoint("big.safetensors", WEFT_OPEN_READ);
@@ -963,8 +962,7 @@ static void test_small_disk(void **state) {
     scratch_make_directory(&place, "disk");
     int result = in_child(write_to_small_disk);
     if (result == CANNOT_MOUNT) {
-        print_message(
-            "SKIPPED: cannot mount a small disk here (needs root); the full disk is NOT tested\n");
+        print_message("full disks: no small one can be mounted here, which needs root\n");
         skip();
     }
     assert_int_equal(result, 0);

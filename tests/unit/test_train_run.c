@@ -6,6 +6,7 @@
 #include "../../lib/base/context.h"
 #include "../../train/metrics.h"
 #include "../../train/options.h"
+#include "../support/hostile.h"
 #include "../support/scratch.h"
 
 #include <math.h>
@@ -47,6 +48,56 @@ static void test_round_trip(void **state) {
     back.seed++;
     assert_false(train_run_alike(&run, &back));
     weft_release(context, text);
+    weft_context_destroy(context);
+}
+
+/* Whatever may be written can be read, and is the same. */
+static void test_written_and_read(void **state) {
+    (void)state;
+    weft_context *context = open_context();
+    dice dice = {5};
+    unsigned written = 0;
+    enum { CASES = 2000 };
+    for (unsigned i = 0; i < CASES; i++) {
+        train_run run = sample_run(), back;
+        char *text = NULL;
+        const double numbers[] = {0, -1, 1, 0.5, 1e300, NAN, INFINITY};
+        uint32_t *const counts[] = {&run.prompts,     &run.group,       &run.slots,
+                                    &run.staleness,   &run.trainers,    &run.local_steps,
+                                    &run.significant, &run.task.period, &run.task.steps};
+        double *const reals[] = {&run.temperature, &run.outer_rate, &run.outer_momentum};
+        switch (dice_below(&dice, 5)) {
+        case 0:
+            *counts[dice_below(&dice, sizeof counts / sizeof *counts)] =
+                (uint32_t)dice_next(&dice) >> dice_below(&dice, 32);
+            break;
+        case 1:
+            *reals[dice_below(&dice, 3)] = numbers[dice_below(&dice, sizeof numbers / sizeof *numbers)];
+            break;
+        case 2:
+            run.seed = dice_next(&dice) >> dice_below(&dice, 64);
+            break;
+        case 3:
+            run.steps = dice_next(&dice) >> dice_below(&dice, 64);
+            break;
+        default:
+            hostile_name(&dice, "0123456789abcdef", run.name,
+                         dice_below(&dice, 2) == 0 ? sizeof run.name : 20);
+        }
+        weft_status status = train_run_format(context, &run, &text);
+        if (status == WEFT_OK) {
+            written++;
+            assert_int_equal(train_run_parse(context, "run", text, strlen(text), &back), WEFT_OK);
+            assert_true(train_run_alike(&run, &back));
+            assert_string_equal(run.name, back.name);
+            assert_int_equal(run.steps, back.steps);
+            weft_release(context, text);
+        } else {
+            assert_int_equal(status, WEFT_INVALID_ARGUMENT);
+            assert_true(weft_context_error(context)[0] != 0);
+        }
+    }
+    assert_true(written > 0 && written < CASES);
     weft_context_destroy(context);
 }
 
@@ -325,9 +376,10 @@ static void test_no_numbers(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_members),   cmocka_unit_test(test_options),
-        cmocka_unit_test(test_slots),      cmocka_unit_test(test_densities), cmocka_unit_test(test_metrics),
-        cmocka_unit_test(test_no_numbers),
+        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_written_and_read),
+        cmocka_unit_test(test_members),    cmocka_unit_test(test_options),
+        cmocka_unit_test(test_slots),      cmocka_unit_test(test_densities),
+        cmocka_unit_test(test_metrics),    cmocka_unit_test(test_no_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
