@@ -92,11 +92,17 @@ static weft_status check_condition(http_store *store, weft_context *context,
     return status;
 }
 
-static void begin_put(const weft_http_effort *effort, const weft_store_put_request *request,
-                      weft_http_line *line, weft_http_exchange *exchange) {
+/* What is sent while it is still being made may be small, and is not worth a round trip; a condition is, since
+ * a put that heard no answer would have to look whether it was carried out. */
+static void begin_put(const http_store *store, const weft_http_effort *effort,
+                      const weft_store_put_request *request, weft_http_line *line,
+                      weft_http_exchange *exchange) {
+    bool conditional = request->condition != WEFT_STORE_ALWAYS;
     weft_http_effort_begin(effort, exchange, WEFT_HTTP_PUT);
     exchange->put_size = request->feed.size;
-    exchange->fresh = request->condition != WEFT_STORE_ALWAYS;
+    exchange->fresh = conditional;
+    exchange->asks =
+        atomic_load(&store->kind) == SERVER_WEFT && (conditional || request->feed.size != UINT64_MAX);
     exchange->conditions[0] = weft_http_condition_line(request, line);
 }
 
@@ -145,7 +151,7 @@ static weft_status put_object(http_store *store, weft_context *context,
     weft_http_exchange exchange;
     bool doubtful = false;
     do {
-        begin_put(&effort, request, &line, &exchange);
+        begin_put(store, &effort, request, &line, &exchange);
         status = weft_http_effort_run(&effort, &exchange, request);
         if (status != WEFT_OK) {
             return status;

@@ -18,6 +18,7 @@
 enum {
     CURL_BUFFER = 512 << 10,
     EXPECT_MILLISECONDS = 200, /* that a server may take to say that it wants a body */
+    ASK_BYTES = 1 << 20,       /* a smaller body is sent sooner than asked for */
 };
 
 /* Of an answer that is no object: a page that says what went wrong, of which the beginning is kept. */
@@ -317,6 +318,12 @@ static bool has_body(const weft_http_exchange *exchange) {
     return exchange->method == WEFT_HTTP_PUT || exchange->method == WEFT_HTTP_POST;
 }
 
+/* A server that refuses a large body does not read it to its end: what is still being sent then resets the
+ * connection, and with it the refusal can be lost. */
+static bool asks_first(const weft_http_exchange *exchange) {
+    return exchange->asks && exchange->put_size > ASK_BYTES;
+}
+
 /* S3 wants to be told of the body even if there is none; curl signs these lines with the others. */
 static bool add_signed_headers(weft_http_exchange *exchange, const weft_http_signing *signing) {
     static const char nothing[] = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
@@ -339,7 +346,9 @@ static bool add_headers(weft_http_exchange *exchange, const weft_http_settings *
            add_header(exchange, exchange->ranged ? range : NULL) &&
            add_header(exchange, exchange->conditions[0]) && add_header(exchange, exchange->conditions[1]) &&
            /* without this curl waits for servers that do not know it, but it would sign it too */
-           add_header(exchange, has_body(exchange) && settings->signing == NULL ? "Expect:" : NULL);
+           add_header(exchange, has_body(exchange) && settings->signing == NULL && !asks_first(exchange)
+                                    ? "Expect:"
+                                    : NULL);
 }
 
 static void set_method(CURL *easy, const weft_http_exchange *exchange) {
@@ -432,6 +441,9 @@ bool weft_http_exchange_prepare(weft_http_exchange *exchange, const weft_http_se
     }
     if (settings->signing != NULL) {
         set_signing(easy, settings->signing);
+    }
+    if (asks_first(exchange)) {
+        curl_easy_setopt(easy, CURLOPT_EXPECT_100_TIMEOUT_MS, (long)(settings->stall_seconds * 1000));
     }
     exchange->steady_tags = settings->steady_tags;
     return curl_easy_setopt(easy, CURLOPT_URL, exchange->url) == CURLE_OK;

@@ -98,6 +98,7 @@ typedef struct weft_http_exchange {
     char hash[WEFT_HTTP_HASH_MAX]; /* SHA-256 of a signed body, in hexadecimal; empty: not known */
     char md5[WEFT_HTTP_MD5_MAX];   /* MD5 of it, in base64; empty: not known */
     bool fresh;                    /* on a connection of its own, so that curl never repeats it by itself */
+    bool asks; /* the server says whether it wants the body before that is sent, as ours always does */
     double wait_seconds; /* that the server may keep still beyond the usual; such an exchange waits for
                             nobody's turn */
 

@@ -313,14 +313,15 @@ static weft_status start_watcher(weft_relay *relay) {
     return WEFT_OK;
 }
 
-/* The first who ask should not be told that nothing is known; but who has a head, or gets no answer, need
- * not wait. */
+/* The first who ask should not be told that nothing is known, nor of the head that was the newest when the
+ * last process ended, which may lead to what was collected since. A store that gives no answer is not waited
+ * for: then that head is all there is. */
 static void wait_for_look(weft_relay *relay) {
     double end = weft_clock_now() + OPEN_SECONDS;
-    bool known = false;
-    while (!known && weft_clock_now() < end && weft_clock_sleep(relay->context, 0.005) == WEFT_OK) {
+    bool looked = false;
+    while (!looked && weft_clock_now() < end && weft_clock_sleep(relay->context, 0.005) == WEFT_OK) {
         pthread_mutex_lock(&relay->mutex);
-        known = relay->looked || relay->generation > 0;
+        looked = relay->looked;
         pthread_mutex_unlock(&relay->mutex);
     }
 }

@@ -209,6 +209,22 @@ def test_restart_with_a_warm_cache():
             assert state["fetches"] == 0 and state["damaged_cached"] == 0 and not state["reached"], state
 
 
+def test_restart_after_a_long_time():
+    """The head that it had is of a version that was collected: nobody is told of it before the store was asked."""
+    with Run() as run:
+        run.publish()
+        cache = os.path.join(run.root, "cache")
+        with Relay(run.proxy.url, cache=cache) as relay:
+            relay.has_version(1)
+        for _ in range(4):
+            run.publish("--keep-anchors", "1", "--anchor", "now")
+        run.weft("gc", run.origin.directory, "--grace", "0")
+        run.proxy.set_faults([{"fault": "delay", "seconds": 0.3, "path": "/heads/*"}])
+        with Relay(run.proxy.url, cache=cache) as relay:
+            assert relay.status()["head"]["version"] == 5, relay.status()
+            run.pull(relay.url)
+
+
 def test_no_head_yet():
     with Run() as run:
         with Relay(run.proxy.url) as relay:

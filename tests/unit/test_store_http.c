@@ -799,6 +799,29 @@ static void test_conditions(void **state) {
     end();
 }
 
+/* A server of ours refuses a large body without reading it, and what was sent of it then takes the refusal
+ * away: it is asked first. What is sent while it is made, without a condition, is not worth the wait. */
+static void test_large_puts_ask(void **state) {
+    (void)state;
+    enum { LARGE = 24 << 20 };
+    BEGIN({.head = "HTTP/1.1 404 No\r\n" WEFT_SERVER},
+          {.head = "HTTP/1.1 412 No\r\n" WEFT_SERVER, .unread = true, .reset = true, .pause = 300},
+          {.head = "HTTP/1.1 413 No\r\n" WEFT_SERVER, .unread = true, .reset = true, .pause = 300},
+          {.head = "HTTP/1.1 201 Created\r\n" WEFT_SERVER});
+    uint8_t *data = calloc(1, LARGE);
+    assert_non_null(data);
+    expect(weft_store_put_bytes(context, store, "key", data, LARGE, WEFT_STORE_IF_ABSENT, NULL, NULL),
+           WEFT_CONFLICT, "in between");
+    expect_asked(1, "Expect: 100-continue\r\n");
+    expect(weft_store_put_bytes(context, store, "key", data, LARGE, WEFT_STORE_ALWAYS, NULL, NULL),
+           WEFT_LIMIT_EXCEEDED, "larger than the server takes");
+    free(data);
+    weft_store_put_request request = {.key = "key", .feed = {.size = UINT64_MAX, .read = read_slowly}};
+    expect(weft_store_put(context, store, &request, NULL), WEFT_OK, "");
+    expect_not_asked(3, "Expect");
+    end();
+}
+
 /* The first attempt was carried out, but its answer got lost. */
 static void test_lost_answer(void **state) {
     (void)state;
@@ -1189,6 +1212,7 @@ int main(void) {
         cmocka_unit_test(test_condition_needs_our_server),
         cmocka_unit_test(test_server_changes),
         cmocka_unit_test(test_conditions),
+        cmocka_unit_test(test_large_puts_ask),
         cmocka_unit_test(test_lost_answer),
         cmocka_unit_test(test_lost_answer_of_the_last_attempt),
         cmocka_unit_test(test_lost_answer_and_a_conflict),
