@@ -26,13 +26,16 @@ static bool find_newest(const relayed *self, weft_context *context, weft_head_in
 }
 
 /* The relay has a head as new as that one. Of two that are as new, which writers without conditional puts
- * may leave, it keeps the first. */
+ * may leave, it keeps the first. The first head of an epoch only claims it: the relay passes that over, and has
+ * the version that it repeats. */
 static bool relay_has(const relayed *self, weft_context *context, const weft_head_info *there) {
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
     weft_head_info here;
+    bool claim = there->epoch > 1 && there->sequence == 1;
     return weft_relay_head(context, self->relay, data, &size, &here) == WEFT_OK &&
-           (here.epoch > there->epoch || (here.epoch == there->epoch && here.sequence >= there->sequence));
+           (here.epoch > there->epoch || (claim && here.version >= there->version) ||
+            (here.epoch == there->epoch && here.sequence >= there->sequence));
 }
 
 /* What the store has now is asked for once: it may be a service whose answers take long. */
