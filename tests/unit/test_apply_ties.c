@@ -327,11 +327,13 @@ static void test_overlaps(void **state) {
 
 typedef struct live_recipe {
     const char *name;
-    uint8_t *memory;
+    uint8_t *memory; /* NULL: behind functions */
     uint64_t rows, columns;
     weft_slice slices[2];
     size_t count;
 } live_recipe;
+
+static const weft_access far_away = {NULL, NULL, NULL};
 
 static weft_status make_view(weft_context *context, const weft_table *checkpoint,
                              const live_recipe *recipes, size_t count, weft_table **table,
@@ -342,6 +344,7 @@ static weft_status make_view(weft_context *context, const weft_table *checkpoint
     for (size_t i = 0; i < count; i++) {
         weft_tensor tensor = matrix(recipes[i].name, WEFT_DTYPE_BF16, recipes[i].rows, recipes[i].columns,
                                     recipes[i].memory);
+        tensor.access = recipes[i].memory == NULL ? &far_away : NULL;
         assert_int_equal(weft_table_add(*table, &tensor), WEFT_OK);
         assert_int_equal(
             weft_layout_concat(layout, recipes[i].name, 0, recipes[i].slices, recipes[i].count), WEFT_OK);
@@ -435,6 +438,13 @@ static void test_layouts_that_differ(void **state) {
           {"in.2", other, HALF, COLUMNS, {{"embed", 0, HALF, HALF}}, 1},
           {"out", memory, HALF, COLUMNS, {{"head", 0, 0, HALF}}, 1},
           {"out.2", other + sizeof other / 2, HALF, COLUMNS, {{"head", 0, HALF, HALF}}, 1}},
+         4,
+         "in different ways"},
+        /* the same, behind functions, which nobody can compare */
+        {{{"in", memory, HALF, COLUMNS, {{"embed", 0, 0, HALF}}, 1},
+          {"in.2", NULL, HALF, COLUMNS, {{"embed", 0, HALF, HALF}}, 1},
+          {"out", memory, HALF, COLUMNS, {{"head", 0, 0, HALF}}, 1},
+          {"out.2", NULL, HALF, COLUMNS, {{"head", 0, HALF, HALF}}, 1}},
          4,
          "in different ways"},
         /* the same, where it is the second half that is shared */
