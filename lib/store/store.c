@@ -482,6 +482,24 @@ weft_status weft_store_watch(weft_context *context, weft_store *store, uint64_t 
     return status;
 }
 
+/* Stands between a backend and who asked for a listing: what is visited may be removed, and so nobody is
+ * shown an object that was not asked for. */
+typedef struct checked_visit {
+    const char *prefix;
+    weft_store_visit visit;
+    void *opaque;
+    bool wrong; /* the listing held what cannot be in it */
+} checked_visit;
+
+static bool visit_checked(void *opaque, const char *key, uint64_t size, double age_seconds) {
+    checked_visit *checked = opaque;
+    size_t length = strlen(checked->prefix);
+    bool sound = weft_store_key_valid(key) && strncmp(key, checked->prefix, length) == 0 &&
+                 (length == 0 || key[length] == '/') && age_seconds >= 0;
+    checked->wrong = checked->wrong || !sound;
+    return !checked->wrong && checked->visit(checked->opaque, key, size, age_seconds);
+}
+
 weft_status weft_store_list(weft_context *context, weft_store *store, const char *prefix,
                             weft_store_visit visit, void *opaque) {
     weft_status status = check_process(context, store);
@@ -495,13 +513,24 @@ weft_status weft_store_list(weft_context *context, weft_store *store, const char
     if (store->operations->list == NULL) {
         return weft_fail(context, WEFT_UNSUPPORTED, "the store at %s cannot be listed", store->url);
     }
-    return weft_answer_told(context, store->operations->list(store->self, context, prefix, visit, opaque),
-                            "the listing of \"%s\" in %s", prefix, store->url);
+    checked_visit checked = {.prefix = prefix, .visit = visit, .opaque = opaque};
+    status = weft_answer_told(
+        context, store->operations->list(store->self, context, prefix, visit_checked, &checked),
+        "the listing of \"%s\" in %s", prefix, store->url);
+    if (checked.wrong) {
+        return weft_fail(context, WEFT_CALLBACK_FAILED,
+                         "the list function of the store at %s shows what is not under \"%s\", is no key, "
+                         "or has an age below zero",
+                         store->url, prefix);
+    }
+    return status;
 }
 
 weft_status weft_store_age(weft_context *context, weft_store *store, const char *key, double *seconds_out) {
-    weft_context_clear(context);
-    weft_status status = check_key(context, key);
+    weft_status status = check_process(context, store);
+    if (status == WEFT_OK) {
+        status = check_key(context, key);
+    }
     if (status != WEFT_OK) {
         return status;
     }

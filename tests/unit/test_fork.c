@@ -238,11 +238,26 @@ static weft_status get_hello(remote *remote) {
     return weft_store_get(remote->context, remote->store, &request, &result);
 }
 
+static bool visit(void *opaque, const char *key, uint64_t size, double age_seconds) {
+    (void)opaque;
+    (void)key;
+    (void)size;
+    (void)age_seconds;
+    return true;
+}
+
 static void use_remote(void *argument) {
     remote *remote = argument;
     CHECK(refused(remote->context, get_hello(remote)));
     CHECK(refused(remote->context, weft_store_remove(remote->context, remote->store, "hello")));
     CHECK(refused(remote->context, weft_store_head(remote->context, remote->store, "hello", NULL, NULL)));
+    double age;
+    CHECK(refused(remote->context, weft_store_age(remote->context, remote->store, "hello", &age)));
+    size_t received;
+    char buffer[16];
+    CHECK(refused(remote->context, weft_store_watch(remote->context, remote->store, 1, 0, buffer,
+                                                    sizeof buffer, &received)));
+    CHECK(refused(remote->context, weft_store_list(remote->context, remote->store, "", visit, NULL)));
     CHECK(refused(remote->context, weft_store_put_bytes(remote->context, remote->store, "k", "v", 1,
                                                         WEFT_STORE_ALWAYS, NULL, NULL)));
     weft_store_close(remote->store);

@@ -9,6 +9,7 @@
 #include "strangers.h"
 #include "stride.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -444,6 +445,8 @@ typedef struct liar {
     uint64_t received;
     bool endless_tag;
     bool unchanged;
+    const char *listed; /* shown whatever was asked for; NULL: nothing is */
+    double age;
 } liar;
 
 static void lie_tag(const liar *liar, weft_store_tag *tag) {
@@ -497,11 +500,14 @@ static weft_status lie_watch(void *self, weft_context *context, uint64_t after, 
 
 static weft_status lie_list(void *self, weft_context *context, const char *prefix, weft_store_visit visit,
                             void *opaque) {
+    const liar *liar = self;
     (void)context;
     (void)prefix;
-    (void)visit;
-    (void)opaque;
-    return ((const liar *)self)->answer;
+    if (liar->listed != NULL) {
+        visit(opaque, liar->listed, 1, liar->age);
+        visit(opaque, liar->listed, 1, liar->age); /* although it was told to stop */
+    }
+    return liar->answer;
 }
 
 static weft_status lie_age(void *self, weft_context *context, const char *key, double *seconds_out) {
@@ -524,11 +530,22 @@ static const weft_store_operations liar_operations = {
 };
 
 static bool visit(void *opaque, const char *key, uint64_t size, double age_seconds) {
-    (void)opaque;
     (void)key;
     (void)size;
     (void)age_seconds;
+    if (opaque != NULL) {
+        *(size_t *)opaque += 1;
+    }
     return true;
+}
+
+/* What is listed may be removed: nobody is shown what was not asked for. */
+static void expect_listing(weft_context *context, weft_store *store, liar *liar, const char *listed,
+                           double age, weft_status expected) {
+    size_t visited = 0;
+    *liar = (struct liar){.answer = WEFT_OK, .listed = listed, .age = age};
+    assert_int_equal(weft_store_list(context, store, "patches", visit, &visited), expected);
+    assert_int_equal(visited, expected == WEFT_OK ? 2 : 0);
 }
 
 static void test_tables(void **state) {
@@ -579,6 +596,13 @@ static void test_tables(void **state) {
     assert_int_equal(weft_store_head(context, store, "object", &size, &tag), WEFT_CALLBACK_FAILED);
     assert_int_equal(weft_store_put_bytes(context, store, "object", "", 0, WEFT_STORE_ALWAYS, NULL, &tag),
                      WEFT_CALLBACK_FAILED);
+    expect_listing(context, store, &liar, "patches/1-1-a", 7, WEFT_OK);
+    expect_listing(context, store, &liar, "patches/1-1-a", -1, WEFT_CALLBACK_FAILED);
+    expect_listing(context, store, &liar, "patches/1-1-a", nan(""), WEFT_CALLBACK_FAILED);
+    expect_listing(context, store, &liar, "heads/1", 7, WEFT_CALLBACK_FAILED);
+    expect_listing(context, store, &liar, "patches", 7, WEFT_CALLBACK_FAILED);
+    expect_listing(context, store, &liar, "patches2/1-1-a", 7, WEFT_CALLBACK_FAILED);
+    expect_listing(context, store, &liar, "patches/../heads/1", 7, WEFT_CALLBACK_FAILED);
     /* says that it is there, and has read none of it */
     liar = (struct liar){.answer = WEFT_OK};
     assert_int_equal(weft_store_put_bytes(context, store, "object", "x", 1, WEFT_STORE_ALWAYS, NULL, &tag),
