@@ -132,15 +132,23 @@ static weft_status check_container(weft_context *context, const weft_container *
             return weft_fail(context, WEFT_INVALID_ARGUMENT,
                              "the name of file %zu of the result is not UTF-8", i + 1);
         }
+        /* folded it may be smaller, but it is unfolded where the patch is read */
+        if (container->files[i].header_bytes > weft_context_limits(context)->header_bytes) {
+            return weft_fail(context, WEFT_LIMIT_EXCEEDED,
+                             "the header of file %zu of the result is larger than the limit", i + 1);
+        }
     }
     return WEFT_OK;
 }
 
 /* What readers would refuse is refused before anything is written. Names of tensors were checked when they
  * came into their table. */
-static weft_status check_header(weft_context *context, const weft_roster *roster,
+static weft_status check_header(weft_context *context, weft_profile profile, const weft_roster *roster,
                                 const weft_container *container, const char *const *labels) {
     uint64_t most = weft_context_limits(context)->tensors;
+    if (profile != WEFT_PROFILE_FAST && profile != WEFT_PROFILE_SMALL) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "%d is no profile of a patch", (int)profile);
+    }
     if (roster->count > most) {
         return weft_fail(
             context, WEFT_LIMIT_EXCEEDED,
@@ -185,11 +193,15 @@ static weft_status store_body(weft_context *context, const weft_writer *body, we
     return weft_writer_failed(writer) ? WEFT_NO_MEMORY : WEFT_OK;
 }
 
+static weft_status fail_size(weft_context *context) {
+    return weft_fail(context, WEFT_LIMIT_EXCEEDED, "the patch's header would be larger than the limit");
+}
+
 weft_status weft_header_write(weft_context *context, weft_profile profile, const weft_roster *roster,
                               bool same_files, const weft_container *container, const char *const *labels,
                               weft_writer *writer) {
     const weft_container *given = same_files ? NULL : container;
-    weft_status status = check_header(context, roster, given, labels);
+    weft_status status = check_header(context, profile, roster, given, labels);
     if (status != WEFT_OK) {
         return status;
     }
@@ -200,16 +212,16 @@ weft_status weft_header_write(weft_context *context, weft_profile profile, const
     write_files(&body, same_files, container);
     write_labels(&body, labels);
     status = weft_writer_failed(&body) ? WEFT_NO_MEMORY : WEFT_OK;
-    if (status == WEFT_OK &&
-        (body.size > weft_context_limits(context)->header_bytes || body.size > UINT32_MAX)) {
-        status =
-            weft_fail(context, WEFT_LIMIT_EXCEEDED, "the patch's header would be larger than the limit");
+    uint64_t limit = weft_context_limits(context)->header_bytes;
+    if (status == WEFT_OK && (body.size > limit || body.size > UINT32_MAX)) {
+        status = fail_size(context);
     }
     if (status == WEFT_OK) {
         status = store_body(context, &body, writer);
     }
     weft_writer_close(&body);
-    return status;
+    /* readers count what stands around the body, too */
+    return status == WEFT_OK && writer->size > limit ? fail_size(context) : status;
 }
 
 /* ---- reading ---- */

@@ -129,6 +129,57 @@ static void test_roster_limit(void **state) {
     weft_context_destroy(context);
 }
 
+/* Headers of every size around the limit, which count with all that stands around them; and a profile that
+ * nobody knows. */
+static void test_header_limit(void **state) {
+    (void)state;
+    enum { LIMIT = 512 };
+    weft_context *context = NULL;
+    const weft_context_options limited = {.threads = 1, .limits = {.header_bytes = LIMIT}};
+    assert_int_equal(weft_context_create(&limited, &context), WEFT_OK);
+    dice dice = {13};
+    model model;
+    model_open(&model, context);
+    model_add(&model, "w", WEFT_DTYPE_BF16, 4, 8);
+    const weft_view *view = model_show(&model);
+    unsigned refused = 0;
+    bytes file = {0};
+    weft_sink sink = bytes_sink(&file);
+    for (size_t length = LIMIT - 100; length < LIMIT; length++) {
+        char value[LIMIT];
+        for (size_t i = 0; i < length; i++) {
+            value[i] = (char)(1 + dice_below(&dice, 127)); /* nothing that could be packed */
+        }
+        value[length] = '\0';
+        const char *const labels[] = {"key", value, NULL};
+        const weft_diff_options options = {.labels = labels};
+        weft_status status = weft_diff(context, view, view, &options, &sink, NULL);
+        if (status == WEFT_OK) {
+            weft_patch_close(open_patch(context, &file));
+        } else {
+            assert_int_equal(status, WEFT_LIMIT_EXCEEDED);
+            assert_int_equal(file.size, 0);
+            refused++;
+        }
+        bytes_clear(&file);
+    }
+    assert_true(refused > 0 && refused < 100);
+    for (int profile = -1; profile < 4; profile++) {
+        const weft_diff_options options = {.profile = (weft_profile)profile};
+        weft_status status = weft_diff(context, view, view, &options, &sink, NULL);
+        if (profile == WEFT_PROFILE_FAST || profile == WEFT_PROFILE_SMALL) {
+            assert_int_equal(status, WEFT_OK);
+            weft_patch_close(open_patch(context, &file));
+        } else {
+            assert_int_equal(status, WEFT_INVALID_ARGUMENT);
+            assert_int_equal(file.size, 0);
+        }
+        bytes_clear(&file);
+    }
+    model_close(&model);
+    weft_context_destroy(context);
+}
+
 /* ---- checkpoints ---- */
 
 /* Names and metadata; and a patch that brings the tensors into being, with their file. */
@@ -680,6 +731,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_patch_labels),
         cmocka_unit_test(test_roster_limit),
+        cmocka_unit_test(test_header_limit),
         cmocka_unit_test(test_checkpoints),
         cmocka_unit_test(test_heads),
         cmocka_unit_test(test_pages),
