@@ -201,6 +201,26 @@ void weft_context_clear(weft_context *context) {
     current_text(context)[0] = '\0';
 }
 
+/* The caller of either is inside of a callback. */
+static weft_status refuse_asking(weft_context *context) {
+    return weft_fail(context, WEFT_BUSY,
+                     "this context waits for its progress function; use another context there");
+}
+
+weft_status weft_refuse_nesting(weft_context *context) {
+    return weft_fail(context, WEFT_BUSY,
+                     "this context already runs a loop; use another context in callbacks");
+}
+
+weft_status weft_context_enter(weft_context *context) {
+    weft_context_clear(context);
+    const weft_frame *frame = weft_frame_find(context);
+    if (frame == NULL) {
+        return WEFT_OK;
+    }
+    return frame->asking ? refuse_asking(context) : weft_refuse_nesting(context);
+}
+
 /* Texts quote names from hostile files and end up on terminals: one line, and nothing that moves a cursor.
  */
 static void write_text(char *text, const char *format, va_list arguments) {
@@ -364,11 +384,6 @@ static uint64_t monotonic_nanoseconds(void) {
 static bool is_asking(const weft_context *context) {
     const weft_frame *frame = weft_frame_find(context);
     return frame != NULL && frame->asking;
-}
-
-static weft_status refuse_asking(weft_context *context) {
-    return weft_fail(context, WEFT_BUSY,
-                     "this context waits for its progress function; use another context there");
 }
 
 void weft_progress_begin(weft_context *context, const char *phase, uint64_t total) {

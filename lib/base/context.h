@@ -21,6 +21,10 @@ weft_status weft_fail_errno(weft_context *context, int error, const char *format
     __attribute__((format(printf, 3, 4)));
 /* Forgets the text; every public entry point begins with it. */
 void weft_context_clear(weft_context *context);
+/* The same for calls that go on with an object which another call may be at work on. WEFT_BUSY inside of a
+ * callback of the context, and then nothing may be touched: the object may be the one that waits for the
+ * callback, and half of what it holds may be on its way. */
+weft_status weft_context_enter(weft_context *context);
 
 const weft_limits *weft_context_limits(const weft_context *context);
 /* A context for a thread of the library's own: the same memory and limits, one thread. `progress` may be

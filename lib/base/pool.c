@@ -307,14 +307,9 @@ static void open_loop(weft_loop *loop, weft_context *context, size_t count, weft
     };
 }
 
-static weft_status refuse_nesting(weft_context *context) {
-    return weft_fail(context, WEFT_BUSY,
-                     "this context already runs a loop; use another context in callbacks");
-}
-
 weft_status weft_parallel(weft_context *context, size_t count, weft_task task, void *argument) {
     if (weft_frame_find(context) != NULL) {
-        return refuse_nesting(context);
+        return weft_refuse_nesting(context);
     }
     if (count == 0) {
         return WEFT_OK;
@@ -331,7 +326,7 @@ size_t weft_parallel_window(const weft_context *context) {
 weft_status weft_parallel_ordered(weft_context *context, size_t count, size_t window, weft_task task,
                                   weft_task emit, void *argument) {
     if (weft_frame_find(context) != NULL) {
-        return refuse_nesting(context);
+        return weft_refuse_nesting(context);
     }
     if (count == 0) {
         return WEFT_OK;

@@ -33,6 +33,8 @@ typedef struct weft_frame {
 weft_frame *weft_frame_find(const weft_context *context);
 void weft_frame_push(weft_frame *frame, const weft_context *context);
 void weft_frame_pop(weft_frame *frame);
+/* WEFT_BUSY, for who finds a frame of a loop. */
+weft_status weft_refuse_nesting(weft_context *context);
 
 typedef struct weft_pool weft_pool;
 

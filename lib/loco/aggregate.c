@@ -166,8 +166,10 @@ weft_status weft_loco_aggregate(weft_loco *loco, const weft_loco_payload *payloa
     aggregate_job job = {.loco = loco};
     weft_loco_stats result = {.elements = loco->elements, .fired = loco->fired, .sent = loco->payload.size};
     double begun = weft_clock_now();
-    weft_context_clear(loco->context);
-    weft_status status = check_call(loco, payloads, count);
+    weft_status status = weft_context_enter(loco->context);
+    if (status == WEFT_OK) {
+        status = check_call(loco, payloads, count);
+    }
     if (status == WEFT_OK) {
         status = weft_loco_values_open(loco, payloads, count, &job.values);
     }

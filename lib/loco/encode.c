@@ -274,8 +274,10 @@ static weft_status run_job(encode_job *job) {
 }
 
 weft_status weft_loco_encode(weft_loco *loco, weft_loco_payload *payload_out) {
-    weft_context_clear(loco->context);
-    weft_status status = weft_loco_check(loco);
+    weft_status status = weft_context_enter(loco->context);
+    if (status == WEFT_OK) {
+        status = weft_loco_check(loco);
+    }
     if (status != WEFT_OK) {
         return status;
     }

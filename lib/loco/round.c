@@ -121,8 +121,7 @@ static weft_status end_missed(weft_loco *loco, const weft_loco_exchange *exchang
 
 weft_status weft_loco_catch_up(weft_loco *loco, const weft_loco_exchange *exchange, uint64_t *rounds_out) {
     uint64_t began = loco->rounds;
-    weft_status status = WEFT_OK;
-    weft_context_clear(loco->context);
+    weft_status status = weft_context_enter(loco->context);
     while (status == WEFT_OK && exchange->ended != NULL) {
         status = exchange->ended(exchange->opaque, loco->context, loco->rounds);
         if (status == WEFT_MORE) {

@@ -234,9 +234,11 @@ weft_status weft_loco_save(const weft_loco *loco, const char *path, const weft_t
     weft_context *context = loco->context;
     weft_table *table = NULL;
     weft_writer about;
-    weft_context_clear(context);
     weft_writer_open(&about, context);
-    weft_status status = weft_loco_check(loco);
+    weft_status status = weft_context_enter(context);
+    if (status == WEFT_OK) {
+        status = weft_loco_check(loco);
+    }
     if (status == WEFT_OK && loco->pending) {
         status = weft_fail(context, WEFT_BUSY,
                            "a payload waits for the end of round %llu: save before the round or after it",
@@ -423,8 +425,10 @@ weft_status weft_loco_load(weft_loco *loco, const char *path, const weft_table *
                            void (*label)(void *opaque, const char *key, const char *value), void *opaque) {
     weft_checkpoint *file = NULL;
     state_texts texts = {0};
-    weft_context_clear(loco->context);
-    weft_status status = weft_checkpoint_open(loco->context, path, WEFT_OPEN_READ, &file);
+    weft_status status = weft_context_enter(loco->context);
+    if (status == WEFT_OK) {
+        status = weft_checkpoint_open(loco->context, path, WEFT_OPEN_READ, &file);
+    }
     if (status == WEFT_OK) {
         status = load(loco, file, path, extra, &texts);
     }

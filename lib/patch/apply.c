@@ -712,7 +712,10 @@ static weft_status stage_more(weft_apply *apply, bool *more_out) {
 }
 
 weft_status weft_apply_prepare(weft_apply *apply) {
-    weft_context_clear(apply->context);
+    weft_status entered = weft_context_enter(apply->context);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     if (apply->phase != PHASE_IDLE && apply->phase != PHASE_COMMITTED) {
         return weft_fail(apply->context, WEFT_INVALID_ARGUMENT,
                          "prepared changes must be committed or rolled back before preparing again");
@@ -756,7 +759,10 @@ static weft_status run_together(weft_apply *apply) {
 }
 
 weft_status weft_apply_run(weft_apply *apply) {
-    weft_context_clear(apply->context);
+    weft_status entered = weft_context_enter(apply->context);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     if (apply->phase != PHASE_IDLE || apply->next != 0) {
         return weft_fail(apply->context, WEFT_INVALID_ARGUMENT, "a run starts from a fresh apply");
     }
@@ -815,7 +821,10 @@ static weft_status write_all(weft_apply *apply, bool restore) {
 }
 
 weft_status weft_apply_commit(weft_apply *apply) {
-    weft_context_clear(apply->context);
+    weft_status entered = weft_context_enter(apply->context);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     if (apply->phase != PHASE_PREPARED) {
         return weft_fail(apply->context, WEFT_INVALID_ARGUMENT,
                          "nothing is prepared that could be committed");
@@ -844,7 +853,10 @@ weft_status weft_apply_commit(weft_apply *apply) {
 }
 
 weft_status weft_apply_rollback(weft_apply *apply) {
-    weft_context_clear(apply->context);
+    weft_status entered = weft_context_enter(apply->context);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
     if (apply->phase == PHASE_RUN) {
         return weft_fail(apply->context, WEFT_INVALID_ARGUMENT, "a run cannot be rolled back");
     }

@@ -369,8 +369,10 @@ static weft_status await_decision(weft_group *group, double until) {
 }
 
 weft_status weft_group_run(weft_group *group, double seconds, uint64_t *version_out) {
-    weft_context_clear(group->context);
-    weft_status status = weft_process_check(group->context, group->process, "this leader of a group");
+    weft_status status = weft_context_enter(group->context);
+    if (status == WEFT_OK) {
+        status = weft_process_check(group->context, group->process, "this leader of a group");
+    }
     if (status != WEFT_OK) {
         return status;
     }

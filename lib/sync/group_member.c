@@ -307,8 +307,10 @@ static weft_status await_offer(weft_member *member, uint64_t version, double sec
 
 /* Where every call begins. */
 static weft_status enter(const weft_member *member) {
-    weft_context_clear(member->context);
-    return weft_process_check(member->context, member->process, "this member of a group");
+    weft_status status = weft_context_enter(member->context);
+    return status == WEFT_OK
+               ? weft_process_check(member->context, member->process, "this member of a group")
+               : status;
 }
 
 weft_status weft_member_wait(weft_member *member, double seconds, uint64_t *version_out) {

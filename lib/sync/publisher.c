@@ -748,8 +748,9 @@ static weft_status write_anchor_now(weft_publisher *publisher, uint64_t *bytes_o
 
 /* Where every call begins. */
 static weft_status enter(const weft_publisher *publisher) {
-    weft_context_clear(publisher->context);
-    return weft_process_check(publisher->context, publisher->process, "this publisher");
+    weft_status status = weft_context_enter(publisher->context);
+    return status == WEFT_OK ? weft_process_check(publisher->context, publisher->process, "this publisher")
+                             : status;
 }
 
 weft_status weft_publisher_anchor(weft_publisher *publisher, uint64_t *bytes_out) {

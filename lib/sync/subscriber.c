@@ -389,8 +389,10 @@ static weft_status wait_for_news(weft_subscriber *subscriber, double seconds, ui
 
 /* Where every call begins. */
 static weft_status enter(const weft_subscriber *subscriber) {
-    weft_context_clear(subscriber->context);
-    return weft_process_check(subscriber->context, subscriber->process, "this subscriber");
+    weft_status status = weft_context_enter(subscriber->context);
+    return status == WEFT_OK
+               ? weft_process_check(subscriber->context, subscriber->process, "this subscriber")
+               : status;
 }
 
 weft_status weft_subscriber_wait(weft_subscriber *subscriber, double seconds, uint64_t *version_out) {

@@ -2,7 +2,8 @@
  *
  * Strangers' callbacks: the progress function. It cancels at every call of everything that asks it: what
  * ends with WEFT_CANCELLED has changed nothing, and what can no longer go back does not ask. And it uses
- * the context that waits for it, which is refused and hangs nothing.
+ * the context that waits for it, and the very objects that are at work, which is refused: nothing hangs,
+ * and nothing that was prepared is lost.
  */
 #include "../../lib/base/context.h"
 #include "../../lib/base/state.h"
@@ -13,6 +14,7 @@
 #include "strangers.h"
 #include "stride.h"
 
+#include <weft/loco.h>
 #include <weft/sync.h>
 
 #include <setjmp.h>
@@ -523,12 +525,159 @@ static void test_the_same_context(void **state) {
     run_close(&run);
 }
 
+/* A progress function that goes on with the very object that waits for it, or with one that waits for
+ * something else. */
+typedef struct meddler {
+    weft_context *context;
+    weft_apply *apply;
+    weft_subscriber *subscriber;
+    weft_loco *loco;
+    size_t calls;
+} meddler;
+
+static bool meddle(void *opaque, const char *phase, uint64_t done, uint64_t total) {
+    meddler *meddler = opaque;
+    weft_loco_payload payload;
+    uint64_t version;
+    (void)phase;
+    (void)done;
+    (void)total;
+    atomic_store(&meddler->context->progress_next, 0);
+    if (meddler->apply != NULL) {
+        meddler->calls++;
+        assert_int_equal(weft_apply_prepare(meddler->apply), WEFT_BUSY);
+        assert_int_equal(weft_apply_commit(meddler->apply), WEFT_BUSY);
+        assert_int_equal(weft_apply_rollback(meddler->apply), WEFT_BUSY);
+        assert_int_equal(weft_apply_run(meddler->apply), WEFT_BUSY);
+        assert_non_null(strstr(weft_context_error(meddler->context), "progress"));
+    }
+    if (meddler->subscriber != NULL) {
+        meddler->calls++;
+        assert_int_equal(weft_subscriber_prepare(meddler->subscriber, 0), WEFT_BUSY);
+        assert_int_equal(weft_subscriber_commit(meddler->subscriber), WEFT_BUSY);
+        assert_int_equal(weft_subscriber_rollback(meddler->subscriber), WEFT_BUSY);
+        assert_int_equal(weft_subscriber_pull(meddler->subscriber, 0), WEFT_BUSY);
+        assert_int_equal(weft_subscriber_verify(meddler->subscriber), WEFT_BUSY);
+        assert_int_equal(weft_subscriber_wait(meddler->subscriber, 0, &version), WEFT_BUSY);
+    }
+    if (meddler->loco != NULL) {
+        meddler->calls++;
+        assert_int_equal(weft_loco_encode(meddler->loco, &payload), WEFT_BUSY);
+        assert_int_equal(weft_loco_aggregate(meddler->loco, &payload, 1, NULL), WEFT_BUSY);
+    }
+    return true;
+}
+
+static void meddle_with_apply(pair *pair, unsigned threads) {
+    meddler meddler = {0};
+    const weft_context_options options = {
+        .threads = threads, .progress = meddle, .progress_opaque = &meddler};
+    weft_apply *apply;
+    weft_sums *again;
+    assert_int_equal(weft_context_create(&options, &meddler.context), WEFT_OK);
+    weft_sums *sums = patches_sums(meddler.context, pair->live.view);
+    assert_int_equal(weft_apply_create(meddler.context, pair->patch, pair->live.view, sums, &apply),
+                     WEFT_OK);
+    meddler.apply = apply;
+    assert_int_equal(weft_apply_prepare(apply), WEFT_OK);
+    assert_true(meddler.calls > 0);
+    assert_true(pair_at_old(pair));
+    /* what is prepared stays so while another call waits */
+    meddler.calls = 0;
+    assert_int_equal(weft_sums_compute(meddler.context, pair->next.view, &again), WEFT_OK);
+    assert_true(meddler.calls > 0);
+    assert_int_equal(weft_apply_commit(apply), WEFT_OK);
+    assert_true(pair_at_new(pair));
+    assert_int_equal(weft_sums_audit(meddler.context, sums, UINT64_MAX), WEFT_OK);
+    assert_int_equal(weft_apply_rollback(apply), WEFT_OK);
+    assert_true(pair_at_old(pair));
+    assert_int_equal(weft_apply_run(apply), WEFT_OK);
+    assert_true(pair_at_new(pair));
+    weft_apply_destroy(apply);
+    weft_sums_destroy(again);
+    weft_sums_destroy(sums);
+    weft_context_destroy(meddler.context);
+    pair_reset(pair);
+}
+
+static void meddle_with_subscriber(run *run, unsigned threads) {
+    meddler meddler = {0};
+    const weft_context_options options = {
+        .threads = threads, .progress = meddle, .progress_opaque = &meddler};
+    const weft_subscriber_options following = {.empty = true};
+    model model;
+    assert_int_equal(weft_context_create(&options, &meddler.context), WEFT_OK);
+    worker_open(&model, meddler.context);
+    assert_int_equal(
+        weft_subscriber_open(meddler.context, run->plain, model.view, &following, &meddler.subscriber),
+        WEFT_OK);
+    assert_int_equal(weft_subscriber_pull(meddler.subscriber, 0), WEFT_OK);
+    assert_true(meddler.calls > 0);
+    weft_digest expected = trainer_digest(&run->trainer);
+    weft_digest digest = weft_subscriber_describe(meddler.subscriber).digest;
+    assert_memory_equal(&digest, &expected, sizeof digest);
+    assert_int_equal(weft_subscriber_verify(meddler.subscriber), WEFT_OK);
+    weft_subscriber_close(meddler.subscriber);
+    meddler.subscriber = NULL;
+    model_close(&model);
+    weft_context_destroy(meddler.context);
+}
+
+static void meddle_with_loco(unsigned threads) {
+    meddler meddler = {0};
+    const weft_context_options options = {
+        .threads = threads, .progress = meddle, .progress_opaque = &meddler};
+    weft_loco_options of_rank = weft_loco_defaults();
+    weft_loco *loco;
+    weft_loco_payload payload;
+    float weights[64];
+    for (size_t i = 0; i < 64; i++) {
+        weights[i] = (float)i;
+    }
+    const weft_loco_tensor tensor = {"weights", weights, 64};
+    of_rank.run = "meddled";
+    assert_int_equal(weft_context_create(&options, &meddler.context), WEFT_OK);
+    assert_int_equal(weft_loco_create(meddler.context, &of_rank, &tensor, 1, &loco), WEFT_OK);
+    for (unsigned i = 0; i < 2; i++) {
+        weights[3] += 1;
+        meddler.loco = loco;
+        assert_int_equal(weft_loco_encode(loco, &payload), WEFT_OK);
+        meddler.loco = NULL;
+        assert_int_equal(weft_loco_aggregate(loco, &payload, 1, NULL), WEFT_OK);
+    }
+    assert_true(meddler.calls > 0);
+    weft_loco_destroy(loco);
+    weft_context_destroy(meddler.context);
+}
+
+static void test_the_same_object(void **state) {
+    (void)state;
+    const weft_publisher_options publishing = {.anchor_ratio = -1, .bucket_bytes = BUCKET};
+    const weft_diff_options diffing = {.bucket_bytes = BUCKET};
+    weft_context *context = patches_context(1);
+    pair pair;
+    run run;
+    pair_open(&pair, context, shapes, SHAPES, WEIGHTS_TRAINED, 83);
+    pair_change(&pair, CHANGE_MIXED, 20000, 84);
+    pair_diff(&pair, &diffing);
+    run_open(&run, &publishing);
+    for (unsigned threads = 1; threads <= 3; threads += 2) {
+        meddle_with_apply(&pair, threads);
+        meddle_with_subscriber(&run, threads);
+        meddle_with_loco(threads);
+    }
+    run_close(&run);
+    pair_close(&pair);
+    weft_context_destroy(context);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_patches),
         cmocka_unit_test(test_publish),
         cmocka_unit_test(test_pull),
         cmocka_unit_test(test_the_same_context),
+        cmocka_unit_test(test_the_same_object),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
