@@ -593,8 +593,9 @@ static uint64_t staged_bytes(const weft_staged *staged) {
            staged->window.segments.capacity * sizeof(weft_segment);
 }
 
-/* How many buckets from `next` on fit, at their worst, into what the limit leaves; at least one if
- * nothing is staged yet. */
+/* How many buckets from `next` on fit, at their worst, into what the limit leaves. At least one if nothing
+ * is staged yet; and of those that are staged together at least one for each thread, since what they really
+ * take is known only afterwards: no more than these can be held beyond the limit. */
 static size_t fitting_buckets(const weft_apply *apply) {
     uint64_t limit = weft_context_limits(apply->context)->stage_bytes;
     uint64_t used = apply->stats.stage_bytes;
@@ -606,10 +607,15 @@ static size_t fitting_buckets(const weft_apply *apply) {
             used += weft_changes_bytes(bucket->units, bucket->width) +
                     apply->segments[index] * sizeof(weft_segment);
         }
-        if (used > limit && i >= apply->together) {
+        if (used > limit) {
             break;
         }
         count++;
+    }
+    if (apply->next < apply->together) {
+        size_t left = apply->together - apply->next;
+        size_t least = left < apply->workers ? left : apply->workers;
+        return count > least ? count : least;
     }
     bool none = count == 0 && apply->next < apply->patch->index.count;
     return none && apply->staged_count == apply->previous ? 1 : count;
@@ -637,11 +643,13 @@ static weft_status check_ties(weft_apply *apply) {
     return WEFT_OK;
 }
 
-/* What is staged together may be more than the limit, which nobody could know before. */
+/* What is staged together may be more than the limit, which nobody could know before. Ties are the same
+ * again when all of it is staged. */
 static weft_status check_together(weft_apply *apply) {
     uint64_t limit = weft_context_limits(apply->context)->stage_bytes;
     if (apply->stats.stage_bytes <= limit) {
-        return apply->kind == APPLY_LIVE ? check_ties(apply) : WEFT_OK;
+        bool all = apply->next >= apply->together;
+        return all && apply->kind == APPLY_LIVE ? check_ties(apply) : WEFT_OK;
     }
     return weft_fail(apply->context, WEFT_LIMIT_EXCEEDED,
                      "changes to tensors that share their memory are staged together and take %llu bytes; "
@@ -689,6 +697,15 @@ static void undo_prepare(weft_apply *apply) {
     apply->next = apply->previous;
 }
 
+/* Stages the next `count` buckets. */
+static weft_status stage_some(weft_apply *apply, size_t count) {
+    apply->staged_count = apply->next + count;
+    weft_status status = weft_parallel(apply->context, count, stage_task, apply);
+    count_staged(apply, apply->next, apply->staged_count);
+    apply->next = apply->staged_count;
+    return status;
+}
+
 /* `more_out`: the limit was reached before the last bucket. */
 static weft_status stage_more(weft_apply *apply, bool *more_out) {
     weft_status status = survey(apply);
@@ -700,10 +717,7 @@ static weft_status stage_more(weft_apply *apply, bool *more_out) {
         if (*more_out) {
             return WEFT_OK;
         }
-        apply->staged_count = apply->next + count;
-        status = weft_parallel(apply->context, count, stage_task, apply);
-        count_staged(apply, apply->next, apply->staged_count);
-        apply->next = apply->staged_count;
+        status = stage_some(apply, count);
         if (status == WEFT_OK && apply->previous < apply->together) {
             status = check_together(apply);
         }
@@ -748,9 +762,14 @@ static weft_status run_task(void *argument, size_t offset, unsigned worker) {
 
 /* Buckets of tensors that share their memory cannot be written as they are proven. */
 static weft_status run_together(weft_apply *apply) {
-    weft_status status = weft_parallel(apply->context, apply->together, stage_task, apply);
-    if (status == WEFT_OK && apply->kind == APPLY_LIVE) {
-        status = check_ties(apply);
+    weft_status status = WEFT_OK;
+    while (status == WEFT_OK && apply->next < apply->together) {
+        size_t count = fitting_buckets(apply);
+        size_t left = apply->together - apply->next;
+        status = stage_some(apply, count < left ? count : left);
+        if (status == WEFT_OK) {
+            status = check_together(apply);
+        }
     }
     for (size_t i = 0; i < apply->together && status == WEFT_OK; i++) {
         status = weft_staged_write(&apply->staged[i], false);
@@ -770,18 +789,18 @@ weft_status weft_apply_run(weft_apply *apply) {
     size_t count = apply->patch->index.count;
     weft_progress_begin(apply->context, "apply", apply->patch->footer.dense_bytes);
     apply->phase = PHASE_RUN;
-    apply->staged_count = count;
     weft_status status = survey(apply);
     if (status == WEFT_OK && apply->together > 0) {
         status = run_together(apply);
     }
+    apply->staged_count = count;
     if (status == WEFT_OK) {
         status = weft_parallel(apply->context, count - apply->together, run_task, apply);
     }
     if (status == WEFT_OK) {
         status = check_result(apply);
     }
-    count_staged(apply, 0, count);
+    count_staged(apply, apply->next, count);
     drop_staged(apply);
     if (status != WEFT_OK) {
         return status;

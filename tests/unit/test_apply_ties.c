@@ -5,6 +5,7 @@
  * stand only for a view of the same parts.
  */
 #include "../../lib/tensor/view.h"
+#include "faults.h"
 #include "patches.h"
 
 #include <setjmp.h>
@@ -236,6 +237,35 @@ static void test_in_steps(void **state) {
         world_close(&world);
         weft_context_destroy(context);
     }
+}
+
+/* What is staged together and does not fit is given up when the limit is reached, not when all of it is in
+ * memory. */
+static void test_the_limit_is_kept(void **state) {
+    (void)state;
+    enum { STAGE = 64 << 10 };
+    faults faults = {0};
+    const weft_context_options options = {
+        .threads = 2, .allocator = faults_allocator(&faults), .limits = {.stage_bytes = STAGE}};
+    weft_context *context;
+    world world;
+    assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
+    world_open(&world, context, WEFT_DTYPE_BF16, 8192, 256, 400000);
+    world_diff(&world, WEFT_PROFILE_FAST);
+    for (unsigned run = 0; run < 2; run++) {
+        weft_sums *sums;
+        weft_apply *apply = start(&world, &sums);
+        faults_reset(&faults, 0);
+        size_t before = faults_live_bytes(&faults);
+        assert_int_equal(run ? weft_apply_run(apply) : weft_apply_prepare(apply), WEFT_LIMIT_EXCEEDED);
+        assert_true(faults_peak_bytes(&faults) - before < STAGE + 32 * BUCKET);
+        assert_true(holds(&world, world.olds));
+        weft_apply_destroy(apply);
+        weft_sums_destroy(sums);
+    }
+    world_close(&world);
+    weft_context_destroy(context);
+    assert_int_equal(faults_live_blocks(&faults), 0);
 }
 
 /* One of the names changes otherwise: nothing is touched. */
@@ -477,6 +507,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_memory),
         cmocka_unit_test(test_in_steps),
+        cmocka_unit_test(test_the_limit_is_kept),
         cmocka_unit_test(test_different_changes),
         cmocka_unit_test(test_overlaps),
         cmocka_unit_test(test_ranks),
