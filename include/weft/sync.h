@@ -181,7 +181,8 @@ typedef enum weft_sync_phase {
 
 WEFT_API const char *weft_sync_phase_name(weft_sync_phase phase);
 
-/* One phase of one step has ended. `bytes`: fetched, decoded, audited or written. */
+/* One phase of one step has ended. `bytes`: fetched, decoded, audited or written. The subscriber is in the
+ * middle of a call: it can be described, and refuses everything else with WEFT_BUSY. */
 typedef void (*weft_sync_phase_function)(void *opaque, weft_sync_phase phase, uint64_t version,
                                          double seconds, uint64_t bytes);
 

@@ -72,6 +72,7 @@ struct weft_subscriber {
     weft_store_traffic at_opening; /* of the store */
     weft_subscriber_info info;
     weft_reporter *reporter; /* NULL: this one is not to be seen */
+    bool telling;            /* the caller's phase function runs */
 };
 
 const char *weft_sync_phase_name(weft_sync_phase phase) {
@@ -79,10 +80,12 @@ const char *weft_sync_phase_name(weft_sync_phase phase) {
     return phase <= WEFT_SYNC_COMMIT ? names[phase] : "";
 }
 
-static void report(const weft_subscriber *subscriber, weft_sync_phase phase, uint64_t version,
-                   double seconds, uint64_t bytes) {
+static void report(weft_subscriber *subscriber, weft_sync_phase phase, uint64_t version, double seconds,
+                   uint64_t bytes) {
     if (subscriber->options.phase != NULL) {
+        subscriber->telling = true;
         subscriber->options.phase(subscriber->options.phase_opaque, phase, version, seconds, bytes);
+        subscriber->telling = false;
     }
     weft_reporter_phase(subscriber->reporter, phase, seconds);
 }
@@ -390,6 +393,11 @@ static weft_status wait_for_news(weft_subscriber *subscriber, double seconds, ui
 /* Where every call begins. */
 static weft_status enter(const weft_subscriber *subscriber) {
     weft_status status = weft_context_enter(subscriber->context);
+    if (status == WEFT_OK && subscriber->telling) {
+        return weft_fail(
+            subscriber->context, WEFT_BUSY,
+            "this subscriber waits for its phase function; go on with it after the call under way");
+    }
     return status == WEFT_OK
                ? weft_process_check(subscriber->context, subscriber->process, "this subscriber")
                : status;

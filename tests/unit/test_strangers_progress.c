@@ -533,12 +533,22 @@ typedef struct meddler {
     weft_subscriber *subscriber;
     weft_loco *loco;
     size_t calls;
+    size_t phases;
 } meddler;
+
+static void refuse_all(weft_subscriber *subscriber) {
+    uint64_t version;
+    assert_int_equal(weft_subscriber_prepare(subscriber, 0), WEFT_BUSY);
+    assert_int_equal(weft_subscriber_commit(subscriber), WEFT_BUSY);
+    assert_int_equal(weft_subscriber_rollback(subscriber), WEFT_BUSY);
+    assert_int_equal(weft_subscriber_pull(subscriber, 0), WEFT_BUSY);
+    assert_int_equal(weft_subscriber_verify(subscriber), WEFT_BUSY);
+    assert_int_equal(weft_subscriber_wait(subscriber, 0, &version), WEFT_BUSY);
+}
 
 static bool meddle(void *opaque, const char *phase, uint64_t done, uint64_t total) {
     meddler *meddler = opaque;
     weft_loco_payload payload;
-    uint64_t version;
     (void)phase;
     (void)done;
     (void)total;
@@ -553,12 +563,7 @@ static bool meddle(void *opaque, const char *phase, uint64_t done, uint64_t tota
     }
     if (meddler->subscriber != NULL) {
         meddler->calls++;
-        assert_int_equal(weft_subscriber_prepare(meddler->subscriber, 0), WEFT_BUSY);
-        assert_int_equal(weft_subscriber_commit(meddler->subscriber), WEFT_BUSY);
-        assert_int_equal(weft_subscriber_rollback(meddler->subscriber), WEFT_BUSY);
-        assert_int_equal(weft_subscriber_pull(meddler->subscriber, 0), WEFT_BUSY);
-        assert_int_equal(weft_subscriber_verify(meddler->subscriber), WEFT_BUSY);
-        assert_int_equal(weft_subscriber_wait(meddler->subscriber, 0, &version), WEFT_BUSY);
+        refuse_all(meddler->subscriber);
     }
     if (meddler->loco != NULL) {
         meddler->calls++;
@@ -566,6 +571,20 @@ static bool meddle(void *opaque, const char *phase, uint64_t done, uint64_t tota
         assert_int_equal(weft_loco_aggregate(meddler->loco, &payload, 1, NULL), WEFT_BUSY);
     }
     return true;
+}
+
+/* The same from the function that is told of phases. */
+static void meddle_in_phase(void *opaque, weft_sync_phase phase, uint64_t version, double seconds,
+                            uint64_t bytes) {
+    meddler *meddler = opaque;
+    (void)phase;
+    (void)version;
+    (void)seconds;
+    (void)bytes;
+    if (meddler->subscriber != NULL) {
+        meddler->phases++;
+        refuse_all(meddler->subscriber);
+    }
 }
 
 static void meddle_with_apply(pair *pair, unsigned threads) {
@@ -604,7 +623,8 @@ static void meddle_with_subscriber(run *run, unsigned threads) {
     meddler meddler = {0};
     const weft_context_options options = {
         .threads = threads, .progress = meddle, .progress_opaque = &meddler};
-    const weft_subscriber_options following = {.empty = true};
+    const weft_subscriber_options following = {
+        .empty = true, .phase = meddle_in_phase, .phase_opaque = &meddler};
     model model;
     assert_int_equal(weft_context_create(&options, &meddler.context), WEFT_OK);
     worker_open(&model, meddler.context);
@@ -612,7 +632,7 @@ static void meddle_with_subscriber(run *run, unsigned threads) {
         weft_subscriber_open(meddler.context, run->plain, model.view, &following, &meddler.subscriber),
         WEFT_OK);
     assert_int_equal(weft_subscriber_pull(meddler.subscriber, 0), WEFT_OK);
-    assert_true(meddler.calls > 0);
+    assert_true(meddler.calls > 0 && meddler.phases > 0);
     weft_digest expected = trainer_digest(&run->trainer);
     weft_digest digest = weft_subscriber_describe(meddler.subscriber).digest;
     assert_memory_equal(&digest, &expected, sizeof digest);
