@@ -191,7 +191,14 @@ static uint64_t units_at_once(const weft_segment *segment, uint64_t first, bool 
     return gaps ? weft_segment_left(segment, first) : segment->units - first;
 }
 
+/* Live memory is asked once for each setting of the window: what is copied later is what was proven, even
+ * if a callback would give something else by now. */
 weft_status weft_window_copy(const weft_window *window, void *output, unsigned width) {
+    if (!window->direct && window->run_count > 0) {
+        const weft_run *last = &window->runs[window->run_count - 1];
+        memcpy(output, window->runs[0].memory, (size_t)(last->linear + last->units) * width);
+        return WEFT_OK;
+    }
     for (size_t i = 0; i < window->segments.count; i++) {
         const weft_segment *segment = &window->segments.items[i];
         for (uint64_t done = 0; done < segment->units;) {

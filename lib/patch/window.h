@@ -98,7 +98,7 @@ weft_status weft_window_set_memory(weft_window *window, const weft_bucket *bucke
 weft_status weft_window_scatter(const weft_window *window, const weft_changes *changes, bool restore);
 /* Writes all of the bucket in the same way. */
 weft_status weft_window_fill(const weft_window *window, const void *values, unsigned width);
-/* Copies all of the bucket, in dtype. */
+/* Copies all of the bucket, in dtype. From runs that are copies themselves it is taken from these. */
 weft_status weft_window_copy(const weft_window *window, void *output, unsigned width);
 
 /* How a proof learns the new values. */

@@ -325,6 +325,47 @@ static void test_rollback(void **state) {
     }
 }
 
+/* A read that gives garbage and says that all is well: prepare finds out, or what it has taken to go back
+ * to is what lay there. */
+static bool lie_at(const pair *pair, const live_case *c, size_t n) {
+    worker worker;
+    worker_open(&worker, pair, c);
+    assert_int_equal(begin(&worker), WEFT_OK);
+    stranger_reset(&worker.stranger, n, WEFT_OK);
+    weft_status status = weft_apply_prepare(worker.apply);
+    bool fired = stranger_fired(&worker.stranger);
+    stranger_reset(&worker.stranger, 0, WEFT_OK);
+    assert_true(at_old(&worker));
+    if (status == WEFT_OK) {
+        assert_int_equal(weft_apply_commit(worker.apply), WEFT_OK);
+        assert_true(at_new(&worker));
+        assert_int_equal(weft_apply_rollback(worker.apply), WEFT_OK);
+        assert_true(at_old(&worker));
+    }
+    check_sums(&worker);
+    worker_close(&worker);
+    return fired;
+}
+
+static void test_lies(void **state) {
+    (void)state;
+    for (size_t p = 0; p < 2; p++) {
+        for (int rank = 0; rank < 2; rank++) {
+            const live_case c = {profiles[p], rank != 0, WAY_COMMIT, 1, 0};
+            weft_context *context = patches_context(1);
+            pair pair;
+            open_pair(&pair, context, profiles[p]);
+            size_t lies = 1;
+            while (lie_at(&pair, &c, lies)) {
+                lies++;
+            }
+            assert_true(lies > 3);
+            pair_close(&pair);
+            weft_context_destroy(context);
+        }
+    }
+}
+
 /* ---- diffs and merges ---- */
 
 /* A view of a model whose tensors lie behind functions. */
@@ -656,7 +697,7 @@ static void test_files(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_live_weights), cmocka_unit_test(test_rollback), cmocka_unit_test(test_diff),
-        cmocka_unit_test(test_merge),        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_lies),         cmocka_unit_test(test_merge),    cmocka_unit_test(test_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
