@@ -117,7 +117,9 @@ typedef struct weft_limits {
  * weft_gc_run) stays where it was when it was cancelled.
  *
  * The context is in use meanwhile, and so are the objects that the call works on: what the function calls
- * with them is refused with WEFT_BUSY where it would have to wait for this one. Use another context. */
+ * with them is refused with WEFT_BUSY where it would have to wait for this one, or would go on with an apply,
+ * a publisher, a follower or a rank of this context, which may be the one at work. That holds for every
+ * function of the caller's. Use another context. */
 typedef bool (*weft_progress_function)(void *opaque, const char *phase, uint64_t done, uint64_t total);
 
 typedef struct weft_context_options {

@@ -531,6 +531,7 @@ typedef struct meddler {
     weft_context *context;
     weft_apply *apply;
     weft_subscriber *subscriber;
+    weft_publisher *publisher;
     weft_loco *loco;
     size_t calls;
     size_t phases;
@@ -564,6 +565,12 @@ static bool meddle(void *opaque, const char *phase, uint64_t done, uint64_t tota
     if (meddler->subscriber != NULL) {
         meddler->calls++;
         refuse_all(meddler->subscriber);
+    }
+    if (meddler->publisher != NULL) {
+        meddler->calls++;
+        assert_int_equal(weft_publisher_publish(meddler->publisher, NULL, NULL), WEFT_BUSY);
+        assert_int_equal(weft_publisher_anchor(meddler->publisher, NULL), WEFT_BUSY);
+        assert_int_equal(weft_publisher_settle(meddler->publisher), WEFT_BUSY);
     }
     if (meddler->loco != NULL) {
         meddler->calls++;
@@ -643,6 +650,27 @@ static void meddle_with_subscriber(run *run, unsigned threads) {
     weft_context_destroy(meddler.context);
 }
 
+static void meddle_with_publisher(run *run, unsigned threads) {
+    meddler meddler = {0};
+    const weft_context_options options = {
+        .threads = threads, .progress = meddle, .progress_opaque = &meddler};
+    const weft_publisher_options publishing = {.anchor_ratio = -1, .bucket_bytes = BUCKET};
+    weft_publisher *publisher;
+    assert_int_equal(weft_context_create(&options, &meddler.context), WEFT_OK);
+    assert_int_equal(
+        weft_publisher_open(meddler.context, run->plain, run->trainer.model.view, &publishing, &publisher),
+        WEFT_OK);
+    trainer_step(&run->trainer, 10000);
+    meddler.publisher = publisher;
+    assert_int_equal(weft_publisher_publish(publisher, NULL, NULL), WEFT_OK);
+    meddler.publisher = NULL;
+    assert_true(meddler.calls > 0);
+    weft_digest digest = trainer_digest(&run->trainer);
+    assert_true(is_published(run, &digest));
+    weft_publisher_close(publisher);
+    weft_context_destroy(meddler.context);
+}
+
 static void meddle_with_loco(unsigned threads) {
     meddler meddler = {0};
     const weft_context_options options = {
@@ -684,6 +712,7 @@ static void test_the_same_object(void **state) {
     for (unsigned threads = 1; threads <= 3; threads += 2) {
         meddle_with_apply(&pair, threads);
         meddle_with_subscriber(&run, threads);
+        meddle_with_publisher(&run, threads);
         meddle_with_loco(threads);
     }
     run_close(&run);
