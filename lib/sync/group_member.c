@@ -295,7 +295,7 @@ static weft_status await_offer(weft_member *member, uint64_t version, double sec
             return WEFT_OK;
         }
         double left = until - weft_clock_now();
-        if (left <= 0 || (version != 0 && member->info.version == version)) {
+        if (!(left > 0) || (version != 0 && member->info.version == version)) {
             return WEFT_MORE;
         }
         status = weft_group_sleep(&member->room, bell, left);

@@ -375,7 +375,7 @@ static weft_status wait_for_news(weft_subscriber *subscriber, double seconds, ui
     weft_status status = watched ? WEFT_MORE : look(subscriber);
     while (!behind(subscriber) && (status >= 0 || status == WEFT_NOT_FOUND)) {
         double left = start + seconds - weft_clock_now();
-        if (left <= 0) {
+        if (!(left > 0)) { /* a time that is no number is over, too */
             return WEFT_MORE;
         }
         status = await_news(subscriber, left);

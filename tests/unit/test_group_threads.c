@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -139,6 +140,7 @@ static void test_steps_one_by_one(void **state) {
     open_single(&s);
     assert_true(single_equals(&s));
     expect(s.context, weft_member_wait(s.member, 0, &version), WEFT_MORE);
+    expect(s.context, weft_member_wait(s.member, nan(""), &version), WEFT_MORE);
     expect(s.context, weft_member_prepare(s.member, 0), WEFT_OK);
     expect(s.context, weft_member_commit(s.member), WEFT_OK);
     assert_int_equal(weft_member_describe(s.member).committed, 0);

@@ -7,6 +7,7 @@
 #include "scenes.h"
 #include "stride.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -65,6 +66,7 @@ static void test_every_version_arrives(void **state) {
         open_worker(&s, &w);
         uint64_t version = 0;
         expect(w.context, weft_subscriber_wait(w.subscriber, 0, &version), WEFT_MORE);
+        expect(w.context, weft_subscriber_wait(w.subscriber, nan(""), &version), WEFT_MORE);
         for (unsigned i = 1; i <= 12; i++) {
             assert_int_equal(scene_publish(&s, i == 6 ? 900000 : 10000), i);
             expect(w.context, weft_subscriber_wait(w.subscriber, 5, &version), WEFT_OK);
