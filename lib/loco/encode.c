@@ -9,7 +9,8 @@
 
 #include "../base/context.h"
 #include "../base/pool.h"
-#include "code.h"
+#include "../code/block.h"
+#include "gate.h"
 
 #include <string.h>
 

@@ -9,22 +9,7 @@
 #ifndef WEFT_LOCO_GATE_H
 #define WEFT_LOCO_GATE_H
 
-#include "../patch/kernels.h"
-
-/* Where the exponent begins in the high half of a weight, which lies there as a BF16 number does. */
-enum { WEFT_WORD_SHIFT = 7 };
-
-static inline unsigned weft_word_exponent(uint16_t word) {
-    return (word >> WEFT_WORD_SHIFT) & 0xffu;
-}
-
-/* What has fired: arrays with WEFT_KERNEL_SLACK entries of room past the last one. */
-typedef struct weft_fired {
-    size_t count;
-    uint32_t *positions;
-    uint32_t *values; /* bits of what is sent */
-    uint16_t *words;  /* the high half of the consensus: sign, exponent and seven bits */
-} weft_fired;
+#include "../code/fired.h"
 
 /* Room for what a tile gives. */
 typedef struct weft_gate_room {
@@ -53,8 +38,6 @@ typedef struct weft_gate_input {
 /* Appends what fires, and sets words[i] to the high half of consensus[i]. Returns the largest magnitude of
  * s and of consensus - s as bits: from WEFT_NOT_FINITE on, one of them is not finite. */
 typedef uint32_t (*weft_gate)(const weft_gate_input *input, weft_fired *fired, uint16_t words[WEFT_TILE]);
-
-enum { WEFT_NOT_FINITE = 0x7f800000 };
 
 weft_gate weft_gate_for(weft_cpu level);
 

@@ -5,7 +5,7 @@
 #include "payload.h"
 
 #include "../base/context.h"
-#include "code.h"
+#include "../code/block.h"
 
 #include <string.h>
 #include <xxhash.h>

@@ -102,7 +102,7 @@ static weft_status decode_block(weft_loco_values *values, size_t payload, size_t
                                 weft_block_values *to) {
     const weft_loco *loco = values->loco;
     const weft_payload_block *from = &values->payloads[payload].blocks[block];
-    return weft_block_decode(&values->decoders[worker], weft_patch_kernels_for(weft_cpu_level()),
+    return weft_block_decode(&values->decoders[worker], weft_tile_kernels_for(weft_cpu_level()),
                              loco->consensus + (uint64_t)block * WEFT_PAYLOAD_BLOCK,
                              elements_of(loco, block), from->data, from->size, from->fired, to);
 }

@@ -9,7 +9,7 @@
 #ifndef WEFT_LOCO_VALUES_H
 #define WEFT_LOCO_VALUES_H
 
-#include "code.h"
+#include "../code/block.h"
 #include "loco.h"
 
 typedef struct weft_loco_values {

@@ -431,9 +431,10 @@ static weft_status decode_and_prove(weft_bucket_coder *coder, const weft_frame *
     if (fast) {
         status = decode_fast(coder, frame, changes, &proof);
     } else {
-        status = weft_small_decode(
-            &coder->small_decoder, coder->kernels, weft_exponent_of(frame->bucket.dtype), frame->payload,
-            frame->payload_size, frame->bucket.units, (size_t)frame->changed, changes, &proof);
+        status =
+            weft_small_decode(&coder->small_decoder, coder->kernels->tiles,
+                              weft_exponent_of(frame->bucket.dtype), frame->payload, frame->payload_size,
+                              frame->bucket.units, (size_t)frame->changed, changes, &proof);
     }
     if (status == WEFT_OK) {
         *delta_out = weft_proof_finish(&proof);

@@ -12,19 +12,14 @@
 #define WEFT_PATCH_CODE_H
 
 #include "../base/bytes.h"
-#include "changes.h"
-#include "classes.h"
+#include "../code/changes.h"
+#include "../code/small.h"
 #include "kernels.h"
 #include "window.h"
 
 #include <weft/patch.h>
 
-/* Which bits of a unit are its exponent: the `small` profile's context. */
-typedef struct weft_exponent {
-    bool present;   /* units without one form a single class */
-    unsigned shift; /* of the two-byte types BF16 and F16 */
-} weft_exponent;
-
+/* Which bits of a unit of that type are its exponent. */
 weft_exponent weft_exponent_of(weft_dtype dtype);
 
 /* ---- fast ---- */
@@ -40,35 +35,7 @@ weft_status weft_fast_decoder_broken(const weft_fast_decoder *decoder);
 /* Checks that nothing is left. */
 weft_status weft_fast_decoder_finish(const weft_fast_decoder *decoder);
 
-/* ---- small ---- */
-
-typedef struct weft_small_encoder {
-    weft_context *context;
-    weft_exponent exponent;
-    weft_classes classes;
-    uint32_t offsets[WEFT_CLASS_MAX]; /* rank in the tile + offset = gap */
-    uint32_t counts[WEFT_CLASS_MAX];  /* changes */
-    size_t capacity;
-    weft_ranked ranked;   /* each change, in position order */
-    uint32_t *class_gaps; /* sorted by class */
-    uint64_t *class_steps;
-    uint8_t *tokens;
-    weft_tile tile;
-} weft_small_encoder;
-
-void weft_small_encoder_open(weft_small_encoder *encoder, weft_context *context);
-void weft_small_encoder_close(weft_small_encoder *encoder);
-/* Chooses classes for a bucket of `units` units. `sample` is NULL for units without an exponent. */
-void weft_small_encoder_begin(weft_small_encoder *encoder, weft_exponent exponent,
-                              const weft_class_sample *sample, uint64_t units);
-/* Goes on to the next stretch, of at most WEFT_TILE units. */
-void weft_small_encoder_classify(weft_small_encoder *encoder, const weft_patch_kernels *kernels,
-                                 const void *base, size_t units);
-/* Ranks changes of this stretch, which starts at `linear`: those from index `first` on. */
-weft_status weft_small_encoder_rank(weft_small_encoder *encoder, const weft_patch_kernels *kernels,
-                                    uint64_t linear, const weft_changes *changes, size_t first);
-weft_status weft_small_encoder_finish(weft_small_encoder *encoder, const weft_changes *changes,
-                                      weft_writer *writer);
+/* ---- small; its encoder is small.h ---- */
 
 typedef struct weft_small_decoder {
     weft_context *context;
@@ -86,7 +53,7 @@ void weft_small_decoder_close(weft_small_decoder *decoder);
 /* Sets positions, olds and news from the memory of the proof's window, and proves them on the way, while
  * the weights are in the cache. Positions ascend from tile to tile; within one, only if the window is a
  * copy. The proof is one of steps. */
-weft_status weft_small_decode(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
+weft_status weft_small_decode(weft_small_decoder *decoder, const weft_tile_kernels *kernels,
                               weft_exponent exponent, const uint8_t *payload, size_t size, uint64_t units,
                               size_t count, weft_changes *changes, weft_proof *proof);
 

@@ -1,13 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * code_small_decode.c: reading the `small` coding. See code_small.c for the idea.
+ * code_small_decode.c: reading the `small` coding. See small_encode.c for the idea.
  *
  * First all tokens of the bucket become ranks and steps, class after class; then the base is classified
  * tile by tile, the ranks that fall into a tile are turned into positions, class after class, and proven
  * while the tile is in the cache.
  */
-#include "classes_read.h"
-#include "token.h"
+#include "code.h"
+
+#include "../code/classes_read.h"
+#include "../code/token.h"
+
+weft_exponent weft_exponent_of(weft_dtype dtype) {
+    if (dtype == WEFT_DTYPE_BF16) {
+        return (weft_exponent){true, 7};
+    }
+    if (dtype == WEFT_DTYPE_F16) {
+        return (weft_exponent){true, 10};
+    }
+    return (weft_exponent){false, 0};
+}
 
 void weft_small_decoder_open(weft_small_decoder *decoder, weft_context *context) {
     memset(decoder, 0, sizeof *decoder);
@@ -154,7 +166,7 @@ static bool read_classes(weft_small_decoder *decoder, weft_class_header *header,
 }
 
 /* Appends the changes of one class in the tile: positions, and steps in news. */
-static void take_class(weft_small_decoder *decoder, const weft_patch_kernels *kernels, unsigned c,
+static void take_class(weft_small_decoder *decoder, const weft_tile_kernels *kernels, unsigned c,
                        uint64_t linear, weft_class_cursors *cursors, weft_changes *changes) {
     const uint16_t *steps = (const uint16_t *)decoder->steps + cursors->next[c];
     size_t found =
@@ -196,7 +208,7 @@ static void sort_tile(weft_changes *changes, size_t first, uint64_t linear) {
 
 /* The changes of one tile, whose weights are at `base`. `live` is where they are written on the way, which
  * is `base` itself or NULL. */
-static void decode_tile(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
+static void decode_tile(weft_small_decoder *decoder, const weft_tile_kernels *kernels,
                         const weft_class_header *header, const uint8_t *base, uint8_t *live, size_t units,
                         uint64_t linear, weft_class_cursors *cursors, weft_changes *changes,
                         weft_proof *proof) {
@@ -231,7 +243,7 @@ static void scatter_rows(const weft_run *run, const weft_changes *changes, size_
     }
 }
 
-static void decode_run(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
+static void decode_run(weft_small_decoder *decoder, const weft_tile_kernels *kernels,
                        const weft_class_header *header, const weft_run *run, weft_class_cursors *cursors,
                        weft_changes *changes, weft_proof *proof) {
     bool rows = run->memory_gap != 0;
@@ -276,7 +288,7 @@ static weft_status decode_single(weft_small_decoder *decoder, size_t count, weft
     return status;
 }
 
-static weft_status decode_classes(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
+static weft_status decode_classes(weft_small_decoder *decoder, const weft_tile_kernels *kernels,
                                   const weft_class_header *header, weft_changes *changes,
                                   weft_proof *proof) {
     weft_class_cursors cursors;
@@ -292,7 +304,7 @@ static weft_status decode_classes(weft_small_decoder *decoder, const weft_patch_
                            "another base");
 }
 
-weft_status weft_small_decode(weft_small_decoder *decoder, const weft_patch_kernels *kernels,
+weft_status weft_small_decode(weft_small_decoder *decoder, const weft_tile_kernels *kernels,
                               weft_exponent exponent, const uint8_t *payload, size_t size, uint64_t units,
                               size_t count, weft_changes *changes, weft_proof *proof) {
     weft_class_header header;

@@ -11,8 +11,8 @@
 #ifndef WEFT_PATCH_FAST_LOOP_H
 #define WEFT_PATCH_FAST_LOOP_H
 
-#include "bits.h"
-#include "changes.h"
+#include "../code/bits.h"
+#include "../code/changes.h"
 
 enum { WEFT_FAST_ESCAPE = 24 };
 

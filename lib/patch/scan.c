@@ -5,7 +5,7 @@
  */
 #include "scan.h"
 
-#include "token.h"
+#include "../code/token.h"
 
 enum {
     SAMPLE_STRETCH = 1024,    /* units looked at in one place */
@@ -250,10 +250,10 @@ static weft_status scan_stretch(weft_bucket_coder *coder, const stretch *s, bool
         load_changes(s, changes, found);
         changes->count += found;
         if (small) {
-            weft_small_encoder_classify(&coder->small_encoder, coder->kernels, s->from + first * width,
-                                        units);
-            status = weft_small_encoder_rank(&coder->small_encoder, coder->kernels, s->linear + first,
-                                             changes, before);
+            weft_small_encoder_classify(&coder->small_encoder, coder->kernels->tiles,
+                                        s->from + first * width, units);
+            status = weft_small_encoder_rank(&coder->small_encoder, coder->kernels->tiles,
+                                             s->linear + first, changes, before);
         }
     }
     return status;

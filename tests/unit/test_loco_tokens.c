@@ -3,7 +3,8 @@
  * What has fired, sorted and made tokens: every processor level against the definitions, one item at a time
  * and with no thought of speed.
  */
-#include "../../lib/loco/code.h"
+#include "../../lib/code/block.h"
+#include "../../lib/loco/gate.h"
 #include "models.h"
 
 #include <math.h>
@@ -81,7 +82,7 @@ static void sort_by_kernels(weft_cpu level, const scene *s, size_t count, uint32
         sorting.offsets[c] = out->offsets[c] + tile->counts[c];
         sorting.ends[c] = out->items[c] + out->counts[c];
     }
-    weft_patch_kernels_for(level)->classify(s->words, count, WEFT_WORD_SHIFT, cuts, CLASSES, tile);
+    weft_tile_kernels_for(level)->classify(s->words, count, WEFT_WORD_SHIFT, cuts, CLASSES, tile);
     weft_fired_kernels_for(level)->sort(tile, &s->fired, linear, &sorting);
     for (unsigned c = 0; c < CLASSES; c++) {
         out->offsets[c] = sorting.offsets[c];

@@ -3,7 +3,7 @@
  * Buckets: frames made from two states and turned back into changes, in every coding, dtype and density,
  * on every instruction set; the proof against full sums; and frames that lie behind a correct checksum.
  */
-#include "../../lib/patch/bits.h"
+#include "../../lib/code/bits.h"
 #include "../../lib/patch/bucket.h"
 #include "faults.h"
 #include "models.h"

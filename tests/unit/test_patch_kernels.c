@@ -304,7 +304,7 @@ static void fill_classes(uint8_t class_of_exponent[256], const sorting *sorting)
 
 /* Some weights of the tile as changes: their classes, the members of a class between them, and how many
  * there were before. The classes have a past. */
-static void expect_ranks(const weft_patch_kernels *kernels, const weft_tile *tile, const uint8_t *weights,
+static void expect_ranks(const weft_tile_kernels *kernels, const weft_tile *tile, const uint8_t *weights,
                          size_t count, const sorting *sorting, uint32_t linear, dice *dice) {
     static uint8_t class_of[2][WEFT_TILE];
     static uint32_t gaps[2][WEFT_TILE];
@@ -345,7 +345,7 @@ static void expect_ranks(const weft_patch_kernels *kernels, const weft_tile *til
     }
 }
 
-static void expect_selection(const weft_patch_kernels *kernels, const weft_tile *tile, unsigned class_index,
+static void expect_selection(const weft_tile_kernels *kernels, const weft_tile *tile, unsigned class_index,
                              const uint16_t *members, size_t member_count, unsigned keep, uint32_t first,
                              dice *dice) {
     static uint32_t ranks[WEFT_TILE + 1];
@@ -371,7 +371,7 @@ static void expect_selection(const weft_patch_kernels *kernels, const weft_tile 
     free(indices);
 }
 
-static void expect_selections(const weft_patch_kernels *kernels, const weft_tile *tile,
+static void expect_selections(const weft_tile_kernels *kernels, const weft_tile *tile,
                               const uint8_t *weights, size_t count, const sorting *sorting, dice *dice) {
     static uint16_t members[WEFT_TILE];
     const unsigned keeps[] = {0, 2, 40, 100};
@@ -400,7 +400,7 @@ static void test_classes(void **state) {
         fill_around(&dice, weights.data, count, &sorting);
         uint32_t linear = (uint32_t)dice_below(&dice, UINT32_MAX - WEFT_TILE);
         for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
-            const weft_patch_kernels *kernels = weft_patch_kernels_for((weft_cpu)level);
+            const weft_tile_kernels *kernels = weft_tile_kernels_for((weft_cpu)level);
             weft_tile *tile = malloc(sizeof *tile);
             uint8_t *cuts = malloc(sorting.classes);
             assert_non_null(tile);
@@ -429,7 +429,7 @@ static void test_every_weight_is_classified(void **state) {
         }
         for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
             weft_tile tile;
-            weft_patch_kernels_for((weft_cpu)level)
+            weft_tile_kernels_for((weft_cpu)level)
                 ->classify(weights, WEFT_TILE, sorting.shift, sorting.cuts, 2, &tile);
             expect_tile(&tile, weights, WEFT_TILE, &sorting);
         }
@@ -450,7 +450,7 @@ static void test_selection_over_empty_blocks(void **state) {
             }
         }
         for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
-            const weft_patch_kernels *kernels = weft_patch_kernels_for((weft_cpu)level);
+            const weft_tile_kernels *kernels = weft_tile_kernels_for((weft_cpu)level);
             weft_tile tile;
             kernels->classify(weights, WEFT_TILE, sorting.shift, sorting.cuts, 2, &tile);
             expect_selections(kernels, &tile, weights, WEFT_TILE, &sorting, &dice);

@@ -3,8 +3,8 @@
  * What lies under the codings: bits, tokens, tables of frequencies and the entropy coder. Round trips, and
  * streams that are cut or damaged, from heap blocks that end where the contract says that reading ends.
  */
-#include "../../lib/patch/rans.h"
-#include "../../lib/patch/token.h"
+#include "../../lib/code/rans.h"
+#include "../../lib/code/token.h"
 #include "models.h"
 
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * code_small.c: the `small` coding.
+ * small_encode.c: the `small` coding.
  *
  * A BF16 weight crosses a rounding boundary with a chance of about |update| / ULP(weight): the exponent
  * of the old weight says most of what there is to know about where changes are and how large. Units are
@@ -12,20 +12,10 @@
  * ranking happen in one pass, tile by tile. The decoder classifies the same base in the same tiles and
  * finds each rank's unit. Neither uses floating point.
  */
-#include "code.h"
+#include "small.h"
 
 #include "rans.h"
 #include "token.h"
-
-weft_exponent weft_exponent_of(weft_dtype dtype) {
-    if (dtype == WEFT_DTYPE_BF16) {
-        return (weft_exponent){true, 7};
-    }
-    if (dtype == WEFT_DTYPE_F16) {
-        return (weft_exponent){true, 10};
-    }
-    return (weft_exponent){false, 0};
-}
 
 void weft_small_encoder_open(weft_small_encoder *encoder, weft_context *context) {
     memset(encoder, 0, sizeof *encoder);
@@ -113,7 +103,7 @@ static void rank_single(weft_small_encoder *encoder, uint32_t linear, const weft
     encoder->counts[0] = order;
 }
 
-static void rank_classes(weft_small_encoder *encoder, const weft_patch_kernels *kernels, uint32_t linear,
+static void rank_classes(weft_small_encoder *encoder, const weft_tile_kernels *kernels, uint32_t linear,
                          const weft_changes *changes, size_t first) {
     const weft_ranked *ranked = &encoder->ranked;
     weft_ranked out = {ranked->class_of + first, ranked->gaps + first, ranked->orders + first};
@@ -127,7 +117,7 @@ static void rank_classes(weft_small_encoder *encoder, const weft_patch_kernels *
     memcpy(encoder->counts, ranking.counts, sizeof ranking.counts);
 }
 
-void weft_small_encoder_classify(weft_small_encoder *encoder, const weft_patch_kernels *kernels,
+void weft_small_encoder_classify(weft_small_encoder *encoder, const weft_tile_kernels *kernels,
                                  const void *base, size_t units) {
     for (unsigned c = 0; c < encoder->classes.count; c++) {
         encoder->offsets[c] += encoder->tile.counts[c];
@@ -140,7 +130,7 @@ void weft_small_encoder_classify(weft_small_encoder *encoder, const weft_patch_k
     }
 }
 
-weft_status weft_small_encoder_rank(weft_small_encoder *encoder, const weft_patch_kernels *kernels,
+weft_status weft_small_encoder_rank(weft_small_encoder *encoder, const weft_tile_kernels *kernels,
                                     uint64_t linear, const weft_changes *changes, size_t first) {
     weft_status status = reserve_encoder(encoder, changes->count);
     if (status != WEFT_OK) {

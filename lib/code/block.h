@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * code.h: the coding of a block of a payload. doc/FORMAT.md specifies the bytes.
+ * block.h: the coding of a block of a payload. doc/FORMAT.md specifies the bytes.
  *
  * Positions are coded as those of the `small` patches are: as gaps in rank within classes of the exponent
  * of the consensus, which all ranks hold. A value is nearly always a multiple of the consensus's own ULP,
@@ -8,14 +8,17 @@
  * entropy-coded and whose others travel as they are. A value that is none travels as it is, behind a token
  * of its own.
  */
-#ifndef WEFT_LOCO_CODE_H
-#define WEFT_LOCO_CODE_H
+#ifndef WEFT_CODE_BLOCK_H
+#define WEFT_CODE_BLOCK_H
 
-#include "../patch/code.h"
-#include "../patch/rans.h"
-#include "../patch/token.h"
-#include "gate.h"
-#include "tokens.h"
+#include "../base/bytes.h"
+#include "../base/context.h"
+#include "classes.h"
+#include "fired.h"
+#include "rans.h"
+#include "token.h"
+
+#include <string.h>
 
 enum {
     WEFT_BLOCK_MAX = 1 << 24,                 /* elements: the rest of a gap and of a value fit 56 bits */
@@ -55,12 +58,12 @@ static inline double weft_power(int power) {
 
 typedef struct weft_block_encoder {
     weft_context *context;
-    const weft_patch_kernels *kernels;
+    const weft_tile_kernels *kernels;
     const weft_fired_kernels *fired_kernels;
     weft_classes classes;
     weft_tile tile;
     uint32_t offsets[WEFT_CLASS_MAX]; /* rank in the tile + offset = gap */
-    uint64_t *items[WEFT_CLASS_MAX];  /* as tokens.h packs them, and then the plain bits */
+    uint64_t *items[WEFT_CLASS_MAX];  /* as fired.h packs them, and then the plain bits */
     size_t capacities[WEFT_CLASS_MAX];
     size_t counts[WEFT_CLASS_MAX];
     size_t count;    /* what has fired, in all classes */
@@ -109,7 +112,7 @@ void weft_block_decoder_open(weft_block_decoder *decoder, weft_context *context,
 void weft_block_decoder_close(weft_block_decoder *decoder);
 /* Fills `values`, whose arrays have room for `count`, from a payload that is followed by WEFT_BITS_SLACK
  * readable bytes. */
-weft_status weft_block_decode(weft_block_decoder *decoder, const weft_patch_kernels *kernels,
+weft_status weft_block_decode(weft_block_decoder *decoder, const weft_tile_kernels *kernels,
                               const float *consensus, size_t elements, const uint8_t *payload, size_t size,
                               size_t count, weft_block_values *values);
 

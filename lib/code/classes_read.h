@@ -8,10 +8,11 @@
  * tokens. Gaps become ranks within the class. Where a rank lies is known when the weights, which both sides
  * hold, are classified, tile by tile. The bytes are hostile: nothing is believed that was not bounded.
  */
-#ifndef WEFT_PATCH_CLASSES_READ_H
-#define WEFT_PATCH_CLASSES_READ_H
+#ifndef WEFT_CODE_CLASSES_READ_H
+#define WEFT_CODE_CLASSES_READ_H
 
-#include "code.h"
+#include "../base/bytes.h"
+#include "classes.h"
 #include "rans.h"
 
 /* What the front says, and what is behind it. */
@@ -49,7 +50,7 @@ bool weft_class_cursors_done(const weft_class_cursors *cursors, const weft_class
 /* Finds where the next entries of class `c` lie in a classified tile, by the ranks of all entries, and goes
  * past them. Ranks past the tile wait for the next one; a rank before it cannot be, since ranks ascend and
  * every tile takes all of its own. Returns how many it found. */
-static inline size_t weft_class_cursors_take(weft_class_cursors *cursors, const weft_patch_kernels *kernels,
+static inline size_t weft_class_cursors_take(weft_class_cursors *cursors, const weft_tile_kernels *kernels,
                                              const weft_tile *tile, unsigned c, const uint32_t *ranks,
                                              uint16_t *indices) {
     size_t next = cursors->next[c];

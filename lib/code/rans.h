@@ -10,8 +10,8 @@
  * octave, from which both sides derive the same frequencies. The loss is about a thousandth of a bit
  * per symbol, and a table costs about three bits per token.
  */
-#ifndef WEFT_PATCH_RANS_H
-#define WEFT_PATCH_RANS_H
+#ifndef WEFT_CODE_RANS_H
+#define WEFT_CODE_RANS_H
 
 #include "../base/bytes.h"
 #include "../base/cpu.h"

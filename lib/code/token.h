@@ -4,8 +4,8 @@
  * three bits, and the bits below them travel as they are. Tokens are what the entropy coder sees: 256
  * of them cover all 64-bit values, with a resolution of four to the octave.
  */
-#ifndef WEFT_PATCH_TOKEN_H
-#define WEFT_PATCH_TOKEN_H
+#ifndef WEFT_CODE_TOKEN_H
+#define WEFT_CODE_TOKEN_H
 
 #include <stdint.h>
 

@@ -6,8 +6,8 @@
  * run to run of the bucket; where a list says so, they ascend. Values are `width` bytes each. Arrays have
  * WEFT_KERNEL_SLACK entries of room past the capacity.
  */
-#ifndef WEFT_PATCH_CHANGES_H
-#define WEFT_PATCH_CHANGES_H
+#ifndef WEFT_CODE_CHANGES_H
+#define WEFT_CODE_CHANGES_H
 
 #include "../base/context.h"
 

@@ -1,16 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tokens.h: what has fired is sorted into classes, and then becomes tokens and plain bits, many at a time.
+ * fired.h: what has fired is sorted into classes, and then becomes tokens and plain bits, many at a time.
  *
  * No multiple of a ULP is ever formed. Dividing a float by a power of two leaves its bits alone, so the
  * highest bits of the multiple, which are its token, and the bits below them lie in the float as it is: the
  * exponents of value and weight say which bits. All is done on integers of 32 bits without branches, in a
  * form that compilers turn into vectors; it is compiled once for each processor level.
  */
-#ifndef WEFT_LOCO_TOKENS_H
-#define WEFT_LOCO_TOKENS_H
+#ifndef WEFT_CODE_FIRED_H
+#define WEFT_CODE_FIRED_H
 
-#include "gate.h"
+#include "tile.h"
+
+/* Where the exponent begins in the high half of a weight, which lies there as a BF16 number does. */
+enum { WEFT_WORD_SHIFT = 7 };
+
+static inline unsigned weft_word_exponent(uint16_t word) {
+    return (word >> WEFT_WORD_SHIFT) & 0xffu;
+}
+
+/* What has fired: arrays with WEFT_KERNEL_SLACK entries of room past the last one. */
+typedef struct weft_fired {
+    size_t count;
+    uint32_t *positions;
+    uint32_t *values; /* bits of what is sent */
+    uint16_t *words;  /* the high half of the consensus: sign, exponent and seven bits */
+} weft_fired;
+
+/* From these bits of a magnitude on, a value is not finite. */
+enum { WEFT_NOT_FINITE = 0x7f800000 };
 
 /* Something that has fired: the gap, the exponent of the weight above it, and on top the value. */
 static inline uint64_t weft_fired_pack(uint32_t gap, uint32_t exponent, uint32_t value) {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tokens_loop.h: the loops of tokens.h, compiled into a file for each processor level. A piece of the items
+ * fired_loop.h: the loops of fired.h, compiled into a file for each processor level. A piece of the items
  * at a time is spread over arrays of 32 bits, so that every loop is of one width and has no branches.
  */
-#ifndef WEFT_LOCO_TOKENS_LOOP_H
-#define WEFT_LOCO_TOKENS_LOOP_H
+#ifndef WEFT_CODE_FIRED_LOOP_H
+#define WEFT_CODE_FIRED_LOOP_H
 
-#include "code.h"
-#include "tokens.h"
+#include "block.h"
+#include "fired.h"
 
 enum { SORT_PIECE = 255, TOKENS_PIECE = 64 };
 

@@ -4,10 +4,16 @@
  * to change and how far. A sample is looked at before coding starts, and both sides hold the exponents, so
  * that only the cuts travel.
  */
-#ifndef WEFT_PATCH_CLASSES_H
-#define WEFT_PATCH_CLASSES_H
+#ifndef WEFT_CODE_CLASSES_H
+#define WEFT_CODE_CLASSES_H
 
-#include "kernels.h"
+#include "tile.h"
+
+/* Which bits of a unit are its exponent: the `small` profile's context. */
+typedef struct weft_exponent {
+    bool present;   /* units without one form a single class */
+    unsigned shift; /* of the two-byte types BF16 and F16 */
+} weft_exponent;
 
 /* Histograms of a sample, by exponent. */
 typedef struct weft_class_sample {

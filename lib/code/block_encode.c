@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * code_encode.c: a block becomes bytes. Gate, ranking and sorting by class go tile by tile while all is in
+ * block_encode.c: a block becomes bytes. Gate, ranking and sorting by class go tile by tile while all is in
  * the cache; what remains is a few loops over what has fired, none of which branches on data.
  */
-#include "code.h"
+#include "block.h"
 
 void weft_block_encoder_open(weft_block_encoder *encoder, weft_context *context, uint32_t significant) {
     memset(encoder, 0, sizeof *encoder);
     encoder->context = context;
-    encoder->kernels = weft_patch_kernels_for(weft_cpu_level());
+    encoder->kernels = weft_tile_kernels_for(weft_cpu_level());
     encoder->fired_kernels = weft_fired_kernels_for(weft_cpu_level());
     encoder->most = weft_rest_most(significant);
 }

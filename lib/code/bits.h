@@ -7,8 +7,8 @@
  * payload. Reading past the end is allowed and gives whatever lies there: a decoder asks
  * weft_bits_overrun before it believes what it read, and bounds how far it goes between two questions.
  */
-#ifndef WEFT_PATCH_BITS_H
-#define WEFT_PATCH_BITS_H
+#ifndef WEFT_CODE_BITS_H
+#define WEFT_CODE_BITS_H
 
 #include <stdbool.h>
 #include <stddef.h>

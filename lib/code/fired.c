@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tokens.c: the loops of tokens_loop.h for any processor, and the choice.
+ * fired.c: the loops of fired_loop.h for any processor, and the choice.
  */
-#include "tokens_loop.h"
+#include "fired_loop.h"
 
 static void sort_portable(const weft_tile *tile, const weft_fired *fired, uint32_t linear,
                           weft_sorting *sorting) {

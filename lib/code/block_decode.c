@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * code_decode.c: a block's bytes become positions and values. First all ranks and multiples, class by
+ * block_decode.c: a block's bytes become positions and values. First all ranks and multiples, class by
  * class; then the consensus is classified tile by tile, which tells where each rank lies and how large a
  * ULP is there. The bytes are hostile: nothing is believed that was not bounded.
  */
-#include "code.h"
+#include "block.h"
 
-#include "../patch/classes_read.h"
+#include "classes_read.h"
 
 static const uint64_t CODE_ESCAPE = (uint64_t)1 << 63;
 enum { GAP_TOKENS = 16 + 4 * (24 - 4) /* gaps are below WEFT_BLOCK_MAX */ };
@@ -160,7 +160,7 @@ static inline float value_of(uint64_t code, uint16_t word) {
 }
 
 /* Appends the values of one class in the tile. Returns their largest magnitude as bits. */
-static uint32_t take_class(weft_block_decoder *decoder, const weft_patch_kernels *kernels, unsigned c,
+static uint32_t take_class(weft_block_decoder *decoder, const weft_tile_kernels *kernels, unsigned c,
                            uint32_t linear, weft_class_cursors *cursors, weft_block_values *values) {
     const uint64_t *codes = decoder->codes + cursors->next[c];
     size_t found =
@@ -181,7 +181,7 @@ static uint32_t take_class(weft_block_decoder *decoder, const weft_patch_kernels
     return highest;
 }
 
-static uint32_t take_tile(weft_block_decoder *decoder, const weft_patch_kernels *kernels,
+static uint32_t take_tile(weft_block_decoder *decoder, const weft_tile_kernels *kernels,
                           const weft_class_header *header, const float *consensus, size_t count,
                           uint32_t linear, weft_class_cursors *cursors, weft_block_values *values) {
     uint32_t highest = 0;
@@ -198,7 +198,7 @@ static uint32_t take_tile(weft_block_decoder *decoder, const weft_patch_kernels 
     return highest;
 }
 
-static weft_status place(weft_block_decoder *decoder, const weft_patch_kernels *kernels,
+static weft_status place(weft_block_decoder *decoder, const weft_tile_kernels *kernels,
                          const weft_class_header *header, const float *consensus, size_t elements,
                          weft_block_values *values) {
     weft_class_cursors cursors;
@@ -221,7 +221,7 @@ static weft_status place(weft_block_decoder *decoder, const weft_patch_kernels *
     return WEFT_OK;
 }
 
-weft_status weft_block_decode(weft_block_decoder *decoder, const weft_patch_kernels *kernels,
+weft_status weft_block_decode(weft_block_decoder *decoder, const weft_tile_kernels *kernels,
                               const float *consensus, size_t elements, const uint8_t *payload, size_t size,
                               size_t count, weft_block_values *values) {
     const weft_exponent exponent = {.present = true, .shift = WEFT_WORD_SHIFT};

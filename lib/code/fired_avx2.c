@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tokens_avx2.c: the loops of tokens_loop.h for AVX2.
+ * fired_avx2.c: the loops of fired_loop.h for AVX2.
  */
-#include "tokens_loop.h"
+#include "fired_loop.h"
 
 static void sort_avx2(const weft_tile *tile, const weft_fired *fired, uint32_t linear,
                       weft_sorting *sorting) {

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tile.h: tiles of weights, sorted into classes by their exponents.
+ *
+ * A tile is a stretch of at most WEFT_TILE two-byte weights that stays in the first-level cache while it is
+ * classified, ranked and searched. Pointers to weights have no alignment: a safetensors file may put them
+ * anywhere.
+ */
+#ifndef WEFT_CODE_TILE_H
+#define WEFT_CODE_TILE_H
+
+#include "../base/cpu.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    WEFT_TILE = 4096,
+    WEFT_TILE_BLOCKS = WEFT_TILE / 64,
+    WEFT_CLASS_MAX = 8,
+    WEFT_KERNEL_SLACK = 64, /* entries that a kernel may write past the last one it counts */
+};
+
+/* Which weights of a tile belong to which class. Bit i of masks[c][b] stands for weight 64 b + i. */
+typedef struct weft_tile {
+    uint64_t masks[WEFT_CLASS_MAX][WEFT_TILE_BLOCKS];
+    uint16_t before[WEFT_CLASS_MAX][WEFT_TILE_BLOCKS]; /* members of the class in earlier blocks */
+    uint32_t counts[WEFT_CLASS_MAX];                   /* members in the tile */
+} weft_tile;
+
+/* What ranking knows of the classes, and keeps from change to change. */
+typedef struct weft_ranking {
+    const uint8_t *class_of_exponent;
+    unsigned shift;                   /* of the exponent, as in `classify` */
+    uint32_t offsets[WEFT_CLASS_MAX]; /* rank in the tile + offset = gap */
+    uint32_t counts[WEFT_CLASS_MAX];  /* changes so far */
+} weft_ranking;
+
+/* What ranking says of changes. */
+typedef struct weft_ranked {
+    uint8_t *class_of;
+    uint32_t *gaps;   /* members of the class between the change before in it and this one */
+    uint32_t *orders; /* changes before in the class */
+} weft_ranked;
+
+typedef struct weft_tile_kernels {
+    /* Sorts `count` weights (at most WEFT_TILE) into `classes` classes by exponent: the bits without the
+     * sign, shifted right by `shift` (7 to 14). Class c holds those from cuts[c] up to, not including,
+     * cuts[c + 1]; cuts[0] is 0. */
+    void (*classify)(const void *weights, size_t count, unsigned shift, const uint8_t *cuts,
+                     unsigned classes, weft_tile *tile);
+    /* Ranks `count` changes of a classified tile, which starts at `linear`, by their old weights. */
+    void (*rank)(const weft_tile *tile, const uint16_t *olds, const uint32_t *positions, size_t count,
+                 uint32_t linear, weft_ranking *ranking, const weft_ranked *ranked);
+    /* The tile index of the member of class `class_index` with rank ranks[i] - first, for i from 0 up to
+     * `count` or the first rank outside of the tile. Ranks ascend. Returns how many it found. */
+    size_t (*select)(const weft_tile *tile, unsigned class_index, const uint32_t *ranks, size_t count,
+                     uint32_t first, uint16_t *indices);
+} weft_tile_kernels;
+
+/* How many members of class `c` are before index `index` of the tile. */
+static inline uint32_t weft_tile_rank_of(const weft_tile *tile, unsigned c, uint32_t index) {
+    uint64_t below = tile->masks[c][index / 64] & (((uint64_t)1 << (index % 64)) - 1);
+    return tile->before[c][index / 64] + (uint32_t)__builtin_popcountll(below);
+}
+
+/* Compiled into each kernel file, so that the population count is one instruction where there is one. All
+ * is done in one loop: most changes are of one class, so that what is kept by class is read just after it
+ * was written, and the rest is done in the time that this takes. */
+static inline void weft_tile_rank(const weft_tile *tile, const uint16_t *olds, const uint32_t *positions,
+                                  size_t count, uint32_t linear, weft_ranking *ranking,
+                                  const weft_ranked *ranked) {
+    weft_ranking state = *ranking;
+    weft_ranked out = *ranked;
+    for (size_t i = 0; i < count; i++) {
+        unsigned c = state.class_of_exponent[(olds[i] & 0x7fffu) >> state.shift];
+        uint32_t rank = weft_tile_rank_of(tile, c, positions[i] - linear);
+        out.class_of[i] = (uint8_t)c;
+        out.gaps[i] = rank + state.offsets[c];
+        out.orders[i] = state.counts[c];
+        state.offsets[c] = 0 - rank - 1;
+        state.counts[c]++;
+    }
+    *ranking = state;
+}
+
+/* Asks for one of `parts` parts of the `bytes` bytes at an address, which need not be anybody's. Work on a
+ * tile leaves the memory idle, so the next tile is asked for meanwhile, and in parts, since only so many
+ * requests can be under way at once. */
+static inline void weft_prefetch_part(uintptr_t address, size_t bytes, unsigned part, unsigned parts) {
+    size_t lines = bytes / 64;
+    for (size_t i = lines * part / parts; i < lines * (part + 1) / parts; i++) {
+        __builtin_prefetch((const void *)(address + 64 * i));
+    }
+}
+
+const weft_tile_kernels *weft_tile_kernels_for(weft_cpu level);
+
+extern const weft_tile_kernels weft_tile_kernels_portable;
+#ifdef WEFT_X86
+extern const weft_tile_kernels weft_tile_kernels_avx2;
+extern const weft_tile_kernels weft_tile_kernels_avx512;
+#endif
+
+#endif
