@@ -6,7 +6,7 @@
 #ifndef WEFT_SYNC_ANCHOR_H
 #define WEFT_SYNC_ANCHOR_H
 
-#include "mirror.h"
+#include "baseline.h"
 #include "spool.h"
 
 #include <pthread.h>

@@ -1,12 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * follow.h: the newest head of a run, as one reader sees it: never older than what it saw before.
+ *
+ * Its *watermark*, the newest head that it has seen, is kept beside a replica, so that nobody can lead it
+ * back to an older one, not even with a head that was once signed.
  */
 #ifndef WEFT_SYNC_FOLLOW_H
 #define WEFT_SYNC_FOLLOW_H
 
 #include "head.h"
-#include "watermark.h"
+
+#include <weft/sync.h>
+
+typedef struct weft_watermark {
+    char run[WEFT_RUN_TEXT]; /* "" : nothing was seen yet */
+    uint64_t epoch;
+    uint64_t sequence;
+    uint64_t version; /* that it named as the newest; 0: not known */
+    weft_digest digest;
+} weft_watermark;
+
+/* Where the watermark of the checkpoint at `path` lies: a hidden file beside it. Release the result. */
+weft_status weft_watermark_path(weft_context *context, const char *path, char **path_out);
+/* Removes a watermark that is not of the run, or cannot be read. */
+void weft_watermark_drop(weft_context *context, const char *path, const char *run);
+/* A file that is not there leaves the watermark empty. */
+weft_status weft_watermark_read(weft_context *context, const char *path, weft_watermark *mark);
+weft_status weft_watermark_write(weft_context *context, const char *path, const weft_watermark *mark,
+                                 bool durable);
 
 typedef struct weft_follow {
     weft_context *context;

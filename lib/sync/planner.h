@@ -38,15 +38,6 @@ typedef struct weft_route_request {
     const weft_texts *avoid; /* keys of objects that turned out to be bad */
 } weft_route_request;
 
-weft_status weft_route_add(weft_route *route, const weft_route_step *step);
-/* True if the object is to be gone round. */
-bool weft_route_avoids(const weft_route_request *request, const char *key);
-
-/* Leaps where there are some, single patches at the ends. WEFT_MORE: they do not lead there, and the way is
- * to be found patch by patch. `newest` is the head's page. The route must be empty. */
-weft_status weft_route_plan_leaps(weft_route *route, const weft_route_request *request,
-                                  const weft_page *newest);
-
 /* WEFT_NOT_FOUND if no way is left. The route must be empty. */
 weft_status weft_route_plan(weft_route *route, const weft_route_request *request);
 
