@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Rooms: lib/<name>/*.c becomes the object library weft_<name>. So does lm/, which is no part of libweft.
+# Rooms: the sources of lib/<name> and of its folders become the object library weft_<name>. So do those of lm/
+# and train/, which are no part of libweft.
 
 set(WEFT_ROOMS "")
 
-# The sources of a directory as the object library weft_<name>. Without sources there is none.
+# The sources of a directory as the object library weft_<name>. Without sources there is none. What is for MPI is
+# a library of its own (mpi.cmake).
 function(weft_add_objects name directory)
-    file(GLOB room_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${directory}/*.c)
+    file(GLOB_RECURSE room_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${directory}/*.c)
+    list(FILTER room_sources EXCLUDE REGEX "/lib/loco/mpi/[^/]*$")
     if(NOT WEFT_X86)
         list(FILTER room_sources EXCLUDE REGEX "_(avx2|avx512)\\.c$")
     endif()

@@ -11,7 +11,7 @@
 #define WEFT_PROGRAMS_SERVE_H
 
 #include "../lib/store/directory.h"
-#include "../lib/sync/report.h"
+#include "../lib/sync/format/report.h"
 #include "page.h"
 #include "remote.h"
 

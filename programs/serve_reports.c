@@ -9,7 +9,7 @@
  */
 #include "serve.h"
 
-#include "../lib/sync/fleet.h"
+#include "../lib/sync/fleet/fleet.h"
 
 #include <errno.h>
 #include <inttypes.h>

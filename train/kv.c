@@ -4,7 +4,7 @@
  */
 #include "kv.h"
 
-#include "../lib/sync/record.h"
+#include "../lib/sync/format/record.h"
 
 #include <string.h>
 

@@ -5,7 +5,7 @@
 #include "learning.h"
 
 #include "../lib/base/context.h"
-#include "../lib/sync/record.h"
+#include "../lib/sync/format/record.h"
 #include "../lib/tensor/json.h"
 #include "../lm/text.h"
 #include "files.h"

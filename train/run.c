@@ -5,7 +5,7 @@
 #include "run.h"
 
 #include "../lib/base/context.h"
-#include "../lib/sync/record.h"
+#include "../lib/sync/format/record.h"
 #include "../lib/tensor/json.h"
 #include "trajectory.h"
 

@@ -16,14 +16,14 @@
 #include "../base/clock.h"
 #include "../base/context.h"
 #include "../tensor/safetensors.h"
-#include "anchor.h"
-#include "baseline.h"
-#include "claim.h"
-#include "ledger.h"
-#include "merger.h"
-#include "parts_lead.h"
-#include "parts_rank.h"
-#include "pressure.h"
+#include "parts/parts_lead.h"
+#include "parts/parts_rank.h"
+#include "publish/anchor.h"
+#include "publish/baseline.h"
+#include "publish/claim.h"
+#include "publish/ledger.h"
+#include "publish/merger.h"
+#include "publish/pressure.h"
 
 #include <stdio.h>
 #include <stdlib.h>

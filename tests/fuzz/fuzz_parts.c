@@ -4,7 +4,7 @@
  * seal themselves. What is accepted must hold what the parts rely on, and must be written as it was read.
  */
 #include "../../lib/base/context.h"
-#include "../../lib/sync/parts_message.h"
+#include "../../lib/sync/parts/parts_message.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,10 +5,10 @@
  * accepted must hold what the rest of lib/sync relies on, and must survive being written and read again.
  */
 #include "../../lib/base/context.h"
-#include "../../lib/sync/head.h"
-#include "../../lib/sync/leap.h"
-#include "../../lib/sync/pieces.h"
-#include "../../lib/sync/report.h"
+#include "../../lib/sync/format/head.h"
+#include "../../lib/sync/format/leap.h"
+#include "../../lib/sync/format/report.h"
+#include "../../lib/sync/objects/pieces.h"
 
 #include <stdlib.h>
 #include <string.h>

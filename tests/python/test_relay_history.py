@@ -13,8 +13,8 @@ import serving
 from relaying import QUICK, WEFT, FaultProxy, Relay, Run, same_bytes
 from serving import wait_for, write_whole
 
-WALK_PAGES = 1 << 14  # as lib/sync/relay_lookup.c has it
-ITEMS_MOST = 1 << 17  # as lib/sync/relay_catalog.c has it
+WALK_PAGES = 1 << 14  # as lib/relay/relay_lookup.c has it
+ITEMS_MOST = 1 << 17  # as lib/relay/relay_catalog.c has it
 SHORT, LONG = 8, 64   # a page begins behind a multiple of SHORT; one that ends at a multiple of LONG has so many versions
 
 

@@ -4,7 +4,7 @@
  * stopped for longer than decisions are remembered, the file system that the group lies in is full. One
  * thread is leader and ranks in turn, so that every step is at its place.
  */
-#include "../../lib/sync/group_control.h"
+#include "../../lib/sync/group/group_control.h"
 #include "scenes.h"
 
 #include <errno.h>

@@ -3,8 +3,8 @@
  * test_sync_fleet.c: followers are seen by what they tell, whatever others write beside it; retention and
  * publishers heed those that are there; and no follower pays for being seen.
  */
-#include "../../lib/sync/fleet.h"
-#include "../../lib/sync/report.h"
+#include "../../lib/sync/fleet/fleet.h"
+#include "../../lib/sync/format/report.h"
 #include "scenes.h"
 #include "stride.h"
 

@@ -3,7 +3,7 @@
  * How a follower waits on a store that cannot wait, for a while: it asks again later, and not at every
  * look.
  */
-#include "../../lib/sync/follow.h"
+#include "../../lib/sync/follow/follow.h"
 #include "scenes.h"
 
 #include <setjmp.h>

@@ -6,10 +6,10 @@
  * before each of its operations, while publishers go on and take over and others collect. And what ages
  * are reckoned by: the store's clock and nothing else.
  */
-#include "../../lib/sync/follow.h"
-#include "../../lib/sync/history.h"
-#include "../../lib/sync/leap.h"
-#include "../../lib/sync/pieces.h"
+#include "../../lib/sync/follow/follow.h"
+#include "../../lib/sync/format/history.h"
+#include "../../lib/sync/format/leap.h"
+#include "../../lib/sync/objects/pieces.h"
 #include "clocked_store.h"
 #include "patches.h"
 #include "scenes.h"

@@ -4,7 +4,7 @@
  * ends at a published version; around leaps that are damaged or missing; over publishers that come and go;
  * and nothing that is still needed is collected.
  */
-#include "../../lib/sync/leap.h"
+#include "../../lib/sync/format/leap.h"
 
 #include "scenes.h"
 #include "stride.h"

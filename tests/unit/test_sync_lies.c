@@ -258,7 +258,7 @@ static void spy_release(void *opaque, void *memory) {
     free(memory);
 }
 
-/* As mirror.c lays it out: tensors at multiples of 64 bytes, and 64 for the first. */
+/* As baseline.c lays a mirror out: tensors at multiples of 64 bytes, and 64 for the first. */
 static size_t copy_bytes(const weft_view *view) {
     size_t bytes = 64;
     for (size_t i = 0; i < weft_view_count(view); i++) {

@@ -5,7 +5,7 @@
  * others.
  */
 #include "../../lib/base/context.h"
-#include "../../lib/sync/parts_message.h"
+#include "../../lib/sync/parts/parts_message.h"
 #include "fault_store.h"
 #include "scratch.h"
 #include "shards.h"

@@ -4,8 +4,8 @@
  * list that is not what it should be is refused.
  */
 #include "../../lib/base/context.h"
-#include "../../lib/sync/fetch.h"
-#include "../../lib/sync/pieces.h"
+#include "../../lib/sync/objects/fetch.h"
+#include "../../lib/sync/objects/pieces.h"
 #include "models.h"
 #include "scratch.h"
 

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fleet.c: reading what followers have told of themselves.
+ *
+ * Reports are found by a listing, which also tells their age by the store's own clock: that of a follower
+ * is not believed. What cannot be read, or is no report, is left out and counted.
+ */
+#include "fleet.h"
+
+#include "../../base/context.h"
+#include "../../base/pool.h"
+#include "../follow/follow.h"
+#include "../format/report.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Reports that a listing gives are looked at up to so many; of these the youngest WEFT_FLEET_MAX are read.
+ */
+enum { LISTED_MAX = 65536 };
+
+static const double OLD_SECONDS = 86400;
+static const double LIVE_INTERVALS = 3;
+
+typedef struct listed {
+    char name[WEFT_FOLLOWER_NAME];
+    double age;
+} listed;
+
+typedef struct listing {
+    weft_context *context;
+    bool old; /* those that are too old are wanted, not the others */
+    listed *items;
+    size_t count;
+    size_t capacity;
+    size_t left_out;
+    weft_status status;
+} listing;
+
+/* ---- listing ---- */
+
+static weft_status add_listed(listing *list, const char *name, double age) {
+    if (list->count == list->capacity) {
+        size_t capacity = list->capacity > 0 ? 2 * list->capacity : 64;
+        listed *items = weft_reallocate_array(list->context, list->items, capacity, sizeof *items);
+        if (items == NULL) {
+            return WEFT_NO_MEMORY;
+        }
+        list->items = items;
+        list->capacity = capacity;
+    }
+    listed *item = &list->items[list->count++];
+    *item = (listed){.age = age};
+    memcpy(item->name, name, strlen(name) + 1);
+    return WEFT_OK;
+}
+
+static bool visit_listed(void *opaque, const char *key, uint64_t size, double age_seconds) {
+    listing *list = opaque;
+    const char *name = weft_report_name(key);
+    bool old = age_seconds > OLD_SECONDS;
+    bool wanted = name != NULL && old == list->old && (old || size <= WEFT_REPORT_MAX);
+    if (wanted) {
+        list->status = add_listed(list, name, age_seconds);
+    } else {
+        list->left_out++;
+    }
+    return list->status == WEFT_OK && list->count < LISTED_MAX;
+}
+
+static weft_status list_reports(listing *list, weft_store *store) {
+    weft_status status = weft_store_list(list->context, store, WEFT_REPORT_ROOM, visit_listed, list);
+    if (status == WEFT_UNSUPPORTED) {
+        return weft_fail(
+            list->context, WEFT_UNSUPPORTED,
+            "%s cannot tell who follows: it has no listing, as a directory, S3 and `weft serve` "
+            "have; ask one of these",
+            weft_store_url(store));
+    }
+    return status == WEFT_OK ? list->status : status;
+}
+
+static int compare_ages(const void *a, const void *b) {
+    double first = ((const listed *)a)->age;
+    double second = ((const listed *)b)->age;
+    return (first > second) - (first < second);
+}
+
+static void keep_youngest(listing *list) {
+    if (list->count > WEFT_FLEET_MAX) {
+        qsort(list->items, list->count, sizeof *list->items, compare_ages);
+        list->left_out += list->count - WEFT_FLEET_MAX;
+        list->count = WEFT_FLEET_MAX;
+    }
+}
+
+weft_status weft_fleet_sweep(weft_context *context, weft_store *store) {
+    listing list = {.context = context, .old = true};
+    weft_status status = list_reports(&list, store);
+    for (size_t i = 0; i < list.count && status == WEFT_OK; i++) {
+        char key[WEFT_KEY_SIZE];
+        weft_report_key(list.items[i].name, key);
+        status = weft_store_remove(context, store, key);
+    }
+    weft_release(context, list.items);
+    return status;
+}
+
+/* ---- reading ---- */
+
+typedef struct reading {
+    weft_context *context;
+    weft_store *store;
+    const listing *list;
+    const weft_head_info *head;
+    weft_follower *followers; /* one for each that is listed; no name: it is left out */
+} reading;
+
+static bool is_live(const weft_follower *follower) {
+    return follower->age_seconds < LIVE_INTERVALS * follower->interval_seconds &&
+           strcmp(follower->state, "ended") != 0;
+}
+
+/* What the reader knows besides. */
+static void measure(weft_follower *follower, const weft_head_info *head, double age) {
+    bool behind = follower->version < head->version;
+    bool dated = follower->version > 0 && follower->published <= head->milliseconds;
+    follower->age_seconds = age;
+    follower->lag = behind ? head->version - follower->version : 0;
+    follower->lag_seconds = !behind ? 0 : -1;
+    if (behind && dated) {
+        follower->lag_seconds = 1e-3 * (double)(head->milliseconds - follower->published);
+    }
+    follower->live = is_live(follower);
+}
+
+/* One that is no report, or is gone, must not hide the others. A store that fails must: who is not seen for
+ * that is still there. */
+static weft_status read_one(void *argument, size_t index, unsigned worker) {
+    reading *reading = argument;
+    const listed *item = &reading->list->items[index];
+    weft_follower *follower = &reading->followers[index];
+    (void)worker;
+    char key[WEFT_KEY_SIZE];
+    uint8_t data[WEFT_REPORT_MAX + 1];
+    weft_report_key(item->name, key);
+    weft_store_get_request request = {.key = key, .length = sizeof data, .buffer = data};
+    weft_store_get_result result;
+    weft_status status = weft_store_get(reading->context, reading->store, &request, &result);
+    if (status != WEFT_OK && status != WEFT_NOT_FOUND) {
+        return status;
+    }
+    if (status == WEFT_OK) {
+        status = weft_report_parse(reading->context, item->name, data, (size_t)result.received, follower);
+    }
+    if (status == WEFT_NO_MEMORY) {
+        return status;
+    }
+    if (status == WEFT_OK && strcmp(follower->run, reading->head->run) == 0) {
+        measure(follower, reading->head, item->age);
+    } else {
+        follower->name[0] = '\0';
+    }
+    return WEFT_OK;
+}
+
+static int compare_followers(const void *a, const void *b) {
+    const weft_follower *first = a;
+    const weft_follower *second = b;
+    if (first->live != second->live) {
+        return first->live ? -1 : 1;
+    }
+    if (first->lag != second->lag) {
+        return first->lag > second->lag ? -1 : 1;
+    }
+    return strcmp(first->name, second->name);
+}
+
+static void count_fleet(weft_fleet *fleet) {
+    for (size_t i = 0; i < fleet->count; i++) {
+        const weft_follower *follower = &fleet->followers[i];
+        bool counts = follower->live && follower->version > 0;
+        fleet->live += follower->live;
+        if (counts && (fleet->slowest == 0 || follower->version < fleet->slowest)) {
+            fleet->slowest = follower->version;
+        }
+    }
+}
+
+static void gather(const reading *reading, weft_fleet *fleet) {
+    for (size_t i = 0; i < reading->list->count; i++) {
+        if (reading->followers[i].name[0] != '\0') {
+            fleet->followers[fleet->count++] = reading->followers[i];
+        }
+    }
+    fleet->left_out = reading->list->left_out + reading->list->count - fleet->count;
+    if (fleet->count > 0) {
+        qsort(fleet->followers, fleet->count, sizeof *fleet->followers, compare_followers);
+    }
+    count_fleet(fleet);
+}
+
+static weft_status read_fleet(weft_context *context, weft_store *store, const weft_head_info *head,
+                              weft_fleet *fleet_out) {
+    listing list = {.context = context};
+    weft_status status = list_reports(&list, store);
+    if (status == WEFT_OK) {
+        keep_youngest(&list);
+    }
+    reading reading = {.context = context, .store = store, .list = &list, .head = head};
+    if (status == WEFT_OK) {
+        reading.followers = weft_allocate_zeroed(context, list.count + 1, sizeof *reading.followers);
+        status = reading.followers != NULL ? weft_parallel(context, list.count, read_one, &reading)
+                                           : WEFT_NO_MEMORY;
+    }
+    if (status == WEFT_OK) {
+        weft_fleet fleet = {.followers = reading.followers, .newest = head->version};
+        gather(&reading, &fleet);
+        *fleet_out = fleet;
+        weft_context_clear(context);
+    } else {
+        weft_release(context, reading.followers);
+    }
+    weft_release(context, list.items);
+    return status;
+}
+
+weft_head_info weft_fleet_head(const weft_sync_head *head) {
+    weft_head_info info = {.epoch = head->epoch, .sequence = head->sequence};
+    memcpy(info.run, head->run, sizeof info.run);
+    if (head->started) {
+        info.version = head->newest.version;
+        info.digest = head->newest.digest;
+        info.milliseconds = head->newest.milliseconds;
+    }
+    return info;
+}
+
+weft_status weft_fleet_read(weft_context *context, weft_store *store, const weft_fleet_options *options,
+                            weft_fleet *fleet_out) {
+    weft_context_clear(context);
+    if (options != NULL && options->head != NULL) {
+        return read_fleet(context, store, options->head, fleet_out);
+    }
+    weft_follow follow;
+    weft_status status =
+        weft_follow_open(&follow, context, store, options != NULL ? options->trusted : NULL, NULL, false);
+    if (status == WEFT_OK) {
+        status = weft_follow_look(&follow);
+    }
+    if (status == WEFT_OK) {
+        weft_head_info head = weft_fleet_head(&follow.head);
+        status = read_fleet(context, store, &head, fleet_out);
+    }
+    weft_follow_close(&follow);
+    return status;
+}
+
+void weft_fleet_close(weft_context *context, weft_fleet *fleet) {
+    weft_release(context, fleet->followers);
+    *fleet = (weft_fleet){0};
+}

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * replica.c: live memory or a checkpoint, one step at a time.
+ */
+#include "replica.h"
+
+#include "../../base/context.h"
+#include "../../tensor/digest.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- live memory ---- */
+
+weft_status weft_replica_open_live(weft_replica *replica, weft_context *context, const weft_view *view,
+                                   bool blank) {
+    *replica = (weft_replica){.context = context, .view = view, .blank = blank};
+    if (blank) {
+        return weft_sums_zero(context, view, &replica->sums);
+    }
+    if (!weft_view_complete(view)) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "live memory that holds a part of the model cannot be recognised by its digest; "
+                         "open it as empty, so that it is loaded first");
+    }
+    weft_status status = weft_sums_compute(context, view, &replica->sums);
+    if (status == WEFT_OK) {
+        replica->known = true;
+        replica->digest = weft_sums_digest(replica->sums);
+    }
+    return status;
+}
+
+weft_status weft_replica_open_filled(weft_replica *replica, weft_context *context, const weft_view *view,
+                                     const weft_digest *digest) {
+    *replica = (weft_replica){.context = context, .view = view};
+    weft_status status = weft_sums_compute(context, view, &replica->sums);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_digest found = weft_sums_digest(replica->sums);
+    if (weft_view_complete(view) && !weft_digest_equal(&found, digest)) {
+        return weft_fail(
+            context, WEFT_DIGEST_MISMATCH,
+            "the weights that were loaded are not those of the version that they were taken for");
+    }
+    replica->known = true;
+    replica->digest = *digest;
+    return WEFT_OK;
+}
+
+bool weft_replica_complete(const weft_replica *replica) {
+    return replica->path != NULL || weft_view_complete(replica->view);
+}
+
+/* An anchor starts from nothing: the sums of what it replaces are put aside. */
+static weft_status replace_sums(weft_replica *replica) {
+    weft_sums *sums;
+    weft_status status = weft_sums_zero(replica->context, replica->view, &sums);
+    if (status == WEFT_OK) {
+        weft_sums_destroy(replica->before);
+        replica->before = replica->sums;
+        replica->sums = sums;
+    }
+    return status;
+}
+
+static void restore_sums(weft_replica *replica) {
+    if (replica->before != NULL) {
+        weft_sums_destroy(replica->sums);
+        replica->sums = replica->before;
+        replica->before = NULL;
+    }
+}
+
+static void drop_apply(weft_replica *replica) {
+    weft_apply_destroy(replica->apply);
+    replica->apply = NULL;
+    replica->more = false;
+    replica->committed = false;
+}
+
+static weft_status prepare_live(weft_replica *replica, const weft_patch *patch, bool anchor) {
+    weft_context *context = replica->context;
+    drop_apply(replica);
+    weft_sums_destroy(replica->before);
+    replica->before = NULL;
+    weft_status status = anchor ? replace_sums(replica) : WEFT_OK;
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (anchor && replica->blank) {
+        status = weft_apply_create_rebuild(context, patch, replica->view, replica->sums, &replica->apply);
+    } else if (anchor) {
+        status = weft_apply_create_replace(context, patch, replica->view, replica->sums, &replica->apply);
+    } else {
+        status = weft_apply_create(context, patch, replica->view, replica->sums, &replica->apply);
+    }
+    /* memory that holds nothing is filled at once, without a second copy of the model in between */
+    if (status == WEFT_OK) {
+        status =
+            anchor && replica->blank ? weft_apply_run(replica->apply) : weft_apply_prepare(replica->apply);
+    }
+    if (status < 0) {
+        drop_apply(replica);
+        restore_sums(replica);
+        return status;
+    }
+    replica->more = status == WEFT_MORE;
+    return WEFT_OK;
+}
+
+static weft_status commit_live(weft_replica *replica) {
+    if (replica->blank) {
+        drop_apply(replica);
+        replica->blank = false;
+        return WEFT_OK;
+    }
+    bool whole = !replica->more; /* portions whose old values are gone cannot be put back */
+    weft_status status = weft_apply_commit(replica->apply);
+    while (status == WEFT_OK && replica->more) {
+        status = weft_apply_prepare(replica->apply);
+        replica->more = status == WEFT_MORE;
+        if (status >= 0) {
+            status = weft_apply_commit(replica->apply);
+        }
+    }
+    replica->committed = status == WEFT_OK && whole;
+    return status;
+}
+
+static weft_status rollback_live(weft_replica *replica) {
+    weft_status status = replica->blank ? WEFT_OK : weft_apply_rollback(replica->apply);
+    drop_apply(replica);
+    restore_sums(replica);
+    return status;
+}
+
+/* ---- a checkpoint ---- */
+
+static bool unreadable(weft_status status) {
+    return status == WEFT_MALFORMED || status == WEFT_TRUNCATED || status == WEFT_NOT_FOUND ||
+           status == WEFT_UNSUPPORTED || status == WEFT_BASE_MISMATCH || status == WEFT_CHECKSUM_MISMATCH;
+}
+
+static weft_status load_place(weft_replica *replica) {
+    weft_status status =
+        weft_in_place_open(replica->context, replica->path, replica->durable, &replica->place);
+    if (status == WEFT_OK) {
+        status = weft_in_place_load(replica->place);
+    }
+    if (status != WEFT_OK) {
+        weft_in_place_close(replica->place);
+        replica->place = NULL;
+        return status;
+    }
+    replica->known = true;
+    replica->digest = weft_sums_digest(weft_in_place_sums(replica->place));
+    return WEFT_OK;
+}
+
+static bool holds(const char *directory, const char *name) {
+    struct stat info;
+    int descriptor = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    bool found = descriptor < 0 || fstatat(descriptor, name, &info, 0) == 0 || errno != ENOENT;
+    if (descriptor >= 0) {
+        close(descriptor);
+    }
+    return found;
+}
+
+/* A directory without a checkpoint is a place for one. */
+static bool is_free(const char *path, const struct stat *info) {
+    return S_ISDIR(info->st_mode) && !holds(path, "model.safetensors") &&
+           !holds(path, "model.safetensors.index.json");
+}
+
+weft_status weft_replica_open_file(weft_replica *replica, weft_context *context, const char *path,
+                                   bool durable, bool ours) {
+    *replica = (weft_replica){.context = context, .durable = durable};
+    replica->path = weft_copy_text(context, path, strlen(path));
+    if (replica->path == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    struct stat info;
+    if (stat(path, &info) != 0) {
+        int error = errno;
+        return error == ENOENT ? WEFT_OK : weft_fail_errno(context, error, "%s: cannot look at it", path);
+    }
+    if (is_free(path, &info)) {
+        return WEFT_OK;
+    }
+    replica->present = true;
+    weft_status status = load_place(replica);
+    if (status == WEFT_OK || (ours && unreadable(status))) {
+        return WEFT_OK;
+    }
+    if (unreadable(status)) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "%s exists and is not a checkpoint; move it away, or choose another place", path);
+    }
+    return status;
+}
+
+static weft_status prepare_file(weft_replica *replica, const weft_patch *patch, bool anchor) {
+    const weft_checkpoint *base = NULL;
+    if (!anchor) {
+        weft_status status = weft_in_place_prepare(replica->place, patch);
+        if (status != WEFT_UNSUPPORTED) {
+            return status;
+        }
+        /* the files change, and not only the weights in them: all of them are written anew */
+        weft_context_clear(replica->context);
+        base = weft_in_place_checkpoint(replica->place);
+    }
+    return weft_apply_rebuild_draft(replica->context, base, &patch, 1, replica->path, &replica->draft);
+}
+
+/* The new file takes the place of the old one, whose lock goes with it. */
+static weft_status commit_file(weft_replica *replica) {
+    weft_status status;
+    if (replica->draft == NULL) {
+        status = weft_in_place_commit(replica->place);
+        if (status == WEFT_OK) {
+            status = weft_in_place_load(replica->place);
+        }
+        if (status != WEFT_OK) {
+            weft_in_place_close(replica->place);
+            replica->place = NULL;
+        }
+        return status;
+    }
+    weft_in_place_close(replica->place);
+    replica->place = NULL;
+    status = weft_checkpoint_finish(replica->draft, replica->durable);
+    replica->draft = NULL;
+    return status == WEFT_OK ? load_place(replica) : status;
+}
+
+static weft_status rollback_file(weft_replica *replica) {
+    if (replica->place != NULL) {
+        weft_in_place_rollback(replica->place);
+    }
+    weft_checkpoint_close(replica->draft);
+    replica->draft = NULL;
+    return WEFT_OK;
+}
+
+/* ---- both ---- */
+
+void weft_replica_forget(weft_replica *replica) {
+    replica->known = false;
+}
+
+weft_status weft_replica_recover(weft_replica *replica) {
+    if (replica->path == NULL || replica->known || replica->place != NULL || !replica->present) {
+        return WEFT_OK;
+    }
+    weft_status status = load_place(replica);
+    return unreadable(status) ? WEFT_OK : status;
+}
+
+void weft_replica_settle(weft_replica *replica) {
+    drop_apply(replica);
+    weft_sums_destroy(replica->before);
+    replica->before = NULL;
+}
+
+weft_status weft_replica_prepare(weft_replica *replica, const weft_patch *patch, bool anchor) {
+    weft_status status =
+        replica->path != NULL ? prepare_file(replica, patch, anchor) : prepare_live(replica, patch, anchor);
+    if (status == WEFT_OK) {
+        replica->patch = patch;
+    }
+    return status;
+}
+
+weft_status weft_replica_commit(weft_replica *replica) {
+    replica->known_before = replica->known;
+    replica->digest_before = replica->digest;
+    weft_digest promised = weft_patch_describe(replica->patch).result;
+    replica->patch = NULL;
+    replica->known = false;
+    /* what is begun is ended: portions that are fetched yet, and the sums of a file that was put in place
+     */
+    weft_progress_hold(replica->context);
+    weft_status status = replica->path != NULL ? commit_file(replica) : commit_live(replica);
+    weft_progress_go_on(replica->context);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    replica->digest = promised;
+    replica->known = true;
+    replica->present = true;
+    return WEFT_OK;
+}
+
+weft_status weft_replica_rollback(weft_replica *replica) {
+    bool prepared = replica->patch != NULL;
+    replica->patch = NULL;
+    if (!prepared && !replica->committed) {
+        return weft_fail(replica->context, WEFT_UNSUPPORTED,
+                         "nothing is prepared, and there is nothing to go back to; an older version is "
+                         "reached by pulling it");
+    }
+    weft_status status = replica->path != NULL ? rollback_file(replica) : rollback_live(replica);
+    if (!prepared) {
+        replica->known = status == WEFT_OK && replica->known_before;
+        replica->digest = replica->digest_before;
+    }
+    return status;
+}
+
+weft_status weft_replica_audit(weft_replica *replica, uint64_t bytes) {
+    weft_sums *sums = replica->path != NULL ? weft_in_place_sums(replica->place) : replica->sums;
+    weft_status status = weft_sums_audit(replica->context, sums, bytes);
+    if (status == WEFT_DIGEST_MISMATCH) {
+        weft_replica_forget(replica);
+    }
+    return status;
+}
+
+void weft_replica_close(weft_replica *replica) {
+    weft_apply_destroy(replica->apply);
+    weft_sums_destroy(replica->sums);
+    weft_sums_destroy(replica->before);
+    weft_checkpoint_close(replica->draft);
+    weft_in_place_close(replica->place);
+    weft_release(replica->context, replica->path);
+}

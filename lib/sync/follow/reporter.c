@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * reporter.c: the thread that puts a follower's reports.
+ *
+ * A report that fails costs nothing: the next one says more. After failures they become rare, and a store
+ * that refuses them for good (a read token, a plain web server) is not asked again.
+ */
+#include "reporter.h"
+
+#include "../../base/clock.h"
+#include "../../base/context.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+
+static const double INTERVAL_SECONDS = 5;
+/* where every put is paid for */
+static const double INTERVAL_PAID_SECONDS = 60;
+/* news comes at most so often: a part of the interval */
+static const double NEWS_PART = 0.2;
+static const double FAILED_SECONDS = 300;
+static const double GOODBYE_SECONDS = 1;
+static const uint64_t ERROR_MILLISECONDS = 3600000;
+
+struct weft_reporter {
+    weft_context *owner;   /* for memory */
+    weft_context *context; /* of the thread */
+    weft_store *store;
+    char key[WEFT_KEY_SIZE];
+    pthread_t thread;
+    atomic_bool stopping;  /* what the thread waits for in the store is given up */
+    pthread_mutex_t mutex; /* of all below */
+    pthread_cond_t changed;
+    weft_follower follower;
+    bool told;         /* it has a run */
+    bool news;         /* since the last put */
+    bool refused;      /* for good */
+    unsigned failures; /* in a row */
+    double last;       /* when the last put ended; 0: there was none */
+    bool closing;
+    bool ended; /* the thread has nothing left to put */
+};
+
+/* ---- the thread ---- */
+
+static struct timespec to_timespec(double seconds) {
+    time_t whole = (time_t)seconds;
+    return (struct timespec){whole, (long)((seconds - (double)whole) * 1e9)};
+}
+
+/* When the next report is to be put. */
+static double next_due(const weft_reporter *reporter) {
+    double interval = reporter->follower.interval_seconds;
+    if (reporter->last == 0) {
+        return 0;
+    }
+    if (reporter->failures > 0) {
+        double pause = interval * (1 << (reporter->failures < 8 ? reporter->failures : 8));
+        return reporter->last + (pause < FAILED_SECONDS ? pause : FAILED_SECONDS);
+    }
+    return reporter->last + (reporter->news ? interval * NEWS_PART : interval);
+}
+
+static void forget_old_error(weft_follower *follower) {
+    if (follower->milliseconds > follower->error_milliseconds + ERROR_MILLISECONDS) {
+        follower->error[0] = '\0';
+    }
+}
+
+static weft_status put_report(weft_reporter *reporter, const weft_follower *follower) {
+    uint8_t data[WEFT_REPORT_MAX];
+    size_t size;
+    weft_status status = weft_report_format(reporter->context, follower, data, &size);
+    return status == WEFT_OK ? weft_store_put_bytes(reporter->context, reporter->store, reporter->key, data,
+                                                    size, WEFT_STORE_ALWAYS, NULL, NULL)
+                             : status;
+}
+
+/* Called with the lock, which is not held while the store works. */
+static void send(weft_reporter *reporter) {
+    reporter->follower.milliseconds = weft_clock_date();
+    forget_old_error(&reporter->follower);
+    reporter->news = false;
+    weft_follower copy = reporter->follower;
+    pthread_mutex_unlock(&reporter->mutex);
+    weft_status status = put_report(reporter, &copy);
+    pthread_mutex_lock(&reporter->mutex);
+    reporter->last = weft_clock_now();
+    reporter->failures = status == WEFT_OK ? 0 : reporter->failures + 1;
+    reporter->refused = status == WEFT_REMOTE_DENIED || status == WEFT_UNSUPPORTED ||
+                        status == WEFT_INVALID_ARGUMENT || status == WEFT_LIMIT_EXCEEDED;
+}
+
+static void *reporter_main(void *argument) {
+    weft_reporter *reporter = argument;
+    pthread_mutex_lock(&reporter->mutex);
+    while (!reporter->closing && !reporter->refused) {
+        double due = next_due(reporter);
+        if (!reporter->told) {
+            pthread_cond_wait(&reporter->changed, &reporter->mutex);
+        } else if (weft_clock_now() < due) {
+            struct timespec until = to_timespec(due);
+            pthread_cond_timedwait(&reporter->changed, &reporter->mutex, &until);
+        } else {
+            send(reporter);
+        }
+    }
+    if (reporter->told && !reporter->refused && reporter->failures == 0) {
+        snprintf(reporter->follower.state, sizeof reporter->follower.state, "ended");
+        send(reporter);
+    }
+    reporter->ended = true;
+    pthread_cond_broadcast(&reporter->changed);
+    pthread_mutex_unlock(&reporter->mutex);
+    return NULL;
+}
+
+/* ---- life ---- */
+
+static double choose_interval(const weft_store *store, double seconds) {
+    if (seconds <= 0) {
+        seconds =
+            strncasecmp(weft_store_url(store), "s3://", 5) == 0 ? INTERVAL_PAID_SECONDS : INTERVAL_SECONDS;
+    }
+    seconds = seconds > WEFT_REPORT_SHORTEST ? seconds : WEFT_REPORT_SHORTEST;
+    return seconds < WEFT_REPORT_LONGEST ? seconds : WEFT_REPORT_LONGEST;
+}
+
+static void open_locks(weft_reporter *reporter) {
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&reporter->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    pthread_mutex_init(&reporter->mutex, NULL);
+}
+
+static void release(weft_reporter *reporter) {
+    pthread_cond_destroy(&reporter->changed);
+    pthread_mutex_destroy(&reporter->mutex);
+    weft_context_destroy(reporter->context);
+    weft_release(reporter->owner, reporter);
+}
+
+weft_status weft_reporter_open(weft_context *context, weft_store *store, const char *name, double seconds,
+                               weft_reporter **reporter_out) {
+    if (!weft_follower_name_valid(name)) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "\"%s\" cannot be the name of a follower: 1 to 64 of A-Z a-z 0-9 . _ -, of which "
+                         "the first is not a dot",
+                         name);
+    }
+    weft_reporter *reporter = weft_allocate_zeroed(context, 1, sizeof *reporter);
+    if (reporter == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    reporter->owner = context;
+    reporter->store = store;
+    reporter->follower.interval_seconds = choose_interval(store, seconds);
+    snprintf(reporter->follower.name, sizeof reporter->follower.name, "%s", name);
+    weft_report_key(name, reporter->key);
+    atomic_init(&reporter->stopping, false);
+    open_locks(reporter);
+    weft_status status =
+        weft_context_derive(context, weft_thread_keep_on, &reporter->stopping, &reporter->context);
+    int error = status == WEFT_OK ? pthread_create(&reporter->thread, NULL, reporter_main, reporter) : 0;
+    if (error != 0) {
+        status = weft_fail_errno(context, error, "cannot start a thread for reports");
+    }
+    if (status != WEFT_OK) {
+        release(reporter);
+        return status;
+    }
+    *reporter_out = reporter;
+    return WEFT_OK;
+}
+
+void weft_reporter_close(weft_reporter *reporter) {
+    if (reporter == NULL) {
+        return;
+    }
+    struct timespec until = to_timespec(weft_clock_now() + GOODBYE_SECONDS);
+    pthread_mutex_lock(&reporter->mutex);
+    reporter->closing = true;
+    pthread_cond_broadcast(&reporter->changed);
+    int error = 0;
+    while (!reporter->ended && error == 0) {
+        error = pthread_cond_timedwait(&reporter->changed, &reporter->mutex, &until);
+    }
+    pthread_mutex_unlock(&reporter->mutex);
+    atomic_store(&reporter->stopping, true);
+    pthread_join(reporter->thread, NULL);
+    release(reporter);
+}
+
+/* ---- what the follower says ---- */
+
+void weft_reporter_phase(weft_reporter *reporter, weft_sync_phase phase, double seconds) {
+    if (reporter != NULL) {
+        pthread_mutex_lock(&reporter->mutex);
+        reporter->follower.phase_seconds[phase] = seconds;
+        pthread_mutex_unlock(&reporter->mutex);
+    }
+}
+
+static void copy_info(weft_follower *follower, const weft_subscriber_info *info) {
+    follower->version = info->version;
+    follower->digest = info->version > 0 ? info->digest : (weft_digest){{0}};
+    follower->newest = info->newest;
+    follower->published = info->version > 0 ? info->milliseconds : 0;
+    follower->pause_seconds = info->pause_seconds;
+    follower->patches = info->patches;
+    follower->anchors = info->anchors;
+    follower->healed = info->healed;
+    follower->fetched_bytes = info->fetched_bytes;
+    follower->requests = info->requests;
+}
+
+void weft_reporter_tell(weft_reporter *reporter, const char *run, const weft_subscriber_info *info,
+                        const char *state, bool news) {
+    if (reporter == NULL || run[0] == '\0') {
+        return;
+    }
+    pthread_mutex_lock(&reporter->mutex);
+    weft_follower *follower = &reporter->follower;
+    bool wake = !reporter->told || (news && !reporter->news);
+    copy_info(follower, info);
+    snprintf(follower->run, sizeof follower->run, "%s", run);
+    snprintf(follower->state, sizeof follower->state, "%s", state);
+    reporter->told = true;
+    reporter->news = reporter->news || news;
+    if (wake) {
+        pthread_cond_broadcast(&reporter->changed);
+    }
+    pthread_mutex_unlock(&reporter->mutex);
+}
+
+void weft_reporter_error(weft_reporter *reporter, const char *text) {
+    if (reporter != NULL) {
+        pthread_mutex_lock(&reporter->mutex);
+        reporter->follower.error_milliseconds = weft_clock_date();
+        snprintf(reporter->follower.error, sizeof reporter->follower.error, "%s", text);
+        pthread_mutex_unlock(&reporter->mutex);
+    }
+}

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * report.c: writing and reading what a follower tells of itself.
+ *
+ * Anybody may write a report: what is read is bounded, and its texts are for showing only.
+ */
+#include "report.h"
+
+#include "../../base/context.h"
+#include "../../tensor/json.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { JSON_DEPTH = 3, JSON_CONTAINERS = 8, NUMBER_DIGITS = 6 };
+
+static const double NUMBER_MAX = 1e9;
+
+/* ---- names ---- */
+
+bool weft_follower_name_valid(const char *name) {
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+    size_t length = name != NULL ? strnlen(name, WEFT_FOLLOWER_NAME) : 0;
+    return length > 0 && length < WEFT_FOLLOWER_NAME && name[0] != '.' && strspn(name, letters) == length;
+}
+
+void weft_report_key(const char *name, char key[WEFT_KEY_SIZE]) {
+    snprintf(key, WEFT_KEY_SIZE, WEFT_REPORT_ROOM "/%s", name);
+}
+
+const char *weft_report_name(const char *key) {
+    size_t room = strlen(WEFT_REPORT_ROOM);
+    return strncmp(key, WEFT_REPORT_ROOM, room) == 0 && key[room] == '/' &&
+                   weft_follower_name_valid(key + room + 1)
+               ? key + room + 1
+               : NULL;
+}
+
+static bool state_valid(const char *state) {
+    return state[0] != '\0' && strspn(state, "abcdefghijklmnopqrstuvwxyz") == strlen(state);
+}
+
+/* ---- writing ---- */
+
+/* Sets a member, or gives up the whole object: half of one must never be written. */
+static json_t *with(json_t *json, const char *name, json_t *value) {
+    if (json_object_set_new(json, name, value) != 0) {
+        json_decref(json);
+        return NULL;
+    }
+    return json;
+}
+
+static json_t *format_count(uint64_t value) {
+    return json_integer((json_int_t)(value <= INT64_MAX ? value : INT64_MAX));
+}
+
+static json_t *format_seconds(double seconds) {
+    double bounded = seconds > 0 ? seconds : 0;
+    return json_real(bounded < NUMBER_MAX ? bounded : NUMBER_MAX);
+}
+
+/* One line that is UTF-8, cut between characters. */
+static void clean_text(const char *text, char clean[WEFT_FOLLOWER_ERROR]) {
+    snprintf(clean, WEFT_FOLLOWER_ERROR, "%s", text);
+    size_t length = strlen(clean);
+    if (length == WEFT_FOLLOWER_ERROR - 1) {
+        while (length > 0 && ((unsigned char)clean[length - 1] & 0xc0) == 0x80) {
+            length--;
+        }
+        length -= length > 0 && ((unsigned char)clean[length - 1] & 0x80) != 0;
+        clean[length] = '\0';
+    }
+    json_t *valid = json_string(clean);
+    for (char *byte = clean; *byte != '\0'; byte++) {
+        bool control = (unsigned char)*byte < 0x20 || *byte == 0x7f;
+        bool broken = valid == NULL && ((unsigned char)*byte & 0x80) != 0;
+        *byte = control || broken ? '?' : *byte;
+    }
+    json_decref(valid);
+}
+
+static json_t *format_error(const weft_follower *follower) {
+    char text[WEFT_FOLLOWER_ERROR];
+    clean_text(follower->error, text);
+    json_t *json = with(json_object(), "time", format_count(follower->error_milliseconds));
+    return with(json, "text", json_string(text));
+}
+
+static json_t *format_phases(const weft_follower *follower) {
+    json_t *json = json_object();
+    for (int i = 0; i <= WEFT_SYNC_COMMIT; i++) {
+        json = with(json, weft_sync_phase_name((weft_sync_phase)i),
+                    format_seconds(follower->phase_seconds[i]));
+    }
+    return json;
+}
+
+static json_t *format_json(const weft_follower *follower) {
+    char digest[WEFT_DIGEST_TEXT];
+    weft_digest_format(&follower->digest, digest);
+    uint64_t lag = follower->newest > follower->version ? follower->newest - follower->version : 0;
+    json_t *json = with(json_object(), "weft", json_integer(WEFT_SYNC_FORMAT));
+    json = with(json, "kind", json_string("follower"));
+    json = with(json, "name", json_string(follower->name));
+    json = with(json, "run", json_string(follower->run));
+    json = with(json, "version", format_count(follower->version));
+    json = with(json, "digest", json_string(digest));
+    json = with(json, "newest", format_count(follower->newest));
+    json = with(json, "lag", format_count(lag));
+    json = with(json, "time", format_count(follower->milliseconds));
+    json = with(json, "published", format_count(follower->published));
+    json = with(json, "state", json_string(follower->state));
+    json = with(json, "phases", format_phases(follower));
+    json = with(json, "pause", format_seconds(follower->pause_seconds));
+    json = with(json, "patches", format_count(follower->patches));
+    json = with(json, "anchors", format_count(follower->anchors));
+    json = with(json, "healed", format_count(follower->healed));
+    json = with(json, "fetched_bytes", format_count(follower->fetched_bytes));
+    json = with(json, "requests", format_count(follower->requests));
+    if (follower->error[0] != '\0') {
+        json = with(json, "error", format_error(follower));
+    }
+    return with(json, "interval", format_seconds(follower->interval_seconds));
+}
+
+weft_status weft_report_format(weft_context *context, const weft_follower *follower,
+                               uint8_t data[WEFT_REPORT_MAX], size_t *size_out) {
+    if (!weft_follower_name_valid(follower->name) || !weft_sync_name_valid(follower->run) ||
+        !state_valid(follower->state) ||
+        !(follower->interval_seconds >= WEFT_REPORT_SHORTEST &&
+          follower->interval_seconds <= WEFT_REPORT_LONGEST)) {
+        return weft_sync_unwritable(context, "a report", "its name, run, state or interval");
+    }
+    json_t *json = format_json(follower);
+    size_t size = json != NULL ? json_dumpb(json, (char *)data, WEFT_REPORT_MAX,
+                                            JSON_COMPACT | JSON_REAL_PRECISION(NUMBER_DIGITS))
+                               : 0;
+    json_decref(json);
+    if (size == 0) {
+        return weft_json_no_memory(context, "a report");
+    }
+    if (size > WEFT_REPORT_MAX) {
+        return weft_fail(context, WEFT_LIMIT_EXCEEDED, "a report of %zu bytes is longer than %d", size,
+                         WEFT_REPORT_MAX);
+    }
+    *size_out = size;
+    return WEFT_OK;
+}
+
+/* ---- reading ---- */
+
+static bool parse_number(const json_t *json, const char *name, double least, double most,
+                         double *value_out) {
+    const json_t *member = json_object_get(json, name);
+    double value = json_number_value(member);
+    if (!json_is_number(member) || !(value >= least && value <= most)) {
+        return false;
+    }
+    *value_out = value;
+    return true;
+}
+
+static bool parse_state(const json_t *json, char state[WEFT_FOLLOWER_STATE]) {
+    return weft_json_text(json, "state", state, WEFT_FOLLOWER_STATE) && state_valid(state);
+}
+
+static bool parse_phases(const json_t *json, weft_follower *follower) {
+    const json_t *phases = json_object_get(json, "phases");
+    bool good = json_is_object(phases);
+    for (int i = 0; i <= WEFT_SYNC_COMMIT && good; i++) {
+        good = parse_number(phases, weft_sync_phase_name((weft_sync_phase)i), 0, NUMBER_MAX,
+                            &follower->phase_seconds[i]);
+    }
+    return good;
+}
+
+static bool parse_error(const json_t *json, weft_follower *follower) {
+    const json_t *error = json_object_get(json, "error");
+    return error == NULL ||
+           (json_is_object(error) && weft_json_count(error, "time", &follower->error_milliseconds) &&
+            weft_json_text(error, "text", follower->error, sizeof follower->error));
+}
+
+static bool parse_where(const json_t *json, weft_follower *follower) {
+    return weft_json_name(json, "run", follower->run, sizeof follower->run) &&
+           weft_json_count(json, "version", &follower->version) &&
+           weft_json_digest(json, "digest", &follower->digest) &&
+           weft_json_count(json, "newest", &follower->newest) &&
+           weft_json_count(json, "time", &follower->milliseconds) &&
+           weft_json_count(json, "published", &follower->published) && parse_state(json, follower->state);
+}
+
+static bool parse_how(const json_t *json, weft_follower *follower) {
+    return parse_phases(json, follower) &&
+           parse_number(json, "pause", 0, NUMBER_MAX, &follower->pause_seconds) &&
+           weft_json_count(json, "patches", &follower->patches) &&
+           weft_json_count(json, "anchors", &follower->anchors) &&
+           weft_json_count(json, "healed", &follower->healed) &&
+           weft_json_count(json, "fetched_bytes", &follower->fetched_bytes) &&
+           weft_json_count(json, "requests", &follower->requests) && parse_error(json, follower) &&
+           parse_number(json, "interval", WEFT_REPORT_SHORTEST, WEFT_REPORT_LONGEST,
+                        &follower->interval_seconds);
+}
+
+weft_status weft_report_parse(weft_context *context, const char *name, const void *data, size_t size,
+                              weft_follower *follower) {
+    if (size > WEFT_REPORT_MAX) {
+        return weft_fail(context, WEFT_LIMIT_EXCEEDED, "the report of %s is longer than %d bytes", name,
+                         WEFT_REPORT_MAX);
+    }
+    json_t *json;
+    weft_status status = weft_json_parse(context, name, data, size, JSON_DEPTH, JSON_CONTAINERS, &json);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_follower found = {.age_seconds = 0};
+    status = weft_sync_check_kind(context, name, json, "follower");
+    if (status == WEFT_OK &&
+        (!weft_json_text(json, "name", found.name, sizeof found.name) || strcmp(found.name, name) != 0)) {
+        status = weft_fail(context, WEFT_MALFORMED, "%s: this report is not its own", name);
+    }
+    if (status == WEFT_OK && (!parse_where(json, &found) || !parse_how(json, &found))) {
+        status = weft_fail(context, WEFT_MALFORMED, "%s: something is missing or makes no sense", name);
+    }
+    json_decref(json);
+    if (status == WEFT_OK) {
+        *follower = found;
+    }
+    return status;
+}
