@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Makes the pages of programs/page C headers, each with the style, the script and the document:
-# cmake -DPAGE=programs/page -DOUTPUT=DIRECTORY -P cmake/page.cmake
+# Makes the pages of programs/server/page C headers, each with the style, the script and the document:
+# cmake -DPAGE=programs/server/page -DOUTPUT=DIRECTORY -P cmake/page.cmake
 #
 # Styles and scripts are put into the document where it says so, and stand beside it alone too, since the
 # browser is told their hashes.

@@ -2,7 +2,7 @@
  *
  * main.c: the `weft` command: finds the verb and hands over.
  */
-#include "command.h"
+#include "cli/command.h"
 
 #include <stdlib.h>
 #include <string.h>

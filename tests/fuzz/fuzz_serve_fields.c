@@ -4,7 +4,7 @@
  * the value of a field, read as each of them in turn; what comes out must lie within the object and the
  * buffers.
  */
-#include "../../programs/serve_fields.c"
+#include "../../programs/server/serve_fields.c"
 
 #include <weft/store.h>
 

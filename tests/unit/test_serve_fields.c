@@ -3,7 +3,7 @@
  * test_serve_fields.c: the text of requests to `weft serve`: ranges at every edge of an object, entity
  * tags, paths in many disguises, numbers.
  */
-#include "../../programs/serve_fields.c"
+#include "../../programs/server/serve_fields.c"
 
 #include <weft/store.h>
 

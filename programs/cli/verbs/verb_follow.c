@@ -1,0 +1,684 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verb_follow.c: `weft follow STORE OUT`, and `weft follow STORE --group NAME` for a process that leads a
+ * group.
+ *
+ * Follows for ever. What may heal (a network that is down, a store that is empty or damaged, a full disk)
+ * is told once and tried again; what cannot (a wrong key, another run, a foreign file) ends it.
+ */
+#include "../remote.h"
+#include "environment.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    OPTION_EXEC = 0x100,
+    OPTION_EXEC_FATAL,
+    OPTION_UNTIL,
+    OPTION_POLL,
+    OPTION_MAX_FAILURES,
+    OPTION_REPLACE,
+    OPTION_DURABLE,
+    OPTION_NAME,
+    OPTION_NO_REPORT,
+    OPTION_REPORT_EVERY,
+    OPTION_GROUP,
+    OPTION_MEMBERS,
+};
+enum { PHASES = WEFT_SYNC_COMMIT + 1 };
+
+static const struct argp_option options[] = {
+    {"exec", OPTION_EXEC, "CMD", 0,
+     "Run CMD with /bin/sh for each version that was put in place, and wait for it; see below", 1},
+    {"exec-fatal", OPTION_EXEC_FATAL, NULL, 0, "Stop when CMD fails", 1},
+    {"until", OPTION_UNTIL, "N", 0, "Stop when OUT is at version N or a later one", 1},
+    {"poll", OPTION_POLL, "SECONDS", 0,
+     "Look so often where the store cannot tell of new versions by itself (default: 0.5; of a directory "
+     "0.02)",
+     1},
+    {"max-failures", OPTION_MAX_FAILURES, "N", 0, "Give up after N failures in a row (default: 0, never)",
+     1},
+    {"replace", OPTION_REPLACE, NULL, 0, "OUT may be a model that is of no version of the run: replace it",
+     1},
+    {"durable", OPTION_DURABLE, NULL, 0, "OUT is whole, old or new, even after a power loss", 1},
+    {"name", OPTION_NAME, "NAME", 0,
+     "Be seen under this name (default: made of the host's and of OUT); see weft fleet", 2},
+    {"report-every", OPTION_REPORT_EVERY, "TIME", 0,
+     "Tell of itself so often, from 1s to 20m (default: 5s; in S3 60s)", 2},
+    {"no-report", OPTION_NO_REPORT, NULL, 0, "Do not tell of itself", 2},
+    {"group", OPTION_GROUP, "NAME", 0,
+     "Lead a group instead of keeping an OUT: ranks on this host that commit together. NAME stands for "
+     "/dev/shm/weft-NAME, unless it has a '/'",
+     3},
+    {"members", OPTION_MEMBERS, "N", 0, "The group's ranks are 0 to N-1", 3},
+    {0},
+};
+
+static const char doc[] =
+    "Keep OUT at the newest version of the run in STORE, until interrupted. Prints a line for each version "
+    "that was put in place; with --json, an object per line.\v" HELP_STORE
+    "OUT is a safetensors file or a directory; it need not exist. It is whole at any instant, at one "
+    "version or another, and locked against other writers. A file that somebody has mapped changes under "
+    "their eyes: let them read it in CMD.\n"
+    "\nA follower outlives outages: a store that is not there, not reached, empty or damaged is reported "
+    "once on stderr and tried again, at growing intervals of up to ten seconds. It ends only for what "
+    "waiting cannot heal, such as a refused token, a wrong signature, another run, or an OUT that is not "
+    "ours. One that fell behind goes to the newest version by the cheapest way, and may pass over "
+    "others.\n"
+    "\nCMD finds WEFT_VERSION, WEFT_DIGEST, WEFT_OUT, WEFT_STORE and WEFT_LABEL_<KEY> in its environment "
+    "(the key in capitals, everything but letters and digits as '_'). It is also run at the start, if OUT "
+    "is already at the newest version. While it runs, OUT does not change. What opens the store is not "
+    "handed to "
+    "it: WEFT_TOKEN, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_SECURITY_TOKEN and "
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN; a CMD that needs them takes them from elsewhere, such as a file.\n"
+    "\nA follower puts a small object into the store, followers/NAME, which says how it fares, and which "
+    "weft fleet and the status of weft serve show. A store that does not let it is left in "
+    "peace.\n"
+    "\nThe leader of a group fetches and decodes each version once, into a copy of the model in shared "
+    "memory. "
+    "The ranks, processes that call weft_member_open, load their "
+    "weights from there, and put a version in place when all of them have prepared it, or none does. A "
+    "version that was aborted is reported on stderr, with the rank that was in the way, and offered again. "
+    "Ranks and leader may be restarted at any time. What they share stays until somebody removes the "
+    "directory, so that the next leader has nothing to fetch.\n" HELP_TRUST "\nExamples:\n"
+    "  weft follow /srv/run-7 worker.safetensors\n"
+    "  weft follow https://store.example/run-7 model/ --trust run-7.key.pub \\\n"
+    "      --exec 'curl -fsS -X POST http://127.0.0.1:8000/reload'\n"
+    "  weft follow /srv/run-7 worker.safetensors --json | jq .lag_seconds\n"
+    "  weft follow /srv/run-7 worker.safetensors --until 100\n"
+    "  weft follow https://store.example/run-7 --group engine-0 --members 8\n"
+    "\nExit codes: 0 version N was reached, 1 failed, 2 wrong usage, 3 damaged or not what was promised, 4 "
+    "the store refused, 130 or 143 interrupted.\n";
+
+typedef struct follow_arguments {
+    weft_command command;
+    weft_remote remote;
+    const char *paths[2]; /* STORE and OUT */
+    int path_count;
+    char *exec;
+    bool exec_fatal;
+    uint64_t until;
+    uint64_t max_failures;
+    double poll_seconds;
+    bool replace;
+    bool durable;
+    const char *name; /* NULL: one is made up */
+    bool no_report;
+    double report_seconds;
+    char *group; /* the directory; NULL: OUT is kept up to date */
+    uint64_t members;
+} follow_arguments;
+
+typedef struct follower {
+    follow_arguments *arguments;
+    weft_command *command;
+    weft_subscriber *subscriber; /* NULL while OUT could not be opened */
+    weft_group *group;           /* NULL while the lead could not be taken */
+    uint64_t announced;          /* the version that CMD was last run for */
+    bool found;                  /* what OUT held at the start was looked at */
+    double seconds[PHASES];      /* since the last line */
+    uint64_t fetched;            /* at the last line */
+    uint64_t requests;
+    uint64_t anchors;
+    uint64_t failures;  /* in a row */
+    char trouble[1024]; /* told last */
+    bool silence;       /* told */
+    unsigned dice;
+} follower;
+
+/* ---- arguments ---- */
+
+static error_t parse_switch(int key, struct argp_state *state) {
+    follow_arguments *arguments = state->input;
+    switch (key) {
+    case OPTION_EXEC_FATAL:
+        arguments->exec_fatal = true;
+        return 0;
+    case OPTION_REPLACE:
+        arguments->replace = true;
+        return 0;
+    case OPTION_DURABLE:
+        arguments->durable = true;
+        return 0;
+    case OPTION_NO_REPORT:
+        arguments->no_report = true;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static void parse_group(follow_arguments *arguments, const char *name, struct argp_state *state) {
+    const char *prefix = strchr(name, '/') != NULL ? "" : "/dev/shm/weft-";
+    if (*name == 0 || asprintf(&arguments->group, "%s%s", prefix, name) < 0) {
+        argp_error(state, "--group takes a name or a path");
+    }
+}
+
+static void check_arguments(const follow_arguments *arguments, struct argp_state *state) {
+    bool leads = arguments->group != NULL;
+    if (!leads && arguments->path_count != 2) {
+        argp_error(state, "give the store, and the checkpoint to keep up to date");
+    }
+    if (leads && arguments->path_count != 1) {
+        argp_error(state, "give the store alone; what --group leads needs no OUT");
+    }
+    if (leads != (arguments->members > 0)) {
+        argp_error(state, "--group and --members belong together");
+    }
+    if (leads && (arguments->exec != NULL || arguments->replace || arguments->durable)) {
+        argp_error(state, "--exec, --replace and --durable are about OUT, which a group has not");
+    }
+}
+
+static error_t parse(int key, char *argument, struct argp_state *state) {
+    follow_arguments *arguments = state->input;
+    switch (key) {
+    case OPTION_GROUP:
+        parse_group(arguments, argument, state);
+        return 0;
+    case OPTION_MEMBERS:
+        arguments->members = command_parse_number(state, "--members", argument, 1, WEFT_GROUP_MEMBERS_MAX);
+        return 0;
+    case ARGP_KEY_INIT:
+        remote_parse_begin(&arguments->remote, &arguments->command, state);
+        return 0;
+    case OPTION_EXEC:
+        arguments->exec = argument;
+        return 0;
+    case OPTION_UNTIL:
+        if (!text_parse_unsigned(argument, INT64_MAX, &arguments->until) || arguments->until == 0) {
+            argp_error(state, "--until takes the number of a version, not '%s'", argument);
+        }
+        return 0;
+    case OPTION_NAME:
+        arguments->name = remote_parse_name(state, argument);
+        return 0;
+    case OPTION_REPORT_EVERY:
+        arguments->report_seconds = remote_parse_seconds(state, "--report-every", argument);
+        return 0;
+    case OPTION_POLL:
+        arguments->poll_seconds = remote_parse_seconds(state, "--poll", argument);
+        return 0;
+    case OPTION_MAX_FAILURES:
+        arguments->max_failures = command_parse_number(state, "--max-failures", argument, 0, INT64_MAX);
+        return 0;
+    case ARGP_KEY_ARG:
+        if (arguments->path_count == 2) {
+            argp_error(state, "too many arguments, from '%s' on", argument);
+        }
+        arguments->paths[arguments->path_count++] = argument;
+        return 0;
+    case ARGP_KEY_END:
+        check_arguments(arguments, state);
+        return 0;
+    default:
+        return parse_switch(key, state);
+    }
+}
+
+static const struct argp argp = {
+    options, parse, "STORE OUT\nSTORE --group NAME --members N", doc, reader_children, NULL, NULL};
+
+/* ---- CMD ---- */
+
+/* "WEFT_LABEL_STEP" of "step". The caller frees it. */
+static char *label_variable(const char *key) {
+    char *name = NULL;
+    if (asprintf(&name, "WEFT_LABEL_%s", key) < 0) {
+        return NULL;
+    }
+    for (char *c = name + strlen("WEFT_LABEL_"); *c != 0; c++) {
+        if (*c >= 'a' && *c <= 'z') {
+            *c = (char)(*c - 'a' + 'A');
+        } else if (!((*c >= 'A' && *c <= 'Z') || (*c >= '0' && *c <= '9'))) {
+            *c = '_';
+        }
+    }
+    return name;
+}
+
+static void set_labels(environment *environment, const char *const *labels) {
+    for (size_t i = 0; labels[i] != NULL; i += 2) {
+        char *name = label_variable(labels[i]);
+        if (name != NULL) {
+            environment_set(environment, name, labels[i + 1]);
+        } else {
+            environment->failed = true;
+        }
+        free(name);
+    }
+}
+
+static void make_environment(const follower *f, const weft_subscriber_info *info,
+                             environment *environment) {
+    char version[TEXT_SIZE], digest[WEFT_DIGEST_TEXT];
+    snprintf(version, sizeof version, "%llu", (unsigned long long)info->version);
+    weft_digest_format(&info->digest, digest);
+    environment_inherit(environment);
+    environment_set(environment, "WEFT_VERSION", version);
+    environment_set(environment, "WEFT_DIGEST", digest);
+    environment_set(environment, "WEFT_OUT", f->arguments->paths[1]);
+    environment_set(environment, "WEFT_STORE", weft_store_url(f->arguments->remote.store));
+    set_labels(environment, weft_subscriber_labels(f->subscriber));
+}
+
+/* CMD's stdout is not ours, whose lines others read. */
+static int spawn_shell(char *text, const environment *environment, pid_t *pid_out) {
+    static char shell[] = "sh", option[] = "-c";
+    char *arguments[] = {shell, option, text, NULL};
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    sigset_t defaults;
+    int error = posix_spawn_file_actions_init(&actions);
+    if (error != 0) {
+        return error;
+    }
+    error = posix_spawnattr_init(&attributes);
+    if (error != 0) {
+        posix_spawn_file_actions_destroy(&actions);
+        return error;
+    }
+    sigemptyset(&defaults);
+    sigaddset(&defaults, SIGPIPE);
+    posix_spawnattr_setsigdefault(&attributes, &defaults);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+    error = posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
+    if (error == 0) {
+        error = posix_spawn(pid_out, "/bin/sh", &actions, &attributes, arguments, environment->items);
+    }
+    posix_spawnattr_destroy(&attributes);
+    posix_spawn_file_actions_destroy(&actions);
+    return error;
+}
+
+/* Ctrl-C reaches CMD from the terminal; a signal that was sent to us alone is passed on. */
+static int wait_for(pid_t child) {
+    bool passed = false;
+    for (;;) {
+        int state;
+        pid_t ended = waitpid(child, &state, 0);
+        if (ended == child) {
+            return state;
+        }
+        if (ended < 0 && errno != EINTR) {
+            return 0;
+        }
+        int interrupted = command_interrupted();
+        if (interrupted != EXIT_DONE && !passed) {
+            kill(child, interrupted - 128);
+            passed = true;
+        }
+    }
+}
+
+static int report_exec(follower *f, uint64_t version, int state) {
+    char how[TEXT_SIZE];
+    if (WIFSIGNALED(state)) {
+        snprintf(how, sizeof how, "was ended by signal %d", WTERMSIG(state));
+    } else {
+        snprintf(how, sizeof how, "gave exit code %d", WEXITSTATUS(state));
+    }
+    bool fatal = f->arguments->exec_fatal;
+    command_error(f->command, EXIT_FAILED, "the command of --exec %s for version %llu%s", how,
+                  (unsigned long long)version, fatal ? "" : "; following on");
+    return fatal ? EXIT_FAILED : EXIT_DONE;
+}
+
+static int run_exec(follower *f, const weft_subscriber_info *info) {
+    pid_t child;
+    environment environment = {0};
+    progress_clear(&f->command->progress);
+    fflush(stdout);
+    make_environment(f, info, &environment);
+    int error = environment.failed ? ENOMEM : spawn_shell(f->arguments->exec, &environment, &child);
+    int state = error == 0 ? wait_for(child) : 0;
+    environment_close(&environment);
+    if (error != 0) {
+        command_error(f->command, EXIT_FAILED, "cannot run the command of --exec: %s", strerror(error));
+        return f->arguments->exec_fatal ? EXIT_FAILED : EXIT_DONE;
+    }
+    if (command_interrupted() != EXIT_DONE) {
+        return command_interrupted();
+    }
+    return state != 0 ? report_exec(f, info->version, state) : EXIT_DONE;
+}
+
+/* ---- a line per version ---- */
+
+static void on_phase(void *opaque, weft_sync_phase phase, uint64_t version, double seconds,
+                     uint64_t bytes) {
+    follower *f = opaque;
+    (void)version;
+    (void)bytes;
+    f->seconds[phase] += seconds;
+}
+
+/* By two clocks, on two machines: it may be a little below zero. */
+static double lag_seconds(const weft_subscriber_info *info) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - 1e-3 * (double)info->milliseconds;
+}
+
+static int print_json(follower *f, const weft_subscriber_info *info) {
+    json_t *json = json_object();
+    json_object_set_new(json, "version", json_count(info->version));
+    json_object_set_new(json, "digest", json_digest(&info->digest));
+    json_object_set_new(json, "newest", json_count(info->newest));
+    json_object_set_new(json, "epoch", json_count(info->epoch));
+    json_object_set_new(json, "labels", remote_labels(weft_subscriber_labels(f->subscriber)));
+    json_object_set_new(json, "anchor", json_boolean(info->anchors > f->anchors));
+    json_object_set_new(json, "published_milliseconds", json_count(info->milliseconds));
+    json_object_set_new(json, "lag_seconds", json_real(lag_seconds(info)));
+    json_object_set_new(json, "fetched_bytes", json_count(info->fetched_bytes - f->fetched));
+    json_object_set_new(json, "requests", json_count(info->requests - f->requests));
+    json_object_set_new(json, "healed", json_count(info->healed));
+    for (int i = 0; i < PHASES; i++) {
+        char name[TEXT_SIZE];
+        snprintf(name, sizeof name, "%s_seconds", weft_sync_phase_name((weft_sync_phase)i));
+        json_object_set_new(json, name, json_real(f->seconds[i]));
+    }
+    return command_print_json_line(f->command, stdout, json);
+}
+
+static int print_text(const follower *f, const weft_subscriber_info *info) {
+    char text[TEXT_SIZE];
+    const char *step = weft_subscriber_label(f->subscriber, "step");
+    printf("version %llu", (unsigned long long)info->version);
+    if (step != NULL) {
+        printf("  step ");
+        text_print(stdout, step);
+    }
+    printf("  %s%s", text_bytes(info->fetched_bytes - f->fetched, text),
+           info->anchors > f->anchors ? " (anchor)" : "");
+    printf("  lag %s", text_seconds(lag_seconds(info), text));
+    for (int i = 0; i < PHASES; i++) {
+        printf("  %s %s", weft_sync_phase_name((weft_sync_phase)i), text_seconds(f->seconds[i], text));
+    }
+    putchar('\n');
+    return fflush(stdout) == 0
+               ? EXIT_DONE
+               : command_error(f->command, EXIT_FAILED, "cannot write the result: %s", strerror(errno));
+}
+
+static int print_version(follower *f, const weft_subscriber_info *info) {
+    int code = EXIT_DONE;
+    progress_clear(&f->command->progress);
+    if (f->command->json) {
+        code = print_json(f, info);
+    } else if (!f->command->quiet) {
+        code = print_text(f, info);
+    }
+    memset(f->seconds, 0, sizeof f->seconds);
+    f->fetched = info->fetched_bytes;
+    f->requests = info->requests;
+    f->anchors = info->anchors;
+    return code;
+}
+
+/* ---- failures ---- */
+
+static bool cannot_heal(weft_status status) {
+    return status == WEFT_INVALID_ARGUMENT || status == WEFT_UNSUPPORTED ||
+           status == WEFT_SIGNATURE_MISMATCH || status == WEFT_WRONG_VERSION ||
+           status == WEFT_REMOTE_DENIED || status == WEFT_CANCELLED;
+}
+
+/* 0.1 s, doubled up to 10 s, and then between half and all of it, so that a fleet does not come at once. */
+static double back_off(follower *f) {
+    double seconds = 0.1;
+    for (uint64_t i = 1; i < f->failures && seconds < 10; i++) {
+        seconds *= 2;
+    }
+    seconds = seconds < 10 ? seconds : 10;
+    return seconds * (0.5 + 0.5 * rand_r(&f->dice) / (double)RAND_MAX);
+}
+
+/* EXIT_DONE: worth another try, after a while. */
+static int meet_failure(follower *f, weft_status status) {
+    const char *text = weft_context_error(f->command->context);
+    text = *text != 0 ? text : weft_status_name(status);
+    f->failures++;
+    bool enough = f->arguments->max_failures > 0 && f->failures >= f->arguments->max_failures;
+    if (command_interrupted() != EXIT_DONE) {
+        return command_fail(f->command, NULL, WEFT_CANCELLED);
+    }
+    if (cannot_heal(status) || enough) {
+        return command_fail(f->command, NULL, status);
+    }
+    if (strcmp(text, f->trouble) != 0) {
+        snprintf(f->trouble, sizeof f->trouble, "%s", text);
+        command_error(f->command, EXIT_DONE, "%s; trying again", f->trouble);
+    }
+    command_sleep(back_off(f));
+    return EXIT_DONE;
+}
+
+static void note_success(follower *f) {
+    if (f->trouble[0] != 0) {
+        command_note(f->command, "back again");
+        f->trouble[0] = 0;
+    }
+    f->failures = 0;
+}
+
+/* ---- following ---- */
+
+/* `made` holds the name if it has to be made up. */
+static weft_subscriber_options choose_options(follower *f, const char *path,
+                                              char made[WEFT_FOLLOWER_NAME]) {
+    const follow_arguments *arguments = f->arguments;
+    const char *name = arguments->name != NULL ? arguments->name : remote_make_name(path, made);
+    return (weft_subscriber_options){
+        .trusted = arguments->remote.trusted,
+        .poll_seconds = arguments->poll_seconds,
+        .replace = arguments->replace,
+        .durable = arguments->durable,
+        .phase = on_phase,
+        .phase_opaque = f,
+        .report_name = arguments->no_report ? NULL : name,
+        .report_seconds = arguments->report_seconds,
+    };
+}
+
+static weft_status open_subscriber(follower *f) {
+    const char *path = f->arguments->paths[1];
+    char made[WEFT_FOLLOWER_NAME];
+    const weft_subscriber_options chosen = choose_options(f, path, made);
+    return weft_subscriber_open_file(f->command->context, f->arguments->remote.store, path, &chosen,
+                                     &f->subscriber);
+}
+
+static int announce(follower *f, const weft_subscriber_info *info) {
+    f->announced = info->version;
+    return f->arguments->exec != NULL ? run_exec(f, info) : EXIT_DONE;
+}
+
+/* After a commit, or when there was nothing to do. */
+static int arrive(follower *f, bool moved) {
+    weft_subscriber_info info = weft_subscriber_describe(f->subscriber);
+    int code = EXIT_DONE;
+    if (moved) {
+        code = print_version(f, &info);
+    } else if (!f->found) {
+        command_note(f->command, "%s is at version %llu already", f->arguments->paths[1],
+                     (unsigned long long)info.version);
+    }
+    f->found = true;
+    return code == EXIT_DONE && info.version != f->announced ? announce(f, &info) : code;
+}
+
+/* One step towards the newest version. */
+static weft_status advance(follower *f, int *code_out) {
+    weft_subscriber_info before = weft_subscriber_describe(f->subscriber);
+    weft_status status = weft_subscriber_prepare(f->subscriber, 0);
+    if (status < 0) {
+        return status;
+    }
+    weft_status committed = weft_subscriber_commit(f->subscriber);
+    if (committed != WEFT_OK) {
+        return committed;
+    }
+    weft_subscriber_info after = weft_subscriber_describe(f->subscriber);
+    bool moved = after.patches + after.anchors != before.patches + before.anchors;
+    note_success(f);
+    *code_out = arrive(f, moved);
+    return status;
+}
+
+static bool reached(const follower *f) {
+    return f->arguments->until > 0 && f->announced >= f->arguments->until;
+}
+
+/* A store that has less to show than before is waited for, but not in silence. */
+static void note_silence(follower *f) {
+    weft_subscriber_info info = weft_subscriber_describe(f->subscriber);
+    if (info.newest == 0 && info.epoch > 0 && !f->silence) {
+        command_note(f->command, "%s has no head as new as one that was seen there before; waiting for one",
+                     weft_store_url(f->arguments->remote.store));
+        f->silence = true;
+    }
+}
+
+/* Waits for a version and goes there. WEFT_MORE: nothing came. */
+static weft_status follow_once(follower *f, int *code_out) {
+    const double patience = 10;
+    weft_status status = f->subscriber == NULL ? open_subscriber(f) : WEFT_OK;
+    if (status == WEFT_OK) {
+        status = weft_subscriber_wait(f->subscriber, patience, NULL);
+    }
+    if (status == WEFT_MORE) {
+        note_success(f);
+        note_silence(f);
+        return WEFT_MORE;
+    }
+    while (status >= 0 && *code_out == EXIT_DONE && !reached(f)) {
+        status = advance(f, code_out);
+        if (status == WEFT_OK) {
+            break;
+        }
+    }
+    return status;
+}
+
+/* ---- leading a group ---- */
+
+static weft_status take_lead(follower *f) {
+    const follow_arguments *arguments = f->arguments;
+    char made[WEFT_FOLLOWER_NAME];
+    const weft_group_options chosen = {
+        .members = (unsigned)arguments->members,
+        .follow = choose_options(f, arguments->group, made),
+    };
+    return weft_group_lead(f->command->context, arguments->remote.store, arguments->group, &chosen,
+                           &f->group);
+}
+
+static double lag_of(uint64_t milliseconds) {
+    const weft_subscriber_info info = {.milliseconds = milliseconds};
+    return lag_seconds(&info);
+}
+
+static int print_group_json(const follower *f, const weft_group_info *info) {
+    json_t *json = json_object();
+    json_object_set_new(json, "version", json_count(info->version));
+    json_object_set_new(json, "digest", json_digest(&info->digest));
+    json_object_set_new(json, "newest", json_count(info->newest));
+    json_object_set_new(json, "members", json_count(f->arguments->members));
+    json_object_set_new(json, "present", json_count(info->present));
+    json_object_set_new(json, "committed", json_count(info->committed));
+    json_object_set_new(json, "aborted", json_count(info->aborted));
+    json_object_set_new(json, "published_milliseconds", json_count(info->milliseconds));
+    json_object_set_new(json, "lag_seconds", json_real(lag_of(info->milliseconds)));
+    json_object_set_new(json, "fetched_bytes", json_count(info->fetched_bytes - f->fetched));
+    json_object_set_new(json, "requests", json_count(info->requests - f->requests));
+    return command_print_json_line(f->command, stdout, json);
+}
+
+static int print_group(follower *f) {
+    weft_group_info info = weft_group_describe(f->group);
+    char text[TEXT_SIZE];
+    int code = EXIT_DONE;
+    progress_clear(&f->command->progress);
+    if (f->command->json) {
+        code = print_group_json(f, &info);
+    } else if (!f->command->quiet) {
+        printf("version %llu  %u of %llu ranks  %s", (unsigned long long)info.version, info.present,
+               (unsigned long long)f->arguments->members,
+               text_bytes(info.fetched_bytes - f->fetched, text));
+        printf("  lag %s\n", text_seconds(lag_of(info.milliseconds), text));
+        fflush(stdout);
+    }
+    f->fetched = info.fetched_bytes;
+    f->requests = info.requests;
+    f->announced = info.version;
+    return code;
+}
+
+/* Ranks that did not agree are told of and are offered the version again, without a pause: they may be
+ * waiting for it. */
+static weft_status lead_once(follower *f, int *code_out) {
+    const double patience = 1;
+    weft_status status = f->group == NULL ? take_lead(f) : WEFT_OK;
+    if (status == WEFT_OK) {
+        status = weft_group_run(f->group, patience, NULL);
+    }
+    if (status == WEFT_ABORTED) {
+        progress_clear(&f->command->progress);
+        command_error(f->command, EXIT_DONE, "%s", weft_context_error(f->command->context));
+        return WEFT_MORE;
+    }
+    if (status >= 0) {
+        note_success(f);
+    }
+    if (status == WEFT_OK) {
+        *code_out = print_group(f);
+    }
+    return status;
+}
+
+static int follow(follower *f) {
+    int code = EXIT_DONE;
+    while (code == EXIT_DONE && !reached(f)) {
+        weft_status status = f->arguments->group != NULL ? lead_once(f, &code) : follow_once(f, &code);
+        if (status < 0) {
+            code = meet_failure(f, status);
+        }
+        if (code == EXIT_DONE && command_interrupted() != EXIT_DONE) {
+            code = command_fail(f->command, NULL, WEFT_CANCELLED);
+        }
+    }
+    return code;
+}
+
+static int run(void *input) {
+    follow_arguments *arguments = input;
+    follower f = {
+        .arguments = arguments,
+        .command = &arguments->command,
+        .dice = (unsigned)getpid() ^ (unsigned)time(NULL),
+    };
+    int code = remote_open(&arguments->remote, arguments->paths[0]);
+    if (code == EXIT_DONE) {
+        code = follow(&f);
+        weft_subscriber_close(f.subscriber);
+        weft_group_close(f.group);
+    }
+    remote_close(&arguments->remote);
+    free(arguments->group);
+    return code;
+}
+
+int verb_follow(int argc, char **argv) {
+    /* a follower writes nothing into a store but its reports */
+    follow_arguments arguments = {.remote = {.volatile_writes = true}};
+    return command_run(&argp, argc, argv, &arguments, run);
+}

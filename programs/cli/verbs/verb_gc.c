@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verb_gc.c: `weft gc STORE`.
+ */
+#include "../remote.h"
+
+enum { OPTION_GRACE = 0x100, OPTION_DRY_RUN, OPTION_KEEP_FOLLOWERS };
+
+static const struct argp_option options[] = {
+    {"grace", OPTION_GRACE, "TIME", 0,
+     "Leave what was still needed so short a time ago, by the store's clock: 30s, 15m, 2h, 1d (default: "
+     "1h)",
+     1},
+    {"keep-followers", OPTION_KEEP_FOLLOWERS, NULL, 0,
+     "Leave the patches that a live follower which is behind needs to go on; see weft fleet", 1},
+    {"dry-run", OPTION_DRY_RUN, NULL, 0, "Only tell what would be removed", 1},
+    {0},
+};
+
+static const char doc[] =
+    "Remove from STORE what no kept version needs.\v" HELP_STORE
+    "\nWhich versions are kept, the publisher decides (weft publish --keep-anchors): those since the "
+    "oldest anchor that is kept. The objects of older versions go when they have not been needed for the "
+    "grace period, so that a worker that is just fetching one can finish. How long that is, the store's "
+    "own "
+    "clock tells; where a server gives no dates, nothing goes that would have to wait, and --grace 0 "
+    "removes "
+    "it at once. In a directory and in S3, what failed publishes have left goes too. The history itself "
+    "stays: weft log still tells of every version.\n"
+    "\nMay run at any time, beside publishers, however long one of them was stopped, and followers; once "
+    "an "
+    "hour is often enough.\n" HELP_TRUST "\nExamples:\n"
+    "  weft gc /srv/run-7 --dry-run\n"
+    "  weft gc /srv/run-7 --grace 1d\n"
+    "  weft gc https://store.example/run-7 --token-file ~/.weft-token --json\n" HELP_REMOTE_EXIT_CODES;
+
+typedef struct gc_arguments {
+    weft_command command;
+    weft_remote remote;
+    const char *store;
+    double grace_seconds;
+    bool dry_run;
+    bool keep_followers;
+    json_t *removed; /* NULL: each is printed */
+} gc_arguments;
+
+static error_t parse(int key, char *argument, struct argp_state *state) {
+    gc_arguments *arguments = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        remote_parse_begin(&arguments->remote, &arguments->command, state);
+        return 0;
+    case OPTION_GRACE:
+        if (!text_parse_seconds(argument, &arguments->grace_seconds)) {
+            argp_error(state, "--grace takes a length of time such as 30s, 15m, 2h or 1d, not '%s'",
+                       argument);
+        }
+        return 0;
+    case OPTION_KEEP_FOLLOWERS:
+        arguments->keep_followers = true;
+        return 0;
+    case OPTION_DRY_RUN:
+        arguments->dry_run = true;
+        return 0;
+    default:
+        return remote_parse_store(key, argument, state, &arguments->store);
+    }
+}
+
+static const struct argp argp = {options, parse, "STORE", doc, reader_children, NULL, NULL};
+
+static void on_removed(void *opaque, const char *key, uint64_t bytes) {
+    gc_arguments *arguments = opaque;
+    weft_command *command = &arguments->command;
+    progress_clear(&command->progress);
+    if (arguments->removed != NULL) {
+        json_t *json = json_object();
+        json_object_set_new(json, "key", json_string(key));
+        json_object_set_new(json, "bytes", bytes > 0 ? json_count(bytes) : json_null());
+        json_array_append_new(arguments->removed, json);
+    } else if (!command->quiet) {
+        char text[TEXT_SIZE];
+        printf("%s  %9s  %s\n", arguments->dry_run ? "would remove" : "removed",
+               bytes > 0 ? text_bytes(bytes, text) : "", key);
+    }
+}
+
+/* Why nothing, or less, has gone. */
+static void print_reasons(const weft_gc_result *result) {
+    if (result->unsettled) {
+        puts("a publisher has taken over the run: nothing is removed before its first version; run weft gc "
+             "again after that");
+    }
+    if (result->ageless) {
+        puts("this store does not tell how old an object is: what has to wait stays; --grace 0 removes it "
+             "without waiting, also from under a worker that is just fetching it");
+    }
+}
+
+static int print_result(gc_arguments *arguments, const weft_gc_result *result) {
+    weft_command *command = &arguments->command;
+    progress_clear(&command->progress);
+    if (arguments->removed != NULL) {
+        json_t *json = json_object();
+        json_object_set_new(json, "dry_run", json_boolean(arguments->dry_run));
+        json_object_set_new(json, "objects", json_count(result->objects));
+        json_object_set_new(json, "bytes", json_count(result->bytes));
+        json_object_set_new(json, "waiting", json_count(result->waiting));
+        json_object_set_new(json, "oldest", json_count(result->oldest));
+        json_object_set_new(json, "follower",
+                            result->follower > 0 ? json_count(result->follower) : json_null());
+        json_object_set_new(json, "ageless", json_boolean(result->ageless));
+        json_object_set_new(json, "unsettled", json_boolean(result->unsettled));
+        json_object_set(json, "removed", arguments->removed);
+        return command_print_json(command, stdout, json);
+    }
+    if (!command->quiet) {
+        char text[TEXT_SIZE];
+        printf("%s%llu object%s, %s or more; %llu waiting for the grace period to end; versions since %llu "
+               "are kept",
+               arguments->dry_run ? "would remove " : "removed ", (unsigned long long)result->objects,
+               result->objects == 1 ? "" : "s", text_bytes(result->bytes, text),
+               (unsigned long long)result->waiting, (unsigned long long)result->oldest);
+        if (result->follower > 0) {
+            printf(", and the patches since %llu for a follower that is there",
+                   (unsigned long long)result->follower);
+        }
+        putchar('\n');
+        print_reasons(result);
+    }
+    return EXIT_DONE;
+}
+
+static int collect(gc_arguments *arguments) {
+    weft_command *command = &arguments->command;
+    if (command->json && (arguments->removed = json_array()) == NULL) {
+        return command_error(command, EXIT_FAILED, "no memory for the JSON result");
+    }
+    const weft_gc_options chosen = {
+        .trusted = arguments->remote.trusted,
+        .grace_seconds = arguments->grace_seconds,
+        .dry_run = arguments->dry_run,
+        .keep_followers = arguments->keep_followers,
+        .removed = on_removed,
+        .opaque = arguments,
+    };
+    weft_gc_result result;
+    weft_status status = weft_gc_run(command->context, arguments->remote.store, &chosen, &result);
+    int code = status < 0 ? command_fail(command, NULL, status) : print_result(arguments, &result);
+    json_decref(arguments->removed);
+    return code;
+}
+
+static int run(void *input) {
+    gc_arguments *arguments = input;
+    int code = remote_open(&arguments->remote, arguments->store);
+    if (code == EXIT_DONE) {
+        code = collect(arguments);
+    }
+    remote_close(&arguments->remote);
+    return code;
+}
+
+int verb_gc(int argc, char **argv) {
+    gc_arguments arguments = {.grace_seconds = -1};
+    return command_run(&argp, argc, argv, &arguments, run);
+}

@@ -1,0 +1,609 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verb_publish.c: `weft publish STORE CKPT`.
+ *
+ * A patch is made against what was published last. A copy of that is kept in a cache, one directory per
+ * store. It is only a saving of time: one that is missing or stale is rebuilt from the store.
+ */
+#include "../remote.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+enum {
+    OPTION_LABEL = 0x100,
+    OPTION_PROFILE,
+    OPTION_CUT,
+    OPTION_BUCKET,
+    OPTION_SIGN,
+    OPTION_ADOPT,
+    OPTION_CACHE,
+    OPTION_ANCHOR,
+    OPTION_ANCHOR_RATIO,
+    OPTION_KEEP_ANCHORS,
+    OPTION_NO_LEAPS,
+    OPTION_GC,
+    OPTION_PART,
+    OPTION_KEEP_FOLLOWERS,
+    OPTION_MAX_LAG,
+    OPTION_MAX_LAG_SECONDS,
+};
+
+static const struct argp_option options[] = {
+    {"label", OPTION_LABEL, "KEY=VALUE", 0,
+     "Text carried along with the version, such as step=42; may be repeated", 1},
+    {"profile", OPTION_PROFILE, "NAME", 0,
+     "small (default): the fewest bytes; fast: more bytes, quicker on both sides", 1},
+    {"cut", OPTION_CUT, "PATTERN:DIM:PARTS", 0, HELP_CUT, 1},
+    {"bucket", OPTION_BUCKET, "SIZE", 0,
+     "Weights per bucket, the unit that is coded and checked alone (default: 8MiB; with --profile fast "
+     "2MiB)",
+     1},
+    {"sign", OPTION_SIGN, "FILE", 0,
+     "Sign with this secret key (weft keygen makes one), so that followers can use --trust", 1},
+    {"adopt", OPTION_ADOPT, NULL, 0,
+     "With --sign: go on with a run whose history that key has not signed, and sign for it from now on", 1},
+    {"cache", OPTION_CACHE, "DIR", 0,
+     "Keep the copy of what was published last in DIR (default: a directory per store in "
+     "${XDG_CACHE_HOME:-~/.cache}/weft)",
+     1},
+    {"part", OPTION_PART, "I/N", 0,
+     "Publish together with N - 1 other processes, each of which is given the same checkpoint and another "
+     "I, "
+     "from 0 on; each encodes and sends a part of it, and keeps no cache",
+     1},
+    {"anchor", OPTION_ANCHOR, "WHEN", 0,
+     "Write an anchor, a whole checkpoint for who starts or was away: auto (default), when the patches "
+     "since the last one outweigh it; now; or never",
+     2},
+    {"anchor-ratio", OPTION_ANCHOR_RATIO, "R", 0,
+     "With --anchor auto: when the patches add up to R times the last anchor (default: 1)", 2},
+    {"keep-anchors", OPTION_KEEP_ANCHORS, "N", 0,
+     "Versions older than the last N anchors may be removed by weft gc (default: 2)", 2},
+    {"no-leaps", OPTION_NO_LEAPS, NULL, 0,
+     "Make no patches over 4, 16, 64, ... versions, which shorten the way for who was away", 2},
+    {"gc", OPTION_GC, "AGE", 0,
+     "With each anchor, remove what no kept version has needed for AGE (such as 1h), as weft gc does", 2},
+    {"keep-followers", OPTION_KEEP_FOLLOWERS, NULL, 0,
+     "With --gc: leave the patches that a live follower which is behind needs to go on", 2},
+    {"max-lag", OPTION_MAX_LAG, "N", 0,
+     "Before publishing, wait until every live follower is within N versions of the new one; see weft "
+     "fleet",
+     3},
+    {"max-lag-wait", OPTION_MAX_LAG_SECONDS, "TIME", 0,
+     "With --max-lag: wait at most so long, and then publish all the same (default: 60s)", 3},
+    {0},
+};
+
+static const char doc[] =
+    "Publish a checkpoint as the next version of the run in STORE. Only what changed since the version "
+    "before is sent; the first version goes whole.\v" HELP_STORE HELP_CKPT
+    "\nPublish a checkpoint that is finished: its files must not change while they are read. A version "
+    "is visible to followers whole or not at all. If publishing fails, simply try again.\n"
+    "\nA run has one publisher at a time. Who publishes takes over, and one that is still at work is "
+    "refused. Calls that use the same cache, one after the other, are one publisher.\n"
+    "\nA publisher goes on with the history that it finds. With --sign that must be signed by the same "
+    "key, unless --adopt says otherwise.\n"
+    "\nThe copy in the cache takes as much disk as the checkpoint, and what leaps are made of up to twice "
+    "that. If it is lost, or another machine takes "
+    "over, it is rebuilt from the store.\n"
+    "\nExamples:\n"
+    "  weft publish /srv/run-7 step-42.safetensors --label step=42\n"
+    "  weft publish https://store.example/run-7 out/step-42/ --sign run-7.key \\\n"
+    "      --token-file ~/.weft-token\n"
+    "  weft publish /srv/run-7 step-42.safetensors --json | jq .uploaded_bytes\n"
+    "  for i in 0 1 2 3; do\n"
+    "    weft publish /srv/run-7 step-43.safetensors --part $i/4 --label step=43 &\n"
+    "  done; wait\n" HELP_REMOTE_EXIT_CODES;
+
+typedef enum anchor_choice { ANCHOR_AUTO, ANCHOR_NOW, ANCHOR_NEVER } anchor_choice;
+
+typedef struct publish_arguments {
+    weft_command command;
+    weft_remote remote;
+    const char *paths[2]; /* STORE and CKPT */
+    int path_count;
+    weft_labels labels;
+    weft_cuts cuts;
+    weft_profile profile;
+    uint64_t bucket_bytes;
+    const char *sign_file;
+    bool adopt;
+    double gc_seconds;
+    bool keep_followers;
+    uint64_t max_lag;
+    double max_lag_seconds;
+    const char *cache;
+    anchor_choice anchor;
+    double anchor_ratio;
+    uint64_t keep_anchors;
+    bool no_leaps;
+    uint64_t part_index;
+    uint64_t part_count; /* 0: there is one process */
+} publish_arguments;
+
+/* ---- arguments ---- */
+
+static bool parse_anchor(const char *text, anchor_choice *choice_out) {
+    static const char *const names[] = {"auto", "now", "never"};
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            *choice_out = (anchor_choice)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool parse_ratio(const char *text, double *ratio_out) {
+    char *end = NULL;
+    double value = strtod(text, &end);
+    if (*text < '0' || *text > '9' || *end != 0 || !(value > 0) || !(value < 1e9)) {
+        return false;
+    }
+    *ratio_out = value;
+    return true;
+}
+
+/* "2/4" */
+static bool parse_part(const char *text, publish_arguments *arguments) {
+    enum { PARTS_MAX = 1024 };
+    char index[8];
+    const char *slash = strchr(text, '/');
+    if (slash == NULL || (size_t)(slash - text) >= sizeof index) {
+        return false;
+    }
+    memcpy(index, text, (size_t)(slash - text));
+    index[slash - text] = 0;
+    return text_parse_unsigned(slash + 1, PARTS_MAX, &arguments->part_count) &&
+           text_parse_unsigned(index, PARTS_MAX, &arguments->part_index) &&
+           arguments->part_index < arguments->part_count;
+}
+
+static error_t parse_anchors(int key, char *argument, struct argp_state *state) {
+    publish_arguments *arguments = state->input;
+    switch (key) {
+    case OPTION_ANCHOR:
+        if (!parse_anchor(argument, &arguments->anchor)) {
+            argp_error(state, "--anchor is auto, now or never, not '%s'", argument);
+        }
+        return 0;
+    case OPTION_ANCHOR_RATIO:
+        if (!parse_ratio(argument, &arguments->anchor_ratio)) {
+            argp_error(state, "--anchor-ratio takes a number above zero, not '%s'", argument);
+        }
+        return 0;
+    case OPTION_KEEP_ANCHORS:
+        if (!text_parse_unsigned(argument, 15, &arguments->keep_anchors) || arguments->keep_anchors == 0) {
+            argp_error(state, "--keep-anchors takes a number from 1 to 15, not '%s'", argument);
+        }
+        return 0;
+    case OPTION_NO_LEAPS:
+        arguments->no_leaps = true;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static error_t parse(int key, char *argument, struct argp_state *state) {
+    publish_arguments *arguments = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        remote_parse_begin(&arguments->remote, &arguments->command, state);
+        return 0;
+    case OPTION_LABEL:
+        if (!labels_add(&arguments->labels, argument)) {
+            argp_error(state, "--label takes KEY=VALUE, not '%s'", argument);
+        }
+        return 0;
+    case OPTION_PROFILE:
+        if (!text_parse_profile(argument, &arguments->profile)) {
+            argp_error(state, "--profile is fast or small, not '%s'", argument);
+        }
+        return 0;
+    case OPTION_CUT:
+        if (!cuts_add(&arguments->cuts, argument)) {
+            argp_error(state, "--cut takes PATTERN:DIM:PARTS, such as '*.q_proj.weight:0:4'");
+        }
+        return 0;
+    case OPTION_BUCKET:
+        if (!text_parse_bytes(argument, &arguments->bucket_bytes) || arguments->bucket_bytes == 0) {
+            argp_error(state, "--bucket takes a size such as 8MiB, not '%s'", argument);
+        }
+        return 0;
+    case OPTION_SIGN:
+        arguments->sign_file = argument;
+        return 0;
+    case OPTION_GC:
+        if (!text_parse_seconds(argument, &arguments->gc_seconds) || arguments->gc_seconds <= 0) {
+            argp_error(state, "--gc takes an age such as 30m, 2h or 1d, not '%s'", argument);
+        }
+        return 0;
+    case OPTION_MAX_LAG:
+        if (!text_parse_unsigned(argument, INT64_MAX, &arguments->max_lag) || arguments->max_lag == 0) {
+            argp_error(state, "--max-lag takes a number of versions, not '%s'", argument);
+        }
+        return 0;
+    case OPTION_MAX_LAG_SECONDS:
+        arguments->max_lag_seconds = remote_parse_seconds(state, "--max-lag-wait", argument);
+        return 0;
+    case OPTION_KEEP_FOLLOWERS:
+        arguments->keep_followers = true;
+        return 0;
+    case OPTION_PART:
+        if (!parse_part(argument, arguments)) {
+            argp_error(state, "--part takes a number and a count, such as 0/4 to 3/4, not '%s'", argument);
+        }
+        return 0;
+    case OPTION_ADOPT:
+        arguments->adopt = true;
+        return 0;
+    case OPTION_CACHE:
+        arguments->cache = argument;
+        return 0;
+    case ARGP_KEY_ARG:
+        if (arguments->path_count == 2) {
+            argp_error(state, "too many arguments, from '%s' on", argument);
+        }
+        arguments->paths[arguments->path_count++] = argument;
+        return 0;
+    case ARGP_KEY_END:
+        if (arguments->path_count != 2) {
+            argp_error(state, "give the store, and the checkpoint to publish");
+        }
+        if (arguments->part_count > 1 && (arguments->cache != NULL || arguments->anchor == ANCHOR_NOW)) {
+            argp_error(state, "--part does not go with --cache or --anchor now");
+        }
+        if (arguments->part_count > 1 && arguments->labels.count == 0) {
+            argp_error(state,
+                       "--part needs a --label that tells the step, such as step=43, the same on all "
+                       "parts: by that parts at different steps are told apart");
+        }
+        if (arguments->cache != NULL && *arguments->cache == 0) {
+            argp_error(state, "--cache takes a directory");
+        }
+        return 0;
+    default:
+        return parse_anchors(key, argument, state);
+    }
+}
+
+static const struct argp argp = {options, parse, "STORE CKPT", doc, remote_children, NULL, NULL};
+
+/* ---- the cache ---- */
+
+static int no_memory(weft_command *command) {
+    return command_error(command, EXIT_FAILED, "no memory for a path");
+}
+
+/* The same store by another relative path has the same name. One that does not exist yet is named by its
+ * parent, which usually does. */
+static char *absolute_path(const char *path) {
+    char *known = realpath(path, NULL);
+    if (known != NULL) {
+        return known;
+    }
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/') {
+        length--;
+    }
+    const char *slash = memrchr(path, '/', length);
+    char *parent = slash == NULL ? strdup(".") : strndup(path, slash > path ? (size_t)(slash - path) : 1);
+    char *parent_known = parent != NULL ? realpath(parent, NULL) : NULL;
+    const char *base = slash == NULL ? path : slash + 1;
+    char *result = NULL;
+    if (asprintf(&result, "%s/%.*s",
+                 parent_known != NULL ? parent_known
+                 : parent != NULL     ? parent
+                                      : "",
+                 (int)(length - (size_t)(base - path)), base) < 0) {
+        result = NULL;
+    }
+    free(parent_known);
+    free(parent);
+    return result;
+}
+
+static char *store_identity(const weft_store *store) {
+    const char *url = weft_store_url(store);
+    if (strncasecmp(url, "file://", 7) == 0) {
+        return absolute_path(url + 7);
+    }
+    if (strstr(url, "://") == NULL) {
+        return absolute_path(url);
+    }
+    size_t length = strlen(url);
+    while (length > 0 && url[length - 1] == '/') {
+        length--;
+    }
+    return strndup(url, length);
+}
+
+/* A name that people recognise, and a hash that tells stores of the same name apart. Should two ever share
+ * a directory, the copy does not fit and is rebuilt. */
+static void cache_name(const char *identity, char name[TEXT_SIZE + 20]) {
+    const char *slash = strrchr(identity, '/');
+    const char *base = slash != NULL ? slash + 1 : identity;
+    size_t used = 0;
+    for (; base[used] != 0 && used < TEXT_SIZE - 1; used++) {
+        bool plain = (base[used] >= 'a' && base[used] <= 'z') || (base[used] >= 'A' && base[used] <= 'Z') ||
+                     (base[used] >= '0' && base[used] <= '9');
+        name[used] = plain ? base[used] : '-';
+    }
+    snprintf(name + used, 20, "-%016llx", (unsigned long long)XXH3_64bits(identity, strlen(identity)));
+}
+
+static int default_cache(weft_command *command, const weft_store *store, char **path_out) {
+    const char *root = getenv("XDG_CACHE_HOME");
+    const char *home = getenv("HOME");
+    bool chosen = root != NULL && *root == '/';
+    if (!chosen && (home == NULL || *home != '/')) {
+        return command_error(command, EXIT_USAGE,
+                             "there is no HOME to keep a copy of what was published in; say where with "
+                             "--cache DIR");
+    }
+    char *identity = store_identity(store);
+    char name[TEXT_SIZE + 20];
+    if (identity == NULL) {
+        return no_memory(command);
+    }
+    cache_name(identity, name);
+    free(identity);
+    int length = asprintf(path_out, "%s%s/weft/%s", chosen ? root : home, chosen ? "" : "/.cache", name);
+    return length >= 0 ? EXIT_DONE : no_memory(command);
+}
+
+/* Makes a directory and those above it, readable by the owner only: weights lie there. */
+static int make_private(weft_command *command, char *path) {
+    for (char *slash = strchr(path + 1, '/');; slash = strchr(slash + 1, '/')) {
+        if (slash != NULL) {
+            *slash = 0;
+        }
+        bool made = mkdir(path, 0700) == 0 || errno == EEXIST;
+        int error = errno;
+        if (!made) {
+            return command_error(command, EXIT_FAILED,
+                                 "cannot make the directory %s for the copy of what was published: %s; "
+                                 "choose another with --cache DIR",
+                                 path, strerror(error));
+        }
+        if (slash == NULL) {
+            return EXIT_DONE;
+        }
+        *slash = '/';
+    }
+}
+
+/* The place of the copy: one file, or a directory if the checkpoint is sharded. */
+static int find_mirror(publish_arguments *arguments, bool sharded, char **path_out) {
+    weft_command *command = &arguments->command;
+    char *directory = NULL;
+    int code = EXIT_DONE;
+    if (arguments->cache == NULL) {
+        code = default_cache(command, arguments->remote.store, &directory);
+    } else if ((directory = strdup(arguments->cache)) == NULL) {
+        code = no_memory(command);
+    }
+    if (code == EXIT_DONE) {
+        code = make_private(command, directory);
+    }
+    if (code == EXIT_DONE &&
+        asprintf(path_out, "%s/%s", directory, sharded ? "mirror" : "mirror.safetensors") < 0) {
+        code = no_memory(command);
+    }
+    free(directory);
+    return code;
+}
+
+/* ---- results ---- */
+
+/* Who is there, if anybody tells: not worth failing for. */
+static bool look_for_followers(publish_arguments *arguments, const char *run,
+                               const weft_publish_result *result, weft_fleet *fleet) {
+    weft_command *command = &arguments->command;
+    weft_head_info head = {.version = result->version};
+    const weft_fleet_options chosen = {.head = &head};
+    snprintf(head.run, sizeof head.run, "%s", run);
+    return weft_fleet_read(command->context, arguments->remote.store, &chosen, fleet) == WEFT_OK;
+}
+
+static json_t *json_fleet(const weft_fleet *fleet) {
+    json_t *json = json_object();
+    json_object_set_new(json, "reports", json_count(fleet->count));
+    json_object_set_new(json, "live", json_count(fleet->live));
+    json_object_set_new(json, "slowest", fleet->slowest > 0 ? json_count(fleet->slowest) : json_null());
+    return json;
+}
+
+static int print_json(publish_arguments *arguments, const char *run, const weft_publish_result *result,
+                      const weft_fleet *fleet) {
+    const weft_diff_stats *diff = &result->diff;
+    json_t *json = json_object();
+    json_object_set_new(json, "run", json_string(run));
+    json_object_set_new(json, "version", json_count(result->version));
+    json_object_set_new(json, "epoch", json_count(result->epoch));
+    json_object_set_new(json, "digest", json_digest(&diff->result));
+    json_object_set_new(json, "base", result->anchored ? json_null() : json_digest(&diff->base));
+    json_object_set_new(json, "labels", remote_labels(arguments->labels.items));
+    json_object_set_new(json, "anchored", json_boolean(result->anchored));
+    json_object_set_new(json, "changed", json_count(diff->changed));
+    json_object_set_new(json, "total", json_count(diff->total));
+    json_object_set_new(json, "density", json_ratio((double)diff->changed, (double)diff->total));
+    json_object_set_new(json, "patch_bytes", json_count(diff->patch_bytes));
+    json_object_set_new(json, "dense_bytes", json_count(diff->dense_bytes));
+    json_object_set_new(json, "ratio", json_ratio((double)diff->dense_bytes, (double)diff->patch_bytes));
+    json_object_set_new(json, "buckets", json_count(diff->buckets));
+    json_object_set_new(json, "profile", json_string(text_profile(arguments->profile)));
+    json_object_set_new(json, "uploaded_bytes", json_count(result->uploaded_bytes));
+    json_object_set_new(json, "requests", json_count(result->requests));
+    json_object_set_new(json, "anchor_bytes", json_count(result->anchor_bytes));
+    json_object_set_new(json, "seconds", json_real(result->seconds));
+    json_object_set_new(json, "diff_seconds", json_real(result->diff_seconds));
+    json_object_set_new(json, "upload_seconds", json_real(result->upload_seconds));
+    json_object_set_new(json, "head_seconds", json_real(result->head_seconds));
+    json_object_set_new(json, "waited_seconds", json_real(result->waited_seconds));
+    json_object_set_new(json, "overtaken", json_boolean(result->overtaken));
+    json_object_set_new(json, "fleet", fleet != NULL ? json_fleet(fleet) : json_null());
+    return command_print_json(&arguments->command, stdout, json);
+}
+
+static void print_fleet(const weft_publish_result *result, const weft_fleet *fleet) {
+    char text[TEXT_SIZE];
+    if (result->waited_seconds >= 0.5 || result->overtaken) {
+        printf("waited %s for followers%s\n", text_seconds(result->waited_seconds, text),
+               result->overtaken ? ", and went on without those that are too far behind" : "");
+    }
+    if (fleet != NULL && fleet->live > 0) {
+        printf("%zu follower%s %s", fleet->live, fleet->live == 1 ? "" : "s",
+               fleet->live == 1 ? "is live" : "are live");
+        if (fleet->slowest > 0) {
+            printf(", the slowest at version %llu", (unsigned long long)fleet->slowest);
+        }
+        putchar('\n');
+    }
+}
+
+static void print_text(const weft_publish_result *result) {
+    const weft_diff_stats *diff = &result->diff;
+    char a[TEXT_SIZE], b[TEXT_SIZE], digest[WEFT_DIGEST_TEXT];
+    printf("published version %llu (epoch %llu): ", (unsigned long long)result->version,
+           (unsigned long long)result->epoch);
+    if (result->anchored) {
+        printf("the whole model, ");
+    } else {
+        double share = diff->total > 0 ? 100.0 * (double)diff->changed / (double)diff->total : 0;
+        printf("%s of %s weights changed (%.2f%%), ", text_count(diff->changed, a),
+               text_count(diff->total, b), share);
+    }
+    printf("%s instead of %s", text_bytes(diff->patch_bytes, a), text_bytes(diff->dense_bytes, b));
+    if (diff->patch_bytes > 0 && diff->patch_bytes < diff->dense_bytes) {
+        double times = (double)diff->dense_bytes / (double)diff->patch_bytes;
+        printf(" (%.*f times fewer)", times < 9.95 ? 1 : 0, times);
+    }
+    weft_digest_format(&diff->result, digest);
+    printf(", %s; digest %s\n", text_seconds(result->seconds, a), digest);
+    if (result->anchor_bytes > 0) {
+        printf("wrote an anchor of it, %s\n", text_bytes(result->anchor_bytes, a));
+    }
+}
+
+static int print_result(publish_arguments *arguments, const char *run, const weft_publish_result *result) {
+    weft_command *command = &arguments->command;
+    weft_fleet fleet = {0};
+    int code = EXIT_DONE;
+    if (command->quiet && !command->json) {
+        return EXIT_DONE;
+    }
+    bool seen = look_for_followers(arguments, run, result, &fleet);
+    if (command->json) {
+        code = print_json(arguments, run, result, seen ? &fleet : NULL);
+    } else {
+        print_text(result);
+        print_fleet(result, seen ? &fleet : NULL);
+    }
+    weft_fleet_close(command->context, &fleet);
+    return code;
+}
+
+/* ---- publishing ---- */
+
+static int publish_once(publish_arguments *arguments, weft_publisher *publisher) {
+    weft_command *command = &arguments->command;
+    weft_publish_result result;
+    weft_status status = weft_publisher_publish(publisher, arguments->labels.items, &result);
+    if (status != WEFT_OK) {
+        return command_fail(command, NULL, status);
+    }
+    if (arguments->anchor == ANCHOR_NOW && !result.anchored && result.anchor_bytes == 0) {
+        status = weft_publisher_anchor(publisher, &result.anchor_bytes);
+    } else {
+        status = weft_publisher_settle(publisher);
+    }
+    progress_clear(&command->progress);
+    int code = EXIT_DONE;
+    if (status != WEFT_OK) {
+        command_note(command, "version %llu is published, but its anchor could not be written: %s",
+                     (unsigned long long)result.version, weft_context_error(command->context));
+        code = arguments->anchor == ANCHOR_NOW ? command_fail(command, NULL, status) : EXIT_DONE;
+    }
+    int printed = print_result(arguments, weft_publisher_run(publisher), &result);
+    return code != EXIT_DONE ? code : printed;
+}
+
+static int publish_model(publish_arguments *arguments, const weft_model *model, const weft_key *key) {
+    weft_command *command = &arguments->command;
+    const weft_container *container = weft_checkpoint_container(model->checkpoint);
+    char *mirror = NULL;
+    int code = arguments->part_count > 1 ? EXIT_DONE : find_mirror(arguments, container->sharded, &mirror);
+    if (code != EXIT_DONE) {
+        return code;
+    }
+    const weft_publisher_options chosen = {
+        .profile = arguments->profile,
+        .bucket_bytes = arguments->bucket_bytes,
+        .cuts = arguments->cuts.items,
+        .cut_count = arguments->cuts.count,
+        .container = container,
+        .key = key,
+        .adopt = arguments->adopt,
+        .gc_seconds = arguments->gc_seconds,
+        .keep_followers = arguments->keep_followers,
+        .max_lag = arguments->max_lag,
+        .max_lag_seconds = arguments->max_lag_seconds,
+        .anchor_ratio = arguments->anchor == ANCHOR_NEVER ? -1 : arguments->anchor_ratio,
+        .keep_anchors = (unsigned)arguments->keep_anchors,
+        .no_leaps = arguments->no_leaps,
+        .mirror_path = mirror,
+        .part_index = (unsigned)arguments->part_index,
+        .part_count = (unsigned)arguments->part_count,
+    };
+    weft_publisher *publisher;
+    weft_status status =
+        weft_publisher_open(command->context, arguments->remote.store, model->view, &chosen, &publisher);
+    if (status == WEFT_OK) {
+        code = publish_once(arguments, publisher);
+        weft_publisher_close(publisher);
+    } else {
+        code = command_fail(command, NULL, status);
+    }
+    free(mirror);
+    return code;
+}
+
+static int run(void *input) {
+    publish_arguments *arguments = input;
+    weft_command *command = &arguments->command;
+    weft_key *key = NULL;
+    weft_model model = {0};
+    int code = EXIT_DONE;
+    if (arguments->sign_file != NULL) {
+        code = remote_read_key(command, arguments->sign_file, true, &key);
+    }
+    if (code == EXIT_DONE) {
+        code = model_open(command, arguments->paths[1], &model);
+    }
+    if (code == EXIT_DONE) {
+        code = remote_open(&arguments->remote, arguments->paths[0]);
+    }
+    if (code == EXIT_DONE) {
+        code = publish_model(arguments, &model, key);
+    }
+    remote_close(&arguments->remote);
+    model_close(&model);
+    weft_key_destroy(key);
+    return code;
+}
+
+int verb_publish(int argc, char **argv) {
+    publish_arguments arguments = {.profile = WEFT_PROFILE_SMALL};
+    int code = command_run(&argp, argc, argv, &arguments, run);
+    cuts_close(&arguments.cuts);
+    labels_close(&arguments.labels);
+    return code;
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verb_pull.c: `weft pull STORE OUT`.
+ */
+#include "../remote.h"
+
+#include <string.h>
+
+enum { OPTION_VERSION_WANTED = 0x100, OPTION_VERIFY, OPTION_REPLACE, OPTION_DURABLE, OPTION_NAME };
+
+static const struct argp_option options[] = {
+    {"version", OPTION_VERSION_WANTED, "N", 0, "Bring OUT to version N (default: the newest)", 1},
+    {"verify", OPTION_VERIFY, "full", 0, "Read all of OUT again afterwards, and check it", 1},
+    {"replace", OPTION_REPLACE, NULL, 0, "OUT may be a model that is of no version of the run: replace it",
+     1},
+    {"durable", OPTION_DURABLE, NULL, 0, "OUT is whole, old or new, even after a power loss", 1},
+    {"name", OPTION_NAME, "NAME", 0, "Be seen under this name meanwhile; see weft fleet", 1},
+    {0},
+};
+
+static const char doc[] =
+    "Bring OUT to the newest version of the run in STORE, or to another, and byte for byte to what was "
+    "published. Only what is missing is fetched.\v" HELP_STORE
+    "OUT is a safetensors file or a directory; it need not exist. If it holds a version of the run, "
+    "patches lead on from there; else it is made from an anchor.\n"
+    "\nOUT is whole at any instant, at the old or the new version, even if this command is killed. What "
+    "was seen of the run is remembered beside it, in .OUT.weft-sync, so that an older state of the store "
+    "is not mistaken for the newest.\n" HELP_TRUST "\nExamples:\n"
+    "  weft pull /srv/run-7 worker.safetensors\n"
+    "  weft pull https://store.example/run-7 model/ --trust run-7.key.pub\n"
+    "  weft pull /srv/run-7 old.safetensors --version 40 --verify full\n" HELP_REMOTE_EXIT_CODES;
+
+typedef struct pull_arguments {
+    weft_command command;
+    weft_remote remote;
+    const char *paths[2]; /* STORE and OUT */
+    int path_count;
+    uint64_t version;
+    bool verify;
+    bool replace;
+    bool durable;
+    const char *name;
+} pull_arguments;
+
+static error_t parse(int key, char *argument, struct argp_state *state) {
+    pull_arguments *arguments = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        remote_parse_begin(&arguments->remote, &arguments->command, state);
+        return 0;
+    case OPTION_VERSION_WANTED:
+        if (!text_parse_unsigned(argument, INT64_MAX, &arguments->version) || arguments->version == 0) {
+            argp_error(state, "--version takes the number of a version, not '%s'", argument);
+        }
+        return 0;
+    case OPTION_VERIFY:
+        if (strcmp(argument, "full") != 0) {
+            argp_error(state, "--verify takes full, not '%s'", argument);
+        }
+        arguments->verify = true;
+        return 0;
+    case OPTION_REPLACE:
+        arguments->replace = true;
+        return 0;
+    case OPTION_DURABLE:
+        arguments->durable = true;
+        return 0;
+    case OPTION_NAME:
+        arguments->name = remote_parse_name(state, argument);
+        return 0;
+    case ARGP_KEY_ARG:
+        if (arguments->path_count == 2) {
+            argp_error(state, "too many arguments, from '%s' on", argument);
+        }
+        arguments->paths[arguments->path_count++] = argument;
+        return 0;
+    case ARGP_KEY_END:
+        if (arguments->path_count != 2) {
+            argp_error(state, "give the store, and the checkpoint to bring up to date");
+        }
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp argp = {options, parse, "STORE OUT", doc, reader_children, NULL, NULL};
+
+static int print_json(pull_arguments *arguments, const weft_subscriber *subscriber, double seconds) {
+    weft_subscriber_info info = weft_subscriber_describe(subscriber);
+    json_t *json = json_object();
+    json_object_set_new(json, "version", json_count(info.version));
+    json_object_set_new(json, "digest", json_digest(&info.digest));
+    json_object_set_new(json, "newest", json_count(info.newest));
+    json_object_set_new(json, "epoch", json_count(info.epoch));
+    json_object_set_new(json, "labels", remote_labels(weft_subscriber_labels(subscriber)));
+    json_object_set_new(json, "published_milliseconds", json_count(info.milliseconds));
+    json_object_set_new(json, "patches", json_count(info.patches));
+    json_object_set_new(json, "anchors", json_count(info.anchors));
+    json_object_set_new(json, "healed", json_count(info.healed));
+    json_object_set_new(json, "fetched_bytes", json_count(info.fetched_bytes));
+    json_object_set_new(json, "requests", json_count(info.requests));
+    json_object_set_new(json, "verified", json_boolean(arguments->verify));
+    json_object_set_new(json, "seconds", json_real(seconds));
+    json_object_set_new(json, "pause_seconds", json_real(info.pause_seconds));
+    return command_print_json(&arguments->command, stdout, json);
+}
+
+static void print_text(const pull_arguments *arguments, const weft_subscriber_info *info, double seconds) {
+    char a[TEXT_SIZE], b[TEXT_SIZE], digest[WEFT_DIGEST_TEXT];
+    weft_digest_format(&info->digest, digest);
+    printf("version   %llu", (unsigned long long)info->version);
+    if (info->version != info->newest) {
+        printf(" (the newest is %llu)", (unsigned long long)info->newest);
+    }
+    printf("\ndigest    %s%s\nway       ", digest, arguments->verify ? ", read again and checked" : "");
+    if (info->patches + info->anchors == 0) {
+        printf("was there already");
+    } else {
+        printf("%llu anchor%s, %llu patch%s", (unsigned long long)info->anchors,
+               info->anchors == 1 ? "" : "s", (unsigned long long)info->patches,
+               info->patches == 1 ? "" : "es");
+    }
+    if (info->healed > 0) {
+        printf(", %llu damaged or missing gone round", (unsigned long long)info->healed);
+    }
+    printf("\nfetched   %s in %llu requests\ntime      %s", text_bytes(info->fetched_bytes, a),
+           (unsigned long long)info->requests, text_seconds(seconds, b));
+    if (info->patches + info->anchors > 0) {
+        printf(", pause %s", text_seconds(info->pause_seconds, a));
+    }
+    putchar('\n');
+}
+
+static int pull_into(pull_arguments *arguments, weft_subscriber *subscriber, double start) {
+    weft_command *command = &arguments->command;
+    weft_status status = weft_subscriber_pull(subscriber, arguments->version);
+    if (status == WEFT_OK && arguments->verify) {
+        status = weft_subscriber_verify(subscriber);
+    }
+    if (status != WEFT_OK) {
+        return command_fail(command, NULL, status);
+    }
+    double seconds = clock_seconds() - start;
+    progress_clear(&command->progress);
+    if (command->json) {
+        return print_json(arguments, subscriber, seconds);
+    }
+    if (!command->quiet) {
+        weft_subscriber_info info = weft_subscriber_describe(subscriber);
+        print_text(arguments, &info, seconds);
+    }
+    return EXIT_DONE;
+}
+
+static int run(void *input) {
+    pull_arguments *arguments = input;
+    weft_command *command = &arguments->command;
+    double start = clock_seconds();
+    int code = remote_open(&arguments->remote, arguments->paths[0]);
+    if (code == EXIT_DONE) {
+        const weft_subscriber_options chosen = {
+            .trusted = arguments->remote.trusted,
+            .replace = arguments->replace,
+            .durable = arguments->durable,
+            .report_name = arguments->name,
+        };
+        weft_subscriber *subscriber;
+        weft_status status = weft_subscriber_open_file(command->context, arguments->remote.store,
+                                                       arguments->paths[1], &chosen, &subscriber);
+        if (status == WEFT_OK) {
+            code = pull_into(arguments, subscriber, start);
+            weft_subscriber_close(subscriber);
+        } else {
+            code = command_fail(command, NULL, status);
+        }
+    }
+    remote_close(&arguments->remote);
+    return code;
+}
+
+int verb_pull(int argc, char **argv) {
+    /* nothing is written into the store but reports */
+    pull_arguments arguments = {.remote = {.volatile_writes = true}};
+    return command_run(&argp, argc, argv, &arguments, run);
+}

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bench.h: the parts of `weft bench`: the trace, the model in memory, the baselines, the measurements.
+ */
+#ifndef WEFT_PROGRAMS_LAB_BENCH_BENCH_H
+#define WEFT_PROGRAMS_LAB_BENCH_BENCH_H
+
+#include "../../cli/survey.h"
+
+/* ---- bench_trace.c: checkpoints of a made-up training run ---- */
+
+typedef struct trace_tensor {
+    char name[64];
+    uint32_t rank;
+    uint64_t rows;    /* 1 for a vector */
+    uint64_t columns; /* its length */
+    float deviation;  /* of a matrix; 0 for a norm's vector */
+} trace_tensor;
+
+typedef struct weft_trace {
+    trace_tensor *tensors;
+    size_t count;
+    uint64_t parameters;
+    double learning_rate;
+    uint64_t seed;
+} weft_trace;
+
+/* Tensors of a transformer with about `parameters` parameters. */
+int trace_open(weft_command *command, weft_trace *trace, uint64_t parameters, double learning_rate,
+               uint64_t seed);
+/* `count` small matrices, of 4,096 to 65,536 weights. */
+int trace_open_many(weft_command *command, weft_trace *trace, uint64_t count, double learning_rate,
+                    uint64_t seed);
+void trace_close(weft_trace *trace);
+/* Fills states[s][t], the BF16 weights of tensor t after s steps, for all s below `count`. */
+int trace_fill(weft_command *command, const weft_trace *trace, uint16_t **const *states, size_t count);
+/* Writes the states as checkpoints: DIRECTORY/base.safetensors and new.safetensors, or step-0 to step-N
+ * if `steps` is not zero. */
+int trace_write(weft_command *command, const weft_trace *trace, const char *directory, unsigned steps);
+
+/* ---- bench_model.c: two states and a live copy, in memory ---- */
+
+typedef struct bench_tensor {
+    char *name;
+    uint32_t rank;
+    uint64_t shape[WEFT_RANK_MAX];
+    uint64_t rows;    /* dimension 0 */
+    uint64_t columns; /* all others together */
+    uint64_t start;   /* unit index in each state */
+} bench_tensor;
+
+typedef struct bench_model {
+    bench_tensor *tensors;
+    size_t count;
+    uint64_t units;  /* of all tensors: the parameters */
+    uint64_t extent; /* units of a state in memory: tensors start at cache lines */
+    uint16_t *base;
+    uint16_t *next;
+    uint16_t *live;
+    weft_table *base_table, *next_table, *live_table;
+} bench_model;
+
+int bench_model_generate(weft_command *command, bench_model *model, const weft_trace *trace);
+/* The BF16 tensors that two checkpoints share; says what it leaves out. */
+int bench_model_load(weft_command *command, bench_model *model, const char *base, const char *next);
+void bench_model_close(bench_model *model);
+/* The model's tensors over a state of `extent` units. */
+int bench_model_table(weft_command *command, const bench_model *model, uint16_t *state,
+                      weft_table **table_out);
+/* Sets live to base, and the caches to neither. */
+void bench_model_restore(bench_model *model);
+
+/* Zeroed memory that takes pages only where it is touched; NULL on failure. */
+void *bench_map(size_t bytes);
+void bench_unmap(void *memory, size_t bytes);
+/* Walks through memory that nobody needs until the caches hold nothing else. */
+void bench_chill(void);
+
+/* ---- bench_baselines.c: what others do ---- */
+
+typedef struct bench_codec bench_codec;
+
+typedef enum bench_baseline {
+    BASELINE_COO, /* row gaps, column gaps, new values; zstd level 1 over all */
+    BASELINE_XOR, /* each tensor's XOR, zstd level 1 */
+} bench_baseline;
+
+bench_codec *bench_codec_open(const bench_model *model, bench_baseline baseline);
+void bench_codec_close(bench_codec *codec);
+/* Codes next against base. Zero if zstd failed. */
+size_t bench_codec_encode(bench_codec *codec);
+/* Applies what was last encoded to live. */
+bool bench_codec_decode(bench_codec *codec);
+
+/* ---- bench_measure.c ---- */
+
+/* Seconds; zero where a row has no such thing. */
+typedef struct bench_row {
+    const char *name;
+    unsigned threads;
+    uint64_t bytes;       /* that the times are counted over */
+    uint64_t patch_bytes; /* 0: none */
+    double encode;
+    double decode; /* and apply, in one go */
+    double prepare;
+    double commit;
+    double digest;
+} bench_row;
+
+/* More runs for a row, whose threads are set; keeps the smallest time. */
+int bench_memcpy(weft_command *command, unsigned runs, bench_row *row);
+int bench_profile(weft_command *command, bench_model *model, weft_profile profile, unsigned threads,
+                  unsigned repeat, bench_row *row);
+int bench_other(weft_command *command, bench_model *model, bench_baseline baseline, unsigned repeat,
+                bench_row *row);
+int bench_digest(weft_command *command, bench_model *model, unsigned threads, unsigned repeat,
+                 bench_row *row);
+
+/* ---- bench_table.c ---- */
+
+/* All measurements over a model, each `repeat` times, as a table or as JSON. */
+int bench_table(weft_command *command, bench_model *model, unsigned repeat);
+
+#endif

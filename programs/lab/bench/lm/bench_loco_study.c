@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bench_loco_study.c: see bench_loco_study.h.
+ */
+#include "bench_loco_study.h"
+
+#include "../../../../lm/state.h"
+
+enum {
+    OPTION_STUDY = 0x300,
+    OPTION_TRAINERS,
+    OPTION_LOCAL_STEPS,
+    OPTION_SIGNIFICANT,
+    TRAINERS = 4,
+    LOCAL_STEPS = 8,
+    STEPS = 96,
+    SETTLE = 2, /* rounds */
+    PROMPTS = 8,
+    GROUP = 8,
+    WARM_UP = 20, /* steps */
+    EVALUATION = 4096,
+};
+
+static const double RATE = 1e-6;
+
+static const struct argp_option study_arguments[] = {
+    {"study", OPTION_STUDY, "WAY", 0,
+     "With --loco: trainers in one process learn from the policy in --state FILE, and agree by pulseloco, "
+     "diloco, ddp, forgetful (no error feedback), rounded (differences of BF16 weights) or nearest (values "
+     "rounded to BF16); --rate, --steps, --seed",
+     0},
+    {"trainers", OPTION_TRAINERS, "K", 0, "With --study: so many (default 4)", 0},
+    {"local-steps", OPTION_LOCAL_STEPS, "H", 0, "With --study: steps of a round (default 8; 1 for ddp)", 0},
+    {"significant", OPTION_SIGNIFICANT, "BITS", 0,
+     "With --study: of the values that pulseloco sends (default 0: all)", 0},
+    {0},
+};
+
+static error_t parse(int key, char *text, struct argp_state *state) {
+    loco_study_options *chosen = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        chosen->trainers = TRAINERS;
+        chosen->local_steps = LOCAL_STEPS;
+        return 0;
+    case OPTION_STUDY:
+        if (!train_study_find(text, &chosen->way)) {
+            argp_error(state, "--study is pulseloco, diloco, ddp, forgetful, rounded or nearest, not '%s'",
+                       text);
+        }
+        chosen->given = true;
+        return 0;
+    case OPTION_TRAINERS:
+        chosen->only_with_study = "--trainers";
+        chosen->trainers = (uint32_t)command_parse_number(state, "--trainers", text, 1, 64);
+        return 0;
+    case OPTION_LOCAL_STEPS:
+        chosen->only_with_study = "--local-steps";
+        chosen->local_steps =
+            (uint32_t)command_parse_number(state, "--local-steps", text, 1, TRAIN_LOCAL_STEPS_MAX);
+        return 0;
+    case OPTION_SIGNIFICANT:
+        chosen->only_with_study = "--significant";
+        chosen->significant = (uint32_t)command_parse_number(state, "--significant", text, 0, 23);
+        return 0;
+    case ARGP_KEY_END:
+        if (chosen->only_with_study != NULL && !chosen->given) {
+            argp_error(state, "%s goes with --study WAY", chosen->only_with_study);
+        }
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+const struct argp bench_loco_study_argp = {study_arguments, parse, NULL, NULL, NULL, NULL, NULL};
+
+typedef struct study_bench {
+    weft_command *command;
+    train_study_options chosen;
+    json_t *rounds;
+} study_bench;
+
+static bool watch(void *opaque, const train_study_round *round) {
+    study_bench *bench = opaque;
+    json_array_append_new(bench->rounds, json_pack("{s:f, s:f, s:f, s:f, s:f}", "reward", round->reward,
+                                                   "fired", round->fired, "sent", round->sent, "changed",
+                                                   round->changed, "residual", round->residual));
+    command_note(bench->command, "round %llu: reward %.3f, %.2f%% of the weights sent, %.2f%% changed",
+                 (unsigned long long)round->round, round->reward, 100 * round->fired, 100 * round->changed);
+    return command_interrupted() == EXIT_DONE;
+}
+
+/* What a rank sends and receives beside what others would. A step has one update: so DDP's gradients are as
+ * many as steps. */
+static json_t *json_bytes(const study_bench *bench, const train_study_result *result) {
+    double dense = (double)result->elements * sizeof(float);
+    double ddp = dense * bench->chosen.local_steps;
+    double others = bench->chosen.trainers - 1;
+    double ring = 2 * dense * others / bench->chosen.trainers;
+    json_t *json = json_object();
+    json_object_set_new(json, "sent", json_real(result->sent));
+    json_object_set_new(json, "received", json_real(result->sent * others));
+    json_object_set_new(json, "dense", json_real(dense));
+    json_object_set_new(json, "ddp", json_real(ddp));
+    json_object_set_new(json, "ring", json_real(ring));
+    if (result->sent > 0) {
+        json_object_set_new(json, "fewer_than_diloco", json_real(dense / result->sent));
+        json_object_set_new(json, "fewer_than_ddp", json_real(ddp / result->sent));
+    }
+    return json;
+}
+
+static int print_json(const study_bench *bench, const train_study_result *result) {
+    char digest[WEFT_DIGEST_TEXT];
+    json_t *json = json_object();
+    weft_digest_format(&result->digest, digest);
+    json_object_set_new(json, "way", json_string(train_study_name(bench->chosen.way)));
+    json_object_set_new(json, "parameters", json_count(result->elements));
+    json_object_set_new(json, "seed", json_count(bench->chosen.seed));
+    json_object_set_new(json, "rate", json_real(bench->chosen.grpo.adam.rate));
+    json_object_set_new(json, "trainers", json_count(bench->chosen.trainers));
+    json_object_set_new(json, "local_steps", json_count(bench->chosen.local_steps));
+    json_object_set_new(json, "significant", json_count(bench->chosen.significant));
+    json_object_set_new(json, "fired", json_real(result->fired));
+    json_object_set_new(json, "changed", json_real(result->changed));
+    json_object_set_new(json, "residual", json_real(result->residual));
+    json_object_set_new(json, "bytes", json_bytes(bench, result));
+    json_object_set_new(json, "first_rewards", json_real(result->first_reward));
+    json_object_set_new(json, "last_rewards", json_real(result->last_reward));
+    json_object_set_new(json, "success_before", json_real(result->before));
+    json_object_set_new(json, "success_after", json_real(result->after));
+    json_object_set_new(json, "seconds_per_step", json_real(result->seconds));
+    json_object_set_new(json, "digest", json_string(digest));
+    json_object_set(json, "rounds", bench->rounds);
+    return command_print_json(bench->command, stdout, json);
+}
+
+static void print_text(const study_bench *bench, const train_study_result *result) {
+    char sent[TEXT_SIZE];
+    double dense = (double)result->elements * sizeof(float);
+    printf("%s, %u trainers, rounds of %u steps, rate %g\n", train_study_name(bench->chosen.way),
+           bench->chosen.trainers, bench->chosen.local_steps, bench->chosen.grpo.adam.rate);
+    if (result->sent > 0) {
+        printf("sent     %s by a rank in a round: %.1f times less than DiLoCo, %.0f than DDP\n",
+               text_bytes((uint64_t)result->sent, sent), dense / result->sent,
+               dense * bench->chosen.local_steps / result->sent);
+    }
+    printf("weights  %.2f%% fired, %.2f%% changed in the policy\n", 100 * result->fired,
+           100 * result->changed);
+    printf("reward   %.3f in the first quarter of rounds, %.3f in the last\n", result->first_reward,
+           result->last_reward);
+    printf("success  %.3f before, %.3f after, on %d fresh prompts\n", result->before, result->after,
+           EVALUATION);
+}
+
+static void choose(study_bench *bench, const loco_study_options *options, const lm_progress *progress) {
+    const weft_loco_options usual = weft_loco_defaults();
+    uint64_t steps = options->steps > 0 ? options->steps : STEPS;
+    uint32_t local_steps = options->way == TRAIN_STUDY_DDP ? 1 : options->local_steps;
+    uint64_t rounds = (steps + local_steps - 1) / local_steps;
+    bench->chosen = (train_study_options){
+        .way = options->way,
+        .trainers = options->trainers,
+        .local_steps = local_steps,
+        .rounds = rounds,
+        .settle = rounds > SETTLE ? SETTLE : 0,
+        .rate = (double)usual.rate,
+        .momentum = (double)usual.momentum,
+        .significant = options->significant,
+        .task = progress->task,
+        .grpo = lm_grpo_defaults(),
+        .seed = options->seed,
+        .prompts = PROMPTS,
+        .group = GROUP,
+        .evaluation = EVALUATION,
+        .watcher = watch,
+        .opaque = bench,
+    };
+    bench->chosen.grpo.updates = 1;
+    bench->chosen.grpo.adam.warm_up = WARM_UP;
+    bench->chosen.grpo.adam.rate = options->rate > 0 ? options->rate : RATE;
+}
+
+int bench_loco_study(weft_command *command, const loco_study_options *options) {
+    study_bench bench = {.command = command, .rounds = json_array()};
+    lm_trainer *trainer = NULL;
+    lm_progress progress;
+    train_study_result result;
+    weft_status status = lm_state_open(command->context, options->state, &trainer, &progress);
+    if (status == WEFT_OK) {
+        choose(&bench, options, &progress);
+        status = train_study_run(trainer, &bench.chosen, &result);
+    }
+    int code = command_interrupted();
+    if (code == EXIT_DONE && status != WEFT_OK) {
+        code = command_fail(command, NULL, status);
+    } else if (code == EXIT_DONE && command->json) {
+        code = print_json(&bench, &result);
+    } else if (code == EXIT_DONE) {
+        print_text(&bench, &result);
+    }
+    json_decref(bench.rounds);
+    lm_trainer_destroy(trainer);
+    return code;
+}

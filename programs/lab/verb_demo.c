@@ -1,0 +1,457 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verb_demo.c: `weft demo`: a trainer and its workers as processes over a store that is a directory of the
+ * demo's own, shown while they run; then a summary and a report. Nothing else is left, however it ends.
+ */
+#include "demo/demo.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum {
+    OPTION_SEED = 0x100,
+    OPTION_STEPS,
+    OPTION_WORKERS,
+    OPTION_STALENESS,
+    OPTION_SYNC,
+    OPTION_OUTPUT,
+    OPTION_KEEP,
+    OPTION_QUICK,
+    OPTION_REPORT,
+};
+enum { LEAST_STEPS = 2, RATE_STEPS = 16, QUICK_RATE_STEPS = 4 };
+
+static const struct argp_option options[] = {
+    {"seed", OPTION_SEED, "N", 0, "All random numbers follow from it (default: 1)", 1},
+    {"steps", OPTION_STEPS, "N", 0, "Steps of the trainer (default: as weft train has it)", 1},
+    {"workers", OPTION_WORKERS, "N", 0, "Rollout workers, 1 to 16 (default: 2)", 1},
+    {"staleness", OPTION_STALENESS, "N", 0,
+     "Steps that the weights of an answer may be behind (default: 1); 0: strictly in turn", 1},
+    {"sync", OPTION_SYNC, "HOW", 0,
+     "patch (default): send what changed; full: send all weights, to compare", 1},
+    {"quick", OPTION_QUICK, NULL, 0,
+     "A shorter task and few steps: some twenty seconds, and little learning", 1},
+    {"output", OPTION_OUTPUT, "FILE", 0, "The report (default: weft-demo.html)", 2},
+    {"keep", OPTION_KEEP, "DIR", 0,
+     "Leave the run in DIR, which must not exist: store, state, metrics, logs", 2},
+    {"report", OPTION_REPORT, "DIR", 0,
+     "Train nothing: make the report of the metrics.jsonl in DIR, which a trainer has left there", 2},
+    {0},
+};
+
+static const char doc[] =
+    "Watch a small policy learn by reinforcement while its workers follow it by patches.\v"
+    "Starts a trainer and rollout workers, as weft train does, over a store that is a directory. The "
+    "policy "
+    "learns chained sums: after each step the trainer publishes what changed of its BF16 weights, and the "
+    "workers take it over, bit for bit, and answer the next prompts. At the end stand a summary and a "
+    "report, "
+    "one HTML file that needs nothing else; the rest is removed. Ctrl-C ends it the same way.\n"
+    "\nA policy this small needs a larger learning rate than one of billions of parameters, and its steps "
+    "are "
+    "denser for it. The summary and the report say what the same policy's steps cost at the rates of the "
+    "papers too.\n"
+    "\nThe warmed-up policy that it begins with is kept in ${XDG_CACHE_HOME:-~/.cache}/weft/train, for the "
+    "next time.\n"
+    "\nExamples:\n"
+    "  weft demo\n"
+    "  weft demo --seed 3 --output seed-3.html\n"
+    "  weft demo --quick --json | jq .summary.bytes\n"
+    "  weft demo --sync full --output full.html\n" HELP_EXIT_CODES;
+
+typedef struct demo_arguments {
+    weft_command command;
+    uint64_t seed;
+    uint64_t steps; /* 0: the trainer's default */
+    uint64_t workers;
+    uint64_t staleness;
+    const char *sync;
+    bool quick;
+    const char *output;
+    const char *keep;
+    const char *report;
+    char typed[256]; /* the command line */
+} demo_arguments;
+
+typedef struct demo_run {
+    demo_arguments *arguments;
+    weft_command *command;
+    char *directory;
+    bool removes; /* the directory, at the end */
+    demo_processes processes;
+    demo_tail tail;
+    demo_show show;
+    json_t *steps;
+    json_t *settings; /* NULL: not known yet */
+    json_t *rates;
+} demo_run;
+
+/* ---- arguments ---- */
+
+static error_t parse(int key, char *text, struct argp_state *state) {
+    demo_arguments *arguments = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &arguments->command;
+        return 0;
+    case OPTION_SEED:
+        arguments->seed = command_parse_number(state, "--seed", text, 0, INT32_MAX);
+        return 0;
+    case OPTION_STEPS:
+        arguments->steps = command_parse_number(state, "--steps", text, LEAST_STEPS, TRAINING_STEPS_MAX);
+        return 0;
+    case OPTION_WORKERS:
+        arguments->workers = command_parse_number(state, "--workers", text, 1, DEMO_WORKERS_MAX);
+        return 0;
+    case OPTION_STALENESS:
+        arguments->staleness = command_parse_number(state, "--staleness", text, 0, 64);
+        return 0;
+    case OPTION_SYNC:
+        if (strcmp(text, "patch") != 0 && strcmp(text, "full") != 0) {
+            argp_error(state, "--sync is patch or full, not '%s'", text);
+        }
+        arguments->sync = text;
+        return 0;
+    case OPTION_QUICK:
+        arguments->quick = true;
+        return 0;
+    case OPTION_OUTPUT:
+        arguments->output = text;
+        return 0;
+    case OPTION_KEEP:
+        arguments->keep = text;
+        return 0;
+    case OPTION_REPORT:
+        arguments->report = text;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp argp = {options, parse, "", doc, command_children, NULL, NULL};
+
+/* ---- the processes ---- */
+
+static char *path_in(demo_run *run, const char *name) {
+    char *path = NULL;
+    if (asprintf(&path, "%s/%s", run->directory, name) < 0) {
+        command_error(run->command, EXIT_FAILED, "no memory");
+        return NULL;
+    }
+    return path;
+}
+
+typedef struct argument_list {
+    const char *items[DEMO_ARGUMENTS_MAX];
+    size_t count;
+    char numbers[4][TEXT_SIZE];
+    size_t number_count;
+} argument_list;
+
+static void add(argument_list *list, const char *item) {
+    list->items[list->count++] = item;
+}
+
+static void add_number(argument_list *list, const char *option, uint64_t value) {
+    char *text = list->numbers[list->number_count++];
+    snprintf(text, TEXT_SIZE, "%llu", (unsigned long long)value);
+    add(list, option);
+    add(list, text);
+}
+
+/* Chains so short that a policy is warm in seconds. */
+static void add_quick(argument_list *list, bool has_steps) {
+    static const char *const quick[] = {"--chain-steps",    "10",  "--chain-period", "4",
+                                        "--warmup-success", "0.5", "--evaluate",     "0",
+                                        "--prompts",        "16"};
+    for (size_t i = 0; i < sizeof quick / sizeof quick[0]; i++) {
+        add(list, quick[i]);
+    }
+    if (!has_steps) {
+        add(list, "--steps");
+        add(list, "40");
+    }
+}
+
+static int start_trainer(demo_run *run, const char *store) {
+    const demo_arguments *arguments = run->arguments;
+    argument_list list = {.count = 0};
+    add(&list, "train");
+    add(&list, store);
+    add(&list, "--role");
+    add(&list, "trainer");
+    add(&list, "--output");
+    add(&list, run->directory);
+    add_number(&list, "--seed", arguments->seed);
+    add_number(&list, "--staleness", arguments->staleness);
+    add(&list, "--sync");
+    add(&list, arguments->sync);
+    if (arguments->quick) {
+        add_quick(&list, arguments->steps > 0);
+    }
+    if (arguments->steps > 0) {
+        add_number(&list, "--steps", arguments->steps);
+    }
+    return demo_process_start(&run->processes, run->directory, "the trainer", list.items);
+}
+
+static int start_worker(demo_run *run, const char *store, uint64_t place) {
+    char name[TEXT_SIZE], called[TEXT_SIZE];
+    snprintf(name, sizeof name, "worker-%llu", (unsigned long long)place);
+    snprintf(called, sizeof called, "worker %llu", (unsigned long long)place);
+    argument_list list = {.count = 0};
+    add(&list, "train");
+    add(&list, store);
+    add(&list, "--role");
+    add(&list, "rollout");
+    add(&list, "--name");
+    add(&list, name);
+    return demo_process_start(&run->processes, run->directory, called, list.items);
+}
+
+static int start_all(demo_run *run) {
+    char *store = path_in(run, "store");
+    int code = store != NULL ? start_trainer(run, store) : EXIT_FAILED;
+    for (uint64_t i = 1; i <= run->arguments->workers && code == EXIT_DONE; i++) {
+        code = start_worker(run, store, i);
+    }
+    free(store);
+    return code;
+}
+
+/* ---- while they run ---- */
+
+/* What the run is, once its trainer has told. That it has not is no failure. */
+static void read_settings(demo_run *run) {
+    char text[TRAIN_RUN_MAX];
+    char *store = path_in(run, "store");
+    weft_context *context = NULL;
+    weft_store *opened = NULL;
+    const weft_context_options alone = {.threads = 1};
+    const weft_store_get_request get = {.key = TRAIN_RUN_KEY, .length = sizeof text, .buffer = text};
+    weft_store_get_result result;
+    if (store != NULL && weft_context_create(&alone, &context) == WEFT_OK &&
+        weft_store_open(context, store, NULL, &opened) == WEFT_OK &&
+        weft_store_get(context, opened, &get, &result) == WEFT_OK &&
+        training_run_parse(context, TRAIN_RUN_KEY, text, result.received, &run->settings) == WEFT_OK) {
+        run->show.total = (uint64_t)training_number(run->settings, NULL, "steps", 0);
+    }
+    weft_store_close(opened);
+    weft_context_destroy(context);
+    free(store);
+}
+
+static int look(demo_run *run, bool *finished_out) {
+    char talk[512];
+    bool finished = false;
+    /* who has ended is looked at first: then all that it wrote is there to read */
+    int code = demo_processes_check(&run->processes, &finished);
+    if (code == EXIT_DONE) {
+        code = demo_tail_read(&run->tail, run->steps);
+    }
+    if (run->settings == NULL) {
+        read_settings(run);
+    }
+    demo_show_update(&run->show, run->steps, demo_process_talk(&run->processes.list[0], talk, sizeof talk));
+    *finished_out = finished;
+    return code;
+}
+
+static int watch(demo_run *run) {
+    bool finished = false;
+    int code = EXIT_DONE;
+    while (code == EXIT_DONE && !finished && command_interrupted() == EXIT_DONE) {
+        code = look(run, &finished);
+        if (!finished) {
+            command_sleep(0.05);
+        }
+    }
+    return code != EXIT_DONE ? code : command_interrupted();
+}
+
+/* ---- at the end ---- */
+
+/* From here on a second Ctrl-C must not keep the rest from being cleared away, which takes seconds at most.
+ */
+static void hold_signals(void) {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGHUP);
+    sigprocmask(SIG_BLOCK, &signals, NULL);
+}
+
+static int measure_rates(demo_run *run) {
+    char *state = path_in(run, "state.safetensors");
+    uint64_t steps = run->arguments->quick ? QUICK_RATE_STEPS : RATE_STEPS;
+    command_note(run->command, "the same policy at the papers' learning rates …");
+    int code = state != NULL ? demo_rates_measure(run->command, state, run->directory, steps, &run->rates)
+                             : EXIT_FAILED;
+    free(state);
+    return code;
+}
+
+static int print_results(demo_run *run, const json_t *summary) {
+    if (!run->command->json) {
+        demo_summary_print(summary, run->rates);
+        return EXIT_DONE;
+    }
+    json_t *json = json_object();
+    json_object_set(json, "run", run->settings);
+    json_object_set(json, "summary", (json_t *)summary);
+    json_object_set(json, "rates", run->rates);
+    json_object_set_new(json, "report", json_string(run->arguments->output));
+    return command_print_json(run->command, stdout, json);
+}
+
+/* Of whatever was done, if that is enough to show. */
+static int tell(demo_run *run) {
+    const char *output = run->arguments->output;
+    if (json_array_size(run->steps) < LEAST_STEPS) {
+        return EXIT_DONE;
+    }
+    if (run->settings == NULL) {
+        run->settings = json_object();
+    }
+    json_t *summary = demo_summary_make(run->steps);
+    const demo_report report = {.command = run->arguments->typed,
+                                .interrupted = command_interrupted() != EXIT_DONE,
+                                .run = run->settings,
+                                .steps = run->steps,
+                                .summary = summary,
+                                .rates = run->rates};
+    int code = demo_report_write(run->command, output, &report);
+    if (code == EXIT_DONE) {
+        code = print_results(run, summary);
+    }
+    if (code == EXIT_DONE) {
+        command_note(run->command, "report: %s", output);
+    }
+    json_decref(summary);
+    return code;
+}
+
+/* ---- life ---- */
+
+static int open_directory(demo_run *run) {
+    const char *keep = run->arguments->keep;
+    if (keep == NULL) {
+        run->removes = true;
+        return scratch_open(run->command, NULL, "weft-demo", &run->directory);
+    }
+    if (mkdir(keep, 0777) != 0) {
+        return command_error(run->command, EXIT_FAILED, "cannot make %s: %s", keep, strerror(errno));
+    }
+    run->directory = strdup(keep);
+    return run->directory != NULL ? EXIT_DONE : command_error(run->command, EXIT_FAILED, "no memory");
+}
+
+/* That the report cannot be written shall not come out after minutes. */
+static int probe_output(demo_run *run) {
+    weft_output output;
+    int code = output_open(run->command, &output, run->arguments->output, false);
+    if (code == EXIT_DONE) {
+        output_close(&output);
+    }
+    return code;
+}
+
+static int open_run(demo_run *run, demo_arguments *arguments, char **metrics_out) {
+    *run = (demo_run){.arguments = arguments, .command = &arguments->command};
+    run->processes.command = run->command;
+    run->steps = json_array();
+    run->rates = json_array();
+    demo_show_open(&run->show, run->command);
+    if (arguments->report != NULL) {
+        run->directory = strdup(arguments->report);
+    } else {
+        int code = probe_output(run);
+        code = code == EXIT_DONE ? open_directory(run) : code;
+        if (code != EXIT_DONE) {
+            return code;
+        }
+    }
+    *metrics_out = path_in(run, "metrics.jsonl");
+    return *metrics_out != NULL ? demo_tail_open(run->command, *metrics_out, &run->tail) : EXIT_FAILED;
+}
+
+static void close_run(demo_run *run) {
+    demo_processes_close(&run->processes);
+    demo_tail_close(&run->tail);
+    json_decref(run->steps);
+    json_decref(run->settings);
+    json_decref(run->rates);
+    if (run->removes) {
+        scratch_close(run->directory);
+    } else {
+        free(run->directory);
+    }
+}
+
+static int train(demo_run *run) {
+    int code = start_all(run);
+    if (code == EXIT_DONE) {
+        code = watch(run);
+    }
+    demo_show_close(&run->show, run->steps);
+    if (code == EXIT_DONE) {
+        code = measure_rates(run);
+    }
+    if (code != EXIT_DONE) {
+        hold_signals();
+    }
+    demo_processes_end(&run->processes);
+    bool worth = code == EXIT_DONE || code == command_interrupted();
+    int told = worth ? tell(run) : EXIT_DONE;
+    if (command_interrupted() != EXIT_DONE) {
+        command_error(run->command, EXIT_DONE, "interrupted after %zu steps", json_array_size(run->steps));
+    }
+    return code != EXIT_DONE ? code : told;
+}
+
+/* Of a run that is over. */
+static int retell(demo_run *run) {
+    int code = demo_tail_read(&run->tail, run->steps);
+    read_settings(run);
+    if (code == EXIT_DONE && json_array_size(run->steps) < LEAST_STEPS) {
+        code = command_error(run->command, EXIT_FAILED, "%s tells of %zu steps; a report needs at least %d",
+                             run->tail.path, json_array_size(run->steps), LEAST_STEPS);
+    }
+    return code == EXIT_DONE ? tell(run) : code;
+}
+
+static int run_demo(void *input) {
+    demo_arguments *arguments = input;
+    demo_run run;
+    char *metrics = NULL;
+    command_handle_hangup();
+    int code = open_run(&run, arguments, &metrics);
+    if (code == EXIT_DONE) {
+        code = arguments->report != NULL ? retell(&run) : train(&run);
+    }
+    close_run(&run);
+    free(metrics);
+    return code;
+}
+
+static void note_command(demo_arguments *arguments, int argc, char **argv) {
+    size_t used = 0;
+    for (int i = 0; i < argc && used < sizeof arguments->typed; i++) {
+        int added = snprintf(arguments->typed + used, sizeof arguments->typed - used, "%s%s",
+                             i > 0 ? " " : "", argv[i]);
+        used += added > 0 ? (size_t)added : 0;
+    }
+}
+
+int verb_demo(int argc, char **argv) {
+    demo_arguments arguments = {
+        .seed = 1, .workers = 2, .staleness = 1, .sync = "patch", .output = "weft-demo.html"};
+    note_command(&arguments, argc, argv);
+    return command_run(&argp, argc, argv, &arguments, run_demo);
+}
