@@ -8,7 +8,7 @@
  * weights and sums alone; after a commit the sums are those of memory; a rollback brings everything back;
  * and a run does what prepare and commit do.
  */
-#include "../../lib/patch/patch.h"
+#include "../../lib/patch/format/patch.h"
 #include "../../lib/tensor/digest.h"
 #include "sections.h"
 

@@ -5,7 +5,7 @@
  * merged with itself. What a merge writes must open again. No single block of memory may be larger than
  * the limits allow.
  */
-#include "../../lib/patch/patch.h"
+#include "../../lib/patch/format/patch.h"
 #include "sections.h"
 
 #include <stdio.h>

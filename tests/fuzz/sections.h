@@ -6,7 +6,7 @@
 #ifndef WEFT_FUZZ_SECTIONS_H
 #define WEFT_FUZZ_SECTIONS_H
 
-#include "../../lib/patch/format.h"
+#include "../../lib/patch/format/format.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  * half of them, joined row by row with a neighbour of odd width, in turns), of every width, as memory,
  * behind callbacks and as masters. What is staged does not grow with the number of rows, and is counted.
  */
-#include "../../lib/patch/patch.h"
+#include "../../lib/patch/format/patch.h"
 #include "faults.h"
 #include "patches.h"
 #include "stride.h"

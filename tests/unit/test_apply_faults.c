@@ -3,7 +3,7 @@
  * Every allocation of opening, applying, rebuilding, in-place work, recovery and merging fails once:
  * nothing leaks, weights and files are at the old state or at the new one, and no file is left over.
  */
-#include "../../lib/patch/journal.h"
+#include "../../lib/patch/apply/journal.h"
 #include "../../lib/tensor/checkpoint.h"
 #include "faults.h"
 #include "patches.h"

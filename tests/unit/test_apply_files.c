@@ -3,7 +3,7 @@
  * Patches between checkpoints on disk: every byte comes back, forwards and backwards, for every dtype and
  * density; tensors that come and go; chains; in place, with its journal, its locks and its leftovers.
  */
-#include "../../lib/patch/patch.h"
+#include "../../lib/patch/format/patch.h"
 #include "patches.h"
 #include "scratch.h"
 

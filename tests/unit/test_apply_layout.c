@@ -3,7 +3,7 @@
  * Applying through layouts: fused, stacked, renamed and tied tensors; ranks that hold rows and columns
  * and read their own buckets only; and tensors behind callbacks, which fail early and late.
  */
-#include "../../lib/patch/patch.h"
+#include "../../lib/patch/format/patch.h"
 #include "patches.h"
 #include "stride.h"
 

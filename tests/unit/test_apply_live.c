@@ -3,7 +3,7 @@
  * Applying to live memory: nothing moves before the commit, everything moves with it, and a rollback
  * brings back every bit and every sum; wrong and drifted bases; the staging limit; runs; cancelling.
  */
-#include "../../lib/patch/patch.h"
+#include "../../lib/patch/format/patch.h"
 #include "patches.h"
 
 #include <setjmp.h>

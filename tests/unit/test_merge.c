@@ -3,7 +3,7 @@
  * Merging: the merged patch does what the patches do in turn, with and without the base; what cannot be
  * merged is refused.
  */
-#include "../../lib/patch/patch.h"
+#include "../../lib/patch/format/patch.h"
 #include "patches.h"
 
 #include <setjmp.h>

@@ -4,7 +4,7 @@
  * on every instruction set; the proof against full sums; and frames that lie behind a correct checksum.
  */
 #include "../../lib/code/bits.h"
-#include "../../lib/patch/bucket.h"
+#include "../../lib/patch/bucket/bucket.h"
 #include "faults.h"
 #include "models.h"
 

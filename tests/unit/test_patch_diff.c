@@ -4,7 +4,7 @@
  * are held; the inverse; plans; tensors that come and go; and every allocation failing in turn.
  */
 #include "../../lib/base/cpu.h"
-#include "../../lib/patch/patch.h"
+#include "../../lib/patch/format/patch.h"
 #include "faults.h"
 #include "models.h"
 #include "stride.h"

@@ -3,9 +3,9 @@
  * The patch file around its buckets: header, index and footer written and read back; every truncation and
  * every flipped bit refused; files that lie behind correct checksums; and how little memory a lie can take.
  */
-#include "../../lib/patch/fold.h"
-#include "../../lib/patch/patch.h"
-#include "../../lib/patch/stream.h"
+#include "../../lib/patch/format/fold.h"
+#include "../../lib/patch/format/patch.h"
+#include "../../lib/patch/format/stream.h"
 #include "faults.h"
 #include "models.h"
 

@@ -3,7 +3,7 @@
  * test_patch_journal.c: what recovery does when the checkpoint beside a journal is not as the kill left it,
  * and who is kept out while a checkpoint is changed in place.
  */
-#include "../../lib/patch/journal.h"
+#include "../../lib/patch/apply/journal.h"
 #include "../../lib/tensor/checkpoint.h"
 #include "patches.h"
 #include "scratch.h"

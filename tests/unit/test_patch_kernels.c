@@ -5,7 +5,7 @@
  * end where their heap blocks end, at odd addresses too; what lies behind the allowed slack of an output
  * must survive.
  */
-#include "../../lib/patch/kernels.h"
+#include "../../lib/patch/bucket/kernels.h"
 #include "models.h"
 
 #include <setjmp.h>

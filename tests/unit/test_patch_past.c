@@ -3,7 +3,7 @@
  * A past: after any number of versions, the patch that it gives is, byte for byte, the diff against a copy
  * of the state where it began; and pasts that follow each other can be joined.
  */
-#include "../../lib/patch/past.h"
+#include "../../lib/patch/diff/past.h"
 
 #include "faults.h"
 #include "patches.h"

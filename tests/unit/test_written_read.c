@@ -6,7 +6,7 @@
  * generators; WEFT_SOAK has more of them.
  */
 #include "../../lib/base/context.h"
-#include "../../lib/patch/format.h"
+#include "../../lib/patch/format/format.h"
 #include "../../lib/sync/format/head.h"
 #include "../../lib/sync/format/leap.h"
 #include "../../lib/sync/format/report.h"

@@ -10,7 +10,7 @@
 
 #include "../../base/clock.h"
 #include "../../base/context.h"
-#include "../../patch/journal.h"
+#include "../../patch/apply/journal.h"
 #include "../../tensor/checkpoint.h"
 #include "../../tensor/json.h"
 #include "../format/record.h"

@@ -6,7 +6,7 @@
 #ifndef WEFT_SYNC_FOLLOW_REPLICA_H
 #define WEFT_SYNC_FOLLOW_REPLICA_H
 
-#include "../../patch/in_place.h"
+#include "../../patch/apply/in_place.h"
 
 typedef struct weft_replica {
     weft_context *context;

@@ -12,7 +12,7 @@
 #include "subscriber.h"
 #include "../../base/clock.h"
 #include "../../base/context.h"
-#include "../../patch/patch.h"
+#include "../../patch/format/patch.h"
 #include "../format/leap.h"
 #include "../objects/fetch.h"
 #include "follow.h"

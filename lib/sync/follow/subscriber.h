@@ -6,7 +6,7 @@
 #ifndef WEFT_SYNC_FOLLOW_SUBSCRIBER_H
 #define WEFT_SYNC_FOLLOW_SUBSCRIBER_H
 
-#include "../../patch/patch.h"
+#include "../../patch/format/patch.h"
 #include "../format/record.h"
 
 /* A step is about to be decoded; the patch may be given a listener. Called again if another way is tried.

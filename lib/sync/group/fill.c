@@ -6,7 +6,7 @@
 
 #include "../../base/context.h"
 #include "../../base/pool.h"
-#include "../../patch/window.h"
+#include "../../patch/bucket/window.h"
 #include "../../tensor/table.h"
 
 enum { PIECE_BYTES = 4 << 20 };

@@ -6,7 +6,7 @@
 #ifndef WEFT_SYNC_GROUP_GROUP_STEP_H
 #define WEFT_SYNC_GROUP_GROUP_STEP_H
 
-#include "../../patch/stream.h"
+#include "../../patch/format/stream.h"
 #include "../follow/subscriber.h"
 
 #include <pthread.h>

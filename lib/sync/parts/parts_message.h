@@ -13,7 +13,7 @@
 #ifndef WEFT_SYNC_PARTS_PARTS_MESSAGE_H
 #define WEFT_SYNC_PARTS_PARTS_MESSAGE_H
 
-#include "../../patch/part.h"
+#include "../../patch/diff/part.h"
 #include "../format/key.h"
 #include "../format/record.h"
 

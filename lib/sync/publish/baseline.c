@@ -9,7 +9,7 @@
 
 #include "../../base/context.h"
 #include "../../base/pool.h"
-#include "../../patch/window.h"
+#include "../../patch/bucket/window.h"
 #include "../../tensor/digest.h"
 #include "../../tensor/pieces.h"
 #include "../follow/follow.h"

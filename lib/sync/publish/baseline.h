@@ -8,8 +8,8 @@
 #ifndef WEFT_SYNC_PUBLISH_BASELINE_H
 #define WEFT_SYNC_PUBLISH_BASELINE_H
 
-#include "../../patch/in_place.h"
-#include "../../patch/part.h"
+#include "../../patch/apply/in_place.h"
+#include "../../patch/diff/part.h"
 #include "../format/head.h"
 #include "../objects/spool.h"
 

@@ -2,7 +2,7 @@
  *
  * merger.c: the two threads that make leaps.
  *
- * The *keeper* has a past (lib/patch/past.h) for each level, which begins at a multiple of the level's
+ * The *keeper* has a past (lib/patch/diff/past.h) for each level, which begins at a multiple of the level's
  * length. Only the lowest takes in every version; at its end it is joined to the one above, and so on. The
  * *sender* has the list of the widest leaps, and a new leap takes the place of the smaller ones that it
  * consists of.
@@ -11,7 +11,7 @@
 
 #include "../../base/clock.h"
 #include "../../base/context.h"
-#include "../../patch/past.h"
+#include "../../patch/diff/past.h"
 
 #include <errno.h>
 #include <fcntl.h>

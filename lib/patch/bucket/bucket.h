@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bucket.h: a bucket's frame: made from two states, and turned back into changes.
+ *
+ * A frame stands alone: with the patch's roster it can be checked, decoded and proven without any other
+ * frame. One coder per worker keeps the buffers.
+ */
+#ifndef WEFT_PATCH_BUCKET_BUCKET_H
+#define WEFT_PATCH_BUCKET_BUCKET_H
+
+#include "code.h"
+#include "plan.h"
+
+enum {
+    WEFT_FRAME_LENGTH = 4,   /* bytes of the length field that a frame starts with */
+    WEFT_FRAME_CHECKSUM = 8, /* bytes of the checksum that it ends with */
+};
+
+typedef struct weft_bucket_coder {
+    weft_context *context;
+    const weft_patch_kernels *kernels;
+    weft_window from;
+    weft_window to;
+    weft_changes changes;
+    weft_small_encoder small_encoder;
+    weft_small_decoder small_decoder;
+    weft_writer payload;
+    /* Encoding writes the new values into the window `from`, where it touches them anyway, unless there are
+     * so many that it may want all old ones again. */
+    bool follows;
+} weft_bucket_coder;
+
+void weft_bucket_coder_open(weft_bucket_coder *coder, weft_context *context);
+void weft_bucket_coder_close(weft_bucket_coder *coder);
+
+/* One side of a difference. */
+typedef struct weft_bucket_side {
+    const weft_view *view;
+    const int64_t *tensor_map;
+} weft_bucket_side;
+
+typedef struct weft_frame_result {
+    uint64_t changed;
+    bool present; /* false: nothing changed, and the frame is empty */
+    bool written; /* the new values are in place: see weft_bucket_coder.follows */
+} weft_frame_result;
+
+/* Writes the frame that leads from one side to the other. `moves`, shaped like the `from` view, receives
+ * what the changes do to the digest; NULL if nobody asks. */
+weft_status weft_bucket_encode(weft_bucket_coder *coder, const weft_bucket *bucket,
+                               const weft_roster *roster, weft_profile profile,
+                               const weft_bucket_side *from, const weft_bucket_side *to, weft_sums *moves,
+                               weft_writer *frame, weft_frame_result *result);
+/* The same for tensors that were not there before. `sums` is shaped like the `to` view. */
+weft_status weft_bucket_encode_whole(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                     const weft_roster *roster, weft_profile profile,
+                                     const weft_bucket_side *to, weft_sums *sums, weft_writer *frame,
+                                     weft_frame_result *result);
+/* The same for the two windows of the coder, already set, in dtype on the `from` side. `moves` is shaped
+ * like the view behind coder->from. */
+weft_status weft_bucket_encode_windows(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                       const weft_roster *roster, weft_profile profile, weft_sums *moves,
+                                       weft_writer *frame, weft_frame_result *result);
+/* The same, in the fast coding, for the changes in coder->changes, which do `delta` to the digest. */
+weft_status weft_bucket_encode_changes(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                       const weft_roster *roster, weft_sum delta, weft_writer *frame,
+                                       weft_frame_result *result);
+
+/* A frame's fields. The payload points into the frame and is followed by the checksum, which serves the
+ * bit readers as slack. */
+typedef struct weft_frame {
+    weft_coding coding;
+    weft_bucket bucket; /* owned: weft_bucket_close */
+    uint64_t changed;
+    weft_sum delta;
+    const uint8_t *payload;
+    size_t payload_size;
+    uint64_t checksum;
+    const uint8_t *data; /* the whole frame */
+    size_t size;
+} weft_frame;
+
+weft_status weft_frame_read(weft_context *context, const weft_roster *roster, const uint8_t *data,
+                            size_t size, weft_frame *frame);
+bool weft_frame_dense(const weft_frame *frame);
+/* Appends a frame that does the same and decodes without the base: a `small` one becomes a `fast` one of
+ * its `changes`, which ascend; any other is copied. */
+weft_status weft_frame_relay(weft_context *context, const weft_frame *frame, const weft_roster *roster,
+                             const weft_changes *changes, weft_writer *output);
+
+/* Sparse codings: fills `changes` from the window coder->from, which must be set, and proves them. */
+weft_status weft_frame_decode(weft_bucket_coder *coder, const weft_frame *frame, weft_changes *changes,
+                              weft_sums *moves, weft_sum *delta_out);
+/* The same, writing the new values into the window as they are decoded and keeping nothing. The window
+ * must be direct, writable and plain memory. */
+weft_status weft_frame_decode_through(weft_bucket_coder *coder, const weft_frame *frame, weft_sums *moves,
+                                      weft_sum *delta_out);
+/* The fast coding without a window: positions, and steps in `news`. */
+weft_status weft_frame_decode_steps(weft_bucket_coder *coder, const weft_frame *frame,
+                                    weft_changes *changes);
+/* Dense codings: all new values; `base` holds all old ones, in dtype, if the frame needs them. */
+weft_status weft_frame_decode_dense(weft_context *context, const weft_frame *frame, const void *base,
+                                    void *output);
+
+#endif

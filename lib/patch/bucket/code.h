@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * code.h: the codings of a bucket's payload. doc/FORMAT.md specifies the bytes.
+ *
+ * fast    gaps and steps, bit-packed; decoding needs nothing else
+ * small   gaps within classes of the base's exponent, and steps, entropy-coded; needs the base
+ * dense   every unit, as steps or as values, in byte planes under zstd
+ *
+ * Encoders keep their buffers from bucket to bucket: one of each per worker.
+ */
+#ifndef WEFT_PATCH_BUCKET_CODE_H
+#define WEFT_PATCH_BUCKET_CODE_H
+
+#include "../../base/bytes.h"
+#include "../../code/changes.h"
+#include "../../code/small.h"
+#include "kernels.h"
+#include "window.h"
+
+#include <weft/patch.h>
+
+/* Which bits of a unit of that type are its exponent. */
+weft_exponent weft_exponent_of(weft_dtype dtype);
+
+/* ---- fast ---- */
+
+weft_status weft_fast_encode(const weft_changes *changes, uint64_t units, weft_writer *writer);
+/* `payload` is followed by WEFT_BITS_SLACK readable bytes. */
+weft_status weft_fast_decoder_begin(weft_fast_decoder *decoder, weft_context *context,
+                                    const uint8_t *payload, size_t size, uint64_t units);
+/* Appends the next `count` changes: positions, and steps in `news`. */
+weft_status weft_fast_decoder_some(weft_fast_decoder *decoder, weft_changes *changes, size_t count);
+/* The failure of a stream that does not hold its changes. */
+weft_status weft_fast_decoder_broken(const weft_fast_decoder *decoder);
+/* Checks that nothing is left. */
+weft_status weft_fast_decoder_finish(const weft_fast_decoder *decoder);
+
+/* ---- small; its encoder is small.h ---- */
+
+typedef struct weft_small_decoder {
+    weft_context *context;
+    size_t capacity;
+    uint8_t *tokens;
+    uint32_t *ranks;
+    void *steps; /* uint16_t for two-byte units, else uint64_t */
+    weft_tile tile;
+    uint16_t indices[WEFT_TILE];
+    uint8_t scratch[2 * WEFT_TILE]; /* a tile's weights, for proofs that must not write to them */
+} weft_small_decoder;
+
+void weft_small_decoder_open(weft_small_decoder *decoder, weft_context *context);
+void weft_small_decoder_close(weft_small_decoder *decoder);
+/* Sets positions, olds and news from the memory of the proof's window, and proves them on the way, while
+ * the weights are in the cache. Positions ascend from tile to tile; within one, only if the window is a
+ * copy. The proof is one of steps. */
+weft_status weft_small_decode(weft_small_decoder *decoder, const weft_tile_kernels *kernels,
+                              weft_exponent exponent, const uint8_t *payload, size_t size, uint64_t units,
+                              size_t count, weft_changes *changes, weft_proof *proof);
+
+/* ---- dense ---- */
+
+/* Codes `units` units as values, or with `base` as steps from it. */
+weft_status weft_dense_encode(weft_context *context, const void *base, const void *values, size_t units,
+                              unsigned width, weft_profile profile, weft_writer *writer);
+weft_status weft_dense_decode(weft_context *context, const uint8_t *payload, size_t size, const void *base,
+                              size_t units, unsigned width, void *output);
+
+#endif

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plan.h: how a roster's tensors are cut into buckets. The plan depends on names, dtypes, shapes and the
+ * publisher's cuts only, never on the weights: every patch of a run has the same buckets.
+ */
+#ifndef WEFT_PATCH_BUCKET_PLAN_H
+#define WEFT_PATCH_BUCKET_PLAN_H
+
+#include "roster.h"
+#include "window.h"
+
+typedef struct weft_plan_item {
+    weft_bucket bucket;
+    bool whole; /* of added or replaced tensors: there is nothing to differ from */
+} weft_plan_item;
+
+typedef struct weft_plan {
+    weft_context *context;
+    weft_plan_item *items;
+    size_t count;
+    size_t capacity;
+} weft_plan;
+
+void weft_plan_open(weft_plan *plan, weft_context *context);
+void weft_plan_close(weft_plan *plan);
+weft_status weft_plan_build(weft_plan *plan, const weft_roster *roster, uint64_t bucket_bytes,
+                            const weft_cut *cuts, size_t cut_count);
+
+void weft_bucket_close(weft_bucket *bucket, weft_context *context);
+/* Adds a span and its units; the first span decides width and dtype. */
+weft_status weft_bucket_add(weft_bucket *bucket, weft_context *context, size_t tensor,
+                            const weft_tensor *description, const weft_span *span);
+void weft_bucket_write_spans(const weft_bucket *bucket, const weft_roster *roster, weft_writer *writer);
+/* Checks everything that a single bucket can be checked for: spans lie inside of tensors that exist in
+ * the result, share one dtype, start and end on words, and stay within the limit. */
+weft_status weft_bucket_read_spans(weft_bucket *bucket, const weft_roster *roster, weft_reader *reader);
+bool weft_bucket_same_spans(const weft_bucket *a, const weft_bucket *b);
+
+#endif

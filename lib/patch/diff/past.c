@@ -1,0 +1,527 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * past.c: the old values of what has changed, bucket by bucket.
+ *
+ * A bucket's list is sorted by position, and each position is there once, with the value that it had when
+ * the past began: of two lists, the older one wins. When a list would take more memory than the bucket
+ * itself, all of the bucket's old values take its place, and later changes need no note any more.
+ */
+#include "past.h"
+
+#include "../../base/pool.h"
+#include "../format/stream.h"
+
+typedef struct past_bucket {
+    size_t count;
+    size_t capacity;
+    uint32_t *positions;
+    uint8_t *olds;
+    uint8_t *all; /* all old values; the list is empty then */
+} past_bucket;
+
+struct weft_past {
+    weft_context *context; /* whose memory this is; failures are told to the context of the call */
+    const weft_view *view;
+    weft_roster roster;
+    weft_plan plan;
+    int64_t *map;
+    past_bucket *buckets; /* one for each of the plan */
+};
+
+/* ---- life ---- */
+
+static weft_status open_plan(weft_past *past, const weft_diff_options *options) {
+    weft_status status = weft_roster_build(&past->roster, past->view, past->view);
+    if (status == WEFT_OK) {
+        status = weft_plan_build(&past->plan, &past->roster, options->bucket_bytes, options->cuts,
+                                 options->cut_count);
+    }
+    if (status == WEFT_OK) {
+        status = weft_roster_map(&past->roster, past->view, &past->map);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    past->buckets = weft_allocate_zeroed(past->context, past->plan.count, sizeof *past->buckets);
+    return past->buckets != NULL ? WEFT_OK : WEFT_NO_MEMORY;
+}
+
+weft_status weft_past_create(weft_context *context, const weft_view *view, const weft_diff_options *options,
+                             weft_past **past_out) {
+    weft_past *past = weft_allocate_zeroed(context, 1, sizeof *past);
+    if (past == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    past->context = context;
+    past->view = view;
+    weft_roster_open(&past->roster, context);
+    weft_plan_open(&past->plan, context);
+    weft_status status = open_plan(past, options);
+    if (status != WEFT_OK) {
+        weft_past_destroy(past);
+        return status;
+    }
+    *past_out = past;
+    return WEFT_OK;
+}
+
+static void clear_bucket(const weft_past *past, past_bucket *bucket) {
+    weft_release(past->context, bucket->positions);
+    weft_release(past->context, bucket->olds);
+    weft_release(past->context, bucket->all);
+    *bucket = (past_bucket){0};
+}
+
+void weft_past_clear(weft_past *past) {
+    for (size_t i = 0; past->buckets != NULL && i < past->plan.count; i++) {
+        clear_bucket(past, &past->buckets[i]);
+    }
+}
+
+void weft_past_destroy(weft_past *past) {
+    if (past == NULL) {
+        return;
+    }
+    weft_past_clear(past);
+    weft_release(past->context, past->buckets);
+    weft_release(past->context, past->map);
+    weft_plan_close(&past->plan);
+    weft_roster_close(&past->roster);
+    weft_release(past->context, past);
+}
+
+uint64_t weft_past_bytes(const weft_past *past) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < past->plan.count; i++) {
+        const past_bucket *bucket = &past->buckets[i];
+        const weft_bucket *plan = &past->plan.items[i].bucket;
+        bytes += bucket->capacity * (sizeof *bucket->positions + plan->width);
+        bytes += bucket->all != NULL ? plan->units * plan->width : 0;
+    }
+    return bytes;
+}
+
+/* ---- adding ---- */
+
+/* Old values of a later moment: a list, or all. */
+typedef struct later_values {
+    size_t count;
+    const uint32_t *positions;
+    const uint8_t *olds;
+    const uint8_t *all; /* NULL: the list */
+} later_values;
+
+static void put_olds(const past_bucket *bucket, unsigned width, uint8_t *values) {
+    for (size_t i = 0; i < bucket->count; i++) {
+        weft_unit_store(values, bucket->positions[i], width, weft_unit_load(bucket->olds, i, width));
+    }
+}
+
+static void take_all(const weft_past *past, past_bucket *bucket, unsigned width, uint8_t *values) {
+    put_olds(bucket, width, values);
+    clear_bucket(past, bucket);
+    bucket->all = values;
+}
+
+static weft_status copy_all(weft_context *context, const weft_past *past, past_bucket *bucket,
+                            const weft_bucket *plan, const uint8_t *later) {
+    size_t bytes = (size_t)plan->units * plan->width;
+    uint8_t *values = weft_allocate(context, bytes);
+    if (values == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    memcpy(values, later, bytes);
+    take_all(past, bucket, plan->width, values);
+    return WEFT_OK;
+}
+
+/* The present with the old values put back. */
+static weft_status make_all(weft_context *context, const weft_past *past, past_bucket *bucket,
+                            const weft_bucket *plan) {
+    uint8_t *values = weft_allocate(context, (size_t)plan->units * plan->width);
+    if (values == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_window window;
+    weft_window_open(&window, context);
+    weft_status status = weft_window_set(&window, past->view, past->map, plan, WEFT_NEED_NOTHING);
+    if (status == WEFT_OK) {
+        status = weft_window_copy(&window, values, plan->width);
+    }
+    weft_window_close(&window);
+    if (status != WEFT_OK) {
+        weft_release(context, values);
+        return status;
+    }
+    take_all(past, bucket, plan->width, values);
+    return WEFT_OK;
+}
+
+static size_t merge_lists(const past_bucket *older, const later_values *later, unsigned width,
+                          past_bucket *output) {
+    size_t i = 0;
+    size_t j = 0;
+    size_t count = 0;
+    while (i < older->count || j < later->count) {
+        uint64_t left = i < older->count ? older->positions[i] : UINT64_MAX;
+        uint64_t right = j < later->count ? later->positions[j] : UINT64_MAX;
+        bool old = left <= right;
+        uint64_t value =
+            old ? weft_unit_load(older->olds, i, width) : weft_unit_load(later->olds, j, width);
+        output->positions[count] = (uint32_t)(old ? left : right);
+        weft_unit_store(output->olds, count, width, value);
+        count++;
+        i += old;
+        j += right <= left;
+    }
+    return count;
+}
+
+static weft_status add_list(weft_context *context, const weft_past *past, past_bucket *bucket,
+                            const later_values *later, unsigned width) {
+    size_t room = bucket->count + later->count;
+    past_bucket merged = {.capacity = room};
+    merged.positions = weft_allocate_array(context, room, sizeof *merged.positions);
+    merged.olds = weft_allocate_array(context, room, width);
+    if (merged.positions == NULL || merged.olds == NULL) {
+        clear_bucket(past, &merged);
+        return WEFT_NO_MEMORY;
+    }
+    merged.count = merge_lists(bucket, later, width, &merged);
+    clear_bucket(past, bucket);
+    *bucket = merged;
+    return WEFT_OK;
+}
+
+static weft_status add_later(weft_context *context, const weft_past *past, size_t index,
+                             const later_values *later) {
+    past_bucket *bucket = &past->buckets[index];
+    const weft_bucket *plan = &past->plan.items[index].bucket;
+    if (bucket->all != NULL) {
+        return WEFT_OK;
+    }
+    if (later->all != NULL) {
+        return copy_all(context, past, bucket, plan, later->all);
+    }
+    weft_status status = later->count > 0 ? add_list(context, past, bucket, later, plan->width) : WEFT_OK;
+    bool too_many =
+        bucket->capacity * (sizeof *bucket->positions + plan->width) > plan->units * plan->width;
+    return status == WEFT_OK && too_many ? make_all(context, past, bucket, plan) : status;
+}
+
+typedef struct add_job {
+    weft_context *context;
+    weft_past *past;
+    const weft_trail *trail;
+    const weft_past *newer;
+} add_job;
+
+static weft_status add_trail_task(void *argument, size_t index, unsigned worker) {
+    (void)worker;
+    const add_job *job = argument;
+    const weft_staged *staged = weft_trail_bucket(job->trail, index);
+    if (!staged->used) {
+        return WEFT_OK;
+    }
+    const later_values later = {
+        .count = staged->dense_olds == NULL ? staged->changes.count : 0,
+        .positions = staged->changes.positions,
+        .olds = staged->changes.olds,
+        .all = staged->dense_olds,
+    };
+    return add_later(job->context, job->past, index, &later);
+}
+
+weft_status weft_past_add(weft_context *context, weft_past *past, const weft_trail *trail) {
+    if (weft_trail_count(trail) != past->plan.count) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "the trail is cut into other buckets");
+    }
+    add_job job = {.context = context, .past = past, .trail = trail};
+    return weft_parallel(context, past->plan.count, add_trail_task, &job);
+}
+
+static weft_status join_task(void *argument, size_t index, unsigned worker) {
+    (void)worker;
+    const add_job *job = argument;
+    const past_bucket *newer = &job->newer->buckets[index];
+    const later_values later = {newer->count, newer->positions, newer->olds, newer->all};
+    return add_later(job->context, job->past, index, &later);
+}
+
+weft_status weft_past_join(weft_context *context, weft_past *past, const weft_past *newer) {
+    add_job job = {.context = context, .past = past, .newer = newer};
+    return weft_parallel(context, past->plan.count, join_task, &job);
+}
+
+/* ---- to bytes and back ---- */
+
+typedef struct bucket_header {
+    uint64_t units; /* of the bucket: another plan has others */
+    uint64_t count;
+    uint64_t all; /* 1: all old values */
+} bucket_header;
+
+static weft_status write_bucket(const past_bucket *bucket, const weft_bucket *plan, const weft_sink *sink) {
+    const bucket_header header = {plan->units, bucket->count, bucket->all != NULL};
+    weft_status status = sink->write(sink->opaque, &header, sizeof header);
+    if (status == WEFT_OK && bucket->count > 0) {
+        status = sink->write(sink->opaque, bucket->positions, bucket->count * sizeof *bucket->positions);
+    }
+    if (status == WEFT_OK && bucket->count > 0) {
+        status = sink->write(sink->opaque, bucket->olds, bucket->count * plan->width);
+    }
+    return status == WEFT_OK && bucket->all != NULL
+               ? sink->write(sink->opaque, bucket->all, (size_t)plan->units * plan->width)
+               : status;
+}
+
+weft_status weft_past_write(const weft_past *past, const weft_sink *sink) {
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < past->plan.count && status == WEFT_OK; i++) {
+        status = write_bucket(&past->buckets[i], &past->plan.items[i].bucket, sink);
+    }
+    return status;
+}
+
+static weft_status read_all(weft_context *context, const weft_past *past, past_bucket *bucket,
+                            const weft_bucket *plan, weft_reader *reader) {
+    size_t bytes = (size_t)plan->units * plan->width;
+    const uint8_t *values = weft_reader_bytes(reader, bytes);
+    return values != NULL ? copy_all(context, past, bucket, plan, values) : WEFT_MALFORMED;
+}
+
+static bool ascends(const uint32_t *positions, size_t count, uint64_t units) {
+    for (size_t i = 0; i < count; i++) {
+        if (positions[i] >= units || (i > 0 && positions[i] <= positions[i - 1])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static weft_status read_list(weft_context *context, past_bucket *bucket, const weft_bucket *plan,
+                             size_t count, weft_reader *reader) {
+    const uint8_t *positions = weft_reader_bytes(reader, count * sizeof *bucket->positions);
+    const uint8_t *olds = weft_reader_bytes(reader, count * plan->width);
+    if (positions == NULL || olds == NULL) {
+        return WEFT_MALFORMED;
+    }
+    *bucket = (past_bucket){.capacity = count};
+    bucket->positions = weft_allocate_array(context, count, sizeof *bucket->positions);
+    bucket->olds = weft_allocate_array(context, count, plan->width);
+    if (bucket->positions == NULL || bucket->olds == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    memcpy(bucket->positions, positions, count * sizeof *bucket->positions);
+    memcpy(bucket->olds, olds, count * plan->width);
+    bucket->count = count;
+    return ascends(bucket->positions, count, plan->units) ? WEFT_OK : WEFT_MALFORMED;
+}
+
+static weft_status read_bucket(weft_context *context, weft_past *past, size_t index, weft_reader *reader) {
+    past_bucket *bucket = &past->buckets[index];
+    const weft_bucket *plan = &past->plan.items[index].bucket;
+    bucket_header header;
+    const uint8_t *data = weft_reader_bytes(reader, sizeof header);
+    if (data == NULL) {
+        return WEFT_MALFORMED;
+    }
+    memcpy(&header, data, sizeof header);
+    if (header.units != plan->units || header.count > plan->units ||
+        (header.all != 0 && header.count > 0)) {
+        return WEFT_MALFORMED;
+    }
+    if (header.all != 0) {
+        return read_all(context, past, bucket, plan, reader);
+    }
+    return header.count > 0 ? read_list(context, bucket, plan, (size_t)header.count, reader) : WEFT_OK;
+}
+
+weft_status weft_past_read(weft_context *context, weft_past *past, weft_reader *reader) {
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < past->plan.count && status == WEFT_OK; i++) {
+        status = read_bucket(context, past, i, reader);
+    }
+    if (status == WEFT_OK && weft_reader_left(reader) > 0) {
+        status = WEFT_MALFORMED;
+    }
+    if (status != WEFT_OK) {
+        weft_past_clear(past);
+    }
+    return status == WEFT_MALFORMED ? weft_fail(context, status, "a past of other buckets") : status;
+}
+
+/* ---- the patch ---- */
+
+typedef struct past_slot {
+    weft_writer frame;
+    weft_frame_result result;
+} past_slot;
+
+typedef struct past_worker {
+    weft_bucket_coder coder;
+    uint8_t *values;
+    size_t capacity;
+} past_worker;
+
+typedef struct past_diff {
+    weft_context *context;
+    const weft_past *past;
+    const weft_diff_options *options;
+    weft_sums *moves;
+    past_slot *slots;
+    size_t window;
+    past_worker *workers;
+    unsigned worker_count;
+    weft_patch_stream stream;
+    bool open;
+} past_diff;
+
+static weft_status reserve_values(past_diff *diff, past_worker *worker, size_t bytes) {
+    if (worker->capacity >= bytes) {
+        return WEFT_OK;
+    }
+    weft_release(diff->context, worker->values);
+    worker->values = weft_allocate(diff->context, bytes);
+    worker->capacity = worker->values != NULL ? bytes : 0;
+    return worker->values != NULL ? WEFT_OK : WEFT_NO_MEMORY;
+}
+
+/* Points coder->from at what the bucket was. */
+static weft_status set_past(past_diff *diff, past_worker *worker, const weft_bucket *plan,
+                            const past_bucket *bucket) {
+    const weft_past *past = diff->past;
+    weft_bucket_coder *coder = &worker->coder;
+    const uint8_t *values = bucket->all;
+    weft_status status = WEFT_OK;
+    if (values == NULL) {
+        status = reserve_values(diff, worker, (size_t)plan->units * plan->width);
+        if (status == WEFT_OK) {
+            status = weft_window_copy(&coder->to, worker->values, plan->width);
+        }
+        if (status == WEFT_OK) {
+            put_olds(bucket, plan->width, worker->values);
+        }
+        values = worker->values;
+    }
+    if (status == WEFT_OK) {
+        status = weft_window_set_memory(&coder->from, plan, values);
+    }
+    for (size_t i = 0; status == WEFT_OK && i < coder->from.run_count; i++) {
+        weft_run *run = &coder->from.runs[i];
+        run->tensor = (size_t)past->map[run->tensor];
+    }
+    return status;
+}
+
+static weft_status encode_task(void *argument, size_t index, unsigned worker_index) {
+    past_diff *diff = argument;
+    const weft_past *past = diff->past;
+    const weft_bucket *plan = &past->plan.items[index].bucket;
+    const past_bucket *bucket = &past->buckets[index];
+    past_slot *slot = &diff->slots[index % diff->window];
+    past_worker *worker = &diff->workers[worker_index];
+    slot->frame.size = 0;
+    slot->result = (weft_frame_result){0, false, false};
+    if (bucket->count == 0 && bucket->all == NULL) {
+        return weft_progress_ask(diff->context);
+    }
+    weft_status status = weft_window_set(&worker->coder.to, past->view, past->map, plan, WEFT_NEED_BYTES);
+    if (status == WEFT_OK) {
+        status = set_past(diff, worker, plan, bucket);
+    }
+    if (status == WEFT_OK) {
+        status = weft_bucket_encode_windows(&worker->coder, plan, &past->roster, diff->options->profile,
+                                            diff->moves, &slot->frame, &slot->result);
+    }
+    return status == WEFT_OK ? weft_progress_ask(diff->context) : status;
+}
+
+static weft_status emit_task(void *argument, size_t index, unsigned worker) {
+    (void)worker;
+    past_diff *diff = argument;
+    const past_slot *slot = &diff->slots[index % diff->window];
+    return slot->result.present ? weft_stream_frame(&diff->stream, &diff->past->plan.items[index].bucket,
+                                                    &slot->frame, slot->result.changed)
+                                : WEFT_OK;
+}
+
+static weft_status open_diff(past_diff *diff, const weft_sink *sink) {
+    weft_context *context = diff->context;
+    const weft_diff_options *options = diff->options;
+    diff->window = weft_parallel_window(context);
+    diff->slots = weft_allocate_zeroed(context, diff->window, sizeof *diff->slots);
+    diff->workers = weft_allocate_zeroed(context, weft_context_threads(context), sizeof *diff->workers);
+    if (diff->slots == NULL || diff->workers == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    for (size_t i = 0; i < diff->window; i++) {
+        weft_writer_open(&diff->slots[i].frame, context);
+    }
+    diff->worker_count = weft_context_threads(context);
+    for (unsigned i = 0; i < diff->worker_count; i++) {
+        weft_bucket_coder_open(&diff->workers[i].coder, context);
+    }
+    weft_status status = weft_sums_zero(context, diff->past->view, &diff->moves);
+    if (status == WEFT_OK) {
+        diff->open = true;
+        status = weft_stream_open(&diff->stream, context, sink, options->profile, &diff->past->roster,
+                                  weft_container_same(options->base_container, options->new_container),
+                                  options->new_container, options->labels);
+    }
+    return status;
+}
+
+static void close_diff(past_diff *diff) {
+    weft_context *context = diff->context;
+    for (size_t i = 0; diff->worker_count > 0 && i < diff->window; i++) {
+        weft_writer_close(&diff->slots[i].frame);
+    }
+    for (unsigned i = 0; i < diff->worker_count; i++) {
+        weft_bucket_coder_close(&diff->workers[i].coder);
+        weft_release(context, diff->workers[i].values);
+    }
+    weft_release(context, diff->slots);
+    weft_release(context, diff->workers);
+    weft_sums_destroy(diff->moves);
+    if (diff->open) {
+        weft_stream_close(&diff->stream);
+    }
+}
+
+/* The changes lead from the past to the present: what they do to the digest, taken back, is the past's. */
+static weft_status finish_diff(past_diff *diff, const weft_sums *sums, weft_diff_stats *stats) {
+    weft_sums *before;
+    weft_status status = weft_sums_zero(diff->context, diff->past->view, &before);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_sums_merge(before, sums, false);
+    weft_sums_merge(before, diff->moves, true);
+    *stats = (weft_diff_stats){.base = weft_sums_digest(before), .result = weft_sums_digest(sums)};
+    weft_sums_destroy(before);
+    status = weft_stream_finish(&diff->stream, &stats->base, &stats->result);
+    stats->changed = diff->stream.changed;
+    stats->patch_bytes = diff->stream.written;
+    stats->buckets = diff->stream.frames;
+    weft_roster_measure(&diff->past->roster, &stats->total, &stats->dense_bytes);
+    return status;
+}
+
+weft_status weft_past_diff(weft_context *context, const weft_past *past, const weft_diff_options *options,
+                           const weft_sums *sums, const weft_sink *sink, weft_diff_stats *stats) {
+    past_diff diff = {.context = context, .past = past, .options = options};
+    weft_status status = weft_sums_check(context, sums, past->view);
+    if (status == WEFT_OK) {
+        status = open_diff(&diff, sink);
+    }
+    if (status == WEFT_OK) {
+        status =
+            weft_parallel_ordered(context, past->plan.count, diff.window, encode_task, emit_task, &diff);
+    }
+    if (status == WEFT_OK) {
+        status = finish_diff(&diff, sums, stats);
+    }
+    close_diff(&diff);
+    return status;
+}
