@@ -15,7 +15,7 @@
  */
 #include "../base/clock.h"
 #include "../base/context.h"
-#include "../tensor/safetensors.h"
+#include "../tensor/checkpoint/safetensors.h"
 #include "parts/parts_lead.h"
 #include "parts/parts_rank.h"
 #include "publish/anchor.h"

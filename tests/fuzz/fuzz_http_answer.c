@@ -4,7 +4,7 @@
  * keep its promises: ranges in order and within the size, tags that can stand in a request, terminated
  * texts.
  */
-#include "../../lib/store/http_exchange.h"
+#include "../../lib/store/http/http_exchange.h"
 
 #include <stdlib.h>
 #include <string.h>

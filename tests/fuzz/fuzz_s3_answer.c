@@ -3,7 +3,7 @@
  * Fuzzes the answers of an S3 service: any bytes, read as each kind of answer in turn. What comes out must
  * be terminated, and fit to stand in a request or in a line for people.
  */
-#include "../../lib/store/s3_answer.h"
+#include "../../lib/store/s3/s3_answer.h"
 
 #include <stdlib.h>
 #include <string.h>

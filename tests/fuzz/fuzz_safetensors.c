@@ -4,8 +4,8 @@
  * must hold what the rest of the library relies on, and must survive being written and read again.
  */
 #include "../../lib/base/context.h"
-#include "../../lib/tensor/index.h"
-#include "../../lib/tensor/safetensors.h"
+#include "../../lib/tensor/checkpoint/index.h"
+#include "../../lib/tensor/checkpoint/safetensors.h"
 
 #include <stdlib.h>
 #include <string.h>

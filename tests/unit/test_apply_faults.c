@@ -4,7 +4,7 @@
  * nothing leaks, weights and files are at the old state or at the new one, and no file is left over.
  */
 #include "../../lib/patch/apply/journal.h"
-#include "../../lib/tensor/checkpoint.h"
+#include "../../lib/tensor/checkpoint/checkpoint.h"
 #include "faults.h"
 #include "patches.h"
 #include "scratch.h"

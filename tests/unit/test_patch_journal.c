@@ -4,7 +4,7 @@
  * and who is kept out while a checkpoint is changed in place.
  */
 #include "../../lib/patch/apply/journal.h"
-#include "../../lib/tensor/checkpoint.h"
+#include "../../lib/tensor/checkpoint/checkpoint.h"
 #include "patches.h"
 #include "scratch.h"
 

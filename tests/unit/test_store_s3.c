@@ -5,8 +5,8 @@
  * listens on a real socket, takes one request per connection, and answers by rules: requests of one upload
  * may come in any order.
  */
-#include "../../lib/store/s3_answer.h"
-#include "../../lib/store/s3_place.h"
+#include "../../lib/store/s3/s3_answer.h"
+#include "../../lib/store/s3/s3_place.h"
 #include "faults.h"
 #include "models.h"
 

@@ -6,7 +6,7 @@
  */
 #include "../../lib/base/context.h"
 #include "../../lib/base/cpu.h"
-#include "../../lib/tensor/checkpoint.h"
+#include "../../lib/tensor/checkpoint/checkpoint.h"
 #include "faults.h"
 #include "scratch.h"
 

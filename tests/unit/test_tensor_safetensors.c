@@ -5,8 +5,8 @@
  * allocator and in jansson's.
  */
 #include "../../lib/base/context.h"
-#include "../../lib/tensor/index.h"
-#include "../../lib/tensor/safetensors.h"
+#include "../../lib/tensor/checkpoint/index.h"
+#include "../../lib/tensor/checkpoint/safetensors.h"
 #include "faults.h"
 
 #include <setjmp.h>

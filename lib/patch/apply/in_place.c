@@ -15,7 +15,7 @@
 #include "in_place.h"
 #include "journal.h"
 
-#include "../../tensor/checkpoint.h"
+#include "../../tensor/checkpoint/checkpoint.h"
 
 #include <errno.h>
 #include <fcntl.h>

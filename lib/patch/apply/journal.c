@@ -4,7 +4,7 @@
  */
 #include "journal.h"
 
-#include "../../tensor/checkpoint.h"
+#include "../../tensor/checkpoint/checkpoint.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -10,7 +10,7 @@
 #include "apply.h"
 
 #include "../../base/pool.h"
-#include "../../tensor/safetensors.h"
+#include "../../tensor/checkpoint/safetensors.h"
 #include "../../tensor/table.h"
 
 #include <stdio.h>

@@ -11,7 +11,7 @@
 #include "../../base/clock.h"
 #include "../../base/context.h"
 #include "../../patch/apply/journal.h"
-#include "../../tensor/checkpoint.h"
+#include "../../tensor/checkpoint/checkpoint.h"
 #include "../../tensor/json.h"
 #include "../format/record.h"
 

@@ -4,9 +4,9 @@
  */
 #include "index.h"
 
-#include "../base/context.h"
-#include "json.h"
-#include "table.h"
+#include "../../base/context.h"
+#include "../json.h"
+#include "../table.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,8 +6,8 @@
  * limited, a document type or CDATA is refused, and only the five entities of XML and numbers are known.
  * Texts that go into a request or a line for people are checked for what they may hold.
  */
-#ifndef WEFT_STORE_S3_ANSWER_H
-#define WEFT_STORE_S3_ANSWER_H
+#ifndef WEFT_STORE_S3_S3_ANSWER_H
+#define WEFT_STORE_S3_S3_ANSWER_H
 
 #include <weft/store.h>
 

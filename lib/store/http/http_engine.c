@@ -12,8 +12,8 @@
  */
 #include "http_engine.h"
 
-#include "../base/context.h"
-#include "backends.h"
+#include "../../base/context.h"
+#include "../backends.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -7,8 +7,8 @@
  */
 #include "http_client.h"
 
-#include "../base/context.h"
-#include "backends.h"
+#include "../../base/context.h"
+#include "../backends.h"
 
 #include <errno.h>
 #include <stdio.h>

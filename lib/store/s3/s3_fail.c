@@ -5,9 +5,9 @@
  */
 #include "s3_fail.h"
 
-#include "../base/context.h"
-#include "http_client.h"
-#include "http_fail.h"
+#include "../../base/context.h"
+#include "../http/http_client.h"
+#include "../http/http_fail.h"
 #include "s3_answer.h"
 
 #include <stdio.h>

@@ -8,8 +8,8 @@
  */
 #include "s3.h"
 
-#include "../base/context.h"
-#include "http_fail.h"
+#include "../../base/context.h"
+#include "../http/http_fail.h"
 #include "s3_fail.h"
 
 #include <string.h>

@@ -3,8 +3,8 @@
  * index.h: model.safetensors.index.json, which says in which file of a sharded checkpoint each tensor
  * lies: {"metadata": {...}, "weight_map": {tensor: file, ...}}.
  */
-#ifndef WEFT_TENSOR_INDEX_H
-#define WEFT_TENSOR_INDEX_H
+#ifndef WEFT_TENSOR_CHECKPOINT_INDEX_H
+#define WEFT_TENSOR_CHECKPOINT_INDEX_H
 
 #include <weft/tensor.h>
 

@@ -2,8 +2,8 @@
  *
  * http_fail.h: what an exchange that did not succeed means to the caller.
  */
-#ifndef WEFT_STORE_HTTP_FAIL_H
-#define WEFT_STORE_HTTP_FAIL_H
+#ifndef WEFT_STORE_HTTP_HTTP_FAIL_H
+#define WEFT_STORE_HTTP_HTTP_FAIL_H
 
 #include "http_exchange.h"
 

@@ -2,10 +2,10 @@
  *
  * s3.h: what the files of the S3 store share.
  */
-#ifndef WEFT_STORE_S3_H
-#define WEFT_STORE_S3_H
+#ifndef WEFT_STORE_S3_S3_H
+#define WEFT_STORE_S3_S3_H
 
-#include "http_client.h"
+#include "../http/http_client.h"
 #include "s3_place.h"
 
 #include <stdatomic.h>

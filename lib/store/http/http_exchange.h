@@ -6,8 +6,8 @@
  * that. Nothing in an answer is believed: a body never goes beyond the caller's buffer, and the bytes of a
  * range count only if the server says that they are the range asked for.
  */
-#ifndef WEFT_STORE_HTTP_EXCHANGE_H
-#define WEFT_STORE_HTTP_EXCHANGE_H
+#ifndef WEFT_STORE_HTTP_HTTP_EXCHANGE_H
+#define WEFT_STORE_HTTP_HTTP_EXCHANGE_H
 
 #include <weft/store.h>
 

@@ -9,10 +9,10 @@
  */
 #include "checkpoint.h"
 
-#include "../base/context.h"
+#include "../../base/context.h"
+#include "../table.h"
 #include "index.h"
 #include "safetensors.h"
-#include "table.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -10,8 +10,8 @@
  */
 #include "s3.h"
 
-#include "../base/context.h"
-#include "backends.h"
+#include "../../base/context.h"
+#include "../backends.h"
 #include "s3_answer.h"
 #include "s3_fail.h"
 

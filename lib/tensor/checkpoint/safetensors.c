@@ -5,10 +5,10 @@
  */
 #include "safetensors.h"
 
-#include "../base/bytes.h"
-#include "../base/context.h"
-#include "json.h"
-#include "table.h"
+#include "../../base/bytes.h"
+#include "../../base/context.h"
+#include "../json.h"
+#include "../table.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -13,9 +13,9 @@
  */
 #include "s3.h"
 
-#include "../base/context.h"
-#include "backends.h"
-#include "http_fail.h"
+#include "../../base/context.h"
+#include "../backends.h"
+#include "../http/http_fail.h"
 #include "s3_answer.h"
 #include "s3_fail.h"
 

@@ -4,7 +4,7 @@
  */
 #include "s3_place.h"
 
-#include "../base/context.h"
+#include "../../base/context.h"
 
 #include <arpa/inet.h>
 #include <curl/curl.h>

@@ -23,8 +23,8 @@
  */
 #include "checkpoint.h"
 
-#include "../base/bytes.h"
-#include "../base/context.h"
+#include "../../base/bytes.h"
+#include "../../base/context.h"
 #include "index.h"
 #include "safetensors.h"
 

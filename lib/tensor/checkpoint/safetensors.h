@@ -7,8 +7,8 @@
  * offsets counted from the start of the data; the key "__metadata__", if there, maps texts to texts.
  * Trailing spaces may pad the JSON. The tensors cover the data exactly: no holes, no overlaps.
  */
-#ifndef WEFT_TENSOR_SAFETENSORS_H
-#define WEFT_TENSOR_SAFETENSORS_H
+#ifndef WEFT_TENSOR_CHECKPOINT_SAFETENSORS_H
+#define WEFT_TENSOR_CHECKPOINT_SAFETENSORS_H
 
 #include <weft/tensor.h>
 

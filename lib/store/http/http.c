@@ -11,10 +11,10 @@
  * A conditional put whose answer was lost may have been carried out: when the next attempt meets a
  * conflict, or there is none, the object is compared with the bytes that were to be put.
  */
-#include "backends.h"
+#include "../backends.h"
 
-#include "../base/context.h"
-#include "../tensor/json.h"
+#include "../../base/context.h"
+#include "../../tensor/json.h"
 #include "http_client.h"
 #include "http_fail.h"
 

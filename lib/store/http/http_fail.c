@@ -5,7 +5,7 @@
  */
 #include "http_fail.h"
 
-#include "../base/context.h"
+#include "../../base/context.h"
 
 #include <openssl/x509_vfy.h>
 #include <stdio.h>

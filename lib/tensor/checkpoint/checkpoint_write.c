@@ -3,12 +3,12 @@
  * checkpoint_write.c: a table written as safetensors. The headers are made first, as a container; the
  * rest is a new checkpoint whose tensors are filled by all threads, in chunks.
  */
-#include "../base/context.h"
-#include "../base/pool.h"
-#include "../base/status.h"
+#include "../../base/context.h"
+#include "../../base/pool.h"
+#include "../../base/status.h"
+#include "../table.h"
 #include "index.h"
 #include "safetensors.h"
-#include "table.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -5,8 +5,8 @@
  *
  * A backend holds a client as its first member, and tells by a dialect how its server speaks.
  */
-#ifndef WEFT_STORE_HTTP_CLIENT_H
-#define WEFT_STORE_HTTP_CLIENT_H
+#ifndef WEFT_STORE_HTTP_HTTP_CLIENT_H
+#define WEFT_STORE_HTTP_HTTP_CLIENT_H
 
 #include "http_engine.h"
 

@@ -5,8 +5,8 @@
  * curl's multi handle belongs to that thread alone. Callers queue an exchange, wake the thread and wait;
  * the caller of a put feeds it meanwhile. The thread starts with the first exchange.
  */
-#ifndef WEFT_STORE_HTTP_ENGINE_H
-#define WEFT_STORE_HTTP_ENGINE_H
+#ifndef WEFT_STORE_HTTP_HTTP_ENGINE_H
+#define WEFT_STORE_HTTP_HTTP_ENGINE_H
 
 #include "http_exchange.h"
 

@@ -3,8 +3,8 @@
  * checkpoint.h: what is inside a checkpoint, for the files that open, create and write them, and how
  * lib/patch gets at one that an interrupted in-place apply left behind.
  */
-#ifndef WEFT_TENSOR_CHECKPOINT_H
-#define WEFT_TENSOR_CHECKPOINT_H
+#ifndef WEFT_TENSOR_CHECKPOINT_CHECKPOINT_H
+#define WEFT_TENSOR_CHECKPOINT_CHECKPOINT_H
 
 #include <weft/tensor.h>
 

@@ -2,10 +2,10 @@
  *
  * s3_fail.h: how an S3 service speaks when it refuses, and what that means to the caller.
  */
-#ifndef WEFT_STORE_S3_FAIL_H
-#define WEFT_STORE_S3_FAIL_H
+#ifndef WEFT_STORE_S3_S3_FAIL_H
+#define WEFT_STORE_S3_S3_FAIL_H
 
-#include "http_exchange.h"
+#include "../http/http_exchange.h"
 
 /* True if the answer says this by its code, whatever its HTTP status. */
 bool weft_s3_says(const weft_http_exchange *exchange, const char *code);

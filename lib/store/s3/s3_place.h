@@ -6,8 +6,8 @@
  * wants the latter; services of one's own usually know the former only, and so do certificates for names
  * with dots in them.
  */
-#ifndef WEFT_STORE_S3_PLACE_H
-#define WEFT_STORE_S3_PLACE_H
+#ifndef WEFT_STORE_S3_S3_PLACE_H
+#define WEFT_STORE_S3_S3_PLACE_H
 
 #include <weft/store.h>
 
