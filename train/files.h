@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * files.h: the few things that a trainer does with files beside its state: directories, and reading small
- * texts (lm/text.h writes them).
+ * texts (lm/learn/text.h writes them).
  */
 #ifndef WEFT_TRAIN_FILES_H
 #define WEFT_TRAIN_FILES_H

@@ -5,7 +5,7 @@
 #include "options.h"
 
 #include "../lib/base/context.h"
-#include "../lm/presets.h"
+#include "../lm/model/presets.h"
 
 #include <string.h>
 

@@ -5,8 +5,8 @@
 #ifndef WEFT_TRAIN_OPTIONS_H
 #define WEFT_TRAIN_OPTIONS_H
 
-#include "../lm/grpo.h"
-#include "../lm/warmup.h"
+#include "../lm/learn/grpo.h"
+#include "../lm/learn/warmup.h"
 #include "patience.h"
 #include "run.h"
 

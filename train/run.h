@@ -13,7 +13,7 @@
 #ifndef WEFT_TRAIN_RUN_H
 #define WEFT_TRAIN_RUN_H
 
-#include "../lm/trainer.h"
+#include "../lm/learn/trainer.h"
 #include "kv.h"
 
 #include <weft/loco.h>

@@ -14,7 +14,7 @@
 #ifndef WEFT_TRAIN_STUDY_H
 #define WEFT_TRAIN_STUDY_H
 
-#include "../lm/grpo.h"
+#include "../lm/learn/grpo.h"
 #include "run.h"
 
 typedef enum train_study_way {

@@ -9,7 +9,7 @@
 #include "bench/lm/bench_loco_study.h"
 #include "bench/sync/bench_fleet.h"
 
-#include "../../lm/task.h"
+#include "../../lm/learn/task.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  */
 #include "train/train_arguments.h"
 
-#include "../../train/learner.h"
+#include "../../train/learner/learner.h"
 #include "../../train/worker.h"
 
 #include <limits.h>

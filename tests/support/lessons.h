@@ -6,8 +6,8 @@
 #ifndef WEFT_TESTS_LESSONS_H
 #define WEFT_TESTS_LESSONS_H
 
-#include "../../lm/grpo.h"
-#include "../../lm/warmup.h"
+#include "../../lm/learn/grpo.h"
+#include "../../lm/learn/warmup.h"
 
 extern const lm_config lesson_policy; /* 12 thousand parameters */
 extern const lm_task lesson_addition; /* of one digit */

@@ -4,8 +4,8 @@
  * is the uncorrected one, bit for bit, with every preset; a batch that is rejected as a whole leaves
  * weights and optimizer alone; the gradient of the corrected loss is that of finite differences.
  */
-#include "../../lm/forward.h"
-#include "../../lm/grpo.h"
+#include "../../lm/learn/grpo.h"
+#include "../../lm/model/forward.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -3,10 +3,10 @@
  * test_lm_generate.c: generation step by step against the pass over whole sequences, bit for bit; that
  * neither threads nor company change a response; that samples follow the distribution; and the tasks.
  */
-#include "../../lm/forward.h"
-#include "../../lm/generate.h"
-#include "../../lm/random.h"
-#include "../../lm/task.h"
+#include "../../lm/learn/generate.h"
+#include "../../lm/learn/task.h"
+#include "../../lm/model/forward.h"
+#include "../../lm/model/random.h"
 
 #include <math.h>
 #include <setjmp.h>

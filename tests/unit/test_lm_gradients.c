@@ -5,10 +5,10 @@
  * without, tied and untied. Then what must not matter for any bit: threads, and how a batch is cut.
  */
 #include "../../lib/base/context.h"
-#include "../../lm/backward.h"
-#include "../../lm/forward.h"
-#include "../../lm/random.h"
-#include "../../lm/reference.h"
+#include "../../lm/model/backward.h"
+#include "../../lm/model/forward.h"
+#include "../../lm/model/random.h"
+#include "../../lm/model/reference.h"
 
 #include <math.h>
 #include <setjmp.h>

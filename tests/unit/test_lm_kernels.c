@@ -3,9 +3,9 @@
  * test_lm_kernels.c: the fast kernels of every level against the readable reference, and the promise on
  * which determinism rests: an element of a product does not depend on the shape around it.
  */
-#include "../../lm/kernels.h"
-#include "../../lm/random.h"
-#include "../../lm/reference.h"
+#include "../../lm/model/kernels.h"
+#include "../../lm/model/random.h"
+#include "../../lm/model/reference.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -4,10 +4,10 @@
  * against a reference in double precision where it is; the same responses whatever the company, the threads
  * and the limit of memory; and allocations that fail.
  */
-#include "../../lm/forward.h"
-#include "../../lm/generate.h"
-#include "../../lm/random.h"
-#include "../../lm/reference.h"
+#include "../../lm/learn/generate.h"
+#include "../../lm/model/forward.h"
+#include "../../lm/model/random.h"
+#include "../../lm/model/reference.h"
 #include "faults.h"
 
 #include <math.h>

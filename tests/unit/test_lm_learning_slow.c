@@ -3,7 +3,7 @@
  * test_lm_learning_slow.c: a tiny policy learns a tiny task: from right answers until it succeeds
  * sometimes, then from rewards alone; and a small one learns to add numbers of several digits.
  */
-#include "../../lm/presets.h"
+#include "../../lm/model/presets.h"
 #include "../support/lessons.h"
 
 #include <setjmp.h>

@@ -3,7 +3,7 @@
  * test_lm_model.c: configs from outside, the parameters and their table, and the optimizer.
  */
 #include "../../lib/base/context.h"
-#include "../../lm/adam.h"
+#include "../../lm/learn/adam.h"
 #include "../support/faults.h"
 
 #include <math.h>

@@ -5,8 +5,8 @@
  * rollouts and states that do not fit are refused.
  */
 #include "../../lib/base/context.h"
-#include "../../lm/forward.h"
-#include "../../lm/state.h"
+#include "../../lm/learn/state.h"
+#include "../../lm/model/forward.h"
 #include "../support/faults.h"
 #include "../support/lessons.h"
 #include "../support/scratch.h"

@@ -3,7 +3,7 @@
  * test_lm_rates.c: the sparsity of steps by learning rate is counted rightly, what is published is what was
  * learned, and the trainer that it starts from is left alone.
  */
-#include "../../lm/rates.h"
+#include "../../lm/learn/rates.h"
 
 #include "../support/lessons.h"
 #include "../support/scratch.h"

@@ -3,7 +3,7 @@
  * test_lm_sizes_slow.c: models of every size that is offered, and of 30 million parameters with embeddings
  * tied and not, learn a batch by heart and generate.
  */
-#include "../../lm/presets.h"
+#include "../../lm/model/presets.h"
 #include "../support/lessons.h"
 
 #include <math.h>

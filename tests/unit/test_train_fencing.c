@@ -10,7 +10,7 @@
  */
 #include "../../lib/base/context.h"
 #include "../../lib/tensor/digest.h"
-#include "../../train/learner.h"
+#include "../../train/learner/learner.h"
 #include "../support/scratch.h"
 #include "../support/stride.h"
 

@@ -4,7 +4,7 @@
  * be; densities against a count of one's own; metrics of a trainer that was killed.
  */
 #include "../../lib/base/context.h"
-#include "../../train/metrics.h"
+#include "../../train/learner/metrics.h"
 #include "../../train/options.h"
 #include "../support/hostile.h"
 #include "../support/scratch.h"

@@ -4,7 +4,7 @@
  * scored with a whole cache; and batches that a correction rejects.
  */
 #include "../../lib/base/context.h"
-#include "../../train/collect.h"
+#include "../../train/learner/collect.h"
 #include "../../train/options.h"
 
 #include <math.h>

@@ -6,7 +6,7 @@
  * and when it can, it goes on from where it was on the way.
  */
 #include "../../lib/base/context.h"
-#include "../../train/team.h"
+#include "../../train/learner/team.h"
 #include "../support/scratch.h"
 
 #include <setjmp.h>

@@ -4,7 +4,7 @@
  * refused, each for its own reason, before and after the checksum; and what a trainer takes from a store.
  */
 #include "../../lib/base/context.h"
-#include "../../train/collect.h"
+#include "../../train/learner/collect.h"
 #include "../support/faults.h"
 #include "../support/scratch.h"
 

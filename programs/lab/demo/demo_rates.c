@@ -5,8 +5,8 @@
  */
 #include "demo.h"
 
-#include "../../../lm/rates.h"
-#include "../../../lm/state.h"
+#include "../../../lm/learn/rates.h"
+#include "../../../lm/learn/state.h"
 
 /* As in the demo's own batches; what counts here is how many weights a step moves, which needs no more. */
 enum { RATES = 2, PROMPTS = 16, GROUP = 8 };

@@ -6,7 +6,7 @@
 #include "train_arguments.h"
 
 #include "../../../lib/base/context.h"
-#include "../../../lm/presets.h"
+#include "../../../lm/model/presets.h"
 #include "../../../train/files.h"
 
 #include <errno.h>

@@ -7,8 +7,8 @@
 #include "bench_lm.h"
 
 #include "../../../../lib/base/pool.h"
-#include "../../../../lm/grpo.h"
-#include "../../../../lm/presets.h"
+#include "../../../../lm/learn/grpo.h"
+#include "../../../../lm/model/presets.h"
 
 #include <stdlib.h>
 

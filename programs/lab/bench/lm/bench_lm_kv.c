@@ -7,8 +7,8 @@
  */
 #include "bench_lm.h"
 
-#include "../../../../lm/generate.h"
-#include "../../../../lm/pass.h"
+#include "../../../../lm/learn/generate.h"
+#include "../../../../lm/model/pass.h"
 
 #include <stdlib.h>
 

@@ -4,13 +4,13 @@
  * each learning rate, for receivers that follow every version and for such that follow every k-th, and the
  * bytes that a version costs. The policy is that of a trainer's state, or one that is warmed up first.
  */
-#include "../../../../lm/presets.h"
-#include "../../../../lm/rates.h"
+#include "../../../../lm/learn/rates.h"
+#include "../../../../lm/model/presets.h"
 #include "../sync/bench_sync.h"
 #include "bench_lm.h"
 
-#include "../../../../lm/state.h"
-#include "../../../../lm/warmup.h"
+#include "../../../../lm/learn/state.h"
+#include "../../../../lm/learn/warmup.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -13,8 +13,8 @@
  */
 #include "bench_lm.h"
 
-#include "../../../../lm/forward.h"
-#include "../../../../train/cache.h"
+#include "../../../../lm/model/forward.h"
+#include "../../../../train/learner/cache.h"
 
 #include <math.h>
 #include <stdlib.h>

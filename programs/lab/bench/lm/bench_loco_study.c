@@ -4,7 +4,7 @@
  */
 #include "bench_loco_study.h"
 
-#include "../../../../lm/state.h"
+#include "../../../../lm/learn/state.h"
 
 enum {
     OPTION_STUDY = 0x300,
