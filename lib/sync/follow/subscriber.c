@@ -75,11 +75,6 @@ struct weft_subscriber {
     bool telling;            /* the caller's phase function runs */
 };
 
-const char *weft_sync_phase_name(weft_sync_phase phase) {
-    static const char *const names[] = {"wait", "fetch", "decode", "verify", "commit"};
-    return phase <= WEFT_SYNC_COMMIT ? names[phase] : "";
-}
-
 static void report(weft_subscriber *subscriber, weft_sync_phase phase, uint64_t version, double seconds,
                    uint64_t bytes) {
     if (subscriber->options.phase != NULL) {

@@ -40,6 +40,11 @@ static bool state_valid(const char *state) {
     return state[0] != '\0' && strspn(state, "abcdefghijklmnopqrstuvwxyz") == strlen(state);
 }
 
+const char *weft_sync_phase_name(weft_sync_phase phase) {
+    static const char *const names[] = {"wait", "fetch", "decode", "verify", "commit"};
+    return phase <= WEFT_SYNC_COMMIT ? names[phase] : "";
+}
+
 /* ---- writing ---- */
 
 /* Sets a member, or gives up the whole object: half of one must never be written. */
