@@ -525,7 +525,7 @@ static weft_status read_probe(void *opaque, uint64_t offset, void *data, size_t 
     (void)opaque;
     size_t left = sizeof(WEFT_S3_PROBE_CONTENT) - 1 - (size_t)offset;
     *count_out = left < capacity ? left : capacity;
-    memcpy(data, WEFT_S3_PROBE_CONTENT + offset, *count_out);
+    memcpy(data, &WEFT_S3_PROBE_CONTENT[offset], *count_out);
     return WEFT_OK;
 }
 
