@@ -257,7 +257,7 @@ weft_status weft_sync_head_parse(weft_context *context, const char *where, const
     }
     json_t *json = NULL;
     if (status == WEFT_OK) {
-        status = weft_json_parse(context, where, text, json_size, JSON_DEPTH, JSON_CONTAINERS, &json);
+        status = weft_sync_parse(context, where, text, json_size, JSON_DEPTH, JSON_CONTAINERS, &json);
     }
     if (status == WEFT_OK) {
         status = parse_json(context, where, json, head);

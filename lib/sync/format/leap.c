@@ -353,7 +353,7 @@ static weft_status parse_node(weft_leap_node *node, const char *where, const jso
 weft_status weft_leap_node_parse(weft_leap_node *node, const char *where, const void *data, size_t size) {
     json_t *json;
     weft_status status =
-        weft_json_parse(node->context, where, data, size, JSON_DEPTH, JSON_CONTAINERS, &json);
+        weft_sync_parse(node->context, where, data, size, JSON_DEPTH, JSON_CONTAINERS, &json);
     if (status != WEFT_OK) {
         return status;
     }

@@ -107,6 +107,17 @@ weft_status weft_sync_check_kind(weft_context *context, const char *where, const
     return WEFT_OK;
 }
 
+weft_status weft_sync_parse(weft_context *context, const char *where, const void *data, size_t size,
+                            unsigned depth, uint64_t containers, json_t **json_out) {
+    weft_status status = weft_json_parse(context, where, data, size, depth, containers, json_out);
+    if (status != WEFT_LIMIT_EXCEEDED) {
+        return status;
+    }
+    char text[512];
+    snprintf(text, sizeof text, "%s", weft_context_error(context));
+    return weft_fail(context, WEFT_MALFORMED, "%s", text);
+}
+
 weft_status weft_sync_malformed(weft_context *context, const char *where, const char *what) {
     return weft_fail(context, WEFT_MALFORMED, "%s: %s is missing or makes no sense", where, what);
 }
@@ -689,7 +700,7 @@ static weft_status parse_page(weft_page *page, const char *where, const json_t *
 weft_status weft_page_parse(weft_page *page, const char *where, const void *data, size_t size) {
     json_t *json;
     weft_status status =
-        weft_json_parse(page->context, where, data, size, JSON_DEPTH, JSON_CONTAINERS, &json);
+        weft_sync_parse(page->context, where, data, size, JSON_DEPTH, JSON_CONTAINERS, &json);
     if (status != WEFT_OK) {
         return status;
     }

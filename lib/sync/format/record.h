@@ -171,6 +171,10 @@ weft_status weft_sync_unwritable(weft_context *context, const char *what, const 
 /* Appends one line of JSON, which it takes, unless it is beyond what readers take. */
 weft_status weft_sync_write_line(weft_context *context, const char *what, json_t *json,
                                  const weft_json_bounds *bounds, weft_writer *writer);
+/* Parses the JSON of an object of a store. How much of it there may be is the format's: beyond that it is
+ * malformed, and not a limit that somebody has set. */
+weft_status weft_sync_parse(weft_context *context, const char *where, const void *data, size_t size,
+                            unsigned depth, uint64_t containers, json_t **json_out);
 /* Refuses objects of another kind, and of formats that are still to come. */
 weft_status weft_sync_check_kind(weft_context *context, const char *where, const json_t *json,
                                  const char *kind);

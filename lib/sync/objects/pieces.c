@@ -110,7 +110,7 @@ static weft_status parse_items(weft_pieces *pieces, const char *where, const jso
 weft_status weft_pieces_parse(weft_pieces *pieces, const char *where, const void *data, size_t size) {
     json_t *json;
     weft_status status =
-        weft_json_parse(pieces->context, where, data, size, JSON_DEPTH, JSON_CONTAINERS, &json);
+        weft_sync_parse(pieces->context, where, data, size, JSON_DEPTH, JSON_CONTAINERS, &json);
     if (status != WEFT_OK) {
         return status;
     }
