@@ -110,9 +110,32 @@ static void test_asks_again_later(void **state) {
     scene_close(&scene);
 }
 
+/* Who claims and dies, again and again, before there is a version, where puts have no conditions: nobody
+ * who waits is left behind. */
+static void test_many_claims(void **state) {
+    (void)state;
+    scene scene;
+    weft_follow follow;
+    scene_open(&scene, NULL, 2);
+    fault_store_set_plain(scene.faults, true);
+    scene_expect(scene.context, scene_publisher(&scene), WEFT_OK, "opening the first publisher");
+    scene_expect(scene.outside, weft_follow_open(&follow, scene.outside, scene.store, NULL, NULL, false),
+                 WEFT_OK, "opening a follow");
+    scene_expect(scene.outside, weft_follow_look(&follow), WEFT_OK, "looking");
+    for (int i = 0; i < 70; i++) {
+        scene_expect(scene.context, scene_publisher(&scene), WEFT_OK, "opening another");
+    }
+    uint64_t version = scene_publish(&scene, 20000);
+    scene_expect(scene.outside, weft_follow_look(&follow), WEFT_OK, "looking again");
+    assert_int_equal(follow.head.newest.version, version);
+    weft_follow_close(&follow);
+    scene_close(&scene);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_asks_again_later),
+        cmocka_unit_test(test_many_claims),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -287,32 +287,6 @@ static weft_status look_at(weft_follow *follow, uint64_t epoch, bool again) {
     return status;
 }
 
-/* The head of the epoch that was seen last, then those of later ones, each checked before the next is asked
- * for: a server that has something under every name must not keep us. A writer that nobody trusts is passed
- * over if there is one after it that is. */
-static weft_status look_later(weft_follow *follow) {
-    char text[TEXT_BYTES] = "";
-    weft_status found = look_at(follow, follow->mark.epoch, follow->seen);
-    /* a head that was there is only hidden for a while */
-    found = found == WEFT_NOT_FOUND ? WEFT_MORE : found;
-    weft_status status = found < 0 ? found : WEFT_OK;
-    uint64_t epoch = follow->mark.epoch;
-    for (int i = 0; i < EPOCHS_MAX && (status >= 0 || status == WEFT_SIGNATURE_MISMATCH); i++) {
-        if (status == WEFT_SIGNATURE_MISMATCH) {
-            snprintf(text, sizeof text, "%s", weft_context_error(follow->context));
-        }
-        status = look_at(follow, ++epoch, false);
-        if (status == WEFT_OK) {
-            found = WEFT_OK;
-            text[0] = '\0';
-        }
-    }
-    if (status < 0 && status != WEFT_NOT_FOUND) {
-        return status;
-    }
-    return text[0] != '\0' ? weft_fail(follow->context, WEFT_SIGNATURE_MISMATCH, "%s", text) : found;
-}
-
 static weft_status look_first(weft_follow *follow) {
     weft_stored_head stored;
     weft_sync_head head;
@@ -323,6 +297,37 @@ static weft_status look_first(weft_follow *follow) {
     }
     weft_sync_head_close(&head, follow->context);
     return take(follow, stored.data, stored.size, stored.epoch);
+}
+
+/* The head of the epoch that was seen last, then those of later ones, each checked before the next is asked
+ * for: a server that has something under every name must not keep us. A writer that nobody trusts is passed
+ * over if there is one after it that is. */
+static weft_status look_later(weft_follow *follow) {
+    char text[TEXT_BYTES] = "";
+    weft_status found = look_at(follow, follow->mark.epoch, follow->seen);
+    /* a head that was there is only hidden for a while */
+    found = found == WEFT_NOT_FOUND ? WEFT_MORE : found;
+    weft_status status = found < 0 ? found : WEFT_OK;
+    uint64_t epoch = follow->mark.epoch;
+    int i = 0;
+    for (; i < EPOCHS_MAX && (status >= 0 || status == WEFT_SIGNATURE_MISMATCH); i++) {
+        if (status == WEFT_SIGNATURE_MISMATCH) {
+            snprintf(text, sizeof text, "%s", weft_context_error(follow->context));
+        }
+        status = look_at(follow, ++epoch, false);
+        if (status == WEFT_OK) {
+            found = WEFT_OK;
+            text[0] = '\0';
+        }
+    }
+    if (i == EPOCHS_MAX && found != WEFT_OK) {
+        /* nothing but claims, or writers that nobody trusts: the next look would come no further */
+        return look_first(follow);
+    }
+    if (status < 0 && status != WEFT_NOT_FOUND) {
+        return status;
+    }
+    return text[0] != '\0' ? weft_fail(follow->context, WEFT_SIGNATURE_MISMATCH, "%s", text) : found;
 }
 
 static weft_status look_once(weft_follow *follow) {
