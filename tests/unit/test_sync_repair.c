@@ -596,6 +596,163 @@ static void test_a_lost_newest_head(void **state) {
     }
 }
 
+/* After the mending: all versions of the run that build_run makes are there, readers go on, and so does the
+ * run. */
+static void expect_all(scene *s, replica *file, const chronicle *before, const char *what) {
+    const chronicle after = read_chronicle(s, NULL);
+    assert_int_equal(after.count, VERSIONS);
+    assert_int_equal(after.lost, 0);
+    for (uint64_t i = 1; i <= VERSIONS; i++) {
+        assert_true(weft_digest_equal(&after.digests[i], &before->digests[i]));
+        expect_version(s, NULL, i, &before->digests[i], true, what);
+    }
+    assert_int_equal(replica_reopen(file, NULL), WEFT_OK);
+    replica_catch_up(file, what);
+    publish_labelled(s, VERSIONS + 1);
+    replica_catch_up(file, what);
+}
+
+/* A third writer has begun an epoch and published nothing. Where its head is a claim, what counts is the
+ * head before it; and where both are lost, the pages of the epoch before tell. */
+static void test_lost_heads_before_a_claim(void **state) {
+    (void)state;
+    const weft_publisher_options plain = {.anchor_ratio = -1};
+    const weft_repair_options mend = {.apply = true};
+    for (unsigned both = 0; both < 2; both++) {
+        for (damage how = DAMAGE_MISSING; how <= DAMAGE_FLIPPED; how++) {
+            scene s;
+            replica file;
+            snapshot all;
+            findings found;
+            weft_repair_result result;
+            build_run(&s, &plain, false);
+            const chronicle before = read_chronicle(&s, NULL);
+            replica_open(&file, &s, "out", NULL);
+            replica_catch_up(&file, "before");
+            assert_int_equal(scene_publisher(&s), WEFT_OK);
+            weft_publisher_close(s.publisher);
+            s.publisher = NULL;
+            take_snapshot(&s, &all);
+            spoil(&s, &all, "heads/00000002", how);
+            if (both) {
+                spoil(&s, &all, "heads/00000003", DAMAGE_FLIPPED);
+            }
+            scene_expect(s.outside, run_repair(&s, &mend, &found, &result), WEFT_OK, "mend");
+            assert_int_equal(result.findings, 0);
+            assert_int_equal(result.mended, both + 1);
+            assert_int_equal(result.version, VERSIONS);
+            assert_int_equal(result.epoch, 4);
+            expect_all(&s, &file, &before, both ? "both" : "the one that counts");
+            free_snapshot(&all);
+            replica_close(&file);
+            scene_close(&s);
+        }
+    }
+}
+
+/* A page on the way from the newest one to the epoch before is damaged too: that is no reason to go back
+ * to before it. */
+static void test_a_lost_head_and_a_page(void **state) {
+    (void)state;
+    const weft_publisher_options plain = {.anchor_ratio = -1};
+    const weft_repair_options mend = {.apply = true};
+    scene s;
+    replica file;
+    findings found;
+    weft_repair_result result;
+    build_run(&s, &plain, false);
+    const chronicle before = read_chronicle(&s, NULL);
+    const chain pages = read_chain(&s, 2);
+    replica_open(&file, &s, "out", NULL);
+    replica_catch_up(&file, "before");
+    for (size_t i = 1; i < pages.count; i++) {
+        scene_spoil(&s, pages.keys[i]);
+    }
+    scene_spoil(&s, "heads/00000002");
+    scene_expect(s.outside, run_repair(&s, &mend, &found, &result), WEFT_OK, "mend");
+    assert_int_equal(result.findings, 0);
+    assert_int_equal(result.version, VERSIONS);
+    expect_all(&s, &file, &before, "a head and pages");
+    replica_close(&file);
+    scene_close(&s);
+}
+
+/* A page whose anchor never came is of no version, though nothing else of it is missing. */
+static void test_a_page_without_its_anchor(void **state) {
+    (void)state;
+    const weft_publisher_options plain = {.anchor_ratio = -1};
+    const weft_repair_options mend = {.apply = true};
+    const fault_rule broken = {.kind = FAULT_FAIL, .operations = FAULT_ON_PUT, .pattern = "anchors/*"};
+    scene s;
+    replica file;
+    findings found;
+    weft_repair_result result;
+    char key[WEFT_STORE_KEY_MAX + 1];
+    build_run(&s, &plain, false);
+    const chronicle before = read_chronicle(&s, NULL);
+    replica_open(&file, &s, "out", NULL);
+    replica_catch_up(&file, "before");
+    s.options.whole = true;
+    assert_int_equal(scene_publisher(&s), WEFT_OK);
+    fault_store_set(s.faults, &broken, 1);
+    assert_int_equal(weft_publisher_publish(s.publisher, NULL, NULL), WEFT_REMOTE_FAILED);
+    fault_store_set(s.faults, NULL, 0);
+    weft_publisher_close(s.publisher);
+    s.publisher = NULL;
+    s.options.whole = false;
+    scene_find(&s, "pages", VERSIONS + 1, key);
+    scene_spoil(&s, "heads/00000003");
+    scene_expect(s.outside, run_repair(&s, &mend, &found, &result), WEFT_OK, "mend");
+    assert_int_equal(result.findings, 0);
+    assert_int_equal(result.version, VERSIONS);
+    expect_all(&s, &file, &before, "as the epoch before ended");
+    replica_close(&file);
+    scene_close(&s);
+}
+
+/* Objects that belong to nothing, whatever their names and contents, are passed over. */
+static void test_strays(void **state) {
+    (void)state;
+    static const char *const keys[] = {
+        "heads/99999999",
+        "pages/99999999-0000000001-aaaaaaaaaaaaaaaa",
+        "pages/-1-5-aaaaaaaaaaaaaaaa",
+        "pages/18446744073709551615-18446744073709551615-aaaaaaaaaaaaaaaa",
+        "pages/00000001-0000000019-aaaaaaaaaaaaaaaa",
+        "leaps/00000001-0000000020-aaaaaaaaaaaaaaaa",
+        "pieces/00000001-0000000019-aaaaaaaaaaaaaaaa",
+    };
+    const weft_publisher_options plain = {.anchor_ratio = -1};
+    const weft_repair_options look = {.deep = true};
+    const weft_repair_options mend = {.apply = true};
+    scene s;
+    findings found;
+    weft_repair_result result;
+    build_run(&s, &plain, false);
+    const chain pages = read_chain(&s, 2);
+    /* more of JSON than the format has room for */
+    char wide[10002] = "{\"a\":[";
+    for (size_t i = strlen(wide); i + 3 < sizeof wide; i += 3) {
+        memcpy(wide + i, "[],", 4);
+    }
+    memcpy(wide + strlen(wide) - 1, "]}", 3);
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        scene_write(&s, keys[i], wide, strlen(wide));
+    }
+    scene_expect(s.outside, run_repair(&s, &look, &found, &result), WEFT_OK, "a sound run");
+    assert_int_equal(result.findings, 0);
+    assert_int_equal(result.epoch, 2);
+    scene_spoil(&s, pages.keys[0]);
+    scene_expect(s.outside, run_repair(&s, &mend, &found, &result), WEFT_OK, "mend");
+    assert_int_equal(result.findings, 0);
+    assert_int_equal(read_chronicle(&s, NULL).count, VERSIONS);
+    scene_spoil(&s, "heads/00000002");
+    scene_expect(s.outside, run_repair(&s, &mend, &found, &result), WEFT_OK, "mend a head");
+    assert_int_equal(result.findings, 0);
+    assert_int_equal(read_chronicle(&s, NULL).count, VERSIONS);
+    scene_close(&s);
+}
+
 static void test_no_run(void **state) {
     (void)state;
     const weft_repair_options look = {.deep = true};
@@ -822,6 +979,10 @@ int main(void) {
         cmocka_unit_test(test_no_page_at_all),
         cmocka_unit_test(test_a_junk_head_of_the_next_epoch),
         cmocka_unit_test(test_a_lost_newest_head),
+        cmocka_unit_test(test_lost_heads_before_a_claim),
+        cmocka_unit_test(test_a_lost_head_and_a_page),
+        cmocka_unit_test(test_a_page_without_its_anchor),
+        cmocka_unit_test(test_strays),
         cmocka_unit_test(test_no_run),
         cmocka_unit_test(test_signed_runs),
         cmocka_unit_test(test_an_interrupted_repair),

@@ -23,7 +23,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HEAD_ATTEMPTS = 4, EPOCHS_MISSING = 4 };
+enum {
+    HEAD_ATTEMPTS = 4,
+    EPOCHS_MISSING = 4,      /* in a row, where they must be probed */
+    EPOCHS_SPARED = 1024,    /* heads that may be missing in any run, */
+    EPOCHS_SPREAD = 64,      /* and how many for each head and page that is there */
+    EPOCHS_PROBED = 1 << 20, /* at most, where nothing tells how many there are */
+};
 
 bool weft_repair_damage(weft_status status) {
     return status == WEFT_NOT_FOUND || status == WEFT_CHECKSUM_MISMATCH || status == WEFT_MALFORMED ||
@@ -56,13 +62,28 @@ typedef struct listing {
     weft_status status;
 } listing;
 
+/* The epoch and version of a key, if weft_sync_key can have made it: neither signs nor numbers that do not
+ * fit. */
+static bool parse_key(const char *key, uint64_t *epoch_out, uint64_t *version_out) {
+    unsigned long long epoch;
+    unsigned long long version;
+    char again[WEFT_KEY_SIZE];
+    const char *name = strchr(key, '/');
+    if (name == NULL || sscanf(name, "/%llu-%llu-", &epoch, &version) != 2) {
+        return false;
+    }
+    snprintf(again, sizeof again, "/%08llu-%010llu-", epoch, version);
+    *epoch_out = epoch;
+    *version_out = version;
+    return strncmp(name, again, strlen(again)) == 0;
+}
+
 static bool add_entry(void *opaque, const char *key, uint64_t size, double age_seconds) {
     listing *list = opaque;
     weft_repair_room *room = list->room;
-    unsigned long long epoch;
-    unsigned long long version;
-    const char *name = strchr(key, '/');
-    if (name == NULL || sscanf(name, "/%llu-%llu-", &epoch, &version) != 2) {
+    uint64_t epoch;
+    uint64_t version;
+    if (!parse_key(key, &epoch, &version)) {
         return true;
     }
     weft_repair_entry *entries =
@@ -167,57 +188,101 @@ weft_status weft_repair_read_page(weft_repair *repair, const weft_repair_entry *
 
 /* ---- heads ---- */
 
-typedef struct head_listing {
-    uint64_t last;
-} head_listing;
+/* The epochs of which there is a head or a page. */
+typedef struct epoch_listing {
+    weft_context *context;
+    uint64_t *epochs;
+    size_t count;
+    weft_status status;
+} epoch_listing;
+
+static weft_status add_epoch(epoch_listing *list, uint64_t epoch) {
+    uint64_t *epochs = weft_reallocate_array(list->context, list->epochs, list->count + 1, sizeof *epochs);
+    if (epochs == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    list->epochs = epochs;
+    epochs[list->count++] = epoch;
+    return WEFT_OK;
+}
 
 static bool add_head(void *opaque, const char *key, uint64_t size, double age_seconds) {
-    head_listing *list = opaque;
+    epoch_listing *list = opaque;
     unsigned long long epoch;
     char again[WEFT_HEAD_KEY];
     (void)size;
     (void)age_seconds;
     if (sscanf(key, "heads/%llu", &epoch) == 1) {
         weft_head_key(epoch, again);
-        if (strcmp(again, key) == 0 && epoch > list->last) {
-            list->last = epoch;
+        if (strcmp(again, key) == 0) {
+            list->status = add_epoch(list, epoch);
         }
     }
-    return true;
+    return list->status == WEFT_OK;
 }
 
-/* Readers count on epochs without gaps; one that is there all the same hides what is behind it. */
-static weft_status probe_epochs(weft_repair *repair, uint64_t *last_out) {
-    weft_status status = WEFT_OK;
-    for (uint64_t epoch = 1; status == WEFT_OK && epoch <= *last_out + EPOCHS_MISSING; epoch++) {
-        char key[WEFT_HEAD_KEY];
-        uint64_t size;
-        weft_store_tag tag;
-        weft_head_key(epoch, key);
-        status = weft_store_head(repair->context, repair->store, key, &size, &tag);
-        *last_out = status == WEFT_OK ? epoch : *last_out;
-        status = status == WEFT_NOT_FOUND ? WEFT_OK : status;
+/* Epochs have no gaps but what was lost: a number beyond all proportion to what there is belongs to no
+ * epoch, and no look of anybody's gets there (last_epoch at most doubles). */
+static uint64_t highest_epoch(const epoch_listing *list) {
+    uint64_t most = (uint64_t)EPOCHS_SPREAD * list->count + EPOCHS_SPARED;
+    uint64_t last = 0;
+    for (size_t i = 0; i < list->count; i++) {
+        last = list->epochs[i] > last && list->epochs[i] <= most ? list->epochs[i] : last;
     }
-    return status;
+    return last;
+}
+
+static weft_status head_exists(weft_repair *repair, uint64_t epoch, bool *exists) {
+    char key[WEFT_HEAD_KEY];
+    uint64_t size;
+    weft_store_tag tag;
+    weft_head_key(epoch, key);
+    weft_status status = weft_store_head(repair->context, repair->store, key, &size, &tag);
+    *exists = status == WEFT_OK;
+    return status == WEFT_NOT_FOUND ? WEFT_OK : status;
+}
+
+/* Readers count on epochs without gaps; one that is there all the same hides what is behind it. A server
+ * that has something under every name has no epochs that could be counted. */
+static weft_status probe_epochs(weft_repair *repair, epoch_listing *list) {
+    bool exists;
+    uint64_t last = 0;
+    weft_status status = head_exists(repair, INT64_MAX, &exists);
+    bool endless = exists;
+    for (uint64_t epoch = 1; status == WEFT_OK && !endless && epoch <= last + EPOCHS_MISSING; epoch++) {
+        status = head_exists(repair, epoch, &exists);
+        if (status == WEFT_OK && exists) {
+            status = add_epoch(list, epoch);
+            last = epoch;
+        }
+        endless = epoch == EPOCHS_PROBED;
+    }
+    return status == WEFT_OK && endless
+               ? weft_fail(repair->context, WEFT_LIMIT_EXCEEDED,
+                           "%s has something under every name: it is not to be told what is a head there; "
+                           "repair the store behind this server",
+                           weft_store_url(repair->store))
+               : status;
 }
 
 /* The last epoch that has a head, or whose writer has left pages. */
 static weft_status count_epochs(weft_repair *repair) {
-    head_listing list = {0};
-    uint64_t last = 0;
+    epoch_listing list = {.context = repair->context};
     weft_status status = weft_store_list(repair->context, repair->store, "heads", add_head, &list);
     repair->listed = status == WEFT_OK;
+    status = status == WEFT_OK ? list.status : status;
     if (status == WEFT_UNSUPPORTED) {
-        status = probe_epochs(repair, &last);
+        status = probe_epochs(repair, &list);
     }
-    last = list.last > last ? list.last : last;
     const weft_repair_room *pages;
     if (status == WEFT_OK) {
         status = weft_repair_list(repair, "pages", &pages);
     }
     for (size_t i = 0; status == WEFT_OK && i < pages->count; i++) {
-        last = pages->entries[i].epoch > last ? pages->entries[i].epoch : last;
+        status = add_epoch(&list, pages->entries[i].epoch);
     }
+    uint64_t last = highest_epoch(&list);
+    weft_release(repair->context, list.epochs);
     if (status == WEFT_OK && last == 0) {
         status = weft_fail(repair->context, WEFT_NOT_FOUND, "%s: nothing was published here yet",
                            weft_store_url(repair->store));
@@ -333,7 +398,9 @@ static weft_status copy_head(weft_repair *repair, const weft_sync_head *from) {
     return from->started ? weft_record_copy(repair->context, &from->newest, &repair->head.newest) : WEFT_OK;
 }
 
-/* True if the history that a page ends has the version of a head with its digest. */
+/* False if the history that a page ends has another state as the version of a head, or ends before it.
+ * Where a page on the way is damaged, nothing speaks against it: that page is another thing to be mended.
+ */
 static weft_status leads_from(weft_repair *repair, const weft_page *page, const weft_sync_head *head,
                               bool *leads) {
     weft_context *context = repair->context;
@@ -341,6 +408,9 @@ static weft_status leads_from(weft_repair *repair, const weft_page *page, const 
     weft_status status = WEFT_OK;
     uint64_t version = head->newest.version;
     *leads = false;
+    if (page->records[page->record_count - 1].version < version) {
+        return WEFT_OK;
+    }
     while (status == WEFT_OK && page->records[0].version > version && page->linked) {
         weft_page *before = NULL;
         status = weft_history_page(context, repair->store, &page->previous, repair->run, &before);
@@ -348,26 +418,27 @@ static weft_status leads_from(weft_repair *repair, const weft_page *page, const 
         read = before;
         page = before;
     }
-    if (status == WEFT_OK && page->records[0].version <= version &&
-        page->records[page->record_count - 1].version >= version) {
+    if (weft_repair_damage(status)) {
+        *leads = true;
+        status = WEFT_OK;
+    } else if (status == WEFT_OK && page->records[0].version <= version &&
+               page->records[page->record_count - 1].version >= version) {
         const weft_record *record = &page->records[version - page->records[0].version];
         *leads = weft_digest_equal(&record->digest, &head->newest.digest);
     }
     weft_history_release(context, read);
-    return weft_repair_damage(status) ? WEFT_OK : status;
+    return status;
 }
 
-/* A page is put before its patch is there whole. */
-static weft_status has_objects(weft_repair *repair, const weft_record *newest, bool *has) {
-    uint64_t size;
-    weft_store_tag tag;
-    *has = true;
-    if (!newest->patched) {
-        return WEFT_OK;
+/* A page is put before its patch, or its anchor, is there whole. */
+static weft_status has_objects(weft_repair *repair, const weft_page *page, bool *has) {
+    const weft_record *newest = &page->records[page->record_count - 1];
+    const weft_object *object = newest->patched ? &newest->patch : NULL;
+    for (size_t i = 0; i < page->anchor_count && object == NULL; i++) {
+        object = page->anchors[i].version == newest->version ? &page->anchors[i].object : NULL;
     }
-    weft_status status = weft_store_head(repair->context, repair->store, newest->patch.key, &size, &tag);
-    *has = status == WEFT_OK && (newest->patch.pieced || size >= newest->patch.bytes);
-    return status == WEFT_NOT_FOUND ? WEFT_OK : status;
+    *has = false;
+    return object != NULL ? weft_repair_is_there(repair, object, has) : WEFT_OK;
 }
 
 static weft_status adopt_page(weft_repair *repair, uint64_t epoch, const weft_blob *blob,
@@ -390,7 +461,7 @@ static weft_status try_page(weft_repair *repair, const weft_repair_entry *entry,
     if (status != WEFT_OK) {
         return weft_repair_damage(status) ? WEFT_MORE : status;
     }
-    status = has_objects(repair, &page->records[page->record_count - 1], &fits);
+    status = has_objects(repair, page, &fits);
     if (status == WEFT_OK && fits && below != NULL && below->started) {
         status = leads_from(repair, page, below, &fits);
     }
@@ -423,7 +494,43 @@ static const char *describe_junk(const weft_repair_head *head) {
                : "is no head of this epoch and run, however often it is read";
 }
 
-static weft_status note_newest_head(weft_repair *repair, uint64_t epoch, bool from_page) {
+/* Out of what the newest state was established when its head was lost. */
+typedef enum state_source { STATE_OF_PAGE, STATE_OF_CLAIM, STATE_OF_EPOCH, STATE_OF_NOTHING } state_source;
+
+static void describe_source(const weft_repair *repair, state_source source, char text[WEFT_REPAIR_TEXT]) {
+    unsigned long long version = weft_sync_head_version(&repair->head);
+    switch (source) {
+    case STATE_OF_PAGE:
+        snprintf(text, WEFT_REPAIR_TEXT,
+                 "a head of version %llu, by the newest page that fits, takes its place; then a new epoch "
+                 "begins",
+                 version);
+        break;
+    case STATE_OF_CLAIM:
+        snprintf(
+            text, WEFT_REPAIR_TEXT,
+            "a head of version %llu, as who began the next epoch has found it, takes its place; then a "
+            "new epoch begins",
+            version);
+        break;
+    case STATE_OF_EPOCH:
+        snprintf(text, WEFT_REPAIR_TEXT,
+                 "a head of version %llu, as the epoch before it ended, takes its place; then a new epoch "
+                 "begins%s",
+                 version,
+                 repair->listed ? ""
+                                : ". What this epoch has published is lost, if anything: it could only be "
+                                  "found where the store can be listed, such as in the directory itself");
+        break;
+    default:
+        snprintf(text, WEFT_REPAIR_TEXT,
+                 "none: no other head is there, nor a page by which one could be made%s",
+                 repair->listed ? "; the run is lost, and another one can begin in another place"
+                                : ", as far as can be seen without a listing");
+    }
+}
+
+static weft_status note_newest_head(weft_repair *repair, uint64_t epoch, state_source source) {
     char key[WEFT_HEAD_KEY];
     weft_head_key(epoch, key);
     weft_repair_note *note = weft_repair_add_note(repair, WEFT_REPAIR_HEAD, key);
@@ -431,8 +538,6 @@ static weft_status note_newest_head(weft_repair *repair, uint64_t epoch, bool fr
         return WEFT_NO_MEMORY;
     }
     const weft_repair_head *head = &repair->heads[epoch - 1];
-    bool found = repair->head.run[0] != '\0';
-    unsigned long long version = repair->head.started ? repair->head.newest.version : 0;
     snprintf(note->wrong, sizeof note->wrong, "the newest head %s", describe_junk(head));
     snprintf(
         note->effect, sizeof note->effect, "%s",
@@ -440,35 +545,17 @@ static weft_status note_newest_head(weft_repair *repair, uint64_t epoch, bool fr
             ? "the versions of this epoch are seen by nobody, and the next publisher would not go on from "
               "them"
             : "publish, pull, follow, log and gc fail: this is where the newest version should be");
-    if (from_page) {
-        snprintf(
-            note->remedy, sizeof note->remedy,
-            "a head of version %llu, by the newest page of this epoch that fits, takes its place; then a "
-            "new epoch begins",
-            version);
-    } else if (found) {
-        snprintf(note->remedy, sizeof note->remedy,
-                 "a head of version %llu, as the epoch before it ended, takes its place; then a new epoch "
-                 "begins%s",
-                 version,
-                 repair->listed ? ""
-                                : ". What this epoch has published is lost, if anything: it could only be "
-                                  "found where the store can be listed, such as in the directory itself");
-    } else {
-        snprintf(note->remedy, sizeof note->remedy,
-                 "none: no other head is there, nor a page by which one could be made%s",
-                 repair->listed ? "; the run is lost, and another one can begin in another place"
-                                : ", as far as can be seen without a listing");
-    }
-    note->mendable = found;
+    describe_source(repair, source, note->remedy);
+    note->mendable = source != STATE_OF_NOTHING;
     return WEFT_OK;
 }
 
-static weft_status note_old_heads(weft_repair *repair) {
+/* All but the one that `newest` is, of which more was said. */
+static weft_status note_old_heads(weft_repair *repair, uint64_t newest) {
     for (size_t i = 0; i + 1 < repair->head_count; i++) {
         char key[WEFT_HEAD_KEY];
         weft_head_key(i + 1, key);
-        if (!is_broken(&repair->heads[i])) {
+        if (!is_broken(&repair->heads[i]) || i + 1 == newest) {
             continue;
         }
         weft_repair_note *note = weft_repair_add_note(repair, WEFT_REPAIR_HEAD, key);
@@ -489,45 +576,86 @@ static weft_status note_old_heads(weft_repair *repair) {
     return WEFT_OK;
 }
 
-/* A head that is only a claim counts for nothing: the one before it is taken. */
-static weft_status take_settled(weft_repair *repair, const weft_sync_head *newest) {
-    const weft_sync_head *settled = newest;
-    while (settled != NULL && weft_sync_head_unsettled(settled)) {
-        settled = good_head(repair, (size_t)settled->epoch - 1);
+/* The highest epoch whose head is not only a claim, and the newest of the claims behind it, or NULL. */
+static size_t settled_epoch(const weft_repair *repair, const weft_sync_head **claim_out) {
+    size_t epoch = repair->head_count;
+    *claim_out = NULL;
+    while (repair->heads[epoch - 1].state == WEFT_REPAIR_HEAD_GOOD &&
+           weft_sync_head_unsettled(&repair->heads[epoch - 1].head)) {
+        *claim_out = *claim_out == NULL ? &repair->heads[epoch - 1].head : *claim_out;
+        epoch--;
     }
-    return copy_head(repair, settled != NULL ? settled : newest);
+    return epoch;
+}
+
+/* The state of an epoch whose head is lost, and behind which there are only claims. A claim says how its
+ * writer has found that epoch: nothing older can be right, though where puts have no conditions, something
+ * newer may. Without one, the epochs before may be lost as well. */
+static weft_status restore_state(weft_repair *repair, size_t epoch, const weft_sync_head *claim,
+                                 state_source *source) {
+    const weft_sync_head *below = claim != NULL ? claim : good_head(repair, epoch);
+    size_t least = claim != NULL ? epoch : below != NULL ? (size_t)below->epoch + 1 : 1;
+    weft_status status = WEFT_MORE;
+    for (size_t i = epoch; i >= least && status == WEFT_MORE; i--) {
+        status = find_epoch_page(repair, i, below);
+    }
+    *source = status == WEFT_OK ? STATE_OF_PAGE
+              : claim != NULL   ? STATE_OF_CLAIM
+              : below != NULL   ? STATE_OF_EPOCH
+                                : STATE_OF_NOTHING;
+    if (status == WEFT_OK && claim != NULL && strcmp(repair->head.page.key, claim->page.key) == 0) {
+        *source = STATE_OF_CLAIM;
+    }
+    if ((status == WEFT_OK || status == WEFT_MORE) && *source != STATE_OF_PAGE) {
+        status = below != NULL ? copy_head(repair, below) : WEFT_OK;
+    }
+    repair->unproven = *source == STATE_OF_PAGE;
+    return status;
+}
+
+/* Pages of a later epoch than all heads that belong to nothing are leftovers of something else. */
+static void forget_epochs(weft_repair *repair, uint64_t last_known) {
+    size_t last = repair->head_count;
+    repair->head_count = (size_t)last_known;
+    for (size_t i = repair->head_count; i < last; i++) {
+        repair->head_count = repair->heads[i].state == WEFT_REPAIR_HEAD_JUNK ? i + 1 : repair->head_count;
+    }
+}
+
+static weft_status find_lost_state(weft_repair *repair, size_t epoch, const weft_sync_head *claim,
+                                   uint64_t *noted) {
+    state_source source;
+    weft_status status = restore_state(repair, epoch, claim, &source);
+    repair->lost_head = true;
+    if (status == WEFT_OK && claim == NULL && source != STATE_OF_NOTHING) {
+        forget_epochs(repair, repair->head.epoch);
+        repair->lost_head = source == STATE_OF_PAGE || repair->head_count > repair->head.epoch;
+    }
+    if (status == WEFT_OK && repair->lost_head) {
+        *noted = claim != NULL ? epoch : repair->head_count;
+        status = note_newest_head(repair, *noted, source);
+    }
+    return status;
 }
 
 static weft_status find_state(weft_repair *repair) {
-    size_t last = repair->head_count;
-    const weft_sync_head *below = good_head(repair, last);
-    weft_status status = WEFT_MORE;
-    if (below != NULL && below->epoch == last) {
-        status = take_settled(repair, below);
-    } else {
-        repair->lost_head = true;
-        status = find_epoch_page(repair, last, below);
-        bool from_page = status == WEFT_OK;
-        repair->unproven = from_page;
-        if (status == WEFT_MORE) {
-            status = below != NULL ? copy_head(repair, below) : WEFT_OK;
-        }
-        /* pages of a later epoch than all heads that belong to nothing are leftovers of something else */
-        if (status == WEFT_OK && !from_page && below != NULL &&
-            repair->heads[last - 1].state == WEFT_REPAIR_HEAD_MISSING) {
-            repair->head_count = (size_t)below->epoch;
-            for (size_t i = repair->head_count; i < last; i++) {
-                repair->head_count =
-                    repair->heads[i].state == WEFT_REPAIR_HEAD_JUNK ? i + 1 : repair->head_count;
-            }
-            repair->lost_head = repair->head_count > below->epoch;
-        }
-        if (status == WEFT_OK && repair->lost_head) {
-            status = note_newest_head(repair, repair->head_count, from_page);
-        }
+    const weft_sync_head *claim;
+    uint64_t noted = 0;
+    weft_status status;
+    size_t epoch = settled_epoch(repair, &claim);
+    switch (repair->heads[epoch - 1].state) {
+    case WEFT_REPAIR_HEAD_GOOD:
+        status = copy_head(repair, &repair->heads[epoch - 1].head);
+        break;
+    case WEFT_REPAIR_HEAD_FOREIGN:
+        /* the newest head is not: whoever signed the claim vouches for what it repeats */
+        status = claim != NULL ? copy_head(repair, claim) : WEFT_OK;
+        break;
+    default:
+        status = find_lost_state(repair, epoch, claim, &noted);
     }
     repair->result.epoch = repair->head_count;
-    return status == WEFT_OK ? note_old_heads(repair) : status;
+    return status == WEFT_OK ? note_old_heads(repair, noted) : status;
 }
 
 /* ---- the history ---- */
@@ -696,7 +824,9 @@ static weft_status walk_history(weft_repair *repair) {
         note_beginning(repair, gap.last + 1);
         status = WEFT_OK;
     }
-    weft_context_clear(repair->context);
+    if (status == WEFT_OK) {
+        weft_context_clear(repair->context);
+    }
     return status;
 }
 

@@ -126,6 +126,8 @@ void weft_repair_close_link(weft_repair *repair, size_t index, weft_page *page);
  * takes what a patch tells of its version. */
 weft_status weft_repair_describe(weft_repair *repair, const weft_repair_entry *entry, weft_object *object,
                                  weft_digest *base, weft_digest *digest, weft_record *record);
+/* True if all of an object is there, as far as can be told without reading it (with `deep`: is sound). */
+weft_status weft_repair_is_there(weft_repair *repair, const weft_object *object, bool *there);
 /* Looks at everything that the kept versions need, and notes what is wrong with it. */
 weft_status weft_repair_check_kept(weft_repair *repair);
 

@@ -263,6 +263,13 @@ static weft_status look_at_object(weft_repair *repair, const weft_object *object
     return status;
 }
 
+weft_status weft_repair_is_there(weft_repair *repair, const weft_object *object, bool *there) {
+    char wrong[WEFT_REPAIR_TEXT];
+    weft_status status = look_at_object(repair, object, wrong);
+    *there = status == WEFT_OK && wrong[0] == '\0';
+    return status;
+}
+
 /* ---- which versions can be reached ---- */
 
 typedef struct kept_version {
@@ -276,9 +283,10 @@ typedef struct kept_version {
 
 typedef struct kept_check {
     weft_repair *repair;
-    uint64_t floor;
+    uint64_t kept;  /* the oldest version that is kept, */
+    uint64_t floor; /* and of those the oldest that the history tells of */
     uint64_t newest;
-    kept_version *versions; /* from the floor on */
+    kept_version *versions; /* from `floor` on */
 } kept_check;
 
 static weft_status note_object(kept_check *check, weft_repair_kind kind, const char *key, const char *wrong,
@@ -441,7 +449,8 @@ static bool is_reached(const kept_check *check, uint64_t version) {
 
 static weft_status tell_reachable(kept_check *check) {
     weft_status status = WEFT_OK;
-    uint64_t start = 0; /* of versions that cannot be reached; 0: none */
+    /* of versions that cannot be reached; 0: none */
+    uint64_t start = check->kept < check->floor ? check->kept : 0;
     for (uint64_t version = check->floor; version <= check->newest; version++) {
         kept_version *kept = &check->versions[version - check->floor];
         kept->reached = is_reached(check, version);
@@ -481,8 +490,10 @@ static weft_status check_links(kept_check *check) {
 
 weft_status weft_repair_check_kept(weft_repair *repair) {
     const weft_record *newest = &repair->head.newest;
-    uint64_t floor = newest->floor > 0 ? newest->floor : 1;
-    kept_check check = {.repair = repair, .floor = floor, .newest = newest->version};
+    uint64_t kept = newest->floor > 0 ? newest->floor : 1;
+    /* versions of which no page tells cost nothing, however many a head speaks of */
+    uint64_t floor = kept > repair->result.oldest ? kept : repair->result.oldest;
+    kept_check check = {.repair = repair, .kept = kept, .floor = floor, .newest = newest->version};
     size_t count = (size_t)(newest->version - floor + 1);
     check.versions = weft_allocate_zeroed(repair->context, count, sizeof *check.versions);
     if (check.versions == NULL) {
