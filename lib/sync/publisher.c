@@ -197,6 +197,20 @@ static weft_status open_merger(weft_publisher *publisher) {
     return weft_merger_open(publisher->context, &task, &publisher->ledger, &publisher->merger);
 }
 
+/* Who was stopped here while others went on may miss pages that they have retired since: that is no damage
+ * that repair could mend. */
+static weft_status resume_history(weft_publisher *publisher) {
+    weft_status status = weft_ledger_resume(&publisher->ledger, &publisher->claim.head.page);
+    if (status != WEFT_NOT_FOUND) {
+        return status;
+    }
+    char text[1024];
+    snprintf(text, sizeof text, "%s", weft_context_error(publisher->context));
+    return weft_claim_check(&publisher->claim) == WEFT_CONFLICT
+               ? WEFT_CONFLICT
+               : weft_fail(publisher->context, status, "%s", text);
+}
+
 static weft_status open_publisher(weft_publisher *publisher) {
     weft_status status = check_options(publisher);
     if (status == WEFT_OK && publisher->options.part_index > 0) {
@@ -218,7 +232,7 @@ static weft_status open_publisher(weft_publisher *publisher) {
     }
     weft_ledger_open(&publisher->ledger, publisher->context, publisher->store, publisher->claim.head.run);
     if (status == WEFT_OK && publisher->claim.head.started) {
-        status = weft_ledger_resume(&publisher->ledger, &publisher->claim.head.page);
+        status = resume_history(publisher);
     }
     if (status == WEFT_OK) {
         /* how much of the model a part copies is known when all parts have said what they hold */

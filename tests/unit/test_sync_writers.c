@@ -103,6 +103,52 @@ static void check_worker(replica *r, const writer *w, const char *what) {
     }
 }
 
+/* ---- overtaken while it opens ---- */
+
+static weft_status collect_at_once(scene *s) {
+    const weft_gc_options options = {.grace_seconds = 0};
+    return weft_gc_run(s->outside, s->store, &options, NULL);
+}
+
+typedef struct overtaking {
+    scene *scene;
+    writer other;
+} overtaking;
+
+static void overtake(void *opaque) {
+    overtaking *o = opaque;
+    assert_int_equal(writer_take(&o->other, o->scene), WEFT_OK);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(writer_publish(&o->other), WEFT_OK);
+    }
+    assert_int_equal(collect_at_once(o->scene), WEFT_OK);
+}
+
+/* The pages that it was about to read are gone: it says what has happened, and not that the store is
+ * damaged. */
+static void test_overtaken_while_opening(void **state) {
+    (void)state;
+    scene s;
+    scene_open(&s, NULL, 47);
+    overtaking o = {.scene = &s};
+    writer_open(&o.other, &s, 48, true);
+    scene_publish(&s, 10000);
+    scene_publish(&s, 10000);
+    const fault_rule stop = {.kind = FAULT_PAUSE,
+                             .operations = FAULT_ON_GET,
+                             .pattern = "pages/*",
+                             .limit = 1,
+                             .meanwhile = overtake,
+                             .opaque = &o};
+    fault_store_set(s.faults, &stop, 1);
+    assert_int_equal(scene_publisher(&s), WEFT_CONFLICT);
+    assert_non_null(strstr(weft_context_error(s.context), "has taken over"));
+    fault_store_set(s.faults, NULL, 0);
+    scene_expect(s.context, scene_publisher(&s), WEFT_OK, "the next one");
+    writer_close(&o.other);
+    scene_close(&s);
+}
+
 /* ---- by turns ---- */
 
 static void run_turns(bool conditional) {
@@ -370,6 +416,7 @@ static void test_objects_collected_on_the_way(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_overtaken_while_opening),
         cmocka_unit_test(test_publishers_by_turns),
         cmocka_unit_test(test_races_for_a_run),
         cmocka_unit_test(test_retention),
