@@ -139,6 +139,48 @@ expect 0 '' "$weft" log signed --trust key.pub
 says stdout '^4 versions'
 rm -f out .out.weft-sync
 
+# ---- a head that speaks of more versions than anybody could keep ----
+rm -rf run && cp -r sound run
+/usr/bin/python3 -B - run "$(newest_page run 00000001)" << 'END'
+import hashlib, json, sys
+root, page = sys.argv[1:]
+many = 2**40 + 1
+with open(f'{root}/{page}') as file:
+    content = json.load(file)
+record = content['records'][0] | {'version': many}
+content |= {'records': [record], 'anchors': [content['anchors'][-1] | {'version': many}]}
+text = json.dumps(content) + '\n'
+with open(f'{root}/{page}', 'w') as file:
+    file.write(text)
+with open(f'{root}/heads/00000001') as file:
+    head = json.loads(file.readline())
+head['newest'] = record
+head['page'] |= {'bytes': len(text), 'sha256': hashlib.sha256(text.encode()).hexdigest()}
+text = json.dumps(head)
+with open(f'{root}/heads/00000001', 'w') as file:
+    file.write(f'{text}\nsha256 {hashlib.sha256(text.encode()).hexdigest()}\n')
+END
+expect 3 'damaged' "$weft" repair run
+says stdout '; 1 of the 1099511627777 that are kept, since 1, can be reached$'
+
+# ---- a server that has something under every name ----
+/usr/bin/python3 -B -c 'import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "4")
+        self.end_headers()
+        self.wfile.write(b"" if self.command == "HEAD" else b"junk")
+    do_HEAD = do_GET
+    def log_message(self, *words): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(f"http://127.0.0.1:{server.server_port}", flush=True)
+server.serve_forever()' > endless.out &
+children+=($!)
+await 'a server for everything' test -s endless.out
+expect 1 'something under every name' timeout 60 "$weft" repair "$(cat endless.out)"
+
 # ---- through a server, which lists nothing ----
 rm -rf run && cp -r sound run
 page=$(newest_page run 00000001)
