@@ -596,6 +596,34 @@ static void test_a_lost_newest_head(void **state) {
     }
 }
 
+/* Repair ends between the head that it has mended and the epoch that was to follow: nothing is left to be
+ * found, and a replica that has seen more of the old epoch's heads goes on all the same. */
+static void test_half_a_repair(void **state) {
+    (void)state;
+    const weft_publisher_options plain = {.anchor_ratio = -1};
+    const weft_repair_options mend = {.apply = true};
+    const fault_rule dead = {.kind = FAULT_FAIL, .operations = FAULT_ON_PUT, .pattern = "heads/00000003"};
+    scene s;
+    replica file;
+    findings found;
+    weft_repair_result result;
+    build_run(&s, &plain, false);
+    replica_open(&file, &s, "out", NULL);
+    replica_catch_up(&file, "before");
+    scene_spoil(&s, "heads/00000002");
+    fault_store_set(s.faults, &dead, 1);
+    assert_int_equal(weft_repair_run(s.outside, s.faulty, &mend, NULL), WEFT_REMOTE_FAILED);
+    fault_store_set(s.faults, NULL, 0);
+    scene_expect(s.outside, run_repair(&s, &mend, &found, &result), WEFT_OK, "mend");
+    assert_int_equal(result.findings, 0);
+    assert_int_equal(replica_reopen(&file, NULL), WEFT_OK);
+    replica_catch_up(&file, "after half a repair");
+    publish_labelled(&s, VERSIONS + 1);
+    replica_catch_up(&file, "on");
+    replica_close(&file);
+    scene_close(&s);
+}
+
 /* After the mending: all versions of the run that build_run makes are there, readers go on, and so does the
  * run. */
 static void expect_all(scene *s, replica *file, const chronicle *before, const char *what) {
@@ -979,6 +1007,7 @@ int main(void) {
         cmocka_unit_test(test_no_page_at_all),
         cmocka_unit_test(test_a_junk_head_of_the_next_epoch),
         cmocka_unit_test(test_a_lost_newest_head),
+        cmocka_unit_test(test_half_a_repair),
         cmocka_unit_test(test_lost_heads_before_a_claim),
         cmocka_unit_test(test_a_lost_head_and_a_page),
         cmocka_unit_test(test_a_page_without_its_anchor),

@@ -31,6 +31,10 @@ enum {
     EPOCHS_PROBED = 1 << 20, /* at most, where nothing tells how many there are */
 };
 
+/* Of a head that takes the place of a lost one: above all that its epoch can have had, so that who has seen
+ * those goes on even if the new epoch is never begun. */
+static const uint64_t MENDED_SEQUENCE = (uint64_t)1 << 40;
+
 bool weft_repair_damage(weft_status status) {
     return status == WEFT_NOT_FOUND || status == WEFT_CHECKSUM_MISMATCH || status == WEFT_MALFORMED ||
            status == WEFT_TRUNCATED;
@@ -964,7 +968,6 @@ static weft_status check_same(const weft_repair *repair, uint64_t epoch, const w
     return same ? WEFT_OK : changed(repair);
 }
 
-/* Its sequence says that nothing of the epoch before it is to be waited for. */
 static weft_status write_head(weft_repair *repair, uint64_t epoch) {
     weft_context *context = repair->context;
     const weft_repair_head *seen = &repair->heads[epoch - 1];
@@ -974,7 +977,7 @@ static weft_status write_head(weft_repair *repair, uint64_t epoch) {
     char key[WEFT_HEAD_KEY];
     weft_head_key(epoch, key);
     head.epoch = epoch;
-    head.sequence = 2;
+    head.sequence = MENDED_SEQUENCE;
     memcpy(head.run, repair->run, sizeof head.run);
     weft_status status = weft_hex_random(context, (WEFT_WRITER_TEXT - 1) / 2, head.writer);
     if (status == WEFT_OK) {
