@@ -91,6 +91,13 @@ bool weft_repair_damage(weft_status status);
 /* The next note, to be filled in; NULL if there is no memory. */
 weft_repair_note *weft_repair_add_note(weft_repair *repair, weft_repair_kind kind, const char *key);
 
+/* Reads the heads of all epochs, establishes the newest state, and notes the heads that are wrong. */
+weft_status weft_repair_find_state(weft_repair *repair);
+/* There is none under its key, or what lies there is none. */
+bool weft_repair_head_broken(const weft_repair_head *head);
+/* Writes what was made for what was found. */
+weft_status weft_repair_mend(weft_repair *repair);
+
 /* What a room ("pages") holds. Empty if the store has no listing. */
 weft_status weft_repair_list(weft_repair *repair, const char *room, const weft_repair_room **room_out);
 /* Reads an object of a known size whole; the caller releases the data. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * repair_objects.c: patches, anchors and leaps: whether they are there, which versions they lead to, and
- * what one is whose description was lost.
+ * repair_objects.c: what a store holds of a run, and patches, anchors and leaps: whether they are there,
+ * which versions they lead to, and what one is whose description was lost.
  */
 #include "repair.h"
 
@@ -12,9 +12,142 @@
 #include "../objects/pieces.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const uint64_t HOLD_BYTES = (uint64_t)64 << 20;
+
+/* ---- listing and reading ---- */
+
+typedef struct listing {
+    weft_repair *repair;
+    weft_repair_room *room;
+    weft_status status;
+} listing;
+
+/* The epoch and version of a key, if weft_sync_key can have made it: neither signs nor numbers that do not
+ * fit. */
+static bool parse_key(const char *key, uint64_t *epoch_out, uint64_t *version_out) {
+    unsigned long long epoch;
+    unsigned long long version;
+    char again[WEFT_KEY_SIZE];
+    const char *name = strchr(key, '/');
+    if (name == NULL || sscanf(name, "/%llu-%llu-", &epoch, &version) != 2) {
+        return false;
+    }
+    snprintf(again, sizeof again, "/%08llu-%010llu-", epoch, version);
+    *epoch_out = epoch;
+    *version_out = version;
+    return strncmp(name, again, strlen(again)) == 0;
+}
+
+static bool add_entry(void *opaque, const char *key, uint64_t size, double age_seconds) {
+    listing *list = opaque;
+    weft_repair_room *room = list->room;
+    uint64_t epoch;
+    uint64_t version;
+    if (!parse_key(key, &epoch, &version)) {
+        return true;
+    }
+    weft_repair_entry *entries =
+        weft_reallocate_array(list->repair->context, room->entries, room->count + 1, sizeof *entries);
+    if (entries == NULL) {
+        list->status = WEFT_NO_MEMORY;
+        return false;
+    }
+    room->entries = entries;
+    entries[room->count] =
+        (weft_repair_entry){.epoch = epoch, .version = version, .size = size, .age = age_seconds};
+    snprintf(entries[room->count++].key, sizeof entries->key, "%s", key);
+    return true;
+}
+
+static int compare_entries(const void *a, const void *b) {
+    const weft_repair_entry *first = a;
+    const weft_repair_entry *second = b;
+    if (first->version != second->version) {
+        return first->version < second->version ? 1 : -1;
+    }
+    return (first->age > second->age) - (first->age < second->age);
+}
+
+weft_status weft_repair_list(weft_repair *repair, const char *room_name,
+                             const weft_repair_room **room_out) {
+    weft_repair_room *room = repair->rooms;
+    while (room->read && strcmp(room->name, room_name) != 0) {
+        room++;
+    }
+    *room_out = room;
+    if (room->read) {
+        return WEFT_OK;
+    }
+    room->name = room_name;
+    room->read = true;
+    if (!repair->listed) {
+        return WEFT_OK;
+    }
+    listing list = {.repair = repair, .room = room};
+    weft_status status = weft_store_list(repair->context, repair->store, room_name, add_entry, &list);
+    if (status == WEFT_OK && room->count > 0) {
+        qsort(room->entries, room->count, sizeof *room->entries, compare_entries);
+    }
+    return list.status != WEFT_OK ? list.status : status;
+}
+
+weft_status weft_repair_read(weft_repair *repair, const char *key, uint64_t size, uint64_t most,
+                             uint8_t **data_out, weft_hash *hash_out) {
+    if (size > most || size == 0) {
+        return weft_fail(repair->context, WEFT_MALFORMED, "%s has %llu bytes, which is no size for it", key,
+                         (unsigned long long)size);
+    }
+    uint8_t *data = weft_allocate(repair->context, (size_t)size);
+    if (data == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_store_get_request request = {.key = key, .length = size, .buffer = data};
+    weft_store_get_result result;
+    weft_status status = weft_store_get(repair->context, repair->store, &request, &result);
+    if (status == WEFT_OK && result.received != size) {
+        status = weft_fail(repair->context, WEFT_TRUNCATED, "%s ends early", key);
+    }
+    if (status == WEFT_OK) {
+        status = weft_hash_compute(repair->context, data, (size_t)size, hash_out);
+    }
+    if (status != WEFT_OK) {
+        weft_release(repair->context, data);
+        return status;
+    }
+    *data_out = data;
+    return WEFT_OK;
+}
+
+weft_status weft_repair_read_page(weft_repair *repair, const weft_repair_entry *entry, weft_blob *blob,
+                                  weft_page **page_out) {
+    weft_context *context = repair->context;
+    uint8_t *data;
+    *blob = (weft_blob){.bytes = entry->size};
+    memcpy(blob->key, entry->key, sizeof blob->key);
+    weft_status status =
+        weft_repair_read(repair, entry->key, entry->size, WEFT_PAGE_MAX, &data, &blob->hash);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_page *page = NULL;
+    status = weft_history_parse(context, entry->key, data, (size_t)entry->size, &page);
+    weft_release(context, data);
+    if (status == WEFT_OK && repair->run[0] != '\0' && strcmp(page->run, repair->run) != 0) {
+        status = weft_fail(context, WEFT_MALFORMED, "%s is of another run", entry->key);
+    }
+    if (status == WEFT_OK && page->records[page->record_count - 1].version != entry->version) {
+        status = weft_fail(context, WEFT_MALFORMED, "%s is of another version", entry->key);
+    }
+    if (status != WEFT_OK) {
+        weft_history_release(context, page);
+        return status;
+    }
+    *page_out = page;
+    return WEFT_OK;
+}
 
 /* ---- describing ---- */
 
