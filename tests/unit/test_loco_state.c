@@ -8,6 +8,7 @@
 #include "loco_ranks.h"
 #include "models.h"
 #include "scratch.h"
+#include "stride.h"
 
 #include "../../lib/loco/included.h"
 
@@ -426,7 +427,7 @@ static void test_allocations(void **state) {
     faults faults = {0};
     scratch scratch;
     scratch_open(&scratch);
-    for (size_t n = 1;; n++) {
+    for (size_t n = test_stride_first();; n += test_stride()) {
         weft_context *context = NULL;
         for (size_t i = 0; i < COUNT; i++) {
             weights[i] = 0.01f + 1e-5f * (float)i;

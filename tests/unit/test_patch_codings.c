@@ -7,6 +7,7 @@
 #include "../../lib/patch/bucket/bucket.h"
 #include "faults.h"
 #include "models.h"
+#include "stride.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -605,7 +606,7 @@ static void test_proof_sees_drift(void **state) {
     weft_frame frame;
     assert_int_equal(weft_frame_read(self.context, &self.roster, self.frame.data, self.frame.size, &frame),
                      WEFT_OK);
-    for (unsigned round = 0; round < 200; round++) {
+    for (unsigned round = 0; round < 200 / test_stride(); round++) {
         size_t unit;
         do {
             unit = (size_t)dice_below(&dice, units);
@@ -780,7 +781,7 @@ static void test_hostile_frames(void **state) {
             for (int profile = WEFT_PROFILE_FAST; profile <= WEFT_PROFILE_SMALL; profile++) {
                 encode(&self, (weft_profile)profile);
                 size_t start = payload_start(&self);
-                for (unsigned round = 0; round < 100; round++) {
+                for (unsigned round = 0; round < 100 / test_stride(); round++) {
                     self.coder->kernels = weft_patch_kernels_for(round % (weft_cpu_best() + 1));
                     mutate(&self, &dice, round % 3 == 0 ? WEFT_FRAME_LENGTH : start);
                 }
@@ -798,7 +799,7 @@ static void test_random_payloads(void **state) {
     fixture self;
     open_mixed(&self, WEFT_DTYPE_BF16);
     weights_fill(&dice, WEIGHTS_TRAINED, WEFT_DTYPE_BF16, self.base, (size_t)self.bucket.units);
-    for (unsigned round = 0; round < 4000; round++) {
+    for (unsigned round = 0; round < 4000 / test_stride(); round++) {
         weft_writer frame;
         weft_writer_open(&frame, self.context);
         weft_writer_u32(&frame, 0);
