@@ -168,9 +168,9 @@ typedef struct weft_apply_stats {
 } weft_apply_stats;
 
 /* A transaction that brings the view from the patch's base to its result. `sums` are those of the view
- * and move with it; they are how the base is recognised. A view that holds only some domains takes part
- * with the buckets of those domains. Tensors must all be kept: a patch that adds, removes or replaces
- * tensors needs weft_apply_rebuild. */
+ * and move with it; they are how the base is recognised. A view that holds only a part of the model takes
+ * the buckets of that part. Tensors must all be kept: a patch that adds, removes or replaces tensors needs
+ * weft_apply_rebuild. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_create(weft_context *context, const weft_patch *patch,
                                                     const weft_view *view, weft_sums *sums,
                                                     weft_apply **apply_out);

@@ -24,7 +24,7 @@ enum { MOST_THREADS = 1024 };
 /* At most twenty calls of the progress function per second. */
 static const uint64_t PROGRESS_NANOSECONDS = 50000000;
 
-static _Thread_local weft_frame *innermost_frame;
+static _Thread_local weft_scope *innermost_scope;
 
 /* ---- life ---- */
 
@@ -166,34 +166,34 @@ weft_status weft_context_derive(weft_context *context, weft_progress_function pr
 
 /* ---- failure ---- */
 
-weft_frame *weft_frame_find(const weft_context *context) {
-    weft_frame *frame = innermost_frame;
-    while (frame != NULL && frame->context != context) {
-        frame = frame->outer;
+weft_scope *weft_scope_find(const weft_context *context) {
+    weft_scope *scope = innermost_scope;
+    while (scope != NULL && scope->context != context) {
+        scope = scope->outer;
     }
-    return frame;
+    return scope;
 }
 
-void weft_frame_push(weft_frame *frame, const weft_context *context) {
-    frame->context = context;
-    frame->outer = innermost_frame;
-    frame->asking = false;
-    frame->text[0] = '\0';
-    innermost_frame = frame;
+void weft_scope_push(weft_scope *scope, const weft_context *context) {
+    scope->context = context;
+    scope->outer = innermost_scope;
+    scope->asking = false;
+    scope->text[0] = '\0';
+    innermost_scope = scope;
 }
 
-void weft_frame_pop(weft_frame *frame) {
-    innermost_frame = frame->outer;
+void weft_scope_pop(weft_scope *scope) {
+    innermost_scope = scope->outer;
 }
 
 static char *current_text(weft_context *context) {
-    weft_frame *frame = weft_frame_find(context);
-    return frame != NULL ? frame->text : context->text;
+    weft_scope *scope = weft_scope_find(context);
+    return scope != NULL ? scope->text : context->text;
 }
 
 const char *weft_context_error(const weft_context *context) {
-    const weft_frame *frame = weft_frame_find(context);
-    return frame != NULL ? frame->text : context->text;
+    const weft_scope *scope = weft_scope_find(context);
+    return scope != NULL ? scope->text : context->text;
 }
 
 void weft_context_clear(weft_context *context) {
@@ -214,11 +214,11 @@ weft_status weft_refuse_nesting(weft_context *context) {
 
 weft_status weft_context_enter(weft_context *context) {
     weft_context_clear(context);
-    const weft_frame *frame = weft_frame_find(context);
-    if (frame == NULL) {
+    const weft_scope *scope = weft_scope_find(context);
+    if (scope == NULL) {
         return WEFT_OK;
     }
-    return frame->asking ? refuse_asking(context) : weft_refuse_nesting(context);
+    return scope->asking ? refuse_asking(context) : weft_refuse_nesting(context);
 }
 
 /* Texts quote names from hostile files and end up on terminals: one line, and nothing that moves a cursor.
@@ -382,8 +382,8 @@ static uint64_t monotonic_nanoseconds(void) {
 
 /* True on a thread that is inside of the context's progress function. It would wait for itself. */
 static bool is_asking(const weft_context *context) {
-    const weft_frame *frame = weft_frame_find(context);
-    return frame != NULL && frame->asking;
+    const weft_scope *scope = weft_scope_find(context);
+    return scope != NULL && scope->asking;
 }
 
 void weft_progress_begin(weft_context *context, const char *phase, uint64_t total) {
@@ -405,14 +405,14 @@ void weft_progress_go_on(weft_context *context) {
 }
 
 /* The caller holds the mutex, so that what the function sees never goes backwards. What the function does
- * with this context finds the frame: its failures are told there, and do not reach the call under way. */
+ * with this context finds the scope: its failures are told there, and do not reach the call under way. */
 static bool call_progress(weft_context *context) {
-    weft_frame frame;
-    weft_frame_push(&frame, context);
-    frame.asking = true;
+    weft_scope scope;
+    weft_scope_push(&scope, context);
+    scope.asking = true;
     bool go_on = context->progress(context->progress_opaque, context->progress_phase,
                                    atomic_load(&context->progress_done), context->progress_total);
-    weft_frame_pop(&frame);
+    weft_scope_pop(&scope);
     if (!go_on) {
         atomic_store(&context->cancelled, true);
     }

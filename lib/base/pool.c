@@ -60,33 +60,33 @@ struct weft_pool {
 
 /* ---- loops ---- */
 
-/* Runs one step of an iteration with its failures noted in the frame. */
+/* Runs one step of an iteration with its failures noted in the scope. */
 static weft_status run_step(weft_loop *loop, weft_task step, size_t index, unsigned worker,
-                            weft_frame *frame) {
-    frame->text[0] = '\0';
+                            weft_scope *scope) {
+    scope->text[0] = '\0';
     return step(loop->argument, index, worker);
 }
 
 /* The caller holds the loop's mutex. */
-static void note_failure(weft_loop *loop, size_t index, weft_status status, const weft_frame *frame) {
+static void note_failure(weft_loop *loop, size_t index, weft_status status, const weft_scope *scope) {
     atomic_store(&loop->stopping, true);
     if (index < loop->failed) {
         loop->failed = index;
         loop->status = status;
-        memcpy(loop->context->text, frame->text, sizeof frame->text);
+        memcpy(loop->context->text, scope->text, sizeof scope->text);
     }
 }
 
-static void run_plain(weft_loop *loop, unsigned worker, weft_frame *frame) {
+static void run_plain(weft_loop *loop, unsigned worker, weft_scope *scope) {
     while (!atomic_load(&loop->stopping)) {
         size_t index = atomic_fetch_add(&loop->next, 1);
         if (index >= loop->count) {
             return;
         }
-        weft_status status = run_step(loop, loop->task, index, worker, frame);
+        weft_status status = run_step(loop, loop->task, index, worker, scope);
         if (status != WEFT_OK) {
             pthread_mutex_lock(&loop->mutex);
-            note_failure(loop, index, status, frame);
+            note_failure(loop, index, status, scope);
             pthread_mutex_unlock(&loop->mutex);
         }
     }
@@ -95,12 +95,12 @@ static void run_plain(weft_loop *loop, unsigned worker, weft_frame *frame) {
 /* The following run with the loop's mutex held, and give it up only around a step. */
 
 static weft_status run_unlocked(weft_loop *loop, weft_task step, size_t index, unsigned worker,
-                                weft_frame *frame) {
+                                weft_scope *scope) {
     pthread_mutex_unlock(&loop->mutex);
-    weft_status status = run_step(loop, step, index, worker, frame);
+    weft_status status = run_step(loop, step, index, worker, scope);
     pthread_mutex_lock(&loop->mutex);
     if (status != WEFT_OK) {
-        note_failure(loop, index, status, frame);
+        note_failure(loop, index, status, scope);
         pthread_cond_broadcast(&loop->moved);
     }
     return status;
@@ -111,10 +111,10 @@ static bool may_emit(const weft_loop *loop, size_t next) {
            loop->finished[loop->emitted % loop->window];
 }
 
-static void emit_one(weft_loop *loop, unsigned worker, weft_frame *frame) {
+static void emit_one(weft_loop *loop, unsigned worker, weft_scope *scope) {
     size_t index = loop->emitted;
     loop->emitting = true;
-    weft_status status = run_unlocked(loop, loop->emit, index, worker, frame);
+    weft_status status = run_unlocked(loop, loop->emit, index, worker, scope);
     loop->emitting = false;
     loop->finished[index % loop->window] = false;
     if (status == WEFT_OK) {
@@ -124,24 +124,24 @@ static void emit_one(weft_loop *loop, unsigned worker, weft_frame *frame) {
 }
 
 /* Whoever finishes the next index in order goes on to emit it, so nobody has to be woken here. */
-static void start_one(weft_loop *loop, size_t index, unsigned worker, weft_frame *frame) {
+static void start_one(weft_loop *loop, size_t index, unsigned worker, weft_scope *scope) {
     atomic_store(&loop->next, index + 1);
-    weft_status status = run_unlocked(loop, loop->task, index, worker, frame);
+    weft_status status = run_unlocked(loop, loop->task, index, worker, scope);
     if (status == WEFT_OK) {
         loop->finished[index % loop->window] = true;
     }
 }
 
 /* Ends when all is emitted, or all below the lowest failure. */
-static void run_ordered(weft_loop *loop, unsigned worker, weft_frame *frame) {
+static void run_ordered(weft_loop *loop, unsigned worker, weft_scope *scope) {
     pthread_mutex_lock(&loop->mutex);
     while (loop->emitted < loop->count && loop->emitted < loop->failed) {
         size_t next = atomic_load(&loop->next);
         if (may_emit(loop, next)) {
-            emit_one(loop, worker, frame);
+            emit_one(loop, worker, scope);
         } else if (loop->failed == NO_FAILURE && next < loop->count &&
                    next - loop->emitted < loop->window) {
-            start_one(loop, next, worker, frame);
+            start_one(loop, next, worker, scope);
         } else {
             pthread_cond_wait(&loop->moved, &loop->mutex);
         }
@@ -150,14 +150,14 @@ static void run_ordered(weft_loop *loop, unsigned worker, weft_frame *frame) {
 }
 
 static void run_loop(weft_loop *loop, unsigned worker) {
-    weft_frame frame;
-    weft_frame_push(&frame, loop->context);
+    weft_scope scope;
+    weft_scope_push(&scope, loop->context);
     if (loop->emit != NULL) {
-        run_ordered(loop, worker, &frame);
+        run_ordered(loop, worker, &scope);
     } else {
-        run_plain(loop, worker, &frame);
+        run_plain(loop, worker, &scope);
     }
-    weft_frame_pop(&frame);
+    weft_scope_pop(&scope);
 }
 
 /* ---- threads ---- */
@@ -308,7 +308,7 @@ static void open_loop(weft_loop *loop, weft_context *context, size_t count, weft
 }
 
 weft_status weft_parallel(weft_context *context, size_t count, weft_task task, void *argument) {
-    if (weft_frame_find(context) != NULL) {
+    if (weft_scope_find(context) != NULL) {
         return weft_refuse_nesting(context);
     }
     if (count == 0) {
@@ -325,7 +325,7 @@ size_t weft_parallel_window(const weft_context *context) {
 
 weft_status weft_parallel_ordered(weft_context *context, size_t count, size_t window, weft_task task,
                                   weft_task emit, void *argument) {
-    if (weft_frame_find(context) != NULL) {
+    if (weft_scope_find(context) != NULL) {
         return weft_refuse_nesting(context);
     }
     if (count == 0) {

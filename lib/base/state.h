@@ -3,7 +3,7 @@
  * state.h: what is inside a context, for context.c and pool.c only.
  *
  * Error texts need no lock. Outside of loops one thread at a time uses a context, and its failures go
- * straight into the context. Inside a loop each worker has a frame, where the failures of the iteration
+ * straight into the context. Inside a loop each worker has a scope, where the failures of the iteration
  * that it runs are noted; the loop then copies the text of the lowest index that failed. A task that
  * fails, recovers and succeeds therefore leaves no text behind.
  */
@@ -19,21 +19,21 @@
 /* Fixed, so that running out of memory can be reported without memory. */
 enum { WEFT_ERROR_TEXT = 1024 };
 
-/* What a worker of a loop carries, and a thread that has called the progress function. Frames of different
+/* What a worker of a loop carries, and a thread that has called the progress function. Scopes of different
  * contexts may lie above each other on one thread: a callback of one context's loop may use another
  * context. */
-typedef struct weft_frame {
+typedef struct weft_scope {
     const weft_context *context;
-    struct weft_frame *outer;
+    struct weft_scope *outer;
     bool asking; /* the progress function runs */
     char text[WEFT_ERROR_TEXT];
-} weft_frame;
+} weft_scope;
 
-/* The frame of this thread in a loop of the context, or NULL. */
-weft_frame *weft_frame_find(const weft_context *context);
-void weft_frame_push(weft_frame *frame, const weft_context *context);
-void weft_frame_pop(weft_frame *frame);
-/* WEFT_BUSY, for who finds a frame of a loop. */
+/* The scope of this thread in a loop of the context, or NULL. */
+weft_scope *weft_scope_find(const weft_context *context);
+void weft_scope_push(weft_scope *scope, const weft_context *context);
+void weft_scope_pop(weft_scope *scope);
+/* WEFT_BUSY, for who finds a scope of a loop. */
 weft_status weft_refuse_nesting(weft_context *context);
 
 typedef struct weft_pool weft_pool;

@@ -3,9 +3,9 @@
  * view.h: what a view offers to the rooms above: where, in live memory, a span of a checkpoint tensor
  * lies.
  *
- * A span is the shape of every domain and bucket: `count` runs of `run` units, the first at unit
- * `start`, each `stride` units after the one before. A flat range has count 1. Runs of a box along
- * dimension d are (b - a) * inner units long, at a stride of shape[d] * inner.
+ * A span is the shape of what a layout holds and of what a bucket covers: `count` runs of `run` units, the
+ * first at unit `start`, each `stride` units after the one before. A flat range has count 1. Runs of a box
+ * along dimension d are (b - a) * inner units long, at a stride of shape[d] * inner.
  *
  * A segment is a piece of a span that lies regularly everywhere: one stretch, or rows of equal length with
  * equal gaps between them, in the checkpoint tensor, in live memory and along the bucket, each with a gap
