@@ -311,6 +311,11 @@ weft_status weft_frame_relay(weft_context *context, const weft_frame *frame, con
 
 /* ---- reading ---- */
 
+uint64_t weft_frame_checksum(const uint8_t *data, size_t size) {
+    weft_reader last = weft_reader_over(data + size - WEFT_FRAME_CHECKSUM, WEFT_FRAME_CHECKSUM);
+    return weft_reader_u64(&last);
+}
+
 weft_status weft_frame_read(weft_context *context, const weft_roster *roster, const uint8_t *data,
                             size_t size, weft_frame *frame) {
     memset(frame, 0, sizeof *frame);
@@ -319,8 +324,7 @@ weft_status weft_frame_read(weft_context *context, const weft_roster *roster, co
     if (size < WEFT_FRAME_LENGTH + WEFT_FRAME_CHECKSUM) {
         return weft_fail(context, WEFT_TRUNCATED, "a bucket's frame is cut short");
     }
-    weft_reader last = weft_reader_over(data + size - WEFT_FRAME_CHECKSUM, WEFT_FRAME_CHECKSUM);
-    frame->checksum = weft_reader_u64(&last);
+    frame->checksum = weft_frame_checksum(data, size);
     if (XXH3_64bits(data, size - WEFT_FRAME_CHECKSUM) != frame->checksum) {
         return weft_fail(
             context, WEFT_CHECKSUM_MISMATCH,

@@ -82,6 +82,8 @@ typedef struct weft_frame {
 
 weft_status weft_frame_read(weft_context *context, const weft_roster *roster, const uint8_t *data,
                             size_t size, weft_frame *frame);
+/* The checksum that a whole frame ends with. */
+uint64_t weft_frame_checksum(const uint8_t *data, size_t size);
 bool weft_frame_dense(const weft_frame *frame);
 /* Appends a frame that does the same and decodes without the base: a `small` one becomes a `fast` one of
  * its `changes`, which ascend; any other is copied. */

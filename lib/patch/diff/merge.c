@@ -7,40 +7,25 @@
  * to it in turn is what the merged one does. Anything else needs the base: the bucket's weights are
  * walked through all states, each patch is proven on the way, and first and last state are diffed.
  */
-#include "../../base/pool.h"
 #include "../../tensor/table.h"
 #include "../format/patch.h"
 #include "../format/stream.h"
+#include "pipeline.h"
 
 #include <stdlib.h>
 
 /* A bucket of one of the patches. */
-typedef struct source_bucket {
+typedef struct merge_source {
     size_t patch;
     size_t index;
     const weft_bucket *bucket;
-} source_bucket;
+} merge_source;
 
 /* The buckets that cover the same weights, one per patch at most, in the patches' order. */
-typedef struct bucket_group {
-    const source_bucket *sources;
+typedef struct merge_group {
+    const merge_source *sources;
     size_t count;
-} bucket_group;
-
-typedef struct merge_worker {
-    weft_bucket_coder walker; /* decodes each patch on the state before it */
-    weft_bucket_coder writer; /* encodes the result */
-    weft_writer buffer;
-    uint8_t *state;
-    uint8_t *next;
-    size_t capacity;
-    weft_changes sums; /* steps added up so far */
-} merge_worker;
-
-typedef struct merge_slot {
-    weft_writer frame;
-    weft_frame_result result;
-} merge_slot;
+} merge_group;
 
 typedef struct merge_state {
     weft_context *context;
@@ -49,21 +34,16 @@ typedef struct merge_state {
     const weft_view *base;
     int64_t *map;
     weft_profile profile;
-    source_bucket *sources;
+    merge_source *sources;
     size_t source_count;
-    bucket_group *groups;
+    merge_group *groups;
     size_t group_count;
-    merge_worker *workers;
-    unsigned worker_count;
-    merge_slot *slots;
-    size_t window;
     weft_patch_stream stream;
-    bool stream_open;
 } merge_state;
 
 /* ---- checking the chain ---- */
 
-static bool same_roster(const weft_roster *a, const weft_roster *b) {
+static bool merge_same_roster(const weft_roster *a, const weft_roster *b) {
     if (a->count != b->count) {
         return false;
     }
@@ -77,11 +57,11 @@ static bool same_roster(const weft_roster *a, const weft_roster *b) {
     return true;
 }
 
-static weft_status check_chain(const merge_state *state) {
-    for (size_t i = 0; i < state->patch_count; i++) {
-        const weft_patch *patch = state->patches[i];
+static weft_status merge_check_chain(const merge_state *merge) {
+    for (size_t i = 0; i < merge->patch_count; i++) {
+        const weft_patch *patch = merge->patches[i];
         if (!weft_roster_plain(&patch->header.roster)) {
-            return weft_fail(state->context, WEFT_UNSUPPORTED,
+            return weft_fail(merge->context, WEFT_UNSUPPORTED,
                              "patch %zu adds, removes or replaces tensors and cannot be merged; apply the "
                              "patches in turn and diff the result against the base",
                              i + 1);
@@ -89,41 +69,41 @@ static weft_status check_chain(const merge_state *state) {
         if (i == 0) {
             continue;
         }
-        const weft_patch *before = state->patches[i - 1];
+        const weft_patch *before = merge->patches[i - 1];
         if (!weft_digest_equal(&before->footer.result, &patch->footer.base)) {
             char made[WEFT_DIGEST_TEXT];
             char need[WEFT_DIGEST_TEXT];
             weft_digest_format(&before->footer.result, made);
             weft_digest_format(&patch->footer.base, need);
             return weft_fail(
-                state->context, WEFT_BASE_MISMATCH,
+                merge->context, WEFT_BASE_MISMATCH,
                 "base mismatch: patch %zu makes %s, patch %zu needs %s; give the patches in order", i, made,
                 i + 1, need);
         }
-        if (!same_roster(&before->header.roster, &patch->header.roster)) {
-            return weft_fail(state->context, WEFT_MALFORMED, "patches %zu and %zu list different tensors",
+        if (!merge_same_roster(&before->header.roster, &patch->header.roster)) {
+            return weft_fail(merge->context, WEFT_MALFORMED, "patches %zu and %zu list different tensors",
                              i, i + 1);
         }
     }
     return WEFT_OK;
 }
 
-static weft_status check_base(const merge_state *state) {
+static weft_status merge_check_base(const merge_state *merge) {
     weft_sums *sums;
-    weft_status status = weft_sums_compute(state->context, state->base, &sums);
+    weft_status status = weft_sums_compute(merge->context, merge->base, &sums);
     if (status != WEFT_OK) {
         return status;
     }
-    status = weft_patch_check_base(state->context, state->patches[0], sums);
+    status = weft_patch_check_base(merge->context, merge->patches[0], sums);
     weft_sums_destroy(sums);
     return status;
 }
 
 /* ---- grouping ---- */
 
-static int compare_sources(const void *first, const void *second) {
-    const source_bucket *a = first;
-    const source_bucket *b = second;
+static int merge_compare_sources(const void *first, const void *second) {
+    const merge_source *a = first;
+    const merge_source *b = second;
     size_t spans =
         a->bucket->span_count < b->bucket->span_count ? a->bucket->span_count : b->bucket->span_count;
     for (size_t i = 0; i < spans; i++) {
@@ -143,49 +123,49 @@ static int compare_sources(const void *first, const void *second) {
     return a->patch < b->patch ? -1 : a->patch > b->patch;
 }
 
-static weft_status collect_sources(merge_state *state) {
+static weft_status merge_collect_sources(merge_state *merge) {
     size_t total = 0;
-    for (size_t i = 0; i < state->patch_count; i++) {
-        total += state->patches[i]->index.count;
+    for (size_t i = 0; i < merge->patch_count; i++) {
+        total += merge->patches[i]->index.count;
     }
-    state->sources = weft_allocate_array(state->context, total, sizeof *state->sources);
-    state->groups = weft_allocate_array(state->context, total, sizeof *state->groups);
-    if (state->sources == NULL || state->groups == NULL) {
+    merge->sources = weft_allocate_array(merge->context, total, sizeof *merge->sources);
+    merge->groups = weft_allocate_array(merge->context, total, sizeof *merge->groups);
+    if (merge->sources == NULL || merge->groups == NULL) {
         return WEFT_NO_MEMORY;
     }
-    for (size_t i = 0; i < state->patch_count; i++) {
-        const weft_frame_index *index = &state->patches[i]->index;
+    for (size_t i = 0; i < merge->patch_count; i++) {
+        const weft_frame_index *index = &merge->patches[i]->index;
         for (size_t j = 0; j < index->count; j++) {
-            state->sources[state->source_count++] = (source_bucket){i, j, &index->entries[j].bucket};
+            merge->sources[merge->source_count++] = (merge_source){i, j, &index->entries[j].bucket};
         }
     }
-    qsort(state->sources, state->source_count, sizeof *state->sources, compare_sources);
-    for (size_t i = 0; i < state->source_count; i++) {
-        const source_bucket *source = &state->sources[i];
-        bool continues = i > 0 && weft_bucket_same_spans(state->sources[i - 1].bucket, source->bucket);
+    qsort(merge->sources, merge->source_count, sizeof *merge->sources, merge_compare_sources);
+    for (size_t i = 0; i < merge->source_count; i++) {
+        const merge_source *source = &merge->sources[i];
+        bool continues = i > 0 && weft_bucket_same_spans(merge->sources[i - 1].bucket, source->bucket);
         if (!continues) {
-            state->groups[state->group_count++] = (bucket_group){source, 0};
+            merge->groups[merge->group_count++] = (merge_group){source, 0};
         }
-        state->groups[state->group_count - 1].count++;
+        merge->groups[merge->group_count - 1].count++;
     }
     return WEFT_OK;
 }
 
 /* Groups are disjoint if the patches were cut alike. */
-static weft_status check_groups(const merge_state *state) {
-    weft_frame_index index = {.context = state->context, .count = state->group_count};
-    index.entries = weft_allocate_zeroed(state->context, state->group_count, sizeof *index.entries);
+static weft_status merge_check_groups(const merge_state *merge) {
+    weft_frame_index index = {.context = merge->context, .count = merge->group_count};
+    index.entries = weft_allocate_zeroed(merge->context, merge->group_count, sizeof *index.entries);
     if (index.entries == NULL) {
         return WEFT_NO_MEMORY;
     }
-    for (size_t i = 0; i < state->group_count; i++) {
-        index.entries[i].bucket = *state->groups[i].sources[0].bucket;
+    for (size_t i = 0; i < merge->group_count; i++) {
+        index.entries[i].bucket = *merge->groups[i].sources[0].bucket;
     }
-    weft_status status = weft_frame_index_check(&index, &state->patches[0]->header.roster);
-    weft_release(state->context, index.entries);
+    weft_status status = weft_frame_index_check(&index, &merge->patches[0]->header.roster);
+    weft_release(merge->context, index.entries);
     if (status == WEFT_MALFORMED) {
         return weft_fail(
-            state->context, WEFT_UNSUPPORTED,
+            merge->context, WEFT_UNSUPPORTED,
             "the patches are cut into different buckets and cannot be merged; apply them in turn "
             "and diff the result against the base");
     }
@@ -194,101 +174,91 @@ static weft_status check_groups(const merge_state *state) {
 
 /* ---- with the base: walking through the states ---- */
 
-static weft_status reserve_state(merge_state *state, merge_worker *worker, size_t bytes) {
-    if (worker->capacity >= bytes) {
-        return WEFT_OK;
-    }
-    weft_release(state->context, worker->state);
-    weft_release(state->context, worker->next);
-    worker->capacity = 0;
-    worker->state = weft_allocate(state->context, bytes);
-    worker->next = weft_allocate(state->context, bytes);
-    if (worker->state == NULL || worker->next == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    worker->capacity = bytes;
-    return WEFT_OK;
-}
-
-static weft_status walk_sparse(merge_worker *worker, const weft_frame *frame, weft_sum *delta) {
-    weft_bucket_coder *walker = &worker->walker;
+static weft_status merge_walk_sparse(weft_bucket_coder *walker, const weft_frame *frame, uint8_t *state,
+                                     weft_sum *delta) {
     weft_status status = weft_frame_decode(walker, frame, &walker->changes, NULL, delta);
     const weft_changes *changes = &walker->changes;
     for (size_t i = 0; status == WEFT_OK && i < changes->count; i++) {
-        weft_unit_store(worker->state, changes->positions[i], changes->width,
+        weft_unit_store(state, changes->positions[i], changes->width,
                         weft_unit_load(changes->news, i, changes->width));
     }
     return status;
 }
 
-static weft_status walk_dense(merge_state *state, merge_worker *worker, const weft_frame *frame,
-                              weft_sum *delta) {
-    weft_status status = weft_frame_decode_dense(state->context, frame, worker->state, worker->next);
+static weft_status merge_walk_dense(weft_pipeline_worker *worker, const weft_frame *frame, uint8_t *state,
+                                    weft_sum *delta) {
+    size_t bytes = (size_t)frame->bucket.units * frame->bucket.width;
+    uint8_t *next = weft_pipeline_scratch(worker, 1, bytes);
+    if (next == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_status status = weft_frame_decode_dense(worker->walker.context, frame, state, next);
     if (status == WEFT_OK) {
-        status = weft_window_prove_all(&worker->walker.from, worker->next, frame->bucket.width, false, NULL,
-                                       delta);
+        status = weft_window_prove_all(&worker->walker.from, next, frame->bucket.width, false, NULL, delta);
     }
     if (status == WEFT_OK) {
-        memcpy(worker->state, worker->next, (size_t)frame->bucket.units * frame->bucket.width);
+        memcpy(state, next, bytes);
     }
     return status;
 }
 
-static weft_status walk_frame(merge_state *state, merge_worker *worker, const source_bucket *source) {
+/* Brings the bucket's weights from the state before a patch to the one after it. */
+static weft_status merge_walk_frame(const merge_state *merge, weft_pipeline_worker *worker,
+                                    const merge_source *source, uint8_t *state) {
     weft_frame frame;
-    weft_status status = weft_patch_frame(state->context, state->patches[source->patch], source->index,
-                                          &worker->buffer, &frame);
+    weft_status status = weft_patch_frame(merge->context, merge->patches[source->patch], source->index,
+                                          &worker->fetched, &frame);
     if (status != WEFT_OK) {
         return status;
     }
     weft_sum delta = {{0, 0}};
-    status = weft_window_set_memory(&worker->walker.from, &frame.bucket, worker->state);
+    status = weft_window_set_memory(&worker->walker.from, &frame.bucket, state);
     if (status == WEFT_OK) {
-        status = weft_frame_dense(&frame) ? walk_dense(state, worker, &frame, &delta)
-                                          : walk_sparse(worker, &frame, &delta);
+        status = weft_frame_dense(&frame) ? merge_walk_dense(worker, &frame, state, &delta)
+                                          : merge_walk_sparse(&worker->walker, &frame, state, &delta);
     }
     if (status == WEFT_OK && !weft_sum_equal(delta, frame.delta)) {
-        status = weft_fail(state->context, WEFT_DIGEST_MISMATCH,
+        status = weft_fail(merge->context, WEFT_DIGEST_MISMATCH,
                            "patch %zu, bucket %zu does not do what it promises; fetch the patch again",
                            source->patch + 1, source->index);
     }
-    weft_bucket_close(&frame.bucket, state->context);
+    weft_bucket_close(&frame.bucket, merge->context);
     return status;
 }
 
-static weft_status merge_walking(merge_state *state, merge_worker *worker, const bucket_group *group,
-                                 merge_slot *slot) {
+static weft_status merge_walk_group(const merge_state *merge, weft_pipeline_worker *worker,
+                                    const merge_group *group, weft_pipeline_frame *frame) {
     const weft_bucket *bucket = group->sources[0].bucket;
-    const weft_roster *roster = &state->patches[0]->header.roster;
-    weft_bucket_coder *writer = &worker->writer;
-    weft_status status = weft_window_set(&writer->from, state->base, state->map, bucket, WEFT_NEED_BYTES);
-    if (status == WEFT_OK && writer->from.holding != WEFT_HELD_ALL) {
-        status = weft_fail(state->context, WEFT_INVALID_ARGUMENT, "the base does not hold all of tensor %s",
-                           roster->entries[bucket->spans[0].tensor].tensor.name);
-    }
-    if (status == WEFT_OK) {
-        status = reserve_state(state, worker, (size_t)bucket->units * bucket->width);
-    }
-    if (status == WEFT_OK) {
-        status = weft_window_copy(&writer->from, worker->state, bucket->width);
-    }
-    for (size_t i = 0; i < group->count && status == WEFT_OK; i++) {
-        status = walk_frame(state, worker, &group->sources[i]);
-    }
-    if (status == WEFT_OK) {
-        status = weft_window_set_memory(&writer->to, bucket, worker->state);
-    }
+    const weft_roster *roster = &merge->patches[0]->header.roster;
+    weft_bucket_coder *coder = &worker->coder;
+    weft_status status = weft_window_set(&coder->from, merge->base, merge->map, bucket, WEFT_NEED_BYTES);
     if (status != WEFT_OK) {
         return status;
     }
-    return weft_bucket_encode_windows(writer, bucket, roster, state->profile, NULL, &slot->frame,
-                                      &slot->result);
+    if (coder->from.holding != WEFT_HELD_ALL) {
+        return weft_fail(merge->context, WEFT_INVALID_ARGUMENT, "the base does not hold all of tensor %s",
+                         roster->entries[bucket->spans[0].tensor].tensor.name);
+    }
+    uint8_t *state = weft_pipeline_scratch(worker, 0, (size_t)bucket->units * bucket->width);
+    if (state == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    status = weft_window_copy(&coder->from, state, bucket->width);
+    for (size_t i = 0; i < group->count && status == WEFT_OK; i++) {
+        status = merge_walk_frame(merge, worker, &group->sources[i], state);
+    }
+    if (status == WEFT_OK) {
+        status = weft_window_set_memory(&coder->to, bucket, state);
+    }
+    return status == WEFT_OK ? weft_bucket_encode_windows(coder, bucket, roster, merge->profile, NULL,
+                                                          &frame->bytes, &frame->result)
+                             : status;
 }
 
 /* ---- without the base: adding steps ---- */
 
 /* Adds the steps in `more` to those in `sums`; both are sorted. Steps that cancel disappear. */
-static weft_status add_steps(weft_changes *sums, const weft_changes *more, weft_changes *output) {
+static weft_status merge_add_steps(weft_changes *sums, const weft_changes *more, weft_changes *output) {
     unsigned width = more->width;
     weft_status status = weft_changes_reset(output, width, sums->count + more->count);
     if (status != WEFT_OK) {
@@ -315,17 +285,17 @@ static weft_status add_steps(weft_changes *sums, const weft_changes *more, weft_
     return WEFT_OK;
 }
 
-static weft_status add_frame(merge_state *state, merge_worker *worker, const source_bucket *source,
-                             weft_sum *delta) {
+static weft_status merge_add_frame(const merge_state *merge, weft_pipeline_worker *worker,
+                                   const merge_source *source, weft_sum *delta) {
     weft_frame frame;
-    weft_status status = weft_patch_frame(state->context, state->patches[source->patch], source->index,
-                                          &worker->buffer, &frame);
+    weft_status status = weft_patch_frame(merge->context, merge->patches[source->patch], source->index,
+                                          &worker->fetched, &frame);
     if (status != WEFT_OK) {
         return status;
     }
     if (frame.coding != WEFT_CODING_FAST) {
         status =
-            weft_fail(state->context, WEFT_INVALID_ARGUMENT,
+            weft_fail(merge->context, WEFT_INVALID_ARGUMENT,
                       "patch %zu is not coded `fast` throughout; merging it needs the base (--base CKPT)",
                       source->patch + 1);
     }
@@ -333,162 +303,98 @@ static weft_status add_frame(merge_state *state, merge_worker *worker, const sou
         status = weft_frame_decode_steps(&worker->walker, &frame, &worker->walker.changes);
     }
     if (status == WEFT_OK) {
-        status = add_steps(&worker->sums, &worker->walker.changes, &worker->writer.changes);
+        status = merge_add_steps(&worker->coder.changes, &worker->walker.changes, &worker->steps);
     }
     if (status == WEFT_OK) {
-        weft_changes added = worker->writer.changes;
-        worker->writer.changes = worker->sums;
-        worker->sums = added;
+        weft_changes added = worker->steps;
+        worker->steps = worker->coder.changes;
+        worker->coder.changes = added;
         weft_sum_add(delta, frame.delta);
     }
-    weft_bucket_close(&frame.bucket, state->context);
+    weft_bucket_close(&frame.bucket, merge->context);
     return status;
 }
 
-static weft_status merge_adding(merge_state *state, merge_worker *worker, const bucket_group *group,
-                                merge_slot *slot) {
+static weft_status merge_add_group(const merge_state *merge, weft_pipeline_worker *worker,
+                                   const merge_group *group, weft_pipeline_frame *frame) {
     const weft_bucket *bucket = group->sources[0].bucket;
     weft_sum delta = {{0, 0}};
-    weft_status status = weft_changes_reset(&worker->sums, bucket->width, 0);
+    weft_status status = weft_changes_reset(&worker->coder.changes, bucket->width, 0);
     for (size_t i = 0; i < group->count && status == WEFT_OK; i++) {
-        status = add_frame(state, worker, &group->sources[i], &delta);
+        status = merge_add_frame(merge, worker, &group->sources[i], &delta);
     }
-    if (status != WEFT_OK) {
-        return status;
-    }
-    weft_changes result = worker->sums;
-    worker->sums = worker->writer.changes;
-    worker->writer.changes = result;
-    return weft_bucket_encode_changes(&worker->writer, bucket, &state->patches[0]->header.roster, delta,
-                                      &slot->frame, &slot->result);
+    return status == WEFT_OK
+               ? weft_bucket_encode_changes(&worker->coder, bucket, &merge->patches[0]->header.roster,
+                                            delta, &frame->bytes, &frame->result)
+               : status;
 }
 
 /* ---- running ---- */
 
-static weft_status merge_task(void *argument, size_t index, unsigned worker) {
-    merge_state *state = argument;
-    const bucket_group *group = &state->groups[index];
-    merge_slot *slot = &state->slots[index % state->window];
-    slot->frame.size = 0;
-    slot->result = (weft_frame_result){0, false, false};
-    weft_status status = state->base != NULL ? merge_walking(state, &state->workers[worker], group, slot)
-                                             : merge_adding(state, &state->workers[worker], group, slot);
-    if (status == WEFT_OK) {
-        const weft_bucket *bucket = group->sources[0].bucket;
-        status = weft_progress_add(state->context, bucket->units * bucket->width);
-    }
-    return status;
+static const weft_bucket *merge_bucket(const void *opaque, size_t index) {
+    const merge_state *merge = opaque;
+    return merge->groups[index].sources[0].bucket;
 }
 
-static weft_status emit_task(void *argument, size_t index, unsigned worker) {
-    (void)worker;
-    merge_state *state = argument;
-    const merge_slot *slot = &state->slots[index % state->window];
-    if (!slot->result.present) {
-        return WEFT_OK;
-    }
-    return weft_stream_frame(&state->stream, state->groups[index].sources[0].bucket, &slot->frame,
-                             slot->result.changed);
+static weft_status merge_encode_group(void *opaque, size_t index, weft_pipeline_worker *worker,
+                                      weft_pipeline_slot *slot) {
+    const merge_state *merge = opaque;
+    const merge_group *group = &merge->groups[index];
+    return merge->base != NULL ? merge_walk_group(merge, worker, group, &slot->forward)
+                               : merge_add_group(merge, worker, group, &slot->forward);
 }
 
-static weft_status open_workers(merge_state *state) {
-    weft_context *context = state->context;
-    unsigned threads = weft_context_threads(context);
-    state->window = weft_parallel_window(context);
-    state->slots = weft_allocate_zeroed(context, state->window, sizeof *state->slots);
-    state->workers = weft_allocate_zeroed(context, threads, sizeof *state->workers);
-    if (state->slots == NULL || state->workers == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    for (size_t i = 0; i < state->window; i++) {
-        weft_writer_open(&state->slots[i].frame, context);
-    }
-    for (; state->worker_count < threads; state->worker_count++) {
-        merge_worker *worker = &state->workers[state->worker_count];
-        weft_bucket_coder_open(&worker->walker, context);
-        weft_bucket_coder_open(&worker->writer, context);
-        weft_writer_open(&worker->buffer, context);
-        weft_changes_open(&worker->sums, context);
-    }
-    return WEFT_OK;
+static weft_status merge_emit_frame(void *opaque, size_t index, const weft_pipeline_slot *slot) {
+    merge_state *merge = opaque;
+    const weft_pipeline_frame *frame = &slot->forward;
+    return frame->result.present ? weft_stream_frame(&merge->stream, merge_bucket(merge, index),
+                                                     &frame->bytes, frame->result.changed)
+                                 : WEFT_OK;
 }
 
-static void close_state(merge_state *state) {
-    weft_context *context = state->context;
-    for (unsigned i = 0; i < state->worker_count; i++) {
-        merge_worker *worker = &state->workers[i];
-        weft_bucket_coder_close(&worker->walker);
-        weft_bucket_coder_close(&worker->writer);
-        weft_writer_close(&worker->buffer);
-        weft_changes_close(&worker->sums);
-        weft_release(context, worker->state);
-        weft_release(context, worker->next);
-    }
-    for (size_t i = 0; state->worker_count > 0 && i < state->window; i++) {
-        weft_writer_close(&state->slots[i].frame);
-    }
-    weft_release(context, state->workers);
-    weft_release(context, state->slots);
-    weft_release(context, state->sources);
-    weft_release(context, state->groups);
-    weft_release(context, state->map);
-    if (state->stream_open) {
-        weft_stream_close(&state->stream);
-    }
-}
-
-static weft_status open_stream(merge_state *state, const weft_sink *sink, const char *const *labels) {
-    const weft_container *container = NULL;
-    bool same = true;
-    for (size_t i = 0; i < state->patch_count; i++) {
-        const weft_container *given = weft_patch_container(state->patches[i]);
-        container = given != NULL ? given : container;
-        same = same && state->patches[i]->header.same_files;
-    }
-    state->stream_open = true;
-    return weft_stream_open(&state->stream, state->context, sink, state->profile,
-                            &state->patches[0]->header.roster, same, container, labels);
-}
-
-static weft_status finish_stream(merge_state *state, weft_diff_stats *stats) {
-    stats->base = state->patches[0]->footer.base;
-    stats->result = state->patches[state->patch_count - 1]->footer.result;
-    weft_status status = weft_stream_finish(&state->stream, &stats->base, &stats->result);
-    stats->changed = state->stream.changed;
-    stats->patch_bytes = state->stream.written;
-    stats->buckets = state->stream.frames;
-    weft_roster_measure(&state->patches[0]->header.roster, &stats->total, &stats->dense_bytes);
-    return status;
-}
-
-static weft_status run_merge(merge_state *state, const weft_sink *sink, const char *const *labels,
+static weft_status merge_run(merge_state *merge, const weft_sink *sink, const char *const *labels,
                              weft_diff_stats *stats) {
-    weft_status status = check_chain(state);
-    if (status == WEFT_OK && state->base != NULL) {
-        status = check_base(state);
+    weft_context *context = merge->context;
+    const weft_roster *roster = &merge->patches[0]->header.roster;
+    weft_status status = merge_check_chain(merge);
+    if (status == WEFT_OK && merge->base != NULL) {
+        status = merge_check_base(merge);
     }
-    if (status == WEFT_OK && state->base != NULL) {
-        weft_roster roster = weft_roster_with(&state->patches[0]->header.roster, state->context);
-        status = weft_roster_map(&roster, state->base, &state->map);
-    }
-    if (status == WEFT_OK) {
-        status = collect_sources(state);
-    }
-    if (status == WEFT_OK) {
-        status = check_groups(state);
+    if (status == WEFT_OK && merge->base != NULL) {
+        weft_roster here = weft_roster_with(roster, context);
+        status = weft_roster_map(&here, merge->base, &merge->map);
     }
     if (status == WEFT_OK) {
-        status = open_workers(state);
+        status = merge_collect_sources(merge);
     }
     if (status == WEFT_OK) {
-        status = open_stream(state, sink, labels);
+        status = merge_check_groups(merge);
     }
     if (status == WEFT_OK) {
-        weft_progress_begin(state->context, "merge", state->patches[0]->footer.dense_bytes);
-        status = weft_parallel_ordered(state->context, state->group_count, state->window, merge_task,
-                                       emit_task, state);
+        const weft_container *container = NULL;
+        bool same_files = true;
+        for (size_t i = 0; i < merge->patch_count; i++) {
+            const weft_container *given = weft_patch_container(merge->patches[i]);
+            container = given != NULL ? given : container;
+            same_files = same_files && merge->patches[i]->header.same_files;
+        }
+        status = weft_stream_open(&merge->stream, context, sink, merge->profile, roster, same_files,
+                                  container, labels);
     }
-    return status == WEFT_OK ? finish_stream(state, stats) : status;
+    if (status == WEFT_OK) {
+        const weft_pipeline pipeline = {
+            .count = merge->group_count,
+            .phase = "merge",
+            .opaque = merge,
+            .bucket = merge_bucket,
+            .produce = merge_encode_group,
+            .emit = merge_emit_frame,
+        };
+        status = weft_pipeline_run(context, &pipeline);
+    }
+    stats->base = merge->patches[0]->footer.base;
+    stats->result = merge->patches[merge->patch_count - 1]->footer.result;
+    return status == WEFT_OK ? weft_stream_finish(&merge->stream, stats) : status;
 }
 
 weft_status weft_merge(weft_context *context, const weft_patch *const *patches, size_t count,
@@ -498,14 +404,17 @@ weft_status weft_merge(weft_context *context, const weft_patch *const *patches, 
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "no patch to merge");
     }
     weft_merge_options chosen = options != NULL ? *options : (weft_merge_options){0};
-    merge_state state = {.context = context, .patches = patches, .patch_count = count};
-    state.base = chosen.base;
-    state.profile = chosen.base == NULL ? WEFT_PROFILE_FAST : chosen.profile;
+    merge_state merge = {.context = context, .patches = patches, .patch_count = count};
+    merge.base = chosen.base;
+    merge.profile = chosen.base == NULL ? WEFT_PROFILE_FAST : chosen.profile;
     weft_diff_stats result = {0};
-    weft_status status = run_merge(&state, sink, chosen.labels, &result);
-    close_state(&state);
+    weft_status status = merge_run(&merge, sink, chosen.labels, &result);
     if (status == WEFT_OK && stats != NULL) {
         *stats = result;
     }
+    weft_stream_close(&merge.stream);
+    weft_release(context, merge.sources);
+    weft_release(context, merge.groups);
+    weft_release(context, merge.map);
     return status;
 }

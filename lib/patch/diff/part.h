@@ -71,9 +71,9 @@ weft_status weft_part_total(weft_context *context, const weft_part_plan *plan, c
 weft_status weft_part_write_header(const weft_part_plan *plan, bool fresh, const weft_container *container,
                                    const char *const *labels, weft_writer *writer);
 /* The bytes behind the last frame. The frames are all of them, in the order of the file, and begin at
- * `header_bytes`. */
+ * `header_bytes`. The stats have the digests of base and result, and are given all the rest. */
 weft_status weft_part_write_tail(const weft_part_plan *plan, bool fresh, const weft_part_frame *frames,
-                                 size_t frame_count, uint64_t header_bytes, const weft_digest *base,
-                                 const weft_digest *result, weft_writer *writer);
+                                 size_t frame_count, uint64_t header_bytes, weft_writer *writer,
+                                 weft_diff_stats *stats);
 
 #endif

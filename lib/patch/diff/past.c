@@ -10,6 +10,7 @@
 
 #include "../../base/pool.h"
 #include "../format/stream.h"
+#include "pipeline.h"
 
 typedef struct past_bucket {
     size_t count;
@@ -353,175 +354,100 @@ weft_status weft_past_read(weft_context *context, weft_past *past, weft_reader *
 
 /* ---- the patch ---- */
 
-typedef struct past_slot {
-    weft_writer frame;
-    weft_frame_result result;
-} past_slot;
-
-typedef struct past_worker {
-    weft_bucket_coder coder;
-    uint8_t *values;
-    size_t capacity;
-} past_worker;
-
 typedef struct past_diff {
     weft_context *context;
     const weft_past *past;
-    const weft_diff_options *options;
+    weft_profile profile;
     weft_sums *moves;
-    past_slot *slots;
-    size_t window;
-    past_worker *workers;
-    unsigned worker_count;
     weft_patch_stream stream;
-    bool open;
 } past_diff;
 
-static weft_status reserve_values(past_diff *diff, past_worker *worker, size_t bytes) {
-    if (worker->capacity >= bytes) {
-        return WEFT_OK;
+/* The bucket as it was: its present in coder->to, with the old values put back. */
+static weft_status past_rebuild_bucket(const past_bucket *bucket, const weft_bucket *plan,
+                                       weft_pipeline_worker *worker, const uint8_t **values_out) {
+    uint8_t *values = weft_pipeline_scratch(worker, 0, (size_t)plan->units * plan->width);
+    weft_status status =
+        values != NULL ? weft_window_copy(&worker->coder.to, values, plan->width) : WEFT_NO_MEMORY;
+    if (status == WEFT_OK) {
+        put_olds(bucket, plan->width, values);
+        *values_out = values;
     }
-    weft_release(diff->context, worker->values);
-    worker->values = weft_allocate(diff->context, bytes);
-    worker->capacity = worker->values != NULL ? bytes : 0;
-    return worker->values != NULL ? WEFT_OK : WEFT_NO_MEMORY;
+    return status;
 }
 
-/* Points coder->from at what the bucket was. */
-static weft_status set_past(past_diff *diff, past_worker *worker, const weft_bucket *plan,
-                            const past_bucket *bucket) {
+static weft_status past_encode_bucket(void *opaque, size_t index, weft_pipeline_worker *worker,
+                                      weft_pipeline_slot *slot) {
+    const past_diff *diff = opaque;
     const weft_past *past = diff->past;
+    const weft_bucket *plan = &past->plan.items[index].bucket;
+    const past_bucket *bucket = &past->buckets[index];
     weft_bucket_coder *coder = &worker->coder;
+    if (bucket->count == 0 && bucket->all == NULL) {
+        return weft_progress_ask(diff->context);
+    }
     const uint8_t *values = bucket->all;
-    weft_status status = WEFT_OK;
-    if (values == NULL) {
-        status = reserve_values(diff, worker, (size_t)plan->units * plan->width);
-        if (status == WEFT_OK) {
-            status = weft_window_copy(&coder->to, worker->values, plan->width);
-        }
-        if (status == WEFT_OK) {
-            put_olds(bucket, plan->width, worker->values);
-        }
-        values = worker->values;
+    weft_status status = weft_window_set(&coder->to, past->view, past->map, plan, WEFT_NEED_BYTES);
+    if (status == WEFT_OK && values == NULL) {
+        status = past_rebuild_bucket(bucket, plan, worker, &values);
     }
     if (status == WEFT_OK) {
         status = weft_window_set_memory(&coder->from, plan, values);
     }
-    for (size_t i = 0; status == WEFT_OK && i < coder->from.run_count; i++) {
-        weft_run *run = &coder->from.runs[i];
-        run->tensor = (size_t)past->map[run->tensor];
-    }
-    return status;
-}
-
-static weft_status encode_task(void *argument, size_t index, unsigned worker_index) {
-    past_diff *diff = argument;
-    const weft_past *past = diff->past;
-    const weft_bucket *plan = &past->plan.items[index].bucket;
-    const past_bucket *bucket = &past->buckets[index];
-    past_slot *slot = &diff->slots[index % diff->window];
-    past_worker *worker = &diff->workers[worker_index];
-    slot->frame.size = 0;
-    slot->result = (weft_frame_result){0, false, false};
-    if (bucket->count == 0 && bucket->all == NULL) {
-        return weft_progress_ask(diff->context);
-    }
-    weft_status status = weft_window_set(&worker->coder.to, past->view, past->map, plan, WEFT_NEED_BYTES);
-    if (status == WEFT_OK) {
-        status = set_past(diff, worker, plan, bucket);
-    }
-    if (status == WEFT_OK) {
-        status = weft_bucket_encode_windows(&worker->coder, plan, &past->roster, diff->options->profile,
-                                            diff->moves, &slot->frame, &slot->result);
-    }
-    return status == WEFT_OK ? weft_progress_ask(diff->context) : status;
-}
-
-static weft_status emit_task(void *argument, size_t index, unsigned worker) {
-    (void)worker;
-    past_diff *diff = argument;
-    const past_slot *slot = &diff->slots[index % diff->window];
-    return slot->result.present ? weft_stream_frame(&diff->stream, &diff->past->plan.items[index].bucket,
-                                                    &slot->frame, slot->result.changed)
-                                : WEFT_OK;
-}
-
-static weft_status open_diff(past_diff *diff, const weft_sink *sink) {
-    weft_context *context = diff->context;
-    const weft_diff_options *options = diff->options;
-    diff->window = weft_parallel_window(context);
-    diff->slots = weft_allocate_zeroed(context, diff->window, sizeof *diff->slots);
-    diff->workers = weft_allocate_zeroed(context, weft_context_threads(context), sizeof *diff->workers);
-    if (diff->slots == NULL || diff->workers == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    for (size_t i = 0; i < diff->window; i++) {
-        weft_writer_open(&diff->slots[i].frame, context);
-    }
-    diff->worker_count = weft_context_threads(context);
-    for (unsigned i = 0; i < diff->worker_count; i++) {
-        weft_bucket_coder_open(&diff->workers[i].coder, context);
-    }
-    weft_status status = weft_sums_zero(context, diff->past->view, &diff->moves);
-    if (status == WEFT_OK) {
-        diff->open = true;
-        status = weft_stream_open(&diff->stream, context, sink, options->profile, &diff->past->roster,
-                                  weft_container_same(options->base_container, options->new_container),
-                                  options->new_container, options->labels);
-    }
-    return status;
-}
-
-static void close_diff(past_diff *diff) {
-    weft_context *context = diff->context;
-    for (size_t i = 0; diff->worker_count > 0 && i < diff->window; i++) {
-        weft_writer_close(&diff->slots[i].frame);
-    }
-    for (unsigned i = 0; i < diff->worker_count; i++) {
-        weft_bucket_coder_close(&diff->workers[i].coder);
-        weft_release(context, diff->workers[i].values);
-    }
-    weft_release(context, diff->slots);
-    weft_release(context, diff->workers);
-    weft_sums_destroy(diff->moves);
-    if (diff->open) {
-        weft_stream_close(&diff->stream);
-    }
-}
-
-/* The changes lead from the past to the present: what they do to the digest, taken back, is the past's. */
-static weft_status finish_diff(past_diff *diff, const weft_sums *sums, weft_diff_stats *stats) {
-    weft_sums *before;
-    weft_status status = weft_sums_zero(diff->context, diff->past->view, &before);
     if (status != WEFT_OK) {
         return status;
     }
-    weft_sums_merge(before, sums, false);
-    weft_sums_merge(before, diff->moves, true);
-    *stats = (weft_diff_stats){.base = weft_sums_digest(before), .result = weft_sums_digest(sums)};
-    weft_sums_destroy(before);
-    status = weft_stream_finish(&diff->stream, &stats->base, &stats->result);
-    stats->changed = diff->stream.changed;
-    stats->patch_bytes = diff->stream.written;
-    stats->buckets = diff->stream.frames;
-    weft_roster_measure(&diff->past->roster, &stats->total, &stats->dense_bytes);
-    return status;
+    for (size_t i = 0; i < coder->from.run_count; i++) {
+        weft_run *run = &coder->from.runs[i];
+        run->tensor = (size_t)past->map[run->tensor];
+    }
+    status = weft_bucket_encode_windows(coder, plan, &past->roster, diff->profile, diff->moves,
+                                        &slot->forward.bytes, &slot->forward.result);
+    return status == WEFT_OK ? weft_progress_ask(diff->context) : status;
+}
+
+static weft_status past_emit_frame(void *opaque, size_t index, const weft_pipeline_slot *slot) {
+    past_diff *diff = opaque;
+    const weft_pipeline_frame *frame = &slot->forward;
+    return frame->result.present ? weft_stream_frame(&diff->stream, &diff->past->plan.items[index].bucket,
+                                                     &frame->bytes, frame->result.changed)
+                                 : WEFT_OK;
 }
 
 weft_status weft_past_diff(weft_context *context, const weft_past *past, const weft_diff_options *options,
                            const weft_sums *sums, const weft_sink *sink, weft_diff_stats *stats) {
-    past_diff diff = {.context = context, .past = past, .options = options};
+    past_diff diff = {.context = context, .past = past, .profile = options->profile};
+    weft_sums *before = NULL;
     weft_status status = weft_sums_check(context, sums, past->view);
     if (status == WEFT_OK) {
-        status = open_diff(&diff, sink);
+        status = weft_sums_zero(context, past->view, &diff.moves);
     }
     if (status == WEFT_OK) {
-        status =
-            weft_parallel_ordered(context, past->plan.count, diff.window, encode_task, emit_task, &diff);
+        status = weft_sums_zero(context, past->view, &before);
     }
     if (status == WEFT_OK) {
-        status = finish_diff(&diff, sums, stats);
+        status = weft_stream_open(&diff.stream, context, sink, options->profile, &past->roster,
+                                  weft_container_same(options->base_container, options->new_container),
+                                  options->new_container, options->labels);
     }
-    close_diff(&diff);
+    if (status == WEFT_OK) {
+        const weft_pipeline pipeline = {
+            .count = past->plan.count,
+            .opaque = &diff,
+            .produce = past_encode_bucket,
+            .emit = past_emit_frame,
+        };
+        status = weft_pipeline_run(context, &pipeline);
+    }
+    if (status == WEFT_OK) {
+        /* the changes lead from the past to the present: what they do to the digest, taken back, is the
+         * past's */
+        weft_sums_merge(before, sums, false);
+        weft_sums_merge(before, diff.moves, true);
+        *stats = (weft_diff_stats){.base = weft_sums_digest(before), .result = weft_sums_digest(sums)};
+        status = weft_stream_finish(&diff.stream, stats);
+    }
+    weft_stream_close(&diff.stream);
+    weft_sums_destroy(diff.moves);
+    weft_sums_destroy(before);
     return status;
 }

@@ -80,8 +80,8 @@ static void keep_segments(weft_bucket_coder *coder, weft_staged *kept) {
     coder->from.segments.count = 0;
 }
 
-static weft_status advance_dense(weft_bucket_coder *coder, const weft_bucket *bucket,
-                                 const weft_bucket_side *to, weft_staged *kept) {
+static weft_status trail_advance_dense(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                       const weft_bucket_side *to, weft_staged *kept) {
     size_t bytes = (size_t)bucket->units * bucket->width;
     kept->dense_olds = weft_allocate(coder->context, bytes);
     kept->dense_news = weft_allocate(coder->context, bytes);
@@ -98,29 +98,29 @@ static weft_status advance_dense(weft_bucket_coder *coder, const weft_bucket *bu
     return status == WEFT_OK ? weft_window_fill(&coder->from, kept->dense_news, bucket->width) : status;
 }
 
-static weft_status advance(weft_bucket_coder *coder, const weft_bucket *bucket, const weft_bucket_side *to,
-                           const weft_frame_result *result, weft_staged *kept) {
-    if (coder->changes.count != result->changed) {
-        return advance_dense(coder, bucket, to, kept);
-    }
-    weft_status status =
-        result->written ? WEFT_OK : weft_window_scatter(&coder->from, &coder->changes, false);
-    if (status == WEFT_OK) {
-        keep_changes(coder, kept);
-    }
-    return status;
-}
-
 weft_status weft_trail_advance(weft_trail *trail, size_t index, weft_bucket_coder *coder,
                                const weft_bucket *bucket, const weft_bucket_side *to,
-                               const weft_frame_result *result) {
-    if (!result->present) {
+                               const weft_frame_result *result, weft_status encoded) {
+    weft_status status = encoded;
+    if (status == WEFT_OK && !result->present) {
         return WEFT_OK;
     }
     weft_staged *kept = &trail->buckets[index];
-    weft_status status = advance(coder, bucket, to, result, kept);
+    bool sparse = coder->changes.count == result->changed;
+    if (status == WEFT_OK && !sparse) {
+        status = trail_advance_dense(coder, bucket, to, kept);
+    } else if (status == WEFT_OK && !result->written) {
+        status = weft_window_scatter(&coder->from, &coder->changes, false);
+    }
     if (status != WEFT_OK) {
+        if (result->written) {
+            weft_status ignored = weft_window_scatter(&coder->from, &coder->changes, true);
+            (void)ignored;
+        }
         return status;
+    }
+    if (sparse) {
+        keep_changes(coder, kept);
     }
     kept->used = true;
     kept->width = bucket->width;

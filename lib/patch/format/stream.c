@@ -33,10 +33,8 @@ weft_status weft_stream_open(weft_patch_stream *stream, weft_context *context, c
 
 weft_status weft_stream_frame(weft_patch_stream *stream, const weft_bucket *bucket,
                               const weft_writer *frame, uint64_t changed) {
-    weft_reader last =
-        weft_reader_over(frame->data + frame->size - WEFT_FRAME_CHECKSUM, WEFT_FRAME_CHECKSUM);
-    weft_frame_index_write_entry(bucket, stream->roster, frame->size, weft_reader_u64(&last),
-                                 &stream->entries);
+    weft_frame_index_write_entry(bucket, stream->roster, frame->size,
+                                 weft_frame_checksum(frame->data, frame->size), &stream->entries);
     if (weft_writer_failed(&stream->entries)) {
         return WEFT_NO_MEMORY;
     }
@@ -56,26 +54,39 @@ void weft_roster_measure(const weft_roster *roster, uint64_t *units_out, uint64_
     }
 }
 
-weft_status weft_stream_finish(weft_patch_stream *stream, const weft_digest *base,
-                               const weft_digest *result) {
+weft_status weft_stream_write_footer(weft_context *context, const weft_roster *roster,
+                                     uint64_t index_offset, weft_writer *index, weft_diff_stats *stats) {
+    weft_roster_measure(roster, &stats->total, &stats->dense_bytes);
+    const weft_footer footer = {
+        .index_offset = index_offset,
+        .index_bytes = index->size,
+        .base = stats->base,
+        .result = stats->result,
+        .changed = stats->changed,
+        .total = stats->total,
+        .dense_bytes = stats->dense_bytes,
+    };
+    weft_footer_write(&footer, index);
+    if (weft_writer_failed(index)) {
+        return WEFT_NO_MEMORY;
+    }
+    if (footer.index_bytes > weft_context_limits(context)->header_bytes) {
+        return weft_fail(context, WEFT_LIMIT_EXCEEDED,
+                         "the patch's index would be larger than the limit; choose larger buckets");
+    }
+    stats->patch_bytes = index_offset + index->size;
+    return WEFT_OK;
+}
+
+weft_status weft_stream_finish(weft_patch_stream *stream, weft_diff_stats *stats) {
+    stats->changed = stream->changed;
+    stats->buckets = stream->frames;
     weft_writer tail;
     weft_writer_open(&tail, stream->context);
     weft_writer_varint(&tail, stream->frames);
     weft_writer_bytes(&tail, stream->entries.data, stream->entries.size);
-    weft_footer footer = {
-        .index_offset = stream->written,
-        .index_bytes = tail.size,
-        .base = *base,
-        .result = *result,
-        .changed = stream->changed,
-    };
-    weft_roster_measure(stream->roster, &footer.total, &footer.dense_bytes);
-    weft_footer_write(&footer, &tail);
-    weft_status status = weft_writer_failed(&tail) ? WEFT_NO_MEMORY : WEFT_OK;
-    if (status == WEFT_OK && footer.index_bytes > weft_context_limits(stream->context)->header_bytes) {
-        status = weft_fail(stream->context, WEFT_LIMIT_EXCEEDED,
-                           "the patch's index would be larger than the limit; choose larger buckets");
-    }
+    weft_status status =
+        weft_stream_write_footer(stream->context, stream->roster, stream->written, &tail, stats);
     if (status == WEFT_OK) {
         status = put(stream, tail.data, tail.size);
     }

@@ -24,10 +24,16 @@ weft_status weft_stream_open(weft_patch_stream *stream, weft_context *context, c
 /* `frame` holds one whole frame of the bucket. */
 weft_status weft_stream_frame(weft_patch_stream *stream, const weft_bucket *bucket,
                               const weft_writer *frame, uint64_t changed);
-/* Writes index and footer. */
-weft_status weft_stream_finish(weft_patch_stream *stream, const weft_digest *base,
-                               const weft_digest *result);
+/* Writes index and footer. The stats have the digests of base and result, and are given all the rest but
+ * what an inverse takes. */
+weft_status weft_stream_finish(weft_patch_stream *stream, weft_diff_stats *stats);
+/* One that is all zeros counts as closed. */
 void weft_stream_close(weft_patch_stream *stream);
+
+/* The end of a patch that is not written by a stream: appends the footer to an index that begins at
+ * `index_offset` of the file. The stats have digests and counts, and are given the sizes. */
+weft_status weft_stream_write_footer(weft_context *context, const weft_roster *roster,
+                                     uint64_t index_offset, weft_writer *index, weft_diff_stats *stats);
 
 /* True if both are given and say the same. */
 bool weft_container_same(const weft_container *a, const weft_container *b);

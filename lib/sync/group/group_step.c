@@ -141,7 +141,8 @@ weft_status weft_step_writer_begin(weft_step_writer *writer, weft_patch *patch, 
 
 weft_status weft_step_writer_end(weft_step_writer *writer) {
     const weft_footer *footer = &writer->patch->footer;
-    weft_status status = weft_stream_finish(&writer->stream, &footer->base, &footer->result);
+    weft_diff_stats stats = {.base = footer->base, .result = footer->result};
+    weft_status status = weft_stream_finish(&writer->stream, &stats);
     weft_stream_close(&writer->stream);
     writer->streaming = false;
     return explain(writer, status);

@@ -504,16 +504,6 @@ static void sum_up(making *m, bool whole, weft_parts_made *made) {
     }
     add_up(m, true, next);
     stats->result = digest_of(lead, next);
-    for (size_t i = 0; i < lead->parts.count; i++) {
-        for (size_t j = 0; j < m->manifests[i].frame_count; j++) {
-            stats->changed += m->manifests[i].frames[j].changed;
-        }
-        stats->buckets += m->manifests[i].frame_count;
-    }
-    for (size_t i = 0; i < tensor_count(lead); i++) {
-        stats->total += weft_tensor_units(weft_view_at(lead->parts.view, i));
-        stats->dense_bytes += weft_view_at(lead->parts.view, i)->bytes;
-    }
 }
 
 /* ---- around the frames ---- */
@@ -561,7 +551,6 @@ static weft_status list_frames(const making *m, weft_part_frame **frames_out, si
 static weft_status write_tail(const making *m, bool whole, const char *room, weft_pieces *pieces,
                               weft_parts_made *made) {
     weft_context *context = m->lead->parts.context;
-    const weft_diff_stats *stats = &made->stats;
     weft_part_frame *frames;
     size_t count;
     weft_writer tail;
@@ -570,8 +559,8 @@ static weft_status write_tail(const making *m, bool whole, const char *room, wef
         return status;
     }
     weft_writer_open(&tail, context);
-    status = weft_part_write_tail(&m->lead->parts.plan, whole, frames, count, m->header.size, &stats->base,
-                                  &stats->result, &tail);
+    status = weft_part_write_tail(&m->lead->parts.plan, whole, frames, count, m->header.size, &tail,
+                                  &made->stats);
     if (status == WEFT_OK) {
         status = put_tail(m, room, &tail, pieces, made);
     }
@@ -600,7 +589,6 @@ static weft_status compose(const making *m, bool whole, weft_parts_made *made) {
     }
     if (status == WEFT_OK) {
         status = weft_pieces_send(&pieces, parts->store, key, &made->list, &made->object);
-        made->stats.patch_bytes = made->object.bytes;
     }
     weft_pieces_close(&pieces);
     return status;
