@@ -31,22 +31,6 @@ struct weft_past {
 
 /* ---- life ---- */
 
-static weft_status open_plan(weft_past *past, const weft_diff_options *options) {
-    weft_status status = weft_roster_build(&past->roster, past->view, past->view);
-    if (status == WEFT_OK) {
-        status = weft_plan_build(&past->plan, &past->roster, options->bucket_bytes, options->cuts,
-                                 options->cut_count);
-    }
-    if (status == WEFT_OK) {
-        status = weft_roster_map(&past->roster, past->view, &past->map);
-    }
-    if (status != WEFT_OK) {
-        return status;
-    }
-    past->buckets = weft_allocate_zeroed(past->context, past->plan.count, sizeof *past->buckets);
-    return past->buckets != NULL ? WEFT_OK : WEFT_NO_MEMORY;
-}
-
 weft_status weft_past_create(weft_context *context, const weft_view *view, const weft_diff_options *options,
                              weft_past **past_out) {
     weft_past *past = weft_allocate_zeroed(context, 1, sizeof *past);
@@ -57,7 +41,18 @@ weft_status weft_past_create(weft_context *context, const weft_view *view, const
     past->view = view;
     weft_roster_open(&past->roster, context);
     weft_plan_open(&past->plan, context);
-    weft_status status = open_plan(past, options);
+    weft_status status = weft_roster_build(&past->roster, view, view);
+    if (status == WEFT_OK) {
+        status = weft_plan_build(&past->plan, &past->roster, options->bucket_bytes, options->cuts,
+                                 options->cut_count);
+    }
+    if (status == WEFT_OK) {
+        status = weft_roster_map(&past->roster, view, &past->map);
+    }
+    if (status == WEFT_OK) {
+        past->buckets = weft_allocate_zeroed(context, past->plan.count, sizeof *past->buckets);
+        status = past->buckets != NULL ? WEFT_OK : WEFT_NO_MEMORY;
+    }
     if (status != WEFT_OK) {
         weft_past_destroy(past);
         return status;
@@ -66,7 +61,7 @@ weft_status weft_past_create(weft_context *context, const weft_view *view, const
     return WEFT_OK;
 }
 
-static void clear_bucket(const weft_past *past, past_bucket *bucket) {
+static void past_clear_bucket(const weft_past *past, past_bucket *bucket) {
     weft_release(past->context, bucket->positions);
     weft_release(past->context, bucket->olds);
     weft_release(past->context, bucket->all);
@@ -75,7 +70,7 @@ static void clear_bucket(const weft_past *past, past_bucket *bucket) {
 
 void weft_past_clear(weft_past *past) {
     for (size_t i = 0; past->buckets != NULL && i < past->plan.count; i++) {
-        clear_bucket(past, &past->buckets[i]);
+        past_clear_bucket(past, &past->buckets[i]);
     }
 }
 
@@ -105,40 +100,40 @@ uint64_t weft_past_bytes(const weft_past *past) {
 /* ---- adding ---- */
 
 /* Old values of a later moment: a list, or all. */
-typedef struct later_values {
+typedef struct past_values {
     size_t count;
     const uint32_t *positions;
     const uint8_t *olds;
     const uint8_t *all; /* NULL: the list */
-} later_values;
+} past_values;
 
-static void put_olds(const past_bucket *bucket, unsigned width, uint8_t *values) {
+static void past_put_olds(const past_bucket *bucket, unsigned width, uint8_t *values) {
     for (size_t i = 0; i < bucket->count; i++) {
         weft_unit_store(values, bucket->positions[i], width, weft_unit_load(bucket->olds, i, width));
     }
 }
 
-static void take_all(const weft_past *past, past_bucket *bucket, unsigned width, uint8_t *values) {
-    put_olds(bucket, width, values);
-    clear_bucket(past, bucket);
+static void past_take_all(const weft_past *past, past_bucket *bucket, unsigned width, uint8_t *values) {
+    past_put_olds(bucket, width, values);
+    past_clear_bucket(past, bucket);
     bucket->all = values;
 }
 
-static weft_status copy_all(weft_context *context, const weft_past *past, past_bucket *bucket,
-                            const weft_bucket *plan, const uint8_t *later) {
+static weft_status past_copy_all(weft_context *context, const weft_past *past, past_bucket *bucket,
+                                 const weft_bucket *plan, const uint8_t *later) {
     size_t bytes = (size_t)plan->units * plan->width;
     uint8_t *values = weft_allocate(context, bytes);
     if (values == NULL) {
         return WEFT_NO_MEMORY;
     }
     memcpy(values, later, bytes);
-    take_all(past, bucket, plan->width, values);
+    past_take_all(past, bucket, plan->width, values);
     return WEFT_OK;
 }
 
 /* The present with the old values put back. */
-static weft_status make_all(weft_context *context, const weft_past *past, past_bucket *bucket,
-                            const weft_bucket *plan) {
+static weft_status past_make_all(weft_context *context, const weft_past *past, past_bucket *bucket,
+                                 const weft_bucket *plan) {
     uint8_t *values = weft_allocate(context, (size_t)plan->units * plan->width);
     if (values == NULL) {
         return WEFT_NO_MEMORY;
@@ -154,12 +149,12 @@ static weft_status make_all(weft_context *context, const weft_past *past, past_b
         weft_release(context, values);
         return status;
     }
-    take_all(past, bucket, plan->width, values);
+    past_take_all(past, bucket, plan->width, values);
     return WEFT_OK;
 }
 
-static size_t merge_lists(const past_bucket *older, const later_values *later, unsigned width,
-                          past_bucket *output) {
+static size_t past_merge_lists(const past_bucket *older, const past_values *later, unsigned width,
+                               past_bucket *output) {
     size_t i = 0;
     size_t j = 0;
     size_t count = 0;
@@ -178,92 +173,94 @@ static size_t merge_lists(const past_bucket *older, const later_values *later, u
     return count;
 }
 
-static weft_status add_list(weft_context *context, const weft_past *past, past_bucket *bucket,
-                            const later_values *later, unsigned width) {
+static weft_status past_add_list(weft_context *context, const weft_past *past, past_bucket *bucket,
+                                 const past_values *later, unsigned width) {
     size_t room = bucket->count + later->count;
     past_bucket merged = {.capacity = room};
     merged.positions = weft_allocate_array(context, room, sizeof *merged.positions);
     merged.olds = weft_allocate_array(context, room, width);
     if (merged.positions == NULL || merged.olds == NULL) {
-        clear_bucket(past, &merged);
+        past_clear_bucket(past, &merged);
         return WEFT_NO_MEMORY;
     }
-    merged.count = merge_lists(bucket, later, width, &merged);
-    clear_bucket(past, bucket);
+    merged.count = past_merge_lists(bucket, later, width, &merged);
+    past_clear_bucket(past, bucket);
     *bucket = merged;
     return WEFT_OK;
 }
 
-static weft_status add_later(weft_context *context, const weft_past *past, size_t index,
-                             const later_values *later) {
+static weft_status past_add_later(weft_context *context, const weft_past *past, size_t index,
+                                  const past_values *later) {
     past_bucket *bucket = &past->buckets[index];
     const weft_bucket *plan = &past->plan.items[index].bucket;
     if (bucket->all != NULL) {
         return WEFT_OK;
     }
     if (later->all != NULL) {
-        return copy_all(context, past, bucket, plan, later->all);
+        return past_copy_all(context, past, bucket, plan, later->all);
     }
-    weft_status status = later->count > 0 ? add_list(context, past, bucket, later, plan->width) : WEFT_OK;
+    weft_status status =
+        later->count > 0 ? past_add_list(context, past, bucket, later, plan->width) : WEFT_OK;
     bool too_many =
         bucket->capacity * (sizeof *bucket->positions + plan->width) > plan->units * plan->width;
-    return status == WEFT_OK && too_many ? make_all(context, past, bucket, plan) : status;
+    return status == WEFT_OK && too_many ? past_make_all(context, past, bucket, plan) : status;
 }
 
-typedef struct add_job {
+typedef struct past_addition {
     weft_context *context;
     weft_past *past;
     const weft_trail *trail;
     const weft_past *newer;
-} add_job;
+} past_addition;
 
-static weft_status add_trail_task(void *argument, size_t index, unsigned worker) {
+static weft_status past_add_bucket(void *argument, size_t index, unsigned worker) {
     (void)worker;
-    const add_job *job = argument;
+    const past_addition *job = argument;
     const weft_staged *staged = weft_trail_bucket(job->trail, index);
     if (!staged->used) {
         return WEFT_OK;
     }
-    const later_values later = {
+    const past_values later = {
         .count = staged->dense_olds == NULL ? staged->changes.count : 0,
         .positions = staged->changes.positions,
         .olds = staged->changes.olds,
         .all = staged->dense_olds,
     };
-    return add_later(job->context, job->past, index, &later);
+    return past_add_later(job->context, job->past, index, &later);
 }
 
 weft_status weft_past_add(weft_context *context, weft_past *past, const weft_trail *trail) {
     if (weft_trail_count(trail) != past->plan.count) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "the trail is cut into other buckets");
     }
-    add_job job = {.context = context, .past = past, .trail = trail};
-    return weft_parallel(context, past->plan.count, add_trail_task, &job);
+    past_addition job = {.context = context, .past = past, .trail = trail};
+    return weft_parallel(context, past->plan.count, past_add_bucket, &job);
 }
 
-static weft_status join_task(void *argument, size_t index, unsigned worker) {
+static weft_status past_join_bucket(void *argument, size_t index, unsigned worker) {
     (void)worker;
-    const add_job *job = argument;
+    const past_addition *job = argument;
     const past_bucket *newer = &job->newer->buckets[index];
-    const later_values later = {newer->count, newer->positions, newer->olds, newer->all};
-    return add_later(job->context, job->past, index, &later);
+    const past_values later = {newer->count, newer->positions, newer->olds, newer->all};
+    return past_add_later(job->context, job->past, index, &later);
 }
 
 weft_status weft_past_join(weft_context *context, weft_past *past, const weft_past *newer) {
-    add_job job = {.context = context, .past = past, .newer = newer};
-    return weft_parallel(context, past->plan.count, join_task, &job);
+    past_addition job = {.context = context, .past = past, .newer = newer};
+    return weft_parallel(context, past->plan.count, past_join_bucket, &job);
 }
 
 /* ---- to bytes and back ---- */
 
-typedef struct bucket_header {
+typedef struct past_bucket_header {
     uint64_t units; /* of the bucket: another plan has others */
     uint64_t count;
     uint64_t all; /* 1: all old values */
-} bucket_header;
+} past_bucket_header;
 
-static weft_status write_bucket(const past_bucket *bucket, const weft_bucket *plan, const weft_sink *sink) {
-    const bucket_header header = {plan->units, bucket->count, bucket->all != NULL};
+static weft_status past_write_bucket(const past_bucket *bucket, const weft_bucket *plan,
+                                     const weft_sink *sink) {
+    const past_bucket_header header = {plan->units, bucket->count, bucket->all != NULL};
     weft_status status = sink->write(sink->opaque, &header, sizeof header);
     if (status == WEFT_OK && bucket->count > 0) {
         status = sink->write(sink->opaque, bucket->positions, bucket->count * sizeof *bucket->positions);
@@ -279,19 +276,12 @@ static weft_status write_bucket(const past_bucket *bucket, const weft_bucket *pl
 weft_status weft_past_write(const weft_past *past, const weft_sink *sink) {
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < past->plan.count && status == WEFT_OK; i++) {
-        status = write_bucket(&past->buckets[i], &past->plan.items[i].bucket, sink);
+        status = past_write_bucket(&past->buckets[i], &past->plan.items[i].bucket, sink);
     }
     return status;
 }
 
-static weft_status read_all(weft_context *context, const weft_past *past, past_bucket *bucket,
-                            const weft_bucket *plan, weft_reader *reader) {
-    size_t bytes = (size_t)plan->units * plan->width;
-    const uint8_t *values = weft_reader_bytes(reader, bytes);
-    return values != NULL ? copy_all(context, past, bucket, plan, values) : WEFT_MALFORMED;
-}
-
-static bool ascends(const uint32_t *positions, size_t count, uint64_t units) {
+static bool past_list_ascends(const uint32_t *positions, size_t count, uint64_t units) {
     for (size_t i = 0; i < count; i++) {
         if (positions[i] >= units || (i > 0 && positions[i] <= positions[i - 1])) {
             return false;
@@ -300,8 +290,8 @@ static bool ascends(const uint32_t *positions, size_t count, uint64_t units) {
     return true;
 }
 
-static weft_status read_list(weft_context *context, past_bucket *bucket, const weft_bucket *plan,
-                             size_t count, weft_reader *reader) {
+static weft_status past_read_list(weft_context *context, past_bucket *bucket, const weft_bucket *plan,
+                                  size_t count, weft_reader *reader) {
     const uint8_t *positions = weft_reader_bytes(reader, count * sizeof *bucket->positions);
     const uint8_t *olds = weft_reader_bytes(reader, count * plan->width);
     if (positions == NULL || olds == NULL) {
@@ -316,13 +306,14 @@ static weft_status read_list(weft_context *context, past_bucket *bucket, const w
     memcpy(bucket->positions, positions, count * sizeof *bucket->positions);
     memcpy(bucket->olds, olds, count * plan->width);
     bucket->count = count;
-    return ascends(bucket->positions, count, plan->units) ? WEFT_OK : WEFT_MALFORMED;
+    return past_list_ascends(bucket->positions, count, plan->units) ? WEFT_OK : WEFT_MALFORMED;
 }
 
-static weft_status read_bucket(weft_context *context, weft_past *past, size_t index, weft_reader *reader) {
+static weft_status past_read_bucket(weft_context *context, weft_past *past, size_t index,
+                                    weft_reader *reader) {
     past_bucket *bucket = &past->buckets[index];
     const weft_bucket *plan = &past->plan.items[index].bucket;
-    bucket_header header;
+    past_bucket_header header;
     const uint8_t *data = weft_reader_bytes(reader, sizeof header);
     if (data == NULL) {
         return WEFT_MALFORMED;
@@ -333,15 +324,16 @@ static weft_status read_bucket(weft_context *context, weft_past *past, size_t in
         return WEFT_MALFORMED;
     }
     if (header.all != 0) {
-        return read_all(context, past, bucket, plan, reader);
+        const uint8_t *values = weft_reader_bytes(reader, (size_t)plan->units * plan->width);
+        return values != NULL ? past_copy_all(context, past, bucket, plan, values) : WEFT_MALFORMED;
     }
-    return header.count > 0 ? read_list(context, bucket, plan, (size_t)header.count, reader) : WEFT_OK;
+    return header.count > 0 ? past_read_list(context, bucket, plan, (size_t)header.count, reader) : WEFT_OK;
 }
 
 weft_status weft_past_read(weft_context *context, weft_past *past, weft_reader *reader) {
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < past->plan.count && status == WEFT_OK; i++) {
-        status = read_bucket(context, past, i, reader);
+        status = past_read_bucket(context, past, i, reader);
     }
     if (status == WEFT_OK && weft_reader_left(reader) > 0) {
         status = WEFT_MALFORMED;
@@ -369,7 +361,7 @@ static weft_status past_rebuild_bucket(const past_bucket *bucket, const weft_buc
     weft_status status =
         values != NULL ? weft_window_copy(&worker->coder.to, values, plan->width) : WEFT_NO_MEMORY;
     if (status == WEFT_OK) {
-        put_olds(bucket, plan->width, values);
+        past_put_olds(bucket, plan->width, values);
         *values_out = values;
     }
     return status;

@@ -12,21 +12,8 @@ struct weft_trail {
     size_t count;
 };
 
-static weft_status create(weft_context *context, size_t count, weft_trail **trail_out) {
-    weft_trail *trail = weft_allocate_zeroed(context, 1, sizeof *trail);
-    weft_staged *buckets = weft_allocate_zeroed(context, count, sizeof *buckets);
-    if (trail == NULL || buckets == NULL) {
-        weft_release(context, trail);
-        weft_release(context, buckets);
-        return WEFT_NO_MEMORY;
-    }
-    *trail = (weft_trail){context, buckets, count};
-    *trail_out = trail;
-    return WEFT_OK;
-}
-
 /* Lists of changes and of segments are kept: their memory costs more to take anew than to fill. */
-static void empty(weft_trail *trail) {
+static void trail_empty(weft_trail *trail) {
     for (size_t i = 0; i < trail->count; i++) {
         weft_staged *kept = &trail->buckets[i];
         weft_changes changes = kept->changes;
@@ -43,12 +30,21 @@ static void empty(weft_trail *trail) {
 
 weft_status weft_trail_prepare(weft_context *context, size_t count, weft_trail **trail) {
     if (*trail != NULL && (*trail)->count == count) {
-        empty(*trail);
+        trail_empty(*trail);
         return WEFT_OK;
     }
     weft_trail_destroy(*trail);
     *trail = NULL;
-    return create(context, count, trail);
+    weft_trail *made = weft_allocate_zeroed(context, 1, sizeof *made);
+    weft_staged *buckets = weft_allocate_zeroed(context, count, sizeof *buckets);
+    if (made == NULL || buckets == NULL) {
+        weft_release(context, made);
+        weft_release(context, buckets);
+        return WEFT_NO_MEMORY;
+    }
+    *made = (weft_trail){context, buckets, count};
+    *trail = made;
+    return WEFT_OK;
 }
 
 void weft_trail_destroy(weft_trail *trail) {
@@ -63,7 +59,7 @@ void weft_trail_destroy(weft_trail *trail) {
 }
 
 /* The coder's list becomes the trail's, and the trail's old one the coder's: nothing is copied. */
-static void keep_changes(weft_bucket_coder *coder, weft_staged *kept) {
+static void trail_keep_changes(weft_bucket_coder *coder, weft_staged *kept) {
     weft_changes changes = kept->changes;
     kept->changes = coder->changes;
     coder->changes = changes;
@@ -72,7 +68,7 @@ static void keep_changes(weft_bucket_coder *coder, weft_staged *kept) {
 }
 
 /* The same of the list that says where the changes are. */
-static void keep_segments(weft_bucket_coder *coder, weft_staged *kept) {
+static void trail_keep_segments(weft_bucket_coder *coder, weft_staged *kept) {
     weft_segments segments = kept->window.segments;
     kept->window.segments = coder->from.segments;
     coder->from.segments = segments;
@@ -120,13 +116,13 @@ weft_status weft_trail_advance(weft_trail *trail, size_t index, weft_bucket_code
         return status;
     }
     if (sparse) {
-        keep_changes(coder, kept);
+        trail_keep_changes(coder, kept);
     }
     kept->used = true;
     kept->width = bucket->width;
     kept->units = bucket->units;
     kept->window.context = trail->context;
-    keep_segments(coder, kept);
+    trail_keep_segments(coder, kept);
     return WEFT_OK;
 }
 
@@ -140,7 +136,7 @@ weft_status weft_trail_note(weft_trail *trail, size_t index, weft_bucket_coder *
     kept->width = bucket->width;
     kept->units = bucket->units;
     if (coder->changes.count == result->changed) {
-        keep_changes(coder, kept);
+        trail_keep_changes(coder, kept);
         return WEFT_OK;
     }
     kept->dense_olds = weft_allocate(coder->context, (size_t)bucket->units * bucket->width);
@@ -156,12 +152,12 @@ size_t weft_trail_count(const weft_trail *trail) {
     return trail->count;
 }
 
-static weft_status undo_task(void *argument, size_t index, unsigned worker) {
+static weft_status trail_undo_bucket(void *argument, size_t index, unsigned worker) {
     (void)worker;
     const weft_trail *trail = argument;
     return weft_staged_write(&trail->buckets[index], true);
 }
 
 weft_status weft_trail_undo(weft_context *context, const weft_trail *trail) {
-    return weft_parallel(context, trail->count, undo_task, (void *)trail);
+    return weft_parallel(context, trail->count, trail_undo_bucket, (void *)trail);
 }
