@@ -6,8 +6,7 @@
 #ifndef WEFT_PATCH_BUCKET_PLAN_H
 #define WEFT_PATCH_BUCKET_PLAN_H
 
-#include "roster.h"
-#include "window.h"
+#include "spans.h"
 
 typedef struct weft_plan_item {
     weft_bucket bucket;
@@ -25,15 +24,5 @@ void weft_plan_open(weft_plan *plan, weft_context *context);
 void weft_plan_close(weft_plan *plan);
 weft_status weft_plan_build(weft_plan *plan, const weft_roster *roster, uint64_t bucket_bytes,
                             const weft_cut *cuts, size_t cut_count);
-
-void weft_bucket_close(weft_bucket *bucket, weft_context *context);
-/* Adds a span and its units; the first span decides width and dtype. */
-weft_status weft_bucket_add(weft_bucket *bucket, weft_context *context, size_t tensor,
-                            const weft_tensor *description, const weft_span *span);
-void weft_bucket_write_spans(const weft_bucket *bucket, const weft_roster *roster, weft_writer *writer);
-/* Checks everything that a single bucket can be checked for: spans lie inside of tensors that exist in
- * the result, share one dtype, start and end on words, and stay within the limit. */
-weft_status weft_bucket_read_spans(weft_bucket *bucket, const weft_roster *roster, weft_reader *reader);
-bool weft_bucket_same_spans(const weft_bucket *a, const weft_bucket *b);
 
 #endif
