@@ -29,6 +29,8 @@ void weft_changes_close(weft_changes *changes);
 weft_status weft_changes_reset(weft_changes *changes, unsigned width, size_t capacity);
 /* Makes room for `more` changes beyond `count`. */
 weft_status weft_changes_grow(weft_changes *changes, size_t more);
+/* Puts the changes in the order of their positions. */
+weft_status weft_changes_sort(weft_changes *changes);
 /* The memory that a list takes that has room for `capacity` changes. */
 uint64_t weft_changes_bytes(uint64_t capacity, unsigned width);
 

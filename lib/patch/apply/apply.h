@@ -19,14 +19,17 @@ typedef struct weft_staged {
     bool used;
 } weft_staged;
 
-/* Like weft_apply_create, for a view that has the shape of the result: tensors that the patch adds or
- * replaces are there, to be filled, and `sums` are zero for them. The caller has proven the base. */
-weft_status weft_apply_create_rebuild(weft_context *context, const weft_patch *patch, const weft_view *view,
-                                      weft_sums *sums, weft_apply **apply_out);
+/* The last two are for a view that has the shape of the result: tensors that the patch adds or replaces are
+ * there, to be filled, and the sums are zero for them. The caller has proven the base. */
+typedef enum weft_apply_kind {
+    WEFT_APPLY_LIVE,    /* from the patch's base to its result */
+    WEFT_APPLY_REBUILD, /* into a new place, where tensors that the patch brings hold nothing yet */
+    WEFT_APPLY_REPLACE, /* the same over weights in use, of another state, which can be rolled back to */
+} weft_apply_kind;
 
-/* The same for weights that are in use and hold another state: what they held can be rolled back to. */
-weft_status weft_apply_create_replace(weft_context *context, const weft_patch *patch, const weft_view *view,
-                                      weft_sums *sums, weft_apply **apply_out);
+/* weft_apply_create is that of WEFT_APPLY_LIVE. */
+weft_status weft_apply_create_as(weft_context *context, weft_apply_kind kind, const weft_patch *patch,
+                                 const weft_view *view, weft_sums *sums, weft_apply **apply_out);
 
 /* weft_apply_rebuild up to the point where the result is proven and lacks only its name: finish the
  * checkpoint, or close it to drop it. Without a base, the patches start from nothing. */

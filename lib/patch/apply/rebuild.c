@@ -154,7 +154,7 @@ static weft_status check_fates(weft_context *context, const weft_table *base, co
 static weft_status apply_one(weft_context *context, const weft_patch *patch, const weft_view *view,
                              weft_sums *sums) {
     weft_apply *apply;
-    weft_status status = weft_apply_create_rebuild(context, patch, view, sums, &apply);
+    weft_status status = weft_apply_create_as(context, WEFT_APPLY_REBUILD, patch, view, sums, &apply);
     if (status != WEFT_OK) {
         return status;
     }

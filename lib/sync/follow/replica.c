@@ -91,13 +91,9 @@ static weft_status prepare_live(weft_replica *replica, const weft_patch *patch, 
     if (status != WEFT_OK) {
         return status;
     }
-    if (anchor && replica->blank) {
-        status = weft_apply_create_rebuild(context, patch, replica->view, replica->sums, &replica->apply);
-    } else if (anchor) {
-        status = weft_apply_create_replace(context, patch, replica->view, replica->sums, &replica->apply);
-    } else {
-        status = weft_apply_create(context, patch, replica->view, replica->sums, &replica->apply);
-    }
+    weft_apply_kind held = replica->blank ? WEFT_APPLY_REBUILD : WEFT_APPLY_REPLACE;
+    status = weft_apply_create_as(context, anchor ? held : WEFT_APPLY_LIVE, patch, replica->view,
+                                  replica->sums, &replica->apply);
     /* memory that holds nothing is filled at once, without a second copy of the model in between */
     if (status == WEFT_OK) {
         status =
