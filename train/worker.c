@@ -452,7 +452,7 @@ weft_status train_worker_run(weft_context *context, weft_store *store, const tra
         .store = store,
         .options = options,
         .started = weft_clock_now(),
-        .conditional = weft_store_conditional(store),
+        .conditional = weft_store_traits_of(store).conditional,
     };
     weft_status status = WEFT_OK;
     weft_context_clear(context);

@@ -69,6 +69,18 @@ WEFT_API void weft_store_close(weft_store *store);
 /* The URL that it was opened with, without credentials. */
 WEFT_API const char *weft_store_url(const weft_store *store);
 
+/* What a store is like, for who chooses how to use it: a URL does not tell, least of all that of a backend
+ * of one's own. Asking costs no request. */
+typedef struct weft_store_traits {
+    const char
+        *directory;      /* its path, where the store is one of this machine; lives as long as the store */
+    double poll_seconds; /* a fair time between two looks for news; 0.5, of a directory 0.02 */
+    bool paid;           /* every request costs money */
+    bool conditional;    /* puts can be conditional; a backend that cannot know yet says false */
+} weft_store_traits;
+
+WEFT_API weft_store_traits weft_store_traits_of(const weft_store *store);
+
 /* What has gone over the store since it was opened: operations, and bytes of objects. */
 typedef struct weft_store_traffic {
     uint64_t requests;
@@ -163,9 +175,6 @@ WEFT_API WEFT_CHECKED weft_status weft_store_watch(weft_context *context, weft_s
                                                    double seconds, void *buffer, size_t capacity,
                                                    size_t *received_out);
 
-/* True if puts can be conditional. Costs no request: a backend that cannot know says false. */
-WEFT_API bool weft_store_conditional(const weft_store *store);
-
 /* Calls `visit` for every object under a prefix of whole parts ("pages", or "" for all), in no order, with
  * its age by the store's own clock. WEFT_UNSUPPORTED where there is no listing. Return false from `visit`
  * to stop. */
@@ -185,7 +194,8 @@ WEFT_API WEFT_CHECKED weft_status weft_store_age(weft_context *context, weft_sto
  * does not have are NULL, except get, put, head, remove and close. */
 typedef struct weft_store_operations {
     const char *name;
-    bool (*conditional)(void *self); /* as weft_store_conditional; NULL: never */
+    /* Changes what is not as it comes: requests over a network, free, without conditions. */
+    void (*traits)(void *self, weft_store_traits *traits);
     weft_status (*get)(void *self, weft_context *context, const weft_store_get_request *request,
                        weft_store_get_result *result_out);
     weft_status (*put)(void *self, weft_context *context, const weft_store_put_request *request,

@@ -15,15 +15,12 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 #include <unistd.h>
 
 #define MARK ".relay-mark"
 
 static const uint64_t CACHE_BYTES = (uint64_t)10 << 30;
 static const double WATCH_SECONDS = 10;
-static const double POLL_SECONDS = 0.5;
-static const double POLL_DIRECTORY_SECONDS = 0.02;
 static const double OPEN_SECONDS = 2;
 static const double FIRST_PAUSE = 0.05;
 static const double LONGEST_PAUSE = 1;
@@ -273,22 +270,6 @@ weft_relay_stats weft_relay_describe(weft_relay *relay) {
 
 /* ---- life ---- */
 
-/* The directory that is relayed, NULL if it is none. */
-static const char *find_directory(const weft_relay *relay) {
-    const char *url = weft_store_url(relay->upstream);
-    if (strncasecmp(url, "file://", 7) == 0) {
-        return url + 7;
-    }
-    return strstr(url, "://") == NULL ? url : NULL;
-}
-
-static double choose_poll(const weft_relay *relay) {
-    if (relay->options.poll_seconds > 0) {
-        return relay->options.poll_seconds;
-    }
-    return find_directory(relay) == NULL ? POLL_SECONDS : POLL_DIRECTORY_SECONDS;
-}
-
 static weft_status open_follow(weft_relay *relay) {
     char path[PATH_MAX];
     weft_relay_cache_path(&relay->cache, MARK, path);
@@ -314,8 +295,8 @@ static weft_status start_watcher(weft_relay *relay) {
 }
 
 /* The first who ask should not be told that nothing is known, nor of the head that was the newest when the
- * last process ended, which may lead to what was collected since. A store that gives no answer is not waited
- * for: then that head is all there is. */
+ * last process ended, which may lead to what was collected since. A store that gives no answer is not
+ * waited for: then that head is all there is. */
 static void wait_for_look(weft_relay *relay) {
     double end = weft_clock_now() + OPEN_SECONDS;
     bool looked = false;
@@ -328,8 +309,8 @@ static void wait_for_look(weft_relay *relay) {
 
 static weft_status start(weft_relay *relay, const char *directory) {
     uint64_t limit = relay->options.cache_bytes > 0 ? relay->options.cache_bytes : CACHE_BYTES;
-    weft_status status =
-        weft_relay_cache_open(&relay->cache, relay->context, directory, find_directory(relay), limit);
+    weft_status status = weft_relay_cache_open(&relay->cache, relay->context, directory,
+                                               weft_store_traits_of(relay->upstream).directory, limit);
     if (status == WEFT_OK) {
         status = weft_relay_catalog_open(&relay->catalog, relay->context, &relay->mutex);
     }
@@ -359,7 +340,9 @@ static weft_status create(weft_context *context, weft_store *upstream, const wef
     relay->process = getpid();
     relay->upstream = upstream;
     relay->options = options != NULL ? *options : (weft_relay_options){0};
-    relay->options.poll_seconds = choose_poll(relay);
+    if (relay->options.poll_seconds <= 0) {
+        relay->options.poll_seconds = weft_store_traits_of(upstream).poll_seconds;
+    }
     relay->state_since = weft_clock_now();
     weft_status status =
         weft_context_derive(context, weft_thread_keep_on, &relay->stopping, &relay->context);

@@ -131,6 +131,12 @@ static weft_status relay_remove(void *self, weft_context *context, const char *k
                      key);
 }
 
+static void relay_traits(void *self, weft_store_traits *traits) {
+    const relay_store *store = self;
+    *traits = weft_store_traits_of(store->relay->upstream);
+    traits->conditional = false;
+}
+
 static void relay_close(void *self) {
     relay_store *store = self;
     weft_release(store->context, store);
@@ -138,6 +144,7 @@ static void relay_close(void *self) {
 
 static const weft_store_operations operations = {
     .name = "relay",
+    .traits = relay_traits,
     .get = relay_get,
     .put = relay_put,
     .head = relay_head,

@@ -35,6 +35,8 @@
 #define TEMPORARY_PREFIX ".tmp-"
 #define LOCK_NAME ".lock"
 
+static const double POLL_SECONDS = 0.02;
+
 enum {
     ROOT_MAX = PATH_MAX - WEFT_STORE_KEY_MAX - 2,
     STALE_ATTEMPTS = 5,     /* to open a file that a network file system lost track of */
@@ -728,9 +730,11 @@ static weft_status directory_list(void *self, weft_context *context, const char 
 
 /* ---- life ---- */
 
-static bool directory_conditional(void *self) {
-    (void)self;
-    return true;
+static void directory_traits(void *self, weft_store_traits *traits) {
+    const directory_store *store = self;
+    traits->directory = store->root;
+    traits->poll_seconds = POLL_SECONDS;
+    traits->conditional = true;
 }
 
 static void directory_close(void *self) {
@@ -772,7 +776,7 @@ weft_status weft_directory_open(weft_context *context, const char *root, const w
 
 const weft_store_operations weft_directory_operations = {
     .name = "directory",
-    .conditional = directory_conditional,
+    .traits = directory_traits,
     .get = directory_get,
     .put = directory_put,
     .head = directory_head,

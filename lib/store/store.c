@@ -15,6 +15,8 @@
 
 #define SCHEMES "a path, file://, http://, https:// and s3://"
 
+static const double POLL_SECONDS = 0.5;
+
 struct weft_store {
     weft_context *context; /* for the store's own memory only: its text belongs to other threads' callers */
     const weft_store_operations *operations;
@@ -181,8 +183,13 @@ const char *weft_store_url(const weft_store *store) {
     return store->url;
 }
 
-bool weft_store_conditional(const weft_store *store) {
-    return store->operations->conditional != NULL && store->operations->conditional(store->self);
+weft_store_traits weft_store_traits_of(const weft_store *store) {
+    weft_store_traits traits = {.poll_seconds = POLL_SECONDS};
+    if (store->operations->traits != NULL) {
+        store->operations->traits(store->self, &traits);
+    }
+    traits.poll_seconds = traits.poll_seconds > 0 ? traits.poll_seconds : POLL_SECONDS;
+    return traits;
 }
 
 weft_store_traffic weft_store_traffic_of(const weft_store *store) {

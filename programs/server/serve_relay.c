@@ -106,11 +106,13 @@ static weft_status find_head(serve_server *server, weft_context *context, uint64
 /* ---- what is told of it ---- */
 
 /* Where a store lies, for who needs no token to ask: only how it is reached. */
-static const char *hide_place(const char *url) {
-    return strncmp(url, "https:", 6) == 0  ? "https://…"
-           : strncmp(url, "http:", 5) == 0 ? "http://…"
-           : strncmp(url, "s3:", 3) == 0   ? "s3://…"
-                                           : "a directory";
+static void hide_place(const weft_store *store, char place[TEXT_SIZE]) {
+    const char *url = weft_store_url(store);
+    if (weft_store_traits_of(store).directory != NULL) {
+        snprintf(place, TEXT_SIZE, "a directory");
+    } else {
+        snprintf(place, TEXT_SIZE, "%.*s://…", (int)strcspn(url, ":"), url);
+    }
 }
 
 /* Texts may have been cut within a character, or be none; JSON takes only whole ones. */
@@ -129,11 +131,12 @@ static json_t *make_text(const char *text) {
 
 static void add_status(serve_server *server, json_t *json) {
     weft_relay_stats stats = weft_relay_describe(server->relay);
-    const char *url = weft_store_url(server->store);
-    char error[WEFT_RELAY_TEXT];
+    char place[TEXT_SIZE], error[WEFT_RELAY_TEXT];
     json_t *relay = json_object();
     serve_text_hide(server, stats.error, error, sizeof error);
-    json_object_set_new(relay, "upstream", make_text(serve_tells_where(server) ? url : hide_place(url)));
+    hide_place(server->store, place);
+    json_object_set_new(relay, "upstream",
+                        make_text(serve_tells_where(server) ? weft_store_url(server->store) : place));
     json_object_set_new(relay, "reached", json_boolean(stats.reached));
     json_object_set_new(relay, "state_seconds", json_real(stats.state_seconds));
     json_object_set_new(relay, "head_seconds",

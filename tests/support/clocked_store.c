@@ -85,9 +85,9 @@ static double age_of(store_clock *clock, const char *key) {
 
 /* ---- the operations ---- */
 
-static bool clocked_conditional(void *opaque) {
+static void clocked_traits(void *opaque, weft_store_traits *traits) {
     const clocked_store *self = opaque;
-    return weft_store_conditional(self->inner);
+    *traits = weft_store_traits_of(self->inner);
 }
 
 static weft_status clocked_get(void *opaque, weft_context *context, const weft_store_get_request *request,
@@ -154,7 +154,7 @@ static void clocked_close(void *opaque) {
 weft_store *clocked_store_open(weft_context *context, weft_store *inner, store_clock *clock) {
     static const weft_store_operations operations = {
         .name = "clocked",
-        .conditional = clocked_conditional,
+        .traits = clocked_traits,
         .get = clocked_get,
         .put = clocked_put,
         .head = clocked_head,

@@ -716,9 +716,10 @@ static weft_status fault_age(void *opaque, weft_context *context, const char *ke
     return status;
 }
 
-static bool fault_conditional(void *opaque) {
+static void fault_traits(void *opaque, weft_store_traits *traits) {
     const fault_store *self = opaque;
-    return !self->plain && weft_store_conditional(self->inner);
+    *traits = weft_store_traits_of(self->inner);
+    traits->conditional = traits->conditional && !self->plain;
 }
 
 static void forget_key_counts(fault_store *self) {
@@ -749,7 +750,7 @@ static void fault_close(void *opaque) {
 
 static const weft_store_operations fault_operations = {
     .name = "faults",
-    .conditional = fault_conditional,
+    .traits = fault_traits,
     .get = fault_get,
     .put = fault_put,
     .head = fault_head,

@@ -26,8 +26,8 @@ static bool find_newest(const relayed *self, weft_context *context, weft_head_in
 }
 
 /* The relay has a head as new as that one. Of two that are as new, which writers without conditional puts
- * may leave, it keeps the first. The first head of an epoch only claims it: the relay passes that over, and has
- * the version that it repeats. */
+ * may leave, it keeps the first. The first head of an epoch only claims it: the relay passes that over, and
+ * has the version that it repeats. */
 static bool relay_has(const relayed *self, weft_context *context, const weft_head_info *there) {
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
@@ -79,6 +79,11 @@ static weft_status relayed_remove(void *opaque, weft_context *context, const cha
     return weft_store_remove(context, self->store, key);
 }
 
+static void relayed_traits(void *opaque, weft_store_traits *traits) {
+    const relayed *self = opaque;
+    *traits = weft_store_traits_of(self->store);
+}
+
 static void relayed_close(void *opaque) {
     relayed *self = opaque;
     weft_store_close(self->store);
@@ -87,7 +92,7 @@ static void relayed_close(void *opaque) {
 }
 
 static weft_status open_relay(relayed *self, weft_context *context, const char *directory) {
-    bool remote = strstr(weft_store_url(self->upstream), "://") != NULL;
+    bool remote = weft_store_traits_of(self->upstream).directory == NULL;
     const weft_relay_options options = {.poll_seconds = remote ? 0.05 : 0.005};
     weft_status status = weft_relay_open(context, self->upstream, directory, &options, &self->relay);
     return status == WEFT_OK ? weft_relay_store(context, self->relay, &self->store) : status;
@@ -97,6 +102,7 @@ weft_status relayed_open(weft_context *context, weft_store *upstream, const char
                          weft_store **store_out) {
     static const weft_store_operations operations = {
         .name = "relayed",
+        .traits = relayed_traits,
         .get = relayed_get,
         .put = relayed_put,
         .head = relayed_head,

@@ -103,7 +103,7 @@ static bool count_visit(void *opaque, const char *key, uint64_t size, double age
 static void test_without_rules(void **state) {
     (void)state;
     assert_string_equal(weft_store_url(store), weft_store_url(inner));
-    assert_int_equal(weft_store_conditional(store), weft_store_conditional(inner));
+    assert_int_equal(weft_store_traits_of(store).conditional, weft_store_traits_of(inner).conditional);
     weft_store_tag tag, other;
     uint64_t size;
     assert_int_equal(ask("a/b"), WEFT_NOT_FOUND);
@@ -470,9 +470,9 @@ static void test_plain_and_old(void **state) {
     (void)state;
     const fault_rule held = {.kind = FAULT_HOLD};
     double age = 0;
-    assert_true(weft_store_conditional(store));
+    assert_true(weft_store_traits_of(store).conditional);
     fault_store_set_plain(faults, true);
-    assert_false(weft_store_conditional(store));
+    assert_false(weft_store_traits_of(store).conditional);
     assert_int_equal(
         weft_store_put_bytes(context, store, "heads/1", "one", 3, WEFT_STORE_IF_ABSENT, NULL, NULL),
         WEFT_UNSUPPORTED);

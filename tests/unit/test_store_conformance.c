@@ -381,7 +381,7 @@ static bool check_conditional(void) {
     if (wanted != NULL) {
         expect(status, atoi(wanted) ? WEFT_OK : WEFT_UNSUPPORTED, "");
     }
-    assert_int_equal(weft_store_conditional(store), status == WEFT_OK);
+    assert_int_equal(weft_store_traits_of(store).conditional, status == WEFT_OK);
     if (status == WEFT_OK) {
         expect(weft_store_remove(context, store, key), WEFT_OK, "");
         return true;

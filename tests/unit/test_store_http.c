@@ -554,7 +554,7 @@ static void test_tags(void **state) {
         assert_int_equal(size, 5);
         assert_string_equal(tag.text, wanted[i]);
     }
-    assert_true(weft_store_conditional(store));
+    assert_true(weft_store_traits_of(store).conditional);
     end();
 }
 
@@ -765,7 +765,7 @@ static void test_condition_needs_our_server(void **state) {
     expect(put(WEFT_STORE_IF_ABSENT, NULL, NULL), WEFT_UNSUPPORTED, "weft serve");
     expect_asked(0, "HEAD /base/key");
     expect(put(WEFT_STORE_IF_SAME, &tag, NULL), WEFT_UNSUPPORTED, "weft serve");
-    assert_false(weft_store_conditional(store));
+    assert_false(weft_store_traits_of(store).conditional);
     end();
 }
 
@@ -775,9 +775,9 @@ static void test_server_changes(void **state) {
     BEGIN({.head = "HTTP/1.1 404 No\r\n" WEFT_SERVER}, {.head = "HTTP/1.1 413 No\r\nContent-Length: 0\r\n"},
           {.head = "HTTP/1.1 201 Created\r\nContent-Length: 0\r\n"});
     expect(put(WEFT_STORE_IF_ABSENT, NULL, NULL), WEFT_LIMIT_EXCEEDED, "larger than the server takes");
-    assert_true(weft_store_conditional(store));
+    assert_true(weft_store_traits_of(store).conditional);
     expect(put(WEFT_STORE_IF_ABSENT, NULL, NULL), WEFT_UNSUPPORTED, "no longer");
-    assert_false(weft_store_conditional(store));
+    assert_false(weft_store_traits_of(store).conditional);
     end();
 }
 
@@ -788,7 +788,7 @@ static void test_conditions(void **state) {
           {.head = "HTTP/1.1 412 No\r\n" WEFT_SERVER}, {.head = "HTTP/1.1 412 No\r\n" WEFT_SERVER});
     weft_store_tag tag = {""};
     expect(put(WEFT_STORE_IF_ABSENT, NULL, &tag), WEFT_OK, "");
-    assert_true(weft_store_conditional(store));
+    assert_true(weft_store_traits_of(store).conditional);
     expect_asked(1, "If-None-Match: *\r\n");
     expect(put(WEFT_STORE_IF_SAME, &tag, NULL), WEFT_CONFLICT, "in between");
     expect_asked(2, "If-Match: \"v1\"\r\n");
@@ -1018,7 +1018,7 @@ static void test_urls(void **state) {
     weft_store *opened = NULL;
     expect(weft_store_open(context, "HTTP://host/x", NULL, &opened), WEFT_OK, "");
     assert_string_equal(weft_store_url(opened), "HTTP://host/x");
-    assert_false(weft_store_conditional(opened));
+    assert_false(weft_store_traits_of(opened).conditional);
     weft_store_close(opened);
 }
 

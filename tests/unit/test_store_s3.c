@@ -334,10 +334,10 @@ static void test_conditions_heeded(void **state) {
            "HTTP/1.1 404 Not Found\r\nConnection: close\r\n",
            ERROR_BODY("NoSuchKey")});
     weft_store_tag tag = {"untouched"};
-    assert_false(weft_store_conditional(store));
+    assert_false(weft_store_traits_of(store).conditional);
     expect(put(WEFT_STORE_IF_ABSENT, NULL, &tag), WEFT_CONFLICT, "somebody else");
     assert_string_equal(tag.text, "untouched");
-    assert_true(weft_store_conditional(store));
+    assert_true(weft_store_traits_of(store).conditional);
     expect(put(WEFT_STORE_IF_ABSENT, NULL, &tag), WEFT_OK, "");
     assert_string_equal(tag.text, "\"" TAG_2 "\"");
     weft_store_tag old = tag;
@@ -388,7 +388,7 @@ static void test_conditions_ignored(void **state) {
     BEGIN({.request = PROBE, STORED(TAG_1)}, {.request = PROBE, STORED(TAG_1)});
     expect(put(WEFT_STORE_IF_ABSENT, NULL, NULL), WEFT_UNSUPPORTED, "does not put objects on condition");
     expect(put(WEFT_STORE_IF_ABSENT, NULL, NULL), WEFT_UNSUPPORTED, "");
-    assert_false(weft_store_conditional(store));
+    assert_false(weft_store_traits_of(store).conditional);
     end();
 }
 
@@ -396,7 +396,7 @@ static void test_conditions_half_ignored(void **state) {
     (void)state;
     BEGIN({.request = PROBE, REFUSED}, {.request = PROBE, STORED(TAG_1), "If-Match"});
     expect(put(WEFT_STORE_IF_ABSENT, NULL, NULL), WEFT_UNSUPPORTED, "");
-    assert_false(weft_store_conditional(store));
+    assert_false(weft_store_traits_of(store).conditional);
     end();
 }
 

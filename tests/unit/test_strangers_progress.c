@@ -243,8 +243,8 @@ static weft_status asking_remove(void *self, weft_context *context, const char *
     return status == WEFT_OK ? ask_after(context, weft_store_remove(context, self, key)) : status;
 }
 
-static bool asking_conditional(void *self) {
-    return weft_store_conditional(self);
+static void asking_traits(void *self, weft_store_traits *traits) {
+    *traits = weft_store_traits_of(self);
 }
 
 static void asking_close(void *self) {
@@ -253,7 +253,7 @@ static void asking_close(void *self) {
 
 static const weft_store_operations asking_operations = {
     .name = "asking",
-    .conditional = asking_conditional,
+    .traits = asking_traits,
     .get = asking_get,
     .put = asking_put,
     .head = asking_head,

@@ -163,9 +163,9 @@ static weft_status rank_remove(void *opaque, weft_context *context, const char *
     return weft_store_remove(context, self->world->store, key);
 }
 
-static bool rank_conditional(void *opaque) {
+static void rank_traits(void *opaque, weft_store_traits *traits) {
     rank *self = opaque;
-    return weft_store_conditional(self->world->store);
+    *traits = weft_store_traits_of(self->world->store);
 }
 
 static void rank_leave(void *opaque) {
@@ -204,7 +204,7 @@ static train_options choose_options(world *world, uint32_t number) {
 static void rank_open(world *world, uint32_t number) {
     static const weft_store_operations operations = {
         .name = "rank",
-        .conditional = rank_conditional,
+        .traits = rank_traits,
         .get = rank_get,
         .put = rank_put,
         .head = rank_head,

@@ -92,8 +92,8 @@ static weft_status check_condition(http_store *store, weft_context *context,
     return status;
 }
 
-/* What is sent while it is still being made may be small, and is not worth a round trip; a condition is, since
- * a put that heard no answer would have to look whether it was carried out. */
+/* What is sent while it is still being made may be small, and is not worth a round trip; a condition is,
+ * since a put that heard no answer would have to look whether it was carried out. */
 static void begin_put(const http_store *store, const weft_http_effort *effort,
                       const weft_store_put_request *request, weft_http_line *line,
                       weft_http_exchange *exchange) {
@@ -348,9 +348,9 @@ static weft_status http_list(void *self, weft_context *context, const char *pref
     return status;
 }
 
-static bool http_conditional(void *self) {
+static void http_traits(void *self, weft_store_traits *traits) {
     http_store *store = self;
-    return atomic_load(&store->kind) == SERVER_WEFT;
+    traits->conditional = atomic_load(&store->kind) == SERVER_WEFT;
 }
 
 static void http_close(void *self) {
@@ -362,7 +362,7 @@ static void http_close(void *self) {
 
 const weft_store_operations weft_http_operations = {
     .name = "http",
-    .conditional = http_conditional,
+    .traits = http_traits,
     .get = weft_http_table_get,
     .put = http_put,
     .head = weft_http_table_head,

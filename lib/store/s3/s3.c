@@ -256,9 +256,10 @@ static weft_status s3_list(void *self, weft_context *context, const char *prefix
     return status;
 }
 
-static bool s3_conditional(void *self) {
+static void s3_traits(void *self, weft_store_traits *traits) {
     weft_s3_store *store = self;
-    return atomic_load(&store->conditions) == S3_CONDITIONS_HEEDED;
+    traits->paid = true;
+    traits->conditional = atomic_load(&store->conditions) == S3_CONDITIONS_HEEDED;
 }
 
 static void release_secret(weft_context *context, char *text) {
@@ -281,7 +282,7 @@ static void s3_close(void *self) {
 
 const weft_store_operations weft_s3_operations = {
     .name = "s3",
-    .conditional = s3_conditional,
+    .traits = s3_traits,
     .get = weft_http_table_get,
     .put = s3_put,
     .head = weft_http_table_head,

@@ -12,7 +12,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 #include <time.h>
 
 static const double INTERVAL_SECONDS = 5;
@@ -121,8 +120,7 @@ static void *reporter_main(void *argument) {
 
 static double choose_interval(const weft_store *store, double seconds) {
     if (seconds <= 0) {
-        seconds =
-            strncasecmp(weft_store_url(store), "s3://", 5) == 0 ? INTERVAL_PAID_SECONDS : INTERVAL_SECONDS;
+        seconds = weft_store_traits_of(store).paid ? INTERVAL_PAID_SECONDS : INTERVAL_SECONDS;
     }
     seconds = seconds > WEFT_REPORT_SHORTEST ? seconds : WEFT_REPORT_SHORTEST;
     return seconds < WEFT_REPORT_LONGEST ? seconds : WEFT_REPORT_LONGEST;

@@ -28,8 +28,6 @@ enum { TEXT_BYTES = 512 };
 
 static const uint64_t AUDIT_BYTES = (uint64_t)16 << 20;
 static const uint64_t HOLD_BYTES = (uint64_t)256 << 20;
-static const double POLL_SECONDS = 0.5;
-static const double POLL_LOCAL_SECONDS = 0.02;
 static const double WATCH_SECONDS = 25;
 static const double WATCH_PAUSE = 1;
 
@@ -108,11 +106,6 @@ static weft_status tell_outcome(const weft_subscriber *subscriber, weft_status s
 
 /* ---- life ---- */
 
-static bool is_local(weft_store *store) {
-    return strstr(weft_store_url(store), "://") == NULL ||
-           strncmp(weft_store_url(store), "file://", 7) == 0;
-}
-
 static weft_status create(weft_context *context, weft_store *store, const weft_subscriber_options *options,
                           weft_subscriber **subscriber_out) {
     weft_context_clear(context);
@@ -130,7 +123,7 @@ static weft_status create(weft_context *context, weft_store *store, const weft_s
     chosen->audit_bytes = chosen->audit_bytes != 0 ? chosen->audit_bytes : AUDIT_BYTES;
     chosen->fetch_bytes = chosen->fetch_bytes != 0 ? chosen->fetch_bytes : HOLD_BYTES;
     if (chosen->poll_seconds <= 0) {
-        chosen->poll_seconds = is_local(store) ? POLL_LOCAL_SECONDS : POLL_SECONDS;
+        chosen->poll_seconds = weft_store_traits_of(store).poll_seconds;
     }
     subscriber->at_opening = weft_store_traffic_of(store);
     weft_route_open(&subscriber->route, context);

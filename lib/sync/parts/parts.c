@@ -136,13 +136,8 @@ weft_status weft_parts_get(weft_parts *parts, const char *key, uint8_t **data_ou
     return WEFT_OK;
 }
 
-static bool is_local(weft_store *store) {
-    return strstr(weft_store_url(store), "://") == NULL ||
-           strncmp(weft_store_url(store), "file://", 7) == 0;
-}
-
 void weft_parts_wait_begin(const weft_parts *parts, double seconds, weft_parts_wait *wait) {
-    wait->most = is_local(parts->store) ? PAUSE_LOCAL : PAUSE_REMOTE;
+    wait->most = weft_store_traits_of(parts->store).directory != NULL ? PAUSE_LOCAL : PAUSE_REMOTE;
     wait->start = weft_clock_now();
     wait->deadline = wait->start + seconds;
 }

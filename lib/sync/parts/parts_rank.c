@@ -340,7 +340,7 @@ static weft_status answer_join(weft_parts_rank *rank, const weft_call *call) {
     weft_parts_key(parts, call->name, index, key);
     weft_status status = weft_parts_hold(parts, &writer);
     if (status == WEFT_OK) {
-        bool conditional = weft_store_conditional(parts->store);
+        bool conditional = weft_store_traits_of(parts->store).conditional;
         status =
             weft_parts_put(parts, key, &writer, conditional ? WEFT_STORE_IF_ABSENT : WEFT_STORE_ALWAYS);
     }

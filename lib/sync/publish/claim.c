@@ -281,7 +281,7 @@ static weft_status fence(weft_claim *claim) {
 }
 
 static bool puts_have_conditions(const weft_claim *claim) {
-    return weft_store_conditional(claim->store) && claim->tag.text[0] != '\0';
+    return weft_store_traits_of(claim->store).conditional && claim->tag.text[0] != '\0';
 }
 
 weft_status weft_claim_check(weft_claim *claim) {

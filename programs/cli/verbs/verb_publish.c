@@ -311,13 +311,11 @@ static char *absolute_path(const char *path) {
 }
 
 static char *store_identity(const weft_store *store) {
+    const char *directory = weft_store_traits_of(store).directory;
+    if (directory != NULL) {
+        return absolute_path(directory);
+    }
     const char *url = weft_store_url(store);
-    if (strncasecmp(url, "file://", 7) == 0) {
-        return absolute_path(url + 7);
-    }
-    if (strstr(url, "://") == NULL) {
-        return absolute_path(url);
-    }
     size_t length = strlen(url);
     while (length > 0 && url[length - 1] == '/') {
         length--;
