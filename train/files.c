@@ -86,13 +86,11 @@ weft_status train_read_text(weft_context *context, const char *path, size_t limi
 }
 
 weft_status train_explain_lost(weft_context *context, weft_status status) {
-    char why[512];
     if (status != WEFT_NOT_FOUND && status != WEFT_LIMIT_EXCEEDED && !weft_status_is_integrity(status)) {
         return status;
     }
-    snprintf(why, sizeof why, "%s", weft_context_error(context));
     return weft_fail(context, status,
-                     "%s; the run cannot be gone on with without it: put the file back from a copy (of "
+                     "%.511s; the run cannot be gone on with without it: put the file back from a copy (of "
                      "several trainers each has the same), or give --fresh to begin anew",
-                     why);
+                     weft_context_error(context));
 }

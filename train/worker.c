@@ -283,18 +283,16 @@ static void give_way(worker *w) {
 static weft_status check_object(worker *w, const weft_writer *object) {
     train_trajectory again;
     train_reason reason = TRAIN_GOOD;
-    char why[256];
     weft_status status =
         train_trajectory_parse(w->context, &w->run, object->data, object->size, &again, &reason);
     if (status == WEFT_OK) {
         train_trajectory_close(&again);
     } else if (reason != TRAIN_GOOD) {
-        snprintf(why, sizeof why, "%s", weft_context_error(w->context));
         status = weft_fail(
             w->context, WEFT_MALFORMED,
-            "what the policy of step %llu makes is no trajectory that a trainer would take (%s); see "
+            "what the policy of step %llu makes is no trajectory that a trainer would take (%.255s); see "
             "whether its weights are finite",
-            (unsigned long long)w->step, why);
+            (unsigned long long)w->step, weft_context_error(w->context));
     }
     return status;
 }

@@ -224,12 +224,14 @@ weft_status weft_context_enter(weft_context *context) {
 /* Texts quote names from hostile files and end up on terminals: one line, and nothing that moves a cursor.
  */
 static void write_text(char *text, const char *format, va_list arguments) {
-    vsnprintf(text, WEFT_ERROR_TEXT, format, arguments);
-    for (char *byte = text; *byte != '\0'; byte++) {
+    char fresh[WEFT_ERROR_TEXT]; /* the arguments may be in `text` */
+    vsnprintf(fresh, sizeof fresh, format, arguments);
+    for (char *byte = fresh; *byte != '\0'; byte++) {
         if ((unsigned char)*byte < 0x20 || *byte == 0x7f) {
             *byte = '?';
         }
     }
+    memcpy(text, fresh, strlen(fresh) + 1);
 }
 
 weft_status weft_fail(weft_context *context, weft_status status, const char *format, ...) {
@@ -250,6 +252,19 @@ weft_status weft_fail_errno(weft_context *context, int error, const char *format
     size_t length = strlen(text);
     snprintf(text + length, WEFT_ERROR_TEXT - length, ": %s", strerror_r(error, buffer, sizeof buffer));
     return error == ENOSPC || error == EDQUOT ? WEFT_NO_SPACE : WEFT_IO_FAILED;
+}
+
+weft_failure weft_failure_keep(const weft_context *context, weft_status status) {
+    weft_failure failure = {.status = status};
+    snprintf(failure.text, sizeof failure.text, "%s", weft_context_error(context));
+    return failure;
+}
+
+weft_status weft_failure_tell(weft_context *context, const weft_failure *failure) {
+    if (failure->status != WEFT_OK) {
+        snprintf(current_text(context), WEFT_ERROR_TEXT, "%s", failure->text);
+    }
+    return failure->status;
 }
 
 /* ---- what strangers return ---- */

@@ -12,13 +12,25 @@
 
 #include <sys/types.h>
 
+/* Fixed, so that running out of memory can be reported without memory. */
+enum { WEFT_ERROR_TEXT = 1024 };
+
 /* Records the text of a failure and returns `status`. While a parallel loop runs, the failure of the
- * lowest index wins, so that the text is the same whatever the threads did. */
+ * lowest index wins, so that the text is the same whatever the threads did. The text that is replaced may
+ * be among the arguments: weft_context_error(context). */
 weft_status weft_fail(weft_context *context, weft_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* The same with ": strerror(error)" behind it; ENOSPC and EDQUOT become WEFT_NO_SPACE. */
 weft_status weft_fail_errno(weft_context *context, int error, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* A failure that is put aside while what it makes necessary is done: that may fail too, and what is told is
+ * why it came to that. Of a status of WEFT_OK nothing is told. */
+typedef struct weft_failure {
+    weft_status status;
+    char text[WEFT_ERROR_TEXT];
+} weft_failure;
+weft_failure weft_failure_keep(const weft_context *context, weft_status status);
+weft_status weft_failure_tell(weft_context *context, const weft_failure *failure);
 /* Forgets the text; every public entry point begins with it. */
 void weft_context_clear(weft_context *context);
 /* The same for calls that go on with an object which another call may be at work on. WEFT_BUSY inside of a

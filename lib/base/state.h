@@ -10,14 +10,11 @@
 #ifndef WEFT_BASE_STATE_H
 #define WEFT_BASE_STATE_H
 
-#include <weft/base.h>
+#include "context.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/types.h>
-
-/* Fixed, so that running out of memory can be reported without memory. */
-enum { WEFT_ERROR_TEXT = 1024 };
 
 /* What a worker of a loop carries, and a thread that has called the progress function. Scopes of different
  * contexts may lie above each other on one thread: a callback of one context's loop may use another

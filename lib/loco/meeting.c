@@ -42,10 +42,8 @@ weft_meeting_key weft_meeting_note_key(const weft_meeting *meeting) {
 
 weft_status weft_meeting_unusable(weft_context *context, weft_status status, const char *key,
                                   const char *next) {
-    char why[512];
-    snprintf(why, sizeof why, "%s", weft_context_error(context));
-    return weft_fail(context, status, "%s cannot be used: %s; see who else writes to the store, and %s",
-                     key, why, next);
+    return weft_fail(context, status, "%s cannot be used: %.511s; see who else writes to the store, and %s",
+                     key, weft_context_error(context), next);
 }
 
 static weft_status receive(weft_meeting *meeting, weft_context *context, const char *key, uint64_t size,

@@ -108,10 +108,9 @@ static weft_status take_named(gathering *gathering, uint32_t rank, weft_loco_pay
 
 /* A payload that is named and gone was removed with its round, if that was long ago. */
 static weft_status explain_loss(gathering *gathering, weft_status status) {
-    char text[512];
-    snprintf(text, sizeof text, "%s", weft_context_error(gathering->context));
+    weft_failure failure = weft_failure_keep(gathering->context, status);
     weft_status why = weft_meeting_why_open(gathering->meeting, gathering->context, gathering->round);
-    return why == WEFT_NOT_FOUND ? why : weft_fail(gathering->context, status, "%s", text);
+    return why == WEFT_NOT_FOUND ? why : weft_failure_tell(gathering->context, &failure);
 }
 
 /* Everything that the manifest names, and nothing else. */

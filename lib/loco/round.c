@@ -101,12 +101,11 @@ static bool is_lost(weft_status status) {
 /* Ends a round that the others have ended. One that cannot be ended any more is passed over by a snapshot,
  * if there is one beyond it. */
 static weft_status end_missed(weft_loco *loco, const weft_loco_exchange *exchange) {
-    char why[1024];
     weft_status status = weft_loco_round(loco, exchange, NULL);
     if (status == WEFT_OK || !is_lost(status) || loco->broken) {
         return status;
     }
-    snprintf(why, sizeof why, "%s", weft_context_error(loco->context));
+    weft_failure failure = weft_failure_keep(loco->context, status);
     weft_status taken = take_snapshot(loco, exchange);
     if (taken == WEFT_OK) {
         weft_context_clear(loco->context);
@@ -116,7 +115,7 @@ static weft_status end_missed(weft_loco *loco, const weft_loco_exchange *exchang
         return weft_loco_check(loco);
     }
     /* of a round that is gone there was no other way than the snapshot */
-    return status == WEFT_NOT_FOUND ? taken : weft_fail(loco->context, status, "%s", why);
+    return status == WEFT_NOT_FOUND ? taken : weft_failure_tell(loco->context, &failure);
 }
 
 weft_status weft_loco_catch_up(weft_loco *loco, const weft_loco_exchange *exchange, uint64_t *rounds_out) {

@@ -204,11 +204,10 @@ static weft_status resume_history(weft_publisher *publisher) {
     if (status != WEFT_NOT_FOUND) {
         return status;
     }
-    char text[1024];
-    snprintf(text, sizeof text, "%s", weft_context_error(publisher->context));
+    weft_failure failure = weft_failure_keep(publisher->context, status);
     return weft_claim_check(&publisher->claim) == WEFT_CONFLICT
                ? WEFT_CONFLICT
-               : weft_fail(publisher->context, status, "%s", text);
+               : weft_failure_tell(publisher->context, &failure);
 }
 
 static weft_status open_publisher(weft_publisher *publisher) {
@@ -503,12 +502,9 @@ static weft_status join_upload(weft_publisher *publisher, weft_upload **upload, 
     if (*upload == NULL) {
         return status;
     }
-    char text[512];
-    snprintf(text, sizeof text, "%s", weft_context_error(publisher->context));
-    weft_status joined = weft_upload_join(publisher->context, *upload);
+    status = weft_upload_join(publisher->context, *upload, status);
     *upload = NULL;
-    /* when the encoder failed, the upload failed of that */
-    return status == WEFT_OK ? joined : weft_fail(publisher->context, status, "%s", text);
+    return status;
 }
 
 /* ---- after the head has moved, or not ---- */
@@ -549,10 +545,9 @@ static void abandon_edition(weft_publisher *publisher, edition *e) {
 }
 
 static weft_status abandon_because(weft_publisher *publisher, edition *e, weft_status status) {
-    char text[1024];
-    snprintf(text, sizeof text, "%s", weft_context_error(publisher->context));
+    weft_failure failure = weft_failure_keep(publisher->context, status);
     abandon_edition(publisher, e);
-    return weft_fail(publisher->context, status, "%s", text);
+    return weft_failure_tell(publisher->context, &failure);
 }
 
 static weft_status resolve_pending(weft_publisher *publisher) {

@@ -349,10 +349,9 @@ static weft_status run_steps(train_learner *learner) {
 /* Closing may fail in ways of its own; what is told is why it came to that. */
 static weft_status close_with(train_learner *learner, weft_status status) {
     weft_context *context = learner->context;
-    char text[1024];
-    snprintf(text, sizeof text, "%s", weft_context_error(context));
+    weft_failure failure = weft_failure_keep(context, status);
     train_learner_close(learner);
-    return status == WEFT_OK || text[0] == 0 ? status : weft_fail(context, status, "%s", text);
+    return weft_failure_tell(context, &failure);
 }
 
 void train_learner_open(train_learner *learner, weft_context *context, weft_store *store,

@@ -46,15 +46,12 @@ static weft_status read_reference(train_learner *learner, const char *path) {
     if (status == WEFT_OK && strcmp(digest, learner->first) == 0) {
         return WEFT_OK;
     }
-    char reason[512];
     bool is_other = status == WEFT_OK || weft_status_is_integrity(status);
-    snprintf(reason, sizeof reason, "%s",
-             status == WEFT_OK ? "it is another" : weft_context_error(learner->context));
     return weft_fail(
         learner->context, is_other ? WEFT_DIGEST_MISMATCH : WEFT_INVALID_ARGUMENT,
-        "'%s' does not hold the policy that the run began with, which --kl compares with (%s); a "
+        "'%s' does not hold the policy that the run began with, which --kl compares with (%.511s); a "
         "run that was begun without --kl cannot be given one",
-        path, reason);
+        path, status == WEFT_OK ? "it is another" : weft_context_error(learner->context));
 }
 
 static weft_status open_reference(train_learner *learner) {

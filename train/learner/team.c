@@ -58,19 +58,16 @@ static bool is_lost(const train_team *team, weft_status status) {
  * place, the round has failed as before; if it cannot be reached, that is what fails, and why it had to be
  * is told too. */
 static weft_status pass_over(train_team *team, weft_status failed) {
-    char why[512];
-    char then[512];
+    weft_failure failure = weft_failure_keep(team->context, failed);
     uint64_t from = weft_loco_rounds(team->loco);
-    snprintf(why, sizeof why, "%s", weft_context_error(team->context));
     weft_status status = weft_loco_catch_up(team->loco, &team->exchange, NULL);
     if (status == WEFT_OK) {
         return weft_loco_rounds(team->loco) != from ? WEFT_MORE
-                                                    : weft_fail(team->context, failed, "%s", why);
+                                                    : weft_failure_tell(team->context, &failure);
     }
-    snprintf(then, sizeof then, "%s", weft_context_error(team->context));
     return weft_fail(team->context, status,
-                     "this rank cannot catch up with the others: %s; it has to, because of this: %s", then,
-                     why);
+                     "this rank cannot catch up with the others: %.511s; it has to, because of this: %s",
+                     weft_context_error(team->context), failure.text);
 }
 
 /* Ends the round `from`. A rank that was on its way to where the others are when that failed goes on with

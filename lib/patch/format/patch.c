@@ -287,8 +287,6 @@ weft_status weft_patch_blame(weft_context *context, weft_status status, size_t i
     if (status == WEFT_OK || count < 2) {
         return status;
     }
-    char text[1024];
-    snprintf(text, sizeof text, "%s", weft_context_error(context));
-    return weft_fail(context, status, "patch %zu of %zu: %s%s", index + 1, count, text,
-                     index > 0 ? what : "");
+    return weft_fail(context, status, "patch %zu of %zu: %s%s", index + 1, count,
+                     weft_context_error(context), index > 0 ? what : "");
 }

@@ -620,12 +620,12 @@ static weft_status collect(gc_run *gc, const weft_sync_head *head) {
     gc->whole = listed == WEFT_OK;
     weft_status status = listed == WEFT_UNSUPPORTED ? WEFT_OK : listed;
     weft_status walked = WEFT_OK;
-    char text[MARK_BYTES];
+    weft_failure failure = {.status = WEFT_OK};
     if (status == WEFT_OK) {
         walked = weft_history_walk(gc->context, gc->store, head, NULL, visit_page, gc);
         walked = walked == WEFT_OK ? keep_needed(gc) : walked;
         gc->proven = walked == WEFT_OK;
-        snprintf(text, sizeof text, "%s", weft_context_error(gc->context));
+        failure = weft_failure_keep(gc->context, walked);
         status = find_horizon(gc);
         if (gc->count > 0) {
             qsort(gc->objects, gc->count, sizeof *gc->objects, compare_objects);
@@ -634,7 +634,7 @@ static weft_status collect(gc_run *gc, const weft_sync_head *head) {
     }
     /* a page that cannot be read keeps what it may name, and leftovers cannot be told from that */
     if (status == WEFT_OK && walked != WEFT_OK) {
-        return weft_fail(gc->context, walked, "%s", text);
+        return weft_failure_tell(gc->context, &failure);
     }
     if (status == WEFT_OK) {
         status = write_mark(gc);

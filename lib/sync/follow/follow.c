@@ -160,7 +160,7 @@ weft_status weft_watermark_write(weft_context *context, const char *path, const 
 
 /* ---- the newest head ---- */
 
-enum { DAMAGE_ATTEMPTS = 4, EPOCHS_MAX = 64, TEXT_BYTES = 512, WATCH_AGAIN_SECONDS = 30 };
+enum { DAMAGE_ATTEMPTS = 4, EPOCHS_MAX = 64, WATCH_AGAIN_SECONDS = 30 };
 
 weft_status weft_follow_open(weft_follow *follow, weft_context *context, weft_store *store,
                              const weft_key *trusted, const char *mark_path, bool durable) {
@@ -303,7 +303,7 @@ static weft_status look_first(weft_follow *follow) {
  * for: a server that has something under every name must not keep us. A writer that nobody trusts is passed
  * over if there is one after it that is. */
 static weft_status look_later(weft_follow *follow) {
-    char text[TEXT_BYTES] = "";
+    weft_failure failure = {.status = WEFT_OK};
     weft_status found = look_at(follow, follow->mark.epoch, follow->seen);
     /* a head that was there is only hidden for a while */
     found = found == WEFT_NOT_FOUND ? WEFT_MORE : found;
@@ -312,12 +312,12 @@ static weft_status look_later(weft_follow *follow) {
     int i = 0;
     for (; i < EPOCHS_MAX && (status >= 0 || status == WEFT_SIGNATURE_MISMATCH); i++) {
         if (status == WEFT_SIGNATURE_MISMATCH) {
-            snprintf(text, sizeof text, "%s", weft_context_error(follow->context));
+            failure = weft_failure_keep(follow->context, status);
         }
         status = look_at(follow, ++epoch, false);
         if (status == WEFT_OK) {
             found = WEFT_OK;
-            text[0] = '\0';
+            failure.status = WEFT_OK;
         }
     }
     if (i == EPOCHS_MAX && found != WEFT_OK) {
@@ -327,7 +327,7 @@ static weft_status look_later(weft_follow *follow) {
     if (status < 0 && status != WEFT_NOT_FOUND) {
         return status;
     }
-    return text[0] != '\0' ? weft_fail(follow->context, WEFT_SIGNATURE_MISMATCH, "%s", text) : found;
+    return failure.status != WEFT_OK ? weft_failure_tell(follow->context, &failure) : found;
 }
 
 static weft_status look_once(weft_follow *follow) {

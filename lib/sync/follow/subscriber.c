@@ -483,9 +483,8 @@ static weft_status find_route(weft_subscriber *subscriber, uint64_t target) {
     weft_route_clear(&subscriber->route);
     weft_status status = weft_route_plan(&subscriber->route, &request);
     if (status == WEFT_NOT_FOUND && subscriber->trouble[0] != '\0') {
-        char text[TEXT_BYTES];
-        snprintf(text, sizeof text, "%s", weft_context_error(subscriber->context));
-        return weft_fail(subscriber->context, WEFT_CHECKSUM_MISMATCH, "%s; %s", text, subscriber->trouble);
+        return weft_fail(subscriber->context, WEFT_CHECKSUM_MISMATCH, "%.511s; %s",
+                         weft_context_error(subscriber->context), subscriber->trouble);
     }
     return status == WEFT_OK ? check_route(subscriber) : status;
 }
@@ -527,13 +526,12 @@ static weft_status plan(weft_subscriber *subscriber, uint64_t version) {
 
 /* A page that is not there may have been removed since the head was looked at: then the head has moved. */
 static weft_status plan_from_newest(weft_subscriber *subscriber, uint64_t version) {
-    char text[TEXT_BYTES];
     weft_status status = plan(subscriber, version);
     while (status == WEFT_NOT_FOUND) {
-        snprintf(text, sizeof text, "%s", weft_context_error(subscriber->context));
+        weft_failure failure = weft_failure_keep(subscriber->context, status);
         weft_status looked = look(subscriber);
         if (looked != WEFT_OK) {
-            return looked < 0 ? looked : weft_fail(subscriber->context, status, "%s", text);
+            return looked < 0 ? looked : weft_failure_tell(subscriber->context, &failure);
         }
         status = plan(subscriber, version);
     }
@@ -654,11 +652,10 @@ static weft_status meet_missing(weft_subscriber *subscriber, const weft_route_st
  * promises, and another way is to be found. */
 static weft_status meet_mismatch(weft_subscriber *subscriber, const weft_route_step *step,
                                  const char *key) {
-    char text[TEXT_BYTES];
-    snprintf(text, sizeof text, "%s", weft_context_error(subscriber->context));
+    weft_failure failure = weft_failure_keep(subscriber->context, WEFT_DIGEST_MISMATCH);
     weft_replica *replica = &subscriber->replica;
     bool sound = step->anchor || (replica->known && weft_replica_audit(replica, UINT64_MAX) == WEFT_OK);
-    weft_fail(subscriber->context, WEFT_DIGEST_MISMATCH, "%s", text);
+    (void)weft_failure_tell(subscriber->context, &failure);
     if (sound) {
         return give_up_object(subscriber, key);
     }

@@ -10,8 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TEXT_BYTES = 512 };
-
 static weft_status fetch_visible(weft_context *context, weft_store *store, const weft_blob *blob,
                                  uint8_t **data_out) {
     double end = weft_clock_now() + WEFT_VISIBLE_SECONDS;
@@ -71,10 +69,8 @@ weft_status weft_history_page(weft_context *context, weft_store *store, const we
     if (status != WEFT_NOT_FOUND && status != WEFT_CHECKSUM_MISMATCH) {
         return status;
     }
-    char text[TEXT_BYTES];
-    snprintf(text, sizeof text, "%s", weft_context_error(context));
-    return weft_fail(context, status, "%s; weft repair %s tells what that costs, and mends it", text,
-                     weft_store_url(store));
+    return weft_fail(context, status, "%.511s; weft repair %s tells what that costs, and mends it",
+                     weft_context_error(context), weft_store_url(store));
 }
 
 void weft_history_release(weft_context *context, weft_page *page) {

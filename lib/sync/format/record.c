@@ -110,12 +110,7 @@ weft_status weft_sync_check_kind(weft_context *context, const char *where, const
 weft_status weft_sync_parse(weft_context *context, const char *where, const void *data, size_t size,
                             unsigned depth, uint64_t containers, json_t **json_out) {
     weft_status status = weft_json_parse(context, where, data, size, depth, containers, json_out);
-    if (status != WEFT_LIMIT_EXCEEDED) {
-        return status;
-    }
-    char text[512];
-    snprintf(text, sizeof text, "%s", weft_context_error(context));
-    return weft_fail(context, WEFT_MALFORMED, "%s", text);
+    return status == WEFT_LIMIT_EXCEEDED ? WEFT_MALFORMED : status;
 }
 
 weft_status weft_sync_malformed(weft_context *context, const char *where, const char *what) {

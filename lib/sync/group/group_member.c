@@ -409,11 +409,10 @@ weft_status weft_member_prepare(weft_member *member, uint64_t version) {
     stand(member, WEFT_STANDING_ENGAGED, member->number);
     status = run_step(member);
     if (status != WEFT_OK) {
-        char text[WEFT_GROUP_TEXT];
-        snprintf(text, sizeof text, "%s", weft_context_error(member->context));
+        weft_failure failure = weft_failure_keep(member->context, status);
         drop_step(member);
-        refuse(member, WEFT_VERDICT_FAILED, text);
-        return weft_fail(member->context, status, "%s", text);
+        refuse(member, WEFT_VERDICT_FAILED, failure.text);
+        return weft_failure_tell(member->context, &failure);
     }
     member->prepared = true;
     return WEFT_OK;

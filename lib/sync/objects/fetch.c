@@ -17,7 +17,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { LOADERS = 4, DAMAGE_ATTEMPTS = 3, TEXT_BYTES = 512 };
+enum { LOADERS = 4, DAMAGE_ATTEMPTS = 3 };
 
 typedef enum chunk_state {
     CHUNK_ABSENT,
@@ -58,8 +58,7 @@ struct weft_fetch {
     size_t next;         /* no chunk before it is fetched ahead any more */
     uint64_t held_bytes; /* of chunks that are loading or ready */
     atomic_bool stopping;
-    weft_status status; /* the first failure; sticks */
-    char text[TEXT_BYTES];
+    weft_failure failure; /* the first; sticks */
     weft_fetch_stats stats;
 
     loader loaders[LOADERS];
@@ -158,9 +157,8 @@ static void take(weft_fetch *fetch, weft_context *context, size_t index) {
         weft_release(context, data);
         chunk->state = CHUNK_ABSENT;
         fetch->held_bytes -= size;
-        if (fetch->status == WEFT_OK) {
-            fetch->status = status;
-            snprintf(fetch->text, sizeof fetch->text, "%s", weft_context_error(context));
+        if (fetch->failure.status == WEFT_OK) {
+            fetch->failure = weft_failure_keep(context, status);
         }
     }
     pthread_cond_broadcast(&fetch->changed);
@@ -170,7 +168,7 @@ static void *loader_main(void *argument) {
     loader *loader = argument;
     weft_fetch *fetch = loader->fetch;
     pthread_mutex_lock(&fetch->mutex);
-    while (!fetch->stopping && fetch->status == WEFT_OK) {
+    while (!fetch->stopping && fetch->failure.status == WEFT_OK) {
         size_t index;
         if (choose(fetch, &index)) {
             take(fetch, loader->context, index);
@@ -187,7 +185,7 @@ static void *loader_main(void *argument) {
 /* With the lock held. The reader's own context is not used to load: it may belong to a loop. */
 static weft_status await(weft_fetch *fetch, size_t index) {
     chunk *chunk = &fetch->chunks[index];
-    while (chunk->state != CHUNK_READY && fetch->status == WEFT_OK && !fetch->stopping) {
+    while (chunk->state != CHUNK_READY && fetch->failure.status == WEFT_OK && !fetch->stopping) {
         if (!chunk->awaited && chunk->state == CHUNK_ABSENT) {
             chunk->awaited = true;
             pthread_cond_broadcast(&fetch->changed);
@@ -202,7 +200,7 @@ static weft_status await(weft_fetch *fetch, size_t index) {
             return WEFT_CANCELLED;
         }
     }
-    return chunk->state == CHUNK_READY ? WEFT_OK : fetch->status;
+    return chunk->state == CHUNK_READY ? WEFT_OK : fetch->failure.status;
 }
 
 /* A chunk that was read through makes room for others, unless there is room for all. */
@@ -338,7 +336,7 @@ static weft_status take_whole(weft_fetch *fetch) {
     pthread_mutex_lock(&fetch->mutex);
     take(fetch, fetch->context, 0);
     pthread_mutex_unlock(&fetch->mutex);
-    return fetch->status;
+    return fetch->failure.status;
 }
 
 weft_status weft_fetch_open(weft_context *context, weft_store *store, const weft_object *object,
@@ -411,8 +409,8 @@ weft_fetch_stats weft_fetch_describe(weft_fetch *fetch) {
 
 weft_status weft_fetch_explain(weft_context *context, weft_fetch *fetch, weft_status status) {
     pthread_mutex_lock(&fetch->mutex);
-    if (status != WEFT_OK && fetch->status != WEFT_OK) {
-        status = weft_fail(context, fetch->status, "%s", fetch->text);
+    if (status != WEFT_OK && fetch->failure.status != WEFT_OK) {
+        status = weft_failure_tell(context, &fetch->failure);
     }
     pthread_mutex_unlock(&fetch->mutex);
     return status;

@@ -16,8 +16,6 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PARCEL_TEXT = 512 };
-
 struct weft_spool {
     weft_context *context;
     pthread_mutex_t mutex;
@@ -361,15 +359,13 @@ weft_status weft_upload_start(weft_context *context, weft_store *store, const ch
     return WEFT_OK;
 }
 
-weft_status weft_upload_join(weft_context *context, weft_upload *upload) {
+weft_status weft_upload_join(weft_context *context, weft_upload *upload, weft_status status) {
+    weft_failure before = weft_failure_keep(context, status);
     weft_thread_join(context, upload->thread, &upload->stopping);
-    weft_status status = upload->status;
-    if (status != WEFT_OK) {
-        status = weft_fail(context, status, "%s", weft_context_error(upload->context));
-    }
+    weft_failure failure = weft_failure_keep(upload->context, upload->status);
     weft_context_destroy(upload->context);
     weft_release(context, upload);
-    return status;
+    return weft_failure_tell(context, status == WEFT_OK ? &failure : &before);
 }
 
 /* ---- parcels ---- */
@@ -398,10 +394,8 @@ weft_status weft_parcel_join(weft_context *context, weft_parcel *parcel, weft_st
     if (parcel->upload == NULL) {
         return status;
     }
-    char text[PARCEL_TEXT];
-    snprintf(text, sizeof text, "%s", weft_context_error(context));
-    weft_status joined = weft_upload_join(context, parcel->upload);
+    status = weft_upload_join(context, parcel->upload, status);
     weft_spool_close(parcel->spool);
     *parcel = (weft_parcel){NULL, NULL};
-    return status == WEFT_OK ? joined : weft_fail(context, status, "%s", text);
+    return status;
 }

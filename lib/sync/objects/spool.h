@@ -42,8 +42,9 @@ typedef struct weft_upload weft_upload;
 
 weft_status weft_upload_start(weft_context *context, weft_store *store, const char *key, weft_spool *spool,
                               weft_upload **upload_out);
-/* Waits for the end, releases, and tells how it went. */
-weft_status weft_upload_join(weft_context *context, weft_upload *upload);
+/* Waits for the end, releases, and tells how it went; or `status`, with its text, if that is a failure:
+ * when who fills the spool has failed, the upload fails of that. */
+weft_status weft_upload_join(weft_context *context, weft_upload *upload, weft_status status);
 
 /* Bytes that are all there already, on their way up. Nothing of one that was never sent, or is joined, is
  * set. */
@@ -54,7 +55,7 @@ typedef struct weft_parcel {
 
 weft_status weft_parcel_send(weft_context *context, weft_store *store, const char *key, const void *data,
                              size_t size, weft_parcel *parcel);
-/* Waits for the end, releases, and tells how it went; or `status`, with its text, if that is a failure. */
+/* As weft_upload_join. */
 weft_status weft_parcel_join(weft_context *context, weft_parcel *parcel, weft_status status);
 
 #endif

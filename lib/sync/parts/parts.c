@@ -283,12 +283,7 @@ static weft_status upload_frames(weft_parts *parts, weft_baseline *baseline, con
     if (status != WEFT_OK) {
         return status;
     }
-    char text[WEFT_PART_TEXT];
-    status = make_frames(parts, baseline, task, edition);
-    snprintf(text, sizeof text, "%s", weft_context_error(context));
-    weft_status joined = weft_upload_join(context, upload);
-    /* when the encoder failed, the upload failed of that */
-    return status == WEFT_OK ? joined : weft_fail(context, status, "%s", text);
+    return weft_upload_join(context, upload, make_frames(parts, baseline, task, edition));
 }
 
 /* A member in which nothing has changed has no piece. */
@@ -340,13 +335,12 @@ weft_status weft_part_edition_make(weft_parts *parts, weft_baseline *baseline, c
     memcpy(edition->manifest.member, parts->member, sizeof parts->member);
     weft_status status = make(parts, baseline, task, edition);
     if (status != WEFT_OK) {
-        char text[WEFT_PART_TEXT];
-        snprintf(text, sizeof text, "%s", weft_context_error(parts->context));
+        weft_failure failure = weft_failure_keep(parts->context, status);
         if (edition->ahead) {
             weft_baseline_undo(baseline);
         }
         weft_part_edition_close(edition, parts->context);
-        return weft_fail(parts->context, status, "%s", text);
+        return weft_failure_tell(parts->context, &failure);
     }
     return WEFT_OK;
 }

@@ -160,9 +160,7 @@ static weft_status collect(const collection *c) {
     if (answered == NULL) {
         return WEFT_NO_MEMORY;
     }
-    char text[WEFT_PART_TEXT];
-    weft_status status = collect_all(c, answered);
-    snprintf(text, sizeof text, "%s", weft_context_error(parts->context));
+    weft_failure failure = weft_failure_keep(parts->context, collect_all(c, answered));
     for (size_t i = 1; i < parts->count; i++) {
         char rest[ANSWER_TEXT];
         answer_rest(c, i, rest);
@@ -171,7 +169,7 @@ static weft_status collect(const collection *c) {
         }
     }
     weft_release(parts->context, answered);
-    return status == WEFT_OK ? WEFT_OK : weft_fail(parts->context, status, "%s", text);
+    return weft_failure_tell(parts->context, &failure);
 }
 
 /* ---- gathering the members ---- */
@@ -673,9 +671,8 @@ static weft_status join_ends(weft_context *context, weft_parts_made *made, weft_
 static weft_status give_up(weft_parts_lead *lead, weft_baseline *baseline, weft_parts_made *made,
                            weft_status status) {
     weft_context *context = lead->parts.context;
-    char text[WEFT_PART_TEXT];
     status = join_ends(context, made, status);
-    snprintf(text, sizeof text, "%s", weft_context_error(context));
+    weft_failure failure = weft_failure_keep(context, status);
     if (made->own.ahead) {
         weft_baseline_undo(baseline);
     }
@@ -685,7 +682,7 @@ static weft_status give_up(weft_parts_lead *lead, weft_baseline *baseline, weft_
     if (status == WEFT_REMOTE_FAILED || status == WEFT_INVALID_ARGUMENT) {
         dismiss(lead);
     }
-    return weft_fail(context, status, "%s", text);
+    return weft_failure_tell(context, &failure);
 }
 
 weft_status weft_parts_lead_make(weft_parts_lead *lead, weft_baseline *baseline,

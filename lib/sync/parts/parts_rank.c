@@ -456,11 +456,10 @@ static weft_status put_failure(weft_parts_rank *rank, const weft_call *call, wef
 
 /* The same for who cannot go on. */
 static weft_status fail_turn(weft_parts_rank *rank, const weft_call *call, weft_status status) {
-    char text[WEFT_PART_TEXT];
-    snprintf(text, sizeof text, "%s", weft_context_error(rank->parts.context));
+    weft_failure failure = weft_failure_keep(rank->parts.context, status);
     weft_status ignored = put_failure(rank, call, status);
     (void)ignored;
-    return weft_fail(rank->parts.context, status, "%s", text);
+    return weft_failure_tell(rank->parts.context, &failure);
 }
 
 static weft_status answer_version(weft_parts_rank *rank, const weft_call *call, const char *const *labels) {

@@ -118,11 +118,9 @@ static weft_status find_head(weft_claim *claim, weft_stored_head *stored, weft_s
                          weft_store_url(claim->store));
     }
     if (status == WEFT_CHECKSUM_MISMATCH || status == WEFT_MALFORMED) {
-        char text[512];
-        snprintf(text, sizeof text, "%s", weft_context_error(context));
         return weft_fail(context, status,
-                         "%s; if it stays so, weft repair %s tells what that costs, and mends it", text,
-                         weft_store_url(claim->store));
+                         "%.511s; if it stays so, weft repair %s tells what that costs, and mends it",
+                         weft_context_error(context), weft_store_url(claim->store));
     }
     return status;
 }
@@ -504,15 +502,14 @@ static weft_status commit_once(weft_claim *claim, weft_claim_move *move, bool *u
     if (put != WEFT_OK && claim->fenced) {
         return put;
     }
-    char text[512];
-    snprintf(text, sizeof text, "%s", weft_context_error(claim->context));
+    weft_failure failure = weft_failure_keep(claim->context, put);
     weft_status status = settle_put(claim, move, put, &written);
     if (written) {
         return WEFT_OK;
     }
     *unknown_out = status != WEFT_OK && status != WEFT_CONFLICT;
     bool known = put == WEFT_OK || put == WEFT_CONFLICT || claim->fenced;
-    return known ? status : weft_fail(claim->context, put, "%s", text);
+    return known ? status : weft_failure_tell(claim->context, &failure);
 }
 
 /* A head that was copied, or put back as it was, has another tag, which is known after the first try. */
