@@ -33,6 +33,20 @@ uint64_t weft_clock_date(void) {
     return (uint64_t)time.tv_sec * 1000 + (uint64_t)time.tv_nsec / 1000000;
 }
 
+void weft_condition_open(pthread_cond_t *condition) {
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+bool weft_condition_wait(pthread_cond_t *condition, pthread_mutex_t *mutex, double end) {
+    time_t whole = (time_t)end;
+    struct timespec until = {whole, (long)((end - (double)whole) * 1e9)};
+    return pthread_cond_timedwait(condition, mutex, &until) != ETIMEDOUT;
+}
+
 bool weft_thread_keep_on(void *stopping, const char *phase, uint64_t done, uint64_t total) {
     (void)phase;
     (void)done;

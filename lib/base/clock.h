@@ -13,6 +13,11 @@
 double weft_clock_now(void);
 /* Sleeps, and between the slices of sleep asks whether to stop: WEFT_CANCELLED. */
 weft_status weft_clock_sleep(weft_context *context, double seconds);
+/* A condition variable that is waited on by the monotonic clock. */
+void weft_condition_open(pthread_cond_t *condition);
+/* Waits until somebody signals, or weft_clock_now() is `end`: then false. It may also return for nothing.
+ */
+bool weft_condition_wait(pthread_cond_t *condition, pthread_mutex_t *mutex, double end);
 /* A progress function for a thread of ours: it goes on until the flag, its opaque, is set. */
 bool weft_thread_keep_on(void *stopping, const char *phase, uint64_t done, uint64_t total);
 /* Waits for such a thread, and sets its flag when the caller wants to stop. */

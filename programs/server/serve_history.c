@@ -11,12 +11,12 @@
  *
  * At most HISTORY_MAX versions are kept. Each is kept as JSON text, at most a few KiB with its labels.
  */
+#include "../../lib/base/clock.h"
 #include "../cli/remote.h"
 #include "serve.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { RETRY_SECONDS = 10, RECENT = 64 };
 
@@ -204,15 +204,13 @@ static bool is_open(void *opaque, const char *phase, uint64_t done, uint64_t tot
 
 /* Waits, with the lock, for a poke or the end; after a failure, for a while only. */
 static void wait_for_poke(serve_history *history) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += RETRY_SECONDS;
-    int error = 0;
-    while (!history->poked && !atomic_load(&history->closing) && error == 0) {
+    double end = weft_clock_now() + RETRY_SECONDS;
+    bool in_time = true;
+    while (!history->poked && !atomic_load(&history->closing) && in_time) {
         if (*history->error != 0) {
-            error = pthread_cond_timedwait(&history->wake, &history->mutex, &until);
+            in_time = weft_condition_wait(&history->wake, &history->mutex, end);
         } else {
-            error = pthread_cond_wait(&history->wake, &history->mutex);
+            pthread_cond_wait(&history->wake, &history->mutex);
         }
     }
 }
@@ -240,11 +238,7 @@ bool serve_history_open(serve_history *history, serve_server *server) {
     if (weft_context_create(&options, &history->context) != WEFT_OK) {
         return false;
     }
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&history->wake, &attributes);
-    pthread_condattr_destroy(&attributes);
+    weft_condition_open(&history->wake);
     pthread_mutex_init(&history->mutex, NULL);
     bool started = pthread_create(&history->thread, NULL, work, history) == 0;
     if (!started) {

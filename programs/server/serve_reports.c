@@ -9,13 +9,12 @@
  */
 #include "serve.h"
 
+#include "../../lib/base/clock.h"
 #include "../../lib/sync/fleet/fleet.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* Between looks that nothing has caused, and at least between any two. */
 static const double LOOK_SECONDS = 1.0;
@@ -183,23 +182,16 @@ static void sweep_now_and_then(serve_reports *reports) {
     }
 }
 
-static struct timespec to_timespec(double seconds) {
-    time_t whole = (time_t)seconds;
-    return (struct timespec){whole, (long)((seconds - (double)whole) * 1e9)};
-}
-
 /* Until `least` in any case, but for the end, and then until there is news or `most`. */
 static bool wait_for_news(serve_reports *reports, double least, double most) {
     pthread_mutex_lock(&reports->mutex);
-    struct timespec first = to_timespec(least);
-    struct timespec last = to_timespec(most);
-    int error = 0;
-    while (!reports->closing && error != ETIMEDOUT) {
-        error = pthread_cond_timedwait(&reports->wake, &reports->mutex, &first);
+    bool in_time = true;
+    while (!reports->closing && in_time) {
+        in_time = weft_condition_wait(&reports->wake, &reports->mutex, least);
     }
-    error = 0;
-    while (!reports->closing && !reports->poked && error != ETIMEDOUT) {
-        error = pthread_cond_timedwait(&reports->wake, &reports->mutex, &last);
+    in_time = true;
+    while (!reports->closing && !reports->poked && in_time) {
+        in_time = weft_condition_wait(&reports->wake, &reports->mutex, most);
     }
     reports->poked = false;
     bool more = !reports->closing;
@@ -305,11 +297,7 @@ static bool start(serve_reports *reports) {
 
 bool serve_reports_open(serve_reports *reports, serve_server *server) {
     *reports = (serve_reports){.server = server};
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&reports->wake, &attributes);
-    pthread_condattr_destroy(&attributes);
+    weft_condition_open(&reports->wake);
     pthread_mutex_init(&reports->mutex, NULL);
     bool started = start(reports);
     if (!started) {

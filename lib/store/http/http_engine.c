@@ -12,20 +12,21 @@
  */
 #include "http_engine.h"
 
+#include "../../base/clock.h"
 #include "../../base/context.h"
 #include "../backends.h"
 
-#include <errno.h>
 #include <signal.h>
-#include <time.h>
 
 enum {
     PIPE_BYTES = 1 << 20,
-    CANCEL_NANOSECONDS = 100000000, /* between looks whether the caller still wants to wait */
-    IDLE_CONNECTIONS = 4,           /* kept beside one for each transfer */
+    IDLE_CONNECTIONS = 4, /* kept beside one for each transfer */
     POLL_MILLISECONDS = 1000,
     LEAST_RATE = 1024, /* bytes per second, of all transfers of a store together */
 };
+
+/* between looks whether the caller still wants to wait */
+static const double CANCEL_SECONDS = 0.1;
 
 struct weft_http_engine {
     weft_context *context; /* for memory only */
@@ -52,12 +53,6 @@ static CURLcode curl_ready;
 
 static void start_curl(void) {
     curl_ready = curl_global_init(CURL_GLOBAL_DEFAULT);
-}
-
-static double monotonic_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
 /* ---- the thread ---- */
@@ -109,7 +104,7 @@ static void start_queued(weft_http_engine *engine) {
         engine->active = exchange;
         engine->active_count += exchange->wait_seconds > 0 ? 0 : 1;
         exchange->patient_until =
-            most_patience(engine, exchange, monotonic_seconds() + engine->settings->connect_seconds);
+            most_patience(engine, exchange, weft_clock_now() + engine->settings->connect_seconds);
         if (curl_multi_add_handle(engine->multi, exchange->easy) != CURLM_OK) {
             end_exchange(engine, exchange, CURLE_OUT_OF_MEMORY);
         }
@@ -139,7 +134,7 @@ static void heed_callers(weft_http_engine *engine) {
             break;
         case WISH_RESUME:
             /* what it waited for came late, and the time until now was not the server's */
-            exchange->patient_until = most_patience(engine, exchange, monotonic_seconds());
+            exchange->patient_until = most_patience(engine, exchange, weft_clock_now());
             curl_easy_pause(exchange->easy, CURLPAUSE_CONT);
             break;
         case WISH_NONE:
@@ -210,7 +205,7 @@ static void extend_patience(weft_http_engine *engine, weft_http_exchange *exchan
 
 /* Gives up what has been too slow for too long. Returns how many milliseconds until the next look. */
 static int end_stalled(weft_http_engine *engine) {
-    double now = monotonic_seconds();
+    double now = weft_clock_now();
     double soonest = now + POLL_MILLISECONDS * 1e-3;
     weft_http_exchange *next = NULL;
     for (weft_http_exchange *exchange = engine->active; exchange != NULL; exchange = next) {
@@ -286,7 +281,8 @@ static weft_status enqueue(weft_http_engine *engine, weft_context *context, weft
     return status;
 }
 
-static void tell(weft_http_engine *engine, weft_http_exchange *exchange, size_t count, bool cancel) {
+static void tell_exchange(weft_http_engine *engine, weft_http_exchange *exchange, size_t count,
+                          bool cancel) {
     weft_http_pipe *pipe = &exchange->pipe;
     pthread_mutex_lock(&engine->mutex);
     pipe->filled += count;
@@ -301,26 +297,14 @@ static void tell(weft_http_engine *engine, weft_http_exchange *exchange, size_t 
     }
 }
 
-/* The instant after which a wait looks whether its caller has cancelled. */
-static struct timespec next_look(void) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += CANCEL_NANOSECONDS;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_sec++;
-        until.tv_nsec -= 1000000000;
-    }
-    return until;
-}
-
 /* Room in the pipe, zero if there is none soon or the exchange is over. */
 static size_t find_room(weft_http_engine *engine, weft_http_exchange *exchange, bool *over_out) {
     weft_http_pipe *pipe = &exchange->pipe;
-    struct timespec until = next_look();
-    int error = 0;
+    double end = weft_clock_now() + CANCEL_SECONDS;
+    bool in_time = true;
     pthread_mutex_lock(&engine->mutex);
-    while (!exchange->over && error != ETIMEDOUT && pipe->filled - pipe->drained == pipe->capacity) {
-        error = pthread_cond_timedwait(&exchange->changed, &engine->mutex, &until);
+    while (!exchange->over && in_time && pipe->filled - pipe->drained == pipe->capacity) {
+        in_time = weft_condition_wait(&exchange->changed, &engine->mutex, end);
     }
     size_t at = (size_t)(pipe->filled % pipe->capacity);
     size_t room = pipe->capacity - (size_t)(pipe->filled - pipe->drained);
@@ -338,7 +322,7 @@ static size_t wait_for_room(weft_http_engine *engine, weft_context *context, wef
     while (room == 0 && !over && *status_out == WEFT_OK) {
         *status_out = weft_progress_ask(context);
         if (*status_out != WEFT_OK) {
-            tell(engine, exchange, 0, true);
+            tell_exchange(engine, exchange, 0, true);
         } else {
             room = find_room(engine, exchange, &over);
         }
@@ -357,7 +341,7 @@ static weft_status pump(weft_http_engine *engine, weft_context *context, weft_ht
         weft_status status =
             weft_store_feed_read(context, request, pipe->filled,
                                  pipe->ring + (size_t)(pipe->filled % pipe->capacity), room, &count);
-        tell(engine, exchange, count, status != WEFT_OK);
+        tell_exchange(engine, exchange, count, status != WEFT_OK);
         if (status != WEFT_OK) {
             return status;
         }
@@ -369,11 +353,11 @@ static weft_status pump(weft_http_engine *engine, weft_context *context, weft_ht
 /* True if the exchange is over within so long a time that nobody notices the wait. Tells the caller of
  * bytes that have come meanwhile. */
 static bool is_over_soon(weft_http_engine *engine, weft_http_exchange *exchange) {
-    struct timespec until = next_look();
-    int error = 0;
+    double end = weft_clock_now() + CANCEL_SECONDS;
+    bool in_time = true;
     pthread_mutex_lock(&engine->mutex);
-    while (!exchange->over && error != ETIMEDOUT && exchange->ready == exchange->told) {
-        error = pthread_cond_timedwait(&exchange->changed, &engine->mutex, &until);
+    while (!exchange->over && in_time && exchange->ready == exchange->told) {
+        in_time = weft_condition_wait(&exchange->changed, &engine->mutex, end);
     }
     bool over = exchange->over;
     uint64_t ready = exchange->ready;
@@ -393,7 +377,7 @@ static weft_status wait_until_over(weft_http_engine *engine, weft_context *conte
         if (status == WEFT_OK) {
             status = weft_progress_ask(context);
             if (status != WEFT_OK) {
-                tell(engine, exchange, 0, true);
+                tell_exchange(engine, exchange, 0, true);
             }
         }
     }
@@ -445,7 +429,7 @@ weft_status weft_http_engine_finish(weft_http_engine *engine, weft_context *cont
 }
 
 void weft_http_engine_cancel(weft_http_engine *engine, weft_http_exchange *exchange) {
-    tell(engine, exchange, 0, true);
+    tell_exchange(engine, exchange, 0, true);
 }
 
 static weft_status run_with_pipe(weft_http_engine *engine, weft_context *context,
@@ -472,19 +456,11 @@ weft_status weft_http_engine_run(weft_http_engine *engine, weft_context *context
 }
 
 bool weft_http_engine_sleep(weft_http_engine *engine, double seconds) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    double whole = (double)(long)seconds;
-    until.tv_sec += (time_t)whole;
-    until.tv_nsec += (long)((seconds - whole) * 1e9);
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_sec++;
-        until.tv_nsec -= 1000000000;
-    }
+    double end = weft_clock_now() + seconds;
+    bool in_time = true;
     pthread_mutex_lock(&engine->mutex);
-    int error = 0;
-    while (!engine->ending && error != ETIMEDOUT) {
-        error = pthread_cond_timedwait(&engine->ended, &engine->mutex, &until);
+    while (!engine->ending && in_time) {
+        in_time = weft_condition_wait(&engine->ended, &engine->mutex, end);
     }
     bool ending = engine->ending;
     pthread_mutex_unlock(&engine->mutex);
@@ -492,15 +468,6 @@ bool weft_http_engine_sleep(weft_http_engine *engine, double seconds) {
 }
 
 /* ---- life ---- */
-
-static void make_locks(weft_http_engine *engine) {
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&engine->ended, &attributes);
-    pthread_condattr_destroy(&attributes);
-    pthread_mutex_init(&engine->mutex, NULL);
-}
 
 weft_status weft_http_engine_create(weft_context *context, const weft_http_settings *settings,
                                     unsigned transfers, weft_http_engine **engine_out) {
@@ -519,7 +486,8 @@ weft_status weft_http_engine_create(weft_context *context, const weft_http_setti
         return weft_fail(context, WEFT_NO_MEMORY, "out of memory for transfers");
     }
     curl_multi_setopt(engine->multi, CURLMOPT_MAXCONNECTS, (long)transfers + IDLE_CONNECTIONS);
-    make_locks(engine);
+    weft_condition_open(&engine->ended);
+    pthread_mutex_init(&engine->mutex, NULL);
     engine->context = context;
     engine->settings = settings;
     engine->transfers = transfers;

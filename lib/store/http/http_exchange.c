@@ -5,7 +5,8 @@
  */
 #include "http_exchange.h"
 
-#include <pthread.h>
+#include "../../base/clock.h"
+
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -418,11 +419,7 @@ void weft_http_exchange_fill(weft_http_exchange *exchange, const void *data, siz
 
 bool weft_http_exchange_prepare(weft_http_exchange *exchange, const weft_http_settings *settings) {
     begin_answer(&exchange->answer);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&exchange->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    weft_condition_open(&exchange->changed);
     exchange->easy = curl_easy_init();
     if (exchange->easy == NULL || !add_headers(exchange, settings)) {
         return false;

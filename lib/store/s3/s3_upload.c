@@ -13,6 +13,7 @@
  */
 #include "s3.h"
 
+#include "../../base/clock.h"
 #include "../../base/context.h"
 #include "../backends.h"
 #include "../http/http_fail.h"
@@ -22,7 +23,6 @@
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 enum {
     PARTS_MAX = 10000,
@@ -288,24 +288,18 @@ static void locate_upload(const upload *upload, weft_http_exchange *exchange) {
     snprintf(exchange->url + length, sizeof(exchange->url) - length, "?uploadId=%s", upload->id);
 }
 
-static double monotonic_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
 static bool is_before(void *opaque, const char *phase, uint64_t done, uint64_t total) {
     const double *deadline = opaque;
     (void)phase;
     (void)done;
     (void)total;
-    return monotonic_seconds() < *deadline;
+    return weft_clock_now() < *deadline;
 }
 
 /* So that the service need not keep the parts. Tried also after a cancellation, and not for long: the put
  * has failed already, and its text is not to be lost over this. */
 static void abort_upload(upload *upload) {
-    double deadline = monotonic_seconds() + ABORT_SECONDS;
+    double deadline = weft_clock_now() + ABORT_SECONDS;
     weft_context *own = NULL;
     if (weft_context_derive(upload->context, is_before, &deadline, &own) != WEFT_OK) {
         return;

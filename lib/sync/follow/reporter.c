@@ -12,7 +12,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 static const double INTERVAL_SECONDS = 5;
 /* where every put is paid for */
@@ -43,11 +42,6 @@ struct weft_reporter {
 };
 
 /* ---- the thread ---- */
-
-static struct timespec to_timespec(double seconds) {
-    time_t whole = (time_t)seconds;
-    return (struct timespec){whole, (long)((seconds - (double)whole) * 1e9)};
-}
 
 /* When the next report is to be put. */
 static double next_due(const weft_reporter *reporter) {
@@ -100,8 +94,7 @@ static void *reporter_main(void *argument) {
         if (!reporter->told) {
             pthread_cond_wait(&reporter->changed, &reporter->mutex);
         } else if (weft_clock_now() < due) {
-            struct timespec until = to_timespec(due);
-            pthread_cond_timedwait(&reporter->changed, &reporter->mutex, &until);
+            weft_condition_wait(&reporter->changed, &reporter->mutex, due);
         } else {
             send(reporter);
         }
@@ -124,15 +117,6 @@ static double choose_interval(const weft_store *store, double seconds) {
     }
     seconds = seconds > WEFT_REPORT_SHORTEST ? seconds : WEFT_REPORT_SHORTEST;
     return seconds < WEFT_REPORT_LONGEST ? seconds : WEFT_REPORT_LONGEST;
-}
-
-static void open_locks(weft_reporter *reporter) {
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&reporter->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
-    pthread_mutex_init(&reporter->mutex, NULL);
 }
 
 static void release(weft_reporter *reporter) {
@@ -160,7 +144,8 @@ weft_status weft_reporter_open(weft_context *context, weft_store *store, const c
     snprintf(reporter->follower.name, sizeof reporter->follower.name, "%s", name);
     weft_report_key(name, reporter->key);
     atomic_init(&reporter->stopping, false);
-    open_locks(reporter);
+    weft_condition_open(&reporter->changed);
+    pthread_mutex_init(&reporter->mutex, NULL);
     weft_status status =
         weft_context_derive(context, weft_thread_keep_on, &reporter->stopping, &reporter->context);
     int error = status == WEFT_OK ? pthread_create(&reporter->thread, NULL, reporter_main, reporter) : 0;
@@ -179,13 +164,13 @@ void weft_reporter_close(weft_reporter *reporter) {
     if (reporter == NULL) {
         return;
     }
-    struct timespec until = to_timespec(weft_clock_now() + GOODBYE_SECONDS);
+    double end = weft_clock_now() + GOODBYE_SECONDS;
     pthread_mutex_lock(&reporter->mutex);
     reporter->closing = true;
     pthread_cond_broadcast(&reporter->changed);
-    int error = 0;
-    while (!reporter->ended && error == 0) {
-        error = pthread_cond_timedwait(&reporter->changed, &reporter->mutex, &until);
+    bool in_time = true;
+    while (!reporter->ended && in_time) {
+        in_time = weft_condition_wait(&reporter->changed, &reporter->mutex, end);
     }
     pthread_mutex_unlock(&reporter->mutex);
     atomic_store(&reporter->stopping, true);

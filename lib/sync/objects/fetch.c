@@ -15,7 +15,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 enum { LOADERS = 4, DAMAGE_ATTEMPTS = 3 };
 
@@ -190,12 +189,7 @@ static weft_status await(weft_fetch *fetch, size_t index) {
             chunk->awaited = true;
             pthread_cond_broadcast(&fetch->changed);
         }
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += 100000000;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&fetch->changed, &fetch->mutex, &until);
+        weft_condition_wait(&fetch->changed, &fetch->mutex, weft_clock_now() + 0.1);
         if (weft_progress_ask(fetch->context) != WEFT_OK) {
             return WEFT_CANCELLED;
         }
@@ -351,11 +345,7 @@ weft_status weft_fetch_open(weft_context *context, weft_store *store, const weft
     fetch->ahead = ahead;
     weft_pieces_open(&fetch->pieces, context);
     pthread_mutex_init(&fetch->mutex, NULL);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&fetch->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    weft_condition_open(&fetch->changed);
     weft_status status = weft_pieces_fetch(&fetch->pieces, store, object);
     if (status == WEFT_OK && object->pieced) {
         fetch->stats.bytes += object->list.bytes;

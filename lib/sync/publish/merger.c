@@ -741,11 +741,7 @@ weft_status weft_merger_open(weft_context *context, const weft_merger_task *task
         task->options->leap_bytes != 0 ? task->options->leap_bytes : 2 * view_bytes(task->view);
     atomic_init(&merger->stopping, false);
     pthread_mutex_init(&merger->lock, NULL);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&merger->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    weft_condition_open(&merger->changed);
     weft_status status = open_merger(merger, ledger);
     if (status != WEFT_OK) {
         weft_merger_close(merger);
@@ -840,12 +836,7 @@ static bool at_rest(const weft_merger *merger) {
 static void wait_for_rest(weft_merger *merger) {
     pthread_mutex_lock(&merger->lock);
     while (!at_rest(merger)) {
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += 100000000;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&merger->changed, &merger->lock, &until);
+        weft_condition_wait(&merger->changed, &merger->lock, weft_clock_now() + 0.1);
         if (weft_progress_ask(merger->context) != WEFT_OK) {
             return;
         }

@@ -10,10 +10,10 @@
  */
 #include "bench_fleet.h"
 
-#include <pthread.h>
+#include "../../../../lib/base/clock.h"
+
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 typedef struct crowd crowd;
 
@@ -198,13 +198,11 @@ static void expect(crowd *crowd, uint64_t version) {
 /* Until all have what is expected, or for half a minute. The code of a follower that failed. */
 static int await_all(crowd *crowd, bool *all_out) {
     enum { PATIENCE_SECONDS = 30 };
-    struct timespec deadline;
-    clock_gettime(CLOCK_MONOTONIC, &deadline);
-    deadline.tv_sec += PATIENCE_SECONDS;
+    double end = weft_clock_now() + PATIENCE_SECONDS;
+    bool in_time = true;
     pthread_mutex_lock(&crowd->lock);
-    int waited = 0;
-    while (crowd->arrived < crowd->count && !crowd->stopped && waited == 0) {
-        waited = pthread_cond_timedwait(&crowd->moved, &crowd->lock, &deadline);
+    while (crowd->arrived < crowd->count && !crowd->stopped && in_time) {
+        in_time = weft_condition_wait(&crowd->moved, &crowd->lock, end);
     }
     *all_out = crowd->arrived == crowd->count;
     int code = crowd->code;
@@ -466,12 +464,8 @@ int bench_fleet_crowd(sync_bench *bench, const fleet_origin *origin, fleet_crowd
                    .results = results,
                    .versions = options->versions,
                    .count = options->followers};
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&crowd.lock, NULL);
-    pthread_cond_init(&crowd.moved, &attributes);
-    pthread_condattr_destroy(&attributes);
+    weft_condition_open(&crowd.moved);
     crowd.followers = calloc(crowd.count, sizeof *crowd.followers);
     crowd.begun = calloc(crowd.versions, sizeof *crowd.begun);
     crowd.digests = calloc(crowd.versions, sizeof *crowd.digests);

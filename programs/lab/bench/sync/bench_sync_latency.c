@@ -9,9 +9,9 @@
  */
 #include "bench_sync.h"
 
-#include <pthread.h>
+#include "../../../../lib/base/clock.h"
+
 #include <stdlib.h>
-#include <time.h>
 
 struct sync_line {
     sync_bench *bench;
@@ -101,13 +101,11 @@ static int join_worker(sync_line *line) {
 
 static void await(sync_line *line, uint64_t version) {
     enum { PATIENCE_SECONDS = 10 };
-    struct timespec deadline;
-    clock_gettime(CLOCK_MONOTONIC, &deadline);
-    deadline.tv_sec += PATIENCE_SECONDS;
+    double end = weft_clock_now() + PATIENCE_SECONDS;
+    bool in_time = true;
     pthread_mutex_lock(&line->lock);
-    int waited = 0;
-    while (line->committed < version && !line->stopped && waited == 0) {
-        waited = pthread_cond_timedwait(&line->moved, &line->lock, &deadline);
+    while (line->committed < version && !line->stopped && in_time) {
+        in_time = weft_condition_wait(&line->moved, &line->lock, end);
     }
     pthread_mutex_unlock(&line->lock);
 }
@@ -195,12 +193,8 @@ static sync_line *allocate_line(sync_bench *bench, uint64_t versions) {
     if (line == NULL) {
         return NULL;
     }
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&line->lock, NULL);
-    pthread_cond_init(&line->moved, &attributes);
-    pthread_condattr_destroy(&attributes);
+    weft_condition_open(&line->moved);
     line->bench = bench;
     line->versions = versions;
     line->committed = 1;
