@@ -9,9 +9,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { TEXT_BYTES = 1024 };
 
@@ -43,7 +41,6 @@ void train_patience_open(train_patience *patience, weft_context *context, const 
         .watch = watch,
         .seconds = seconds,
         .since = weft_clock_now(),
-        .dice = (unsigned)getpid() ^ (unsigned)weft_clock_date(),
     };
 }
 
@@ -56,23 +53,11 @@ void train_patience_calm(train_patience *patience) {
     patience->since = weft_clock_now();
 }
 
-double train_patience_jitter(train_patience *patience, double seconds) {
-    return seconds * (0.5 + 0.5 * rand_r(&patience->dice) / (double)RAND_MAX);
-}
-
 /* Neither time nor another attempt changes these. */
 static bool is_final(weft_status status) {
     return status == WEFT_INVALID_ARGUMENT || status == WEFT_UNSUPPORTED || status == WEFT_CONFLICT ||
            status == WEFT_SIGNATURE_MISMATCH || status == WEFT_WRONG_VERSION ||
            status == WEFT_REMOTE_DENIED || status == WEFT_NO_MEMORY || status == WEFT_CANCELLED;
-}
-
-static double back_off(train_patience *patience) {
-    double seconds = FIRST_SECONDS;
-    for (unsigned i = 1; i < patience->failures && seconds < LONGEST_SECONDS; i++) {
-        seconds *= 2;
-    }
-    return train_patience_jitter(patience, seconds < LONGEST_SECONDS ? seconds : LONGEST_SECONDS);
 }
 
 weft_status train_patience_bear(train_patience *patience, weft_status status) {
@@ -88,7 +73,8 @@ weft_status train_patience_bear(train_patience *patience, weft_status status) {
         train_warn(patience->watch, "%s; trying again", text);
     }
     weft_context_clear(patience->context);
-    return weft_clock_sleep(patience->context, back_off(patience));
+    double pause = weft_clock_backoff(FIRST_SECONDS, LONGEST_SECONDS, patience->failures);
+    return weft_clock_sleep(patience->context, pause * weft_clock_jitter());
 }
 
 weft_status train_patience_try(train_patience *patience, weft_status (*attempt)(void *opaque),
@@ -110,5 +96,5 @@ weft_status train_patience_wait(train_patience *patience, double seconds, const 
         return weft_fail(patience->context, WEFT_REMOTE_FAILED,
                          "nothing has come for %.0f s: %s; --patience says how long to wait", waited, what);
     }
-    return weft_clock_sleep(patience->context, train_patience_jitter(patience, seconds));
+    return weft_clock_sleep(patience->context, seconds * weft_clock_jitter());
 }

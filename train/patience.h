@@ -28,7 +28,6 @@ typedef struct train_patience {
     double seconds; /* without any success, until it is given up */
     double since;   /* of the last success */
     unsigned failures;
-    unsigned dice;
     char trouble[512]; /* that was told of; "" if there is none */
 } train_patience;
 
@@ -44,7 +43,5 @@ WEFT_CHECKED weft_status train_patience_try(train_patience *patience, weft_statu
                                             void *opaque);
 /* Nothing failed, but nothing came either. WEFT_OK until that has lasted too long. */
 WEFT_CHECKED weft_status train_patience_wait(train_patience *patience, double seconds, const char *what);
-/* Between half of the seconds and all of them, so that many who wait do not come at once. */
-double train_patience_jitter(train_patience *patience, double seconds);
 
 #endif

@@ -18,6 +18,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 /* Between looks whether there is work, or a newer version. */
@@ -54,6 +55,7 @@ typedef struct worker {
     uint64_t step;  /* of the policy */
     bool *there;    /* of each slot of the batches that it may be used for, as far as known */
     uint32_t place; /* where the search for a slot begins */
+    unsigned dice;
     bool conditional;
     unsigned fruitless; /* rests since which slots were lost and none was put */
     uint64_t lost;      /* slots, when it last rested */
@@ -275,7 +277,7 @@ static weft_status put(worker *w, const char *key, const weft_writer *object) {
  * elsewhere there may be more to do. */
 static void give_way(worker *w) {
     w->result.lost++;
-    w->place = (uint32_t)rand_r(&w->patience.dice) % train_slot_count(&w->run);
+    w->place = (uint32_t)rand_r(&w->dice) % train_slot_count(&w->run);
     weft_context_clear(w->context);
 }
 
@@ -370,7 +372,7 @@ static double rest_seconds(worker *w) {
         w->fruitless++;
     }
     w->lost = w->result.lost;
-    return train_patience_jitter(&w->patience, IDLE_SECONDS * (1U << w->fruitless));
+    return IDLE_SECONDS * (1U << w->fruitless) * weft_clock_jitter();
 }
 
 /* All slots are there: the trainer is at work, or gone, or will find one bad and remove it. */
@@ -450,6 +452,7 @@ weft_status train_worker_run(weft_context *context, weft_store *store, const tra
         .store = store,
         .options = options,
         .started = weft_clock_now(),
+        .dice = (unsigned)getpid() ^ (unsigned)weft_clock_date(),
         .conditional = weft_store_traits_of(store).conditional,
     };
     weft_status status = WEFT_OK;

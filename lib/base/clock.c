@@ -7,6 +7,7 @@
 #include "context.h"
 
 #include <errno.h>
+#include <sys/random.h>
 #include <time.h>
 
 double weft_clock_now(void) {
@@ -31,6 +32,22 @@ uint64_t weft_clock_date(void) {
     struct timespec time;
     clock_gettime(CLOCK_REALTIME, &time);
     return (uint64_t)time.tv_sec * 1000 + (uint64_t)time.tv_nsec / 1000000;
+}
+
+double weft_clock_backoff(double first, double longest, unsigned failures) {
+    double seconds = first;
+    for (unsigned i = 1; i < failures && seconds < longest; i++) {
+        seconds *= 2;
+    }
+    return seconds < longest ? seconds : longest;
+}
+
+double weft_clock_jitter(void) {
+    uint32_t number = 0;
+    if (getrandom(&number, sizeof number, GRND_NONBLOCK) != (ssize_t)sizeof number) {
+        return 1;
+    }
+    return 0.5 + (double)number / UINT32_MAX / 2;
 }
 
 void weft_condition_open(pthread_cond_t *condition) {

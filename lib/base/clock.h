@@ -13,6 +13,11 @@
 double weft_clock_now(void);
 /* Sleeps, and between the slices of sleep asks whether to stop: WEFT_CANCELLED. */
 weft_status weft_clock_sleep(weft_context *context, double seconds);
+/* How long to pause after so many failures in a row: `first` after one, and with each twice as long as
+ * before, up to `longest`. */
+double weft_clock_backoff(double first, double longest, unsigned failures);
+/* A factor between a half and one, for pauses of many who must not come back at once. */
+double weft_clock_jitter(void);
 /* A condition variable that is waited on by the monotonic clock. */
 void weft_condition_open(pthread_cond_t *condition);
 /* Waits until somebody signals, or weft_clock_now() is `end`: then false. It may also return for nothing.

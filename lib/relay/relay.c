@@ -146,7 +146,7 @@ static void note_state(weft_relay *relay, weft_status status) {
     pthread_mutex_unlock(&relay->mutex);
 }
 
-static weft_status look(weft_relay *relay) {
+static weft_status look_now(weft_relay *relay) {
     weft_status status = weft_follow_look(&relay->follow);
     take_news(relay);
     return status;
@@ -169,7 +169,7 @@ static weft_status await_news(weft_relay *relay) {
         double rest = relay->options.poll_seconds - (weft_clock_now() - start);
         status = rest > 0 ? weft_clock_sleep(relay->watcher_context, rest) : WEFT_OK;
     }
-    status = status >= 0 ? look(relay) : status;
+    status = status >= 0 ? look_now(relay) : status;
     /* what the look has refused is counted with it */
     if (refused && !is_refusal(status)) {
         pthread_mutex_lock(&relay->mutex);
@@ -181,15 +181,15 @@ static weft_status await_news(weft_relay *relay) {
 
 static void *watcher_main(void *argument) {
     weft_relay *relay = argument;
-    double pause = FIRST_PAUSE;
-    weft_status status = look(relay);
+    unsigned failures = 0;
+    weft_status status = look_now(relay);
     while (status != WEFT_CANCELLED && !atomic_load(&relay->stopping)) {
         note_state(relay, status);
         if (status < 0 && status != WEFT_NOT_FOUND) {
+            double pause = weft_clock_backoff(FIRST_PAUSE, LONGEST_PAUSE, ++failures);
             (void)weft_clock_sleep(relay->watcher_context, pause);
-            pause = pause * 2 < LONGEST_PAUSE ? pause * 2 : LONGEST_PAUSE;
         } else {
-            pause = FIRST_PAUSE;
+            failures = 0;
         }
         status = await_news(relay);
     }

@@ -7,13 +7,13 @@
  */
 #include "http_client.h"
 
+#include "../../base/clock.h"
 #include "../../base/context.h"
 #include "../backends.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 enum {
@@ -54,21 +54,9 @@ weft_status weft_http_effort_fail(const weft_http_effort *effort, const weft_htt
                                          effort->attempts);
 }
 
-/* Between a half and a whole: many clients of a server that failed must not come back at once. */
-static double jitter(void) {
-    uint32_t number = 0;
-    if (getrandom(&number, sizeof(number), GRND_NONBLOCK) != (ssize_t)sizeof(number)) {
-        return 1;
-    }
-    return 0.5 + (double)number / UINT32_MAX / 2;
-}
-
 static double pause_seconds(const weft_http_effort *effort, const weft_http_exchange *exchange) {
-    double seconds = effort->client->backoff_seconds;
-    for (unsigned i = 1; i < effort->failures && seconds < LONGEST_PAUSE; i++) {
-        seconds *= 2;
-    }
-    seconds *= jitter();
+    double seconds = weft_clock_backoff(effort->client->backoff_seconds, LONGEST_PAUSE, effort->failures) *
+                     weft_clock_jitter();
     if (exchange->answer.retry_seconds > seconds) {
         seconds = exchange->answer.retry_seconds;
     }

@@ -338,10 +338,8 @@ static weft_status look_once(weft_follow *follow) {
 
 weft_status weft_follow_look(weft_follow *follow) {
     weft_status status = look_once(follow);
-    double pause = 0.02;
-    for (int i = 1; i < DAMAGE_ATTEMPTS && status == WEFT_CHECKSUM_MISMATCH; i++) {
-        status = weft_clock_sleep(follow->context, pause);
-        pause *= 2;
+    for (unsigned i = 1; i < DAMAGE_ATTEMPTS && status == WEFT_CHECKSUM_MISMATCH; i++) {
+        status = weft_clock_sleep(follow->context, weft_clock_backoff(0.02, 1, i));
         if (status == WEFT_OK) {
             status = look_once(follow);
         }

@@ -50,8 +50,8 @@ static double next_due(const weft_reporter *reporter) {
         return 0;
     }
     if (reporter->failures > 0) {
-        double pause = interval * (1 << (reporter->failures < 8 ? reporter->failures : 8));
-        return reporter->last + (pause < FAILED_SECONDS ? pause : FAILED_SECONDS);
+        unsigned failures = reporter->failures < 8 ? reporter->failures : 8;
+        return reporter->last + weft_clock_backoff(2 * interval, FAILED_SECONDS, failures);
     }
     return reporter->last + (reporter->news ? interval * NEWS_PART : interval);
 }

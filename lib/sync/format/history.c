@@ -13,11 +13,10 @@
 static weft_status fetch_visible(weft_context *context, weft_store *store, const weft_blob *blob,
                                  uint8_t **data_out) {
     double end = weft_clock_now() + WEFT_VISIBLE_SECONDS;
-    double pause = 0.05;
+    unsigned failures = 0;
     weft_status status = weft_blob_fetch(context, store, blob, WEFT_PAGE_MAX, data_out);
     while (status == WEFT_NOT_FOUND && weft_clock_now() < end) {
-        status = weft_clock_sleep(context, pause);
-        pause *= 2;
+        status = weft_clock_sleep(context, weft_clock_backoff(0.05, WEFT_VISIBLE_SECONDS, ++failures));
         if (status == WEFT_OK) {
             status = weft_blob_fetch(context, store, blob, WEFT_PAGE_MAX, data_out);
         }

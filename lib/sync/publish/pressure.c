@@ -105,7 +105,7 @@ weft_status weft_pressure_wait(weft_pressure *pressure, weft_context *context, w
                                weft_publish_result *result) {
     double patience = weft_pressure_patience(options);
     double start = weft_clock_now();
-    double pause = FIRST_PAUSE_SECONDS;
+    unsigned looks = 1;
     if (options->max_lag == 0 || !head->started) {
         return WEFT_OK;
     }
@@ -113,8 +113,8 @@ weft_status weft_pressure_wait(weft_pressure *pressure, weft_context *context, w
     weft_status status = look(pressure, context, store, head, options->max_lag);
     double left = start + patience - weft_clock_now();
     while (status == WEFT_MORE && left > 0) {
+        double pause = weft_clock_backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, looks++);
         status = weft_clock_sleep(context, pause < left ? pause : left);
-        pause = 2 * pause < LONGEST_PAUSE_SECONDS ? 2 * pause : LONGEST_PAUSE_SECONDS;
         if (status == WEFT_OK) {
             status = look(pressure, context, store, head, options->max_lag);
         }
