@@ -18,6 +18,7 @@
 #include "directory.h"
 
 #include "../base/context.h"
+#include "table/store.h"
 
 #include <dirent.h>
 #include <errno.h>

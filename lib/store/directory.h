@@ -6,7 +6,12 @@
 #ifndef WEFT_STORE_DIRECTORY_H
 #define WEFT_STORE_DIRECTORY_H
 
-#include "backends.h"
+#include <weft/store.h>
+
+/* What is opened is closed by the table's `close`. `options` is never NULL. */
+extern const weft_store_operations weft_directory_operations;
+weft_status weft_directory_open(weft_context *context, const char *root, const weft_store_options *options,
+                                void **self_out);
 
 /* An open object, which stays what it is until the caller closes the descriptor. WEFT_NOT_FOUND if there is
  * none. */

@@ -11,7 +11,7 @@
  * A conditional put whose answer was lost may have been carried out: when the next attempt meets a
  * conflict, or there is none, the object is compared with the bytes that were to be put.
  */
-#include "../backends.h"
+#include "http.h"
 
 #include "../../base/context.h"
 #include "../../tensor/json.h"

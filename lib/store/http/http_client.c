@@ -9,7 +9,7 @@
 
 #include "../../base/clock.h"
 #include "../../base/context.h"
-#include "../backends.h"
+#include "../table/store.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -14,7 +14,7 @@
 
 #include "../../base/clock.h"
 #include "../../base/context.h"
-#include "../backends.h"
+#include "../table/store.h"
 
 #include <signal.h>
 

@@ -11,7 +11,6 @@
 #include "s3.h"
 
 #include "../../base/context.h"
-#include "../backends.h"
 #include "s3_answer.h"
 #include "s3_fail.h"
 

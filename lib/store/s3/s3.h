@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * s3.h: what the files of the S3 store share.
+ * s3.h: the store in a bucket of S3, and what its files share.
  */
 #ifndef WEFT_STORE_S3_S3_H
 #define WEFT_STORE_S3_S3_H
@@ -25,6 +25,11 @@ typedef struct weft_s3_store {
     atomic_int completions; /* of putting parts together */
     atomic_bool found;      /* the bucket is there */
 } weft_s3_store;
+
+/* What is opened is closed by the table's `close`. `options` is never NULL. */
+extern const weft_store_operations weft_s3_operations;
+weft_status weft_s3_open(weft_context *context, const char *url, const weft_store_options *options,
+                         void **self_out);
 
 /* Bytes in memory as the body of an exchange, with their hash where nothing else protects them on the way.
  */

@@ -15,8 +15,8 @@
 
 #include "../../base/clock.h"
 #include "../../base/context.h"
-#include "../backends.h"
 #include "../http/http_fail.h"
+#include "../table/store.h"
 #include "s3_answer.h"
 #include "s3_fail.h"
 

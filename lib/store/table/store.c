@@ -1,19 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * store.c: what all stores share. URLs, the check of keys and of requests, and the way to the backend.
+ * store.c: what all stores share. The check of keys and of requests, and the way to the backend.
  *
- * Backends see only keys that are valid, conditions that make sense and options that are there.
+ * Backends see only keys that are valid and conditions that make sense.
  */
-#include "backends.h"
+#include "store.h"
 
-#include "../base/context.h"
-#include "../base/status.h"
+#include "../../base/context.h"
+#include "../../base/status.h"
 
 #include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
-
-#define SCHEMES "a path, file://, http://, https:// and s3://"
 
 static const double POLL_SECONDS = 0.5;
 
@@ -59,22 +57,7 @@ static weft_status check_key(weft_context *context, const char *key) {
     return WEFT_OK;
 }
 
-/* ---- opening ---- */
-
-/* The length of "scheme" in "scheme://…", or 0 for a path. */
-static size_t scheme_length(const char *url) {
-    size_t length = strspn(url, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-.");
-    return strncmp(url + length, "://", 3) == 0 ? length : 0;
-}
-
-static bool has_scheme(const char *url, const char *scheme) {
-    size_t length = scheme_length(url);
-    return length == strlen(scheme) && strncasecmp(url, scheme, length) == 0;
-}
-
-static bool is_http(const char *url) {
-    return has_scheme(url, "http") || has_scheme(url, "https");
-}
+/* ---- life ---- */
 
 weft_status weft_store_create(weft_context *context, const char *url,
                               const weft_store_operations *operations, void *self, weft_store **store_out) {
@@ -100,73 +83,8 @@ weft_status weft_store_create(weft_context *context, const char *url,
     return WEFT_OK;
 }
 
-static weft_status open_directory(weft_context *context, const char *url, const weft_store_options *options,
-                                  void **self_out) {
-    const char *root = url;
-    if (has_scheme(url, "file")) {
-        root = url + strlen("file://");
-        if (*root != '/') {
-            return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                             "the store's URL names a host: write file:///path, or the path alone");
-        }
-    }
-    return weft_directory_open(context, root, options, self_out);
-}
-
-static weft_status check_url(weft_context *context, const char *url) {
-    if (url == NULL || *url == '\0') {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                         "the store's URL is empty: this build understands " SCHEMES);
-    }
-    size_t scheme = scheme_length(url);
-    if (scheme > 0 && !has_scheme(url, "file") && !is_http(url) && !has_scheme(url, "s3")) {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                         "cannot open a store at %.*s://: this build understands " SCHEMES, (int)scheme,
-                         url);
-    }
-    return WEFT_OK;
-}
-
-typedef struct backend {
-    const weft_store_operations *operations;
-    weft_status (*open)(weft_context *context, const char *url, const weft_store_options *options,
-                        void **self_out);
-} backend;
-
-static const backend *find_backend(const char *url) {
-    static const backend directory = {&weft_directory_operations, open_directory};
-    static const backend http = {&weft_http_operations, weft_http_open};
-    static const backend s3 = {&weft_s3_operations, weft_s3_open};
-    if (has_scheme(url, "s3")) {
-        return &s3;
-    }
-    return is_http(url) ? &http : &directory;
-}
-
-weft_status weft_store_open(weft_context *context, const char *url, const weft_store_options *options,
-                            weft_store **store_out) {
-    const weft_store_options defaults = {0};
-    weft_context_clear(context);
-    if (options == NULL) {
-        options = &defaults;
-    }
-    weft_status status = check_url(context, url);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    const backend *backend = find_backend(url);
-    void *self = NULL;
-    status = backend->open(context, url, options, &self);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    status = weft_store_create(context, url, backend->operations, self, store_out);
-    if (status != WEFT_OK) {
-        backend->operations->close(self);
-    } else if (backend->operations != &weft_directory_operations) {
-        (*store_out)->process = getpid();
-    }
-    return status;
+void weft_store_bind(weft_store *store) {
+    store->process = getpid();
 }
 
 /* In a child the connections are still those of the parent, to which a farewell would be sent. */
