@@ -4,6 +4,10 @@
  *
  * One lock guards the table of chunks. Loaders take the chunk that somebody waits for, else the next one in
  * order, as long as there is room; they download and hash without the lock.
+ *
+ * The relay's flights (relay_flight.c) fetch chunks too, and are not these: a flight has many readers, none
+ * of which may block, keeps what it has in a file that outlives the process, and asks for many chunks by
+ * one request. Here one reader waits, in memory that is given back behind it.
  */
 #include "fetch.h"
 
@@ -81,7 +85,7 @@ static size_t find_chunk(const weft_fetch *fetch, uint64_t offset) {
 
 /* ---- loading ---- */
 
-static weft_status load_once(weft_fetch *fetch, weft_context *context, size_t index, uint8_t *data) {
+static weft_status load_chunk_once(weft_fetch *fetch, weft_context *context, size_t index, uint8_t *data) {
     const chunk *chunk = &fetch->chunks[index];
     size_t size = chunk->size;
     weft_store_get_request request = {
@@ -105,10 +109,10 @@ static weft_status load_once(weft_fetch *fetch, weft_context *context, size_t in
     return status;
 }
 
-static weft_status load(weft_fetch *fetch, weft_context *context, size_t index, uint8_t *data) {
+static weft_status load_chunk(weft_fetch *fetch, weft_context *context, size_t index, uint8_t *data) {
     weft_status status = WEFT_CHECKSUM_MISMATCH;
     for (int i = 0; i < DAMAGE_ATTEMPTS && status == WEFT_CHECKSUM_MISMATCH; i++) {
-        status = load_once(fetch, context, index, data);
+        status = load_chunk_once(fetch, context, index, data);
         pthread_mutex_lock(&fetch->mutex);
         fetch->stats.bytes += fetch->chunks[index].size;
         fetch->stats.damaged += status == WEFT_CHECKSUM_MISMATCH;
@@ -118,7 +122,7 @@ static weft_status load(weft_fetch *fetch, weft_context *context, size_t index, 
 }
 
 /* With the lock held. A chunk that somebody waits for is taken even if there is no room. */
-static bool choose(weft_fetch *fetch, size_t *index_out) {
+static bool choose_chunk(weft_fetch *fetch, size_t *index_out) {
     for (size_t i = 0; i < fetch->count; i++) {
         if (fetch->chunks[i].state == CHUNK_ABSENT && fetch->chunks[i].awaited) {
             *index_out = i;
@@ -137,14 +141,14 @@ static bool choose(weft_fetch *fetch, size_t *index_out) {
 }
 
 /* With the lock held, which is given up while the chunk comes. */
-static void take(weft_fetch *fetch, weft_context *context, size_t index) {
+static void take_chunk(weft_fetch *fetch, weft_context *context, size_t index) {
     chunk *chunk = &fetch->chunks[index];
     size_t size = chunk->size;
     chunk->state = CHUNK_LOADING;
     fetch->held_bytes += size;
     pthread_mutex_unlock(&fetch->mutex);
     uint8_t *data = weft_allocate(context, size);
-    weft_status status = data != NULL ? load(fetch, context, index, data) : WEFT_NO_MEMORY;
+    weft_status status = data != NULL ? load_chunk(fetch, context, index, data) : WEFT_NO_MEMORY;
     pthread_mutex_lock(&fetch->mutex);
     if (status == WEFT_OK) {
         chunk->state = CHUNK_READY;
@@ -169,8 +173,8 @@ static void *loader_main(void *argument) {
     pthread_mutex_lock(&fetch->mutex);
     while (!fetch->stopping && fetch->failure.status == WEFT_OK) {
         size_t index;
-        if (choose(fetch, &index)) {
-            take(fetch, loader->context, index);
+        if (choose_chunk(fetch, &index)) {
+            take_chunk(fetch, loader->context, index);
         } else {
             pthread_cond_wait(&fetch->changed, &fetch->mutex);
         }
@@ -182,7 +186,7 @@ static void *loader_main(void *argument) {
 /* ---- reading ---- */
 
 /* With the lock held. The reader's own context is not used to load: it may belong to a loop. */
-static weft_status await(weft_fetch *fetch, size_t index) {
+static weft_status await_chunk(weft_fetch *fetch, size_t index) {
     chunk *chunk = &fetch->chunks[index];
     while (chunk->state != CHUNK_READY && fetch->failure.status == WEFT_OK && !fetch->stopping) {
         if (!chunk->awaited && chunk->state == CHUNK_ABSENT) {
@@ -198,7 +202,7 @@ static weft_status await(weft_fetch *fetch, size_t index) {
 }
 
 /* A chunk that was read through makes room for others, unless there is room for all. */
-static void settle(weft_fetch *fetch, size_t index) {
+static void settle_chunk(weft_fetch *fetch, size_t index) {
     chunk *chunk = &fetch->chunks[index];
     if (fetch->bytes <= fetch->hold_bytes || chunk->read_bytes < chunk->size) {
         return;
@@ -218,14 +222,14 @@ static weft_status read_range(void *opaque, uint64_t offset, void *data, size_t 
         size_t index = find_chunk(fetch, offset + done);
         chunk *chunk = &fetch->chunks[index];
         size_t start = (size_t)(offset + done - chunk->start);
-        status = await(fetch, index);
+        status = await_chunk(fetch, index);
         if (status == WEFT_OK) {
             size_t room = chunk->size - start;
             size_t part = size - done < room ? size - done : room;
             memcpy((uint8_t *)data + done, chunk->data + start, part);
             chunk->read_bytes += part;
             done += part;
-            settle(fetch, index);
+            settle_chunk(fetch, index);
         }
     }
     pthread_mutex_unlock(&fetch->mutex);
@@ -328,7 +332,7 @@ static weft_status start_loaders(weft_fetch *fetch) {
 /* An object of one chunk is fetched by the caller: a thread would only cost time. */
 static weft_status take_whole(weft_fetch *fetch) {
     pthread_mutex_lock(&fetch->mutex);
-    take(fetch, fetch->context, 0);
+    take_chunk(fetch, fetch->context, 0);
     pthread_mutex_unlock(&fetch->mutex);
     return fetch->failure.status;
 }
