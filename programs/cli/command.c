@@ -47,6 +47,38 @@ double command_parse_real(struct argp_state *state, const char *option, const ch
     return value;
 }
 
+error_t command_parse_path(struct argp_state *state, char *argument, const char **paths, unsigned most) {
+    if (state->arg_num >= most) {
+        argp_error(state, "too many arguments, from '%s' on", argument);
+    }
+    paths[state->arg_num] = argument;
+    return 0;
+}
+
+uint64_t command_parse_version(struct argp_state *state, const char *option, const char *text) {
+    uint64_t version = 0;
+    if (!text_parse_unsigned(text, INT64_MAX, &version) || version == 0) {
+        argp_error(state, "%s takes the number of a version, not '%s'", option, text);
+    }
+    return version;
+}
+
+uint64_t command_parse_bytes(struct argp_state *state, const char *option, const char *text) {
+    uint64_t bytes = 0;
+    if (!text_parse_bytes(text, &bytes) || bytes == 0) {
+        argp_error(state, "%s takes a size such as 8MiB, not '%s'", option, text);
+    }
+    return bytes;
+}
+
+weft_profile command_parse_profile(struct argp_state *state, const char *text) {
+    bool fast = strcmp(text, "fast") == 0;
+    if (!fast && strcmp(text, "small") != 0) {
+        argp_error(state, "--profile is fast or small, not '%s'", text);
+    }
+    return fast ? WEFT_PROFILE_FAST : WEFT_PROFILE_SMALL;
+}
+
 static error_t parse_common(int key, char *argument, struct argp_state *state) {
     weft_command *command = state->input;
     switch (key) {

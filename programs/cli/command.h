@@ -80,6 +80,14 @@ uint64_t command_parse_number(struct argp_state *state, const char *option, cons
                               uint64_t least, uint64_t most);
 double command_parse_real(struct argp_state *state, const char *option, const char *text, double least,
                           double most);
+/* An argument that is no option: the next of `most` paths. How many there were, state->arg_num tells at
+ * ARGP_KEY_END. */
+error_t command_parse_path(struct argp_state *state, char *argument, const char **paths, unsigned most);
+/* The number of a version, from 1. */
+uint64_t command_parse_version(struct argp_state *state, const char *option, const char *text);
+/* "8MiB", and not zero. */
+uint64_t command_parse_bytes(struct argp_state *state, const char *option, const char *text);
+weft_profile command_parse_profile(struct argp_state *state, const char *text);
 
 /* Another context with `threads` threads and the same progress bar. */
 int command_context(weft_command *command, unsigned threads, weft_context **context_out);
@@ -198,7 +206,6 @@ const char *text_seconds(double seconds, char text[TEXT_SIZE]);
 /* "90", "30s", "15m", "2h", "1d", fractions too. False if it is no length of time, or longer than a
  * hundred years. */
 bool text_parse_seconds(const char *text, double *seconds_out);
-bool text_parse_profile(const char *text, weft_profile *profile_out);
 const char *text_profile(weft_profile profile);
 
 /* A digest, a shape or a 64-bit count as JSON. */
@@ -217,8 +224,8 @@ typedef struct weft_labels {
     size_t count;       /* pointers, without the NULL */
 } weft_labels;
 
-/* False if `text` has no '='; changes `text`. */
-bool labels_add(weft_labels *labels, char *text);
+/* The value of --label; changes `text`. */
+void labels_parse(weft_labels *labels, struct argp_state *state, char *text);
 void labels_close(weft_labels *labels);
 
 /* Cuts PATTERN:DIM:PARTS collected from the command line. */
@@ -233,8 +240,8 @@ typedef struct weft_cuts {
     "dimension DIM, so that a tensor-parallel rank needs only the buckets of its part; with 1 part, each " \
     "such tensor has buckets of its own, for holders of some experts; may be repeated"
 
-/* False if `text` is no cut; changes `text`. */
-bool cuts_add(weft_cuts *cuts, char *text);
+/* The value of --cut; changes `text`. */
+void cuts_parse(weft_cuts *cuts, struct argp_state *state, char *text);
 void cuts_close(weft_cuts *cuts);
 
 /* ---- the verbs, one file each ---- */

@@ -152,18 +152,6 @@ bool text_parse_seconds(const char *text, double *seconds_out) {
     return false;
 }
 
-bool text_parse_profile(const char *text, weft_profile *profile_out) {
-    if (strcmp(text, "fast") == 0) {
-        *profile_out = WEFT_PROFILE_FAST;
-        return true;
-    }
-    if (strcmp(text, "small") == 0) {
-        *profile_out = WEFT_PROFILE_SMALL;
-        return true;
-    }
-    return false;
-}
-
 const char *text_profile(weft_profile profile) {
     return profile == WEFT_PROFILE_FAST ? "fast" : "small";
 }
@@ -196,7 +184,7 @@ double clock_seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-bool labels_add(weft_labels *labels, char *text) {
+static bool labels_add(weft_labels *labels, char *text) {
     char *equals = strchr(text, '=');
     if (equals == NULL || equals == text) {
         return false;
@@ -213,6 +201,12 @@ bool labels_add(weft_labels *labels, char *text) {
     return true;
 }
 
+void labels_parse(weft_labels *labels, struct argp_state *state, char *text) {
+    if (!labels_add(labels, text)) {
+        argp_error(state, "--label takes KEY=VALUE, not '%s'", text);
+    }
+}
+
 void labels_close(weft_labels *labels) {
     free(labels->items);
     labels->items = NULL;
@@ -220,7 +214,7 @@ void labels_close(weft_labels *labels) {
 }
 
 /* Split at the last two colons: a pattern may hold colons itself. */
-bool cuts_add(weft_cuts *cuts, char *text) {
+static bool cuts_add(weft_cuts *cuts, char *text) {
     char *parts = strrchr(text, ':');
     if (parts == NULL) {
         return false;
@@ -244,6 +238,12 @@ bool cuts_add(weft_cuts *cuts, char *text) {
     items[cuts->count++] =
         (weft_cut){.pattern = text, .dim = (uint32_t)dim_value, .parts = (uint32_t)parts_value};
     return true;
+}
+
+void cuts_parse(weft_cuts *cuts, struct argp_state *state, char *text) {
+    if (!cuts_add(cuts, text)) {
+        argp_error(state, "--cut takes PATTERN:DIM:PARTS, such as '*.q_proj.weight:0:4'");
+    }
 }
 
 void cuts_close(weft_cuts *cuts) {

@@ -48,7 +48,6 @@ static const char doc[] =
 typedef struct diff_arguments {
     weft_command command;
     const char *paths[2];
-    int path_count;
     const char *output;
     const char *inverse;
     weft_profile profile;
@@ -59,7 +58,7 @@ typedef struct diff_arguments {
 } diff_arguments;
 
 static void parse_end(diff_arguments *arguments, struct argp_state *state) {
-    if (arguments->path_count != 2) {
+    if (state->arg_num != 2) {
         argp_error(state, "give two checkpoints: BASE and NEW");
     }
     if (arguments->output == NULL) {
@@ -80,37 +79,25 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         arguments->output = argument;
         return 0;
     case OPTION_PROFILE:
-        if (!text_parse_profile(argument, &arguments->profile)) {
-            argp_error(state, "--profile is fast or small, not '%s'", argument);
-        }
+        arguments->profile = command_parse_profile(state, argument);
         return 0;
     case OPTION_INVERSE:
         arguments->inverse = argument;
         return 0;
     case OPTION_BUCKET_SIZE:
-        if (!text_parse_bytes(argument, &arguments->bucket_bytes) || arguments->bucket_bytes == 0) {
-            argp_error(state, "--bucket-size takes a size such as 8MiB, not '%s'", argument);
-        }
+        arguments->bucket_bytes = command_parse_bytes(state, "--bucket-size", argument);
         return 0;
     case OPTION_CUT:
-        if (!cuts_add(&arguments->cuts, argument)) {
-            argp_error(state, "--cut takes PATTERN:DIM:PARTS, such as '*.q_proj.weight:0:4'");
-        }
+        cuts_parse(&arguments->cuts, state, argument);
         return 0;
     case OPTION_LABEL:
-        if (!labels_add(&arguments->labels, argument)) {
-            argp_error(state, "--label takes KEY=VALUE, not '%s'", argument);
-        }
+        labels_parse(&arguments->labels, state, argument);
         return 0;
     case OPTION_DURABLE:
         arguments->durable = true;
         return 0;
     case ARGP_KEY_ARG:
-        if (arguments->path_count == 2) {
-            argp_error(state, "too many arguments, from '%s' on", argument);
-        }
-        arguments->paths[arguments->path_count++] = argument;
-        return 0;
+        return command_parse_path(state, argument, arguments->paths, 2);
     case ARGP_KEY_END:
         parse_end(arguments, state);
         return 0;

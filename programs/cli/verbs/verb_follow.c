@@ -101,7 +101,6 @@ typedef struct follow_arguments {
     weft_command command;
     weft_remote remote;
     const char *paths[2]; /* STORE and OUT */
-    int path_count;
     char *exec;
     bool exec_fatal;
     uint64_t until;
@@ -164,10 +163,10 @@ static void parse_group(follow_arguments *arguments, const char *name, struct ar
 
 static void check_arguments(const follow_arguments *arguments, struct argp_state *state) {
     bool leads = arguments->group != NULL;
-    if (!leads && arguments->path_count != 2) {
+    if (!leads && state->arg_num != 2) {
         argp_error(state, "give the store, and the checkpoint to keep up to date");
     }
-    if (leads && arguments->path_count != 1) {
+    if (leads && state->arg_num != 1) {
         argp_error(state, "give the store alone; what --group leads needs no OUT");
     }
     if (leads != (arguments->members > 0)) {
@@ -194,9 +193,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         arguments->exec = argument;
         return 0;
     case OPTION_UNTIL:
-        if (!text_parse_unsigned(argument, INT64_MAX, &arguments->until) || arguments->until == 0) {
-            argp_error(state, "--until takes the number of a version, not '%s'", argument);
-        }
+        arguments->until = command_parse_version(state, "--until", argument);
         return 0;
     case OPTION_NAME:
         arguments->name = remote_parse_name(state, argument);
@@ -211,11 +208,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         arguments->max_failures = command_parse_number(state, "--max-failures", argument, 0, INT64_MAX);
         return 0;
     case ARGP_KEY_ARG:
-        if (arguments->path_count == 2) {
-            argp_error(state, "too many arguments, from '%s' on", argument);
-        }
-        arguments->paths[arguments->path_count++] = argument;
-        return 0;
+        return command_parse_path(state, argument, arguments->paths, 2);
     case ARGP_KEY_END:
         check_arguments(arguments, state);
         return 0;

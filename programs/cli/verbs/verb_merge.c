@@ -69,15 +69,11 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         arguments->base = argument;
         return 0;
     case OPTION_PROFILE:
-        if (!text_parse_profile(argument, &arguments->profile)) {
-            argp_error(state, "--profile is fast or small, not '%s'", argument);
-        }
+        arguments->profile = command_parse_profile(state, argument);
         arguments->profile_given = true;
         return 0;
     case OPTION_LABEL:
-        if (!labels_add(&arguments->labels, argument)) {
-            argp_error(state, "--label takes KEY=VALUE, not '%s'", argument);
-        }
+        labels_parse(&arguments->labels, state, argument);
         return 0;
     case OPTION_DURABLE:
         arguments->durable = true;

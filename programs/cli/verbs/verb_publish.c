@@ -107,7 +107,6 @@ typedef struct publish_arguments {
     weft_command command;
     weft_remote remote;
     const char *paths[2]; /* STORE and CKPT */
-    int path_count;
     weft_labels labels;
     weft_cuts cuts;
     weft_profile profile;
@@ -198,24 +197,16 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         remote_parse_begin(&arguments->remote, &arguments->command, state);
         return 0;
     case OPTION_LABEL:
-        if (!labels_add(&arguments->labels, argument)) {
-            argp_error(state, "--label takes KEY=VALUE, not '%s'", argument);
-        }
+        labels_parse(&arguments->labels, state, argument);
         return 0;
     case OPTION_PROFILE:
-        if (!text_parse_profile(argument, &arguments->profile)) {
-            argp_error(state, "--profile is fast or small, not '%s'", argument);
-        }
+        arguments->profile = command_parse_profile(state, argument);
         return 0;
     case OPTION_CUT:
-        if (!cuts_add(&arguments->cuts, argument)) {
-            argp_error(state, "--cut takes PATTERN:DIM:PARTS, such as '*.q_proj.weight:0:4'");
-        }
+        cuts_parse(&arguments->cuts, state, argument);
         return 0;
     case OPTION_BUCKET:
-        if (!text_parse_bytes(argument, &arguments->bucket_bytes) || arguments->bucket_bytes == 0) {
-            argp_error(state, "--bucket takes a size such as 8MiB, not '%s'", argument);
-        }
+        arguments->bucket_bytes = command_parse_bytes(state, "--bucket", argument);
         return 0;
     case OPTION_SIGN:
         arguments->sign_file = argument;
@@ -248,13 +239,9 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         arguments->cache = argument;
         return 0;
     case ARGP_KEY_ARG:
-        if (arguments->path_count == 2) {
-            argp_error(state, "too many arguments, from '%s' on", argument);
-        }
-        arguments->paths[arguments->path_count++] = argument;
-        return 0;
+        return command_parse_path(state, argument, arguments->paths, 2);
     case ARGP_KEY_END:
-        if (arguments->path_count != 2) {
+        if (state->arg_num != 2) {
             argp_error(state, "give the store, and the checkpoint to publish");
         }
         if (arguments->part_count > 1 && (arguments->cache != NULL || arguments->anchor == ANCHOR_NOW)) {

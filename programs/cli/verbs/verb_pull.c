@@ -34,7 +34,6 @@ typedef struct pull_arguments {
     weft_command command;
     weft_remote remote;
     const char *paths[2]; /* STORE and OUT */
-    int path_count;
     uint64_t version;
     bool verify;
     bool replace;
@@ -49,9 +48,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         remote_parse_begin(&arguments->remote, &arguments->command, state);
         return 0;
     case OPTION_VERSION_WANTED:
-        if (!text_parse_unsigned(argument, INT64_MAX, &arguments->version) || arguments->version == 0) {
-            argp_error(state, "--version takes the number of a version, not '%s'", argument);
-        }
+        arguments->version = command_parse_version(state, "--version", argument);
         return 0;
     case OPTION_VERIFY:
         if (strcmp(argument, "full") != 0) {
@@ -69,13 +66,9 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         arguments->name = remote_parse_name(state, argument);
         return 0;
     case ARGP_KEY_ARG:
-        if (arguments->path_count == 2) {
-            argp_error(state, "too many arguments, from '%s' on", argument);
-        }
-        arguments->paths[arguments->path_count++] = argument;
-        return 0;
+        return command_parse_path(state, argument, arguments->paths, 2);
     case ARGP_KEY_END:
-        if (arguments->path_count != 2) {
+        if (state->arg_num != 2) {
             argp_error(state, "give the store, and the checkpoint to bring up to date");
         }
         return 0;

@@ -36,7 +36,6 @@ static const char doc[] =
 typedef struct stats_arguments {
     weft_command command;
     const char *paths[2];
-    int path_count;
     uint64_t top;
     bool profiles;
 } stats_arguments;
@@ -63,13 +62,9 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         arguments->profiles = false;
         return 0;
     case ARGP_KEY_ARG:
-        if (arguments->path_count == 2) {
-            argp_error(state, "too many arguments, from '%s' on", argument);
-        }
-        arguments->paths[arguments->path_count++] = argument;
-        return 0;
+        return command_parse_path(state, argument, arguments->paths, 2);
     case ARGP_KEY_END:
-        if (arguments->path_count != 2) {
+        if (state->arg_num != 2) {
             argp_error(state, "give two checkpoints: BASE and NEW");
         }
         return 0;
