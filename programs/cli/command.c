@@ -55,6 +55,23 @@ error_t command_parse_path(struct argp_state *state, char *argument, const char 
     return 0;
 }
 
+error_t command_parse_only(int key, char *argument, struct argp_state *state, const char *one,
+                           const char *none, const char **path_out) {
+    switch (key) {
+    case ARGP_KEY_ARG:
+        if (*path_out != NULL) {
+            argp_error(state, "%s", one);
+        }
+        *path_out = argument;
+        return 0;
+    case ARGP_KEY_NO_ARGS:
+        argp_error(state, "%s", none);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
 uint64_t command_parse_version(struct argp_state *state, const char *option, const char *text) {
     uint64_t version = 0;
     if (!text_parse_unsigned(text, INT64_MAX, &version) || version == 0) {

@@ -83,6 +83,10 @@ double command_parse_real(struct argp_state *state, const char *option, const ch
 /* An argument that is no option: the next of `most` paths. How many there were, state->arg_num tells at
  * ARGP_KEY_END. */
 error_t command_parse_path(struct argp_state *state, char *argument, const char **paths, unsigned most);
+/* For verbs that have one argument: what a parser does with keys that are not its own. `one` is said to who
+ * gives more, `none` to who gives none. */
+error_t command_parse_only(int key, char *argument, struct argp_state *state, const char *one,
+                           const char *none, const char **path_out);
 /* The number of a version, from 1. */
 uint64_t command_parse_version(struct argp_state *state, const char *option, const char *text);
 /* "8MiB", and not zero. */

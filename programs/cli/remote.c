@@ -38,19 +38,7 @@ static const struct argp_option remote_options[] = {
 };
 
 error_t remote_parse_store(int key, char *argument, struct argp_state *state, const char **store_out) {
-    switch (key) {
-    case ARGP_KEY_ARG:
-        if (*store_out != NULL) {
-            argp_error(state, "give one store");
-        }
-        *store_out = argument;
-        return 0;
-    case ARGP_KEY_NO_ARGS:
-        argp_error(state, "give a store");
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
+    return command_parse_only(key, argument, state, "give one store", "give a store", store_out);
 }
 
 double remote_parse_seconds(struct argp_state *state, const char *option, const char *text) {

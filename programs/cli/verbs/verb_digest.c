@@ -35,17 +35,9 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     case OPTION_TENSORS:
         arguments->tensors = true;
         return 0;
-    case ARGP_KEY_ARG:
-        if (arguments->path != NULL) {
-            argp_error(state, "give one checkpoint");
-        }
-        arguments->path = argument;
-        return 0;
-    case ARGP_KEY_NO_ARGS:
-        argp_error(state, "give a checkpoint");
-        return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return command_parse_only(key, argument, state, "give one checkpoint", "give a checkpoint",
+                                  &arguments->path);
     }
 }
 

@@ -58,17 +58,9 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         }
         arguments->labels[arguments->label_count++] = argument;
         return 0;
-    case ARGP_KEY_ARG:
-        if (arguments->path != NULL) {
-            argp_error(state, "give one file");
-        }
-        arguments->path = argument;
-        return 0;
-    case ARGP_KEY_NO_ARGS:
-        argp_error(state, "give a patch or a checkpoint");
-        return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return command_parse_only(key, argument, state, "give one file", "give a patch or a checkpoint",
+                                  &arguments->path);
     }
 }
 

@@ -28,17 +28,9 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &arguments->command;
         return 0;
-    case ARGP_KEY_ARG:
-        if (arguments->path != NULL) {
-            argp_error(state, "give one file to write");
-        }
-        arguments->path = argument;
-        return 0;
-    case ARGP_KEY_NO_ARGS:
-        argp_error(state, "say where to write the secret key");
-        return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return command_parse_only(key, argument, state, "give one file to write",
+                                  "say where to write the secret key", &arguments->path);
     }
 }
 
