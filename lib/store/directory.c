@@ -183,18 +183,23 @@ weft_status weft_directory_object(weft_context *context, void *self, const char 
     return WEFT_OK;
 }
 
+static weft_status stat_key(const directory_store *store, weft_context *context, const char *key,
+                            struct stat *info) {
+    char path[PATH_MAX];
+    join_path(store, key, path);
+    int error = stat_object(path, info);
+    return error == 0 ? WEFT_OK : fail_read(context, error, path);
+}
+
 static weft_status directory_head(void *self, weft_context *context, const char *key, uint64_t *size_out,
                                   weft_store_tag *tag_out) {
-    char path[PATH_MAX];
-    join_path(self, key, path);
     struct stat info;
-    int error = stat_object(path, &info);
-    if (error != 0) {
-        return fail_read(context, error, path);
+    weft_status status = stat_key(self, context, key, &info);
+    if (status == WEFT_OK) {
+        *size_out = (uint64_t)info.st_size;
+        make_tag(&info, tag_out);
     }
-    *size_out = (uint64_t)info.st_size;
-    make_tag(&info, tag_out);
-    return WEFT_OK;
+    return status;
 }
 
 /* ---- temporaries ---- */
@@ -650,16 +655,13 @@ static double age_at(const struct timespec *now, const struct stat *info) {
 }
 
 static weft_status directory_age(void *self, weft_context *context, const char *key, double *seconds_out) {
-    char path[PATH_MAX];
-    join_path(self, key, path);
     struct stat info;
-    int error = stat_object(path, &info);
-    if (error != 0) {
-        return fail_read(context, error, path);
+    weft_status status = stat_key(self, context, key, &info);
+    if (status == WEFT_OK) {
+        struct timespec now = store_clock(self);
+        *seconds_out = age_at(&now, &info);
     }
-    struct timespec now = store_clock(self);
-    *seconds_out = age_at(&now, &info);
-    return WEFT_OK;
+    return status;
 }
 
 /* ---- listing ---- */

@@ -141,20 +141,27 @@ static bool unreadable(weft_status status) {
            status == WEFT_UNSUPPORTED || status == WEFT_BASE_MISMATCH || status == WEFT_CHECKSUM_MISMATCH;
 }
 
-static weft_status load_place(weft_replica *replica) {
-    weft_status status =
-        weft_in_place_open(replica->context, replica->path, replica->durable, &replica->place);
+/* The place as it is after an operation on it that ended with `status`; none after a failure. */
+static weft_status load_place_after(weft_replica *replica, weft_status status) {
     if (status == WEFT_OK) {
         status = weft_in_place_load(replica->place);
     }
     if (status != WEFT_OK) {
         weft_in_place_close(replica->place);
         replica->place = NULL;
-        return status;
     }
-    replica->known = true;
-    replica->digest = weft_sums_digest(weft_in_place_sums(replica->place));
-    return WEFT_OK;
+    return status;
+}
+
+static weft_status load_place(weft_replica *replica) {
+    weft_status status =
+        weft_in_place_open(replica->context, replica->path, replica->durable, &replica->place);
+    status = load_place_after(replica, status);
+    if (status == WEFT_OK) {
+        replica->known = true;
+        replica->digest = weft_sums_digest(weft_in_place_sums(replica->place));
+    }
+    return status;
 }
 
 static bool holds(const char *directory, const char *name) {
@@ -216,21 +223,12 @@ static weft_status prepare_file(weft_replica *replica, const weft_patch *patch, 
 
 /* The new file takes the place of the old one, whose lock goes with it. */
 static weft_status commit_file(weft_replica *replica) {
-    weft_status status;
     if (replica->draft == NULL) {
-        status = weft_in_place_commit(replica->place);
-        if (status == WEFT_OK) {
-            status = weft_in_place_load(replica->place);
-        }
-        if (status != WEFT_OK) {
-            weft_in_place_close(replica->place);
-            replica->place = NULL;
-        }
-        return status;
+        return load_place_after(replica, weft_in_place_commit(replica->place));
     }
     weft_in_place_close(replica->place);
     replica->place = NULL;
-    status = weft_checkpoint_finish(replica->draft, replica->durable);
+    weft_status status = weft_checkpoint_finish(replica->draft, replica->durable);
     replica->draft = NULL;
     return status == WEFT_OK ? load_place(replica) : status;
 }
