@@ -179,7 +179,7 @@ static weft_status fetch(gathering *gathering, uint32_t rank, const char *key, u
 }
 
 /* Looks for a rank's payload. That it is not there, of no use, or cannot be read now, is no failure. */
-static weft_status look(gathering *gathering, uint32_t rank) {
+static weft_status look_at_rank(gathering *gathering, uint32_t rank) {
     weft_meeting *meeting = gathering->meeting;
     weft_meeting_key key = weft_meeting_payload_key(meeting, gathering->round, rank);
     uint64_t size;
@@ -314,7 +314,7 @@ static weft_status lead(gathering *gathering) {
     look_back(gathering);
     for (uint32_t rank = 0; rank < meeting->options.ranks && status == WEFT_OK; rank++) {
         if (meeting->places[rank].data == NULL && !meeting->places[rank].refused) {
-            status = look(gathering, rank);
+            status = look_at_rank(gathering, rank);
         }
     }
     if (status != WEFT_OK) {

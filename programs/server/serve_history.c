@@ -215,7 +215,7 @@ static void wait_for_poke(serve_history *history) {
     }
 }
 
-static void *work(void *opaque) {
+static void *history_main(void *opaque) {
     serve_history *history = opaque;
     pthread_mutex_lock(&history->mutex);
     for (;;) {
@@ -240,7 +240,7 @@ bool serve_history_open(serve_history *history, serve_server *server) {
     }
     weft_condition_open(&history->wake);
     pthread_mutex_init(&history->mutex, NULL);
-    bool started = pthread_create(&history->thread, NULL, work, history) == 0;
+    bool started = pthread_create(&history->thread, NULL, history_main, history) == 0;
     if (!started) {
         serve_history_close(history);
     }

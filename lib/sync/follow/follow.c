@@ -248,7 +248,7 @@ static weft_status accept(weft_follow *follow, weft_sync_head *head) {
 }
 
 /* `epoch` is that of the key it lay under, or 0. A head under another's name is as good as damaged. */
-static weft_status take(weft_follow *follow, const uint8_t *data, size_t size, uint64_t epoch) {
+static weft_status take_head(weft_follow *follow, const uint8_t *data, size_t size, uint64_t epoch) {
     weft_sync_head head;
     const char *url = weft_store_url(follow->store);
     weft_status status = weft_sync_head_parse(follow->context, url, data, size, follow->trusted, &head);
@@ -280,7 +280,7 @@ static weft_status look_at(weft_follow *follow, uint64_t epoch, bool again) {
     if (status != WEFT_OK) {
         return status;
     }
-    status = take(follow, data, size, epoch);
+    status = take_head(follow, data, size, epoch);
     if (status >= 0) {
         follow->tag = tag;
     }
@@ -296,7 +296,7 @@ static weft_status look_first(weft_follow *follow) {
         return status;
     }
     weft_sync_head_close(&head, follow->context);
-    return take(follow, stored.data, stored.size, stored.epoch);
+    return take_head(follow, stored.data, stored.size, stored.epoch);
 }
 
 /* The head of the epoch that was seen last, then those of later ones, each checked before the next is asked
@@ -361,7 +361,7 @@ weft_status weft_follow_watch(weft_follow *follow, uint64_t after, double second
         return status;
     }
     follow->tag = (weft_store_tag){""};
-    status = take(follow, data, size, 0);
+    status = take_head(follow, data, size, 0);
     /* what was damaged on its way is asked for again; and a claim leads to what it repeats */
     return status == WEFT_CHECKSUM_MISMATCH || status == WEFT_MORE ? weft_follow_look(follow) : status;
 }

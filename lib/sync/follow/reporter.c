@@ -72,7 +72,7 @@ static weft_status put_report(weft_reporter *reporter, const weft_follower *foll
 }
 
 /* Called with the lock, which is not held while the store works. */
-static void send(weft_reporter *reporter) {
+static void send_report(weft_reporter *reporter) {
     reporter->follower.milliseconds = weft_clock_date();
     forget_old_error(&reporter->follower);
     reporter->news = false;
@@ -96,12 +96,12 @@ static void *reporter_main(void *argument) {
         } else if (weft_clock_now() < due) {
             weft_condition_wait(&reporter->changed, &reporter->mutex, due);
         } else {
-            send(reporter);
+            send_report(reporter);
         }
     }
     if (reporter->told && !reporter->refused && reporter->failures == 0) {
         snprintf(reporter->follower.state, sizeof reporter->follower.state, "ended");
-        send(reporter);
+        send_report(reporter);
     }
     reporter->ended = true;
     pthread_cond_broadcast(&reporter->changed);

@@ -73,8 +73,8 @@ struct weft_subscriber {
     bool telling;            /* the caller's phase function runs */
 };
 
-static void report(weft_subscriber *subscriber, weft_sync_phase phase, uint64_t version, double seconds,
-                   uint64_t bytes) {
+static void report_phase(weft_subscriber *subscriber, weft_sync_phase phase, uint64_t version,
+                         double seconds, uint64_t bytes) {
     if (subscriber->options.phase != NULL) {
         subscriber->telling = true;
         subscriber->options.phase(subscriber->options.phase_opaque, phase, version, seconds, bytes);
@@ -84,7 +84,7 @@ static void report(weft_subscriber *subscriber, weft_sync_phase phase, uint64_t 
 }
 
 /* Lets others know, if they are to. */
-static void tell(const weft_subscriber *subscriber, const char *state, bool news) {
+static void tell_reporter(const weft_subscriber *subscriber, const char *state, bool news) {
     if (subscriber->reporter != NULL) {
         weft_subscriber_info info = weft_subscriber_describe(subscriber);
         const char *run = subscriber->follow.seen ? subscriber->follow.head.run : "";
@@ -100,7 +100,7 @@ static weft_status tell_outcome(const weft_subscriber *subscriber, weft_status s
         const char *text = weft_context_error(subscriber->context);
         weft_reporter_error(subscriber->reporter, text[0] != '\0' ? text : weft_status_name(status));
     }
-    tell(subscriber, failed ? "failed" : state, failed || news);
+    tell_reporter(subscriber, failed ? "failed" : state, failed || news);
     return status;
 }
 
@@ -290,7 +290,7 @@ weft_status weft_subscriber_open_layout(weft_context *context, weft_store *store
 
 /* ---- looking ---- */
 
-static weft_status look(weft_subscriber *subscriber) {
+static weft_status look_at_head(weft_subscriber *subscriber) {
     weft_status status = weft_follow_look(&subscriber->follow);
     if (status >= 0) {
         subscriber->looked = true;
@@ -328,11 +328,11 @@ static weft_status await_news(weft_subscriber *subscriber, double seconds) {
         double rest = (seconds < pause ? seconds : pause) - (weft_clock_now() - start);
         status = rest > 0 ? weft_clock_sleep(subscriber->context, rest) : WEFT_OK;
     }
-    return status >= 0 ? look(subscriber) : status;
+    return status >= 0 ? look_at_head(subscriber) : status;
 }
 
 weft_status weft_subscriber_look(weft_subscriber *subscriber, uint64_t *newest_out) {
-    weft_status status = look(subscriber);
+    weft_status status = look_at_head(subscriber);
     if (status >= 0) {
         *newest_out = subscriber->follow.seen ? subscriber->follow.head.newest.version : 0;
     }
@@ -360,7 +360,7 @@ static weft_status wait_for_news(weft_subscriber *subscriber, double seconds, ui
     double start = weft_clock_now();
     /* where the store can wait, that tells all that a look would */
     bool watched = subscriber->follow.seen && !subscriber->follow.polls;
-    weft_status status = watched ? WEFT_MORE : look(subscriber);
+    weft_status status = watched ? WEFT_MORE : look_at_head(subscriber);
     while (!behind(subscriber) && (status >= 0 || status == WEFT_NOT_FOUND)) {
         double left = start + seconds - weft_clock_now();
         if (!(left > 0)) { /* a time that is no number is over, too */
@@ -371,7 +371,8 @@ static weft_status wait_for_news(weft_subscriber *subscriber, double seconds, ui
     if (status < 0) {
         return status;
     }
-    report(subscriber, WEFT_SYNC_WAIT, subscriber->follow.head.newest.version, weft_clock_now() - start, 0);
+    report_phase(subscriber, WEFT_SYNC_WAIT, subscriber->follow.head.newest.version,
+                 weft_clock_now() - start, 0);
     if (version_out != NULL) {
         *version_out = subscriber->follow.head.newest.version;
     }
@@ -396,7 +397,7 @@ weft_status weft_subscriber_wait(weft_subscriber *subscriber, double seconds, ui
     if (entered != WEFT_OK) {
         return entered;
     }
-    tell(subscriber, "waiting", false);
+    tell_reporter(subscriber, "waiting", false);
     return tell_outcome(subscriber, wait_for_news(subscriber, seconds, version_out), "waiting", false);
 }
 
@@ -406,7 +407,7 @@ static weft_status choose_target(weft_subscriber *subscriber, uint64_t version, 
     weft_follow *follow = &subscriber->follow;
     weft_context *context = subscriber->context;
     const char *url = weft_store_url(subscriber->store);
-    weft_status status = subscriber->looked ? WEFT_OK : look(subscriber);
+    weft_status status = subscriber->looked ? WEFT_OK : look_at_head(subscriber);
     if (status < 0) {
         return status;
     }
@@ -529,7 +530,7 @@ static weft_status plan_from_newest(weft_subscriber *subscriber, uint64_t versio
     weft_status status = plan(subscriber, version);
     while (status == WEFT_NOT_FOUND) {
         weft_failure failure = weft_failure_keep(subscriber->context, status);
-        weft_status looked = look(subscriber);
+        weft_status looked = look_at_head(subscriber);
         if (looked != WEFT_OK) {
             return looked < 0 ? looked : weft_failure_tell(subscriber->context, &failure);
         }
@@ -573,17 +574,17 @@ static weft_status audit(weft_subscriber *subscriber, const weft_route_step *ste
     }
     double start = weft_clock_now();
     weft_status status = weft_replica_audit(&subscriber->replica, subscriber->options.audit_bytes);
-    report(subscriber, WEFT_SYNC_VERIFY, step->record.version, weft_clock_now() - start,
-           subscriber->options.audit_bytes);
+    report_phase(subscriber, WEFT_SYNC_VERIFY, step->record.version, weft_clock_now() - start,
+                 subscriber->options.audit_bytes);
     return status;
 }
 
 static void note_fetch(weft_subscriber *subscriber, const weft_route_step *step, double start) {
     weft_fetch_stats stats = weft_fetch_describe(subscriber->fetch);
     subscriber->info.healed += stats.damaged;
-    report(subscriber, WEFT_SYNC_FETCH, step->record.version, stats.last - start, stats.bytes);
-    report(subscriber, WEFT_SYNC_DECODE, step->record.version, weft_clock_now() - stats.last,
-           step->object.bytes);
+    report_phase(subscriber, WEFT_SYNC_FETCH, step->record.version, stats.last - start, stats.bytes);
+    report_phase(subscriber, WEFT_SYNC_DECODE, step->record.version, weft_clock_now() - stats.last,
+                 step->object.bytes);
 }
 
 static weft_status run_step(weft_subscriber *subscriber, const weft_route_step *step) {
@@ -734,7 +735,7 @@ weft_status weft_subscriber_prepare(weft_subscriber *subscriber, uint64_t versio
     if (entered != WEFT_OK) {
         return entered;
     }
-    tell(subscriber, "fetching", false);
+    tell_reporter(subscriber, "fetching", false);
     weft_status status = prepare(subscriber, version);
     bool prepared = subscriber->prepared;
     return tell_outcome(subscriber, status, prepared ? "prepared" : "waiting", !prepared);
@@ -763,7 +764,7 @@ static weft_status commit(weft_subscriber *subscriber) {
         weft_route_clear(&subscriber->route);
         return status;
     }
-    report(subscriber, WEFT_SYNC_COMMIT, step->record.version, seconds, step->record.changed);
+    report_phase(subscriber, WEFT_SYNC_COMMIT, step->record.version, seconds, step->record.changed);
     note_commit(subscriber, step, seconds);
     subscriber->route.next++;
     /* the patch stays open: live memory may be rolled back yet */

@@ -154,7 +154,7 @@ static weft_status collect_all(const collection *c, bool *answered) {
     }
 }
 
-static weft_status collect(const collection *c) {
+static weft_status collect_answers(const collection *c) {
     weft_parts *parts = &c->lead->parts;
     bool *answered = weft_allocate_zeroed(parts->context, parts->count, sizeof *answered);
     if (answered == NULL) {
@@ -308,7 +308,7 @@ static weft_status gather_members(gathering *g, weft_baseline *baseline, uint64_
     }
     if (status == WEFT_OK) {
         const collection answers = {lead, call.name, true, read_holding, g};
-        status = collect(&answers);
+        status = collect_answers(&answers);
     }
     if (status == WEFT_OK) {
         status = make_roll(g);
@@ -616,7 +616,7 @@ static weft_status make_parts(making *m, weft_baseline *baseline, weft_parts_mad
     status = check_manifest(m, 0);
     if (status == WEFT_OK) {
         const collection answers = {lead, m->call.name, false, read_manifest, m};
-        status = collect(&answers);
+        status = collect_answers(&answers);
     }
     return status;
 }

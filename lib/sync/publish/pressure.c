@@ -70,8 +70,8 @@ static bool is_awaited(const weft_pressure *pressure) {
 }
 
 /* WEFT_MORE: somebody is to be waited for, or that could not be found out just now. */
-static weft_status look(weft_pressure *pressure, weft_context *context, weft_store *store,
-                        const weft_sync_head *head, uint64_t max_lag) {
+static weft_status look_at_followers(weft_pressure *pressure, weft_context *context, weft_store *store,
+                                     const weft_sync_head *head, uint64_t max_lag) {
     weft_fleet fleet;
     weft_head_info info = weft_fleet_head(head);
     const weft_fleet_options options = {.head = &info};
@@ -110,13 +110,13 @@ weft_status weft_pressure_wait(weft_pressure *pressure, weft_context *context, w
         return WEFT_OK;
     }
     weft_progress_begin(context, "wait for followers", 0);
-    weft_status status = look(pressure, context, store, head, options->max_lag);
+    weft_status status = look_at_followers(pressure, context, store, head, options->max_lag);
     double left = start + patience - weft_clock_now();
     while (status == WEFT_MORE && left > 0) {
         double pause = weft_clock_backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, looks++);
         status = weft_clock_sleep(context, pause < left ? pause : left);
         if (status == WEFT_OK) {
-            status = look(pressure, context, store, head, options->max_lag);
+            status = look_at_followers(pressure, context, store, head, options->max_lag);
         }
         left = start + patience - weft_clock_now();
     }

@@ -333,7 +333,7 @@ static void print_text(const stats_arguments *arguments, weft_survey *survey, co
     }
 }
 
-static int report(stats_arguments *arguments, const weft_model models[2], weft_survey *survey) {
+static int report_survey(stats_arguments *arguments, const weft_model models[2], weft_survey *survey) {
     weft_command *command = &arguments->command;
     profile_cost costs[2] = {{0}};
     for (int i = 0; arguments->profiles && i < 2; i++) {
@@ -364,7 +364,7 @@ static int run(void *input) {
         code = survey_run(command, weft_checkpoint_table(models[0].checkpoint),
                           weft_checkpoint_table(models[1].checkpoint), &survey);
         if (code == EXIT_DONE) {
-            code = report(arguments, models, &survey);
+            code = report_survey(arguments, models, &survey);
             survey_close(&survey);
         }
     }

@@ -89,7 +89,7 @@ static void fail_follower(follower *follower, weft_status status) {
     pthread_mutex_unlock(&crowd->lock);
 }
 
-static void tell(crowd *crowd, uint64_t version) {
+static void tell_crowd(crowd *crowd, uint64_t version) {
     pthread_mutex_lock(&crowd->lock);
     if (version == crowd->awaited && ++crowd->arrived == crowd->count) {
         pthread_cond_broadcast(&crowd->moved);
@@ -115,7 +115,7 @@ static weft_status follow_once(follower *follower) {
         if (info.version >= 2 && info.version < crowd->versions + 2) {
             follower->arrivals[info.version - 2] = (arrival){now, info.digest};
         }
-        tell(crowd, info.version);
+        tell_crowd(crowd, info.version);
     }
     return status;
 }
@@ -350,7 +350,7 @@ static int check_weights(crowd *crowd) {
     return EXIT_DONE;
 }
 
-static int collect(crowd *crowd) {
+static int collect_crowd(crowd *crowd) {
     fleet_crowd_results *results = crowd->results;
     uint64_t arrived = 0;
     double *seconds = calloc(crowd->count * crowd->versions, sizeof *seconds);
@@ -479,7 +479,7 @@ int bench_fleet_crowd(sync_bench *bench, const fleet_origin *origin, fleet_crowd
         join_followers(&crowd);
     }
     if (code == EXIT_DONE) {
-        code = collect(&crowd);
+        code = collect_crowd(&crowd);
     }
     close_crowd(&crowd);
     return code;

@@ -43,7 +43,7 @@ static bool is_stopped(sync_line *line) {
     return stopped;
 }
 
-static void tell(sync_line *line, uint64_t version, bool stopped) {
+static void tell_line(sync_line *line, uint64_t version, bool stopped) {
     pthread_mutex_lock(&line->lock);
     line->committed = version > line->committed ? version : line->committed;
     line->stopped = line->stopped || stopped;
@@ -69,7 +69,7 @@ static weft_status follow_once(sync_line *line) {
         if (version >= 2 && version < line->versions + 2) {
             line->ended[version - 2] = now;
         }
-        tell(line, version, false);
+        tell_line(line, version, false);
     }
     return status;
 }
@@ -82,7 +82,7 @@ static void *follow(void *opaque) {
     }
     if (status != WEFT_OK) {
         line->worker_code = sync_fail(line->bench, line->pair.worker_context, status);
-        tell(line, 0, true);
+        tell_line(line, 0, true);
     }
     return NULL;
 }
@@ -90,7 +90,7 @@ static void *follow(void *opaque) {
 /* Its exit code. */
 static int join_worker(sync_line *line) {
     if (line->running) {
-        tell(line, 0, true);
+        tell_line(line, 0, true);
         pthread_join(line->worker, NULL);
         line->running = false;
     }
@@ -99,7 +99,7 @@ static int join_worker(sync_line *line) {
 
 /* ---- the trainer ---- */
 
-static void await(sync_line *line, uint64_t version) {
+static void await_version(sync_line *line, uint64_t version) {
     enum { PATIENCE_SECONDS = 10 };
     double end = weft_clock_now() + PATIENCE_SECONDS;
     bool in_time = true;
@@ -120,7 +120,7 @@ int sync_line_step(sync_line *line) {
     }
     line->sums.requests_up += (double)result.requests;
     line->sums.bytes_up += (double)result.uploaded_bytes;
-    await(line, result.version);
+    await_version(line, result.version);
     return is_stopped(line) ? join_worker(line) : sync_go_on(line->bench);
 }
 
@@ -132,7 +132,7 @@ static bool count_anchor(void *opaque, const weft_log_entry *entry) {
     return true;
 }
 
-static int collect(sync_line *line, sync_latency_results *results) {
+static int collect_latencies(sync_line *line, sync_latency_results *results) {
     double versions = (double)line->made, *seconds = line->begun;
     weft_subscriber_info after = weft_subscriber_describe(line->pair.subscriber);
     uint64_t arrived = 0;
@@ -167,7 +167,7 @@ int sync_line_finish(sync_line *line, sync_latency_results *results) {
     if (code == EXIT_DONE) {
         code = sync_pair_compare(&line->pair);
     }
-    return code == EXIT_DONE ? collect(line, results) : code;
+    return code == EXIT_DONE ? collect_latencies(line, results) : code;
 }
 
 void sync_line_close(sync_line *line) {
