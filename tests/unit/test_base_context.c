@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * test_base_context.c: status names and numbers, a context's options and defaults, its memory under
- * failure, its error text, what it makes of strangers' numbers, and progress with cancelling.
+ * failure, its error text, pauses and waits, what it makes of strangers' numbers, and progress with
+ * cancelling.
  */
+#include "../../lib/base/clock.h"
 #include "../../lib/base/context.h"
 #include "../../lib/base/cpu.h"
 #include "../../lib/base/pool.h"
@@ -218,6 +220,52 @@ static void test_error_text(void **state) {
     weft_context_destroy(context);
 }
 
+static void test_failure_is_put_aside(void **state) {
+    (void)state;
+    weft_context *context;
+    assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
+    weft_fail(context, WEFT_MALFORMED, "the first");
+    weft_failure failure = weft_failure_keep(context, WEFT_MALFORMED);
+    weft_fail(context, WEFT_IO_FAILED, "another");
+    assert_int_equal(weft_failure_tell(context, &failure), WEFT_MALFORMED);
+    assert_string_equal(weft_context_error(context), "the first");
+    failure = weft_failure_keep(context, WEFT_OK);
+    weft_fail(context, WEFT_IO_FAILED, "another");
+    assert_int_equal(weft_failure_tell(context, &failure), WEFT_OK);
+    assert_string_equal(weft_context_error(context), "another");
+    weft_fail(context, WEFT_IO_FAILED, "because of %s, %s", weft_context_error(context), "it failed");
+    assert_string_equal(weft_context_error(context), "because of another, it failed");
+    weft_context_destroy(context);
+}
+
+static void test_pauses_double(void **state) {
+    (void)state;
+    const double expected[] = {0.1, 0.1, 0.2, 0.4, 0.8, 1, 1};
+    for (unsigned i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        assert_true(weft_clock_backoff(0.1, 1, i) == expected[i]);
+    }
+    assert_true(weft_clock_backoff(2, 1, UINT_MAX) == 1);
+    for (int i = 0; i < 100; i++) {
+        double factor = weft_clock_jitter();
+        assert_true(factor >= 0.5 && factor <= 1);
+    }
+}
+
+static void test_waits_end(void **state) {
+    (void)state;
+    pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t condition;
+    weft_condition_open(&condition);
+    pthread_mutex_lock(&mutex);
+    double start = weft_clock_now();
+    while (weft_condition_wait(&condition, &mutex, start + 0.05)) {
+    }
+    assert_true(weft_clock_now() >= start + 0.05);
+    assert_false(weft_condition_wait(&condition, &mutex, 0));
+    pthread_mutex_unlock(&mutex);
+    pthread_cond_destroy(&condition);
+}
+
 static void test_error_of_the_system(void **state) {
     (void)state;
     faults faults = {0};
@@ -427,6 +475,9 @@ int main(void) {
         cmocka_unit_test(test_memory_runs_out),
         cmocka_unit_test(test_sizes_that_overflow),
         cmocka_unit_test(test_error_text),
+        cmocka_unit_test(test_failure_is_put_aside),
+        cmocka_unit_test(test_pauses_double),
+        cmocka_unit_test(test_waits_end),
         cmocka_unit_test(test_error_of_the_system),
         cmocka_unit_test(test_answers),
         cmocka_unit_test(test_progress_is_throttled),

@@ -75,7 +75,9 @@ static void test_urls(void **state) {
     snprintf(url, sizeof(url), "file://%s/", scratch_path(&place, "store"));
     expect(weft_store_open(context, url, NULL, &other), WEFT_OK, "");
     assert_string_equal(weft_store_url(other), url);
-    assert_true(weft_store_traits_of(other).conditional);
+    weft_store_traits traits = weft_store_traits_of(other);
+    assert_string_equal(traits.directory, scratch_path(&place, "store"));
+    assert_true(traits.conditional && !traits.paid && traits.poll_seconds == 0.02);
     weft_store_get_request request = {.key = "a/b", .length = 63, .buffer = text};
     weft_store_get_result result;
     expect(weft_store_get(context, other, &request, &result), WEFT_OK, "");

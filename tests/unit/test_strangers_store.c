@@ -562,6 +562,9 @@ static void test_tables(void **state) {
     const weft_store_get_request request = {.key = "object", .length = sizeof buffer, .buffer = buffer};
     assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
     assert_int_equal(weft_store_create(context, "liar://", &liar_operations, &liar, &store), WEFT_OK);
+    weft_store_traits traits = weft_store_traits_of(store); /* of a table that does not tell */
+    assert_true(traits.directory == NULL && traits.poll_seconds == 0.5 && !traits.paid &&
+                !traits.conditional);
     for (size_t i = 0; i < STRANGER_NUMBERS; i++) {
         int number = stranger_numbers[i];
         weft_status meaning = stranger_meaning(number);
