@@ -194,14 +194,6 @@ static void follow_head(serve_history *history) {
 
 /* ---- the thread ---- */
 
-static bool is_open(void *opaque, const char *phase, uint64_t done, uint64_t total) {
-    serve_history *history = opaque;
-    (void)phase;
-    (void)done;
-    (void)total;
-    return !atomic_load(&history->closing);
-}
-
 /* Waits, with the lock, for a poke or the end; after a failure, for a while only. */
 static void wait_for_poke(serve_history *history) {
     double end = weft_clock_now() + RETRY_SECONDS;
@@ -234,7 +226,8 @@ static void *history_main(void *opaque) {
 
 bool serve_history_open(serve_history *history, serve_server *server) {
     *history = (serve_history){.server = server};
-    weft_context_options options = {.threads = 1, .progress = is_open, .progress_opaque = history};
+    weft_context_options options = {
+        .threads = 1, .progress = weft_thread_keep_on, .progress_opaque = &history->closing};
     if (weft_context_create(&options, &history->context) != WEFT_OK) {
         return false;
     }

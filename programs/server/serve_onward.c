@@ -7,6 +7,7 @@
  * their order. When it cannot keep up, those of further followers are left out: the next report of each
  * tries again. Closing cancels what is under way.
  */
+#include "../../lib/base/clock.h"
 #include "serve.h"
 
 #include <stdlib.h>
@@ -20,14 +21,6 @@ struct serve_errand {
     char data[WEFT_REPORT_MAX];
     size_t size;
 };
-
-static bool is_wanted(void *opaque, const char *phase, uint64_t done, uint64_t total) {
-    serve_onward *onward = opaque;
-    (void)phase;
-    (void)done;
-    (void)total;
-    return !atomic_load(&onward->closing);
-}
 
 /* That of the same follower, or a new one at the end; NULL if there is no room. */
 static serve_errand *find_errand(serve_onward *onward, const char *key) {
@@ -95,7 +88,8 @@ static void release(serve_onward *onward) {
 
 bool serve_onward_open(serve_onward *onward, serve_server *server) {
     *onward = (serve_onward){.server = server};
-    weft_context_options options = {.threads = 1, .progress = is_wanted, .progress_opaque = onward};
+    weft_context_options options = {
+        .threads = 1, .progress = weft_thread_keep_on, .progress_opaque = &onward->closing};
     if (weft_context_create(&options, &onward->context) != WEFT_OK) {
         return false;
     }
