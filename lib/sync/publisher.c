@@ -78,9 +78,8 @@ struct weft_publisher {
     weft_parts_rank *rank; /* another part: of all the above only context, view, store and options count */
     weft_merger *merger;   /* NULL: no leaps are made */
     weft_anchor_job *job;
-    weft_status anchor_status;
-    char anchor_text[256];
-    bool unnamed; /* there is an anchor or a leap that no page names yet */
+    weft_failure anchor_failure; /* of the last anchor */
+    bool unnamed;                /* there is an anchor or a leap that no page names yet */
 };
 
 /* ---- small things ---- */
@@ -640,10 +639,9 @@ static weft_status take_anchor(weft_publisher *publisher, const weft_anchor *anc
 
 /* An anchor that does not have the digest of its version was made of a copy that has drifted: nothing is
  * believed of it, and the next version comes whole. */
-static void note_anchor(weft_publisher *publisher) {
-    snprintf(publisher->anchor_text, sizeof publisher->anchor_text, "%s",
-             publisher->anchor_status != WEFT_OK ? weft_context_error(publisher->context) : "");
-    if (publisher->anchor_status == WEFT_DIGEST_MISMATCH) {
+static void note_anchor(weft_publisher *publisher, weft_status status) {
+    publisher->anchor_failure = weft_failure_keep(publisher->context, status);
+    if (status == WEFT_DIGEST_MISMATCH) {
         if (publisher->merger != NULL) {
             weft_merger_yield(publisher->merger);
         }
@@ -658,12 +656,9 @@ static void collect_anchor(weft_publisher *publisher, bool wait) {
         return;
     }
     weft_anchor anchor;
-    publisher->anchor_status = weft_anchor_join(publisher->context, publisher->job, &anchor);
+    weft_status status = weft_anchor_join(publisher->context, publisher->job, &anchor);
     publisher->job = NULL;
-    if (publisher->anchor_status == WEFT_OK) {
-        publisher->anchor_status = take_anchor(publisher, &anchor);
-    }
-    note_anchor(publisher);
+    note_anchor(publisher, status == WEFT_OK ? take_anchor(publisher, &anchor) : status);
 }
 
 static bool anchor_due(const weft_publisher *publisher) {
@@ -806,10 +801,7 @@ weft_status weft_publisher_settle(weft_publisher *publisher) {
     if (status == WEFT_OK && publisher->unnamed && !publisher->claim.fenced) {
         status = rewrite_page(publisher);
     }
-    if (status == WEFT_OK && publisher->anchor_status != WEFT_OK) {
-        status = weft_fail(publisher->context, publisher->anchor_status, "%s", publisher->anchor_text);
-    }
-    return status;
+    return status == WEFT_OK ? weft_failure_tell(publisher->context, &publisher->anchor_failure) : status;
 }
 
 /* ---- publishing ---- */
@@ -959,9 +951,8 @@ weft_status weft_publisher_publish(weft_publisher *publisher, const char *const 
     if (due) {
         bool background = publisher->options.anchors_in_background && publisher->baseline.path == NULL &&
                           publisher->lead == NULL;
-        publisher->anchor_status =
-            background ? start_anchor(publisher) : write_anchor_now(publisher, &result.anchor_bytes);
-        note_anchor(publisher);
+        note_anchor(publisher, background ? start_anchor(publisher)
+                                          : write_anchor_now(publisher, &result.anchor_bytes));
     }
     if (result_out != NULL) {
         *result_out = result;

@@ -48,8 +48,7 @@ struct weft_anchor_job {
     pthread_t thread;
     atomic_bool done;
     atomic_bool stopping;
-    weft_status status;
-    char text[512];
+    weft_failure failure;
     weft_anchor anchor;
 };
 
@@ -119,8 +118,8 @@ static void *anchor_main(void *argument) {
     weft_anchor_job *job = argument;
     /* on Linux this is the thread alone: training goes first */
     setpriority(PRIO_PROCESS, 0, 10);
-    job->status = write_anchor(job);
-    snprintf(job->text, sizeof job->text, "%s", weft_context_error(job->context));
+    weft_status status = write_anchor(job);
+    job->failure = weft_failure_keep(job->context, status);
     weft_anchor_collect(job->context, job->task.store, job->task.options);
     atomic_store(&job->done, true);
     return NULL;
@@ -157,10 +156,10 @@ bool weft_anchor_done(weft_anchor_job *job) {
 
 weft_status weft_anchor_join(weft_context *context, weft_anchor_job *job, weft_anchor *anchor) {
     weft_thread_join(context, job->thread, &job->stopping);
-    weft_status status = job->status;
+    weft_status status = job->failure.status;
     *anchor = job->anchor;
     if (status != WEFT_OK) {
-        status = weft_fail(context, status, "an anchor could not be written: %s", job->text);
+        status = weft_fail(context, status, "an anchor could not be written: %s", job->failure.text);
     }
     weft_context_destroy(job->context);
     weft_release(context, job);
