@@ -13,7 +13,6 @@
 #include "meeting.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 /* Between the first looks, in seconds: ranks that run in step need not wait long for each other. */

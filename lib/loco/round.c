@@ -7,8 +7,6 @@
 #include "loco.h"
 #include "snapshot.h"
 
-#include <stdio.h>
-
 /* Leaves a snapshot if one is due. Without it nothing but the way back gets longer. */
 static void leave_snapshot(weft_loco *loco, const weft_loco_exchange *exchange) {
     if (exchange->snapshot_due == NULL || exchange->snapshot_put == NULL ||

@@ -25,7 +25,6 @@
 #include "publish/merger.h"
 #include "publish/pressure.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

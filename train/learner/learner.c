@@ -8,7 +8,6 @@
 #include "../../lib/base/context.h"
 #include "../files.h"
 
-#include <stdio.h>
 #include <string.h>
 
 enum { RECENT = 20, GC_STEPS = 16 };

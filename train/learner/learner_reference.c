@@ -12,7 +12,6 @@
 #include "../files.h"
 #include "learning.h"
 
-#include <stdio.h>
 #include <string.h>
 
 /* ---- how it learns ---- */

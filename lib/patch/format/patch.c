@@ -7,8 +7,6 @@
 #include "../../base/status.h"
 #include "stream.h"
 
-#include <stdio.h>
-
 static weft_status read_source(weft_context *context, const weft_source *source, uint64_t offset,
                                void *data, size_t size) {
     if (offset > source->size || size > source->size - offset) {

@@ -7,7 +7,6 @@
 #include "../../base/clock.h"
 #include "../../base/context.h"
 
-#include <stdio.h>
 #include <string.h>
 
 static weft_status fetch_visible(weft_context *context, weft_store *store, const weft_blob *blob,

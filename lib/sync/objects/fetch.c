@@ -17,7 +17,6 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 
 enum { LOADERS = 4, DAMAGE_ATTEMPTS = 3 };

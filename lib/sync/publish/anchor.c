@@ -8,7 +8,6 @@
 #include "../../base/context.h"
 
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 
