@@ -144,12 +144,14 @@ static weft_status check_process(weft_context *context, const weft_store *store)
     return store->process == 0 ? WEFT_OK : weft_process_check(context, store->process, "this store");
 }
 
+static weft_status check_call(weft_context *context, const weft_store *store, const char *key) {
+    weft_status status = check_process(context, store);
+    return status == WEFT_OK ? check_key(context, key) : status;
+}
+
 weft_status weft_store_get(weft_context *context, weft_store *store, const weft_store_get_request *request,
                            weft_store_get_result *result_out) {
-    weft_status status = check_process(context, store);
-    if (status == WEFT_OK) {
-        status = check_key(context, request->key);
-    }
+    weft_status status = check_call(context, store, request->key);
     if (status != WEFT_OK) {
         return status;
     }
@@ -342,10 +344,7 @@ weft_status weft_store_put_message(weft_context *context, weft_store *store, con
 
 weft_status weft_store_head(weft_context *context, weft_store *store, const char *key, uint64_t *size_out,
                             weft_store_tag *tag_out) {
-    weft_status status = check_process(context, store);
-    if (status == WEFT_OK) {
-        status = check_key(context, key);
-    }
+    weft_status status = check_call(context, store, key);
     if (status != WEFT_OK) {
         return status;
     }
@@ -367,10 +366,7 @@ weft_status weft_store_head(weft_context *context, weft_store *store, const char
 }
 
 weft_status weft_store_remove(weft_context *context, weft_store *store, const char *key) {
-    weft_status status = check_process(context, store);
-    if (status == WEFT_OK) {
-        status = check_key(context, key);
-    }
+    weft_status status = check_call(context, store, key);
     if (status != WEFT_OK) {
         return status;
     }
@@ -452,10 +448,7 @@ weft_status weft_store_list(weft_context *context, weft_store *store, const char
 }
 
 weft_status weft_store_age(weft_context *context, weft_store *store, const char *key, double *seconds_out) {
-    weft_status status = check_process(context, store);
-    if (status == WEFT_OK) {
-        status = check_key(context, key);
-    }
+    weft_status status = check_call(context, store, key);
     if (status != WEFT_OK) {
         return status;
     }
