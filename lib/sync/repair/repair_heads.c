@@ -152,8 +152,7 @@ static weft_status read_head(weft_repair *repair, uint64_t epoch, weft_repair_he
     weft_context *context = repair->context;
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
-    double pause = 0.02;
-    for (int i = 0; i < HEAD_ATTEMPTS; i++) {
+    for (unsigned i = 0; i < HEAD_ATTEMPTS; i++) {
         weft_hash hash;
         weft_status status =
             weft_sync_head_read(context, repair->store, epoch, NULL, data, &size, &found->tag);
@@ -185,8 +184,8 @@ static weft_status read_head(weft_repair *repair, uint64_t epoch, weft_repair_he
                 weft_store_url(repair->store), (unsigned long long)epoch);
         }
         found->hash = hash;
-        status = i + 1 < HEAD_ATTEMPTS ? weft_clock_sleep(context, pause) : WEFT_OK;
-        pause *= 2;
+        bool last = i + 1 == HEAD_ATTEMPTS;
+        status = last ? WEFT_OK : weft_clock_sleep(context, weft_clock_backoff(0.02, 1, i + 1));
         if (status != WEFT_OK) {
             return status;
         }
