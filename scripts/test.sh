@@ -129,9 +129,9 @@ begin_build release all
 run_stage 'asan all' build --parallel $((3 * processors))
 [ -z "$WEFT_TEST_MEMORY" ] || export TMPDIR=$WEFT_TEST_MEMORY
 # the cases of a sweep differ in what fails; the release does them all
-WEFT_TEST_STRIDE=3 run_stage 'tsan unit_tests weft weft_shared store_tool' build/asan --parallel $((2 * processors)) \
+WEFT_TEST_STRIDE=5 run_stage 'tsan unit_tests weft weft_shared store_tool' build/asan --parallel $((2 * processors)) \
     --label-regex '^(unit|fuzz|cli|python)$' --label-exclude '^slow$' --exclude-regex "$waiting"
-WEFT_TEST_STRIDE=5 run_stage 'clang all' build/tsan --parallel $((processors + 1)) \
+WEFT_TEST_STRIDE=10 run_stage 'clang all' build/tsan --parallel $((processors + 1)) \
     --tests-regex "$threaded" --label-exclude '^slow$' --exclude-regex "$single|$forking"
 end_build
 

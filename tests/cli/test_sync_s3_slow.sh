@@ -59,20 +59,27 @@ all_ended() {
 trap end_runs EXIT
 begin_s3
 
-suites='damage live fleet'
-commands=keys
-if [ "$s3_heeds" -eq 1 ] && [ -z "$WEFT_SOAK" ]; then
-    # several writers are told apart by conditions
-    suites="$suites writers"
-    commands="$commands publish"
-fi
+# What conditions make no difference to runs on one of the services, and what tells writers apart on the one that heeds
+# them; with WEFT_SOAK everything runs on both.
 if [ -n "$WEFT_SOAK" ]; then
-    suites="$suites faults writers lies"
-    commands="$commands publish follow faults"
+    suites='damage live fleet faults writers lies'
+    commands='keys publish follow faults'
+    pauses='publish others'
     WEFT_TEST_RELAY=before on_s3 proxied-relay /usr/bin/python3 -B "$cli/../python/test_sync_proxy.py"
+elif [ "$s3_heeds" -eq 1 ]; then
+    suites='damage live fleet writers'
+    commands='keys publish'
+    pauses='publish others'
+else
+    suites=
+    commands=
+    pauses=publish
+    pauses_stride=120
 fi
-WEFT_TEST_RELAY=1 on_s3 relayed "$build/tests/test_sync_live"
-for suite in publish others; do
+if [ -n "$WEFT_SOAK" ] || [ "$s3_heeds" -eq 0 ]; then
+    WEFT_TEST_RELAY=1 on_s3 relayed "$build/tests/test_sync_live"
+fi
+for suite in $pauses; do
     WEFT_TEST_STRIDE=$pauses_stride on_s3 "pauses-$suite" "$build/tests/test_pauses_$suite"
 done
 for suite in $suites; do
