@@ -158,7 +158,7 @@ WEFT_API weft_kv_view weft_kv_cache_view(const weft_kv_cache *cache);
  * bit for bit, what it is without correction. All of it is the same on any processor.
  *
  * Ratios are clamped to exp(-20) ... exp(20); slopes beyond are 0.
- * doc/ARCHITECTURE.md has the formulas, and a table of what verl and slime call each option. */
+ * doc/architecture/rollout.md has the formulas, and a table of what verl and slime call each option. */
 
 /* Sequences one behind another: sequence s is tokens starts[s] to starts[s + 1], without the end, of every
  * array that holds something of each token. */

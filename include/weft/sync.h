@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * sync.h: PULSESync. A publisher puts each new state of a model into a store as a patch; subscribers bring
- * their copies to exactly that state. doc/FORMAT.md specifies the objects, doc/ARCHITECTURE.md the
- * protocol.
+ * their copies to exactly that state. doc/FORMAT.md specifies the objects,
+ * doc/architecture/protocol.md the protocol.
  */
 #ifndef WEFT_SYNC_H
 #define WEFT_SYNC_H

@@ -192,7 +192,7 @@ WEFT_API WEFT_CHECKED weft_status weft_layout_tie(weft_layout *layout, const cha
                                                   const char *target);
 /* Checkpoint tensors that this holder does not want; a trailing '*' matches any ending. */
 WEFT_API WEFT_CHECKED weft_status weft_layout_ignore(weft_layout *layout, const char *pattern);
-/* The same from JSON; doc/ARCHITECTURE.md shows the grammar. */
+/* The same from JSON; doc/architecture/layouts.md has the grammar. */
 WEFT_API WEFT_CHECKED weft_status weft_layout_parse(weft_context *context, const char *json, size_t size,
                                                     weft_layout **layout_out);
 

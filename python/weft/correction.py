@@ -5,7 +5,7 @@ Arrays are numpy arrays or torch tensors. Those that hold something of each toke
 sequences one behind another, and `starts` says where each sequence begins, and the end of the last; or they
 have two dimensions, a sequence in each row and a mask over what fills it up, and `starts` is None. Results are
 of the same kind and shape as the first array that is given. weft/rollout.h says what each function does;
-doc/ARCHITECTURE.md has the formulas.
+doc/architecture/rollout.md has the formulas.
 
     from weft import correction
 

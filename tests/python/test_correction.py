@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""weft.correction against an implementation in numpy, written from the formulas of doc/ARCHITECTURE.md in
+"""weft.correction against an implementation in numpy, written from the formulas of doc/architecture/rollout.md in
 double precision: every preset, level, mode and rule, the options of slime and verl, advantages, and the
 objective with every aggregation."""
 

@@ -11,7 +11,7 @@
  *   parts/<epoch>/<call>-roll       who the members are, and which of them owns each bucket
  *   parts/<epoch>/<call>-<member>   what a member has put, in answer to the call for a version
  *
- * doc/ARCHITECTURE.md tells how a version is made and what happens when one of them dies.
+ * doc/architecture/parts.md tells how a version is made and what happens when one of them dies.
  */
 #ifndef WEFT_SYNC_PARTS_PARTS_H
 #define WEFT_SYNC_PARTS_PARTS_H
