@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * base.h: what every other room stands on.
+ * base.h: statuses and contexts, which every other header uses.
  *
- * A context carries everything that a call needs from its surroundings: how to take memory, how much
- * input to believe, how many threads to use, where to report progress, and the text of the last error.
- * There is no global state: two contexts never influence each other. One thread at a time uses a
- * context; the library's own workers share it safely.
+ * A context carries everything that a call needs from its surroundings: the allocator, the limits on
+ * input, the number of threads, the progress function, and the text of the last error. There is no global
+ * state: two contexts never influence each other. One thread at a time uses a context; the library's own
+ * workers share it safely.
  *
- * After fork, a child has one thread: a copy of the one that called it. A context that no call was using at
- * that moment can be used in the child as before (its threads start anew there), and so can what is only
- * memory: tables, views, sums, layouts, patches, keys. So can stores that are directories. Whatever has
- * threads, connections, locks or unfinished files (other stores, publishers, subscribers, groups, relays, a
- * checkpoint that is being made) belongs to the process that opened it: in a child every call of it fails
- * with WEFT_INVALID_ARGUMENT, and closing it only forgets it, without giving back its memory, so that
- * nothing of the parent's is ended, sent or removed; locks that it gives back stay held until the child
- * ends. A context that was in use can only be destroyed, by a child of another thread; a child that a
- * callback forks must not return from it. The allocator's hooks, if there are any, must survive a fork as
- * malloc does.
+ * After fork, a child has one thread: a copy of the one that called it. A context that no call was using
+ * at that moment works in the child as before (its threads start anew there). So does what is only
+ * memory: tables, views, sums, layouts, patches, keys. So do stores that are directories. Objects with
+ * threads, connections, locks or unfinished files (other stores, publishers, subscribers, groups, relays,
+ * a checkpoint that is being made) belong to the process that opened them. In a child every call on them
+ * fails with WEFT_INVALID_ARGUMENT, and closing them only forgets them, without giving back their memory,
+ * so that nothing of the parent's is ended, sent or removed; locks that they give back stay held until
+ * the child ends. A context that was in use can only be destroyed, by a child of another thread; a child
+ * that a callback forks must not return from it. The allocator's hooks, if there are any, must survive a
+ * fork as malloc does.
  *
  * While the major version is 0, structures may grow from one minor version to the next: build against the
- * headers of the library that you run with. The name of the shared library changes with the minor version.
+ * headers of the library that you run with. The name of the shared library changes with the minor
+ * version.
  */
 #ifndef WEFT_BASE_H
 #define WEFT_BASE_H
@@ -55,7 +56,7 @@ typedef enum weft_status {
     WEFT_UNSUPPORTED = -101,
     WEFT_NOT_FOUND = -102,
     WEFT_BUSY = -103,
-    WEFT_CALLBACK_FAILED = -104, /* a function of the caller's did what it must not: the text says which */
+    WEFT_CALLBACK_FAILED = -104, /* a callback broke its contract: the text says which */
 
     /* the bytes of a file or message */
     WEFT_MALFORMED = -200,
@@ -73,10 +74,10 @@ typedef enum weft_status {
     WEFT_NO_SPACE = -401,
 
     /* remote: a store, or what lies between */
-    WEFT_REMOTE_FAILED = -500, /* not reached, or it failed, after all attempts; later may work */
-    WEFT_REMOTE_DENIED = -501, /* it wants other credentials, or cannot prove who it is */
+    WEFT_REMOTE_FAILED = -500, /* unreachable, or it failed, after all attempts; later may work */
+    WEFT_REMOTE_DENIED = -501, /* it wants other credentials, or cannot prove its identity */
     WEFT_CONFLICT = -502,      /* somebody else wrote in between */
-    WEFT_ABORTED = -503,       /* the others of a group did not come along; nothing was changed */
+    WEFT_ABORTED = -503,       /* other ranks of a group did not commit; nothing was changed */
 
     /* resources */
     WEFT_NO_MEMORY = -600,
@@ -84,9 +85,9 @@ typedef enum weft_status {
     WEFT_CANCELLED = -602,
 } weft_status;
 
-/* Functions that the library calls for its caller and that return a weft_status return WEFT_OK or one of
- * the failures above, which is passed on. Any other number, such as an error of CUDA or of a system call,
- * is a failure too, WEFT_CALLBACK_FAILED; WEFT_MORE only counts where it is said what it means. */
+/* Callbacks that return a weft_status return WEFT_OK or one of the failures above, which is passed on.
+ * Any other number, such as an error of CUDA or of a system call, becomes WEFT_CALLBACK_FAILED. WEFT_MORE
+ * counts only where its meaning is stated. */
 
 /* A short name for a status, such as "base mismatch". Never NULL. */
 WEFT_API const char *weft_status_name(weft_status status);
@@ -101,7 +102,7 @@ typedef struct weft_allocator {
     void *opaque;
 } weft_allocator;
 
-/* How much to believe of what a file claims. Zero in a field means its default. */
+/* Limits on what a file may claim. Zero in a field means its default. */
 typedef struct weft_limits {
     uint64_t header_bytes; /* a safetensors header, a patch's header or index; default 32 MiB */
     uint64_t tensors;      /* tensors in a table; default 2^20 */
@@ -110,16 +111,16 @@ typedef struct weft_limits {
 } weft_limits;
 
 /* Called now and then, from one thread at a time, while long work runs. `done` of `total` bytes of
- * weights. Return false to cancel: the call then ends with WEFT_CANCELLED and has changed nothing. A call
- * that can no longer go back is not asked any more, except about what may as well be left undone, such as
- * an anchor after a publish: then it ends with WEFT_OK without that. One that goes from one whole state to
- * the next (weft_apply_in_place with several patches, weft_subscriber_pull, weft_loco_catch_up,
- * weft_gc_run) stays where it was when it was cancelled.
+ * weights. Return false to cancel: the call then ends with WEFT_CANCELLED and has changed nothing. Past
+ * its point of no return a call no longer asks, except about optional work, such as an anchor after a
+ * publish: then it ends with WEFT_OK without that. A call that goes from one whole state to the next
+ * (weft_apply_in_place with several patches, weft_subscriber_pull, weft_loco_catch_up, weft_gc_run) stays
+ * where it was when it was cancelled.
  *
- * The context is in use meanwhile, and so are the objects that the call works on: what the function calls
- * with them is refused with WEFT_BUSY where it would have to wait for this one, or would go on with an apply,
- * a publisher, a follower or a rank of this context, which may be the one at work. That holds for every
- * function of the caller's. Use another context. */
+ * The context is in use meanwhile, and so are the objects that the call works on. A call that the
+ * function makes with them returns WEFT_BUSY if it would have to wait for the running one, or would
+ * continue an apply, a publisher, a follower or a rank of this context, which may be the one at work.
+ * That holds for every callback. Use another context. */
 typedef bool (*weft_progress_function)(void *opaque, const char *phase, uint64_t done, uint64_t total);
 
 typedef struct weft_context_options {
@@ -143,7 +144,7 @@ WEFT_API const char *weft_context_error(const weft_context *context);
 WEFT_API unsigned weft_context_threads(const weft_context *context);
 
 /* The instruction set in use: "avx512", "avx2" or "portable". The environment variable WEFT_CPU, read
- * once per process, forces one of them; a name that this machine cannot run is passed over. */
+ * once per process, forces one of them; a name that this machine cannot run is ignored. */
 WEFT_API const char *weft_cpu_name(void);
 
 /* FP32 to BF16, to nearest even, subnormals kept: bit for bit what PyTorch makes of every number. Every

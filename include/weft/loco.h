@@ -66,7 +66,7 @@ WEFT_API void weft_loco_destroy(weft_loco *loco);
 
 /* Rounds done. */
 WEFT_API uint64_t weft_loco_rounds(const weft_loco *loco);
-/* Of the consensus, with the names and sizes of its tensors: what all ranks must have in common. */
+/* The digest of the consensus, with the names and sizes of its tensors: it must be equal on all ranks. */
 WEFT_API weft_digest weft_loco_digest(const weft_loco *loco);
 /* The consensus of a tensor, or NULL if there is none of this name. */
 WEFT_API const float *weft_loco_consensus(const weft_loco *loco, const char *name);
@@ -75,7 +75,7 @@ WEFT_API double weft_loco_residual_energy(const weft_loco *loco);
 
 /* ---- a round ---- */
 
-/* The bytes that a rank sends. Where `data` is NULL, the rank takes no part in the round. */
+/* The bytes that a rank sends. If `data` is NULL, the rank is not included in the round. */
 typedef struct weft_loco_payload {
     const void *data;
     size_t size;
@@ -91,17 +91,17 @@ typedef struct weft_loco_stats {
     double moving;     /* seconds: the consensus was moved and summed */
 } weft_loco_stats;
 
-/* Gate and encode: what this rank has to say about its weights since the last round. The residual has moved
- * when this returns, and the payload is held by the object until the round is done: asked again, it gives
- * the same one. A weight that is not finite is WEFT_INVALID_ARGUMENT, and named. It can be cancelled before
- * it begins, and then nothing has moved; after any other failure the residual is between two states, and the
- * object refuses all but to be destroyed. */
+/* Gates and encodes this rank's changes since the last round. The residual has moved when this returns, and
+ * the object holds the payload until the round is done: another call gives the same one. A weight that is
+ * not finite is WEFT_INVALID_ARGUMENT, and named. The call can be cancelled before it begins, and then
+ * nothing has moved; after any other failure the residual is between two states, and the object can only be
+ * destroyed. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_encode(weft_loco *loco, weft_loco_payload *payload_out);
-/* Ends the round with the payloads of all ranks, in the order of ranks. All of them are checked and decoded
- * before anything changes; a payload that is damaged, or of another run, round, rank, model, consensus or
- * configuration is refused. Those included must be the same on every rank. Where this rank's own is not
- * among them, it is taken back, or dropped with `average`. Nobody is asked whether to cancel it. `stats` may
- * be NULL. */
+/* Ends the round with the payloads of all ranks, in rank order. All of them are checked and decoded before
+ * anything changes; a payload that is damaged, or of another run, round, rank, model, consensus or
+ * configuration is refused. The included set must be the same on every rank. If this rank's own payload is
+ * not in it, it goes back into the residual, or is dropped with `average`. The call cannot be cancelled.
+ * `stats` may be NULL. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_aggregate(weft_loco *loco, const weft_loco_payload *payloads,
                                                       size_t count, weft_loco_stats *stats);
 
@@ -114,14 +114,14 @@ typedef struct weft_loco_exchange {
      * WEFT_NOT_FOUND: the round was over long ago; catch up. */
     weft_status (*share)(void *opaque, weft_context *context, uint64_t round, const weft_loco_payload *own,
                          weft_loco_payload *all, size_t ranks);
-    /* WEFT_OK if the round is over, and can still be shared in after the fact; WEFT_NOT_FOUND if it is over
-     * for so long that only a snapshot helps; WEFT_MORE if it is not over. */
+    /* WEFT_OK if the round is over and its payloads can still be had; WEFT_NOT_FOUND if it was over so long
+     * ago that only a snapshot helps; WEFT_MORE if it is not over. */
     weft_status (*ended)(void *opaque, weft_context *context, uint64_t round);
-    /* True if this rank should now leave a snapshot of the consensus after so many rounds. */
+    /* True if this rank should now leave a snapshot of the consensus after `rounds` rounds. */
     bool (*snapshot_due)(void *opaque, uint64_t rounds);
     weft_status (*snapshot_put)(void *opaque, weft_context *context, uint64_t rounds,
                                 const weft_loco_payload *snapshot);
-    /* The newest one, of at most so many bytes. It stays until the next call or until the exchange is
+    /* The newest one, of at most `most` bytes. It stays until the next call or until the exchange is
      * closed. */
     weft_status (*snapshot_get)(void *opaque, weft_context *context, uint64_t most,
                                 weft_loco_payload *snapshot_out);
@@ -182,25 +182,26 @@ weft_loco_load(weft_loco *loco, const char *path, const weft_table *extra, const
 
 /* ---- meeting in a store ----
  *
- * Trainers that can reach nothing but a store. Each puts its payload; one of them, the leader, closes the
- * round when all are there or at the deadline, with a manifest that names the payloads that count; all obey
- * it. Who is late or gone is left out, and the others go on: what it has to say stays in its residual. If
- * the leader is gone, the next rank closes the round. A round is closed once, because the store refuses a
- * second manifest; on a store without conditional puts only rank 0 leads, and the round waits for it. */
+ * For trainers that can reach nothing but a store. Each puts its payload. One of them, the leader, closes
+ * the round when all are there or at the deadline, with a manifest that names the payloads that count;
+ * all obey it. A rank that is late or gone is left out, and the others go on: what it has learned stays
+ * in its residual. If the leader is gone, the next rank closes the round. A round is closed once, because
+ * the store refuses a second manifest; on a store without conditional puts only rank 0 leads, and the
+ * round waits for it. */
 
 typedef struct weft_loco_store_options {
     const char *run; /* as in weft_loco_options; letters, digits and . _ ~ - */
     uint32_t rank;
     uint32_t ranks;
-    uint32_t least;           /* payloads without which no round is closed, however late it is */
-    double deadline_seconds;  /* that the leader waits for payloads, from when its own is there */
-    double passing_seconds;   /* that the next rank leaves to a leader after its deadline; and that a rank
-                                 which was left out of the last round is waited for */
-    double poll_seconds;      /* between looks, at most */
-    double patience_seconds;  /* after which a rank whose round still is not closed, as it lacks payloads
-                                 without which it cannot be, fails; 0: never */
-    uint64_t keep_rounds;     /* whose payloads are kept for who comes back; at least two snapshots' */
-    uint64_t snapshot_rounds; /* between snapshots of the consensus, for who comes back later than that */
+    uint32_t least;          /* payloads without which no round is closed, however late it is */
+    double deadline_seconds; /* that the leader waits for payloads, from when its own is there */
+    double passing_seconds;  /* that the next rank leaves to a leader after its deadline; and that a rank
+                                which was left out of the last round is waited for */
+    double poll_seconds;     /* between looks, at most */
+    double patience_seconds; /* after which a rank whose round still is not closed, as it lacks payloads
+                                without which it cannot be, fails; 0: never */
+    uint64_t keep_rounds;    /* whose payloads are kept for ranks that come back; at least two snapshots' */
+    uint64_t snapshot_rounds; /* between snapshots of the consensus, for ranks that come back later */
 } weft_loco_store_options;
 
 /* One rank, which is all that is needed; 60 s, 5 s, 0.2 s, never; 32 and 16 rounds. A run must be named. */
@@ -225,7 +226,7 @@ WEFT_API weft_loco_store_stats weft_loco_store_describe(const weft_loco_exchange
 
 /* ---- the gate alone ---- */
 
-/* The gate over FP32 buffers of any kind, for who has a payload and an exchange of their own. `positions`
+/* The gate over FP32 buffers of any kind, for callers with their own payload and exchange. `positions`
  * and `values` have room for `count` entries each and take those that fire, ascending; where values are not
  * cut, the residual is zero there. `count` is below 2^32. WEFT_INVALID_ARGUMENT if a value is not finite:
  * the residual is then undefined. One thread. */

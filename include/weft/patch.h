@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * patch.h: what changed between two states. Diff, apply with prepare, commit and rollback, merge, and
- * the patch file, whose every byte is specified in doc/FORMAT.md.
+ * the patch file. doc/FORMAT.md specifies every byte of it.
  */
 #ifndef WEFT_PATCH_H
 #define WEFT_PATCH_H
@@ -33,7 +33,7 @@ typedef struct weft_cut {
     uint32_t parts;
 } weft_cut;
 
-/* How a base that was brought forward while it was diffed can be brought back. */
+/* The undo log of a base that follows its diff. */
 typedef struct weft_trail weft_trail;
 
 typedef struct weft_diff_options {
@@ -44,22 +44,21 @@ typedef struct weft_diff_options {
     const weft_container *base_container; /* NULL: the patch is between live states */
     const weft_container *new_container;
     const char *const *labels;  /* key, value, …, NULL: carried along, such as "step", "42"; UTF-8 */
-    const weft_sums *base_sums; /* what is known of the base; NULL: summed first */
+    const weft_sums *base_sums; /* of the base, if known; NULL: computed first */
     weft_sums **new_sums_out;   /* NULL, or receives the sums of the new state, over the new view */
     const weft_sink *inverse;   /* NULL, or receives the patch from new to base */
-    /* NULL, or the base, a private copy in writable memory, is brought to the new state on the way, which
-     * costs least while it is in the cache; the trail can undo that. Points to NULL, or to a trail that is
-     * used again. Not together with `inverse`, and only between states of the same tensors. If the diff
-     * fails, the base is as it was. */
+    /* NULL, or the diff brings the base, a private copy in writable memory, to the new state while it is in
+     * the cache; the trail can undo that. Points to NULL, or to a trail to reuse. Not together with
+     * `inverse`, and only between states of the same tensors. If the diff fails, the base is as it was. */
     weft_trail **trail;
-    /* NULL, or receives what the base holds where the new state differs, and the base is left alone. Points
-     * to NULL, or to a trail that is used again. NULL afterwards if the states have different tensors. Not
-     * together with `trail`. */
+    /* NULL, or receives what the base holds where the new state differs; the base does not change. Points
+     * to NULL, or to a trail to reuse. NULL afterwards if the states have different tensors. Not together
+     * with `trail`. */
     weft_trail **notes;
 } weft_diff_options;
 
 typedef struct weft_diff_stats {
-    uint64_t changed;     /* units that differ, and all of tensors that the base has not in this form */
+    uint64_t changed;     /* units that differ, and all units of added or replaced tensors */
     uint64_t total;       /* units in the new state */
     uint64_t dense_bytes; /* bytes of the new state */
     uint64_t patch_bytes;
@@ -92,8 +91,8 @@ typedef struct weft_source {
 
 typedef struct weft_patch weft_patch;
 
-/* Reads and checks header, index and footer. Buckets are read as they are needed. What the source stands
- * for must outlive the patch. An open patch does not change: several contexts may use it at once. */
+/* Reads and checks header, index and footer. Buckets are read as they are needed. The memory or file behind
+ * the source must outlive the patch. An open patch does not change: several contexts may use it at once. */
 WEFT_API WEFT_CHECKED weft_status weft_patch_open(weft_context *context, const weft_source *source,
                                                   weft_patch **patch_out);
 WEFT_API void weft_patch_close(weft_patch *patch);
@@ -129,7 +128,7 @@ typedef enum weft_fate {
     WEFT_FATE_REPLACED = 3, /* another dtype or shape */
 } weft_fate;
 
-/* The n-th tensor that the patch knows of, in name order, removed ones included; NULL past the last. */
+/* The n-th tensor of the patch, in name order, removed ones included; NULL past the last. */
 WEFT_API size_t weft_patch_tensor_count(const weft_patch *patch);
 WEFT_API const weft_tensor *weft_patch_tensor(const weft_patch *patch, size_t index, weft_fate *fate_out);
 
@@ -162,49 +161,49 @@ typedef struct weft_apply_stats {
     uint64_t changed;      /* staged or committed units */
     uint64_t buckets;      /* decoded */
     uint64_t bytes_read;   /* of the patch */
-    uint64_t stage_bytes;  /* memory held by prepared changes, and by where they go */
+    uint64_t stage_bytes;  /* memory held by prepared changes and their destinations */
     double decode_seconds; /* prepare: fetch, check, decode, prove */
     double commit_seconds; /* the pause */
 } weft_apply_stats;
 
 /* A transaction that brings the view from the patch's base to its result. `sums` are those of the view
- * and move with it; they are how the base is recognised. A view that holds only a part of the model takes
- * the buckets of that part. Tensors must all be kept: a patch that adds, removes or replaces tensors needs
- * weft_apply_rebuild. */
+ * and move with it; they identify the base. A view that holds only some parts of cut tensors (see weft_cut)
+ * takes the buckets of those parts. Tensors must all be kept: a patch that adds, removes or replaces
+ * tensors needs weft_apply_rebuild. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_create(weft_context *context, const weft_patch *patch,
                                                     const weft_view *view, weft_sums *sums,
                                                     weft_apply **apply_out);
 /* Decodes and proves everything and touches nothing. WEFT_MORE: the staging limit was reached; commit
  * what is staged, then prepare again. WEFT_UNSUPPORTED: tensors that share their memory would differ
- * afterwards. Their changes are staged together, before all others: WEFT_LIMIT_EXCEEDED if they alone are
- * more than the limit. */
+ * afterwards. Their changes are staged together, before all others: WEFT_LIMIT_EXCEEDED if they alone
+ * exceed the limit. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_prepare(weft_apply *apply);
 /* Scatters the prepared changes and moves the sums. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_commit(weft_apply *apply);
 /* Drops prepared changes; after a commit, puts the old words back. What earlier steps committed (see
  * WEFT_MORE) stays; WEFT_UNSUPPORTED says so. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_rollback(weft_apply *apply);
-/* For a private copy of the weights, which nobody needs if this fails: decodes, proves and writes in one
- * go, the fastest way. On failure the copy is between two states and must be thrown away. */
+/* For a private copy of the weights that may be lost: decodes, proves and writes in one go, which is the
+ * fastest. On failure the copy is between two states and must be thrown away. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_run(weft_apply *apply);
 WEFT_API weft_apply_stats weft_apply_describe(const weft_apply *apply);
 WEFT_API void weft_apply_destroy(weft_apply *apply);
 
-/* The checkpoint at `output_path` that results from `base` and one or several patches in order, byte
- * for byte the one that was diffed. The base is proven while it is read. */
+/* Makes the checkpoint at `output_path` from `base` and one or several patches in order, byte for byte the
+ * one that was diffed. The base is proven while it is read. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_rebuild(weft_context *context, const weft_checkpoint *base,
                                                      const weft_patch *const *patches, size_t count,
                                                      const char *output_path, bool durable,
                                                      weft_digest *digest_out);
 
-/* Brings the checkpoint at `path` forward in place, patch by patch, each a transaction of its own. Killed
- * at any instant, weft_apply_recover finishes or undoes the work: the checkpoint is at the state before or
- * after a patch, never between. With `durable` that holds for power loss too. */
+/* Brings the checkpoint at `path` forward in place, patch by patch, each a transaction of its own. After
+ * a kill at any instant, weft_apply_recover finishes or undoes the work: the checkpoint is at the state
+ * before or after a patch, never between. With `durable` that holds for power loss too. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_in_place(weft_context *context, const char *path,
                                                       const weft_patch *const *patches, size_t count,
                                                       bool durable, weft_digest *digest_out);
-/* Finishes or clears away what a killed weft_apply_in_place left behind. Done by the command before it
- * opens a checkpoint; WEFT_BUSY if the other process still lives. */
+/* Finishes or clears away what a killed weft_apply_in_place left behind. The command does this before it
+ * opens a checkpoint. WEFT_BUSY if the other process still lives. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_recover(weft_context *context, const char *path,
                                                      bool *recovered_out);
 

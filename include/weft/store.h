@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * store.h: where objects lie. A directory, an HTTP(S) server or a bucket in S3, behind one table of
+ * store.h: stores of objects. A directory, an HTTP(S) server or a bucket in S3, behind one table of
  * operations.
  *
  * An object is bytes under a key. It appears whole or not at all, and a reader never sees a part of one
@@ -30,12 +30,12 @@ typedef struct weft_store_options {
     const char *token;      /* sent as a bearer token, except to S3; NULL: none */
     const char *ca_file;    /* PEM certificates to trust instead of the system's; NULL: the system's */
     double connect_seconds; /* to reach the server; 0: 10 */
-    double stall_seconds;   /* without a byte moving, or with next to none (less than 1 KiB/s, of all
-                               transfers together), before a transfer is given up; 0: 20 */
+    double stall_seconds;   /* without a byte moving, or with less than 1 KiB/s for all transfers together,
+                               before a transfer is given up; 0: 20 */
     unsigned attempts;      /* of one operation, the first included; 0: 5 */
     double backoff_seconds; /* before the second attempt, doubled and jittered from then on; 0: 0.1 */
-    unsigned transfers;     /* on the way at once; 0: 8 */
-    bool volatile_writes;   /* directory: leave out the syncs that make a put outlast a power cut */
+    unsigned transfers;     /* in flight at once; 0: 8 */
+    bool volatile_writes;   /* directory: skip the syncs that make a put survive power loss */
 } weft_store_options;
 
 typedef struct weft_store weft_store;
@@ -44,23 +44,22 @@ typedef struct weft_store weft_store;
  * and is copied. A directory need not exist yet: the first put makes it. Nothing is sent yet. The store's
  * own memory is the context's, which must outlive it.
  *
- * What S3 needs besides comes from the environment, where every program of that world looks for it, and
- * only from there: secrets stay out of argument lists and of our structures, and who can open a store by
- * its URL needs no second way. The variables are read once, here:
+ * Everything else that S3 needs comes from the environment, as for other S3 programs, and only from there:
+ * secrets stay out of argument lists and structures, and a URL is enough to open any store. The variables
+ * are read once, here:
  *
- *     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY   who asks; AWS_SESSION_TOKEN too if these are temporary
+ *     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY   credentials; AWS_SESSION_TOKEN too if they are temporary
  *     AWS_REGION, or AWS_DEFAULT_REGION          us-east-1 if neither is set
  *     AWS_ENDPOINT_URL_S3, or AWS_ENDPOINT_URL   a service other than Amazon's
  *     AWS_CA_BUNDLE                              as `ca_file`, which goes before it
  *     WEFT_S3_ADDRESSING                         path: https://host/bucket; virtual: https://bucket.host
  *
- * Where the last one is not set, the bucket is part of Amazon's host, but of the path if an endpoint is
- * given or its name cannot be part of a host's.
+ * If the last one is not set, the bucket is part of Amazon's host name, but part of the path if an endpoint
+ * is given or the bucket's name cannot be part of a host name.
  *
- * Objects above 8 MiB go there in parts. Parts of puts that were killed stay until the bucket's rules for
- * unfinished uploads remove them. The first conditional put leaves a small object behind, weft-conditions,
- * by which it finds out whether the service heeds conditions; for objects above 8 MiB, which not every
- * service does that heeds others, it is asked apart.
+ * Objects above 8 MiB are multipart uploads. Parts of killed puts stay until the bucket's lifecycle rules
+ * remove them. The first conditional put leaves a small object behind, weft-conditions, which tells whether
+ * the service heeds conditions. Multipart uploads are probed apart: some services heed only the others.
  */
 WEFT_API WEFT_CHECKED weft_status weft_store_open(weft_context *context, const char *url,
                                                   const weft_store_options *options,
@@ -69,19 +68,19 @@ WEFT_API void weft_store_close(weft_store *store);
 /* The URL that it was opened with, without credentials. */
 WEFT_API const char *weft_store_url(const weft_store *store);
 
-/* What a store is like, for who chooses how to use it: a URL does not tell, least of all that of a backend
- * of one's own. Asking costs no request. */
+/* What a store is like, for callers that choose how to use it. A URL does not tell this, least of all the
+ * URL of a backend of the caller's own. Asking costs no request. */
 typedef struct weft_store_traits {
     const char
-        *directory;      /* its path, where the store is one of this machine; lives as long as the store */
-    double poll_seconds; /* a fair time between two looks for news; 0.5, of a directory 0.02 */
+        *directory; /* its path, if the store is a directory of this machine; lives as long as the store */
+    double poll_seconds; /* a fair time between two looks for news; 0.5, for a directory 0.02 */
     bool paid;           /* every request costs money */
     bool conditional;    /* puts can be conditional; a backend that cannot know yet says false */
 } weft_store_traits;
 
 WEFT_API weft_store_traits weft_store_traits_of(const weft_store *store);
 
-/* What has gone over the store since it was opened: operations, and bytes of objects. */
+/* Traffic since the store was opened: operations, and bytes of objects. */
 typedef struct weft_store_traffic {
     uint64_t requests;
     uint64_t sent;
@@ -97,12 +96,12 @@ WEFT_API bool weft_store_key_valid(const char *key);
 typedef struct weft_store_get_request {
     const char *key;
     uint64_t offset;
-    uint64_t length; /* at most so many bytes from `offset`; what lies beyond the end is left out */
+    uint64_t length; /* at most this many bytes from `offset`; the object's end cuts it short */
     void *buffer;    /* takes `length` bytes */
-    const weft_store_tag *unless; /* NULL, or what the caller has: the same again is not sent */
-    /* NULL, or called by the caller's own thread while bytes come: the first `received` of the buffer are
-     * there. Where a transfer had to start over, the number falls, and bytes are written again. The last
-     * call, with all of them, is when the get has succeeded. */
+    const weft_store_tag *unless; /* NULL, or the content that the caller has: it is not sent again */
+    /* NULL, or called on the caller's own thread while bytes arrive: the first `received` of the buffer are
+     * there. If a transfer has to start over, the number falls, and bytes are written again. The last call,
+     * with all of them, comes when the get has succeeded. */
     void (*arrived)(void *opaque, uint64_t received);
     void *opaque;
 } weft_store_get_request;
@@ -114,8 +113,8 @@ typedef struct weft_store_get_result {
     bool unchanged; /* `unless` still holds; nothing was received, and the size may be left at 0 */
 } weft_store_get_result;
 
-/* WEFT_NOT_FOUND if there is no such object. A transfer that breaks off goes on where it stopped, if the
- * object is still the same one. */
+/* WEFT_NOT_FOUND if there is no such object. A broken transfer resumes where it stopped, if the object is
+ * still the same one. */
 WEFT_API WEFT_CHECKED weft_status weft_store_get(weft_context *context, weft_store *store,
                                                  const weft_store_get_request *request,
                                                  weft_store_get_result *result_out);
@@ -155,7 +154,7 @@ WEFT_API WEFT_CHECKED weft_status weft_store_put_bytes(weft_context *context, we
                                                        weft_store_condition condition,
                                                        const weft_store_tag *tag, weft_store_tag *tag_out);
 
-/* The same for what nobody needs after a power cut, such as a message that is read at once. */
+/* The same for bytes that need not survive power loss, such as a message that is read at once. */
 WEFT_API WEFT_CHECKED weft_status weft_store_put_message(weft_context *context, weft_store *store,
                                                          const char *key, const void *data, size_t size,
                                                          weft_store_condition condition);
@@ -168,9 +167,9 @@ WEFT_API WEFT_CHECKED weft_status weft_store_head(weft_context *context, weft_st
 WEFT_API WEFT_CHECKED weft_status weft_store_remove(weft_context *context, weft_store *store,
                                                     const char *key);
 
-/* Waits on the server until there is a head of a version above `after`, and gives the bytes of that head.
- * WEFT_MORE if there was none within `seconds`; WEFT_UNSUPPORTED if the store cannot wait (then poll; this
- * costs at most one request to find out). */
+/* Long poll: waits on the server until there is a head of a version above `after`, and gives the bytes of
+ * that head. WEFT_MORE if there was none within `seconds`; WEFT_UNSUPPORTED if the store has no long poll
+ * (finding out costs at most one request; then poll). */
 WEFT_API WEFT_CHECKED weft_status weft_store_watch(weft_context *context, weft_store *store, uint64_t after,
                                                    double seconds, void *buffer, size_t capacity,
                                                    size_t *received_out);
@@ -182,15 +181,15 @@ typedef bool (*weft_store_visit)(void *opaque, const char *key, uint64_t size, d
 WEFT_API WEFT_CHECKED weft_status weft_store_list(weft_context *context, weft_store *store,
                                                   const char *prefix, weft_store_visit visit, void *opaque);
 
-/* How long ago the object was put, by the store's own clock: the time in seconds, or less, never more. The
- * clock of whoever asks, or of whoever has put it, has no part in this. WEFT_NOT_FOUND if there is no such
+/* How long ago the object was put, in seconds, by the store's own clock: a lower bound, never more than the
+ * true age. The caller's clock and the writer's clock play no part. WEFT_NOT_FOUND if there is no such
  * object, WEFT_UNSUPPORTED where the store does not tell: a relay, or a server that gives no dates. */
 WEFT_API WEFT_CHECKED weft_status weft_store_age(weft_context *context, weft_store *store, const char *key,
                                                  double *seconds_out);
 
-/* ---- a backend of one's own ----
+/* ---- your own backend ----
  *
- * The table that every store stands on. Keys are checked before they come here. Operations that a backend
+ * The table behind every store. Keys are checked before they come here. Operations that a backend
  * does not have are NULL, except get, put, head, remove and close. */
 typedef struct weft_store_operations {
     const char *name;

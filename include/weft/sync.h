@@ -16,7 +16,7 @@ extern "C" {
 
 /* ---- keys ----
  *
- * Ed25519. Who publishes signs heads with the secret half; who follows trusts the public half. */
+ * Ed25519. A publisher signs heads with the secret half; followers trust the public half. */
 
 typedef struct weft_key weft_key;
 
@@ -28,9 +28,9 @@ WEFT_API WEFT_CHECKED weft_status weft_key_read(weft_context *context, const cha
 /* Writes both halves. The secret file is readable by its owner only. Files that exist are refused. */
 WEFT_API WEFT_CHECKED weft_status weft_key_write(weft_context *context, const weft_key *key,
                                                  const char *secret_path, const char *public_path);
-/* The key vouches for this run only: whoever trusts it refuses the heads of any other that it has signed. For
- * a newcomer, who knows nothing of a store but the key, where one key signs several runs.
- * WEFT_INVALID_ARGUMENT if that cannot be the name of a run. */
+/* Binds the key to this run: whoever trusts it refuses heads of any other run that it has signed. This is
+ * for a newcomer, which knows nothing of a store but the key, where one key signs several runs.
+ * WEFT_INVALID_ARGUMENT if `run` cannot be the name of a run. */
 WEFT_API WEFT_CHECKED weft_status weft_key_bind(weft_context *context, weft_key *key, const char *run);
 WEFT_API void weft_key_destroy(weft_key *key);
 WEFT_API bool weft_key_secret(const weft_key *key);
@@ -77,34 +77,34 @@ typedef struct weft_publisher_options {
     size_t cut_count;
     const weft_container *container; /* the files that the tensors come from; NULL: one file is made up */
     const weft_key *key;             /* signs heads; NULL: they are not signed */
-    bool adopt;                      /* go on with a run whose head that key has not signed */
-    /* A new anchor is written when the patches since the last one add up to so many times its size; 0: 1.
-     * Below zero: never, but for the first version and what the store must have. */
+    bool adopt;                      /* continue a run whose head that key has not signed */
+    /* A new anchor is written when the patches since the last one add up to this many times its size; 0: 1.
+     * Below zero: never, except for the first version and what the store must have. */
     double anchor_ratio;
-    unsigned keep_anchors; /* versions since so many anchors stay; 0: 2 */
-    /* With each anchor, what no kept version needs is removed once it has been so for this long (see
-     * weft_gc_run); 0: never, somebody else does it. */
+    unsigned keep_anchors; /* versions since this many anchors stay; 0: 2 */
+    /* With each anchor, objects that no kept version has needed for this long are removed (see
+     * weft_gc_run); 0: never, another process does it. */
     double gc_seconds;
-    bool keep_followers; /* and that leaves what live followers need; see weft_gc_options */
-    /* A publish waits until no live follower is more than so many versions behind the one that is to come,
-     * but no longer than `max_lag_seconds` (0: 60), and then publishes all the same, and waits for those
-     * that it has overtaken again only when they have moved; 0: it does not wait.
-     * Followers count by their reports (see weft_fleet_read); those that hold nothing yet, or have failed,
-     * do not. WEFT_UNSUPPORTED where the store cannot tell of reports. */
+    bool keep_followers; /* and that keeps what live followers need; see weft_gc_options */
+    /* Back-pressure: a publish waits until no live follower is more than this many versions behind the
+     * one to come, at most `max_lag_seconds` (0: 60), and then publishes all the same. It waits for
+     * overtaken followers again only when they have moved. 0: it does not wait. Followers count by their
+     * reports (see weft_fleet_read); those that hold nothing yet, or have failed, do not count.
+     * WEFT_UNSUPPORTED where the store cannot list reports. */
     uint64_t max_lag;
     double max_lag_seconds;
     bool whole;          /* every version comes as an anchor and none as a patch, for comparison; of live
                             memory, published by one process */
-    bool no_leaps;       /* make no patches over several versions, which shorten the way after an absence */
+    bool no_leaps;       /* make no patches over several versions, which shorten catching up */
     uint64_t leap_bytes; /* memory to make them with; 0: twice the model's size */
-    const char *mirror_path;     /* a checkpoint of ours that holds what was published last; NULL: memory */
-    const char *spool_directory; /* for anchors on their way; NULL: TMPDIR or /tmp */
+    const char *mirror_path;     /* a private checkpoint of the state published last; NULL: memory */
+    const char *spool_directory; /* for anchors in flight; NULL: TMPDIR or /tmp */
     bool anchors_in_background;  /* false: a due anchor is written before publish returns */
-    /* Several processes publish each version together, each what its view holds of the model: this one is
-     * part `part_index` of `part_count`; 0 or 1: there is one process. See weft_publisher_open. */
+    /* Several processes publish each version together, each the part of the model that its view holds. This
+     * one is part `part_index` of `part_count`; 0 or 1: there is one process. See weft_publisher_open. */
     unsigned part_index;
     unsigned part_count;
-    double part_seconds; /* how much longer than this part another may take before that fails; 0: 60 */
+    double part_seconds; /* how much longer than this part another may take until it fails; 0: 60 */
 } weft_publisher_options;
 
 typedef struct weft_publish_result {
@@ -128,33 +128,35 @@ typedef struct weft_publisher weft_publisher;
 /* Takes over the run in `store`, or begins one: every earlier publisher of it is fenced from now on. The
  * state that was published last is rebuilt from the store alone (unless the mirror file holds it). `view`
  * is what will be published: live memory, FP32 masters of BF16 tensors included, or a checkpoint. It must
- * be complete, and it and the store must outlive the publisher, and so must what the options point to,
- * except for paths. `options` may be NULL.
+ * be complete. The view, the store and what the options point to, except for paths, must outlive the
+ * publisher. `options` may be NULL.
  *
- * With `part_count` processes that each hold a part of the model, every one opens a publisher with its own
- * `part_index`, the same profile, bucket size and cuts, and a view of the whole model's tensors (see
- * weft_view_create_layout) that holds its part; the cuts must be such that each bucket is held whole by
- * somebody. What several hold, one of them publishes. All call weft_publisher_publish once per version,
- * with the same labels; part 0 takes over the run and moves the head. A label that tells the step, such as
- * step=43, is required: parts that join, after a start or a failure, know by nothing else that they are at
- * the same one, and one that stays the same makes a version of two steps possible. From then on calls are
- * counted, too, and a part that has called once more or less than part 0 is refused. With a `key`, which
- * every part must have then, what the parts tell each other is signed. No process ever needs more memory
- * than its part. `mirror_path` and `anchors_in_background` are for one process alone; `max_lag` is part 0's
- * affair, and the others wait that much longer for it.
+ * With `part_count` processes that each hold a part of the model, every one opens a publisher with its
+ * own `part_index`, the same profile, bucket size and cuts, and a view of the whole model's tensors (see
+ * weft_view_create_layout) that holds its part. The cuts must be such that some process holds each bucket
+ * whole. If several hold it, one of them publishes it. All call weft_publisher_publish once per version,
+ * with the same labels; part 0 takes over the run and moves the head. A label that tells the step, such
+ * as step=43, is required: only that shows parts that join, after a start or a failure, that they are at
+ * the same step. A label that never changes makes a version of two steps possible. After the join, calls
+ * are counted too, and a part that has called once more or less than part 0 is refused. With a `key`,
+ * which every part must then have, the messages between parts are signed. No process ever needs more
+ * memory than its part. `mirror_path` and `anchors_in_background` are for one process alone; `max_lag` is
+ * part 0's, and the others wait that much longer for it.
  *
- * One that is cancelled, or fails, after it has taken over has published nothing, and earlier publishers
- * stay fenced: what was published last takes long to rebuild, and cannot be known before. */
+ * A call that is cancelled, or fails, after it has taken over has published nothing, but earlier
+ * publishers stay fenced: the takeover comes first, because only then is it certain which state to
+ * rebuild. */
 WEFT_API WEFT_CHECKED weft_status weft_publisher_open(weft_context *context, weft_store *store,
                                                       const weft_view *view,
                                                       const weft_publisher_options *options,
                                                       weft_publisher **publisher_out);
-/* Publishes what the view holds now; the weights must stay still meanwhile. On failure nothing is
- * published, and the next call publishes whatever the view holds then: retry or skip, nothing drifts. Only
- * if the store stopped answering while the head was written may the version appear all the same, or if
- * another part than part 0 gave up waiting for its word, or was cancelled then; the next call finds out
- * first. WEFT_CONFLICT: another publisher has taken over, and this one is finished. `labels`
- * (key, value, …, NULL) and `result_out` may be NULL, labels only if there is one process. */
+/* Publishes what the view holds now; the weights must not change meanwhile. WEFT_OK acknowledges the
+ * version: it stays in the history. On failure nothing is published, and the next call publishes whatever
+ * the view holds then: retry or skip, nothing drifts. The version may appear after a failure only if the
+ * store stopped answering while the head was written, or if a part other than part 0 gave up waiting for
+ * the outcome, or was cancelled then; the next call finds out first. WEFT_CONFLICT: another publisher has
+ * taken over, and this one is finished. `labels` (key, value, …, NULL) and `result_out` may be NULL,
+ * labels only if there is one process. */
 WEFT_API WEFT_CHECKED weft_status weft_publisher_publish(weft_publisher *publisher,
                                                          const char *const *labels,
                                                          weft_publish_result *result_out);
@@ -188,19 +190,19 @@ typedef void (*weft_sync_phase_function)(void *opaque, weft_sync_phase phase, ui
 
 typedef struct weft_subscriber_options {
     const weft_key *trusted; /* heads must be signed by it; NULL: what the store says is believed */
-    const char *state_path;  /* remembers the newest head seen, across restarts; NULL: not kept. Of a file
-                                replica: a name beside it is used if this is NULL */
+    const char *state_path;  /* the watermark: the newest head seen, across restarts; NULL: not kept, but a
+                                file replica then uses a name beside it */
     uint64_t audit_bytes;    /* of weights re-summed at each version, in turn; 0: 16 MiB; UINT64_MAX: all */
-    double poll_seconds;     /* between looks where the store cannot wait; 0: 0.5, of a directory 0.02 */
-    uint64_t fetch_bytes;    /* held of objects on the way; 0: 256 MiB */
-    bool empty;              /* live memory holds nothing yet: its contents are neither read nor believed */
-    bool replace;            /* file replica: a model that is of no version of the run may be replaced */
-    bool durable;            /* file replica: survive power loss */
+    double poll_seconds;  /* between polls where the store has no long poll; 0: 0.5, of a directory 0.02 */
+    uint64_t fetch_bytes; /* of chunks in flight; 0: 256 MiB */
+    bool empty;           /* live memory holds nothing yet: its contents are neither read nor believed */
+    bool replace;         /* file replica: a model that is no version of the run may be replaced */
+    bool durable;         /* file replica: survive power loss */
     weft_sync_phase_function phase;
     void *phase_opaque;
-    /* Lets itself be seen under this name: a small object in the store says where it is and how it fares,
-     * and is written by a thread of its own, every so many seconds (0: 5, in S3 60) and soon after a step
-     * or a failure. A store that refuses it is left in peace. NULL: it is not seen. Copied. */
+    /* Reports under this name: a small object in the store says which version the replica holds and how
+     * it fares. A thread of its own writes it every `report_seconds` (0: 5, in S3 60) and soon after a
+     * step or a failure. A store that refuses reports is not asked again. NULL: no reports. Copied. */
     const char *report_name;
     double report_seconds;
 } weft_subscriber_options;
@@ -229,16 +231,16 @@ WEFT_API void weft_subscriber_close(weft_subscriber *subscriber);
 /* Waits until the store has something newer than this replica. WEFT_MORE: not within `seconds`. */
 WEFT_API WEFT_CHECKED weft_status weft_subscriber_wait(weft_subscriber *subscriber, double seconds,
                                                        uint64_t *version_out);
-/* Fetches, checks, decodes and proves what leads to `version` (0: the newest), by the cheapest way, and
- * leaves the weights alone; they may be in use. WEFT_MORE: one step of several is prepared; commit it,
- * which leads to a published version too, and prepare again. With nothing to do, WEFT_OK, and commit does
+/* Fetches, checks, decodes and proves the cheapest route to `version` (0: the newest), and leaves the
+ * weights alone; they may be in use. WEFT_MORE: one step of several is prepared; commit it, which leads
+ * to a published version too, and prepare again. With nothing to do it returns WEFT_OK, and commit does
  * nothing. */
 WEFT_API WEFT_CHECKED weft_status weft_subscriber_prepare(weft_subscriber *subscriber, uint64_t version);
 /* Puts the prepared step in place: the pause. */
 WEFT_API WEFT_CHECKED weft_status weft_subscriber_commit(weft_subscriber *subscriber);
-/* Drops what is prepared; after a commit to live memory, puts the version before back, once, until the next
- * prepare. A step that limits.stage_bytes cut into portions, of which all but the first are then fetched
- * and decoded during the commit, cannot be taken back: WEFT_UNSUPPORTED, and nothing is touched. */
+/* Drops what is prepared. After a commit to live memory, restores the version before, once, until the next
+ * prepare. A step that limits.stage_bytes cut into portions cannot be rolled back, since all but the first
+ * are fetched and decoded during the commit: WEFT_UNSUPPORTED, and nothing is touched. */
 WEFT_API WEFT_CHECKED weft_status weft_subscriber_rollback(weft_subscriber *subscriber);
 /* prepare and commit until `version` (0: the newest) is reached. */
 WEFT_API WEFT_CHECKED weft_status weft_subscriber_pull(weft_subscriber *subscriber, uint64_t version);
@@ -256,7 +258,7 @@ typedef struct weft_subscriber_info {
     uint64_t requests;
     uint64_t patches; /* applied since the open */
     uint64_t anchors;
-    uint64_t healed;       /* objects that were damaged or missing and gone round */
+    uint64_t healed;       /* objects that were damaged or missing and avoided */
     double pause_seconds;  /* the last commit */
     uint64_t milliseconds; /* when the replica's version was published */
 } weft_subscriber_info;
@@ -269,8 +271,8 @@ WEFT_API const char *const *weft_subscriber_labels(const weft_subscriber *subscr
 
 /* ---- the fleet ----
  *
- * What followers tell of themselves. Nobody has to, and anybody may lie: it is for people to look at, and
- * for decisions that a wrong answer makes slow or dear, never wrong. */
+ * Reports of followers. They are optional and untrusted. They are for people, and for decisions that a
+ * false report makes slower or more expensive, never wrong. */
 
 enum {
     WEFT_FOLLOWER_NAME = 65, /* a name with its terminator; 1 to 64 of A-Z a-z 0-9 . _ -, no dot first */
@@ -294,11 +296,11 @@ typedef struct weft_follower {
     uint64_t error_milliseconds;                                /* by its clock */
     char error[WEFT_FOLLOWER_ERROR];                            /* the last one, or ""; any text */
     double interval_seconds;                                    /* between its reports */
-    /* what who reads it knows besides */
+    /* added by the reader */
     double age_seconds; /* since it was heard of, by the store's clock */
     uint64_t lag;       /* versions behind the newest */
     double lag_seconds; /* between the publishing of its version and of the newest; below zero: not known */
-    bool live;          /* heard of within three intervals, and it has not said that it ends */
+    bool live;          /* heard of within three intervals, and its state is not ended */
 } weft_follower;
 
 typedef struct weft_fleet_options {
@@ -340,16 +342,16 @@ typedef struct weft_group_options {
 
 typedef struct weft_group weft_group;
 
-/* Takes the lead of the group at `path`, which is made unless it is there. WEFT_BUSY: somebody leads it.
- * What a leader before has left is gone on with. The store must outlive the group, and so must what the
- * options point to. One process or thread per host leads; it may be one that is a member too. */
+/* Takes the lead of the group at `path`, which is created if it does not exist. WEFT_BUSY: it has a leader.
+ * Continues from what a former leader left. The store and what the options point to must outlive the group.
+ * One process or thread per host leads; it may be a member too. */
 WEFT_API WEFT_CHECKED weft_status weft_group_lead(weft_context *context, weft_store *store,
                                                   const char *path, const weft_group_options *options,
                                                   weft_group **group_out);
-/* Leads for `seconds`, or until the group is at another version: WEFT_OK. WEFT_MORE: it is not yet; what
- * was begun goes on with the next call, which should come soon. WEFT_ABORTED: a version was not committed,
- * and the text says who was in the way; it is offered again with the next call, or a newer one. While no
- * rank is there, the mirror follows alone. */
+/* Leads for `seconds`, or until the group is at another version: WEFT_OK. WEFT_MORE: not yet; the next
+ * call, which should come soon, continues. WEFT_ABORTED: a version was not committed, and the text names
+ * the rank and the reason; the next call offers it again, or a newer one. While no rank is present, the
+ * mirror follows alone. */
 WEFT_API WEFT_CHECKED weft_status weft_group_run(weft_group *group, double seconds, uint64_t *version_out);
 
 typedef struct weft_group_info {
@@ -394,12 +396,12 @@ WEFT_API void weft_member_close(weft_member *member);
  * has gone on without this rank, which must be closed and opened again. */
 WEFT_API WEFT_CHECKED weft_status weft_member_wait(weft_member *member, double seconds,
                                                    uint64_t *version_out);
-/* Decodes and proves the version that is offered, and leaves the weights alone. With a `version`, waits for
- * that one; 0: the one that is offered, and if there is none, WEFT_OK, and commit does nothing. A failure
- * is everybody's: no rank commits the version. */
+/* Decodes and proves the offered version, and leaves the weights alone. With a `version`, waits for that
+ * one; 0: the one on offer, and if there is none, WEFT_OK, and commit does nothing. A failure counts for
+ * all: no rank commits the version. */
 WEFT_API WEFT_CHECKED weft_status weft_member_prepare(weft_member *member, uint64_t version);
-/* Votes, waits for the others, and puts the version in place. WEFT_ABORTED: somebody could not prepare it,
- * died, or did not vote in time; all ranks stay at the version before, and get the same text. */
+/* Votes, waits for the others, and commits the version. WEFT_ABORTED: a rank could not prepare it, died, or
+ * did not vote in time; all ranks stay at the version before, and get the same text. */
 WEFT_API WEFT_CHECKED weft_status weft_member_commit(weft_member *member);
 /* Drops what is prepared, for all ranks. What was committed cannot be taken back. */
 WEFT_API WEFT_CHECKED weft_status weft_member_rollback(weft_member *member);
@@ -423,24 +425,24 @@ WEFT_API const char *weft_member_label(const weft_member *member, const char *ke
 
 /* ---- relaying ----
  *
- * A relay stands between a store and many readers. It keeps what it has fetched in a directory of its own,
- * which is laid out like a store; fetches each object once, however many ask for it at the same moment;
- * hands on only what a head and the pages behind it name, chunk by chunk, each checked before anybody sees
- * it; and goes on with what it has while the store cannot be reached.
+ * A relay stands between a store and many readers. It caches what it has fetched in a directory of its
+ * own, which is laid out like a store. It fetches each object once, however many ask for it at the same
+ * moment. It passes on only what a head and the pages behind it name, chunk by chunk, each checked first.
+ * It serves what it has while the store is unreachable.
  *
- * Nothing here waits for the network: who asks for what is not there yet is suspended, and resumed by a
- * thread of the relay's. */
+ * Nothing here waits for the network: a reader of bytes that are not there yet is suspended, and a thread
+ * of the relay resumes it. */
 
 typedef struct weft_relay_options {
-    const weft_key *trusted;    /* heads must be signed by it; NULL: what the store says is believed */
-    uint64_t cache_bytes;       /* kept in the directory; 0: 10 GiB. What is under way comes on top */
-    double poll_seconds;        /* between looks where the store cannot wait; 0: 0.5, of a directory 0.02 */
+    const weft_key *trusted; /* heads must be signed by it; NULL: what the store says is believed */
+    uint64_t cache_bytes;    /* kept in the directory; 0: 10 GiB. Objects in flight come on top */
+    double poll_seconds; /* between polls where the store has no long poll; 0: 0.5, of a directory 0.02 */
     void (*news)(void *opaque); /* there is a new head; called by a thread of the relay's; may be NULL */
     void *opaque;
 } weft_relay_options;
 
-/* What a relay has under way at once, objects, heads and reports: open its store for so many, so that none
- * waits for another. */
+/* Transfers that a relay has in flight at once: objects, heads and reports. Open its store for as many, so
+ * that none waits for another. */
 enum { WEFT_RELAY_TRANSFERS = 24 };
 
 typedef struct weft_relay weft_relay;
@@ -514,9 +516,9 @@ typedef struct weft_relay_stats {
     uint64_t fetches; /* objects whose fetch was begun */
     uint64_t hits;    /* asked for, and here */
     uint64_t misses;  /* asked for, and not here */
-    uint64_t joined;  /* asked for, and on their way already */
+    uint64_t joined;  /* asked for, and already in flight */
     uint64_t evictions;
-    uint64_t damaged;        /* chunks that came wrong, and were not handed on */
+    uint64_t damaged;        /* chunks that came wrong, and were not passed on */
     uint64_t damaged_cached; /* chunks that were found wrong in the directory */
     uint64_t refused_heads;  /* heads that were malformed, of another run, or wrongly signed */
     uint64_t objects;        /* named by the history, as far as it was read */
@@ -524,7 +526,7 @@ typedef struct weft_relay_stats {
     uint64_t under_way;          /* objects that are being fetched */
     bool disk_full;              /* there was no room for the last object, the last head or the mark */
     bool reached;                /* the last look at the store succeeded */
-    double state_seconds;        /* for so long */
+    double state_seconds;        /* for this long */
     double head_seconds;         /* since the newest head was last confirmed; below zero: never */
     char error[WEFT_RELAY_TEXT]; /* of the last failed look; "" if there was none */
 } weft_relay_stats;
@@ -558,8 +560,8 @@ typedef struct weft_gc_options {
      * store tells; below zero: 3600. */
     double grace_seconds;
     bool dry_run;
-    /* Leaves what a live follower that is behind needs to go on, patch by patch, however old that is. Where
-     * followers cannot be seen this fails. */
+    /* Keeps the patches that a live follower needs to catch up, however old they are. Fails where followers
+     * cannot be listed. */
     bool keep_followers;
     /* Called for each object removed, or that would be; may be NULL. */
     void (*removed)(void *opaque, const char *key, uint64_t bytes);
@@ -576,18 +578,18 @@ typedef struct weft_gc_result {
     bool unsettled; /* a publisher is taking the run over: nothing was removed before its first version */
 } weft_gc_result;
 
-/* Removes what no kept version needs. Which versions are kept, the publisher has decided and written into
- * the history. Where the store has a listing, leftovers of failed publishes go too. What a publisher may
- * still name, however long it was stopped, stays: so this may run at any time, beside publishers, others of
- * its kind, and takeovers, and may itself be stopped anywhere. */
+/* Removes what no kept version needs. The publisher has decided which versions are kept and written that
+ * into the history. Where the store has a listing, leftovers of failed publishes go too. What a publisher
+ * may still name, however long it was stopped, stays. So this may run at any time, beside publishers,
+ * other collectors and takeovers, and may itself be stopped anywhere. */
 WEFT_API WEFT_CHECKED weft_status weft_gc_run(weft_context *context, weft_store *store,
                                               const weft_gc_options *options, weft_gc_result *result_out);
 
-/* ---- mending a run whose store was damaged ----
+/* ---- repairing a run whose store was damaged ----
  *
- * What heals by itself needs none of this: readers go round damaged patches and anchors, and the next
- * anchor makes up for them. What does not is a head that is no head, and a damaged page of the history.
- * Both can mostly be made again from what lies beside them. */
+ * Readers avoid damaged patches and anchors, and the next anchor makes up for them. Two things do not
+ * heal by themselves: something else in the place of a head, and a damaged page of the history. Both can
+ * mostly be rebuilt from what lies beside them. */
 
 typedef enum weft_repair_kind {
     WEFT_REPAIR_HEAD = 0,
@@ -605,7 +607,7 @@ typedef struct weft_repair_finding {
     weft_repair_kind kind;
     const char *key;    /* of the object that is damaged; "" if none is */
     const char *wrong;  /* what is wrong */
-    const char *effect; /* what that means for who reads or publishes */
+    const char *effect; /* what that means for readers and publishers */
     const char *remedy; /* what repair does about it, or what else does */
     uint64_t first;     /* versions that are lost by it, or cannot be reached; 0: none */
     uint64_t last;
@@ -630,7 +632,7 @@ typedef struct weft_repair_result {
     uint64_t findings;  /* that are left, */
     uint64_t mendable;  /* and of these, which repair can mend */
     uint64_t mended;    /* that are mended now */
-    uint64_t version;   /* the newest that can be gone on with; 0: none */
+    uint64_t version;   /* the newest that can be continued; 0: none */
     uint64_t epoch;     /* of the newest head */
     uint64_t oldest;    /* the oldest version that the history tells of */
     uint64_t floor;     /* the oldest version that is kept */
@@ -639,9 +641,9 @@ typedef struct weft_repair_result {
     bool is_signed;
 } weft_repair_result;
 
-/* Looks at heads, history and all that the kept versions need, and tells what is wrong; with `apply` mends
- * what can be mended, losing no more than what is damaged. WEFT_OK too if something is damaged: the result
- * counts. WEFT_NOT_FOUND if there is no run. WEFT_CONFLICT if somebody else writes there. */
+/* Checks heads, history and all that the kept versions need, and reports what is wrong. With `apply` it
+ * mends what can be mended, losing no more than what is damaged. WEFT_OK also if something is damaged:
+ * see the result. WEFT_NOT_FOUND if there is no run. WEFT_CONFLICT if somebody else writes there. */
 WEFT_API WEFT_CHECKED weft_status weft_repair_run(weft_context *context, weft_store *store,
                                                   const weft_repair_options *options,
                                                   weft_repair_result *result_out);

@@ -71,7 +71,7 @@ typedef struct weft_tensor {
     uint64_t bytes; /* of all elements, in `dtype` */
     void *data;     /* NULL if the tensor is empty or reached through `access` */
     const weft_access *access;
-    void *opaque;    /* handed to `access` */
+    void *opaque;    /* passed to `access` */
     bool writable;   /* may be changed by a commit */
     int64_t tied_to; /* index of the tensor whose memory this name shares, or -1 */
 } weft_tensor;
@@ -145,11 +145,10 @@ WEFT_API const char *weft_checkpoint_metadata(const weft_checkpoint *checkpoint,
 WEFT_API WEFT_CHECKED weft_status weft_checkpoint_create(weft_context *context, const char *path,
                                                          const weft_container *container,
                                                          weft_checkpoint **checkpoint_out);
-/* Moves the new checkpoint to its path, atomically for a single file or a new directory, and closes
- * it. In a directory that exists, shards are replaced one by one: the old index leaves first and the new
- * one comes last, so that who goes by the index never meets a mixture. `durable` syncs files and directory
- * first. On failure nothing stands at the path that was not there before, and the temporary files are
- * gone. */
+/* Moves the new checkpoint to its path, atomically for a single file or a new directory, and closes it.
+ * In a directory that exists, shards are replaced one by one: the old index is removed first and the new
+ * one comes last, so a reader of the index never meets a mixture. `durable` syncs files and directory
+ * first. On failure the path has nothing that was not there before, and the temporary files are gone. */
 WEFT_API WEFT_CHECKED weft_status weft_checkpoint_finish(weft_checkpoint *checkpoint, bool durable);
 /* Closing a created checkpoint that was not finished removes its temporary files. */
 
@@ -198,22 +197,22 @@ WEFT_API WEFT_CHECKED weft_status weft_layout_parse(weft_context *context, const
 
 /* ---- views ----
  *
- * A view shows live tensors as the checkpoint's: in the checkpoint's names, shapes and order, whatever
- * the layout behind it. All that compares, digests or changes weights works on views. */
+ * A view presents live tensors with the checkpoint's names, shapes and order, whatever the layout behind
+ * it. Everything that compares, digests or changes weights works on views. */
 
 typedef struct weft_view weft_view;
 
-/* The tensors of `table` as they are. The table must outlive the view. Tensors of the same dtype and shape
- * that are the same memory, such as an embedding and an output head, are tied: each is in the digest and in
- * patches under its own name, the memory is written once, and what would make them differ is refused.
- * Memory that overlaps in any other way is WEFT_INVALID_ARGUMENT. What is behind callbacks cannot be
+/* The tensors of `table` as they are. The table must outlive the view. Tensors of the same dtype and
+ * shape that share their memory, such as an embedding and an output head, are tied: each is in the digest
+ * and in patches under its own name, the memory is written once, and a patch that would make them differ
+ * is refused. Any other overlap of memory is WEFT_INVALID_ARGUMENT. Memory behind callbacks cannot be
  * compared. */
 WEFT_API WEFT_CHECKED weft_status weft_view_create(weft_context *context, const weft_table *table,
                                                    weft_view **view_out);
-/* The tensors of `table` seen through a layout of the checkpoint described by `checkpoint` (names,
- * dtypes and shapes; its data is not used). An element of a live tensor that no slice covers, or two,
- * is an error, and so is a checkpoint tensor that the layout neither uses nor ignores. The table must
- * outlive the view. */
+/* The tensors of `table` through a layout of the checkpoint described by `checkpoint` (names, dtypes and
+ * shapes; its data is not used). It is an error if no slice, or more than one, covers an element of a
+ * live tensor, or if the layout neither uses nor ignores a checkpoint tensor. The table must outlive the
+ * view. */
 WEFT_API WEFT_CHECKED weft_status weft_view_create_layout(weft_context *context, const weft_table *table,
                                                           const weft_layout *layout,
                                                           const weft_table *checkpoint,
@@ -246,7 +245,7 @@ WEFT_API bool weft_digest_equal(const weft_digest *a, const weft_digest *b);
 /* The grain sums of one state of a table. */
 typedef struct weft_sums weft_sums;
 
-/* Sums everything that the view holds, with all threads. The view must outlive the sums. */
+/* Sums everything that the view holds, on all threads. The view must outlive the sums. */
 WEFT_API WEFT_CHECKED weft_status weft_sums_compute(weft_context *context, const weft_view *view,
                                                     weft_sums **sums_out);
 WEFT_API void weft_sums_destroy(weft_sums *sums);
