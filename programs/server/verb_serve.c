@@ -48,25 +48,25 @@ static const struct argp_option options[] = {
     {"tls-cert", OPTION_TLS_CERT, "FILE", 0, "Serve https with this certificate (PEM, chain included)", 2},
     {"tls-key", OPTION_TLS_KEY, "FILE", 0, "The certificate's private key (PEM)", 2},
     {"read-token-file", OPTION_READ_TOKEN_FILE, "FILE", 0,
-     "Who reads must send one of the tokens in FILE, one per line (or a write token)", 2},
-    {"write-token-file", OPTION_WRITE_TOKEN_FILE, "FILE", 0,
-     "Who writes must send one of the tokens in FILE", 2},
+     "Readers must send one of the tokens in FILE, one per line (or a write token)", 2},
+    {"write-token-file", OPTION_WRITE_TOKEN_FILE, "FILE", 0, "Writers must send one of the tokens in FILE",
+     2},
     {"read-only", OPTION_READ_ONLY, NULL, 0, "Refuse PUT and DELETE, except for followers' reports", 2},
-    {"no-reports", OPTION_NO_REPORTS, NULL, 0, "Refuse what followers want to tell of themselves", 2},
-    {"cache", OPTION_CACHE, "DIR", 0, "Relay STORE, and keep what was fetched in DIR", 3},
+    {"no-reports", OPTION_NO_REPORTS, NULL, 0, "Refuse reports of followers", 2},
+    {"cache", OPTION_CACHE, "DIR", 0, "Relay STORE, and cache what was fetched in DIR", 3},
     {"cache-bytes", OPTION_CACHE_BYTES, "SIZE", 0,
-     "Keep at most so much there (default: 10G); what was used least recently goes first", 3},
+     "Cache at most SIZE (default: 10G); the least recently used is evicted first", 3},
     {"max-object", OPTION_MAX_OBJECT, "SIZE", 0, "Refuse larger objects (default: 1T)", 3},
     {"max-connections", OPTION_MAX_CONNECTIONS, "N", 0,
      "At most N connections at once (default: 512); others wait to be accepted", 3},
     {"max-watchers", OPTION_MAX_WATCHERS, "N", 0,
-     "At most N requests that wait for a version (default: three quarters of the connections)", 3},
+     "At most N long polls for a version (default: three quarters of the connections)", 3},
     {"idle-seconds", OPTION_IDLE_SECONDS, "S", 0,
-     "Cut connections on which nothing moved for so long (default: 30)", 3},
+     "Cut connections on which nothing moved for S seconds (default: 30)", 3},
     {"watch-seconds", OPTION_WATCH_SECONDS, "S", 0,
-     "Answer who waits for a version after at most so long (default: 30)", 3},
+     "Answer a long poll after at most S seconds (default: 30)", 3},
     {"stop-seconds", OPTION_STOP_SECONDS, "S", 0,
-     "At the end, let transfers finish for at most so long (default: 5)", 3},
+     "At the end, let transfers finish for at most S seconds (default: 5)", 3},
     {"volatile", OPTION_VOLATILE, NULL, 0, "Do not sync files: quicker puts that a power cut may take back",
      3},
     {0},
@@ -76,38 +76,38 @@ static const char doc[] =
     "Serve a store over HTTP or HTTPS: publishers put, workers get and wait for the next version. With "
     "--cache, relay another store to many workers.\v"
     "DIR is a store on disk; it is made if it does not exist. The same directory may be written by "
-    "`weft publish DIR` at the same time: who waits is told of those versions too.\n"
-    "\nA relay (--cache) fetches each object of STORE once, however many ask for it, checks every chunk "
-    "against the history before it hands it on, which it does while others are still coming, and goes on "
-    "with what it has while STORE cannot be reached. It is read-only, and may relay another "
-    "relay. " HELP_STORE
+    "`weft publish DIR` at the same time: long polls notice those versions too.\n"
+    "\nA relay (--cache) fetches each object of STORE once, however many ask for it. It checks every chunk "
+    "against the history and passes it on while the rest is still in flight. It serves what it has while "
+    "STORE is unreachable. It is read-only, and may relay another relay. " HELP_STORE
     "\nFollowers check everything themselves, whatever a relay sends. With --trust the relay refuses heads "
     "that the key has not signed, so that nobody can make it fetch and keep what is not the run's.\n"
     "\nPaths:\n"
     "  /KEY           objects: GET and HEAD (with ranges, ETag, If-None-Match),\n"
     "                 PUT (with If-None-Match: *, If-Match), DELETE\n"
     "  /v1/watch?after=N&seconds=S\n"
-    "                 waits for a version above N: 200 and its head, or 204\n"
+    "                 long poll for a version above N: 200 and its head, or 204\n"
     "  /v1/status     what is here, who follows, and what was done, as JSON\n"
     "  /v1/list?prefix=followers\n"
     "                 the reports of followers, a line of JSON for each\n"
     "  /v1/history?since=N&limit=M\n"
     "                 the newest versions (2048 at most) above N, as JSON\n"
+    "  /v1/train?from=N\n"
+    "                 the steps of a trainer from N on, as JSON\n"
     "  /metrics       the status for Prometheus\n"
     "  /              in a browser, a page for people: the newest version, the\n"
     "                 patches before it as a plot, followers, errors; it keeps\n"
     "                 itself up to date, and asks for a token if one is needed\n"
-    "\nWho may write: with --write-token-file, who sends a token of it. Without, everybody, but only "
-    "if the address is a loopback one and there is no read token; else the server is read-only. Who may "
-    "read may put a report, /followers/NAME: a small object, checked, of which at most 4096 are kept. "
-    "Tokens "
-    "are sent as 'Authorization: Bearer TOKEN' and can be read on the way unless TLS is used.\n"
+    "\nWho may write: with --write-token-file, clients that send a token of it. Without, everybody, but "
+    "only if the address is a loopback one and there is no read token; else the server is read-only. Every "
+    "reader may put a report, /followers/NAME: a small object, checked, of which at most 4096 are kept. "
+    "Tokens are sent as 'Authorization: Bearer TOKEN' and can be read on the way unless TLS is used.\n"
     "\nOn a loopback address, what needs no token is answered only if the Host of the request is an "
     "address, "
     "'localhost', the name in --listen or one of --host: else any page in a browser on this machine could "
     "have it under a name of its own. A proxy in front that hands the Host of its clients on needs "
     "--host.\n"
-    "\nSIGINT and SIGTERM end the server: it accepts no more, sends those who wait away, lets transfers "
+    "\nSIGINT and SIGTERM end the server: it accepts no more, ends long polls, lets transfers "
     "finish for --stop-seconds, and exits with 0. A second signal ends it at once. SIGHUP has it read its "
     "token files again, without an interruption; what cannot be read changes nothing. Certificates are "
     "read "

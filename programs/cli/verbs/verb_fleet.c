@@ -12,19 +12,19 @@ enum { OPTION_WATCH = 0x100, OPTION_LIVE };
 static const struct argp_option options[] = {
     {"watch", OPTION_WATCH, "TIME", OPTION_ARG_OPTIONAL,
      "Look again and again, every TIME (default: 2s), until interrupted", 1},
-    {"live", OPTION_LIVE, NULL, 0, "Only followers that are heard of", 1},
+    {"live", OPTION_LIVE, NULL, 0, "Only live followers", 1},
     {0},
 };
 
 static const char doc[] =
-    "Show who follows the run in STORE, by what they tell of themselves; who is most behind comes "
+    "Show the followers of the run in STORE, by their reports; the one that is most behind comes "
     "first.\v" HELP_STORE
     "\nWhere the store is a web server, it must be a weft serve: others have no listing.\n"
     "\nColumns: the name; the version that the follower holds; how many versions, and how much older, that "
     "is than the newest; what it does (waiting, fetching, prepared, failed, ended), or \"silent\" if it "
     "was not heard of for three of its intervals; its last pause; how long ago it was heard of; and its "
     "last error.\n"
-    "\nReports are for looking at: whoever may write to the store, or read from a weft serve, may write "
+    "\nReports are untrusted: whoever may write to the store, or read from a weft serve, may write "
     "what they like. Of more than 4096 followers, those that were heard of most recently are shown.\n"
     "\nExamples:\n"
     "  weft fleet /srv/run-7\n"

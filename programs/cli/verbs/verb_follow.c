@@ -40,19 +40,16 @@ static const struct argp_option options[] = {
     {"exec-fatal", OPTION_EXEC_FATAL, NULL, 0, "Stop when CMD fails", 1},
     {"until", OPTION_UNTIL, "N", 0, "Stop when OUT is at version N or a later one", 1},
     {"poll", OPTION_POLL, "SECONDS", 0,
-     "Look so often where the store cannot tell of new versions by itself (default: 0.5; of a directory "
-     "0.02)",
-     1},
+     "Poll at this interval where the store has no long poll (default: 0.5; of a directory 0.02)", 1},
     {"max-failures", OPTION_MAX_FAILURES, "N", 0, "Give up after N failures in a row (default: 0, never)",
      1},
-    {"replace", OPTION_REPLACE, NULL, 0, "OUT may be a model that is of no version of the run: replace it",
-     1},
+    {"replace", OPTION_REPLACE, NULL, 0, "OUT may be a model that is no version of the run: replace it", 1},
     {"durable", OPTION_DURABLE, NULL, 0, "OUT is whole, old or new, even after a power loss", 1},
     {"name", OPTION_NAME, "NAME", 0,
-     "Be seen under this name (default: made of the host's and of OUT); see weft fleet", 2},
+     "Report under this name (default: made of the host's and of OUT); see weft fleet", 2},
     {"report-every", OPTION_REPORT_EVERY, "TIME", 0,
-     "Tell of itself so often, from 1s to 20m (default: 5s; in S3 60s)", 2},
-    {"no-report", OPTION_NO_REPORT, NULL, 0, "Do not tell of itself", 2},
+     "Report at this interval, from 1s to 20m (default: 5s; in S3 60s)", 2},
+    {"no-report", OPTION_NO_REPORT, NULL, 0, "Do not report", 2},
     {"group", OPTION_GROUP, "NAME", 0,
      "Lead a group instead of keeping an OUT: ranks on this host that commit together. NAME stands for "
      "/dev/shm/weft-NAME, unless it has a '/'",
@@ -70,22 +67,20 @@ static const char doc[] =
     "\nA follower outlives outages: a store that is not there, not reached, empty or damaged is reported "
     "once on stderr and tried again, at growing intervals of up to ten seconds. It ends only for what "
     "waiting cannot heal, such as a refused token, a wrong signature, another run, or an OUT that is not "
-    "ours. One that fell behind goes to the newest version by the cheapest way, and may pass over "
-    "others.\n"
+    "ours. One that fell behind takes the cheapest route to the newest version, and may skip others.\n"
     "\nCMD finds WEFT_VERSION, WEFT_DIGEST, WEFT_OUT, WEFT_STORE and WEFT_LABEL_<KEY> in its environment "
     "(the key in capitals, everything but letters and digits as '_'). It is also run at the start, if OUT "
-    "is already at the newest version. While it runs, OUT does not change. What opens the store is not "
-    "handed to "
-    "it: WEFT_TOKEN, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_SECURITY_TOKEN and "
+    "is already at the newest version. While it runs, OUT does not change. The store's credentials are "
+    "not passed to it: WEFT_TOKEN, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, "
+    "AWS_SECURITY_TOKEN and "
     "AWS_CONTAINER_AUTHORIZATION_TOKEN; a CMD that needs them takes them from elsewhere, such as a file.\n"
-    "\nA follower puts a small object into the store, followers/NAME, which says how it fares, and which "
-    "weft fleet and the status of weft serve show. A store that does not let it is left in "
-    "peace.\n"
+    "\nA follower puts a report into the store, a small object, followers/NAME, which weft fleet and the "
+    "status of weft serve show. A store that refuses it is not asked again.\n"
     "\nThe leader of a group fetches and decodes each version once, into a copy of the model in shared "
     "memory. "
     "The ranks, processes that call weft_member_open, load their "
-    "weights from there, and put a version in place when all of them have prepared it, or none does. A "
-    "version that was aborted is reported on stderr, with the rank that was in the way, and offered again. "
+    "weights from there, and commit a version when all of them have prepared it, or none does. An aborted "
+    "version is reported on stderr, with the rank and the reason, and offered again. "
     "Ranks and leader may be restarted at any time. What they share stays until somebody removes the "
     "directory, so that the next leader has nothing to fetch.\n" HELP_TRUST "\nExamples:\n"
     "  weft follow /srv/run-7 worker.safetensors\n"

@@ -12,24 +12,21 @@ static const struct argp_option options[] = {
      "1h)",
      1},
     {"keep-followers", OPTION_KEEP_FOLLOWERS, NULL, 0,
-     "Leave the patches that a live follower which is behind needs to go on; see weft fleet", 1},
+     "Keep the patches that a live follower needs to catch up; see weft fleet", 1},
     {"dry-run", OPTION_DRY_RUN, NULL, 0, "Only tell what would be removed", 1},
     {0},
 };
 
 static const char doc[] =
     "Remove from STORE what no kept version needs.\v" HELP_STORE
-    "\nWhich versions are kept, the publisher decides (weft publish --keep-anchors): those since the "
-    "oldest anchor that is kept. The objects of older versions go when they have not been needed for the "
-    "grace period, so that a worker that is just fetching one can finish. How long that is, the store's "
-    "own "
-    "clock tells; where a server gives no dates, nothing goes that would have to wait, and --grace 0 "
-    "removes "
-    "it at once. In a directory and in S3, what failed publishes have left goes too. The history itself "
-    "stays: weft log still tells of every version.\n"
+    "\nThe publisher decides which versions are kept (weft publish --keep-anchors): those since the "
+    "oldest kept anchor. Objects of older versions are removed when they have not been needed for the "
+    "grace period, so that a worker that is fetching one can finish. The store's own clock decides. Where "
+    "a server gives no dates, what would have to wait stays, and --grace 0 removes it at once. In a "
+    "directory and in S3, leftovers of failed publishes are removed too. The history itself stays: weft "
+    "log still shows every version.\n"
     "\nMay run at any time, beside publishers, however long one of them was stopped, and followers; once "
-    "an "
-    "hour is often enough.\n" HELP_TRUST "\nExamples:\n"
+    "an hour is often enough.\n" HELP_TRUST "\nExamples:\n"
     "  weft gc /srv/run-7 --dry-run\n"
     "  weft gc /srv/run-7 --grace 1d\n"
     "  weft gc https://store.example/run-7 --token-file ~/.weft-token --json\n" HELP_REMOTE_EXIT_CODES;

@@ -47,7 +47,7 @@ static const struct argp_option options[] = {
     {"sign", OPTION_SIGN, "FILE", 0,
      "Sign with this secret key (weft keygen makes one), so that followers can use --trust", 1},
     {"adopt", OPTION_ADOPT, NULL, 0,
-     "With --sign: go on with a run whose history that key has not signed, and sign for it from now on", 1},
+     "With --sign: continue a run whose history that key has not signed, and sign for it from now on", 1},
     {"cache", OPTION_CACHE, "DIR", 0,
      "Keep the copy of what was published last in DIR (default: a directory per store in "
      "${XDG_CACHE_HOME:-~/.cache}/weft)",
@@ -58,7 +58,7 @@ static const struct argp_option options[] = {
      "from 0 on; each encodes and sends a part of it, and keeps no cache",
      1},
     {"anchor", OPTION_ANCHOR, "WHEN", 0,
-     "Write an anchor, a whole checkpoint for who starts or was away: auto (default), when the patches "
+     "Write an anchor, a snapshot for workers that start or were away: auto (default), when the patches "
      "since the last one outweigh it; now; or never",
      2},
     {"anchor-ratio", OPTION_ANCHOR_RATIO, "R", 0,
@@ -66,17 +66,17 @@ static const struct argp_option options[] = {
     {"keep-anchors", OPTION_KEEP_ANCHORS, "N", 0,
      "Versions older than the last N anchors may be removed by weft gc (default: 2)", 2},
     {"no-leaps", OPTION_NO_LEAPS, NULL, 0,
-     "Make no patches over 4, 16, 64, ... versions, which shorten the way for who was away", 2},
+     "Make no patches over 4, 16, 64, ... versions, which shorten catching up", 2},
     {"gc", OPTION_GC, "AGE", 0,
      "With each anchor, remove what no kept version has needed for AGE (such as 1h), as weft gc does", 2},
     {"keep-followers", OPTION_KEEP_FOLLOWERS, NULL, 0,
-     "With --gc: leave the patches that a live follower which is behind needs to go on", 2},
+     "With --gc: keep the patches that a live follower needs to catch up", 2},
     {"max-lag", OPTION_MAX_LAG, "N", 0,
      "Before publishing, wait until every live follower is within N versions of the new one; see weft "
      "fleet",
      3},
     {"max-lag-wait", OPTION_MAX_LAG_SECONDS, "TIME", 0,
-     "With --max-lag: wait at most so long, and then publish all the same (default: 60s)", 3},
+     "With --max-lag: wait at most TIME, and then publish all the same (default: 60s)", 3},
     {0},
 };
 
@@ -85,13 +85,12 @@ static const char doc[] =
     "before is sent; the first version goes whole.\v" HELP_STORE HELP_CKPT
     "\nPublish a checkpoint that is finished: its files must not change while they are read. A version "
     "is visible to followers whole or not at all. If publishing fails, simply try again.\n"
-    "\nA run has one publisher at a time. Who publishes takes over, and one that is still at work is "
-    "refused. Calls that use the same cache, one after the other, are one publisher.\n"
-    "\nA publisher goes on with the history that it finds. With --sign that must be signed by the same "
+    "\nA run has one publisher at a time. A new publisher takes over, and one that is still at work is "
+    "fenced and refused. Calls that use the same cache, one after the other, are one publisher.\n"
+    "\nA publisher continues the history that it finds. With --sign that must be signed by the same "
     "key, unless --adopt says otherwise.\n"
-    "\nThe copy in the cache takes as much disk as the checkpoint, and what leaps are made of up to twice "
-    "that. If it is lost, or another machine takes "
-    "over, it is rebuilt from the store.\n"
+    "\nThe copy in the cache takes as much disk as the checkpoint, and the data for leaps up to twice "
+    "that. If it is lost, or another machine takes over, it is rebuilt from the store.\n"
     "\nExamples:\n"
     "  weft publish /srv/run-7 step-42.safetensors --label step=42\n"
     "  weft publish https://store.example/run-7 out/step-42/ --sign run-7.key \\\n"
