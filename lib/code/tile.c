@@ -4,13 +4,7 @@
  */
 #include "tile.h"
 
-#include <string.h>
-
-static uint16_t weight_at(const void *weights, size_t index) {
-    uint16_t value;
-    memcpy(&value, (const uint8_t *)weights + 2 * index, sizeof value);
-    return value;
-}
+#include "lanes.h"
 
 static void classify_portable(const void *weights, size_t count, unsigned shift, const uint8_t *cuts,
                               unsigned classes, weft_tile *tile) {
@@ -24,7 +18,7 @@ static void classify_portable(const void *weights, size_t count, unsigned shift,
     }
     memset(tile, 0, sizeof *tile);
     for (size_t i = 0; i < count; i++) {
-        unsigned exponent = (unsigned)(weight_at(weights, i) & 0x7fff) >> shift;
+        unsigned exponent = (unsigned)(weft_weight_at(weights, i) & 0x7fff) >> shift;
         tile->masks[class_of[exponent]][i / 64] |= (uint64_t)1 << (i % 64);
     }
     for (c = 0; c < classes; c++) {

@@ -4,35 +4,19 @@
  */
 #include "tile.h"
 
-#include <immintrin.h>
-#include <string.h>
-
-/* One bit per 16-bit lane of two registers whose lanes are all ones or all zeros. */
-static inline uint32_t lane_mask(__m256i low, __m256i high) {
-    __m256i packed = _mm256_packs_epi16(low, high);
-    packed = _mm256_permute4x64_epi64(packed, 0xd8);
-    return (uint32_t)_mm256_movemask_epi8(packed);
-}
-
-static inline __m256i load(const uint8_t *memory) {
-    return _mm256_loadu_si256((const __m256i *)(const void *)memory);
-}
-
-static uint64_t tail_mask(size_t left) {
-    return left >= 64 ? ~(uint64_t)0 : ((uint64_t)1 << left) - 1;
-}
+#include "lanes.h"
 
 static void below_cuts(const uint8_t *weights, unsigned shift, const uint8_t *cuts, unsigned classes,
                        uint64_t valid, size_t block, weft_tile *tile) {
     const __m256i magnitude = _mm256_set1_epi16(0x7fff);
     __m256i w[4];
     for (unsigned j = 0; j < 4; j++) {
-        w[j] = _mm256_and_si256(load(weights + 32 * j), magnitude);
+        w[j] = _mm256_and_si256(weft_lanes_load(weights + 32 * j), magnitude);
     }
     for (unsigned c = 0; c + 1 < classes; c++) {
         __m256i limit = _mm256_set1_epi16((short)(cuts[c + 1] << shift));
-        uint32_t low = lane_mask(_mm256_cmpgt_epi16(limit, w[0]), _mm256_cmpgt_epi16(limit, w[1]));
-        uint32_t high = lane_mask(_mm256_cmpgt_epi16(limit, w[2]), _mm256_cmpgt_epi16(limit, w[3]));
+        uint32_t low = weft_lanes_mask(_mm256_cmpgt_epi16(limit, w[0]), _mm256_cmpgt_epi16(limit, w[1]));
+        uint32_t high = weft_lanes_mask(_mm256_cmpgt_epi16(limit, w[2]), _mm256_cmpgt_epi16(limit, w[3]));
         tile->masks[c][block] = ((uint64_t)low | (uint64_t)high << 32) & valid;
     }
     tile->masks[classes - 1][block] = valid;
@@ -68,7 +52,7 @@ static void classify_avx2(const void *weights, size_t count, unsigned shift, con
     if (left > 0) {
         uint8_t last[128] = {0};
         memcpy(last, w + 128 * whole, 2 * left);
-        below_cuts(last, shift, cuts, classes, tail_mask(left), whole, tile);
+        below_cuts(last, shift, cuts, classes, weft_lanes_left(left), whole, tile);
     }
     separate_classes((count + 63) / 64, classes, tile);
 }

@@ -4,19 +4,7 @@
  */
 #include "tile.h"
 
-#include <immintrin.h>
-
-static uint64_t tail_mask(size_t left) {
-    return left >= 64 ? ~(uint64_t)0 : ((uint64_t)1 << left) - 1;
-}
-
-static __mmask32 low_mask(uint64_t mask) {
-    return (__mmask32)mask;
-}
-
-static __mmask32 high_mask(uint64_t mask) {
-    return (__mmask32)(mask >> 32);
-}
+#include "lanes.h"
 
 /* The exponents of 64 weights, one byte each, in order. */
 static inline __m512i exponents(__m512i low, __m512i high, __m128i shift) {
@@ -46,9 +34,10 @@ static inline __attribute__((always_inline)) void below_cuts(const uint8_t *weig
         tile->masks[classes - 1][b] = ~(uint64_t)0;
     }
     if (64 * b < count) {
-        uint64_t valid = tail_mask(count - 64 * b);
-        __m512i e = exponents(_mm512_maskz_loadu_epi16(low_mask(valid), weights + 128 * b),
-                              _mm512_maskz_loadu_epi16(high_mask(valid), weights + 128 * b + 64), places);
+        uint64_t valid = weft_lanes_left(count - 64 * b);
+        __m512i e =
+            exponents(_mm512_maskz_loadu_epi16(weft_lanes_low(valid), weights + 128 * b),
+                      _mm512_maskz_loadu_epi16(weft_lanes_high(valid), weights + 128 * b + 64), places);
         for (unsigned c = 0; c + 1 < classes; c++) {
             tile->masks[c][b] = _mm512_mask_cmplt_epu8_mask(valid, e, limits[c]);
         }

@@ -4,20 +4,14 @@
  */
 #include "kernels.h"
 
-#include <string.h>
-
-static uint16_t weight_at(const void *weights, size_t index) {
-    uint16_t value;
-    memcpy(&value, (const uint8_t *)weights + 2 * index, sizeof value);
-    return value;
-}
+#include "../../code/lanes.h"
 
 static size_t diff_portable(const void *base, const void *next, size_t count, uint32_t first,
                             uint32_t *positions) {
     size_t found = 0;
     for (size_t i = 0; i < count; i++) {
         positions[found] = first + (uint32_t)i;
-        found += weight_at(base, i) != weight_at(next, i);
+        found += weft_weight_at(base, i) != weft_weight_at(next, i);
     }
     return found;
 }
@@ -29,7 +23,7 @@ static size_t diff_masters_portable(const void *base, const void *masters, size_
         uint32_t bits;
         memcpy(&bits, (const uint8_t *)masters + 4 * i, sizeof bits);
         positions[found] = first + (uint32_t)i;
-        found += weight_at(base, i) != weft_bf16_round(bits);
+        found += weft_weight_at(base, i) != weft_bf16_round(bits);
     }
     return found;
 }

@@ -7,7 +7,7 @@
  */
 #include "kernels.h"
 
-#include <immintrin.h>
+#include "../../code/lanes.h"
 
 static inline size_t append_positions(uint64_t mask, uint32_t first, uint32_t *positions) {
     size_t count = (size_t)__builtin_popcountll(mask);
@@ -22,20 +22,9 @@ static inline size_t append_positions(uint64_t mask, uint32_t first, uint32_t *p
     return count;
 }
 
-/* One bit per 16-bit lane of two registers whose lanes are all ones or all zeros. */
-static inline uint32_t lane_mask(__m256i low, __m256i high) {
-    __m256i packed = _mm256_packs_epi16(low, high);
-    packed = _mm256_permute4x64_epi64(packed, 0xd8);
-    return (uint32_t)_mm256_movemask_epi8(packed);
-}
-
-static inline __m256i load(const uint8_t *memory) {
-    return _mm256_loadu_si256((const __m256i *)(const void *)memory);
-}
-
 static inline uint32_t equal_thirtytwo(const uint8_t *base, const uint8_t *next) {
-    return lane_mask(_mm256_cmpeq_epi16(load(base), load(next)),
-                     _mm256_cmpeq_epi16(load(base + 32), load(next + 32)));
+    return weft_lanes_mask(_mm256_cmpeq_epi16(weft_lanes_load(base), weft_lanes_load(next)),
+                           _mm256_cmpeq_epi16(weft_lanes_load(base + 32), weft_lanes_load(next + 32)));
 }
 
 static size_t diff_avx2(const void *base, const void *next, size_t count, uint32_t first,
@@ -56,7 +45,7 @@ static size_t diff_avx2(const void *base, const void *next, size_t count, uint32
 }
 
 static inline __m256i round_eight(const uint8_t *masters) {
-    __m256i bits = load(masters);
+    __m256i bits = weft_lanes_load(masters);
     __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
     __m256i nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000));
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -68,7 +57,7 @@ static inline __m256i round_eight(const uint8_t *masters) {
 static inline __m256i equal_masters(const uint8_t *base, const uint8_t *masters) {
     __m256i next = _mm256_packus_epi32(round_eight(masters), round_eight(masters + 32));
     next = _mm256_permute4x64_epi64(next, 0xd8);
-    return _mm256_cmpeq_epi16(load(base), next);
+    return _mm256_cmpeq_epi16(weft_lanes_load(base), next);
 }
 
 static size_t diff_masters_avx2(const void *base, const void *masters, size_t count, uint32_t first,
@@ -78,10 +67,10 @@ static size_t diff_masters_avx2(const void *base, const void *masters, size_t co
     size_t found = 0;
     size_t i = 0;
     for (; i + 64 <= count; i += 64) {
-        uint32_t low =
-            lane_mask(equal_masters(b + 2 * i, m + 4 * i), equal_masters(b + 2 * i + 32, m + 4 * i + 64));
-        uint32_t high = lane_mask(equal_masters(b + 2 * i + 64, m + 4 * i + 128),
-                                  equal_masters(b + 2 * i + 96, m + 4 * i + 192));
+        uint32_t low = weft_lanes_mask(equal_masters(b + 2 * i, m + 4 * i),
+                                       equal_masters(b + 2 * i + 32, m + 4 * i + 64));
+        uint32_t high = weft_lanes_mask(equal_masters(b + 2 * i + 64, m + 4 * i + 128),
+                                        equal_masters(b + 2 * i + 96, m + 4 * i + 192));
         uint64_t equal = (uint64_t)low | (uint64_t)high << 32;
         if (~equal != 0) {
             found += append_positions(~equal, first + (uint32_t)i, positions + found);

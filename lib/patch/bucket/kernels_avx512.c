@@ -7,19 +7,7 @@
  */
 #include "kernels.h"
 
-#include <immintrin.h>
-
-static uint64_t tail_mask(size_t left) {
-    return left >= 64 ? ~(uint64_t)0 : ((uint64_t)1 << left) - 1;
-}
-
-static __mmask32 low_mask(uint64_t mask) {
-    return (__mmask32)mask;
-}
-
-static __mmask32 high_mask(uint64_t mask) {
-    return (__mmask32)(mask >> 32);
-}
+#include "../../code/lanes.h"
 
 /* Appends first + i for every set bit i of `mask`. */
 static inline size_t append_many(uint64_t mask, uint32_t first, uint32_t *positions) {
@@ -70,11 +58,11 @@ static size_t diff_avx512(const void *base, const void *next, size_t count, uint
             append_positions(differ_block(x + 2 * i, y + 2 * i), first + (uint32_t)i, positions + found);
     }
     if (i < count) {
-        uint64_t valid = tail_mask(count - i);
-        __m512i x0 = _mm512_maskz_loadu_epi16(low_mask(valid), x + 2 * i);
-        __m512i y0 = _mm512_maskz_loadu_epi16(low_mask(valid), y + 2 * i);
-        __m512i x1 = _mm512_maskz_loadu_epi16(high_mask(valid), x + 2 * i + 64);
-        __m512i y1 = _mm512_maskz_loadu_epi16(high_mask(valid), y + 2 * i + 64);
+        uint64_t valid = weft_lanes_left(count - i);
+        __m512i x0 = _mm512_maskz_loadu_epi16(weft_lanes_low(valid), x + 2 * i);
+        __m512i y0 = _mm512_maskz_loadu_epi16(weft_lanes_low(valid), y + 2 * i);
+        __m512i x1 = _mm512_maskz_loadu_epi16(weft_lanes_high(valid), x + 2 * i + 64);
+        __m512i y1 = _mm512_maskz_loadu_epi16(weft_lanes_high(valid), y + 2 * i + 64);
         uint64_t mask = _mm512_kunpackd(_mm512_cmpneq_epi16_mask(x1, y1), _mm512_cmpneq_epi16_mask(x0, y0));
         found += append_positions(mask, first + (uint32_t)i, positions + found);
     }
@@ -114,7 +102,7 @@ static size_t diff_masters_avx512(const void *base, const void *masters, size_t 
             append_positions((uint64_t)low | (uint64_t)high << 32, first + (uint32_t)i, positions + found);
     }
     for (; i < count; i += 32) {
-        uint64_t valid = tail_mask(count - i) & 0xffffffffu;
+        uint64_t valid = weft_lanes_left(count - i) & 0xffffffffu;
         __m512i old = _mm512_maskz_loadu_epi16((__mmask32)valid, b + 2 * i);
         __m512i m0 = _mm512_maskz_loadu_epi32((__mmask16)valid, m + 4 * i);
         __m512i m1 = _mm512_maskz_loadu_epi32((__mmask16)(valid >> 16), m + 4 * i + 64);
