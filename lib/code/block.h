@@ -11,17 +11,14 @@
 #ifndef WEFT_CODE_BLOCK_H
 #define WEFT_CODE_BLOCK_H
 
-#include "../base/bytes.h"
-#include "../base/context.h"
-#include "classes.h"
-#include "fired.h"
-#include "rans.h"
+#include "classes_write.h"
 #include "token.h"
 
 #include <string.h>
 
 enum {
     WEFT_BLOCK_MAX = 1 << 24,                 /* elements: the rest of a gap and of a value fit 56 bits */
+    WEFT_REST_MAX = 7,                        /* bytes of both rests */
     WEFT_VALUE_BITS = 48,                     /* multiples are below 2^48 */
     WEFT_VALUE_TOKENS = 16 + 4 * (48 - 4),    /* tokens of multiples */
     WEFT_VALUE_ESCAPE = WEFT_RANS_TOKENS - 1, /* the token of a value that is no multiple */
@@ -57,34 +54,21 @@ static inline double weft_power(int power) {
 /* ---- encoding ---- */
 
 typedef struct weft_block_encoder {
-    weft_context *context;
-    const weft_tile_kernels *kernels;
-    const weft_fired_kernels *fired_kernels;
-    weft_classes classes;
-    weft_tile tile;
-    uint32_t offsets[WEFT_CLASS_MAX]; /* rank in the tile + offset = gap */
-    uint64_t *items[WEFT_CLASS_MAX];  /* as fired.h packs them, and then the plain bits */
-    size_t capacities[WEFT_CLASS_MAX];
-    size_t counts[WEFT_CLASS_MAX];
-    size_t count;    /* what has fired, in all classes */
-    uint8_t *tokens; /* of all gaps, class after class, and behind them of all values */
-    size_t token_capacity;
+    weft_class_encoder coder;
     unsigned most; /* bits below the highest three of a value that are significant */
-    uint8_t *room; /* where the bits and then the stream are written */
-    size_t room_size;
 } weft_block_encoder;
 
 void weft_block_encoder_open(weft_block_encoder *encoder, weft_context *context, uint32_t significant);
 void weft_block_encoder_close(weft_block_encoder *encoder);
 /* Adds a tile of the gate's results to a sample. */
 void weft_block_encoder_sample(const weft_block_encoder *encoder, const uint16_t *words, size_t count,
-                               const weft_fired *fired, weft_class_sample *sample);
+                               const weft_entries *fired, weft_class_sample *sample);
 /* Begins a block of `elements` with classes for the sample. */
 void weft_block_encoder_begin(weft_block_encoder *encoder, const weft_class_sample *sample,
                               uint64_t elements);
 /* Takes the gate's results for the next tile, which starts at `linear`. */
 weft_status weft_block_encoder_tile(weft_block_encoder *encoder, const uint16_t *words, size_t count,
-                                    uint32_t linear, const weft_fired *fired);
+                                    uint32_t linear, const weft_entries *fired);
 weft_status weft_block_encoder_finish(weft_block_encoder *encoder, weft_writer *writer);
 
 /* ---- decoding ---- */

@@ -5,7 +5,7 @@
  */
 #include "classes.h"
 
-#include <string.h>
+#include "lanes.h"
 
 enum {
     BINS_MAX = 64,
@@ -126,6 +126,19 @@ static void cut_bins(weft_classes *classes, const bins *b, uint64_t table_cost) 
         end = from[k][end];
         classes->cuts[k - 1] = k == 1 ? 0 : (uint8_t)b->first_exponent[end];
     }
+}
+
+/* Four tables by turns: neighbours often share an exponent, and a counter that was just written is slow to
+ * read. */
+void weft_class_sample_units(weft_class_sample *sample, const void *weights, size_t count, unsigned shift) {
+    uint32_t tables[4][256] = {{0}};
+    for (size_t i = 0; i < count; i++) {
+        tables[i % 4][(weft_weight_at(weights, i) & 0x7fffu) >> shift]++;
+    }
+    for (unsigned e = 0; e < 256; e++) {
+        sample->units[e] += tables[0][e] + tables[1][e] + tables[2][e] + tables[3][e];
+    }
+    sample->sampled += count;
 }
 
 void weft_classes_cut(weft_classes *classes, const weft_class_sample *sample, uint64_t units) {

@@ -29,6 +29,8 @@ typedef struct weft_classes {
     uint8_t of_exponent[256];
 } weft_classes;
 
+/* Counts the exponents of `count` weights, which begin at bit `shift`. */
+void weft_class_sample_units(weft_class_sample *sample, const void *weights, size_t count, unsigned shift);
 /* Chooses classes for `units` units. One class, if there is no sample. */
 void weft_classes_cut(weft_classes *classes, const weft_class_sample *sample, uint64_t units);
 

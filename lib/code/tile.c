@@ -56,14 +56,8 @@ static size_t select_portable(const weft_tile *tile, unsigned class_index, const
     return i;
 }
 
-static void rank_portable(const weft_tile *tile, const uint16_t *olds, const uint32_t *positions,
-                          size_t count, uint32_t linear, weft_ranking *ranking, const weft_ranked *ranked) {
-    weft_tile_rank(tile, olds, positions, count, linear, ranking, ranked);
-}
-
 const weft_tile_kernels weft_tile_kernels_portable = {
     .classify = classify_portable,
-    .rank = rank_portable,
     .select = select_portable,
 };
 

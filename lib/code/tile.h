@@ -28,30 +28,12 @@ typedef struct weft_tile {
     uint32_t counts[WEFT_CLASS_MAX];                   /* members in the tile */
 } weft_tile;
 
-/* What ranking knows of the classes, and keeps from change to change. */
-typedef struct weft_ranking {
-    const uint8_t *class_of_exponent;
-    unsigned shift;                   /* of the exponent, as in `classify` */
-    uint32_t offsets[WEFT_CLASS_MAX]; /* rank in the tile + offset = gap */
-    uint32_t counts[WEFT_CLASS_MAX];  /* changes so far */
-} weft_ranking;
-
-/* What ranking says of changes. */
-typedef struct weft_ranked {
-    uint8_t *class_of;
-    uint32_t *gaps;   /* members of the class between the change before in it and this one */
-    uint32_t *orders; /* changes before in the class */
-} weft_ranked;
-
 typedef struct weft_tile_kernels {
     /* Sorts `count` weights (at most WEFT_TILE) into `classes` classes by exponent: the bits without the
      * sign, shifted right by `shift` (7 to 14). Class c holds those from cuts[c] up to, not including,
      * cuts[c + 1]; cuts[0] is 0. */
     void (*classify)(const void *weights, size_t count, unsigned shift, const uint8_t *cuts,
                      unsigned classes, weft_tile *tile);
-    /* Ranks `count` changes of a classified tile, which starts at `linear`, by their old weights. */
-    void (*rank)(const weft_tile *tile, const uint16_t *olds, const uint32_t *positions, size_t count,
-                 uint32_t linear, weft_ranking *ranking, const weft_ranked *ranked);
     /* The tile index of the member of class `class_index` with rank ranks[i] - first, for i from 0 up to
      * `count` or the first rank outside of the tile. Ranks ascend. Returns how many it found. */
     size_t (*select)(const weft_tile *tile, unsigned class_index, const uint32_t *ranks, size_t count,
@@ -62,26 +44,6 @@ typedef struct weft_tile_kernels {
 static inline uint32_t weft_tile_rank_of(const weft_tile *tile, unsigned c, uint32_t index) {
     uint64_t below = tile->masks[c][index / 64] & (((uint64_t)1 << (index % 64)) - 1);
     return tile->before[c][index / 64] + (uint32_t)__builtin_popcountll(below);
-}
-
-/* Compiled into each kernel file, so that the population count is one instruction where there is one. All
- * is done in one loop: most changes are of one class, so that what is kept by class is read just after it
- * was written, and the rest is done in the time that this takes. */
-static inline void weft_tile_rank(const weft_tile *tile, const uint16_t *olds, const uint32_t *positions,
-                                  size_t count, uint32_t linear, weft_ranking *ranking,
-                                  const weft_ranked *ranked) {
-    weft_ranking state = *ranking;
-    weft_ranked out = *ranked;
-    for (size_t i = 0; i < count; i++) {
-        unsigned c = state.class_of_exponent[(olds[i] & 0x7fffu) >> state.shift];
-        uint32_t rank = weft_tile_rank_of(tile, c, positions[i] - linear);
-        out.class_of[i] = (uint8_t)c;
-        out.gaps[i] = rank + state.offsets[c];
-        out.orders[i] = state.counts[c];
-        state.offsets[c] = 0 - rank - 1;
-        state.counts[c]++;
-    }
-    *ranking = state;
 }
 
 /* Asks for one of `parts` parts of the `bytes` bytes at an address, which need not be anybody's. Work on a

@@ -74,13 +74,7 @@ static size_t select_avx2(const weft_tile *tile, unsigned class_index, const uin
     return i;
 }
 
-static void rank_avx2(const weft_tile *tile, const uint16_t *olds, const uint32_t *positions, size_t count,
-                      uint32_t linear, weft_ranking *ranking, const weft_ranked *ranked) {
-    weft_tile_rank(tile, olds, positions, count, linear, ranking, ranked);
-}
-
 const weft_tile_kernels weft_tile_kernels_avx2 = {
     .classify = classify_avx2,
-    .rank = rank_avx2,
     .select = select_avx2,
 };

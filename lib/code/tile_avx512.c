@@ -130,13 +130,7 @@ static size_t select_avx512(const weft_tile *tile, unsigned class_index, const u
     return i;
 }
 
-static void rank_avx512(const weft_tile *tile, const uint16_t *olds, const uint32_t *positions,
-                        size_t count, uint32_t linear, weft_ranking *ranking, const weft_ranked *ranked) {
-    weft_tile_rank(tile, olds, positions, count, linear, ranking, ranked);
-}
-
 const weft_tile_kernels weft_tile_kernels_avx512 = {
     .classify = classify_avx512,
-    .rank = rank_avx512,
     .select = select_avx512,
 };

@@ -31,7 +31,7 @@ typedef struct encode_worker {
 /* What the gate has made of a tile. */
 typedef struct gated_tile {
     weft_gate_input input;
-    weft_fired fired;
+    weft_entries fired;
 } gated_tile;
 
 /* Made for the first round and kept: its buffers have grown to what a round needs. */
@@ -91,7 +91,7 @@ static void sample_block(const encode_job *job, encode_worker *worker, uint64_t 
     weft_gate_input next = sample_input(job, start, end, 0);
     for (uint64_t i = 0; i < SAMPLE_PLACES; i++) {
         weft_gate_input input = next;
-        weft_fired fired = weft_fired_in(&worker->rooms[0]);
+        weft_entries fired = weft_fired_in(&worker->rooms[0]);
         if (i + 1 < SAMPLE_PLACES) {
             next = sample_input(job, start, end, i + 1);
             fetch(&next);
@@ -147,7 +147,7 @@ static weft_status encode_coded(const encode_job *job, encode_worker *worker, ui
     for (uint64_t at = start; at < end && status == WEFT_OK;) {
         status = encode_tiles(job, worker, start, end, &at);
     }
-    if (status == WEFT_OK && encoder->count > 0) {
+    if (status == WEFT_OK && encoder->coder.count > 0) {
         status = weft_block_encoder_finish(encoder, frame);
     }
     return status;
@@ -160,7 +160,7 @@ static weft_status encode_raw(const encode_job *job, encode_worker *worker, uint
     for (uint64_t at = start; at < end;) {
         weft_loco_stretch stretch = weft_loco_stretch_at(job->loco, at, end, WEFT_TILE);
         weft_gate_input input = input_of(job->loco, &stretch, start);
-        weft_fired fired = weft_fired_in(room);
+        weft_entries fired = weft_fired_in(room);
         if (job->gate(&input, &fired, room->words) >= WEFT_NOT_FINITE) {
             return name_broken(job->loco, &stretch);
         }
@@ -184,7 +184,8 @@ static weft_status encode_block(void *argument, size_t index, unsigned worker_in
     if (status != WEFT_OK) {
         return status;
     }
-    weft_payload_frame_end(frame, begun, raw ? (uint32_t)(end - start) : (uint32_t)worker->encoder.count);
+    weft_payload_frame_end(frame, begun,
+                           raw ? (uint32_t)(end - start) : (uint32_t)worker->encoder.coder.count);
     return weft_writer_failed(frame) ? WEFT_NO_MEMORY : WEFT_OK;
 }
 

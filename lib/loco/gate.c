@@ -26,7 +26,7 @@ static uint32_t larger(uint32_t a, uint32_t b) {
     return a > b ? a : b;
 }
 
-uint32_t weft_gate_portable(const weft_gate_input *input, weft_fired *fired, uint16_t words[WEFT_TILE]) {
+uint32_t weft_gate_portable(const weft_gate_input *input, weft_entries *fired, uint16_t words[WEFT_TILE]) {
     uint32_t highest = 0;
     size_t count = fired->count;
     for (size_t i = 0; i < input->count; i++) {
@@ -80,7 +80,7 @@ weft_status weft_loco_gate(weft_context *context, const float *consensus, const 
             (unsigned long long)count, significant);
     }
     for (uint64_t done = 0; done < count; done += WEFT_TILE) {
-        weft_fired fired = weft_fired_in(&room);
+        weft_entries fired = weft_fired_in(&room);
         weft_gate_input input = {
             .consensus = consensus + done,
             .local = local + done,

@@ -9,7 +9,7 @@
 #ifndef WEFT_LOCO_GATE_H
 #define WEFT_LOCO_GATE_H
 
-#include "../code/fired.h"
+#include "../code/entries.h"
 
 /* Room for what a tile gives. */
 typedef struct weft_gate_room {
@@ -20,8 +20,8 @@ typedef struct weft_gate_room {
 } weft_gate_room;
 
 /* Nothing has fired yet. */
-static inline weft_fired weft_fired_in(weft_gate_room *room) {
-    return (weft_fired){0, room->positions, room->values, room->fired_words};
+static inline weft_entries weft_fired_in(weft_gate_room *room) {
+    return (weft_entries){0, room->positions, room->values, room->fired_words};
 }
 
 typedef struct weft_gate_input {
@@ -37,14 +37,14 @@ typedef struct weft_gate_input {
 
 /* Appends what fires, and sets words[i] to the high half of consensus[i]. Returns the largest magnitude of
  * s and of consensus - s as bits: from WEFT_NOT_FINITE on, one of them is not finite. */
-typedef uint32_t (*weft_gate)(const weft_gate_input *input, weft_fired *fired, uint16_t words[WEFT_TILE]);
+typedef uint32_t (*weft_gate)(const weft_gate_input *input, weft_entries *fired, uint16_t words[WEFT_TILE]);
 
 weft_gate weft_gate_for(weft_cpu level);
 
-uint32_t weft_gate_portable(const weft_gate_input *input, weft_fired *fired, uint16_t words[WEFT_TILE]);
+uint32_t weft_gate_portable(const weft_gate_input *input, weft_entries *fired, uint16_t words[WEFT_TILE]);
 #ifdef WEFT_X86
-uint32_t weft_gate_avx2(const weft_gate_input *input, weft_fired *fired, uint16_t words[WEFT_TILE]);
-uint32_t weft_gate_avx512(const weft_gate_input *input, weft_fired *fired, uint16_t words[WEFT_TILE]);
+uint32_t weft_gate_avx2(const weft_gate_input *input, weft_entries *fired, uint16_t words[WEFT_TILE]);
+uint32_t weft_gate_avx512(const weft_gate_input *input, weft_entries *fired, uint16_t words[WEFT_TILE]);
 #endif
 
 /* Asks for what comes half a kilobyte after weight `i`, which is some percent faster than what the

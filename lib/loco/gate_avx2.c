@@ -22,7 +22,7 @@ static inline __m256i magnitude(__m256 value) {
 /* Writes entry `count` from where the lowest bit of `mask` is in a block, and returns the other bits.
  * Without a bit, an entry that does not count is written from the place behind the block. */
 static inline uint64_t append_one(uint64_t mask, uint32_t first, const uint32_t *sent,
-                                  const uint16_t *words, size_t count, const weft_fired *fired) {
+                                  const uint16_t *words, size_t count, const weft_entries *fired) {
     size_t i = (size_t)_tzcnt_u64(mask);
     fired->positions[count] = first + (uint32_t)i;
     fired->values[count] = sent[i];
@@ -31,7 +31,7 @@ static inline uint64_t append_one(uint64_t mask, uint32_t first, const uint32_t 
 }
 
 static inline void append(uint64_t mask, uint32_t first, const uint32_t *sent, const uint16_t *words,
-                          weft_fired *fired) {
+                          weft_entries *fired) {
     size_t end = fired->count + (size_t)__builtin_popcountll(mask);
     size_t i = fired->count;
     for (unsigned j = 0; j < 4; j++) {
@@ -66,7 +66,7 @@ static inline unsigned gate_eight(const weft_gate_input *input, size_t i, uint32
     return (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(fires));
 }
 
-static inline void gate_block(const weft_gate_input *input, size_t i, weft_fired *fired, uint16_t *words,
+static inline void gate_block(const weft_gate_input *input, size_t i, weft_entries *fired, uint16_t *words,
                               __m256i *highest) {
     uint32_t sent[BLOCK + 1];
     uint64_t mask = 0;
@@ -79,9 +79,9 @@ static inline void gate_block(const weft_gate_input *input, size_t i, weft_fired
     append(mask, input->first + (uint32_t)i, sent, words + i, fired);
 }
 
-uint32_t weft_gate_avx2(const weft_gate_input *input, weft_fired *fired, uint16_t words[WEFT_TILE]) {
+uint32_t weft_gate_avx2(const weft_gate_input *input, weft_entries *fired, uint16_t words[WEFT_TILE]) {
     const weft_gate_input in = *input;
-    weft_fired out = *fired;
+    weft_entries out = *fired;
     __m256i highest = _mm256_setzero_si256();
     size_t i = 0;
     for (; i + BLOCK <= in.count; i += BLOCK) {

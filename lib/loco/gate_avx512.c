@@ -18,7 +18,7 @@ static inline __m512i magnitude(__m512 value) {
 }
 
 static inline __m512i gate_sixteen(const weft_gate_input *input, size_t i, __mmask16 valid,
-                                   weft_fired *fired, uint16_t *words, __m512i highest) {
+                                   weft_entries *fired, uint16_t *words, __m512i highest) {
     const __m512i iota = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const __m512i high_half = _mm512_set1_epi32((int)0xffff0000u);
     __m512 consensus = _mm512_maskz_loadu_ps(valid, input->consensus + i);
@@ -43,9 +43,9 @@ static inline __m512i gate_sixteen(const weft_gate_input *input, size_t i, __mma
     return _mm512_max_epu32(highest, _mm512_max_epu32(magnitude(s), magnitude(next)));
 }
 
-uint32_t weft_gate_avx512(const weft_gate_input *input, weft_fired *fired, uint16_t words[WEFT_TILE]) {
+uint32_t weft_gate_avx512(const weft_gate_input *input, weft_entries *fired, uint16_t words[WEFT_TILE]) {
     const weft_gate_input in = *input;
-    weft_fired out = *fired;
+    weft_entries out = *fired;
     __m512i highest = _mm512_setzero_si512();
     size_t i = 0;
     for (; i + 16 <= in.count; i += 16) {

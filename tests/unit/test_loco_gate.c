@@ -67,7 +67,7 @@ static void fill_case(gate_case *c, dice *dice) {
 static void run_gate(weft_gate gate, const gate_case *c, size_t start, size_t count, uint32_t mask,
                      bool open, gate_result *result) {
     memset(result, 0xee, sizeof *result);
-    weft_fired fired = {0, result->positions, result->values, result->fired_words};
+    weft_entries fired = {0, result->positions, result->values, result->fired_words};
     weft_gate_input input = {
         .consensus = c->consensus + start,
         .local = c->local + start,

@@ -21,7 +21,7 @@ static const uint8_t cuts[CLASSES] = {0, 100, 118, 121, 124};
 typedef struct scene {
     uint16_t words[WEFT_TILE];
     weft_gate_room room;
-    weft_fired fired;
+    weft_entries fired;
 } scene;
 
 typedef struct sorted {
@@ -62,7 +62,7 @@ static void sort_plainly(const scene *s, size_t count, uint32_t linear, uint32_t
         unsigned exponent = weft_word_exponent(s->words[i]);
         unsigned c = class_of(exponent);
         if (next < s->fired.count && s->fired.positions[next] == linear + i) {
-            out->items[c][out->counts[c]++] = weft_fired_pack(gaps[c], exponent, s->fired.values[next]);
+            out->items[c][out->counts[c]++] = weft_item_pack(gaps[c], exponent, s->fired.values[next]);
             gaps[c] = 0;
             next++;
         } else {
@@ -74,7 +74,10 @@ static void sort_plainly(const scene *s, size_t count, uint32_t linear, uint32_t
 static void sort_by_kernels(weft_cpu level, const scene *s, size_t count, uint32_t linear, weft_tile *tile,
                             sorted *out) {
     uint8_t class_of_exponent[256];
-    weft_sorting sorting = {.classes = CLASSES, .class_of_exponent = class_of_exponent};
+    weft_sorting sorting = {.classes = CLASSES,
+                            .class_of_exponent = class_of_exponent,
+                            .shift = WEFT_WORD_SHIFT,
+                            .exponents = WEFT_ITEM_VALUES};
     for (unsigned e = 0; e < 256; e++) {
         class_of_exponent[e] = (uint8_t)class_of(e);
     }
@@ -83,7 +86,7 @@ static void sort_by_kernels(weft_cpu level, const scene *s, size_t count, uint32
         sorting.ends[c] = out->items[c] + out->counts[c];
     }
     weft_tile_kernels_for(level)->classify(s->words, count, WEFT_WORD_SHIFT, cuts, CLASSES, tile);
-    weft_fired_kernels_for(level)->sort(tile, &s->fired, linear, &sorting);
+    weft_entry_kernels_for(level)->sort(tile, &s->fired, linear, &sorting);
     for (unsigned c = 0; c < CLASSES; c++) {
         out->offsets[c] = sorting.offsets[c];
         out->counts[c] = (size_t)(sorting.ends[c] - out->items[c]);
@@ -173,7 +176,7 @@ static uint64_t draw_item(dice *dice) {
     if ((value & 0x7f800000u) == 0x7f800000u) {
         value &= 0x807fffffu;
     }
-    return weft_fired_pack(gap, exponent, value);
+    return weft_item_pack(gap, exponent, value);
 }
 
 static void test_tokens(void **state) {
@@ -190,11 +193,38 @@ static void test_tokens(void **state) {
         }
         for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
             memcpy(found, items, count * sizeof *items);
-            weft_fired_kernels_for((weft_cpu)level)
-                ->tokenise(found, count, MOST, found_tokens[0], found_tokens[1]);
+            weft_entry_kernels_for((weft_cpu)level)
+                ->tokenise_values(found, count, MOST, found_tokens[0], found_tokens[1]);
             assert_memory_equal(found, expected, count * sizeof *found);
             assert_memory_equal(found_tokens[0], tokens[0], count);
             assert_memory_equal(found_tokens[1], tokens[1], count);
+        }
+    }
+}
+
+/* Gaps and codes of all 32 bits, among them those around which the highest bits change. */
+static void test_tokens_of_steps(void **state) {
+    (void)state;
+    enum { COUNT = 1000 };
+    static uint64_t items[COUNT];
+    static uint8_t tokens[2][COUNT], found[2][COUNT];
+    dice dice = {17};
+    for (unsigned round = 0; round < 400; round++) {
+        size_t count = (size_t)dice_below(&dice, COUNT + 1);
+        for (size_t i = 0; i < count; i++) {
+            uint32_t numbers[2];
+            for (unsigned half = 0; half < 2; half++) {
+                uint32_t number = (uint32_t)(dice_next(&dice) >> (32 + dice_below(&dice, 32)));
+                uint32_t edge = (4 + (uint32_t)dice_below(&dice, 4)) << dice_below(&dice, 30);
+                numbers[half] = dice_below(&dice, 3) != 0 ? number : edge - (uint32_t)dice_below(&dice, 2);
+                tokens[half][i] = (uint8_t)weft_token_of(numbers[half]);
+            }
+            items[i] = weft_item_pack(numbers[0], 0, numbers[1]);
+        }
+        for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
+            weft_entry_kernels_for((weft_cpu)level)->tokenise_steps(items, count, found[0], found[1]);
+            assert_memory_equal(found[0], tokens[0], count);
+            assert_memory_equal(found[1], tokens[1], count);
         }
     }
 }
@@ -203,6 +233,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sort),
         cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_tokens_of_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

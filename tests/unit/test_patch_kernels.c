@@ -5,6 +5,7 @@
  * end where their heap blocks end, at odd addresses too; what lies behind the allowed slack of an output
  * must survive.
  */
+#include "../../lib/code/entries.h"
 #include "../../lib/patch/bucket/kernels.h"
 #include "models.h"
 
@@ -302,46 +303,46 @@ static void fill_classes(uint8_t class_of_exponent[256], const sorting *sorting)
     }
 }
 
-/* Some weights of the tile as changes: their classes, the members of a class between them, and how many
- * there were before. The classes have a past. */
-static void expect_ranks(const weft_tile_kernels *kernels, const weft_tile *tile, const uint8_t *weights,
-                         size_t count, const sorting *sorting, uint32_t linear, dice *dice) {
-    static uint8_t class_of[2][WEFT_TILE];
-    static uint32_t gaps[2][WEFT_TILE];
-    static uint32_t orders[2][WEFT_TILE];
+/* Some weights of the tile as changes: in their classes, with the members of a class between them. The
+ * classes have a past. */
+static void expect_sorted(weft_cpu level, const weft_tile *tile, const uint8_t *weights, size_t count,
+                          const sorting *sorting, uint32_t linear, dice *dice) {
+    static uint64_t items[2][WEFT_CLASS_MAX][WEFT_TILE];
     static uint32_t positions[WEFT_TILE];
+    static uint32_t values[WEFT_TILE];
     static uint16_t olds[WEFT_TILE];
     static uint8_t class_of_exponent[256];
-    weft_ranking ranking = {.class_of_exponent = class_of_exponent, .shift = sorting->shift};
-    weft_ranked ranked = {class_of[1], gaps[1], orders[1]};
-    uint32_t passed[WEFT_CLASS_MAX], changed[WEFT_CLASS_MAX];
+    weft_sorting state = {.classes = sorting->classes,
+                          .class_of_exponent = class_of_exponent,
+                          .shift = sorting->shift,
+                          .exponents = WEFT_ITEM_STEPS};
+    uint32_t passed[WEFT_CLASS_MAX];
+    size_t changed[WEFT_CLASS_MAX] = {0};
     unsigned keep = 1 + dice_below(dice, 100);
     size_t found = 0;
     fill_classes(class_of_exponent, sorting);
     for (unsigned c = 0; c < WEFT_CLASS_MAX; c++) {
-        passed[c] = ranking.offsets[c] = dice_below(dice, 1000);
-        changed[c] = ranking.counts[c] = dice_below(dice, 1000);
+        passed[c] = state.offsets[c] = dice_below(dice, UINT32_MAX - WEFT_TILE);
+        state.ends[c] = items[1][c];
     }
     for (size_t i = 0; i < count; i++) {
         unsigned c = class_of_weight(weight_at(weights, i), sorting);
         if (dice_below(dice, 100) < keep) {
-            class_of[0][found] = (uint8_t)c;
-            gaps[0][found] = passed[c];
-            orders[0][found] = changed[c]++;
             positions[found] = linear + (uint32_t)i;
+            values[found] = (uint32_t)dice_next(dice);
+            items[0][c][changed[c]++] = (uint64_t)values[found] << 32 | passed[c];
             olds[found++] = weight_at(weights, i);
             passed[c] = 0;
         } else {
             passed[c]++;
         }
     }
-    kernels->rank(tile, olds, positions, found, linear, &ranking, &ranked);
-    assert_memory_equal(class_of[1], class_of[0], found);
-    assert_memory_equal(gaps[1], gaps[0], found * sizeof(uint32_t));
-    assert_memory_equal(orders[1], orders[0], found * sizeof(uint32_t));
+    weft_entries entries = {found, positions, values, olds};
+    weft_entry_kernels_for(level)->sort(tile, &entries, linear, &state);
     for (unsigned c = 0; c < sorting->classes; c++) {
-        assert_int_equal(ranking.counts[c], changed[c]);
-        assert_int_equal(ranking.offsets[c] + tile->counts[c], passed[c]);
+        assert_int_equal(state.ends[c] - items[1][c], changed[c]);
+        assert_memory_equal(items[1][c], items[0][c], changed[c] * sizeof(uint64_t));
+        assert_int_equal((uint32_t)(state.offsets[c] + tile->counts[c]), passed[c]);
     }
 }
 
@@ -409,7 +410,7 @@ static void test_classes(void **state) {
             memcpy(cuts, sorting.cuts, sorting.classes);
             kernels->classify(weights.data, count, sorting.shift, cuts, sorting.classes, tile);
             expect_tile(tile, weights.data, count, &sorting);
-            expect_ranks(kernels, tile, weights.data, count, &sorting, linear, &dice);
+            expect_sorted((weft_cpu)level, tile, weights.data, count, &sorting, linear, &dice);
             expect_selections(kernels, tile, weights.data, count, &sorting, &dice);
             free(cuts);
             free(tile);

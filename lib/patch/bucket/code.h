@@ -11,9 +11,8 @@
 #ifndef WEFT_PATCH_BUCKET_CODE_H
 #define WEFT_PATCH_BUCKET_CODE_H
 
-#include "../../base/bytes.h"
-#include "../../code/changes.h"
-#include "../../code/small.h"
+#include "../../code/classes_write.h"
+#include "changes.h"
 #include "kernels.h"
 #include "window.h"
 
@@ -35,7 +34,24 @@ weft_status weft_fast_decoder_broken(const weft_fast_decoder *decoder);
 /* Checks that nothing is left. */
 weft_status weft_fast_decoder_finish(const weft_fast_decoder *decoder);
 
-/* ---- small; its encoder is small.h ---- */
+/* ---- small ---- */
+
+typedef struct weft_small_encoder {
+    weft_class_encoder coder;
+    uint32_t codes[WEFT_TILE]; /* of the steps of a tile */
+} weft_small_encoder;
+
+void weft_small_encoder_open(weft_small_encoder *encoder, weft_context *context);
+void weft_small_encoder_close(weft_small_encoder *encoder);
+/* Chooses classes for a bucket of `units` units. `sample` is NULL for units without an exponent. */
+void weft_small_encoder_begin(weft_small_encoder *encoder, weft_exponent exponent,
+                              const weft_class_sample *sample, uint64_t units);
+/* Goes on to the next stretch, of at most WEFT_TILE units, which starts at `linear`, and takes its changes:
+ * those from index `first` on. */
+weft_status weft_small_encoder_tile(weft_small_encoder *encoder, const void *base, size_t units,
+                                    uint32_t linear, const weft_changes *changes, size_t first);
+weft_status weft_small_encoder_finish(weft_small_encoder *encoder, const weft_changes *changes,
+                                      weft_writer *writer);
 
 typedef struct weft_small_decoder {
     weft_context *context;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * code_small_decode.c: reading the `small` coding. See small_encode.c for the idea.
+ * code_small_decode.c: reading the `small` coding. See code_small_encode.c for the idea.
  *
  * First all tokens of the bucket become ranks and steps, class after class; then the base is classified
  * tile by tile, the ranks that fall into a tile are turned into positions, class after class, and proven

@@ -12,7 +12,7 @@
 #define WEFT_PATCH_BUCKET_FAST_LOOP_H
 
 #include "../../code/bits.h"
-#include "../../code/changes.h"
+#include "changes.h"
 
 enum { WEFT_FAST_ESCAPE = 24 };
 

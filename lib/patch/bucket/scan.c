@@ -142,19 +142,6 @@ static size_t diff_tile(const weft_patch_kernels *kernels, const stretch *s, siz
 
 /* ---- the sample ---- */
 
-/* Counts exponents in four tables by turns: neighbours often share an exponent, and a counter that was
- * just written is slow to read. */
-static void count_exponents(const uint8_t *weights, size_t units, weft_exponent exponent,
-                            uint32_t counts[256]) {
-    uint32_t tables[4][256] = {{0}};
-    for (size_t i = 0; i < units; i++) {
-        tables[i % 4][(unsigned)(weft_unit_load(weights, i, 2) & 0x7fff) >> exponent.shift]++;
-    }
-    for (unsigned e = 0; e < 256; e++) {
-        counts[e] += tables[0][e] + tables[1][e] + tables[2][e] + tables[3][e];
-    }
-}
-
 /* `scratch` has room for SAMPLE_STRETCH positions. */
 static void sample_units(const weft_patch_kernels *kernels, const stretch *s, size_t first, size_t units,
                          weft_exponent exponent, uint32_t *scratch, weft_class_sample *sample) {
@@ -168,8 +155,7 @@ static void sample_units(const weft_patch_kernels *kernels, const stretch *s, si
         sample->changed[e]++;
         sample->octaves[e][octave < 7 ? octave : 7]++;
     }
-    count_exponents(s->from + 2 * first, units, exponent, sample->units);
-    sample->sampled += units;
+    weft_class_sample_units(sample, s->from + 2 * first, units, exponent.shift);
 }
 
 /* Looks at SAMPLE_STRETCH units at the start of every period. */
@@ -250,10 +236,8 @@ static weft_status scan_stretch(weft_bucket_coder *coder, const stretch *s, bool
         load_changes(s, changes, found);
         changes->count += found;
         if (small) {
-            weft_small_encoder_classify(&coder->small_encoder, coder->kernels->tiles,
-                                        s->from + first * width, units);
-            status = weft_small_encoder_rank(&coder->small_encoder, coder->kernels->tiles,
-                                             s->linear + first, changes, before);
+            status = weft_small_encoder_tile(&coder->small_encoder, s->from + first * width, units,
+                                             (uint32_t)(s->linear + first), changes, before);
         }
     }
     return status;

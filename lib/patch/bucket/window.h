@@ -11,9 +11,9 @@
 #ifndef WEFT_PATCH_BUCKET_WINDOW_H
 #define WEFT_PATCH_BUCKET_WINDOW_H
 
-#include "../../code/changes.h"
 #include "../../tensor/digest.h"
 #include "../../tensor/view.h"
+#include "changes.h"
 
 typedef struct weft_bucket_span {
     size_t tensor; /* index among the tensors of the patch */

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fired_loop.h: the loops of fired.h, compiled into a file for each processor level. A piece of the items
- * at a time is spread over arrays of 32 bits, so that every loop is of one width and has no branches.
+ * entries_loop.h: the loops of entries.h, compiled into a file for each processor level. A piece of the
+ * items at a time is spread over arrays of 32 bits, so that every loop is of one width and has no branches.
  */
-#ifndef WEFT_CODE_FIRED_LOOP_H
-#define WEFT_CODE_FIRED_LOOP_H
+#ifndef WEFT_CODE_ENTRIES_LOOP_H
+#define WEFT_CODE_ENTRIES_LOOP_H
 
 #include "block.h"
-#include "fired.h"
+#include "entries.h"
 
 enum { SORT_PIECE = 255, TOKENS_PIECE = 64 };
 
@@ -15,17 +15,18 @@ enum { SORT_PIECE = 255, TOKENS_PIECE = 64 };
 
 /* At most SORT_PIECE items. How many each class has had so far is kept in a byte each of one register: in
  * memory, most of the time would go by waiting for what the item before has written. */
-static inline void sort_some(const weft_tile *tile, const weft_fired *fired, size_t first, size_t end,
+static inline void sort_some(const weft_tile *tile, const weft_entries *entries, size_t first, size_t end,
                              uint32_t linear, weft_sorting *sorting) {
     weft_sorting state = *sorting;
     uint64_t counts = 0;
     for (size_t i = first; i < end; i++) {
-        uint32_t exponent = weft_word_exponent(fired->words[i]);
+        uint32_t exponent = (entries->words[i] & 0x7fffu) >> state.shift;
         unsigned c = state.class_of_exponent[exponent];
-        uint32_t rank = weft_tile_rank_of(tile, c, fired->positions[i] - linear);
+        uint32_t rank = weft_tile_rank_of(tile, c, entries->positions[i] - linear);
         uint32_t gap = rank + state.offsets[c];
         state.offsets[c] = 0 - rank - 1;
-        state.ends[c][(counts >> 8 * c) & 0xffu] = weft_fired_pack(gap, exponent, fired->values[i]);
+        state.ends[c][(counts >> 8 * c) & 0xffu] =
+            weft_item_pack(gap, exponent & state.exponents, entries->values[i]);
         counts += (uint64_t)1 << 8 * c;
     }
     memcpy(sorting->offsets, state.offsets, sizeof state.offsets);
@@ -34,11 +35,11 @@ static inline void sort_some(const weft_tile *tile, const weft_fired *fired, siz
     }
 }
 
-static inline void sort_all(const weft_tile *tile, const weft_fired *fired, uint32_t linear,
+static inline void sort_all(const weft_tile *tile, const weft_entries *entries, uint32_t linear,
                             weft_sorting *sorting) {
-    for (size_t first = 0; first < fired->count; first += SORT_PIECE) {
-        size_t end = fired->count - first < SORT_PIECE ? fired->count : first + SORT_PIECE;
-        sort_some(tile, fired, first, end, linear, sorting);
+    for (size_t first = 0; first < entries->count; first += SORT_PIECE) {
+        size_t end = entries->count - first < SORT_PIECE ? entries->count : first + SORT_PIECE;
+        sort_some(tile, entries, first, end, linear, sorting);
     }
 }
 
@@ -63,13 +64,20 @@ static inline uint32_t choose(bool first, uint32_t a, uint32_t b) {
     return (a & mask) | (b & ~mask);
 }
 
-/* An integer below 2^24 is exact as a float, whose exponent and two highest bits are the token. */
+/* The exponent and the two highest bits of a float are the token. Of a larger number two bits are left out,
+ * so that it has a sign to spare, and others such that no rounding reaches the highest bits. */
+static inline uint32_t token_of(uint32_t number) {
+    uint32_t high = number >> 2;
+    uint32_t large = (float_bits((int32_t)(high & ~(high >> 8))) >> 21) - 4 * 125;
+    return choose(number < 16, number, large);
+}
+
 static inline void tokenise_gaps(const uint32_t *restrict gaps, token_piece *restrict out) {
     for (size_t i = 0; i < TOKENS_PIECE; i++) {
         uint32_t gap = gaps[i] & 0xffffffu;
-        uint32_t large = (float_bits((int32_t)gap) >> 21) - 4 * 127;
-        uint32_t size = choose(gap < 16, 0, large / 4 - 2);
-        out->tokens[i] = choose(gap < 16, gap, large);
+        uint32_t token = token_of(gap);
+        uint32_t size = choose(gap < 16, 0, token / 4 - 2);
+        out->tokens[i] = token;
         out->sizes[i] = size;
         out->rests[i] = gap & ((1u << size) - 1);
     }
@@ -110,15 +118,21 @@ static inline void tokenise_values(const uint32_t *restrict values, const uint32
     }
 }
 
-static inline void tokenise_piece(uint64_t *restrict items, unsigned most, uint8_t *restrict gap_tokens,
-                                  uint8_t *restrict value_tokens) {
-    uint32_t lows[TOKENS_PIECE];
-    uint32_t highs[TOKENS_PIECE];
-    token_piece gaps, values;
+/* Items, in two halves. */
+static inline void split_items(const uint64_t *restrict items, uint32_t *restrict lows,
+                               uint32_t *restrict highs) {
     for (size_t i = 0; i < TOKENS_PIECE; i++) {
         lows[i] = (uint32_t)items[i];
         highs[i] = (uint32_t)(items[i] >> 32);
     }
+}
+
+static inline void tokenise_piece_of_values(uint64_t *restrict items, unsigned most,
+                                            uint8_t *restrict gap_tokens, uint8_t *restrict value_tokens) {
+    uint32_t lows[TOKENS_PIECE];
+    uint32_t highs[TOKENS_PIECE];
+    token_piece gaps, values;
+    split_items(items, lows, highs);
     tokenise_gaps(lows, &gaps);
     tokenise_values(highs, lows, (int32_t)most, &values);
     for (size_t i = 0; i < TOKENS_PIECE; i++) {
@@ -132,20 +146,45 @@ static inline void tokenise_piece(uint64_t *restrict items, unsigned most, uint8
 }
 
 /* The last piece is made whole in a copy. */
-static inline void tokenise_all(uint64_t *items, size_t count, unsigned most, uint8_t *gap_tokens,
-                                uint8_t *value_tokens) {
+static inline void tokenise_all_values(uint64_t *items, size_t count, unsigned most, uint8_t *gap_tokens,
+                                       uint8_t *value_tokens) {
     size_t i = 0;
     for (; i + TOKENS_PIECE <= count; i += TOKENS_PIECE) {
-        tokenise_piece(items + i, most, gap_tokens + i, value_tokens + i);
+        tokenise_piece_of_values(items + i, most, gap_tokens + i, value_tokens + i);
     }
     if (i < count) {
         uint64_t last[TOKENS_PIECE] = {0};
         uint8_t tokens[2][TOKENS_PIECE];
         memcpy(last, items + i, (count - i) * sizeof *items);
-        tokenise_piece(last, most, tokens[0], tokens[1]);
+        tokenise_piece_of_values(last, most, tokens[0], tokens[1]);
         memcpy(items + i, last, (count - i) * sizeof *items);
         memcpy(gap_tokens + i, tokens[0], count - i);
         memcpy(value_tokens + i, tokens[1], count - i);
+    }
+}
+
+static inline void tokenise_piece_of_steps(const uint64_t *restrict items, uint8_t *restrict gap_tokens,
+                                           uint8_t *restrict step_tokens) {
+    uint32_t lows[TOKENS_PIECE];
+    uint32_t highs[TOKENS_PIECE];
+    split_items(items, lows, highs);
+    for (size_t i = 0; i < TOKENS_PIECE; i++) {
+        gap_tokens[i] = (uint8_t)token_of(lows[i]);
+    }
+    for (size_t i = 0; i < TOKENS_PIECE; i++) {
+        step_tokens[i] = (uint8_t)token_of(highs[i]);
+    }
+}
+
+static inline void tokenise_all_steps(const uint64_t *items, size_t count, uint8_t *gap_tokens,
+                                      uint8_t *step_tokens) {
+    size_t i = 0;
+    for (; i + TOKENS_PIECE <= count; i += TOKENS_PIECE) {
+        tokenise_piece_of_steps(items + i, gap_tokens + i, step_tokens + i);
+    }
+    for (; i < count; i++) {
+        gap_tokens[i] = (uint8_t)token_of((uint32_t)items[i]);
+        step_tokens[i] = (uint8_t)token_of((uint32_t)(items[i] >> 32));
     }
 }
 

@@ -6,10 +6,10 @@
  * run to run of the bucket; where a list says so, they ascend. Values are `width` bytes each. Arrays have
  * WEFT_KERNEL_SLACK entries of room past the capacity.
  */
-#ifndef WEFT_CODE_CHANGES_H
-#define WEFT_CODE_CHANGES_H
+#ifndef WEFT_PATCH_BUCKET_CHANGES_H
+#define WEFT_PATCH_BUCKET_CHANGES_H
 
-#include "../base/context.h"
+#include "../../base/context.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
  */
 #include "changes.h"
 
-#include "tile.h"
+#include "../../code/tile.h"
 
 void weft_changes_open(weft_changes *changes, weft_context *context) {
     *changes = (weft_changes){.context = context};

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * classes_write.c: the encoder of classes_write.h: entries into their classes, and the bytes that do not
+ * depend on what is said of them.
+ */
+#include "classes_write.h"
+
+void weft_class_encoder_open(weft_class_encoder *encoder, weft_context *context, uint32_t exponents) {
+    memset(encoder, 0, sizeof *encoder);
+    encoder->context = context;
+    encoder->tile_kernels = weft_tile_kernels_for(weft_cpu_level());
+    encoder->entry_kernels = weft_entry_kernels_for(weft_cpu_level());
+    encoder->exponents = exponents;
+}
+
+void weft_class_encoder_close(weft_class_encoder *encoder) {
+    weft_context *context = encoder->context;
+    for (unsigned c = 0; c < WEFT_CLASS_MAX; c++) {
+        weft_release(context, encoder->items[c]);
+    }
+    weft_release(context, encoder->tokens);
+    weft_release(context, encoder->room);
+    memset(encoder, 0, sizeof *encoder);
+}
+
+/* Makes room for more than `count` entries, so that there is memory to point at even for none. */
+static weft_status reserve(weft_context *context, void **array, size_t *capacity, size_t count,
+                           size_t size) {
+    if (count < *capacity) {
+        return WEFT_OK;
+    }
+    size_t larger = count + count / 2 + 1;
+    void *memory = weft_reallocate_array(context, *array, larger, size);
+    if (memory == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    *array = memory;
+    *capacity = larger;
+    return WEFT_OK;
+}
+
+/* ---- sorting ---- */
+
+void weft_class_encoder_begin(weft_class_encoder *encoder, unsigned shift, const weft_class_sample *sample,
+                              uint64_t units) {
+    encoder->count = 0;
+    encoder->shift = shift;
+    weft_classes_cut(&encoder->classes, sample, units);
+    memset(encoder->offsets, 0, sizeof encoder->offsets);
+    memset(encoder->counts, 0, sizeof encoder->counts);
+    memset(encoder->tile.counts, 0, sizeof encoder->tile.counts);
+}
+
+weft_status weft_class_encoder_reserve(weft_class_encoder *encoder, unsigned c, size_t more) {
+    return reserve(encoder->context, (void **)&encoder->items[c], &encoder->capacities[c],
+                   encoder->counts[c] + more, sizeof(uint64_t));
+}
+
+/* Puts entries of a tile into their classes. */
+static void sort_tile(weft_class_encoder *encoder, uint32_t linear, const weft_entries *entries) {
+    const weft_classes *classes = &encoder->classes;
+    weft_sorting sorting = {.classes = classes->count,
+                            .class_of_exponent = classes->of_exponent,
+                            .shift = encoder->shift,
+                            .exponents = encoder->exponents};
+    memcpy(sorting.offsets, encoder->offsets, sizeof sorting.offsets);
+    for (unsigned c = 0; c < classes->count; c++) {
+        sorting.ends[c] = encoder->items[c] + encoder->counts[c];
+    }
+    encoder->entry_kernels->sort(&encoder->tile, entries, linear, &sorting);
+    memcpy(encoder->offsets, sorting.offsets, sizeof sorting.offsets);
+    for (unsigned c = 0; c < classes->count; c++) {
+        encoder->counts[c] = (size_t)(sorting.ends[c] - encoder->items[c]);
+    }
+    encoder->count += entries->count;
+}
+
+weft_status weft_class_encoder_tile(weft_class_encoder *encoder, const void *weights, size_t count,
+                                    uint32_t linear, const weft_entries *entries) {
+    const weft_classes *classes = &encoder->classes;
+    weft_status status = WEFT_OK;
+    for (unsigned c = 0; c < classes->count && status == WEFT_OK; c++) {
+        status = weft_class_encoder_reserve(encoder, c, entries->count);
+        encoder->offsets[c] += encoder->tile.counts[c];
+    }
+    if (status == WEFT_OK) {
+        encoder->tile_kernels->classify(weights, count, encoder->shift, classes->cuts, classes->count,
+                                        &encoder->tile);
+        sort_tile(encoder, linear, entries);
+    }
+    return status;
+}
+
+/* ---- writing ---- */
+
+weft_status weft_class_encoder_tokens(weft_class_encoder *encoder) {
+    return reserve(encoder->context, (void **)&encoder->tokens, &encoder->token_capacity,
+                   2 * encoder->count, 1);
+}
+
+/* A table that fits the tokens. Four counters for each, by turns: one that was just written is slow to
+ * read. */
+static void fit_table(const uint8_t *tokens, size_t count, weft_rans_table *table) {
+    uint32_t counts[4][WEFT_RANS_TOKENS] = {{0}};
+    size_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+        counts[0][tokens[i]]++;
+        counts[1][tokens[i + 1]]++;
+        counts[2][tokens[i + 2]]++;
+        counts[3][tokens[i + 3]]++;
+    }
+    for (; i < count; i++) {
+        counts[0][tokens[i]]++;
+    }
+    for (unsigned t = 0; t < WEFT_RANS_TOKENS; t++) {
+        counts[0][t] += counts[1][t] + counts[2][t] + counts[3][t];
+    }
+    weft_rans_table_fit(table, counts[0]);
+}
+
+weft_status weft_class_encoder_front(weft_class_encoder *encoder, size_t rest, weft_writer *writer,
+                                     weft_bits_writer *bits) {
+    const weft_classes *classes = &encoder->classes;
+    size_t tables = 2 * (size_t)WEFT_RANS_TABLE_MAX * classes->count;
+    weft_status status = reserve(encoder->context, (void **)&encoder->room, &encoder->room_size,
+                                 tables + rest * encoder->count + 16, 1);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_writer_u8(writer, (uint8_t)classes->count);
+    for (unsigned c = 1; c < classes->count; c++) {
+        weft_writer_u8(writer, classes->cuts[c]);
+    }
+    *bits = (weft_bits_writer){encoder->room, 0, 0};
+    const uint8_t *tokens = encoder->tokens;
+    for (unsigned c = 0; c < classes->count; c++) {
+        weft_writer_varint(writer, encoder->counts[c]);
+        if (encoder->counts[c] > 0) {
+            fit_table(tokens, encoder->counts[c], &encoder->gaps[c]);
+            fit_table(tokens + encoder->count, encoder->counts[c], &encoder->values[c]);
+            weft_rans_table_write(&encoder->gaps[c], bits);
+            weft_rans_table_write(&encoder->values[c], bits);
+        }
+        tokens += encoder->counts[c];
+    }
+    return WEFT_OK;
+}
+
+static weft_status write_stream(weft_class_encoder *encoder, weft_writer *writer) {
+    size_t room = 4 * encoder->count + 16;
+    weft_status status = reserve(encoder->context, (void **)&encoder->room, &encoder->room_size, room, 1);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_rans_encoder rans;
+    weft_rans_encoder_open(&rans, encoder->room, room);
+    const uint8_t *tokens = encoder->tokens + encoder->count;
+    for (unsigned c = encoder->classes.count; c-- > 0;) {
+        tokens -= encoder->counts[c];
+        if (encoder->counts[c] > 0) {
+            weft_rans_encode(&rans, &encoder->values[c], tokens + encoder->count, encoder->counts[c]);
+            weft_rans_encode(&rans, &encoder->gaps[c], tokens, encoder->counts[c]);
+        }
+    }
+    const uint8_t *start = weft_rans_encoder_finish(&rans);
+    weft_writer_bytes(writer, start, (size_t)(encoder->room + room - start));
+    return WEFT_OK;
+}
+
+weft_status weft_class_encoder_back(weft_class_encoder *encoder, weft_bits_writer *bits,
+                                    weft_writer *writer) {
+    size_t size = (size_t)(weft_bits_finish(bits) - encoder->room);
+    weft_writer_varint(writer, size);
+    weft_writer_bytes(writer, encoder->room, size);
+    weft_status status = write_stream(encoder, writer);
+    return status == WEFT_OK && weft_writer_failed(writer) ? WEFT_NO_MEMORY : status;
+}
