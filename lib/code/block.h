@@ -11,6 +11,7 @@
 #ifndef WEFT_CODE_BLOCK_H
 #define WEFT_CODE_BLOCK_H
 
+#include "classes_read.h"
 #include "classes_write.h"
 #include "token.h"
 
@@ -27,6 +28,7 @@ enum {
 /* What follows a token of a value: its sign in the lowest bit, and above it so many of the bits below the
  * highest three as are significant. Zero has no sign. */
 typedef struct weft_value_rests {
+    uint64_t bases[WEFT_RANS_TOKENS]; /* twice the smallest multiple */
     uint8_t sizes[WEFT_RANS_TOKENS];
     uint8_t shifts[WEFT_RANS_TOKENS]; /* bits of the multiple that are zero and do not travel */
 } weft_value_rests;
@@ -81,15 +83,10 @@ typedef struct weft_block_values {
 } weft_block_values;
 
 typedef struct weft_block_decoder {
-    weft_context *context;
-    size_t capacity;
-    uint8_t *tokens; /* of gaps, then of values */
-    uint32_t *ranks;
-    uint64_t *codes; /* twice the multiple and the sign, or a value behind CODE_ESCAPE */
-    weft_value_rests value_rests;
-    weft_tile tile;
+    weft_class_decoder
+        coder; /* its values: twice the multiple and the sign, or a value behind CODE_ESCAPE */
+    weft_value_rests rests;
     uint16_t words[WEFT_TILE];
-    uint16_t indices[WEFT_TILE];
 } weft_block_decoder;
 
 void weft_block_decoder_open(weft_block_decoder *decoder, weft_context *context, uint32_t significant);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * classes_read.c: see classes_read.h.
+ * classes_read.c: the front, the tables and the tokens of classes_read.h, and the memory for them.
  */
 #include "classes_read.h"
+
+#include "token.h"
 
 static bool read_cuts(weft_class_header *header, weft_reader *reader, weft_exponent exponent) {
     unsigned highest = exponent.present ? 0x7fffu >> exponent.shift : 0;
@@ -50,22 +52,81 @@ bool weft_class_header_read(weft_class_header *header, const uint8_t *payload, s
     return true;
 }
 
-bool weft_class_tables_read(weft_class_header *header, unsigned gap_tokens, weft_rans_table *gaps,
-                            unsigned value_tokens, weft_rans_table *values) {
-    for (unsigned c = 0; c < header->classes; c++) {
-        if (header->counts[c] == 0) {
-            continue;
-        }
-        if (!weft_rans_table_read(&gaps[c], &header->bits) || gaps[c].tokens > gap_tokens ||
-            !weft_rans_table_read(&values[c], &header->bits) || values[c].tokens > value_tokens) {
+void weft_class_decoder_open(weft_class_decoder *decoder, weft_context *context) {
+    memset(decoder, 0, sizeof *decoder);
+    decoder->context = context;
+    for (unsigned t = 0; t < WEFT_RANS_TOKENS; t++) {
+        decoder->bases[t] = (uint32_t)weft_token_base(t);
+        decoder->sizes[t] = (uint8_t)weft_token_bits(t);
+    }
+}
+
+void weft_class_decoder_close(weft_class_decoder *decoder) {
+    weft_release(decoder->context, decoder->tokens);
+    weft_release(decoder->context, decoder->ranks);
+    weft_release(decoder->context, decoder->values);
+    memset(decoder, 0, sizeof *decoder);
+}
+
+weft_status weft_class_decoder_reserve(weft_class_decoder *decoder, size_t count) {
+    weft_context *context = decoder->context;
+    if (count <= decoder->capacity) {
+        return WEFT_OK;
+    }
+    size_t capacity = count + count / 2;
+    uint8_t *tokens = weft_reallocate_array(context, decoder->tokens, capacity, 2);
+    if (tokens == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    decoder->tokens = tokens;
+    uint32_t *ranks = weft_reallocate_array(context, decoder->ranks, capacity, sizeof *ranks);
+    if (ranks == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    decoder->ranks = ranks;
+    uint64_t *values = weft_reallocate_array(context, decoder->values, capacity, sizeof *values);
+    if (values == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    decoder->values = values;
+    decoder->capacity = capacity;
+    return WEFT_OK;
+}
+
+static bool read_table(weft_rans_table *table, weft_bits_reader *bits, unsigned limit, bool escape) {
+    if (!weft_rans_table_read(table, bits)) {
+        return false;
+    }
+    for (unsigned t = limit; t < table->tokens; t++) {
+        if (table->frequencies[t] != 0 && !(escape && t == WEFT_RANS_TOKENS - 1)) {
             return false;
         }
     }
     return true;
 }
 
-bool weft_class_header_done(const weft_class_header *header, const weft_rans_decoder *rans) {
-    return weft_rans_decoder_done(rans) && header->bits.size - header->bits.position < 8;
+bool weft_class_tokens_open(weft_class_tokens *tokens, weft_class_header *header,
+                            weft_token_limits limits) {
+    tokens->header = header;
+    for (unsigned c = 0; c < header->classes; c++) {
+        if (header->counts[c] > 0 &&
+            (!read_table(&tokens->gaps[c], &header->bits, limits.gaps, false) ||
+             !read_table(&tokens->values[c], &header->bits, limits.values, limits.escape))) {
+            return false;
+        }
+    }
+    return weft_rans_decoder_open(&tokens->rans, header->stream, header->stream_size);
+}
+
+bool weft_class_tokens_next(weft_class_tokens *tokens, unsigned c, uint8_t *output) {
+    size_t count = tokens->header->counts[c];
+    return count == 0 || (weft_rans_decode(&tokens->rans, &tokens->gaps[c], output, count) &&
+                          weft_rans_decode(&tokens->rans, &tokens->values[c], output + count, count));
+}
+
+bool weft_class_tokens_done(const weft_class_tokens *tokens) {
+    const weft_bits_reader *bits = &tokens->header->bits;
+    return weft_rans_decoder_done(&tokens->rans) && bits->size - bits->position < 8;
 }
 
 void weft_class_cursors_open(weft_class_cursors *cursors, const weft_class_header *header) {

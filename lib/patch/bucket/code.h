@@ -11,6 +11,7 @@
 #ifndef WEFT_PATCH_BUCKET_CODE_H
 #define WEFT_PATCH_BUCKET_CODE_H
 
+#include "../../code/classes_read.h"
 #include "../../code/classes_write.h"
 #include "changes.h"
 #include "kernels.h"
@@ -54,13 +55,7 @@ weft_status weft_small_encoder_finish(weft_small_encoder *encoder, const weft_ch
                                       weft_writer *writer);
 
 typedef struct weft_small_decoder {
-    weft_context *context;
-    size_t capacity;
-    uint8_t *tokens;
-    uint32_t *ranks;
-    void *steps; /* uint16_t for two-byte units, else uint64_t */
-    weft_tile tile;
-    uint16_t indices[WEFT_TILE];
+    weft_class_decoder coder;       /* its values are steps: uint16_t for two-byte units, else uint64_t */
     uint8_t scratch[2 * WEFT_TILE]; /* a tile's weights, for proofs that must not write to them */
 } weft_small_decoder;
 

@@ -8,7 +8,6 @@
  */
 #include "code.h"
 
-#include "../../code/classes_read.h"
 #include "../../code/token.h"
 
 weft_exponent weft_exponent_of(weft_dtype dtype) {
@@ -22,85 +21,44 @@ weft_exponent weft_exponent_of(weft_dtype dtype) {
 }
 
 void weft_small_decoder_open(weft_small_decoder *decoder, weft_context *context) {
-    memset(decoder, 0, sizeof *decoder);
-    decoder->context = context;
+    weft_class_decoder_open(&decoder->coder, context);
 }
 
 void weft_small_decoder_close(weft_small_decoder *decoder) {
-    weft_release(decoder->context, decoder->tokens);
-    weft_release(decoder->context, decoder->ranks);
-    weft_release(decoder->context, decoder->steps);
-    weft_small_decoder_open(decoder, decoder->context);
-}
-
-static weft_status reserve_decoder(weft_small_decoder *decoder, size_t count) {
-    if (count <= decoder->capacity) {
-        return WEFT_OK;
-    }
-    size_t capacity = count + count / 2;
-    uint8_t *tokens = weft_reallocate_array(decoder->context, decoder->tokens, capacity, 1);
-    if (tokens == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    decoder->tokens = tokens;
-    uint32_t *ranks = weft_reallocate_array(decoder->context, decoder->ranks, capacity, sizeof *ranks);
-    if (ranks == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    decoder->ranks = ranks;
-    void *steps = weft_reallocate_array(decoder->context, decoder->steps, capacity, sizeof(uint64_t));
-    if (steps == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    decoder->steps = steps;
-    decoder->capacity = capacity;
-    return WEFT_OK;
-}
-
-/* Per token, for the hot loops. */
-typedef struct token_rests {
-    uint32_t bases[WEFT_RANS_TOKENS];
-    uint8_t bits[WEFT_RANS_TOKENS];
-} token_rests;
-
-static void fill_rests(token_rests *rests) {
-    for (unsigned t = 0; t < WEFT_RANS_TOKENS; t++) {
-        rests->bases[t] = (uint32_t)weft_token_base(t);
-        rests->bits[t] = (uint8_t)weft_token_bits(t);
-    }
+    weft_class_decoder_close(&decoder->coder);
 }
 
 enum { GAP_TOKENS = 128 /* gaps are below 2^32, their rests below 30 bits */ };
 
 /* Turns tokens of gaps into ranks. False if the bits end or a rank leaves the bucket. */
-static bool expand_gaps(weft_bits_reader *bits, const token_rests *rests, const uint8_t *tokens,
+static bool expand_gaps(weft_bits_reader *bits, const weft_class_decoder *coder, const uint8_t *tokens,
                         size_t count, uint64_t units, uint32_t *ranks) {
     uint64_t next = 0;
     for (size_t i = 0; i < count; i++) {
         if (weft_bits_overrun(bits)) {
             return false;
         }
-        unsigned size = rests->bits[tokens[i]];
+        unsigned size = coder->sizes[tokens[i]];
         uint64_t rest = weft_bits_peek(bits) & (((uint64_t)1 << size) - 1);
         bits->position += size;
-        next += rests->bases[tokens[i]] + rest;
+        next += coder->bases[tokens[i]] + rest;
         ranks[i] = (uint32_t)next++;
     }
     return next <= units && !weft_bits_overrun(bits);
 }
 
 /* Two-byte steps: their rests are short, and whether there is one is as good as random. */
-static bool expand_short_steps(weft_bits_reader *reader, const token_rests *rests, const uint8_t *tokens,
-                               size_t count, uint16_t *steps) {
+static bool expand_short_steps(weft_bits_reader *reader, const weft_class_decoder *coder,
+                               const uint8_t *tokens, size_t count, uint16_t *steps) {
     weft_bits_reader bits = *reader;
     uint32_t highest = 0;
     for (size_t i = 0; i < count; i++) {
         if (weft_bits_overrun(&bits)) {
             return false;
         }
-        unsigned size = rests->bits[tokens[i]];
+        unsigned size = coder->sizes[tokens[i]];
         uint32_t rest = (uint32_t)weft_bits_peek(&bits) & (uint32_t)(((uint64_t)1 << size) - 1);
-        uint32_t code = rests->bases[tokens[i]] + rest;
+        uint32_t code = coder->bases[tokens[i]] + rest;
         uint32_t magnitude = code / 2 + 1;
         uint32_t negative = 0 - (code & 1);
         bits.position += size;
@@ -125,56 +83,46 @@ static bool expand_long_steps(weft_bits_reader *bits, const uint8_t *tokens, siz
     return !weft_bits_overrun(bits);
 }
 
-static bool expand_steps(weft_class_header *header, const token_rests *rests, const uint8_t *tokens,
-                         size_t count, unsigned width, void *steps, size_t first) {
-    if (width == 2) {
-        return expand_short_steps(&header->bits, rests, tokens, count, (uint16_t *)steps + first);
-    }
-    return expand_long_steps(&header->bits, tokens, count, width, (uint64_t *)steps + first);
-}
-
 enum { SHORT_STEP_TOKENS = 64 /* codes below 2^16 */ };
 
+/* Turns the tokens of a class into ranks and steps, from entry `first` on. */
+static bool expand(const weft_class_decoder *coder, weft_bits_reader *bits, size_t first, size_t count,
+                   uint64_t units, unsigned width) {
+    const uint8_t *steps = coder->tokens + count;
+    return expand_gaps(bits, coder, coder->tokens, count, units, coder->ranks + first) &&
+           (width == 2 ? expand_short_steps(bits, coder, steps, count, (uint16_t *)coder->values + first)
+                       : expand_long_steps(bits, steps, count, width, coder->values + first));
+}
+
 /* All ranks and steps of the bucket. */
-static bool read_classes(weft_small_decoder *decoder, weft_class_header *header, uint64_t units,
+static bool read_classes(weft_class_decoder *coder, weft_class_header *header, uint64_t units,
                          unsigned width) {
-    weft_rans_table gaps[WEFT_CLASS_MAX];
-    weft_rans_table steps[WEFT_CLASS_MAX];
-    weft_rans_decoder rans;
-    token_rests rests;
-    unsigned step_tokens = width == 2 ? SHORT_STEP_TOKENS : WEFT_RANS_TOKENS;
-    fill_rests(&rests);
-    if (!weft_class_tables_read(header, GAP_TOKENS, gaps, step_tokens, steps) ||
-        !weft_rans_decoder_open(&rans, header->stream, header->stream_size)) {
+    const weft_token_limits limits = {GAP_TOKENS, width == 2 ? SHORT_STEP_TOKENS : WEFT_RANS_TOKENS, false};
+    weft_class_tokens tokens;
+    size_t first = 0;
+    if (!weft_class_tokens_open(&tokens, header, limits)) {
         return false;
     }
-    size_t first = 0;
     for (unsigned c = 0; c < header->classes; c++) {
-        size_t count = header->counts[c];
-        if (count == 0) {
-            continue;
-        }
-        if (!weft_rans_decode(&rans, &gaps[c], decoder->tokens, count) ||
-            !expand_gaps(&header->bits, &rests, decoder->tokens, count, units, decoder->ranks + first) ||
-            !weft_rans_decode(&rans, &steps[c], decoder->tokens, count) ||
-            !expand_steps(header, &rests, decoder->tokens, count, width, decoder->steps, first)) {
+        if (!weft_class_tokens_next(&tokens, c, coder->tokens) ||
+            !expand(coder, &header->bits, first, header->counts[c], units, width)) {
             return false;
         }
-        first += count;
+        first += header->counts[c];
     }
-    return weft_class_header_done(header, &rans);
+    return weft_class_tokens_done(&tokens);
 }
 
 /* Appends the changes of one class in the tile: positions, and steps in news. */
 static void take_class(weft_small_decoder *decoder, const weft_tile_kernels *kernels, unsigned c,
                        uint64_t linear, weft_class_cursors *cursors, weft_changes *changes) {
-    const uint16_t *steps = (const uint16_t *)decoder->steps + cursors->next[c];
-    size_t found =
-        weft_class_cursors_take(cursors, kernels, &decoder->tile, c, decoder->ranks, decoder->indices);
+    const weft_class_decoder *coder = &decoder->coder;
+    const uint16_t *steps = (const uint16_t *)coder->values + cursors->next[c];
+    size_t found = weft_class_cursors_take(cursors, kernels, &decoder->coder, c);
     uint32_t *positions = changes->positions + changes->count;
     uint16_t *news = (uint16_t *)changes->news + changes->count;
     for (size_t i = 0; i < found; i++) {
-        positions[i] = (uint32_t)linear + decoder->indices[i];
+        positions[i] = (uint32_t)linear + coder->indices[i];
         news[i] = steps[i];
     }
     changes->count += found;
@@ -213,7 +161,7 @@ static void decode_tile(weft_small_decoder *decoder, const weft_tile_kernels *ke
                         uint64_t linear, weft_class_cursors *cursors, weft_changes *changes,
                         weft_proof *proof) {
     size_t first = changes->count;
-    kernels->classify(base, units, header->shift, header->cuts, header->classes, &decoder->tile);
+    kernels->classify(base, units, header->shift, header->cuts, header->classes, &decoder->coder.tile);
     for (unsigned c = 0; c < header->classes; c++) {
         weft_prefetch_part((uintptr_t)base + 2 * WEFT_TILE, 2 * WEFT_TILE, c, header->classes);
         take_class(decoder, kernels, c, linear, cursors, changes);
@@ -277,8 +225,8 @@ static weft_status decode_single(weft_small_decoder *decoder, size_t count, weft
         size_t first = proof->write ? 0 : done;
         size_t some = count - done < WEFT_TILE ? count - done : WEFT_TILE;
         for (size_t i = 0; i < some; i++) {
-            uint64_t step = weft_unit_load(decoder->steps, done + i, width == 2 ? 2 : 8);
-            changes->positions[first + i] = decoder->ranks[done + i];
+            uint64_t step = weft_unit_load(decoder->coder.values, done + i, width == 2 ? 2 : 8);
+            changes->positions[first + i] = decoder->coder.ranks[done + i];
             weft_unit_store(changes->news, first + i, width, step);
         }
         changes->count = first + some;
@@ -299,7 +247,7 @@ static weft_status decode_classes(weft_small_decoder *decoder, const weft_tile_k
     }
     return weft_class_cursors_done(&cursors, header)
                ? WEFT_OK
-               : weft_fail(decoder->context, WEFT_BASE_MISMATCH,
+               : weft_fail(decoder->coder.context, WEFT_BASE_MISMATCH,
                            "a small bucket names weights that this base does not have: it was made for "
                            "another base");
 }
@@ -309,15 +257,15 @@ weft_status weft_small_decode(weft_small_decoder *decoder, const weft_tile_kerne
                               size_t count, weft_changes *changes, weft_proof *proof) {
     weft_class_header header;
     if (count > units || !weft_class_header_read(&header, payload, size, exponent, count)) {
-        return weft_fail(decoder->context, WEFT_MALFORMED, "a small bucket has no valid header");
+        return weft_fail(decoder->coder.context, WEFT_MALFORMED, "a small bucket has no valid header");
     }
-    weft_status status = reserve_decoder(decoder, count);
+    weft_status status = weft_class_decoder_reserve(&decoder->coder, count);
     if (status != WEFT_OK) {
         return status;
     }
-    if (!read_classes(decoder, &header, units, changes->width)) {
-        return weft_fail(decoder->context, WEFT_MALFORMED, "a small bucket does not hold its %zu changes",
-                         count);
+    if (!read_classes(&decoder->coder, &header, units, changes->width)) {
+        return weft_fail(decoder->coder.context, WEFT_MALFORMED,
+                         "a small bucket does not hold its %zu changes", count);
     }
     return header.classes == 1 ? decode_single(decoder, count, changes, proof)
                                : decode_classes(decoder, kernels, &header, changes, proof);
