@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * block.h: the coding of a block of a payload. doc/FORMAT.md specifies the bytes.
+ * block.h: the coding of a block of a payload of PULSELoCo. doc/FORMAT.md specifies the bytes. It stands
+ * here and not with payloads, since the loops that make its tokens are compiled with those of patches.
  *
  * Positions are coded as those of the `small` patches are: as gaps in rank within classes of the exponent
  * of the consensus, which all ranks hold. A value is nearly always a multiple of the consensus's own ULP,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * block_encode.c: a block becomes bytes: its sample, and the tokens and plain bits of its values. All else
- * is done by the encoder of classes_write.h.
+ * block_encode.c: a block becomes bytes: its sample, and the tokens and plain bits of its values, which
+ * stand with those of their gaps. All else is done by the encoder of classes_write.h.
  */
 #include "block.h"
 

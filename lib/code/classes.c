@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * classes.c: cuts the exponents into classes so that a sample would cost least. No floating point: the same
- * cuts everywhere.
+ * classes.c: counts the exponents of a sample and cuts them into classes so that it would cost least. No
+ * floating point: the same cuts, and so the same bytes, everywhere.
  */
 #include "classes.h"
 

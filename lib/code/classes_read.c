@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * classes_read.c: the front, the tables and the tokens of classes_read.h, and the memory for them.
+ * classes_read.c: the front, the tables and the tokens of classes_read.h, and the memory for them: all that
+ * does not depend on what is said of an entry.
  */
 #include "classes_read.h"
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * classes_read.h: reading what is coded by classes of the exponent: the changes of a `small` bucket, and
- * the values of a block of PULSELoCo, which differ in what stands at a position only.
+ * the values of a block of PULSELoCo, which differ in what stands at a position, and in whether its plain
+ * bits follow those of its own gap or of all gaps of the class.
  *
  * The front says where the classes are cut and how many entries each has; then come plain bits, which begin
  * with two tables for each class that has entries, of gaps and of what stands there; then the stream of

@@ -21,7 +21,7 @@ static inline unsigned weft_word_exponent(uint16_t word) {
     return (word >> WEFT_WORD_SHIFT) & 0xffu;
 }
 
-/* Arrays with WEFT_KERNEL_SLACK entries of room past the last one. */
+/* Arrays that a kernel fills have WEFT_KERNEL_SLACK entries of room past the last one. */
 typedef struct weft_entries {
     size_t count;
     uint32_t *positions;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rans.h: the entropy coder of the `small` profile: range asymmetric numeral systems, static tables.
+ * rans.h: the entropy coder of `small` patches and of payloads: range asymmetric numeral systems, static
+ * tables.
  *
  * Symbols come in arrays, each array with one table. Four states take turns within an array, so that a
  * processor works on four symbols at once; state i codes the symbols whose index is i modulo 4. All

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tile.c: the kernels in plain C, which the vector forms are tested against, and the choice.
+ * tile.c: the kernels of tile.h in plain C, which the vector forms are tested against, and the choice.
  */
 #include "tile.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tile_avx2.c: the kernels for AVX2 with BMI2.
+ * tile_avx2.c: the kernels of tile.h for AVX2 with BMI2, whose PDEP finds the bit of a rank.
  */
 #include "tile.h"
 

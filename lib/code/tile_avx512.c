@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tile_avx512.c: the kernels for AVX-512 with VBMI2 and VPOPCNTDQ.
+ * tile_avx512.c: the kernels of tile.h for AVX-512 with VBMI2 and VPOPCNTDQ: 64 weights, or the counts of
+ * eight blocks, at once.
  */
 #include "tile.h"
 

@@ -2,7 +2,8 @@
  *
  * token.h: integers as tokens. A value below 16 is its own token; a larger one is named by its highest
  * three bits, and the bits below them travel as they are. Tokens are what the entropy coder sees: 256
- * of them cover all 64-bit values, with a resolution of four to the octave.
+ * of them cover all 64-bit values, with a resolution of four to the octave. Steps become
+ * integers first.
  */
 #ifndef WEFT_CODE_TOKEN_H
 #define WEFT_CODE_TOKEN_H
