@@ -114,7 +114,7 @@ run_stage() {
 # what only measures, or mostly waits for another's server, is left to the release; so are trainers under MPI,
 # whose processes wait for each other by spinning, which takes minutes with a sanitizer, and the scripts in Python that
 # are about formats, the page in a browser, or the proxy, and not about a server
-waiting='^(cli_(seaweed_)?test_(bench_.*|demo|store_s3|train_mpi)|python_test_(fault_proxy|.*format|golden|page|report))$'
+waiting='^(cli_(seaweed_)?test_(bench_.*|demo|store_s3|train_mpi)|python_test_(fault_proxy|.*format|golden|page|report|rooms))$'
 # tests of code that runs on one thread tell a thread sanitizer nothing; nor do ranks that are processes, when those
 # of test_group_threads are threads
 single='^test_(base_(bf16|bytes)|group_ranks|lm_(kernels|gradients)|loco_state|tensor_(table|safetensors|layout|view)|patch_(codings|format|kernels|rans))$'
