@@ -111,28 +111,27 @@ run_stage() {
     [ "$built" -eq 0 ] || run_tests "$@"
 }
 
-# what only measures, or mostly waits for another's server, is left to the release; so are trainers under MPI,
-# whose processes wait for each other by spinning, which takes minutes with a sanitizer, and the scripts in Python that
-# are about formats, the page in a browser, or the proxy, and not about a server
-waiting='^(cli_(seaweed_)?test_(bench_.*|demo|store_s3|train_mpi)|python_test_(fault_proxy|.*format|golden|page|report|rooms))$'
-# tests of code that runs on one thread tell a thread sanitizer nothing; nor do ranks that are processes, when those
-# of test_group_threads are threads
-single='^test_(base_(bf16|bytes)|group_ranks|lm_(kernels|gradients)|loco_state|tensor_(table|safetensors|layout|view)|patch_(codings|format|kernels|rans))$'
-# and it gives up processes that have forked with threads and then start some, as parts do; pauses are about the order
-# of requests, and take long with it
-forking='^test_(sync_parts|pauses_.*)$'
-# of the command it has servers, relays, followers, groups, parts and trainers; the others take long with it, and
-# have no other threads
-threaded='^(test_.*|cli_test_(fleet|serve|sync_follow|sync_group|sync_parts|train)|python_test_(loco_meeting|relay|relay_damage|relay_history|relay_limits|serve_.*))$'
+# a bad network makes no difference to conditions: one S3 service will do, and `make soak` has both
+again='^cli_test_s3_faults_slow$'
+# To a sanitizer nothing is new in what only measures, or mostly waits for another's server, or repeats with many
+# processes what tests of the library do with it; nor in the scripts in Python that are about formats, the page in a
+# browser, or the proxy, and not about a server. Trainers under MPI wait for each other by spinning, which takes minutes.
+waiting='^(test_pauses_publish|cli_(seaweed_)?test_(bench_.*|demo|in_place_kill|loco_mpi|pauses_serve|soak_pauses|store_(nginx|s3)|sync_clock|train_(anew|kept|loco|mpi))|python_test_(fault_proxy|.*format|golden|page|report|rooms))$'
+# A thread sanitizer has what threads of different kinds do together, and of loops that the pool runs the largest: of
+# the command servers, relays, followers, groups, parts and trainers.
+threaded='^(test_(apply_(faults|live)|base_(context|pool)|fork|group_.*|loco_(damage|meeting|rounds)|patch_diff|store_.*|strangers_(progress|store)|sync_.*|train_.*)|cli_test_(fleet|serve|sync_follow|sync_group|sync_parts|train)|python_test_(loco_meeting|relay|relay_damage|relay_history|relay_limits|serve_.*))$'
+# It gives up processes that have forked with threads and then start some, as parts do; ranks of groups that are
+# processes have those of test_group_threads, which are threads.
+forking='^test_(sync_parts|group_ranks)$'
 
 begin_build release all
-run_stage 'asan all' build --parallel $((3 * processors))
+run_stage 'asan all' build --parallel $((4 * processors)) --exclude-regex "$again"
 [ -z "$WEFT_TEST_MEMORY" ] || export TMPDIR=$WEFT_TEST_MEMORY
 # the cases of a sweep differ in what fails; the release does them all
-WEFT_TEST_STRIDE=5 run_stage 'tsan unit_tests weft weft_shared store_tool' build/asan --parallel $((2 * processors)) \
+WEFT_TEST_STRIDE=10 run_stage 'tsan unit_tests weft weft_shared store_tool' build/asan --parallel $((3 * processors)) \
     --label-regex '^(unit|fuzz|cli|python)$' --label-exclude '^slow$' --exclude-regex "$waiting"
-WEFT_TEST_STRIDE=10 run_stage 'clang all' build/tsan --parallel $((processors + 1)) \
-    --tests-regex "$threaded" --label-exclude '^slow$' --exclude-regex "$single|$forking"
+WEFT_TEST_STRIDE=10 run_stage 'clang weft weft_shared' build/tsan --parallel $((2 * processors)) \
+    --tests-regex "$threaded" --label-exclude '^slow$' --exclude-regex "$forking"
 end_build
 
 echo "$passed passed, $failed failed, $skipped skipped"
