@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := all
-.PHONY: all deps demo tour test check model bench study-sparsity study-loco study-sparse-rl fuzz soak install format clean help
+.PHONY: all deps demo tour test check model bench study-sparsity study-loco study-sparse-rl fuzz soak abi wheel docs install format clean help
 
 all: ## build; the command is left at build/weft
 	@cmake --preset release > /dev/null
@@ -26,6 +26,7 @@ tour: deps ## a short tour of patches and PULSESync on checkpoints that it makes
 
 test: deps ## everything: release, ASan+UBSan and TSan builds with their tests, and a build by clang
 	@scripts/venv.sh
+	@scripts/torch.sh
 	@scripts/test.sh
 
 check: all ## in about a minute: the tests of the library on the release build, some cases of each sweep
@@ -56,6 +57,15 @@ fuzz: ## each fuzz target for FUZZ_SECONDS (default 60)
 soak: all ## the long tests, such as 10,000 kills and 10,000 pauses of processes around a store
 	@scripts/venv.sh
 	@scripts/soak.sh
+
+abi: deps ## what changed in the binary interface of libweft since the last release, by abidiff
+	@scripts/abi.sh
+
+wheel: ## the Python package as a wheel with library and command, in build/wheel
+	@scripts/wheel.sh
+
+docs: all ## the documents of the Python package, with a reference from its docstrings, in build/docs
+	@scripts/docs.sh
 
 install: all ## headers, libraries, weft.pc, the command and the Python package, under PREFIX (and DESTDIR)
 	@cmake --install build --prefix $(PREFIX)

@@ -13,5 +13,13 @@ if(TARGET weft_shared)
     configure_file(${PROJECT_SOURCE_DIR}/cmake/weft.pc.in ${PROJECT_BINARY_DIR}/weft.pc @ONLY)
     install(FILES ${PROJECT_BINARY_DIR}/weft.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
     install(DIRECTORY ${PROJECT_SOURCE_DIR}/python/weft DESTINATION lib/python3/dist-packages
-        FILES_MATCHING PATTERN "*.py")
+        FILES_MATCHING PATTERN "*.py" PATTERN "py.typed")
+endif()
+
+# What a wheel carries beside the modules (pyproject.toml): the library under the one name that it is loaded by, and the
+# command. A zip file has no symbolic links, and would hold the library three times.
+if(WEFT_WHEEL)
+    install(PROGRAMS $<TARGET_FILE:weft_shared> DESTINATION weft/lib RENAME $<TARGET_SONAME_FILE_NAME:weft_shared>
+        COMPONENT wheel)
+    install(PROGRAMS $<TARGET_FILE:weft> DESTINATION weft/bin COMPONENT wheel)
 endif()

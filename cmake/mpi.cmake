@@ -9,7 +9,7 @@ if(MPI_C_FOUND AND TARGET weft_base)
     file(GLOB mpi_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/lib/loco/mpi/*.c)
     add_library(weft_mpi SHARED ${mpi_sources} $<TARGET_OBJECTS:weft_base>)
     set_target_properties(weft_mpi PROPERTIES OUTPUT_NAME weft-mpi
-        VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+        VERSION ${PROJECT_VERSION} SOVERSION ${WEFT_ABI})
     target_include_directories(weft_mpi PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
     target_link_libraries(weft_mpi PRIVATE MPI::MPI_C PkgConfig::dependencies Threads::Threads)
     install(TARGETS weft_mpi)

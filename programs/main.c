@@ -7,13 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct weft_verb {
-    const char *name;
-    const char *arguments;
-    const char *summary;
-    int (*run)(int argc, char **argv);
-} weft_verb;
-
 static const weft_verb verbs[] = {
     {"diff", "BASE NEW -o PATCH", "make the patch from one checkpoint to another", verb_diff},
     {"apply", "BASE PATCH… -o OUT", "apply patches, to a new checkpoint or in place", verb_apply},
@@ -31,27 +24,33 @@ static const weft_verb verbs[] = {
     {"repair", "STORE", "find what is damaged in a store, and mend it", verb_repair},
     {"keygen", "KEY", "make a pair of keys to sign and to check with", verb_keygen},
     {"serve", "DIR", "serve a store over HTTP or HTTPS", verb_serve},
-    {"train", "STORE --role ROLE",
-     "train a small policy by reinforcement, its roles joined by a store alone", verb_train},
-    {"demo", "", "a policy learns, its workers follow; with a report", verb_demo},
-    {"bench", "", "this machine against its limits, in one table", verb_bench},
 };
-enum { VERB_COUNT = sizeof verbs / sizeof verbs[0] };
+enum { OWN_VERBS = sizeof verbs / sizeof verbs[0] };
+
+/* The verbs of the command and then those of the laboratory; NULL behind the last. */
+static const weft_verb *verb_at(size_t i) {
+    const weft_verb *verb = i < OWN_VERBS ? &verbs[i] : &lab_verbs[i - OWN_VERBS];
+    return verb->name != NULL ? verb : NULL;
+}
 
 static void print_help(FILE *stream) {
     fputs("Usage: weft VERB [OPTION…] [ARGUMENT…]\n"
           "Exact sparse patches between model checkpoints: make, apply, prove and distribute them.\n\n"
           "Verbs:\n",
           stream);
-    for (size_t i = 0; i < VERB_COUNT; i++) {
+    const weft_verb *verb;
+    for (size_t i = 0; (verb = verb_at(i)) != NULL; i++) {
+        if (verb->summary == NULL) {
+            continue;
+        }
         char call[64];
-        snprintf(call, sizeof call, "%s %s", verbs[i].name, verbs[i].arguments);
+        snprintf(call, sizeof call, "%s %s", verb->name, verb->arguments);
         /* "…" is three bytes wide and one column: pad by hand. */
         int columns = 0;
         for (const char *c = call; *c != 0; c++) {
             columns += ((unsigned char)*c & 0xc0) != 0x80;
         }
-        fprintf(stream, "  %s%*s%s\n", call, columns < 30 ? 30 - columns : 1, "", verbs[i].summary);
+        fprintf(stream, "  %s%*s%s\n", call, columns < 30 ? 30 - columns : 1, "", verb->summary);
     }
     fputs("\nA CKPT (also BASE, NEW, OUT) is a safetensors file, or a directory with model.safetensors\n"
           "or model.safetensors.index.json. A PATCH may be '-' for stdin or stdout.\n"
@@ -70,12 +69,10 @@ static void print_help(FILE *stream) {
 }
 
 static const weft_verb *find_verb(const char *name) {
-    for (size_t i = 0; i < VERB_COUNT; i++) {
-        if (strcmp(verbs[i].name, name) == 0) {
-            return &verbs[i];
-        }
+    const weft_verb *verb;
+    for (size_t i = 0; (verb = verb_at(i)) != NULL && strcmp(verb->name, name) != 0; i++) {
     }
-    return NULL;
+    return verb;
 }
 
 /* Levenshtein's distance, for names short enough to be a mistyped verb. */
@@ -104,10 +101,10 @@ static size_t edit_distance(const char *a, const char *b) {
 }
 
 static int unknown_verb(const char *name) {
-    const weft_verb *nearest = &verbs[0];
-    for (size_t i = 1; i < VERB_COUNT; i++) {
-        if (edit_distance(name, verbs[i].name) < edit_distance(name, nearest->name)) {
-            nearest = &verbs[i];
+    const weft_verb *nearest = &verbs[0], *verb;
+    for (size_t i = 1; (verb = verb_at(i)) != NULL; i++) {
+        if (verb->summary != NULL && edit_distance(name, verb->name) < edit_distance(name, nearest->name)) {
+            nearest = verb;
         }
     }
     fputs("weft: there is no verb '", stderr);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kv.c: see kv.h.
+ * kv.c: how the workers of a run compress their caches of keys and values: that part of the run's
+ * description, and what they report of it.
  */
-#include "kv.h"
+#include "run.h"
 
 #include "../lib/sync/format/record.h"
 
@@ -54,6 +55,7 @@ static bool parse_number(const json_t *json, const char *name, double *number_ou
 }
 
 bool train_kv_parse(const json_t *json, weft_kv_options *options_out) {
+    options_out->size = sizeof *options_out;
     const char *policy = json_string_value(json_object_get(json, "policy"));
     const char *pooled = json_string_value(json_object_get(json, "pooled"));
     if (policy == NULL || pooled == NULL || !weft_kv_policy_parse(policy, &options_out->policy) ||

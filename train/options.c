@@ -27,6 +27,7 @@ train_options train_options_defaults(void) {
                 .local_steps = 1,
                 .outer_rate = 0.7,
                 .outer_momentum = 0.9,
+                .kv = {.size = sizeof(weft_kv_options)},
             },
         .grpo = lm_grpo_defaults(),
         .warmup = lm_warmup_defaults(),

@@ -21,7 +21,7 @@ typedef struct train_options {
     bool fresh;          /* begin anew, whatever is there */
     bool change;         /* a run that is gone on with may learn otherwise from here on */
     bool durable;        /* the state outlasts a power cut */
-    const weft_key *key; /* signs versions; NULL: they are not signed */
+    const weft_key *key; /* signs versions and what trainers agree on; NULL: they are not signed */
     uint32_t rank;       /* of this trainer */
     bool join;           /* rank 0 may go on with a run of the store whose state is not in `output` */
     /* Over MPI; NULL: trainers meet in the store. The caller closes it. */

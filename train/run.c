@@ -5,6 +5,7 @@
 #include "run.h"
 
 #include "../lib/base/context.h"
+#include "../lib/store/rendezvous.h"
 #include "../lib/sync/format/record.h"
 #include "../lib/tensor/json.h"
 #include "trajectory.h"
@@ -34,11 +35,10 @@ static const uint64_t EVALUATION_SEED = 2000000;
 static weft_status check_batch(weft_context *context, const train_run *run) {
     if (run->prompts < 1 || run->group < 1 || run->prompts > SEQUENCES_MAX || run->group > SEQUENCES_MAX ||
         (uint64_t)run->prompts * run->group > SEQUENCES_MAX) {
-        return weft_fail(
-            context, WEFT_INVALID_ARGUMENT,
-            "a batch of %u prompts with %u responses each cannot be trained on; choose 1 to %d "
-            "responses in all",
-            run->prompts, run->group, SEQUENCES_MAX);
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "a batch of %u prompts with %u responses each cannot be trained on; choose 1 to "
+                         "%d responses in all",
+                         run->prompts, run->group, SEQUENCES_MAX);
     }
     if (run->group < 2) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
@@ -56,16 +56,15 @@ static weft_status check_team(weft_context *context, const train_run *run) {
     if (run->trainers < 1 || run->trainers > WEFT_LOCO_RANKS_MAX || run->local_steps < 1 ||
         run->local_steps > TRAIN_LOCAL_STEPS_MAX ||
         train_policy_span(run) * run->trainers * run->slots > WINDOW_MAX) {
-        return weft_fail(
-            context, WEFT_INVALID_ARGUMENT,
-            "%u trainers with %u slots each cannot take %u steps of their own and be %u rounds "
-            "behind: that is more than %d slots at once; choose less of one of them",
-            run->trainers, run->slots, run->local_steps, run->staleness, WINDOW_MAX);
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "%u trainers with %u slots each cannot take %u steps of their own and be %u "
+                         "rounds behind: that is more than %d slots at once; choose less of one of them",
+                         run->trainers, run->slots, run->local_steps, run->staleness, WINDOW_MAX);
     }
     if (run->outer == TRAIN_ALONE && (run->trainers > 1 || run->local_steps > 1)) {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                         "several trainers, or steps without publishing, need a way to agree: pulseloco, "
-                         "diloco or ddp");
+        return weft_fail(
+            context, WEFT_INVALID_ARGUMENT,
+            "several trainers, or steps without publishing, need a way to agree: pulseloco, diloco or ddp");
     }
     if (run->outer == TRAIN_DDP && run->local_steps > 1) {
         return weft_fail(
@@ -79,11 +78,10 @@ static weft_status check_team(weft_context *context, const train_run *run) {
     }
     if (!(run->outer_rate > 0 && run->outer_rate <= 1000) ||
         !(run->outer_momentum >= 0 && run->outer_momentum < 1)) {
-        return weft_fail(
-            context, WEFT_INVALID_ARGUMENT,
-            "the outer optimizer cannot use rate %g and momentum %g; choose a rate above 0, and "
-            "a momentum from 0 to below 1",
-            run->outer_rate, run->outer_momentum);
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "the outer optimizer cannot use rate %g and momentum %g; choose a rate above 0, "
+                         "and a momentum from 0 to below 1",
+                         run->outer_rate, run->outer_momentum);
     }
     if (run->significant == 1 || run->significant > 23) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
@@ -161,7 +159,7 @@ bool train_run_fused(void) {
     return strcmp(weft_cpu_name(), "portable") != 0;
 }
 
-const char *train_sync_name(train_sync sync) {
+static const char *sync_name(train_sync sync) {
     return sync == TRAIN_SYNC_FULL ? "full" : "patch";
 }
 
@@ -223,7 +221,7 @@ weft_status train_run_format(weft_context *context, const train_run *run, char *
         format_task(&run->task), "seed", (json_int_t)run->seed, "steps", (json_int_t)run->steps, "prompts",
         (json_int_t)run->prompts, "group", (json_int_t)run->group, "slots", (json_int_t)run->slots,
         "temperature", run->temperature, "staleness", (json_int_t)run->staleness, "sync",
-        train_sync_name(run->sync), "team", format_team(run), "arithmetic", run->fused ? "fused" : "plain");
+        sync_name(run->sync), "team", format_team(run), "arithmetic", run->fused ? "fused" : "plain");
     bool whole = json_object_set_new(json, "kv", train_kv_format(&run->kv)) == 0;
     char *dumped = whole ? json_dumps(json, JSON_COMPACT) : NULL;
     json_decref(json);
@@ -357,17 +355,12 @@ weft_status train_run_put(weft_context *context, weft_store *store, const train_
 }
 
 weft_status train_run_get(weft_context *context, weft_store *store, train_run *run_out) {
-    char *text = weft_allocate(context, TRAIN_RUN_MAX);
-    if (text == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    weft_store_get_request request = {.key = TRAIN_RUN_KEY, .length = TRAIN_RUN_MAX, .buffer = text};
-    weft_store_get_result result;
-    weft_status status = weft_store_get(context, store, &request, &result);
+    weft_received text;
+    weft_status status = weft_message_get(context, store, TRAIN_RUN_KEY, TRAIN_RUN_MAX, context, &text);
     if (status == WEFT_OK) {
-        status = train_run_parse(context, TRAIN_RUN_KEY, text, (size_t)result.received, run_out);
+        status = train_run_parse(context, TRAIN_RUN_KEY, (const char *)text.data, text.size, run_out);
+        weft_received_close(&text);
     }
-    weft_release(context, text);
     return status;
 }
 

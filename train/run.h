@@ -14,9 +14,10 @@
 #define WEFT_TRAIN_RUN_H
 
 #include "../lm/learn/trainer.h"
-#include "kv.h"
 
+#include <jansson.h>
 #include <weft/loco.h>
+#include <weft/rollout.h>
 #include <weft/sync.h>
 
 #define TRAIN_RUN_KEY "train/run"
@@ -80,7 +81,6 @@ bool train_run_fused(void);
 WEFT_CHECKED weft_status train_run_check(weft_context *context, const train_run *run);
 /* True if both are the same but for name, steps and processor. */
 bool train_run_alike(const train_run *a, const train_run *b);
-const char *train_sync_name(train_sync sync);
 /* "alone", "pulseloco", "diloco", "ddp". */
 const char *train_outer_name(train_outer outer);
 bool train_outer_find(const char *name, train_outer *outer_out);
@@ -121,5 +121,25 @@ static inline size_t train_slot_sequences(const train_run *run) {
 bool train_run_compresses(const train_run *run);
 /* Fresh prompts to evaluate a policy on, which no batch has; with a whole cache. */
 lm_rollout_options train_evaluation(const train_run *run, size_t prompts);
+
+/* ---- kv.c: how the workers of a run compress their caches, and what they report of it ---- */
+
+/* What the caches of a slot, or of all slots of a batch, held and took. */
+typedef struct train_caches {
+    uint64_t held;        /* tokens that queries found, summed over queries */
+    uint64_t full;        /* the same if nothing were ever evicted */
+    uint64_t peak_bytes;  /* memory, at its most; of several slots the sum, as if they were made at once */
+    uint64_t dense_bytes; /* keys and values alone if nothing were evicted, at their most */
+} train_caches;
+
+/* So that those of a batch can be added up. */
+bool train_caches_sane(const train_caches *caches);
+void train_caches_add(train_caches *total, const train_caches *caches);
+
+bool train_kv_equal(const weft_kv_options *a, const weft_kv_options *b);
+/* NULL if there is no memory. */
+json_t *train_kv_format(const weft_kv_options *options);
+/* False if something is missing or of another type; the options are not checked. */
+bool train_kv_parse(const json_t *json, weft_kv_options *options_out);
 
 #endif

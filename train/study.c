@@ -89,7 +89,7 @@ static weft_status make_step(study *study, uint32_t rank, uint64_t step) {
 static weft_status agree(study *study) {
     const train_study_options *options = study->options;
     train_study_round *round = &study->round;
-    weft_loco_stats stats;
+    weft_loco_stats stats = {.size = sizeof stats};
     weft_status status = WEFT_OK;
     for (uint32_t r = 0; r < options->trainers && status == WEFT_OK; r++) {
         status = weft_loco_encode(study->ranks[r].loco, &study->payloads[r]);
@@ -179,15 +179,6 @@ static void agree_plainly(study *study) {
 
 /* ---- rounds ---- */
 
-static double count_changed(const study *study) {
-    const lm_model *after = study->ranks[0].trainer->model;
-    size_t changed = 0;
-    for (size_t i = 0; i < after->parameters; i++) {
-        changed += after->live[i] != study->sampler->live[i];
-    }
-    return (double)changed / (double)after->parameters;
-}
-
 static void count_round(study *study) {
     const train_study_options *options = study->options;
     const train_study_round *round = &study->round;
@@ -226,7 +217,12 @@ static weft_status make_round(study *study, uint64_t number) {
     if (status != WEFT_OK) {
         return status;
     }
-    study->round.changed = count_changed(study);
+    const lm_model *after = study->ranks[0].trainer->model;
+    size_t changed = 0;
+    for (size_t i = 0; i < after->parameters; i++) {
+        changed += after->live[i] != study->sampler->live[i];
+    }
+    study->round.changed = (double)changed / (double)after->parameters;
     count_round(study);
     if (options->watcher != NULL && !options->watcher(options->opaque, &study->round)) {
         return weft_fail(study->context, WEFT_CANCELLED, "the study was stopped");
@@ -262,7 +258,8 @@ static weft_status open_loco(study *study, uint32_t number) {
     const train_study_options *chosen = study->options;
     const lm_model *model = study->ranks[number].trainer->model;
     weft_loco_tensor *tensors = weft_allocate_array(study->context, model->weight_count, sizeof *tensors);
-    weft_loco_options options = weft_loco_defaults();
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
     if (tensors == NULL) {
         return WEFT_NO_MEMORY;
     }

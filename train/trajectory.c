@@ -82,17 +82,6 @@ static void write_head(weft_writer *writer, const train_trajectory *trajectory, 
     weft_writer_bytes(writer, trajectory->worker, name);
 }
 
-static void write_body(weft_writer *writer, const train_trajectory *trajectory) {
-    const lm_samples *samples = trajectory->samples;
-    size_t tokens = samples->starts[samples->sequences];
-    for (size_t i = 0; i < samples->sequences; i++) {
-        weft_writer_u16(writer, (uint16_t)(samples->starts[i + 1] - samples->starts[i]));
-    }
-    weft_writer_bytes(writer, samples->tokens, tokens * sizeof *samples->tokens);
-    weft_writer_bytes(writer, samples->logp, tokens * sizeof *samples->logp);
-    weft_writer_bytes(writer, trajectory->rewards, samples->sequences * sizeof *trajectory->rewards);
-}
-
 weft_status train_trajectory_encode(weft_context *context, const train_trajectory *trajectory,
                                     weft_writer *writer) {
     uint8_t run[RUN_BYTES];
@@ -104,7 +93,14 @@ weft_status train_trajectory_encode(weft_context *context, const train_trajector
                          "a trajectory needs the name of its run and of its worker");
     }
     write_head(writer, trajectory, run);
-    write_body(writer, trajectory);
+    const lm_samples *samples = trajectory->samples;
+    size_t tokens = samples->starts[samples->sequences];
+    for (size_t i = 0; i < samples->sequences; i++) {
+        weft_writer_u16(writer, (uint16_t)(samples->starts[i + 1] - samples->starts[i]));
+    }
+    weft_writer_bytes(writer, samples->tokens, tokens * sizeof *samples->tokens);
+    weft_writer_bytes(writer, samples->logp, tokens * sizeof *samples->logp);
+    weft_writer_bytes(writer, trajectory->rewards, samples->sequences * sizeof *trajectory->rewards);
     if (weft_writer_failed(writer)) {
         return WEFT_NO_MEMORY;
     }

@@ -14,6 +14,7 @@
 
 #include "../lib/base/clock.h"
 #include "../lib/base/context.h"
+#include "../lib/store/rendezvous.h"
 #include "trajectory.h"
 
 #include <stdlib.h>
@@ -56,7 +57,6 @@ typedef struct worker {
     bool *there;    /* of each slot of the batches that it may be used for, as far as known */
     uint32_t place; /* where the search for a slot begins */
     unsigned dice;
-    bool conditional;
     unsigned fruitless; /* rests since which slots were lost and none was put */
     uint64_t lost;      /* slots, when it last rested */
     float *rewards;     /* of a slot */
@@ -67,7 +67,7 @@ typedef struct worker {
 
 /* ---- coming and going ---- */
 
-static void leave(worker *w) {
+static void leave_run(worker *w) {
     weft_subscriber_close(w->subscriber);
     weft_view_destroy(w->view);
     lm_model_destroy(w->model);
@@ -84,8 +84,9 @@ static void leave(worker *w) {
     w->delivered = false; /* the same name may mean another run's slot from now on */
 }
 
-static weft_status build(worker *w) {
+static weft_status build_model(worker *w) {
     const weft_subscriber_options options = {
+        .size = sizeof options,
         .trusted = w->options->trusted,
         .empty = true,
         .report_name = w->options->name,
@@ -104,7 +105,7 @@ static weft_status build(worker *w) {
                              : status;
 }
 
-static weft_status join(worker *w) {
+static weft_status join_run(worker *w) {
     weft_status status = train_run_get(w->context, w->store, &w->run);
     if (status == WEFT_NOT_FOUND) {
         return train_patience_wait(&w->patience, OUTSIDE_SECONDS, "no trainer has begun a run there");
@@ -117,10 +118,10 @@ static weft_status join(worker *w) {
                          w->run.fused ? "fuses" : "does not fuse", weft_cpu_name());
     }
     if (status == WEFT_OK) {
-        status = build(w);
+        status = build_model(w);
     }
     if (status != WEFT_OK) {
-        leave(w);
+        leave_run(w);
         return status;
     }
     w->joined = true;
@@ -134,7 +135,7 @@ static weft_status join(worker *w) {
 }
 
 /* Reads the description again, and leaves if it is of another run. */
-static weft_status review(worker *w) {
+static weft_status review_run(worker *w) {
     train_run found;
     weft_status status = train_run_get(w->context, w->store, &found);
     if (status != WEFT_OK && status != WEFT_NOT_FOUND) {
@@ -148,7 +149,7 @@ static weft_status review(worker *w) {
     }
     weft_context_clear(w->context);
     train_note(w->options->watch, "run %.8s is not what the store describes any more", w->run.name);
-    leave(w);
+    leave_run(w);
     return WEFT_OK;
 }
 
@@ -179,11 +180,12 @@ static void clean_up(worker *w) {
 }
 
 /* The replica has come to a version: whose is it, and of which step? */
-static weft_status settle(worker *w) {
-    weft_subscriber_info info = weft_subscriber_describe(w->subscriber);
+static weft_status settle_version(worker *w) {
+    weft_subscriber_info info = {.size = sizeof info};
+    weft_subscriber_describe(w->subscriber, &info);
     const char *run = weft_subscriber_label(w->subscriber, TRAIN_LABEL_RUN);
     if (run == NULL || strcmp(run, w->run.name) != 0) {
-        leave(w);
+        leave_run(w);
         return train_patience_wait(&w->patience, OUTSIDE_SECONDS,
                                    "the newest version is not of the run that is described there");
     }
@@ -201,26 +203,28 @@ static weft_status settle(worker *w) {
     return WEFT_OK;
 }
 
-static weft_status pull(worker *w) {
-    weft_subscriber_info before = weft_subscriber_describe(w->subscriber);
+static weft_status pull_version(worker *w) {
+    weft_subscriber_info before = {.size = sizeof before};
+    weft_subscriber_describe(w->subscriber, &before);
     double start = weft_clock_now();
     w->ready = false;
     weft_status status = weft_subscriber_pull(w->subscriber, 0);
     if (status == WEFT_OK) {
         status = lm_model_refresh(w->model);
     }
-    weft_subscriber_info after = weft_subscriber_describe(w->subscriber);
+    weft_subscriber_info after = {.size = sizeof after};
+    weft_subscriber_describe(w->subscriber, &after);
     w->effort.pull += weft_clock_now() - start;
     w->effort.pause += after.pause_seconds;
     w->effort.received += after.fetched_bytes - before.fetched_bytes;
     w->result.received += after.fetched_bytes - before.fetched_bytes;
-    return status == WEFT_OK ? settle(w) : status;
+    return status == WEFT_OK ? settle_version(w) : status;
 }
 
 /* WEFT_MORE: nothing newer came within the time. */
-static weft_status follow(worker *w, double seconds) {
+static weft_status follow_versions(worker *w, double seconds) {
     weft_status status = weft_subscriber_wait(w->subscriber, seconds, NULL);
-    return status == WEFT_OK ? pull(w) : status;
+    return status == WEFT_OK ? pull_version(w) : status;
 }
 
 /* ---- slots ---- */
@@ -261,18 +265,6 @@ static weft_status find_work(worker *w, work *found) {
     return WEFT_OK;
 }
 
-static weft_status put(worker *w, const char *key, const weft_writer *object) {
-    weft_store_condition condition = w->conditional ? WEFT_STORE_IF_ABSENT : WEFT_STORE_ALWAYS;
-    weft_status status =
-        weft_store_put_bytes(w->context, w->store, key, object->data, object->size, condition, NULL, NULL);
-    if (status == WEFT_UNSUPPORTED && w->conditional) {
-        w->conditional = false;
-        status = weft_store_put_bytes(w->context, w->store, key, object->data, object->size,
-                                      WEFT_STORE_ALWAYS, NULL, NULL);
-    }
-    return status;
-}
-
 /* Somebody else has put the slot meanwhile. Who begins where another one does meets him again and again:
  * elsewhere there may be more to do. */
 static void give_way(worker *w) {
@@ -290,16 +282,15 @@ static weft_status check_object(worker *w, const weft_writer *object) {
     if (status == WEFT_OK) {
         train_trajectory_close(&again);
     } else if (reason != TRAIN_GOOD) {
-        status = weft_fail(
-            w->context, WEFT_MALFORMED,
-            "what the policy of step %llu makes is no trajectory that a trainer would take (%.255s); see "
-            "whether its weights are finite",
-            (unsigned long long)w->step, weft_context_error(w->context));
+        status = weft_fail(w->context, WEFT_MALFORMED,
+                           "what the policy of step %llu makes is no trajectory that a trainer would take "
+                           "(%.255s); see whether its weights are finite",
+                           (unsigned long long)w->step, weft_context_error(w->context));
     }
     return status;
 }
 
-static weft_status deliver(worker *w, const train_trajectory *made) {
+static weft_status deliver_slot(worker *w, const train_trajectory *made) {
     char key[TRAIN_KEY_SIZE];
     weft_writer writer;
     train_slot_key(made->batch, made->slot, key);
@@ -310,7 +301,14 @@ static weft_status deliver(worker *w, const train_trajectory *made) {
     }
     double start = weft_clock_now();
     if (status == WEFT_OK) {
-        status = put(w, key, &writer);
+        const weft_message message = {
+            .key = key,
+            .data = writer.data,
+            .size = writer.size,
+            .condition = WEFT_STORE_IF_ABSENT,
+            .alone = true, /* who is first counts; of two that are equally good it may be the last */
+        };
+        status = weft_message_put(w->context, w->store, &message);
     }
     weft_writer_close(&writer);
     if (status == WEFT_OK) {
@@ -330,7 +328,8 @@ static weft_status deliver(worker *w, const train_trajectory *made) {
 }
 
 static weft_status make_slot(worker *w, const work *work) {
-    weft_subscriber_info info = weft_subscriber_describe(w->subscriber);
+    weft_subscriber_info info = {.size = sizeof info};
+    weft_subscriber_describe(w->subscriber, &info);
     lm_rollout_options options = train_slot_rollout(&w->run, work->batch, work->slot);
     lm_samples *samples = NULL;
     double start = weft_clock_now();
@@ -357,7 +356,7 @@ static weft_status make_slot(worker *w, const work *work) {
     };
     snprintf(made.run, sizeof made.run, "%s", w->run.name);
     snprintf(made.worker, sizeof made.worker, "%s", w->options->name);
-    status = deliver(w, &made);
+    status = deliver_slot(w, &made);
     lm_samples_destroy(samples);
     if (status == WEFT_OK) {
         w->there[(work->batch - w->step) * train_slot_count(&w->run) + work->slot] = true;
@@ -376,13 +375,13 @@ static double rest_seconds(worker *w) {
 }
 
 /* All slots are there: the trainer is at work, or gone, or will find one bad and remove it. */
-static weft_status rest(worker *w) {
+static weft_status rest_a_while(worker *w) {
     size_t window = (size_t)train_policy_span(&w->run) * train_slot_count(&w->run);
-    weft_status status = follow(w, rest_seconds(w));
+    weft_status status = follow_versions(w, rest_seconds(w));
     if (status != WEFT_MORE) {
         return status;
     }
-    status = review(w);
+    status = review_run(w);
     if (status != WEFT_OK || !w->joined) {
         return status;
     }
@@ -396,7 +395,7 @@ static weft_status work_on(worker *w) {
     if (status != WEFT_OK) {
         return status;
     }
-    return next.found ? make_slot(w, &next) : rest(w);
+    return next.found ? make_slot(w, &next) : rest_a_while(w);
 }
 
 /* ---- the loop ---- */
@@ -405,20 +404,20 @@ static bool all_is_made(const worker *w) {
     return w->ready && w->step >= w->run.steps;
 }
 
-static weft_status linger(worker *w) {
+static weft_status linger_at_end(worker *w) {
     double now = weft_clock_now();
     w->over = w->over > 0 ? w->over : now;
-    weft_status status = review(w);
+    weft_status status = review_run(w);
     if (status != WEFT_OK || !w->joined || !all_is_made(w)) {
         return status;
     }
     w->finished = now - w->over >= (w->result.slots > 0 ? LINGER_SECONDS : LINGER_NEW_SECONDS);
-    status = w->finished ? WEFT_OK : follow(w, IDLE_SECONDS);
+    status = w->finished ? WEFT_OK : follow_versions(w, IDLE_SECONDS);
     return status == WEFT_MORE ? WEFT_OK : status;
 }
 
 static weft_status go_on(worker *w) {
-    weft_status status = follow(w, w->ready ? GLANCE_SECONDS : IDLE_SECONDS);
+    weft_status status = follow_versions(w, w->ready ? GLANCE_SECONDS : IDLE_SECONDS);
     if (status == WEFT_MORE && !w->ready) {
         w->doubtful = true;
         return train_patience_wait(&w->patience, 0, "the trainer has published nothing yet");
@@ -430,14 +429,14 @@ static weft_status go_on(worker *w) {
     return work_on(w);
 }
 
-static weft_status turn(worker *w) {
+static weft_status take_turn(worker *w) {
     if (!w->joined) {
-        return join(w);
+        return join_run(w);
     }
     if (w->doubtful) {
-        return review(w);
+        return review_run(w);
     }
-    return all_is_made(w) ? linger(w) : go_on(w);
+    return all_is_made(w) ? linger_at_end(w) : go_on(w);
 }
 
 static bool time_is_over(const worker *w) {
@@ -447,13 +446,14 @@ static bool time_is_over(const worker *w) {
 
 weft_status train_worker_run(weft_context *context, weft_store *store, const train_worker_options *options,
                              train_worker_result *result_out) {
+    weft_store_traits traits = {.size = sizeof traits};
+    weft_store_traits_of(store, &traits);
     worker w = {
         .context = context,
         .store = store,
         .options = options,
         .started = weft_clock_now(),
         .dice = (unsigned)getpid() ^ (unsigned)weft_clock_date(),
-        .conditional = weft_store_traits_of(store).conditional,
     };
     weft_status status = WEFT_OK;
     weft_context_clear(context);
@@ -461,7 +461,7 @@ weft_status train_worker_run(weft_context *context, weft_store *store, const tra
     while (status == WEFT_OK && !w.finished && !time_is_over(&w)) {
         status = weft_progress_ask(context);
         if (status == WEFT_OK) {
-            status = turn(&w);
+            status = take_turn(&w);
         }
         if (status < 0) {
             status = train_patience_bear(&w.patience, status);
@@ -469,7 +469,7 @@ weft_status train_worker_run(weft_context *context, weft_store *store, const tra
         }
     }
     w.result.finished = w.finished;
-    leave(&w);
+    leave_run(&w);
     if (status == WEFT_OK) {
         *result_out = w.result;
     }

@@ -53,8 +53,8 @@ int main(int argc, char **argv) {
     size_t size;
     FILE *file = open_memstream(&bytes, &size);
     weft_sink sink = {.write = put, .opaque = file};
-    weft_diff_options options = {.profile = WEFT_PROFILE_SMALL};
-    weft_diff_stats stats;
+    weft_diff_options options = {.size = sizeof options, .profile = WEFT_PROFILE_SMALL};
+    weft_diff_stats stats = {.size = sizeof stats};
     check(context, weft_diff(context, base, next, &options, &sink, &stats));
     fclose(file);
 
@@ -72,12 +72,14 @@ int main(int argc, char **argv) {
     check(context, weft_apply_prepare(apply)); /* decodes and proves; touches nothing */
     check(context, weft_apply_commit(apply));  /* the pause: only writes */
 
+    weft_apply_stats applied = {.size = sizeof applied};
+    weft_apply_describe(apply, &applied);
     char digest[WEFT_DIGEST_TEXT];
     weft_digest now = weft_sums_digest(sums);
     weft_digest_format(&now, digest);
     printf("%llu changes in %zu bytes, %.2f ms to prepare, %.2f ms to commit, now at %s\n",
-           (unsigned long long)stats.changed, size, 1e3 * weft_apply_describe(apply).decode_seconds,
-           1e3 * weft_apply_describe(apply).commit_seconds, digest);
+           (unsigned long long)stats.changed, size, 1e3 * applied.decode_seconds,
+           1e3 * applied.commit_seconds, digest);
     check(context, weft_sums_audit(context, sums, UINT64_MAX)); /* memory is what the sums say */
 
     weft_apply_destroy(apply);

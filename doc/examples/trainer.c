@@ -29,7 +29,7 @@ static void check(weft_context *context, weft_status status) {
 
 static void tell(const weft_publish_result *result) {
     char digest[WEFT_DIGEST_TEXT];
-    weft_digest_format(&result->diff.result, digest);
+    weft_digest_format(&result->digest, digest);
     printf("version %llu %s %llu bytes in %.1f ms\n", (unsigned long long)result->version, digest,
            (unsigned long long)result->uploaded_bytes, 1e3 * result->seconds);
 }
@@ -43,7 +43,11 @@ int main(int argc, char **argv) {
     weft_view *view;
     check(NULL, weft_context_create(NULL, &context));
     check(context, weft_table_create(context, &table));
-    weft_tensor tensor = {.name = "weight", .dtype = WEFT_DTYPE_BF16, .rank = 2, .shape = {ROWS, COLUMNS}};
+    weft_tensor tensor = {.size = sizeof tensor,
+                          .name = "weight",
+                          .dtype = WEFT_DTYPE_BF16,
+                          .rank = 2,
+                          .shape = {ROWS, COLUMNS}};
     tensor.data = weights;
     check(context, weft_table_add(table, &tensor));
     check(context, weft_view_create(context, table, &view));
@@ -52,7 +56,8 @@ int main(int argc, char **argv) {
     check(context, weft_store_open(context, argv[1], NULL, &store));
 
     weft_publisher *publisher; /* takes over the run that is there, or begins one */
-    weft_publisher_options options = {.profile = WEFT_PROFILE_SMALL, .anchors_in_background = true};
+    weft_publisher_options options = {
+        .size = sizeof options, .profile = WEFT_PROFILE_SMALL, .anchors_in_background = true};
     check(context, weft_publisher_open(context, store, view, &options, &publisher));
 
     unsigned steps = (unsigned)atoi(argv[2]);
@@ -61,7 +66,7 @@ int main(int argc, char **argv) {
         char text[16];
         snprintf(text, sizeof text, "%u", step);
         const char *labels[] = {"step", text, NULL};
-        weft_publish_result result;
+        weft_publish_result result = {.size = sizeof result};
         check(context, weft_publisher_publish(publisher, labels, &result));
         tell(&result);
     }

@@ -20,13 +20,15 @@ static void check(weft_context *context, weft_status status) {
     }
 }
 
-static void tell(const weft_subscriber *subscriber) {
-    weft_subscriber_info info = weft_subscriber_describe(subscriber);
+static weft_subscriber_info tell(const weft_subscriber *subscriber) {
+    weft_subscriber_info info = {.size = sizeof info};
+    weft_subscriber_describe(subscriber, &info);
     const char *step = weft_subscriber_label(subscriber, "step");
     char digest[WEFT_DIGEST_TEXT];
     weft_digest_format(&info.digest, digest);
     printf("version %llu %s step %s, paused for %.2f ms\n", (unsigned long long)info.version, digest,
            step != NULL ? step : "?", 1e3 * info.pause_seconds);
+    return info;
 }
 
 int main(int argc, char **argv) {
@@ -38,7 +40,11 @@ int main(int argc, char **argv) {
     weft_view *view;
     check(NULL, weft_context_create(NULL, &context));
     check(context, weft_table_create(context, &table));
-    weft_tensor tensor = {.name = "weight", .dtype = WEFT_DTYPE_BF16, .rank = 2, .shape = {ROWS, COLUMNS}};
+    weft_tensor tensor = {.size = sizeof tensor,
+                          .name = "weight",
+                          .dtype = WEFT_DTYPE_BF16,
+                          .rank = 2,
+                          .shape = {ROWS, COLUMNS}};
     tensor.data = weights;
     tensor.writable = true;
     check(context, weft_table_add(table, &tensor));
@@ -48,11 +54,13 @@ int main(int argc, char **argv) {
     check(context, weft_store_open(context, argv[1], NULL, &store));
 
     weft_subscriber *subscriber;
-    weft_subscriber_options options = {.empty = true}; /* the weights hold nothing yet: fetch an anchor */
+    weft_subscriber_options options = {.size = sizeof options};
+    options.empty = true; /* the weights hold nothing yet: fetch an anchor */
     check(context, weft_subscriber_open(context, store, view, &options, &subscriber));
 
     uint64_t last = strtoull(argv[2], NULL, 10);
-    while (weft_subscriber_describe(subscriber).version < last) {
+    weft_subscriber_info info = {.size = sizeof info};
+    while (info.version < last) {
         check(context, weft_subscriber_wait(subscriber, 60, NULL));
         weft_status status;
         do {
@@ -62,7 +70,7 @@ int main(int argc, char **argv) {
             check(context, weft_subscriber_commit(subscriber)); /* the pause: writes what changed */
             /* and let them go on */
         } while (status == WEFT_MORE);
-        tell(subscriber);
+        info = tell(subscriber);
     }
 
     weft_subscriber_close(subscriber);

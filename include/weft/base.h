@@ -18,9 +18,20 @@
  * that a callback forks must not return from it. The allocator's hooks, if there are any, must survive a
  * fork as malloc does.
  *
- * While the major version is 0, structures may grow from one minor version to the next: build against the
- * headers of the library that you run with. The name of the shared library changes with the minor
- * version.
+ * Structures can grow, so that a program which was built against an older header runs with a newer library
+ * of the same name:
+ *
+ *   - Options that a program fills, and results that the library fills for it, begin with their size:
+ *     `weft_diff_options options = {.size = sizeof options};`. The library believes no more than that many
+ *     bytes to be there; options that an older program does not know are zero, which is always the default.
+ *     A program that sets an option which an older library does not know gets WEFT_UNSUPPORTED. A size
+ *     that no version had is WEFT_INVALID_ARGUMENT; a call without a status then leaves the result alone.
+ *   - Structures that the library owns and shows by pointer only grow at their end.
+ *   - Small values, and elements of arrays, never change: weft_digest, weft_store_tag, weft_cut,
+ * weft_slice, weft_sink, weft_source and others without a size.
+ *
+ * weft_version says which library a program runs with. The name of the shared library changes when an old
+ * program could not run with it any more; the symbols of each minor version carry its name.
  */
 #ifndef WEFT_BASE_H
 #define WEFT_BASE_H
@@ -42,8 +53,11 @@ extern "C" {
 #endif
 
 #define WEFT_VERSION_MAJOR 0
-#define WEFT_VERSION_MINOR 1
+#define WEFT_VERSION_MINOR 2
 #define WEFT_VERSION_PATCH 0
+
+/* The version of the library that runs: major * 1000000 + minor * 1000 + patch, such as 2000 for 0.2.0. */
+WEFT_API unsigned weft_version(void);
 
 /* Zero is success, positive is unfinished business, negative is failure. The numbers are pinned: each
  * block of one hundred says who has to act, and a number never changes its meaning. */
@@ -104,6 +118,7 @@ typedef struct weft_allocator {
 
 /* Limits on what a file may claim. Zero in a field means its default. */
 typedef struct weft_limits {
+    size_t size;           /* sizeof(weft_limits) */
     uint64_t header_bytes; /* a safetensors header, a patch's header or index; default 32 MiB */
     uint64_t tensors;      /* tensors in a table; default 2^20 */
     uint64_t bucket_bytes; /* weights that one bucket may cover; default 32 MiB */
@@ -124,9 +139,10 @@ typedef struct weft_limits {
 typedef bool (*weft_progress_function)(void *opaque, const char *phase, uint64_t done, uint64_t total);
 
 typedef struct weft_context_options {
-    weft_allocator allocator; /* all NULL: malloc, realloc, free */
-    weft_limits limits;
-    unsigned threads; /* 0: one per processor available to this process */
+    size_t size;               /* sizeof(weft_context_options) */
+    weft_allocator allocator;  /* all NULL: malloc, realloc, free */
+    const weft_limits *limits; /* NULL: the defaults */
+    unsigned threads;          /* 0: one per processor available to this process */
     weft_progress_function progress;
     void *progress_opaque;
 } weft_context_options;

@@ -37,6 +37,7 @@ typedef struct weft_loco_tensor {
 } weft_loco_tensor;
 
 typedef struct weft_loco_options {
+    size_t size;     /* sizeof(weft_loco_options) */
     const char *run; /* at most WEFT_LOCO_RUN_MAX bytes; payloads of other runs are refused */
     uint32_t rank;
     uint32_t ranks;
@@ -51,7 +52,7 @@ typedef struct weft_loco_options {
 } weft_loco_options;
 
 /* One rank, rate 0.7, momentum 0.9, the gate in use, nothing cut. */
-WEFT_API weft_loco_options weft_loco_defaults(void);
+WEFT_API void weft_loco_defaults(weft_loco_options *options_out);
 
 typedef struct weft_loco weft_loco;
 
@@ -82,6 +83,7 @@ typedef struct weft_loco_payload {
 } weft_loco_payload;
 
 typedef struct weft_loco_stats {
+    size_t size;       /* sizeof(weft_loco_stats) */
     uint64_t elements; /* weights */
     uint64_t fired;    /* of them sent by this rank */
     uint64_t sent;     /* bytes of this rank's payload */
@@ -108,6 +110,7 @@ WEFT_API WEFT_CHECKED weft_status weft_loco_aggregate(weft_loco *loco, const wef
 /* How payloads reach the other ranks. Only `share` and `close` must be there; the others are for exchanges
  * that go on without a rank, which then has to come back. */
 typedef struct weft_loco_exchange {
+    size_t size; /* sizeof(weft_loco_exchange) */
     /* Gives `own` to all ranks and fills `all`, one for each rank, with the same set on every rank: the
      * exchange sees to it that all agree on who is included. What `all` points to stays until the next call
      * or until the exchange is closed. Called again with the same round and bytes after a failure.
@@ -143,6 +146,7 @@ WEFT_API WEFT_CHECKED weft_status weft_loco_catch_up(weft_loco *loco, const weft
 
 /* What is in a payload, without the consensus that it is coded against. */
 typedef struct weft_loco_info {
+    size_t size; /* sizeof(weft_loco_info) */
     char run[WEFT_LOCO_RUN_MAX + 1];
     uint64_t round;
     uint32_t rank;
@@ -190,6 +194,7 @@ weft_loco_load(weft_loco *loco, const char *path, const weft_table *extra, const
  * round waits for it. */
 
 typedef struct weft_loco_store_options {
+    size_t size;     /* sizeof(weft_loco_store_options) */
     const char *run; /* as in weft_loco_options; letters, digits and . _ ~ - */
     uint32_t rank;
     uint32_t ranks;
@@ -202,16 +207,19 @@ typedef struct weft_loco_store_options {
                                 without which it cannot be, fails; 0: never */
     uint64_t keep_rounds;    /* whose payloads are kept for ranks that come back; at least two snapshots' */
     uint64_t snapshot_rounds; /* between snapshots of the consensus, for ranks that come back later */
+    const weft_key *key; /* secret, the same for all ranks; signs what is put, and what others have put must
+                            be signed by it; NULL: the store is believed. Must outlive the exchange */
 } weft_loco_store_options;
 
 /* One rank, which is all that is needed; 60 s, 5 s, 0.2 s, never; 32 and 16 rounds. A run must be named. */
-WEFT_API weft_loco_store_options weft_loco_store_defaults(void);
+WEFT_API void weft_loco_store_defaults(weft_loco_store_options *options_out);
 /* The store must outlive the exchange. `options` is copied. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_store_open(weft_context *context, weft_store *store,
                                                        const weft_loco_store_options *options,
                                                        weft_loco_exchange *exchange_out);
 
 typedef struct weft_loco_store_stats {
+    size_t size;             /* sizeof(weft_loco_store_stats) */
     uint64_t sent;           /* bytes of payloads put */
     uint64_t received;       /* bytes of payloads and snapshots fetched */
     uint64_t snapshot_bytes; /* put */
@@ -222,7 +230,8 @@ typedef struct weft_loco_store_stats {
     uint64_t unremoved;      /* old objects that could not be removed */
 } weft_loco_store_stats;
 
-WEFT_API weft_loco_store_stats weft_loco_store_describe(const weft_loco_exchange *exchange);
+WEFT_API void weft_loco_store_describe(const weft_loco_exchange *exchange,
+                                       weft_loco_store_stats *stats_out);
 
 /* ---- the gate alone ---- */
 

@@ -13,6 +13,7 @@ extern "C" {
 #endif
 
 typedef struct weft_loco_mpi_options {
+    size_t size;          /* sizeof(weft_loco_mpi_options) */
     uint64_t round_bytes; /* received in one call of MPI, whose counts have 31 bits; 0: 1 GiB */
 } weft_loco_mpi_options;
 

@@ -24,6 +24,28 @@ typedef struct weft_sink {
     void *opaque;
 } weft_sink;
 
+/* Sinks of the library's own, for who has no callback to give. Each is finished or abandoned by the process
+ * that opened it, and used by the calls of one thread at a time.
+ *
+ * A file that appears complete or not at all: it is written under a temporary name beside `path`, and
+ * finish moves it there. A pipe or a device is written straight. A terminal is WEFT_INVALID_ARGUMENT. */
+WEFT_API WEFT_CHECKED weft_status weft_sink_open_file(weft_context *context, const char *path,
+                                                      weft_sink *sink_out);
+/* What is open already, such as stdout or a socket. It stays the caller's. */
+WEFT_API WEFT_CHECKED weft_status weft_sink_open_descriptor(weft_context *context, int descriptor,
+                                                            weft_sink *sink_out);
+/* Memory, which weft_sink_memory shows: valid until the next write, and until the sink is abandoned. */
+WEFT_API WEFT_CHECKED weft_status weft_sink_open_memory(weft_context *context, weft_sink *sink_out);
+WEFT_API void weft_sink_memory(const weft_sink *sink, const void **data_out, size_t *size_out);
+/* The file's temporary name, for a signal handler that removes what a killed process would leave; NULL if
+ * there is none. Valid until the sink is finished or abandoned. */
+WEFT_API const char *weft_sink_temporary(const weft_sink *sink);
+/* All is written: the file takes its place, and with `durable` survives power loss. Closes the sink, also
+ * on failure: then the path has what was there before. A sink of memory stays open. */
+WEFT_API WEFT_CHECKED weft_status weft_sink_finish(weft_sink *sink, bool durable);
+/* Drops what was written, and closes. Harmless after finish. */
+WEFT_API void weft_sink_abandon(weft_sink *sink);
+
 /* Cuts the tensors that match `pattern`, a shell pattern such as "*.o_proj.weight", into `parts` equal
  * boxes along `dim`, so that a holder of one box receives the buckets of that box only. One part keeps
  * each tensor in buckets of its own, for holders of some tensors only, such as some experts. */
@@ -36,7 +58,19 @@ typedef struct weft_cut {
 /* The undo log of a base that follows its diff. */
 typedef struct weft_trail weft_trail;
 
+/* What has changed in one tensor, from somebody who knows it already: an optimizer, or a kernel on an
+ * accelerator. Every change must be among them; units that hold their old value may be, and are dropped.
+ * The structure never grows: calls take arrays of it. */
+typedef struct weft_tensor_changes {
+    const char *tensor; /* its name in the checkpoint; each at most once in an array */
+    const uint64_t
+        *units;         /* which, counted in width-sized units (see weft_dtype_width): strictly ascending */
+    const void *values; /* what each holds now, in the tensor's dtype, end to end */
+    uint64_t count;
+} weft_tensor_changes;
+
 typedef struct weft_diff_options {
+    size_t size; /* sizeof(weft_diff_options) */
     weft_profile profile;
     uint64_t bucket_bytes; /* weights per bucket; 0: 8 MiB */
     const weft_cut *cuts;
@@ -55,9 +89,14 @@ typedef struct weft_diff_options {
      * to NULL, or to a trail to reuse. NULL afterwards if the states have different tensors. Not together
      * with `trail`. */
     weft_trail **notes;
+    /* With `next` NULL: the new state is the base with these changes, and has the base's tensors. Only the
+     * buckets that they are in are read. */
+    const weft_tensor_changes *changes;
+    size_t change_count;
 } weft_diff_options;
 
 typedef struct weft_diff_stats {
+    size_t size;          /* sizeof(weft_diff_stats) */
     uint64_t changed;     /* units that differ, and all units of added or replaced tensors */
     uint64_t total;       /* units in the new state */
     uint64_t dense_bytes; /* bytes of the new state */
@@ -69,7 +108,8 @@ typedef struct weft_diff_stats {
 } weft_diff_stats;
 
 /* The patch from `base` to `next`. `options` may be NULL; `stats` may be NULL. Same input, same bytes,
- * whatever the threads or the processor. */
+ * whatever the threads or the processor, and whether the new state is given whole or as changes.
+ * WEFT_INVALID_ARGUMENT names the tensor and the place of units that do not ascend or do not exist. */
 WEFT_API WEFT_CHECKED weft_status weft_diff(weft_context *context, const weft_view *base,
                                             const weft_view *next, const weft_diff_options *options,
                                             const weft_sink *sink, weft_diff_stats *stats);
@@ -89,6 +129,17 @@ typedef struct weft_source {
     void *opaque;
 } weft_source;
 
+/* Sources of the library's own. A file is mapped, and must not be cut short while it is open; what cannot
+ * be mapped, such as a pipe, is first copied to an unnamed file in TMPDIR. WEFT_NOT_FOUND if there is none.
+ */
+WEFT_API WEFT_CHECKED weft_status weft_source_open_file(weft_context *context, const char *path,
+                                                        weft_source *source_out);
+/* What is open already, from its start if it is a file, such as stdin. It stays the caller's. */
+WEFT_API WEFT_CHECKED weft_status weft_source_open_descriptor(weft_context *context, int descriptor,
+                                                              weft_source *source_out);
+/* After the patches that read from it. */
+WEFT_API void weft_source_close(weft_source *source);
+
 typedef struct weft_patch weft_patch;
 
 /* Reads and checks header, index and footer. Buckets are read as they are needed. The memory or file behind
@@ -98,6 +149,7 @@ WEFT_API WEFT_CHECKED weft_status weft_patch_open(weft_context *context, const w
 WEFT_API void weft_patch_close(weft_patch *patch);
 
 typedef struct weft_patch_info {
+    size_t size; /* sizeof(weft_patch_info) */
     uint16_t version;
     weft_profile profile;
     uint64_t bytes;
@@ -110,7 +162,7 @@ typedef struct weft_patch_info {
     weft_digest result;
 } weft_patch_info;
 
-WEFT_API weft_patch_info weft_patch_describe(const weft_patch *patch);
+WEFT_API void weft_patch_describe(const weft_patch *patch, weft_patch_info *info_out);
 /* Names, dtypes and shapes of the resulting state, without data. */
 WEFT_API const weft_table *weft_patch_table(const weft_patch *patch);
 /* The resulting checkpoint's files, if the patch carries them; NULL if they are the base's or none. */
@@ -140,6 +192,7 @@ typedef enum weft_coding {
 } weft_coding;
 
 typedef struct weft_bucket_info {
+    size_t size; /* sizeof(weft_bucket_info) */
     weft_coding coding;
     uint64_t offset; /* in the file */
     uint64_t bytes;
@@ -158,6 +211,7 @@ WEFT_API WEFT_CHECKED weft_status weft_patch_bucket(weft_context *context, const
 typedef struct weft_apply weft_apply;
 
 typedef struct weft_apply_stats {
+    size_t size;           /* sizeof(weft_apply_stats) */
     uint64_t changed;      /* staged or committed units */
     uint64_t buckets;      /* decoded */
     uint64_t bytes_read;   /* of the patch */
@@ -178,6 +232,25 @@ WEFT_API WEFT_CHECKED weft_status weft_apply_create(weft_context *context, const
  * afterwards. Their changes are staged together, before all others: WEFT_LIMIT_EXCEEDED if they alone
  * exceed the limit. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_prepare(weft_apply *apply);
+/* Some of what is prepared and proven: units of one live tensor, ascending, each with what it holds and
+ * what it will hold, in the tensor's dtype, end to end. All of it is gone when the visit returns. */
+typedef struct weft_change_batch {
+    const weft_tensor *tensor; /* as the view has it */
+    size_t index;              /* of that tensor in the table that the view was made of */
+    size_t count;
+    const uint64_t *units;
+    const void *olds;
+    const void *news;
+} weft_change_batch;
+
+typedef weft_status (*weft_change_function)(void *opaque, const weft_change_batch *batch);
+
+/* Visits all that a commit of the prepared step would change, on the calling thread: tensor by tensor in
+ * the order of the table, at most `batch` units at a time (0: 65536). Memory with several names is visited
+ * once, under the name that the others are tied to. A failure of `visit` ends the call and is passed on;
+ * what is prepared stays prepared. */
+WEFT_API WEFT_CHECKED weft_status weft_apply_changes(weft_apply *apply, size_t batch,
+                                                     weft_change_function visit, void *opaque);
 /* Scatters the prepared changes and moves the sums. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_commit(weft_apply *apply);
 /* Drops prepared changes; after a commit, puts the old words back. What earlier steps committed (see
@@ -186,7 +259,7 @@ WEFT_API WEFT_CHECKED weft_status weft_apply_rollback(weft_apply *apply);
 /* For a private copy of the weights that may be lost: decodes, proves and writes in one go, which is the
  * fastest. On failure the copy is between two states and must be thrown away. */
 WEFT_API WEFT_CHECKED weft_status weft_apply_run(weft_apply *apply);
-WEFT_API weft_apply_stats weft_apply_describe(const weft_apply *apply);
+WEFT_API void weft_apply_describe(const weft_apply *apply, weft_apply_stats *stats_out);
 WEFT_API void weft_apply_destroy(weft_apply *apply);
 
 /* Makes the checkpoint at `output_path` from `base` and one or several patches in order, byte for byte the
@@ -210,6 +283,7 @@ WEFT_API WEFT_CHECKED weft_status weft_apply_recover(weft_context *context, cons
 /* ---- merge ---- */
 
 typedef struct weft_merge_options {
+    size_t size; /* sizeof(weft_merge_options) */
     weft_profile profile;
     const weft_view *base; /* the first patch's base; needed unless every bucket is coded fast */
     const char *const *labels;

@@ -27,6 +27,7 @@ typedef struct weft_store_tag {
 } weft_store_tag;
 
 typedef struct weft_store_options {
+    size_t size;            /* sizeof(weft_store_options) */
     const char *token;      /* sent as a bearer token, except to S3; NULL: none */
     const char *ca_file;    /* PEM certificates to trust instead of the system's; NULL: the system's */
     double connect_seconds; /* to reach the server; 0: 10 */
@@ -59,7 +60,8 @@ typedef struct weft_store weft_store;
  *
  * Objects above 8 MiB are multipart uploads. Parts of killed puts stay until the bucket's lifecycle rules
  * remove them. The first conditional put leaves a small object behind, weft-conditions, which tells whether
- * the service heeds conditions. Multipart uploads are probed apart: some services heed only the others.
+ * the service heeds conditions. Multipart uploads are probed separately: some services heed conditions only
+ * of puts in one request.
  */
 WEFT_API WEFT_CHECKED weft_status weft_store_open(weft_context *context, const char *url,
                                                   const weft_store_options *options,
@@ -71,6 +73,7 @@ WEFT_API const char *weft_store_url(const weft_store *store);
 /* What a store is like, for callers that choose how to use it. A URL does not tell this, least of all the
  * URL of a backend of the caller's own. Asking costs no request. */
 typedef struct weft_store_traits {
+    size_t size; /* sizeof(weft_store_traits) */
     const char
         *directory; /* its path, if the store is a directory of this machine; lives as long as the store */
     double poll_seconds; /* a fair time between two looks for news; 0.5, for a directory 0.02 */
@@ -78,27 +81,29 @@ typedef struct weft_store_traits {
     bool conditional;    /* puts can be conditional; a backend that cannot know yet says false */
 } weft_store_traits;
 
-WEFT_API weft_store_traits weft_store_traits_of(const weft_store *store);
+WEFT_API void weft_store_traits_of(const weft_store *store, weft_store_traits *traits_out);
 
 /* Traffic since the store was opened: operations, and bytes of objects. */
 typedef struct weft_store_traffic {
+    size_t size; /* sizeof(weft_store_traffic) */
     uint64_t requests;
     uint64_t sent;
     uint64_t received;
 } weft_store_traffic;
 
-WEFT_API weft_store_traffic weft_store_traffic_of(const weft_store *store);
+WEFT_API void weft_store_traffic_of(const weft_store *store, weft_store_traffic *traffic_out);
 
 /* Keys are made of [A-Za-z0-9._~-] in parts divided by single slashes; no part is "." or ".." or begins
  * with ".". */
 WEFT_API bool weft_store_key_valid(const char *key);
 
 typedef struct weft_store_get_request {
+    size_t size; /* sizeof(weft_store_get_request) */
     const char *key;
     uint64_t offset;
     uint64_t length; /* at most this many bytes from `offset`; the object's end cuts it short */
     void *buffer;    /* takes `length` bytes */
-    const weft_store_tag *unless; /* NULL, or the content that the caller has: it is not sent again */
+    const weft_store_tag *unless; /* NULL, or the tag of what the caller has, which is not sent again */
     /* NULL, or called on the caller's own thread while bytes arrive: the first `received` of the buffer are
      * there. If a transfer has to start over, the number falls, and bytes are written again. The last call,
      * with all of them, comes when the get has succeeded. */
@@ -107,10 +112,11 @@ typedef struct weft_store_get_request {
 } weft_store_get_request;
 
 typedef struct weft_store_get_result {
+    size_t size; /* sizeof(weft_store_get_result) */
     uint64_t received;
-    uint64_t size; /* of the whole object */
+    uint64_t object_bytes; /* of the whole object */
     weft_store_tag tag;
-    bool unchanged; /* `unless` still holds; nothing was received, and the size may be left at 0 */
+    bool unchanged; /* `unless` still holds; nothing was received, and object_bytes may be left at 0 */
 } weft_store_get_result;
 
 /* WEFT_NOT_FOUND if there is no such object. A broken transfer resumes where it stopped, if the object is
@@ -135,10 +141,11 @@ typedef enum weft_store_condition {
 } weft_store_condition;
 
 typedef struct weft_store_put_request {
+    size_t size; /* sizeof(weft_store_put_request) */
     const char *key;
     weft_store_feed feed;
     weft_store_condition condition;
-    weft_store_tag tag;
+    weft_store_tag tag;  /* of IF_SAME */
     bool volatile_write; /* as volatile_writes of the store, for this object */
 } weft_store_put_request;
 
@@ -154,12 +161,7 @@ WEFT_API WEFT_CHECKED weft_status weft_store_put_bytes(weft_context *context, we
                                                        weft_store_condition condition,
                                                        const weft_store_tag *tag, weft_store_tag *tag_out);
 
-/* The same for bytes that need not survive power loss, such as a message that is read at once. */
-WEFT_API WEFT_CHECKED weft_status weft_store_put_message(weft_context *context, weft_store *store,
-                                                         const char *key, const void *data, size_t size,
-                                                         weft_store_condition condition);
-
-/* Size and tag, without the bytes. WEFT_NOT_FOUND if there is no such object. */
+/* Size and tag, without the bytes, as HTTP's HEAD gives them. WEFT_NOT_FOUND if there is no such object. */
 WEFT_API WEFT_CHECKED weft_status weft_store_head(weft_context *context, weft_store *store, const char *key,
                                                   uint64_t *size_out, weft_store_tag *tag_out);
 
@@ -187,13 +189,43 @@ WEFT_API WEFT_CHECKED weft_status weft_store_list(weft_context *context, weft_st
 WEFT_API WEFT_CHECKED weft_status weft_store_age(weft_context *context, weft_store *store, const char *key,
                                                  double *seconds_out);
 
+/* ---- keys ----
+ *
+ * Ed25519. A publisher signs heads with the secret half; followers trust the public half. Trainers that
+ * work on one run sign what they leave each other in a store, all with the same secret half. */
+
+typedef struct weft_key weft_key;
+
+/* The name of a run, terminated. */
+enum { WEFT_RUN_TEXT = 33 };
+
+/* A new pair. */
+WEFT_API WEFT_CHECKED weft_status weft_key_generate(weft_context *context, weft_key **key_out);
+/* PEM, as OpenSSL writes it: a private key ("PRIVATE KEY") or a public one ("PUBLIC KEY"). */
+WEFT_API WEFT_CHECKED weft_status weft_key_read(weft_context *context, const char *path,
+                                                weft_key **key_out);
+/* Writes both halves. The secret file is readable by its owner only. Files that exist are refused. */
+WEFT_API WEFT_CHECKED weft_status weft_key_write(weft_context *context, const weft_key *key,
+                                                 const char *secret_path, const char *public_path);
+/* Binds the key to this run: whoever trusts it refuses heads of any other run that it has signed. This is
+ * for a newcomer, which knows nothing of a store but the key, where one key signs several runs.
+ * WEFT_INVALID_ARGUMENT if `run` cannot be the name of a run. */
+WEFT_API WEFT_CHECKED weft_status weft_key_bind(weft_context *context, weft_key *key, const char *run);
+WEFT_API void weft_key_destroy(weft_key *key);
+WEFT_API bool weft_key_secret(const weft_key *key);
+/* The public half in hexadecimal, terminated. */
+enum { WEFT_KEY_TEXT = 65 };
+WEFT_API void weft_key_format(const weft_key *key, char text[WEFT_KEY_TEXT]);
+
 /* ---- your own backend ----
  *
  * The table behind every store. Keys are checked before they come here. Operations that a backend
  * does not have are NULL, except get, put, head, remove and close. */
 typedef struct weft_store_operations {
+    size_t size; /* sizeof(weft_store_operations) */
     const char *name;
-    /* Changes what is not as it comes: requests over a network, free, without conditions. */
+    /* Changes the members that differ from the defaults: no directory, the usual poll_seconds, not paid,
+     * not conditional. */
     void (*traits)(void *self, weft_store_traits *traits);
     weft_status (*get)(void *self, weft_context *context, const weft_store_get_request *request,
                        weft_store_get_result *result_out);

@@ -14,37 +14,14 @@
 extern "C" {
 #endif
 
-/* ---- keys ----
- *
- * Ed25519. A publisher signs heads with the secret half; followers trust the public half. */
-
-typedef struct weft_key weft_key;
-
-/* A new pair. */
-WEFT_API WEFT_CHECKED weft_status weft_key_generate(weft_context *context, weft_key **key_out);
-/* PEM, as OpenSSL writes it: a private key ("PRIVATE KEY") or a public one ("PUBLIC KEY"). */
-WEFT_API WEFT_CHECKED weft_status weft_key_read(weft_context *context, const char *path,
-                                                weft_key **key_out);
-/* Writes both halves. The secret file is readable by its owner only. Files that exist are refused. */
-WEFT_API WEFT_CHECKED weft_status weft_key_write(weft_context *context, const weft_key *key,
-                                                 const char *secret_path, const char *public_path);
-/* Binds the key to this run: whoever trusts it refuses heads of any other run that it has signed. This is
- * for a newcomer, which knows nothing of a store but the key, where one key signs several runs.
- * WEFT_INVALID_ARGUMENT if `run` cannot be the name of a run. */
-WEFT_API WEFT_CHECKED weft_status weft_key_bind(weft_context *context, weft_key *key, const char *run);
-WEFT_API void weft_key_destroy(weft_key *key);
-WEFT_API bool weft_key_secret(const weft_key *key);
-/* The public half in hexadecimal, terminated. */
-enum { WEFT_KEY_TEXT = 65 };
-WEFT_API void weft_key_format(const weft_key *key, char text[WEFT_KEY_TEXT]);
-
 /* ---- the head ----
  *
  * The one mutable object of a run, one per epoch: which version is the newest, and where to find it. */
 
-enum { WEFT_HEAD_MAX = 4096, WEFT_RUN_TEXT = 33 };
+enum { WEFT_HEAD_MAX = 4096 };
 
 typedef struct weft_head_info {
+    size_t size;             /* sizeof(weft_head_info) */
     char run[WEFT_RUN_TEXT]; /* which run; hexadecimal */
     uint64_t epoch;          /* of the writer; a new writer begins a new one */
     uint64_t sequence;       /* of the heads of an epoch */
@@ -71,6 +48,7 @@ WEFT_API WEFT_CHECKED weft_status weft_head_find(weft_context *context, weft_sto
 /* ---- publishing ---- */
 
 typedef struct weft_publisher_options {
+    size_t size; /* sizeof(weft_publisher_options) */
     weft_profile profile;
     uint64_t bucket_bytes; /* 0: 8 MiB, with the fast profile 2 MiB */
     const weft_cut *cuts;
@@ -108,9 +86,16 @@ typedef struct weft_publisher_options {
 } weft_publisher_options;
 
 typedef struct weft_publish_result {
+    size_t size; /* sizeof(weft_publish_result) */
     uint64_t version;
     uint64_t epoch;
-    weft_diff_stats diff;    /* of an anchor-only version, against nothing */
+    uint64_t changed;     /* units that differ; of an anchor-only version, all */
+    uint64_t total;       /* units of the model */
+    uint64_t dense_bytes; /* of the model */
+    uint64_t patch_bytes;
+    uint64_t buckets;
+    weft_digest base;        /* of the version before */
+    weft_digest digest;      /* of this version */
     uint64_t uploaded_bytes; /* all objects of this version, the head included */
     uint64_t requests;       /* store operations */
     bool anchored;           /* the version came as an anchor, because there was nothing to differ from */
@@ -160,6 +145,21 @@ WEFT_API WEFT_CHECKED weft_status weft_publisher_open(weft_context *context, wef
 WEFT_API WEFT_CHECKED weft_status weft_publisher_publish(weft_publisher *publisher,
                                                          const char *const *labels,
                                                          weft_publish_result *result_out);
+/* The same for a trainer that knows what has changed since the version that was published last: the new
+ * state is that version with these changes (see weft_tensor_changes), and the view's weights are not read;
+ * they may be on an accelerator, or half way through the next step. The publisher takes its own copy of the
+ * last version forward, so that the cost is that of the changes, and anchors come from there too. Tensors
+ * that share their memory in the view are changed under each of their names. After a failure the next call
+ * gives the changes of the failed one again, together with what has changed since. What was left out stays
+ * as it was for followers, until a weft_publisher_publish compares everything.
+ *
+ * WEFT_NOT_FOUND: the publisher has no copy to change, because nothing is published yet, or because the
+ * last version has other tensors than the view or cannot be fetched; weft_publisher_publish must come
+ * first. WEFT_UNSUPPORTED with the option `whole`, and in parts. */
+WEFT_API WEFT_CHECKED weft_status weft_publisher_publish_changes(weft_publisher *publisher,
+                                                                 const weft_tensor_changes *changes,
+                                                                 size_t count, const char *const *labels,
+                                                                 weft_publish_result *result_out);
 /* Writes an anchor of the newest version now, unless it has one. */
 WEFT_API WEFT_CHECKED weft_status weft_publisher_anchor(weft_publisher *publisher, uint64_t *bytes_out);
 /* Waits for the background. The status of the last anchor, if that failed. */
@@ -189,6 +189,7 @@ typedef void (*weft_sync_phase_function)(void *opaque, weft_sync_phase phase, ui
                                          double seconds, uint64_t bytes);
 
 typedef struct weft_subscriber_options {
+    size_t size;             /* sizeof(weft_subscriber_options) */
     const weft_key *trusted; /* heads must be signed by it; NULL: what the store says is believed */
     const char *state_path;  /* the watermark: the newest head seen, across restarts; NULL: not kept, but a
                                 file replica then uses a name beside it */
@@ -236,6 +237,11 @@ WEFT_API WEFT_CHECKED weft_status weft_subscriber_wait(weft_subscriber *subscrib
  * to a published version too, and prepare again. With nothing to do it returns WEFT_OK, and commit does
  * nothing. */
 WEFT_API WEFT_CHECKED weft_status weft_subscriber_prepare(weft_subscriber *subscriber, uint64_t version);
+/* Visits what the prepared step changes in live memory: see weft_apply_changes. Nothing is visited if there
+ * is nothing to do. WEFT_UNSUPPORTED where the changes are not there to be seen: of a file, of memory that
+ * held nothing and is filled by prepare, and of a step that limits.stage_bytes cuts into portions. */
+WEFT_API WEFT_CHECKED weft_status weft_subscriber_changes(weft_subscriber *subscriber, size_t batch,
+                                                          weft_change_function visit, void *opaque);
 /* Puts the prepared step in place: the pause. */
 WEFT_API WEFT_CHECKED weft_status weft_subscriber_commit(weft_subscriber *subscriber);
 /* Drops what is prepared. After a commit to live memory, restores the version before, once, until the next
@@ -249,6 +255,7 @@ WEFT_API WEFT_CHECKED weft_status weft_subscriber_pull(weft_subscriber *subscrib
 WEFT_API WEFT_CHECKED weft_status weft_subscriber_verify(weft_subscriber *subscriber);
 
 typedef struct weft_subscriber_info {
+    size_t size;      /* sizeof(weft_subscriber_info) */
     uint64_t version; /* of the replica; 0: it is at no published version */
     weft_digest digest;
     uint64_t newest; /* that the store was last seen to have */
@@ -263,7 +270,7 @@ typedef struct weft_subscriber_info {
     uint64_t milliseconds; /* when the replica's version was published */
 } weft_subscriber_info;
 
-WEFT_API weft_subscriber_info weft_subscriber_describe(const weft_subscriber *subscriber);
+WEFT_API void weft_subscriber_describe(const weft_subscriber *subscriber, weft_subscriber_info *info_out);
 /* A label of the replica's version, or NULL. Valid until the next call. */
 WEFT_API const char *weft_subscriber_label(const weft_subscriber *subscriber, const char *key);
 /* All of them: key, value, …, NULL. Valid until the next call. */
@@ -304,12 +311,15 @@ typedef struct weft_follower {
 } weft_follower;
 
 typedef struct weft_fleet_options {
+    size_t size; /* sizeof(weft_fleet_options) */
     const weft_key *trusted;
     const weft_head_info *head; /* of the run, if the caller knows it; NULL: the newest is looked for */
 } weft_fleet_options;
 
 typedef struct weft_fleet {
-    weft_follower *followers; /* the live ones first, and of these the one that is most behind */
+    size_t size; /* sizeof(weft_fleet) */
+    const weft_follower *const
+        *followers; /* the live ones first, and of these the one that is most behind */
     size_t count;
     size_t live;
     size_t left_out;  /* objects that are no report of this run, or too many, or older than a day */
@@ -335,9 +345,10 @@ WEFT_API void weft_fleet_close(weft_context *context, weft_fleet *fleet);
 enum { WEFT_GROUP_MEMBERS_MAX = 256 };
 
 typedef struct weft_group_options {
+    size_t size;      /* sizeof(weft_group_options) */
     unsigned members; /* ranks 0 to members - 1, all of which must vote */
     /* As for any subscriber; what is about live memory or files in it does not count. */
-    weft_subscriber_options follow;
+    const weft_subscriber_options *follow; /* may be NULL */
 } weft_group_options;
 
 typedef struct weft_group weft_group;
@@ -355,6 +366,7 @@ WEFT_API WEFT_CHECKED weft_status weft_group_lead(weft_context *context, weft_st
 WEFT_API WEFT_CHECKED weft_status weft_group_run(weft_group *group, double seconds, uint64_t *version_out);
 
 typedef struct weft_group_info {
+    size_t size;      /* sizeof(weft_group_info) */
     uint64_t version; /* of the group; 0: none yet */
     weft_digest digest;
     uint64_t newest;             /* that the store was last seen to have */
@@ -366,11 +378,12 @@ typedef struct weft_group_info {
     uint64_t milliseconds; /* when the group's version was published */
 } weft_group_info;
 
-WEFT_API weft_group_info weft_group_describe(const weft_group *group);
+WEFT_API void weft_group_describe(const weft_group *group, weft_group_info *info_out);
 /* The directory stays, and the mirror in it, for the next leader. */
 WEFT_API void weft_group_close(weft_group *group);
 
 typedef struct weft_member_options {
+    size_t size;          /* sizeof(weft_member_options) */
     double seconds;       /* for the group to be there, and for the others to vote; 0: 60 */
     uint64_t audit_bytes; /* of weights re-summed at each version, in turn; 0: 16 MiB; UINT64_MAX: all */
 } weft_member_options;
@@ -410,6 +423,7 @@ WEFT_API WEFT_CHECKED weft_status weft_member_rollback(weft_member *member);
 WEFT_API WEFT_CHECKED weft_status weft_member_verify(weft_member *member);
 
 typedef struct weft_member_info {
+    size_t size; /* sizeof(weft_member_info) */
     uint64_t version;
     weft_digest digest; /* of the whole model at that version, whatever the rank holds of it */
     unsigned rank;
@@ -419,7 +433,7 @@ typedef struct weft_member_info {
     uint64_t milliseconds;       /* when the version was published */
 } weft_member_info;
 
-WEFT_API weft_member_info weft_member_describe(const weft_member *member);
+WEFT_API void weft_member_describe(const weft_member *member, weft_member_info *info_out);
 /* A label of the version that was committed last, or NULL. Valid until the next call. */
 WEFT_API const char *weft_member_label(const weft_member *member, const char *key);
 
@@ -434,6 +448,7 @@ WEFT_API const char *weft_member_label(const weft_member *member, const char *ke
  * of the relay resumes it. */
 
 typedef struct weft_relay_options {
+    size_t size;             /* sizeof(weft_relay_options) */
     const weft_key *trusted; /* heads must be signed by it; NULL: what the store says is believed */
     uint64_t cache_bytes;    /* kept in the directory; 0: 10 GiB. Objects in flight come on top */
     double poll_seconds; /* between polls where the store has no long poll; 0: 0.5, of a directory 0.02 */
@@ -477,6 +492,7 @@ typedef struct weft_relay_hooks {
 typedef struct weft_relay_reader weft_relay_reader;
 
 typedef struct weft_relay_object {
+    size_t size; /* sizeof(weft_relay_object) */
     uint64_t bytes;
     weft_store_tag tag; /* of the contents, and the same on every relay */
     int file;           /* the whole object, checked; -1 if it is still coming. The reader's own */
@@ -512,6 +528,7 @@ WEFT_API WEFT_CHECKED weft_status weft_relay_store(weft_context *context, weft_r
 enum { WEFT_RELAY_TEXT = 256 };
 
 typedef struct weft_relay_stats {
+    size_t size; /* sizeof(weft_relay_stats) */
     uint64_t upstream_requests, upstream_bytes;
     uint64_t fetches; /* objects whose fetch was begun */
     uint64_t hits;    /* asked for, and here */
@@ -531,7 +548,7 @@ typedef struct weft_relay_stats {
     char error[WEFT_RELAY_TEXT]; /* of the last failed look; "" if there was none */
 } weft_relay_stats;
 
-WEFT_API weft_relay_stats weft_relay_describe(weft_relay *relay);
+WEFT_API void weft_relay_describe(weft_relay *relay, weft_relay_stats *stats_out);
 
 /* ---- the audit trail, and what it no longer needs ---- */
 
@@ -555,6 +572,7 @@ WEFT_API WEFT_CHECKED weft_status weft_log_walk(weft_context *context, weft_stor
                                                 void *opaque);
 
 typedef struct weft_gc_options {
+    size_t size; /* sizeof(weft_gc_options) */
     const weft_key *trusted;
     /* Since an object was last needed, by the store's clock (weft_store_age); 0: at once, whatever the
      * store tells; below zero: 3600. */
@@ -569,6 +587,7 @@ typedef struct weft_gc_options {
 } weft_gc_options;
 
 typedef struct weft_gc_result {
+    size_t size; /* sizeof(weft_gc_result) */
     uint64_t objects;
     uint64_t bytes;    /* as far as known */
     uint64_t waiting;  /* no longer needed, within the grace period */
@@ -616,6 +635,7 @@ typedef struct weft_repair_finding {
 } weft_repair_finding;
 
 typedef struct weft_repair_options {
+    size_t size;             /* sizeof(weft_repair_options) */
     const weft_key *trusted; /* heads must be signed by it; NULL: what the store says is believed */
     const weft_key *key;     /* signs what is written, and is trusted; needed to mend a signed run */
     bool adopt; /* sign also for what was found and is not proven by anything signed, as a publisher's */
@@ -629,6 +649,7 @@ typedef struct weft_repair_options {
 } weft_repair_options;
 
 typedef struct weft_repair_result {
+    size_t size;        /* sizeof(weft_repair_result) */
     uint64_t findings;  /* that are left, */
     uint64_t mendable;  /* and of these, which repair can mend */
     uint64_t mended;    /* that are mended now */

@@ -62,7 +62,10 @@ typedef struct weft_access {
     weft_status (*scatter)(void *opaque, const uint64_t *units, size_t count, const void *values);
 } weft_access;
 
+typedef struct weft_converter weft_converter;
+
 typedef struct weft_tensor {
+    size_t size; /* sizeof(weft_tensor) */
     const char *name;
     weft_dtype dtype;   /* what the model is made of */
     weft_dtype storage; /* what memory holds: the same, or F32 for the masters of a BF16 tensor */
@@ -74,7 +77,61 @@ typedef struct weft_tensor {
     void *opaque;    /* passed to `access` */
     bool writable;   /* may be changed by a commit */
     int64_t tied_to; /* index of the tensor whose memory this name shares, or -1 */
+    /* Of each dimension, in elements of `storage`; NULL: row-major, end to end. For plain memory and dtypes
+     * of whole bytes. Elements must not overlap: each stride reaches over all that smaller ones do. */
+    const int64_t *strides;
+    const weft_converter *converter; /* writes what is really in use; NULL: this tensor is */
 } weft_tensor;
+
+/* For an engine that holds a tensor in another form than the checkpoint, such as quantised. The table's
+ * tensor is then a private copy in the checkpoint's dtype, in plain memory that lies end to end, which
+ * decoding and proofs need; and the converter keeps the engine's form up to date. */
+struct weft_converter {
+    size_t size; /* sizeof(weft_converter) */
+    /* Some units of the tensor, in any order, are `values` now. Called by commits, and by rollbacks with
+     * the old values, when the private copy has all of them already, so that a scale can be computed anew
+     * from it; from the thread that called weft. A failure is treated like that of a scatter function: the
+     * old values are put back, here too. */
+    weft_status (*commit)(void *opaque, const weft_tensor *tensor, const uint64_t *units, size_t count,
+                          const void *values);
+    void *opaque;
+};
+
+/* How to reach all tensors of a table that have an `access`, many at a time, as an accelerator wants it:
+ * one transfer and one kernel launch for a whole commit. Calls come from the thread that called weft, never
+ * two at a time. Between `begin` and `end`, gather and scatter may be put off: arrays stay valid, outputs
+ * are filled and values are written when `end` returns. A `begin` that succeeded is followed by one `end`,
+ * also after a failure in between, when it does not matter what `end` still does. `read` of a tensor's own
+ * access is not called between the two.
+ *
+ * A commit is one batch, and so is a rollback. A prepare is one batch if the words that it needs fit, with
+ * the staged changes, into limits.stage_bytes: 24 bytes for a word, and for a staged change 8 more than in
+ * plain memory; what does not fit is gathered in a batch of its own. A failure in a prepare changes
+ * nothing. After one in a commit the old values are put back, in another batch; if that fails too, the
+ * weights are between two states until weft_apply_rollback succeeds, and the message says so.
+ *
+ * Bytes that an apply moves for a changed unit of BF16:
+ *
+ *   fast      prepare gathers the words that change: 16, and 8 for the index; a little less where changes
+ *             share words (15.5 and 7.8 at 1%)
+ *   small     prepare reads buckets whole whose changes go with the exponent, as in training, through
+ *             `read`: 2000 at 0.1%, 200 at 1%; other buckets, and dtypes other than BF16 and F16,
+ *             are gathered like `fast`
+ *   both      buckets of which most changed are read whole; and so is what a layout has put together in a
+ *             way that 16-byte words of the checkpoint are not words of the live tensor
+ *   commit    scatters 2, and 8 for the index; a rollback does the same
+ *
+ * Sums, audits and diffs read whole tensors through `read`, from several threads. */
+typedef struct weft_batch_access {
+    size_t size; /* sizeof(weft_batch_access) */
+    weft_status (*begin)(void *opaque);
+    /* as in weft_access; `tensor` is the tensor's `opaque` */
+    weft_status (*gather)(void *opaque, void *tensor, const uint64_t *words, size_t count, void *output);
+    weft_status (*scatter)(void *opaque, void *tensor, const uint64_t *units, size_t count,
+                           const void *values);
+    weft_status (*end)(void *opaque);
+    void *opaque;
+} weft_batch_access;
 
 /* Number of width-sized units. */
 WEFT_API uint64_t weft_tensor_units(const weft_tensor *tensor);
@@ -83,11 +140,17 @@ typedef struct weft_table weft_table;
 
 WEFT_API WEFT_CHECKED weft_status weft_table_create(weft_context *context, weft_table **table_out);
 WEFT_API void weft_table_destroy(weft_table *table);
-/* Copies name and description; `bytes` is computed, `storage` 0 means `dtype`, `tied_to` is ignored.
- * The memory behind `data` stays the caller's and must outlive the table. */
+/* Copies name and description; `bytes` is computed, `storage` 0 means `dtype`, `tied_to` is ignored,
+ * strides of a tensor whose elements lie end to end are left out. The memory behind `data` stays the
+ * caller's and must outlive the table. */
 WEFT_API WEFT_CHECKED weft_status weft_table_add(weft_table *table, const weft_tensor *tensor);
 /* A second name for the tensor `target`. It is written and digested once, under the target's name. */
 WEFT_API WEFT_CHECKED weft_status weft_table_tie(weft_table *table, const char *name, const char *target);
+/* Tensors that have an `access` are gathered and scattered through `batch`, which is copied, by views that
+ * are made from now on. Their own gather and scatter are not called and may be NULL; `read` is needed. All
+ * four functions must be given. NULL: no longer. */
+WEFT_API WEFT_CHECKED weft_status weft_table_set_batch_access(weft_table *table,
+                                                              const weft_batch_access *batch);
 WEFT_API size_t weft_table_count(const weft_table *table);
 WEFT_API const weft_tensor *weft_table_at(const weft_table *table, size_t index);
 /* The index of a name, or -1. */
@@ -153,6 +216,7 @@ WEFT_API WEFT_CHECKED weft_status weft_checkpoint_finish(weft_checkpoint *checkp
 /* Closing a created checkpoint that was not finished removes its temporary files. */
 
 typedef struct weft_write_options {
+    size_t size;                 /* sizeof(weft_write_options) */
     uint64_t shard_bytes;        /* 0: one file; else start a new shard before exceeding this */
     const char *const *metadata; /* key, value, key, value, …, NULL; or NULL for none */
     bool durable;
@@ -205,8 +269,8 @@ typedef struct weft_view weft_view;
 /* The tensors of `table` as they are. The table must outlive the view. Tensors of the same dtype and
  * shape that share their memory, such as an embedding and an output head, are tied: each is in the digest
  * and in patches under its own name, the memory is written once, and a patch that would make them differ
- * is refused. Any other overlap of memory is WEFT_INVALID_ARGUMENT. Memory behind callbacks cannot be
- * compared. */
+ * is refused. Any other overlap of memory is WEFT_INVALID_ARGUMENT; slices of one buffer that interleave
+ * (see strides) do not overlap. Memory behind callbacks cannot be compared. */
 WEFT_API WEFT_CHECKED weft_status weft_view_create(weft_context *context, const weft_table *table,
                                                    weft_view **view_out);
 /* The tensors of `table` through a layout of the checkpoint described by `checkpoint` (names, dtypes and

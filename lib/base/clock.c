@@ -42,6 +42,11 @@ double weft_clock_backoff(double first, double longest, unsigned failures) {
     return seconds < longest ? seconds : longest;
 }
 
+double weft_clock_pause(double waited, double least, double most) {
+    double seconds = waited / 16 > least ? waited / 16 : least;
+    return seconds < most ? seconds : most;
+}
+
 double weft_clock_jitter(void) {
     uint32_t number = 0;
     if (getrandom(&number, sizeof number, GRND_NONBLOCK) != (ssize_t)sizeof number) {

@@ -16,6 +16,10 @@ weft_status weft_clock_sleep(weft_context *context, double seconds);
 /* How long to pause after so many failures in a row: `first` after one, and with each twice as long as
  * before, up to `longest`. */
 double weft_clock_backoff(double first, double longest, unsigned failures);
+/* How long to pause before the next look for what somebody else is to bring, which has been waited for so
+ * long already: a share of that, so that the wait lasts little longer than it must, from `least` to `most`.
+ */
+double weft_clock_pause(double waited, double least, double most);
 /* A factor between a half and one, for pauses of many who must not come back at once. */
 double weft_clock_jitter(void);
 /* A condition variable that is waited on by the monotonic clock. */

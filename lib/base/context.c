@@ -3,6 +3,7 @@
  * context.c: a context's life, its memory, its error text and its progress.
  */
 #include "context.h"
+#include "sized.h"
 #include "state.h"
 #include "status.h"
 
@@ -59,6 +60,7 @@ static uint64_t or_default(uint64_t value, uint64_t otherwise) {
 
 static weft_limits choose_limits(const weft_limits *wanted) {
     return (weft_limits){
+        .size = sizeof(weft_limits),
         .header_bytes = or_default(wanted->header_bytes, 32 * MEBIBYTE),
         .tensors = or_default(wanted->tensors, (uint64_t)1 << 20),
         .bucket_bytes = or_default(wanted->bucket_bytes, 32 * MEBIBYTE),
@@ -80,16 +82,21 @@ static unsigned choose_threads(unsigned wanted) {
     return threads > MOST_THREADS ? MOST_THREADS : (unsigned)threads;
 }
 
-weft_status weft_context_create(const weft_context_options *options, weft_context **context_out) {
-    const weft_context_options defaults = {0};
+weft_status weft_context_create(const weft_context_options *given, weft_context **context_out) {
+    weft_context_options options;
+    weft_limits limits;
     if (context_out == NULL) {
         return WEFT_INVALID_ARGUMENT;
     }
-    if (options == NULL) {
-        options = &defaults;
+    weft_status status = weft_sized_read(NULL, given, &options, sizeof options, "weft_context_options");
+    if (status == WEFT_OK) {
+        status = weft_sized_read(NULL, options.limits, &limits, sizeof limits, "weft_limits");
+    }
+    if (status != WEFT_OK) {
+        return status;
     }
     weft_allocator allocator;
-    if (!choose_allocator(&options->allocator, &allocator)) {
+    if (!choose_allocator(&options.allocator, &allocator)) {
         return WEFT_INVALID_ARGUMENT;
     }
     weft_context *context = allocator.allocate(allocator.opaque, sizeof *context);
@@ -98,11 +105,11 @@ weft_status weft_context_create(const weft_context_options *options, weft_contex
     }
     memset(context, 0, sizeof *context);
     context->allocator = allocator;
-    context->limits = choose_limits(&options->limits);
-    context->threads = choose_threads(options->threads);
+    context->limits = choose_limits(&limits);
+    context->threads = choose_threads(options.threads);
     context->process = getpid();
-    context->progress = options->progress;
-    context->progress_opaque = options->progress_opaque;
+    context->progress = options.progress;
+    context->progress_opaque = options.progress_opaque;
     context->progress_phase = "";
     context->progress_mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     atomic_init(&context->progress_done, 0);
@@ -154,8 +161,9 @@ const weft_limits *weft_context_limits(const weft_context *context) {
 weft_status weft_context_derive(weft_context *context, weft_progress_function progress, void *opaque,
                                 weft_context **derived_out) {
     weft_context_options options = {
+        .size = sizeof options,
         .allocator = context->allocator,
-        .limits = context->limits,
+        .limits = &context->limits,
         .threads = 1,
         .progress = progress,
         .progress_opaque = opaque,
@@ -379,6 +387,14 @@ char *weft_copy_text(weft_context *context, const char *text, size_t length) {
         copy[length] = '\0';
     }
     return copy;
+}
+
+char *weft_join_texts(weft_context *context, const char *first, const char *second, const char *third) {
+    char *joined = weft_allocate(context, strlen(first) + strlen(second) + strlen(third) + 1);
+    if (joined != NULL) {
+        stpcpy(stpcpy(stpcpy(joined, first), second), third);
+    }
+    return joined;
 }
 
 void weft_release(weft_context *context, void *memory) {

@@ -60,6 +60,8 @@ void *weft_reallocate_array(weft_context *context, void *memory, size_t count, s
  * is much and is met all over, or as one of several streams. */
 void weft_prefer_large_pages(void *memory, size_t bytes);
 char *weft_copy_text(weft_context *context, const char *text, size_t length);
+/* The three texts as one; NULL if there is no memory. */
+char *weft_join_texts(weft_context *context, const char *first, const char *second, const char *third);
 void weft_release(weft_context *context, void *memory);
 
 /* Counts work done and calls the progress function now and then. Returns WEFT_CANCELLED if it said so.

@@ -106,11 +106,6 @@ static weft_status run_unlocked(weft_loop *loop, weft_task step, size_t index, u
     return status;
 }
 
-static bool may_emit(const weft_loop *loop, size_t next) {
-    return !loop->emitting && loop->emitted < next && loop->emitted < loop->failed &&
-           loop->finished[loop->emitted % loop->window];
-}
-
 static void emit_one(weft_loop *loop, unsigned worker, weft_scope *scope) {
     size_t index = loop->emitted;
     loop->emitting = true;
@@ -123,25 +118,20 @@ static void emit_one(weft_loop *loop, unsigned worker, weft_scope *scope) {
     }
 }
 
-/* Whoever finishes the next index in order goes on to emit it, so nobody has to be woken here. */
-static void start_one(weft_loop *loop, size_t index, unsigned worker, weft_scope *scope) {
-    atomic_store(&loop->next, index + 1);
-    weft_status status = run_unlocked(loop, loop->task, index, worker, scope);
-    if (status == WEFT_OK) {
-        loop->finished[index % loop->window] = true;
-    }
-}
-
 /* Ends when all is emitted, or all below the lowest failure. */
 static void run_ordered(weft_loop *loop, unsigned worker, weft_scope *scope) {
     pthread_mutex_lock(&loop->mutex);
     while (loop->emitted < loop->count && loop->emitted < loop->failed) {
         size_t next = atomic_load(&loop->next);
-        if (may_emit(loop, next)) {
+        if (!loop->emitting && loop->emitted < next && loop->finished[loop->emitted % loop->window]) {
             emit_one(loop, worker, scope);
         } else if (loop->failed == NO_FAILURE && next < loop->count &&
                    next - loop->emitted < loop->window) {
-            start_one(loop, next, worker, scope);
+            /* a worker that finishes the next index in order goes on to emit it: nobody has to be woken */
+            atomic_store(&loop->next, next + 1);
+            if (run_unlocked(loop, loop->task, next, worker, scope) == WEFT_OK) {
+                loop->finished[next % loop->window] = true;
+            }
         } else {
             pthread_cond_wait(&loop->moved, &loop->mutex);
         }
@@ -162,7 +152,7 @@ static void run_loop(weft_loop *loop, unsigned worker) {
 
 /* ---- threads ---- */
 
-static void *work(void *argument) {
+static void *run_worker(void *argument) {
     const weft_worker *self = argument;
     weft_pool *pool = self->pool;
     uint64_t seen = 0;
@@ -204,7 +194,7 @@ static void start_workers(weft_pool *pool, unsigned wanted) {
         weft_worker *worker = &pool->workers[i];
         worker->pool = pool;
         worker->number = i + 1;
-        if (pthread_create(&worker->thread, NULL, work, worker) != 0) {
+        if (pthread_create(&worker->thread, NULL, run_worker, worker) != 0) {
             break;
         }
         pool->worker_count = i + 1;
@@ -258,33 +248,25 @@ void weft_pool_destroy(weft_context *context, weft_pool *pool) {
     weft_release(context, pool);
 }
 
-static void publish_loop(weft_pool *pool, weft_loop *loop) {
-    size_t helpers = loop->count - 1;
-    pthread_mutex_lock(&pool->mutex);
-    pool->loop = loop;
-    pool->serial += 1;
-    pool->seats = helpers < pool->worker_count ? (unsigned)helpers : pool->worker_count;
-    pthread_cond_broadcast(&pool->wake);
-    pthread_mutex_unlock(&pool->mutex);
-}
-
-static void withdraw_loop(weft_pool *pool) {
-    pthread_mutex_lock(&pool->mutex);
-    pool->loop = NULL;
-    while (pool->joined > 0) {
-        pthread_cond_wait(&pool->idle, &pool->mutex);
-    }
-    pthread_mutex_unlock(&pool->mutex);
-}
-
 static weft_status finish_loop(weft_loop *loop) {
     weft_pool *pool = loop->count > 1 ? context_pool(loop->context) : NULL;
     if (pool != NULL) {
-        publish_loop(pool, loop);
+        size_t helpers = loop->count - 1;
+        pthread_mutex_lock(&pool->mutex);
+        pool->loop = loop;
+        pool->serial += 1;
+        pool->seats = helpers < pool->worker_count ? (unsigned)helpers : pool->worker_count;
+        pthread_cond_broadcast(&pool->wake);
+        pthread_mutex_unlock(&pool->mutex);
     }
     run_loop(loop, 0);
     if (pool != NULL) {
-        withdraw_loop(pool);
+        pthread_mutex_lock(&pool->mutex);
+        pool->loop = NULL;
+        while (pool->joined > 0) {
+            pthread_cond_wait(&pool->idle, &pool->mutex);
+        }
+        pthread_mutex_unlock(&pool->mutex);
     }
     pthread_mutex_destroy(&loop->mutex);
     pthread_cond_destroy(&loop->moved);

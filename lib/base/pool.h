@@ -2,7 +2,9 @@
  *
  * pool.h: the context's threads. Work is a counted loop whose iterations are independent; iterations
  * are handed out in order, and the calling thread takes part as worker 0. Threads start with the first
- * loop that can use them and end with the context. Loops do not nest.
+ * loop that can use them and end with the context. Loops do not nest. A loop of one iteration is the
+ * calling thread's: so a callback that must come from there is still known to be one, and cannot call back
+ * in.
  */
 #ifndef WEFT_BASE_POOL_H
 #define WEFT_BASE_POOL_H

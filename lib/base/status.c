@@ -57,6 +57,10 @@ static const char *find_name(weft_status status) {
     return NULL;
 }
 
+unsigned weft_version(void) {
+    return WEFT_VERSION_MAJOR * 1000000u + WEFT_VERSION_MINOR * 1000u + WEFT_VERSION_PATCH;
+}
+
 const char *weft_status_name(weft_status status) {
     const char *name = find_name(status);
     return name != NULL ? name : "unknown status";

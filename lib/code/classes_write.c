@@ -10,7 +10,7 @@ void weft_class_encoder_open(weft_class_encoder *encoder, weft_context *context,
     encoder->context = context;
     encoder->tile_kernels = weft_tile_kernels_for(weft_cpu_level());
     encoder->entry_kernels = weft_entry_kernels_for(weft_cpu_level());
-    encoder->exponents = exponents;
+    encoder->sorting.exponents = exponents;
 }
 
 void weft_class_encoder_close(weft_class_encoder *encoder) {
@@ -44,9 +44,11 @@ static weft_status reserve(weft_context *context, void **array, size_t *capacity
 void weft_class_encoder_begin(weft_class_encoder *encoder, unsigned shift, const weft_class_sample *sample,
                               uint64_t units) {
     encoder->count = 0;
-    encoder->shift = shift;
     weft_classes_cut(&encoder->classes, sample, units);
-    memset(encoder->offsets, 0, sizeof encoder->offsets);
+    encoder->sorting = (weft_sorting){.classes = encoder->classes.count,
+                                      .class_of_exponent = encoder->classes.of_exponent,
+                                      .shift = shift,
+                                      .exponents = encoder->sorting.exponents};
     memset(encoder->counts, 0, sizeof encoder->counts);
     memset(encoder->tile.counts, 0, sizeof encoder->tile.counts);
 }
@@ -56,39 +58,26 @@ weft_status weft_class_encoder_reserve(weft_class_encoder *encoder, unsigned c, 
                    encoder->counts[c] + more, sizeof(uint64_t));
 }
 
-/* Puts entries of a tile into their classes. */
-static void sort_tile(weft_class_encoder *encoder, uint32_t linear, const weft_entries *entries) {
-    const weft_classes *classes = &encoder->classes;
-    weft_sorting sorting = {.classes = classes->count,
-                            .class_of_exponent = classes->of_exponent,
-                            .shift = encoder->shift,
-                            .exponents = encoder->exponents};
-    memcpy(sorting.offsets, encoder->offsets, sizeof sorting.offsets);
-    for (unsigned c = 0; c < classes->count; c++) {
-        sorting.ends[c] = encoder->items[c] + encoder->counts[c];
-    }
-    encoder->entry_kernels->sort(&encoder->tile, entries, linear, &sorting);
-    memcpy(encoder->offsets, sorting.offsets, sizeof sorting.offsets);
-    for (unsigned c = 0; c < classes->count; c++) {
-        encoder->counts[c] = (size_t)(sorting.ends[c] - encoder->items[c]);
-    }
-    encoder->count += entries->count;
-}
-
 weft_status weft_class_encoder_tile(weft_class_encoder *encoder, const void *weights, size_t count,
                                     uint32_t linear, const weft_entries *entries) {
     const weft_classes *classes = &encoder->classes;
-    weft_status status = WEFT_OK;
-    for (unsigned c = 0; c < classes->count && status == WEFT_OK; c++) {
-        status = weft_class_encoder_reserve(encoder, c, entries->count);
-        encoder->offsets[c] += encoder->tile.counts[c];
+    weft_sorting *sorting = &encoder->sorting;
+    for (unsigned c = 0; c < classes->count; c++) {
+        weft_status status = weft_class_encoder_reserve(encoder, c, entries->count);
+        if (status != WEFT_OK) {
+            return status;
+        }
+        sorting->offsets[c] += encoder->tile.counts[c];
+        sorting->ends[c] = encoder->items[c] + encoder->counts[c];
     }
-    if (status == WEFT_OK) {
-        encoder->tile_kernels->classify(weights, count, encoder->shift, classes->cuts, classes->count,
-                                        &encoder->tile);
-        sort_tile(encoder, linear, entries);
+    encoder->tile_kernels->classify(weights, count, sorting->shift, classes->cuts, classes->count,
+                                    &encoder->tile);
+    encoder->entry_kernels->sort(&encoder->tile, entries, linear, sorting);
+    for (unsigned c = 0; c < classes->count; c++) {
+        encoder->counts[c] = (size_t)(sorting->ends[c] - encoder->items[c]);
     }
-    return status;
+    encoder->count += entries->count;
+    return WEFT_OK;
 }
 
 /* ---- writing ---- */

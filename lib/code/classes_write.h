@@ -26,12 +26,10 @@ typedef struct weft_class_encoder {
     weft_context *context;
     const weft_tile_kernels *tile_kernels;
     const weft_entry_kernels *entry_kernels;
-    uint32_t exponents; /* WEFT_ITEM_VALUES or WEFT_ITEM_STEPS */
-    unsigned shift;     /* of the exponent */
     weft_classes classes;
     weft_tile tile;
-    uint32_t offsets[WEFT_CLASS_MAX]; /* rank in the tile + offset = gap */
-    uint64_t *items[WEFT_CLASS_MAX];  /* as weft_item_pack packs them */
+    weft_sorting sorting;
+    uint64_t *items[WEFT_CLASS_MAX]; /* as weft_item_pack packs them */
     size_t capacities[WEFT_CLASS_MAX];
     size_t counts[WEFT_CLASS_MAX];
     size_t count;    /* entries of all classes */
@@ -43,6 +41,7 @@ typedef struct weft_class_encoder {
     size_t room_size;
 } weft_class_encoder;
 
+/* `exponents` is WEFT_ITEM_VALUES or WEFT_ITEM_STEPS. */
 void weft_class_encoder_open(weft_class_encoder *encoder, weft_context *context, uint32_t exponents);
 void weft_class_encoder_close(weft_class_encoder *encoder);
 /* Begins with classes for `units` weights, whose exponents begin at bit `shift`: for the sample, or one

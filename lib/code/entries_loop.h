@@ -35,8 +35,8 @@ static inline void sort_some(const weft_tile *tile, const weft_entries *entries,
     }
 }
 
-static inline void sort_all(const weft_tile *tile, const weft_entries *entries, uint32_t linear,
-                            weft_sorting *sorting) {
+static void sort_all(const weft_tile *tile, const weft_entries *entries, uint32_t linear,
+                     weft_sorting *sorting) {
     for (size_t first = 0; first < entries->count; first += SORT_PIECE) {
         size_t end = entries->count - first < SORT_PIECE ? entries->count : first + SORT_PIECE;
         sort_some(tile, entries, first, end, linear, sorting);
@@ -146,8 +146,8 @@ static inline void tokenise_piece_of_values(uint64_t *restrict items, unsigned m
 }
 
 /* The last piece is made whole in a copy. */
-static inline void tokenise_all_values(uint64_t *items, size_t count, unsigned most, uint8_t *gap_tokens,
-                                       uint8_t *value_tokens) {
+static void tokenise_all_values(uint64_t *items, size_t count, unsigned most, uint8_t *gap_tokens,
+                                uint8_t *value_tokens) {
     size_t i = 0;
     for (; i + TOKENS_PIECE <= count; i += TOKENS_PIECE) {
         tokenise_piece_of_values(items + i, most, gap_tokens + i, value_tokens + i);
@@ -176,8 +176,8 @@ static inline void tokenise_piece_of_steps(const uint64_t *restrict items, uint8
     }
 }
 
-static inline void tokenise_all_steps(const uint64_t *items, size_t count, uint8_t *gap_tokens,
-                                      uint8_t *step_tokens) {
+static void tokenise_all_steps(const uint64_t *items, size_t count, uint8_t *gap_tokens,
+                               uint8_t *step_tokens) {
     size_t i = 0;
     for (; i + TOKENS_PIECE <= count; i += TOKENS_PIECE) {
         tokenise_piece_of_steps(items + i, gap_tokens + i, step_tokens + i);

@@ -8,6 +8,7 @@
 #include "../base/clock.h"
 #include "../base/context.h"
 #include "../base/pool.h"
+#include "../base/sized.h"
 #include "included.h"
 #include "values.h"
 
@@ -164,9 +165,15 @@ static bool own_included(const weft_loco *loco, const weft_loco_payload *payload
 weft_status weft_loco_aggregate(weft_loco *loco, const weft_loco_payload *payloads, size_t count,
                                 weft_loco_stats *stats) {
     aggregate_job job = {.loco = loco};
-    weft_loco_stats result = {.elements = loco->elements, .fired = loco->fired, .sent = loco->payload.size};
+    weft_loco_stats result = {.size = sizeof result,
+                              .elements = loco->elements,
+                              .fired = loco->fired,
+                              .sent = loco->payload.size};
     double begun = weft_clock_now();
     weft_status status = weft_context_enter(loco->context);
+    if (status == WEFT_OK) {
+        status = weft_sized_check(loco->context, stats, "weft_loco_stats");
+    }
     if (status == WEFT_OK) {
         status = check_call(loco, payloads, count);
     }
@@ -196,8 +203,8 @@ weft_status weft_loco_aggregate(weft_loco *loco, const weft_loco_payload *payloa
     for (size_t i = 0; i < count; i++) {
         result.received += i != loco->options.rank && payloads[i].data != NULL ? payloads[i].size : 0;
     }
-    if (status == WEFT_OK && stats != NULL) {
-        *stats = result;
+    if (status == WEFT_OK) {
+        weft_sized_write(&result, stats, sizeof result);
     }
     return status;
 }

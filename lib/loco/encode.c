@@ -72,14 +72,6 @@ static weft_status name_broken(const weft_loco *loco, const weft_loco_stretch *s
     return weft_loco_not_finite(loco, stretch->start, "a weight near the largest");
 }
 
-/* Where stretches are apart, the memory has to be asked before it is needed. */
-static void fetch(const weft_gate_input *input) {
-    const float *streams[] = {input->consensus, input->local, input->residual};
-    for (unsigned i = 0; i < 3; i++) {
-        weft_prefetch_part((uintptr_t)streams[i], input->count * sizeof(float), 0, 1);
-    }
-}
-
 static weft_gate_input sample_input(const encode_job *job, uint64_t start, uint64_t end, uint64_t place) {
     uint64_t at = start + (end - start) * place / SAMPLE_PLACES;
     weft_loco_stretch stretch = weft_loco_stretch_at(job->loco, at, end, SAMPLE_STRETCH);
@@ -94,7 +86,11 @@ static void sample_block(const encode_job *job, encode_worker *worker, uint64_t 
         weft_entries fired = weft_fired_in(&worker->rooms[0]);
         if (i + 1 < SAMPLE_PLACES) {
             next = sample_input(job, start, end, i + 1);
-            fetch(&next);
+            /* stretches are apart: the memory of the next one is prefetched */
+            const float *streams[] = {next.consensus, next.local, next.residual};
+            for (unsigned j = 0; j < 3; j++) {
+                weft_prefetch_part((uintptr_t)streams[j], next.count * sizeof(float), 0, 1);
+            }
         }
         input.kept = worker->kept;
         job->gate(&input, &fired, worker->rooms[0].words);
@@ -121,21 +117,6 @@ static weft_status gate_tiles(const encode_job *job, encode_worker *worker, uint
     return WEFT_OK;
 }
 
-/* Gates and codes a few tiles. */
-static weft_status encode_tiles(const encode_job *job, encode_worker *worker, uint64_t block_start,
-                                uint64_t end, uint64_t *at) {
-    gated_tile tiles[GATE_TILES];
-    size_t count = 0;
-    weft_status status = gate_tiles(job, worker, block_start, *at, end, tiles, &count);
-    for (size_t i = 0; i < count && status == WEFT_OK; i++) {
-        const weft_gate_input *input = &tiles[i].input;
-        status = weft_block_encoder_tile(&worker->encoder, worker->rooms[i].words, input->count,
-                                         input->first, &tiles[i].fired);
-        *at += input->count;
-    }
-    return status;
-}
-
 static weft_status encode_coded(const encode_job *job, encode_worker *worker, uint64_t start, uint64_t end,
                                 weft_writer *frame) {
     weft_block_encoder *encoder = &worker->encoder;
@@ -145,7 +126,15 @@ static weft_status encode_coded(const encode_job *job, encode_worker *worker, ui
     sample_block(job, worker, start, end, &sample);
     weft_block_encoder_begin(encoder, &sample, end - start);
     for (uint64_t at = start; at < end && status == WEFT_OK;) {
-        status = encode_tiles(job, worker, start, end, &at);
+        gated_tile tiles[GATE_TILES];
+        size_t count = 0;
+        status = gate_tiles(job, worker, start, at, end, tiles, &count);
+        for (size_t i = 0; i < count && status == WEFT_OK; i++) {
+            const weft_gate_input *input = &tiles[i].input;
+            status = weft_block_encoder_tile(encoder, worker->rooms[i].words, input->count, input->first,
+                                             &tiles[i].fired);
+            at += input->count;
+        }
     }
     if (status == WEFT_OK && encoder->coder.count > 0) {
         status = weft_block_encoder_finish(encoder, frame);
@@ -244,6 +233,7 @@ static weft_status make_job(weft_loco *loco) {
 
 static weft_loco_info info_of(const weft_loco *loco) {
     weft_loco_info info = {
+        .size = sizeof info,
         .round = loco->rounds,
         .rank = loco->options.rank,
         .ranks = loco->options.ranks,

@@ -3,6 +3,7 @@
  * loco.c: a rank is made and taken down; its tensors as flat arrays; its digest.
  */
 #include "loco.h"
+#include "../base/sized.h"
 
 #include "../base/context.h"
 #include "gate.h"
@@ -11,8 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-weft_loco_options weft_loco_defaults(void) {
-    return (weft_loco_options){.run = "", .ranks = 1, .rate = 0.7f, .momentum = 0.9f};
+void weft_loco_defaults(weft_loco_options *options_out) {
+    const weft_loco_options defaults = {
+        .size = sizeof defaults, .run = "", .ranks = 1, .rate = 0.7f, .momentum = 0.9f};
+    weft_sized_write(&defaults, options_out, sizeof defaults);
 }
 
 static weft_status check_options(weft_context *context, const weft_loco_options *options) {
@@ -153,10 +156,14 @@ static weft_status make_table(weft_loco *loco) {
     return status;
 }
 
-weft_status weft_loco_create(weft_context *context, const weft_loco_options *options,
+weft_status weft_loco_create(weft_context *context, const weft_loco_options *given,
                              const weft_loco_tensor *tensors, size_t count, weft_loco **loco_out) {
     weft_context_clear(context);
-    weft_status status = check_options(context, options);
+    weft_loco_options options;
+    weft_status status = weft_sized_read(context, given, &options, sizeof options, "weft_loco_options");
+    if (status == WEFT_OK) {
+        status = check_options(context, &options);
+    }
     if (status != WEFT_OK) {
         return status;
     }
@@ -165,11 +172,11 @@ weft_status weft_loco_create(weft_context *context, const weft_loco_options *opt
         return WEFT_NO_MEMORY;
     }
     loco->context = context;
-    loco->options = *options;
-    memcpy(loco->run, options->run, strlen(options->run) + 1);
+    loco->options = options;
+    memcpy(loco->run, options.run, strlen(options.run) + 1);
     loco->options.run = loco->run;
     weft_writer_open(&loco->payload, context);
-    loco->included = weft_allocate_zeroed(context, options->ranks, sizeof *loco->included);
+    loco->included = weft_allocate_zeroed(context, options.ranks, sizeof *loco->included);
     status = loco->included == NULL ? WEFT_NO_MEMORY : copy_places(loco, tensors, count);
     if (status == WEFT_OK) {
         status = allocate_arrays(loco);

@@ -20,8 +20,12 @@ typedef struct weft_loco_place {
 
 /* A tensor of the place's name and size, over `data`. */
 static inline weft_tensor weft_loco_place_tensor(const weft_loco_place *place, float *data) {
-    return (weft_tensor){
-        .name = place->name, .dtype = WEFT_DTYPE_F32, .rank = 1, .shape = {place->count}, .data = data};
+    return (weft_tensor){.size = sizeof(weft_tensor),
+                         .name = place->name,
+                         .dtype = WEFT_DTYPE_F32,
+                         .rank = 1,
+                         .shape = {place->count},
+                         .data = data};
 }
 
 /* The last payload of a rank that was included: included.h. */

@@ -3,6 +3,7 @@
  * meeting.c: a meeting is opened and closed; its keys and objects.
  */
 #include "meeting.h"
+#include "../base/sized.h"
 
 #include "../base/context.h"
 
@@ -46,83 +47,75 @@ weft_status weft_meeting_unusable(weft_context *context, weft_status status, con
                      key, weft_context_error(context), next);
 }
 
-static weft_status receive(weft_meeting *meeting, weft_context *context, const char *key, uint64_t size,
-                           uint8_t *data) {
-    const weft_store_get_request request = {.key = key, .length = size + 1, .buffer = data};
-    weft_store_get_result result;
-    weft_status status = weft_store_get(context, meeting->store, &request, &result);
-    if (status == WEFT_OK && (result.size != size || result.received != size)) {
-        status =
-            weft_fail(context, WEFT_MALFORMED, "it has %" PRIu64 " bytes, not %" PRIu64, result.size, size);
-        status = weft_meeting_unusable(context, status, key, AGAIN);
+weft_status weft_meeting_put(const weft_meeting *meeting, weft_context *context,
+                             const weft_message *message) {
+    const weft_message_seal seal = {meeting->options.key, meeting->run, message->key};
+    weft_message signed_one = *message;
+    uint8_t signature[WEFT_SIGNATURE_BYTES];
+    weft_hash hash;
+    if (seal.key == NULL) {
+        return weft_message_put(context, meeting->store, message);
     }
-    return status;
+    weft_status status = weft_hash_compute(context, message->data, message->size, &hash);
+    if (status == WEFT_OK) {
+        status = weft_message_sign(context, &seal, "rank", hash.bytes, sizeof hash.bytes, signature);
+    }
+    signed_one.signature = signature;
+    return status == WEFT_OK ? weft_message_put(context, meeting->store, &signed_one) : status;
 }
 
-weft_status weft_meeting_get(weft_meeting *meeting, weft_context *context, const char *key, uint64_t size,
-                             uint64_t most, const weft_hash *hash, uint8_t **data_out) {
-    weft_hash got;
-    if (size > most || size >= SIZE_MAX) {
-        return weft_fail(context, WEFT_MALFORMED, "%s cannot have %" PRIu64 " bytes", key, size);
-    }
-    uint8_t *data = weft_allocate(meeting->context, (size_t)size + 1);
-    if (data == NULL) {
-        return weft_fail(context, WEFT_NO_MEMORY, "no memory for %" PRIu64 " bytes of %s", size, key);
-    }
-    weft_status status = receive(meeting, context, key, size, data);
-    if (status == WEFT_OK) {
-        meeting->stats.received += size;
-        status = weft_hash_compute(context, data, (size_t)size, &got);
-    }
-    if (status == WEFT_OK && !weft_hash_equal(&got, hash)) {
-        status = weft_fail(context, WEFT_DIGEST_MISMATCH, "its bytes are not those that were agreed on");
-        status = weft_meeting_unusable(context, status, key, AGAIN);
-    }
+weft_status weft_meeting_get(const weft_meeting *meeting, weft_context *context, const char *key,
+                             uint64_t most, weft_received *received_out, weft_hash *hash_out) {
+    const weft_message_seal seal = {meeting->options.key, meeting->run, key};
+    size_t behind = seal.key != NULL ? WEFT_SIGNATURE_BYTES : 0;
+    weft_received received;
+    weft_status status =
+        weft_message_get(context, meeting->store, key, most + behind, meeting->context, &received);
     if (status != WEFT_OK) {
-        weft_release(meeting->context, data);
         return status;
     }
-    *data_out = data;
+    bool whole = received.size >= behind;
+    received.size -= whole ? behind : 0;
+    status = weft_hash_compute(context, received.data, received.size, hash_out);
+    if (status == WEFT_OK && seal.key != NULL) {
+        status = weft_message_check(context, &seal, "rank", hash_out->bytes, sizeof hash_out->bytes,
+                                    whole ? received.data + received.size : NULL);
+    }
+    if (status != WEFT_OK) {
+        weft_received_close(&received);
+        return status;
+    }
+    *received_out = received;
     return WEFT_OK;
 }
 
-weft_status weft_meeting_get_small(weft_meeting *meeting, weft_context *context, const char *key,
-                                   void *data, size_t capacity, size_t *size_out, weft_store_tag *tag_out) {
-    const weft_store_get_request request = {.key = key, .length = capacity, .buffer = data};
-    weft_store_get_result result;
-    weft_status status = weft_store_get(context, meeting->store, &request, &result);
-    if (status == WEFT_OK && result.size > capacity) {
-        status = weft_fail(context, WEFT_MALFORMED, "%s has %" PRIu64 " bytes, which is too many", key,
-                           result.size);
+weft_status weft_meeting_get_named(weft_meeting *meeting, weft_context *context, const char *key,
+                                   uint64_t size, uint64_t most, const weft_hash *hash,
+                                   uint8_t **data_out) {
+    weft_hash got;
+    weft_received received;
+    if (size > most || size >= SIZE_MAX / 2) {
+        return weft_fail(context, WEFT_MALFORMED, "%s cannot have %" PRIu64 " bytes", key, size);
     }
-    if (status == WEFT_OK) {
-        *size_out = (size_t)result.received;
-        *tag_out = result.tag;
+    weft_status status = weft_meeting_get(meeting, context, key, size, &received, &got);
+    if (status == WEFT_LIMIT_EXCEEDED) {
+        return weft_meeting_unusable(context, WEFT_MALFORMED, key, AGAIN);
     }
-    return status;
-}
-
-weft_status weft_meeting_look(weft_meeting *meeting, weft_context *context, const char *key,
-                              uint64_t *size_out) {
-    weft_store_tag tag;
-    return weft_store_head(context, meeting->store, key, size_out, &tag);
-}
-
-weft_status weft_meeting_put_once(weft_meeting *meeting, weft_context *context, const char *key,
-                                  const void *data, size_t size) {
-    uint64_t there;
-    weft_status status =
-        weft_store_put_bytes(context, meeting->store, key, data, size, WEFT_STORE_IF_ABSENT, NULL, NULL);
-    if (status != WEFT_UNSUPPORTED) {
+    if (status != WEFT_OK) {
         return status;
     }
-    status = weft_meeting_look(meeting, context, key, &there);
-    if (status == WEFT_OK) {
-        return WEFT_CONFLICT;
+    meeting->stats.received += received.size;
+    if (received.size != size) {
+        status = weft_fail(context, WEFT_MALFORMED, "it has %zu bytes, not %" PRIu64, received.size, size);
+    } else if (!weft_hash_equal(&got, hash)) {
+        status = weft_fail(context, WEFT_DIGEST_MISMATCH, "its bytes are not those that were agreed on");
     }
-    return status != WEFT_NOT_FOUND ? status
-                                    : weft_store_put_bytes(context, meeting->store, key, data, size,
-                                                           WEFT_STORE_ALWAYS, NULL, NULL);
+    if (status != WEFT_OK) {
+        weft_received_close(&received);
+        return weft_meeting_unusable(context, status, key, AGAIN);
+    }
+    *data_out = received.data;
+    return WEFT_OK;
 }
 
 /* ---- opening and closing ---- */
@@ -147,15 +140,17 @@ static void close_meeting(void *opaque) {
     weft_release(meeting->context, meeting);
 }
 
-weft_loco_store_options weft_loco_store_defaults(void) {
-    return (weft_loco_store_options){.run = "",
-                                     .ranks = 1,
-                                     .deadline_seconds = 60,
-                                     .passing_seconds = 5,
-                                     .least = 1,
-                                     .poll_seconds = 0.2,
-                                     .keep_rounds = 32,
-                                     .snapshot_rounds = 16};
+void weft_loco_store_defaults(weft_loco_store_options *options_out) {
+    const weft_loco_store_options defaults = {.size = sizeof defaults,
+                                              .run = "",
+                                              .ranks = 1,
+                                              .deadline_seconds = 60,
+                                              .passing_seconds = 5,
+                                              .least = 1,
+                                              .poll_seconds = 0.2,
+                                              .keep_rounds = 32,
+                                              .snapshot_rounds = 16};
+    weft_sized_write(&defaults, options_out, sizeof defaults);
 }
 
 static bool is_run_good(const char *run) {
@@ -167,7 +162,7 @@ static bool is_run_good(const char *run) {
     return length > 0 && length <= WEFT_STORE_KEY_MAX && weft_store_key_valid(key);
 }
 
-static weft_status check(weft_context *context, const weft_loco_store_options *options) {
+static weft_status check_options(weft_context *context, const weft_loco_store_options *options) {
     if (!is_run_good(options->run)) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "a run that meets in a store needs a name of letters, digits and . _ ~ -, of at "
@@ -190,7 +185,7 @@ static weft_status check(weft_context *context, const weft_loco_store_options *o
     return WEFT_OK;
 }
 
-static bool allocate(weft_meeting *meeting, uint32_t ranks) {
+static bool allocate_ranks(weft_meeting *meeting, uint32_t ranks) {
     weft_context *context = meeting->context;
     meeting->places = weft_allocate_zeroed(context, ranks, sizeof *meeting->places);
     meeting->missing = weft_allocate_zeroed(context, ranks, sizeof *meeting->missing);
@@ -199,9 +194,17 @@ static bool allocate(weft_meeting *meeting, uint32_t ranks) {
 }
 
 weft_status weft_loco_store_open(weft_context *context, weft_store *store,
-                                 const weft_loco_store_options *options, weft_loco_exchange *exchange_out) {
+                                 const weft_loco_store_options *given, weft_loco_exchange *exchange_out) {
     weft_context_clear(context);
-    weft_status status = check(context, options);
+    weft_loco_store_options options;
+    weft_status status =
+        weft_sized_read(context, given, &options, sizeof options, "weft_loco_store_options");
+    if (status == WEFT_OK) {
+        status = weft_sized_check(context, exchange_out, "weft_loco_exchange");
+    }
+    if (status == WEFT_OK) {
+        status = check_options(context, &options);
+    }
     if (status != WEFT_OK) {
         return status;
     }
@@ -211,27 +214,29 @@ weft_status weft_loco_store_open(weft_context *context, weft_store *store,
     }
     meeting->context = context;
     meeting->store = store;
-    meeting->options = *options;
-    snprintf(meeting->run, sizeof meeting->run, "%s", options->run);
+    meeting->options = options;
+    snprintf(meeting->run, sizeof meeting->run, "%s", options.run);
     meeting->options.run = meeting->run;
     meeting->began = -1;
-    if (!allocate(meeting, options->ranks)) {
+    if (!allocate_ranks(meeting, options.ranks)) {
         close_meeting(meeting);
         return WEFT_NO_MEMORY;
     }
-    *exchange_out = (weft_loco_exchange){.share = weft_meeting_share,
+    const weft_loco_exchange exchange = {.size = sizeof exchange,
+                                         .share = weft_meeting_share,
                                          .ended = weft_meeting_ended,
                                          .snapshot_due = weft_meeting_snapshot_due,
                                          .snapshot_put = weft_meeting_snapshot_put,
                                          .snapshot_get = weft_meeting_snapshot_get,
                                          .close = close_meeting,
                                          .opaque = meeting};
+    weft_sized_write(&exchange, exchange_out, sizeof exchange);
     return WEFT_OK;
 }
 
-weft_loco_store_stats weft_loco_store_describe(const weft_loco_exchange *exchange) {
+void weft_loco_store_describe(const weft_loco_exchange *exchange, weft_loco_store_stats *stats_out) {
     const weft_meeting *meeting = exchange->opaque;
     weft_loco_store_stats stats = meeting->stats;
     stats.leader = meeting->leader;
-    return stats;
+    weft_sized_write(&stats, stats_out, sizeof stats);
 }

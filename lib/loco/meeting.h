@@ -13,6 +13,7 @@
 #ifndef WEFT_LOCO_MEETING_H
 #define WEFT_LOCO_MEETING_H
 
+#include "../store/rendezvous.h"
 #include "manifest.h"
 #include "payload.h"
 
@@ -55,20 +56,17 @@ weft_meeting_key weft_meeting_note_key(const weft_meeting *meeting);
 /* Says which object the last failure is about, and what to do. */
 weft_status weft_meeting_unusable(weft_context *context, weft_status status, const char *key,
                                   const char *next);
-/* A whole object of exactly `size` bytes, in memory of the meeting's, whose SHA-256 is `hash`. Nothing is
- * taken on trust: a size above `most` is refused. */
-weft_status weft_meeting_get(weft_meeting *meeting, weft_context *context, const char *key, uint64_t size,
-                             uint64_t most, const weft_hash *hash, uint8_t **data_out);
-/* A small object of at most `capacity` bytes. */
-weft_status weft_meeting_get_small(weft_meeting *meeting, weft_context *context, const char *key,
-                                   void *data, size_t capacity, size_t *size_out, weft_store_tag *tag_out);
-/* WEFT_OK, or WEFT_NOT_FOUND. */
-weft_status weft_meeting_look(weft_meeting *meeting, weft_context *context, const char *key,
-                              uint64_t *size_out);
-/* Puts an object unless there is one: then WEFT_CONFLICT. Where the store knows no conditions, or not for
- * an object of this size, it is looked for first, which is enough for what one rank alone puts. */
-weft_status weft_meeting_put_once(weft_meeting *meeting, weft_context *context, const char *key,
-                                  const void *data, size_t size);
+/* Puts an object; with a key, its signature behind it. */
+weft_status weft_meeting_put(const weft_meeting *meeting, weft_context *context,
+                             const weft_message *message);
+/* An object of at most `most` bytes, in memory of the meeting's, and its SHA-256. With a key it must be
+ * signed: else WEFT_SIGNATURE_MISMATCH. */
+weft_status weft_meeting_get(const weft_meeting *meeting, weft_context *context, const char *key,
+                             uint64_t most, weft_received *received_out, weft_hash *hash_out);
+/* One of exactly `size` bytes whose SHA-256 is `hash`. Nothing is taken on trust: a size above `most` is
+ * refused. */
+weft_status weft_meeting_get_named(weft_meeting *meeting, weft_context *context, const char *key,
+                                   uint64_t size, uint64_t most, const weft_hash *hash, uint8_t **data_out);
 /* Why a round has no manifest: WEFT_MORE if it is open, WEFT_NOT_FOUND if it was long ago. */
 weft_status weft_meeting_why_open(weft_meeting *meeting, weft_context *context, uint64_t round);
 

@@ -4,8 +4,8 @@
  * payloads are gone.
  *
  * The note that names the newest snapshot never goes back, and old payloads are removed only when it is
- * there. Manifests stay for ever, some hundred bytes each: a rank that was stopped for so long that its round
- * is gone must not find the place free, close the round once more, and go on alone.
+ * there. Manifests stay for ever, some hundred bytes each: a rank that was stopped for so long that its
+ * round is gone must not find the place free, close the round once more, and go on alone.
  */
 #include "../base/context.h"
 #include "meeting.h"
@@ -16,14 +16,17 @@ enum { TRIES = 3 };
 
 static weft_status read_note(weft_meeting *meeting, weft_context *context, weft_snapshot_note *note,
                              weft_store_tag *tag) {
-    uint8_t data[WEFT_SNAPSHOT_NOTE_MAX];
-    size_t size;
+    weft_received received;
+    weft_hash hash;
     weft_meeting_key key = weft_meeting_note_key(meeting);
-    weft_status status = weft_meeting_get_small(meeting, context, key.text, data, sizeof data, &size, tag);
+    weft_status status =
+        weft_meeting_get(meeting, context, key.text, WEFT_SNAPSHOT_NOTE_MAX, &received, &hash);
     if (status != WEFT_OK) {
         return status;
     }
-    status = weft_snapshot_note_parse(context, data, size, meeting->run, note);
+    *tag = received.tag;
+    status = weft_snapshot_note_parse(context, received.data, received.size, meeting->run, note);
+    weft_received_close(&received);
     return status == WEFT_OK
                ? status
                : weft_meeting_unusable(context, status, key.text,
@@ -52,7 +55,7 @@ weft_status weft_meeting_ended(void *opaque, weft_context *context, uint64_t rou
     weft_meeting *meeting = opaque;
     uint64_t size;
     weft_status status =
-        weft_meeting_look(meeting, context, weft_meeting_closed_key(meeting, round).text, &size);
+        weft_store_head(context, meeting->store, weft_meeting_closed_key(meeting, round).text, &size, NULL);
     return status == WEFT_NOT_FOUND ? weft_meeting_why_open(meeting, context, round) : status;
 }
 
@@ -88,16 +91,17 @@ static weft_status put_note(weft_meeting *meeting, weft_context *context, const 
     weft_writer_open(&writer, meeting->context);
     weft_snapshot_note_write(note, meeting->run, &writer);
     weft_meeting_key key = weft_meeting_note_key(meeting);
-    weft_status status =
-        weft_writer_failed(&writer)
-            ? weft_fail(context, WEFT_NO_MEMORY, "no memory for the name of a snapshot")
-            : weft_store_put_bytes(context, meeting->store, key.text, writer.data, writer.size,
-                                   first ? WEFT_STORE_IF_ABSENT : WEFT_STORE_IF_SAME, first ? NULL : tag,
-                                   NULL);
-    if (status == WEFT_UNSUPPORTED) {
-        status = weft_store_put_bytes(context, meeting->store, key.text, writer.data, writer.size,
-                                      WEFT_STORE_ALWAYS, NULL, NULL);
-    }
+    const weft_message message = {
+        .key = key.text,
+        .data = writer.data,
+        .size = writer.size,
+        .condition = first ? WEFT_STORE_IF_ABSENT : WEFT_STORE_IF_SAME,
+        .tag = *tag,
+        .alone = true,
+    };
+    weft_status status = weft_writer_failed(&writer)
+                             ? weft_fail(context, WEFT_NO_MEMORY, "no memory for the name of a snapshot")
+                             : weft_meeting_put(meeting, context, &message);
     weft_writer_close(&writer);
     return status;
 }
@@ -106,7 +110,7 @@ static weft_status put_note(weft_meeting *meeting, weft_context *context, const 
 static weft_status name_snapshot(weft_meeting *meeting, weft_context *context,
                                  const weft_snapshot_note *note) {
     weft_snapshot_note before = {.rounds = 0};
-    weft_store_tag tag;
+    weft_store_tag tag = {.text = ""};
     weft_status status = read_note(meeting, context, &before, &tag);
     bool first = status == WEFT_NOT_FOUND;
     if (status != WEFT_OK && !first) {
@@ -132,8 +136,8 @@ weft_status weft_meeting_snapshot_put(void *opaque, weft_context *context, uint6
     weft_meeting_key key = weft_meeting_snapshot_key(meeting, rounds);
     weft_status status = weft_hash_compute(context, snapshot->data, snapshot->size, &note.hash);
     if (status == WEFT_OK) {
-        status = weft_store_put_bytes(context, meeting->store, key.text, snapshot->data, snapshot->size,
-                                      WEFT_STORE_ALWAYS, NULL, NULL);
+        const weft_message message = {.key = key.text, .data = snapshot->data, .size = snapshot->size};
+        status = weft_meeting_put(meeting, context, &message);
     }
     if (status != WEFT_OK) {
         return status;
@@ -160,7 +164,8 @@ weft_status weft_meeting_snapshot_get(void *opaque, weft_context *context, uint6
         status = read_note(meeting, context, &note, &tag);
         if (status == WEFT_OK) {
             weft_meeting_key key = weft_meeting_snapshot_key(meeting, note.rounds);
-            status = weft_meeting_get(meeting, context, key.text, note.bytes, most, &note.hash, &data);
+            status =
+                weft_meeting_get_named(meeting, context, key.text, note.bytes, most, &note.hash, &data);
         }
     }
     if (status != WEFT_OK) {

@@ -15,8 +15,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Between the first looks, in seconds: ranks that run in step need not wait long for each other. */
-static const double FIRST_PAUSE = 0.002;
+/* Between looks, in seconds: ranks that run in step need not wait long for each other. */
+static const double LEAST_PAUSE = 0.002;
 
 /* One attempt to end a round. */
 typedef struct gathering {
@@ -28,7 +28,7 @@ typedef struct gathering {
     weft_loco_info own_info;
 } gathering;
 
-static double waited(const gathering *gathering) {
+static double seconds_waited(const gathering *gathering) {
     return weft_clock_now() - gathering->meeting->began;
 }
 
@@ -37,27 +37,22 @@ static double waited(const gathering *gathering) {
 /* WEFT_NOT_FOUND: the round is not closed. */
 static weft_status read_manifest(gathering *gathering) {
     weft_meeting *meeting = gathering->meeting;
-    size_t capacity = weft_manifest_most(meeting->options.ranks);
-    uint8_t *data = weft_allocate(meeting->context, capacity);
-    size_t size;
-    weft_store_tag tag;
-    if (data == NULL) {
-        return weft_fail(gathering->context, WEFT_NO_MEMORY, "no memory for a manifest");
-    }
+    weft_received received;
+    weft_hash hash;
     weft_meeting_key key = weft_meeting_closed_key(meeting, gathering->round);
-    weft_status status =
-        weft_meeting_get_small(meeting, gathering->context, key.text, data, capacity, &size, &tag);
-    if (status == WEFT_OK) {
-        status = weft_manifest_parse(gathering->context, data, size, meeting->run, gathering->round,
-                                     meeting->options.ranks, &meeting->manifest);
-        status = status == WEFT_OK
-                     ? status
-                     : weft_meeting_unusable(gathering->context, status, key.text,
-                                             "start this rank again when there is a newer snapshot; if no "
-                                             "rank has read it, remove it, and the round is closed anew");
+    weft_status status = weft_meeting_get(meeting, gathering->context, key.text,
+                                          weft_manifest_most(meeting->options.ranks), &received, &hash);
+    if (status != WEFT_OK) {
+        return status;
     }
-    weft_release(meeting->context, data);
-    return status;
+    status = weft_manifest_parse(gathering->context, received.data, received.size, meeting->run,
+                                 gathering->round, meeting->options.ranks, &meeting->manifest);
+    weft_received_close(&received);
+    return status == WEFT_OK
+               ? status
+               : weft_meeting_unusable(gathering->context, status, key.text,
+                                       "start this rank again when there is a newer snapshot; if no "
+                                       "rank has read it, remove it, and the round is closed anew");
 }
 
 /* Fetches the payload that the manifest names, unless it is here already. */
@@ -71,8 +66,8 @@ static weft_status fetch_named(gathering *gathering, uint32_t rank) {
     weft_meeting_key key = weft_meeting_payload_key(meeting, gathering->round, rank);
     uint64_t most = weft_loco_payload_most(gathering->own_info.elements);
     uint8_t *data = NULL;
-    weft_status status =
-        weft_meeting_get(meeting, gathering->context, key.text, named->bytes, most, &named->hash, &data);
+    weft_status status = weft_meeting_get_named(meeting, gathering->context, key.text, named->bytes, most,
+                                                &named->hash, &data);
     if (status != WEFT_OK) {
         return status;
     }
@@ -113,7 +108,7 @@ static weft_status explain_loss(gathering *gathering, weft_status status) {
 }
 
 /* Everything that the manifest names, and nothing else. */
-static weft_status obey(gathering *gathering, weft_loco_payload *all) {
+static weft_status obey_manifest(gathering *gathering, weft_loco_payload *all) {
     weft_meeting *meeting = gathering->meeting;
     for (uint32_t rank = 0; rank < meeting->options.ranks; rank++) {
         weft_status status = take_named(gathering, rank, &all[rank]);
@@ -140,55 +135,37 @@ static bool same_rules(const weft_loco_info *a, const weft_loco_info *b) {
 }
 
 /* Whether a payload can be named: it is whole, in its place, made by our rules and upon our consensus. */
-static void judge(gathering *gathering, uint32_t rank, const uint8_t *data, size_t size,
-                  weft_meeting_place *place) {
-    weft_loco_info info;
+static void judge_payload(gathering *gathering, uint32_t rank, const uint8_t *data, size_t size,
+                          weft_meeting_place *place) {
+    weft_loco_info info = {.size = sizeof info};
     const weft_loco_payload payload = {data, size};
     bool intact = weft_loco_inspect(gathering->context, &payload, &info) == WEFT_OK && info.rank == rank &&
                   same_rules(&info, &gathering->own_info);
     place->apart = intact && !weft_digest_equal(&info.base, &gathering->own_info.base);
     place->refused = !intact || place->apart;
-    gathering->meeting->stats.refused += place->refused;
-}
-
-static weft_status fetch(gathering *gathering, uint32_t rank, const char *key, uint64_t size) {
-    weft_meeting *meeting = gathering->meeting;
-    weft_meeting_place *place = &meeting->places[rank];
-    uint8_t *data = weft_allocate(meeting->context, (size_t)size + 1);
-    if (data == NULL) {
-        return weft_fail(gathering->context, WEFT_NO_MEMORY, "no memory for a payload");
-    }
-    const weft_store_get_request request = {.key = key, .length = size + 1, .buffer = data};
-    weft_store_get_result result;
-    weft_status status = weft_store_get(gathering->context, meeting->store, &request, &result);
-    if (status == WEFT_OK && result.received == size && result.size == size) {
-        meeting->stats.received += size;
-        *place = (weft_meeting_place){.data = data, .fetched = data, .size = (size_t)size};
-        judge(gathering, rank, data, (size_t)size, place);
-        status = place->refused ? WEFT_OK
-                                : weft_hash_compute(gathering->context, data, (size_t)size, &place->hash);
-        if (status == WEFT_OK && !place->refused) {
-            return WEFT_OK;
-        }
-        place->data = NULL;
-        place->fetched = NULL;
-    }
-    weft_release(meeting->context, data);
-    return status;
 }
 
 /* Looks for a rank's payload. That it is not there, of no use, or cannot be read now, is no failure. */
-static weft_status look_at_rank(gathering *gathering, uint32_t rank) {
+static weft_status look_for_payload(gathering *gathering, uint32_t rank) {
     weft_meeting *meeting = gathering->meeting;
+    weft_meeting_place *place = &meeting->places[rank];
     weft_meeting_key key = weft_meeting_payload_key(meeting, gathering->round, rank);
-    uint64_t size;
-    weft_status status = weft_meeting_look(meeting, gathering->context, key.text, &size);
-    if (status == WEFT_OK && size > weft_loco_payload_most(gathering->own_info.elements)) {
-        meeting->places[rank].refused = true;
-        meeting->stats.refused++;
-    } else if (status == WEFT_OK) {
-        status = fetch(gathering, rank, key.text, size);
+    uint64_t most = weft_loco_payload_most(gathering->own_info.elements);
+    weft_received received;
+    weft_hash hash;
+    weft_status status = weft_meeting_get(meeting, gathering->context, key.text, most, &received, &hash);
+    if (status == WEFT_OK) {
+        meeting->stats.received += received.size;
+        judge_payload(gathering, rank, received.data, received.size, place);
+        if (place->refused) {
+            weft_received_close(&received);
+        } else {
+            *place = (weft_meeting_place){
+                .data = received.data, .fetched = received.data, .size = received.size, .hash = hash};
+        }
     }
+    place->refused |= status == WEFT_LIMIT_EXCEEDED || status == WEFT_SIGNATURE_MISMATCH;
+    meeting->stats.refused += place->refused;
     return status == WEFT_NO_MEMORY || status == WEFT_CANCELLED ? status : WEFT_OK;
 }
 
@@ -204,16 +181,16 @@ static void look_back(gathering *gathering) {
         weft_meeting_key key = weft_meeting_payload_key(meeting, gathering->round - 1, rank);
         uint64_t size;
         if (meeting->missing[rank] &&
-            weft_meeting_look(meeting, gathering->context, key.text, &size) == WEFT_OK) {
+            weft_store_head(gathering->context, meeting->store, key.text, &size, NULL) == WEFT_OK) {
             meeting->missing[rank] = false;
         }
     }
 }
 
 /* Whether the round can be closed with what is here. */
-static bool complete(const gathering *gathering) {
+static bool is_complete(const gathering *gathering) {
     const weft_meeting *meeting = gathering->meeting;
-    double seconds = waited(gathering);
+    double seconds = seconds_waited(gathering);
     uint32_t here = 0;
     bool expected = false;
     bool absent = false;
@@ -266,23 +243,8 @@ static void fill_manifest(gathering *gathering) {
     }
 }
 
-/* WEFT_UNSUPPORTED: the store knows no conditions, and this rank may not decide without. */
-static weft_status put_manifest(weft_meeting *meeting, weft_context *context, const char *key,
-                                const weft_writer *writer) {
-    weft_status status = WEFT_UNSUPPORTED;
-    if (!meeting->unconditional) {
-        status = weft_store_put_bytes(context, meeting->store, key, writer->data, writer->size,
-                                      WEFT_STORE_IF_ABSENT, NULL, NULL);
-        meeting->unconditional = status == WEFT_UNSUPPORTED;
-    }
-    if (status == WEFT_UNSUPPORTED && meeting->options.rank == 0) {
-        status = weft_store_put_bytes(context, meeting->store, key, writer->data, writer->size,
-                                      WEFT_STORE_ALWAYS, NULL, NULL);
-    }
-    return status;
-}
-
-/* WEFT_CONFLICT: somebody else has closed the round. */
+/* WEFT_CONFLICT: somebody else has closed the round. WEFT_UNSUPPORTED: the store knows no conditions, and
+ * this rank may not decide without. */
 static weft_status close_round(gathering *gathering) {
     weft_meeting *meeting = gathering->meeting;
     weft_status status = weft_meeting_why_open(meeting, gathering->context, gathering->round);
@@ -297,29 +259,37 @@ static weft_status close_round(gathering *gathering) {
     weft_writer writer;
     weft_writer_open(&writer, meeting->context);
     weft_manifest_write(&meeting->manifest, meeting->run, &writer);
+    weft_meeting_key key = weft_meeting_closed_key(meeting, gathering->round);
+    const weft_message message = {
+        .key = key.text,
+        .data = writer.data,
+        .size = writer.size,
+        .condition = WEFT_STORE_IF_ABSENT,
+        .alone = meeting->options.rank == 0,
+    };
     status = weft_writer_failed(&writer)
                  ? weft_fail(gathering->context, WEFT_NO_MEMORY, "no memory for a manifest")
-                 : put_manifest(meeting, gathering->context,
-                                weft_meeting_closed_key(meeting, gathering->round).text, &writer);
+                 : weft_meeting_put(meeting, gathering->context, &message);
     weft_writer_close(&writer);
+    meeting->unconditional |= status == WEFT_UNSUPPORTED;
     meeting->stats.led += status == WEFT_OK;
     return status;
 }
 
 /* WEFT_MORE: not closed yet. */
-static weft_status lead(gathering *gathering) {
+static weft_status lead_round(gathering *gathering) {
     weft_meeting *meeting = gathering->meeting;
     weft_status status = WEFT_OK;
     look_back(gathering);
     for (uint32_t rank = 0; rank < meeting->options.ranks && status == WEFT_OK; rank++) {
         if (meeting->places[rank].data == NULL && !meeting->places[rank].refused) {
-            status = look_at_rank(gathering, rank);
+            status = look_for_payload(gathering, rank);
         }
     }
     if (status != WEFT_OK) {
         return status;
     }
-    status = complete(gathering) ? close_round(gathering) : WEFT_MORE;
+    status = is_complete(gathering) ? close_round(gathering) : WEFT_MORE;
     return status == WEFT_CONFLICT || status == WEFT_UNSUPPORTED ? WEFT_MORE : status;
 }
 
@@ -336,7 +306,7 @@ static weft_status check_leader(const gathering *gathering) {
     const weft_meeting *meeting = gathering->meeting;
     const weft_loco_store_options *options = &meeting->options;
     double most = 2 * options->deadline_seconds + options->ranks * options->passing_seconds;
-    if (!meeting->unconditional || options->rank == 0 || waited(gathering) < most) {
+    if (!meeting->unconditional || options->rank == 0 || seconds_waited(gathering) < most) {
         return WEFT_OK;
     }
     return weft_fail(gathering->context, WEFT_REMOTE_FAILED,
@@ -358,7 +328,7 @@ static uint32_t first_absent(const weft_meeting *meeting) {
 static weft_status check_patience(const gathering *gathering) {
     const weft_meeting *meeting = gathering->meeting;
     const weft_loco_store_options *options = &meeting->options;
-    double seconds = waited(gathering);
+    double seconds = seconds_waited(gathering);
     uint32_t here = 0;
     for (uint32_t rank = 0; rank < options->ranks; rank++) {
         here += meeting->places[rank].data != NULL;
@@ -392,8 +362,8 @@ static weft_status check_own(const gathering *gathering) {
 }
 
 /* Asked again after a failure, a rank has still come to the round when it first did. */
-static weft_status begin(weft_meeting *meeting, weft_context *context, uint64_t round,
-                         const weft_loco_payload *own, gathering *gathering_out) {
+static weft_status begin_gathering(weft_meeting *meeting, weft_context *context, uint64_t round,
+                                   const weft_loco_payload *own, gathering *gathering_out) {
     weft_meeting_forget(meeting);
     if (meeting->began < 0 || meeting->round != round) {
         meeting->began = weft_clock_now();
@@ -402,6 +372,7 @@ static weft_status begin(weft_meeting *meeting, weft_context *context, uint64_t 
     gathering gathering = {.meeting = meeting, .context = context, .round = round, .own = own};
     weft_status status = weft_hash_compute(context, own->data, own->size, &gathering.own_hash);
     if (status == WEFT_OK) {
+        gathering.own_info.size = sizeof gathering.own_info;
         status = weft_loco_inspect(context, own, &gathering.own_info);
     }
     if (status == WEFT_OK) {
@@ -415,12 +386,19 @@ static weft_status begin(weft_meeting *meeting, weft_context *context, uint64_t 
 
 /* Puts this rank's payload. One that is there already is left: the same one, put before a failure, or
  * another of an earlier life, which then stands for this rank. */
-static weft_status announce(gathering *gathering) {
+static weft_status put_own_payload(gathering *gathering) {
     weft_meeting *meeting = gathering->meeting;
     uint32_t rank = meeting->options.rank;
     const weft_loco_payload *own = gathering->own;
     weft_meeting_key key = weft_meeting_payload_key(meeting, gathering->round, rank);
-    weft_status status = weft_meeting_put_once(meeting, gathering->context, key.text, own->data, own->size);
+    const weft_message message = {
+        .key = key.text,
+        .data = own->data,
+        .size = own->size,
+        .condition = WEFT_STORE_IF_ABSENT,
+        .alone = true,
+    };
+    weft_status status = weft_meeting_put(meeting, gathering->context, &message);
     if (status == WEFT_CONFLICT) {
         return WEFT_OK;
     }
@@ -435,15 +413,14 @@ static weft_status announce(gathering *gathering) {
 
 static weft_status wait_until_closed(gathering *gathering) {
     weft_meeting *meeting = gathering->meeting;
-    double pause = FIRST_PAUSE;
     for (;;) {
         weft_status status = read_manifest(gathering);
         if (status != WEFT_NOT_FOUND) {
             return status;
         }
         status = WEFT_MORE;
-        if (waited(gathering) >= turn_seconds(meeting)) {
-            status = lead(gathering);
+        if (seconds_waited(gathering) >= turn_seconds(meeting)) {
+            status = lead_round(gathering);
         }
         if (status != WEFT_MORE) {
             return status;
@@ -453,12 +430,13 @@ static weft_status wait_until_closed(gathering *gathering) {
             status = check_patience(gathering);
         }
         if (status == WEFT_OK) {
-            status = weft_clock_sleep(gathering->context, pause);
+            status = weft_clock_sleep(
+                gathering->context,
+                weft_clock_pause(seconds_waited(gathering), LEAST_PAUSE, meeting->options.poll_seconds));
         }
         if (status != WEFT_OK) {
             return status;
         }
-        pause = 1.5 * pause < meeting->options.poll_seconds ? 1.5 * pause : meeting->options.poll_seconds;
     }
 }
 
@@ -467,7 +445,7 @@ static weft_status take_part(gathering *gathering) {
     if (status != WEFT_MORE) {
         return status;
     }
-    status = announce(gathering);
+    status = put_own_payload(gathering);
     return status == WEFT_OK ? wait_until_closed(gathering) : status;
 }
 
@@ -480,12 +458,12 @@ weft_status weft_meeting_share(void *opaque, weft_context *context, uint64_t rou
                          "%zu ranks were to meet in the store, but it was opened for %" PRIu32, ranks,
                          meeting->options.ranks);
     }
-    weft_status status = begin(meeting, context, round, own, &gathering);
+    weft_status status = begin_gathering(meeting, context, round, own, &gathering);
     if (status == WEFT_OK) {
         status = read_manifest(&gathering);
     }
     if (status == WEFT_NOT_FOUND) {
         status = take_part(&gathering);
     }
-    return status == WEFT_OK ? obey(&gathering, all) : status;
+    return status == WEFT_OK ? obey_manifest(&gathering, all) : status;
 }

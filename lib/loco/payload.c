@@ -3,6 +3,7 @@
  * payload.c: header, frames and seal of a payload, written and read.
  */
 #include "payload.h"
+#include "../base/sized.h"
 
 #include "../base/context.h"
 #include "../code/block.h"
@@ -268,9 +269,12 @@ weft_status weft_loco_inspect(weft_context *context, const weft_loco_payload *pa
                               weft_loco_info *info_out) {
     weft_payload opened;
     weft_context_clear(context);
-    weft_status status = weft_payload_open(context, payload->data, payload->size, &opened);
+    weft_status status = weft_sized_check(context, info_out, "weft_loco_info");
     if (status == WEFT_OK) {
-        *info_out = opened.info;
+        status = weft_payload_open(context, payload->data, payload->size, &opened);
+    }
+    if (status == WEFT_OK) {
+        weft_sized_write(&opened.info, info_out, sizeof opened.info);
         weft_payload_close(context, &opened);
     }
     return status;

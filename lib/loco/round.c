@@ -3,6 +3,7 @@
  * round.c: a round from end to end over an exchange, and the way back for a rank that has missed some.
  */
 #include "../base/context.h"
+#include "../base/sized.h"
 #include "../base/status.h"
 #include "loco.h"
 #include "snapshot.h"
@@ -26,9 +27,17 @@ static void leave_snapshot(weft_loco *loco, const weft_loco_exchange *exchange) 
     weft_context_clear(loco->context);
 }
 
-weft_status weft_loco_round(weft_loco *loco, const weft_loco_exchange *exchange, weft_loco_stats *stats) {
+weft_status weft_loco_round(weft_loco *loco, const weft_loco_exchange *given, weft_loco_stats *stats) {
+    weft_loco_exchange exchange = {.size = sizeof exchange};
     weft_loco_payload own;
-    weft_status status = weft_loco_encode(loco, &own);
+    weft_status status =
+        weft_sized_read(loco->context, given, &exchange, sizeof exchange, "weft_loco_exchange");
+    if (status == WEFT_OK) {
+        status = weft_sized_check(loco->context, stats, "weft_loco_stats");
+    }
+    if (status == WEFT_OK) {
+        status = weft_loco_encode(loco, &own);
+    }
     if (status != WEFT_OK) {
         return status;
     }
@@ -38,14 +47,14 @@ weft_status weft_loco_round(weft_loco *loco, const weft_loco_exchange *exchange,
     }
     status = weft_answer_told(
         loco->context,
-        exchange->share(exchange->opaque, loco->context, loco->rounds, &own, all, loco->options.ranks),
+        exchange.share(exchange.opaque, loco->context, loco->rounds, &own, all, loco->options.ranks),
         "the exchange's share of round %llu", (unsigned long long)loco->rounds);
     if (status == WEFT_OK) {
         status = weft_loco_aggregate(loco, all, loco->options.ranks, stats);
     }
     weft_release(loco->context, all);
     if (status == WEFT_OK) {
-        leave_snapshot(loco, exchange);
+        leave_snapshot(loco, &exchange);
     }
     return status;
 }
@@ -116,11 +125,15 @@ static weft_status end_missed(weft_loco *loco, const weft_loco_exchange *exchang
     return status == WEFT_NOT_FOUND ? taken : weft_failure_tell(loco->context, &failure);
 }
 
-weft_status weft_loco_catch_up(weft_loco *loco, const weft_loco_exchange *exchange, uint64_t *rounds_out) {
+weft_status weft_loco_catch_up(weft_loco *loco, const weft_loco_exchange *given, uint64_t *rounds_out) {
     uint64_t began = loco->rounds;
+    weft_loco_exchange exchange = {.size = sizeof exchange};
     weft_status status = weft_context_enter(loco->context);
-    while (status == WEFT_OK && exchange->ended != NULL) {
-        status = exchange->ended(exchange->opaque, loco->context, loco->rounds);
+    if (status == WEFT_OK) {
+        status = weft_sized_read(loco->context, given, &exchange, sizeof exchange, "weft_loco_exchange");
+    }
+    while (status == WEFT_OK && exchange.ended != NULL) {
+        status = exchange.ended(exchange.opaque, loco->context, loco->rounds);
         if (status == WEFT_MORE) {
             status = WEFT_OK; /* the round is not over */
             break;
@@ -129,9 +142,9 @@ weft_status weft_loco_catch_up(weft_loco *loco, const weft_loco_exchange *exchan
             weft_answer_told(loco->context, status, "the exchange's answer whether round %llu has ended",
                              (unsigned long long)loco->rounds);
         if (status == WEFT_OK) {
-            status = end_missed(loco, exchange);
+            status = end_missed(loco, &exchange);
         } else if (status == WEFT_NOT_FOUND) {
-            status = take_snapshot(loco, exchange);
+            status = take_snapshot(loco, &exchange);
         }
     }
     if (status == WEFT_OK && rounds_out != NULL) {

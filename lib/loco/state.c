@@ -55,26 +55,12 @@ static bool local_differs(const weft_loco *loco) {
     return false;
 }
 
-static float *data_of(const state_kind *kind, const weft_loco_place *place) {
-    return kind->local ? place->data : kind->flat + place->start;
-}
-
-/* "PREFIX.NAME", to be released. */
-static char *join_name(weft_context *context, const char *prefix, const char *name) {
-    size_t size = strlen(prefix) + 1 + strlen(name) + 1;
-    char *joined = weft_allocate(context, size);
-    if (joined != NULL) {
-        snprintf(joined, size, "%s.%s", prefix, name);
-    }
-    return joined;
-}
-
 /* ---- the table ---- */
 
 static weft_status add_tensor(weft_context *context, weft_table *table, const char *prefix,
                               const weft_tensor *tensor) {
     weft_tensor named = *tensor;
-    char *name = join_name(context, prefix, tensor->name);
+    char *name = weft_join_texts(context, prefix, ".", tensor->name);
     if (name == NULL) {
         return WEFT_NO_MEMORY;
     }
@@ -84,25 +70,6 @@ static weft_status add_tensor(weft_context *context, weft_table *table, const ch
     return status;
 }
 
-static weft_status add_kind(const weft_loco *loco, const state_kind *kind, weft_table *table) {
-    weft_status status = WEFT_OK;
-    for (size_t i = 0; i < loco->place_count && status == WEFT_OK; i++) {
-        const weft_loco_place *place = &loco->places[i];
-        const weft_tensor tensor = weft_loco_place_tensor(place, data_of(kind, place));
-        status = add_tensor(loco->context, table, kind->prefix, &tensor);
-    }
-    return status;
-}
-
-static weft_status add_included(const weft_loco *loco, weft_table *table) {
-    const weft_tensor tensor = {.name = INCLUDED,
-                                .dtype = WEFT_DTYPE_U8,
-                                .rank = 1,
-                                .shape = {weft_loco_included_bytes(loco)},
-                                .data = loco->included};
-    return weft_table_add(table, &tensor);
-}
-
 /* Every tensor of a state of this rank but the texts, over the memory that holds it. */
 static weft_status make_table(const weft_loco *loco, bool local, const weft_table *extra,
                               weft_table **table_out) {
@@ -110,17 +77,32 @@ static weft_status make_table(const weft_loco *loco, bool local, const weft_tabl
     size_t kind_count = list_kinds(loco, local, kinds);
     weft_table *table = NULL;
     weft_status status = weft_table_create(loco->context, &table);
-    for (size_t i = 0; i < kind_count && status == WEFT_OK; i++) {
-        status = add_kind(loco, &kinds[i], table);
+    for (size_t k = 0; k < kind_count; k++) {
+        for (size_t i = 0; i < loco->place_count && status == WEFT_OK; i++) {
+            const weft_loco_place *place = &loco->places[i];
+            float *data = kinds[k].local ? place->data : kinds[k].flat + place->start;
+            const weft_tensor tensor = weft_loco_place_tensor(place, data);
+            status = add_tensor(loco->context, table, kinds[k].prefix, &tensor);
+        }
     }
     if (status == WEFT_OK) {
-        status = add_included(loco, table);
+        const weft_tensor included = {.size = sizeof included,
+                                      .name = INCLUDED,
+                                      .dtype = WEFT_DTYPE_U8,
+                                      .rank = 1,
+                                      .shape = {weft_loco_included_bytes(loco)},
+                                      .data = loco->included};
+        status = weft_table_add(table, &included);
     }
     for (size_t i = 0; extra != NULL && i < weft_table_count(extra) && status == WEFT_OK; i++) {
         const weft_tensor *tensor = weft_table_at(extra, i);
-        if (tensor->bytes > 0 && tensor->data == NULL) {
-            status = weft_fail(loco->context, WEFT_UNSUPPORTED,
-                               "tensor '%s' is not in memory and cannot be part of a state", tensor->name);
+        if ((tensor->bytes > 0 && tensor->data == NULL) || tensor->strides != NULL ||
+            tensor->converter != NULL) {
+            status = weft_fail(
+                loco->context, WEFT_UNSUPPORTED,
+                "tensor '%s' is not in memory, or has strides or a converter, and cannot be part of "
+                "a state",
+                tensor->name);
         } else {
             status = add_tensor(loco->context, table, "extra", tensor);
         }
@@ -215,15 +197,20 @@ static weft_status write_state(const weft_loco *loco, const char *path, weft_tab
                                const weft_writer *about, bool durable) {
     weft_context *context = loco->context;
     char digest[WEFT_DIGEST_TEXT];
-    const weft_tensor tensor = {
-        .name = ABOUT, .dtype = WEFT_DTYPE_U8, .rank = 1, .shape = {about->size}, .data = about->data};
+    const weft_tensor tensor = {.size = sizeof tensor,
+                                .name = ABOUT,
+                                .dtype = WEFT_DTYPE_U8,
+                                .rank = 1,
+                                .shape = {about->size},
+                                .data = about->data};
     weft_status status = weft_table_add(table, &tensor);
     if (status == WEFT_OK) {
         status = weft_table_digest_text(context, table, digest);
     }
     if (status == WEFT_OK) {
         const char *const metadata[] = {DIGEST, digest, NULL};
-        const weft_write_options options = {.metadata = metadata, .durable = durable};
+        const weft_write_options options = {
+            .size = sizeof options, .metadata = metadata, .durable = durable};
         status = weft_table_write(context, table, path, &options);
     }
     return status;
@@ -357,16 +344,7 @@ static weft_status check_tensors(const weft_loco *loco, const weft_checkpoint *f
     return WEFT_OK;
 }
 
-static weft_status check_included(const weft_loco *loco, const weft_table *found, uint64_t rounds,
-                                  const char *path) {
-    const weft_tensor *included = weft_table_at(found, (size_t)weft_table_find(found, INCLUDED));
-    return weft_loco_included_possible(loco, included->data, rounds)
-               ? WEFT_OK
-               : weft_fail(loco->context, WEFT_MALFORMED,
-                           "the state in '%s' has ranks in rounds that cannot have been", path);
-}
-
-static void take_tensors(const weft_table *found, const weft_table *table) {
+static void copy_tensors(const weft_table *found, const weft_table *table) {
     for (size_t i = 0; i < weft_table_count(table); i++) {
         const weft_tensor *to = weft_table_at(table, i);
         const weft_tensor *from = weft_table_at(found, (size_t)weft_table_find(found, to->name));
@@ -385,11 +363,12 @@ static bool has_local(const weft_table *table) {
     return false;
 }
 
-static weft_status load(weft_loco *loco, const weft_checkpoint *file, const char *path,
-                        const weft_table *extra, state_texts *texts) {
+static weft_status load_file(weft_loco *loco, const weft_checkpoint *file, const char *path,
+                             const weft_table *extra, state_texts *texts) {
+    const weft_table *found = weft_checkpoint_table(file);
     weft_table *table = NULL;
     uint64_t rounds = 0;
-    bool local = has_local(weft_checkpoint_table(file));
+    bool local = has_local(found);
     weft_status status = check_digest(loco->context, file, path);
     if (status == WEFT_OK) {
         status = copy_texts(loco->context, file, path, texts);
@@ -404,10 +383,14 @@ static weft_status load(weft_loco *loco, const weft_checkpoint *file, const char
         status = check_tensors(loco, file, table, path);
     }
     if (status == WEFT_OK) {
-        status = check_included(loco, weft_checkpoint_table(file), rounds, path);
+        const weft_tensor *included = weft_table_at(found, (size_t)weft_table_find(found, INCLUDED));
+        if (!weft_loco_included_possible(loco, included->data, rounds)) {
+            status = weft_fail(loco->context, WEFT_MALFORMED,
+                               "the state in '%s' has ranks in rounds that cannot have been", path);
+        }
     }
     if (status == WEFT_OK) {
-        take_tensors(weft_checkpoint_table(file), table);
+        copy_tensors(found, table);
         if (!local) {
             weft_loco_set_local(loco, 0, loco->elements);
         }
@@ -430,7 +413,7 @@ weft_status weft_loco_load(weft_loco *loco, const char *path, const weft_table *
         status = weft_checkpoint_open(loco->context, path, WEFT_OPEN_READ, &file);
     }
     if (status == WEFT_OK) {
-        status = load(loco, file, path, extra, &texts);
+        status = load_file(loco, file, path, extra, &texts);
     }
     for (size_t i = 0; status == WEFT_OK && keys != NULL && keys[i] != NULL; i++) {
         label(opaque, keys[i], find_text(&texts, "label.", keys[i]));

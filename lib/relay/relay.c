@@ -8,6 +8,7 @@
  * since everybody will want it, and only then who waits is told.
  */
 #include "relay.h"
+#include "../base/sized.h"
 
 #include "../base/clock.h"
 #include "../base/context.h"
@@ -204,6 +205,9 @@ weft_status weft_relay_enter(weft_context *context, const weft_relay *relay) {
 weft_status weft_relay_head(weft_context *context, weft_relay *relay, uint8_t data[WEFT_HEAD_MAX],
                             size_t *size_out, weft_head_info *info_out) {
     weft_status status = weft_relay_enter(context, relay);
+    if (status == WEFT_OK) {
+        status = weft_sized_check(context, info_out, "weft_head_info");
+    }
     if (status != WEFT_OK) {
         return status;
     }
@@ -211,7 +215,7 @@ weft_status weft_relay_head(weft_context *context, weft_relay *relay, uint8_t da
     if (relay->generation > 0) {
         memcpy(data, relay->data, relay->size);
         *size_out = relay->size;
-        *info_out = relay->info;
+        weft_sized_write(&relay->info, info_out, sizeof relay->info);
     } else if (relay->asked) {
         status = weft_fail(context, WEFT_NOT_FOUND, "nothing was published yet");
     } else {
@@ -242,11 +246,14 @@ weft_status weft_relay_report(weft_context *context, weft_relay *relay, const ch
 
 /* ---- numbers ---- */
 
-weft_relay_stats weft_relay_describe(weft_relay *relay) {
+void weft_relay_describe(weft_relay *relay, weft_relay_stats *stats_out) {
     if (!weft_process_is(relay->process)) {
-        return (weft_relay_stats){0};
+        const weft_relay_stats nothing = {.size = sizeof nothing};
+        weft_sized_write(&nothing, stats_out, sizeof nothing);
+        return;
     }
-    weft_store_traffic traffic = weft_store_traffic_of(relay->upstream);
+    weft_store_traffic traffic = {.size = sizeof traffic};
+    weft_store_traffic_of(relay->upstream, &traffic);
     double now = weft_clock_now();
     pthread_mutex_lock(&relay->mutex);
     weft_relay_stats stats = relay->stats;
@@ -265,7 +272,7 @@ weft_relay_stats weft_relay_describe(weft_relay *relay) {
     pthread_mutex_unlock(&relay->mutex);
     stats.upstream_requests = traffic.requests;
     stats.upstream_bytes = traffic.received;
-    return stats;
+    weft_sized_write(&stats, stats_out, sizeof stats);
 }
 
 /* ---- life ---- */
@@ -285,15 +292,6 @@ static weft_status open_follow(weft_relay *relay) {
     return status == WEFT_OK ? weft_follow_keep(&relay->follow) : status;
 }
 
-static weft_status start_watcher(weft_relay *relay) {
-    int error = pthread_create(&relay->watcher, NULL, watcher_main, relay);
-    if (error != 0) {
-        return weft_fail_errno(relay->context, error, "cannot start a thread of the relay");
-    }
-    relay->watching = true;
-    return WEFT_OK;
-}
-
 /* The first who ask should not be told that nothing is known, nor of the head that was the newest when the
  * last process ended, which may lead to what was collected since. A store that gives no answer is not
  * waited for: then that head is all there is. */
@@ -307,10 +305,12 @@ static void wait_for_look(weft_relay *relay) {
     }
 }
 
-static weft_status start(weft_relay *relay, const char *directory) {
+static weft_status start_relay(weft_relay *relay, const char *directory) {
     uint64_t limit = relay->options.cache_bytes > 0 ? relay->options.cache_bytes : CACHE_BYTES;
-    weft_status status = weft_relay_cache_open(&relay->cache, relay->context, directory,
-                                               weft_store_traits_of(relay->upstream).directory, limit);
+    weft_store_traits traits = {.size = sizeof traits};
+    weft_store_traits_of(relay->upstream, &traits);
+    weft_status status =
+        weft_relay_cache_open(&relay->cache, relay->context, directory, traits.directory, limit);
     if (status == WEFT_OK) {
         status = weft_relay_catalog_open(&relay->catalog, relay->context, &relay->mutex);
     }
@@ -324,28 +324,36 @@ static weft_status start(weft_relay *relay, const char *directory) {
         return status;
     }
     recall_head(relay);
-    status = start_watcher(relay);
-    if (status == WEFT_OK) {
-        wait_for_look(relay);
+    int error = pthread_create(&relay->watcher, NULL, watcher_main, relay);
+    if (error != 0) {
+        return weft_fail_errno(relay->context, error, "cannot start a thread of the relay");
     }
-    return status;
+    relay->watching = true;
+    wait_for_look(relay);
+    return WEFT_OK;
 }
 
-static weft_status create(weft_context *context, weft_store *upstream, const weft_relay_options *options,
-                          weft_relay **relay_out) {
+static weft_status create_relay(weft_context *context, weft_store *upstream,
+                                const weft_relay_options *options, weft_relay **relay_out) {
     weft_relay *relay = weft_allocate_zeroed(context, 1, sizeof *relay);
     if (relay == NULL) {
         return WEFT_NO_MEMORY;
     }
     relay->process = getpid();
     relay->upstream = upstream;
-    relay->options = options != NULL ? *options : (weft_relay_options){0};
+    weft_status status =
+        weft_sized_read(context, options, &relay->options, sizeof relay->options, "weft_relay_options");
+    if (status != WEFT_OK) {
+        weft_release(context, relay);
+        return status;
+    }
     if (relay->options.poll_seconds <= 0) {
-        relay->options.poll_seconds = weft_store_traits_of(upstream).poll_seconds;
+        weft_store_traits traits = {.size = sizeof traits};
+        weft_store_traits_of(upstream, &traits);
+        relay->options.poll_seconds = traits.poll_seconds;
     }
     relay->state_since = weft_clock_now();
-    weft_status status =
-        weft_context_derive(context, weft_thread_keep_on, &relay->stopping, &relay->context);
+    status = weft_context_derive(context, weft_thread_keep_on, &relay->stopping, &relay->context);
     if (status == WEFT_OK) {
         status =
             weft_context_derive(context, weft_thread_keep_on, &relay->stopping, &relay->watcher_context);
@@ -367,11 +375,11 @@ weft_status weft_relay_open(weft_context *context, weft_store *upstream, const c
                             const weft_relay_options *options, weft_relay **relay_out) {
     weft_context_clear(context);
     weft_relay *relay;
-    weft_status status = create(context, upstream, options, &relay);
+    weft_status status = create_relay(context, upstream, options, &relay);
     if (status != WEFT_OK) {
         return status;
     }
-    status = start(relay, directory);
+    status = start_relay(relay, directory);
     if (status != WEFT_OK) {
         const char *text = weft_context_error(relay->context);
         const char *other = weft_context_error(relay->watcher_context);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * relay_cache.c: sizes and order of use of the files in a relay's directory.
+ * relay_cache.c: sizes and order of use of the files in a relay's directory, and their eviction
+ * (weft_relay_cache_shrink). The catalog, in memory, evicts its own entries (relay_catalog.c).
  *
  * Nothing is synced: after a power cut files may be anything, and they are not believed anyway.
  */
@@ -194,12 +195,12 @@ static void unlink_entry(weft_relay_cache *cache, weft_relay_entry *entry) {
     }
 }
 
-static weft_relay_entry *find(const weft_relay_cache *cache, const char *key) {
+static weft_relay_entry *find_entry(const weft_relay_cache *cache, const char *key) {
     return (weft_relay_entry *)weft_relay_map_find(&cache->entries, key);
 }
 
 bool weft_relay_cache_has(const weft_relay_cache *cache, const char *key) {
-    return find(cache, key) != NULL;
+    return find_entry(cache, key) != NULL;
 }
 
 static weft_relay_entry *add_entry(weft_relay_cache *cache, const char *key, uint64_t bytes) {
@@ -222,7 +223,7 @@ void weft_relay_cache_add(weft_relay_cache *cache, const char *key, uint64_t byt
 }
 
 void weft_relay_cache_touch(weft_relay_cache *cache, const char *key) {
-    weft_relay_entry *entry = find(cache, key);
+    weft_relay_entry *entry = find_entry(cache, key);
     if (entry != NULL && entry != cache->newest) {
         unlink_entry(cache, entry);
         link_newest(cache, entry);
@@ -230,7 +231,7 @@ void weft_relay_cache_touch(weft_relay_cache *cache, const char *key) {
 }
 
 void weft_relay_cache_forget(weft_relay_cache *cache, const char *key) {
-    weft_relay_entry *entry = find(cache, key);
+    weft_relay_entry *entry = find_entry(cache, key);
     if (entry != NULL) {
         unlink_entry(cache, entry);
         weft_relay_map_remove(&cache->entries, &entry->node);
@@ -342,20 +343,6 @@ static weft_status sort_entries(weft_relay_cache *cache) {
     }
     weft_release(cache->context, all);
     return WEFT_OK;
-}
-
-static weft_status read_directory(weft_relay_cache *cache) {
-    weft_store_options options = {.volatile_writes = true};
-    scan scan = {.cache = cache};
-    void *directory;
-    weft_status status = weft_directory_open(cache->context, cache->root, &options, &directory);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    status = weft_directory_operations.list(directory, cache->context, "", scan_object, &scan);
-    weft_directory_operations.close(directory);
-    status = status == WEFT_OK ? scan.status : status;
-    return status == WEFT_OK ? sort_entries(cache) : status;
 }
 
 static void remove_drafts(const weft_relay_cache *cache) {
@@ -484,7 +471,19 @@ static weft_status open_cache(weft_relay_cache *cache, const char *store) {
         return status;
     }
     remove_drafts(cache);
-    status = read_directory(cache);
+    weft_store_options options = {.size = sizeof options, .volatile_writes = true};
+    scan scan = {.cache = cache};
+    void *directory;
+    status = weft_directory_open(cache->context, cache->root, &options, &directory);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = weft_directory_operations.list(directory, cache->context, "", scan_object, &scan);
+    weft_directory_operations.close(directory);
+    status = status == WEFT_OK ? scan.status : status;
+    if (status == WEFT_OK) {
+        status = sort_entries(cache);
+    }
     if (status == WEFT_OK) {
         (void)weft_relay_cache_shrink(cache, 0);
         sweep_all(cache);

@@ -53,14 +53,14 @@ static void unlink_item(weft_relay_catalog *catalog, weft_relay_item *item) {
     }
 }
 
-static void touch(weft_relay_catalog *catalog, weft_relay_item *item) {
+static void touch_item(weft_relay_catalog *catalog, weft_relay_item *item) {
     if (item != catalog->newest) {
         unlink_item(catalog, item);
         link_newest(catalog, item);
     }
 }
 
-static void forget(weft_relay_catalog *catalog, weft_relay_item *item) {
+static void forget_item(weft_relay_catalog *catalog, weft_relay_item *item) {
     unlink_item(catalog, item);
     weft_relay_map_remove(&catalog->items, &item->node);
     release_item(catalog->context, item);
@@ -71,7 +71,7 @@ static void forget_oldest(weft_relay_catalog *catalog, bool proven) {
          item = newer) {
         newer = item->newer;
         if (item->flight == NULL && item->proven == proven) {
-            forget(catalog, item);
+            forget_item(catalog, item);
         }
     }
 }
@@ -91,21 +91,21 @@ static void begin_lesson(weft_relay_catalog *catalog, weft_relay_item *item) {
     item->prunes = catalog->prunes;
 }
 
-static weft_relay_item *find(const weft_relay_catalog *catalog, const char *key) {
+static weft_relay_item *find_item(const weft_relay_catalog *catalog, const char *key) {
     return (weft_relay_item *)weft_relay_map_find(&catalog->items, key);
 }
 
 /* An object whose hashes are in a list that was forgotten is to be learned of again, with its list. */
 static bool is_whole(const weft_relay_catalog *catalog, const weft_relay_item *item) {
-    return item->count > 0 && (item->hashes != NULL || find(catalog, item->list) != NULL);
+    return item->count > 0 && (item->hashes != NULL || find_item(catalog, item->list) != NULL);
 }
 
 weft_relay_item *weft_relay_catalog_find(weft_relay_catalog *catalog, const char *key) {
-    weft_relay_item *item = find(catalog, key);
+    weft_relay_item *item = find_item(catalog, key);
     if (item == NULL || !is_whole(catalog, item)) {
         return NULL;
     }
-    touch(catalog, item);
+    touch_item(catalog, item);
     return item;
 }
 
@@ -116,20 +116,20 @@ bool weft_relay_catalog_taught(const weft_relay_catalog *catalog, const weft_rel
 /* The item of a key, which is now what `tag` and `bytes` say: the one that is there, or a new one, which is
  * told by its having no chunks yet. What an item has once been given stays: flights read it. Where a
  * later page says otherwise than an earlier one, the later is right, unless the other is under way. */
-static weft_relay_item *enter(weft_relay_catalog *catalog, const char *key, uint64_t bytes,
-                              const weft_hash *tag) {
+static weft_relay_item *enter_item(weft_relay_catalog *catalog, const char *key, uint64_t bytes,
+                                   const weft_hash *tag) {
     char text[2 * WEFT_HASH_BYTES + 1];
     if (!weft_key_collectable(key)) {
         return NULL;
     }
     weft_hex_format(tag->bytes, sizeof tag->bytes, text);
-    weft_relay_item *item = find(catalog, key);
+    weft_relay_item *item = find_item(catalog, key);
     if (item != NULL && (item->flight != NULL || (item->bytes == bytes && strcmp(item->tag, text) == 0))) {
-        touch(catalog, item);
+        touch_item(catalog, item);
         return item;
     }
     if (item != NULL) {
-        forget(catalog, item);
+        forget_item(catalog, item);
     }
     item = weft_allocate_zeroed(catalog->context, 1, sizeof *item);
     if (item == NULL) {
@@ -158,7 +158,7 @@ weft_relay_item *weft_relay_catalog_blob(weft_relay_catalog *catalog, const weft
     if (blob->bytes > weft_context_limits(catalog->context)->header_bytes) {
         return NULL;
     }
-    weft_relay_item *item = enter(catalog, blob->key, blob->bytes, &blob->hash);
+    weft_relay_item *item = enter_item(catalog, blob->key, blob->bytes, &blob->hash);
     if (item == NULL || item->count > 0) {
         return item;
     }
@@ -233,7 +233,7 @@ weft_relay_item *weft_relay_catalog_object(weft_relay_catalog *catalog, const we
         tag_of(catalog->context, object, (size_t)count, &tag) != WEFT_OK) {
         return NULL;
     }
-    weft_relay_item *item = enter(catalog, object->key, object->bytes, &tag);
+    weft_relay_item *item = enter_item(catalog, object->key, object->bytes, &tag);
     if (item != NULL && list != NULL && item->hashes == NULL &&
         (item->count == 0 || strcmp(item->list, object->list.key) == 0)) {
         list->taught = false;
@@ -263,17 +263,6 @@ static weft_status check_run(const weft_relay_catalog *catalog, weft_context *co
                            run, catalog->run);
 }
 
-static void take_node(weft_relay_catalog *catalog, weft_relay_item *item, const weft_leap_node *node) {
-    begin_lesson(catalog, item);
-    if (node->patched) {
-        (void)weft_relay_catalog_object(catalog, &node->patch);
-    }
-    for (size_t i = 0; i < node->record_count; i++) {
-        (void)weft_relay_catalog_record(catalog, &node->records[i]);
-    }
-    add_leaps(catalog, &node->parts);
-}
-
 static weft_status teach_leap(weft_relay_catalog *catalog, weft_context *context, weft_relay_item *item,
                               const uint8_t *data, size_t size) {
     weft_leap_node *node = weft_allocate(context, sizeof *node);
@@ -286,7 +275,14 @@ static weft_status teach_leap(weft_relay_catalog *catalog, weft_context *context
         pthread_mutex_lock(catalog->mutex);
         status = check_run(catalog, context, item, node->run);
         if (status == WEFT_OK) {
-            take_node(catalog, item, node);
+            begin_lesson(catalog, item);
+            if (node->patched) {
+                (void)weft_relay_catalog_object(catalog, &node->patch);
+            }
+            for (size_t i = 0; i < node->record_count; i++) {
+                (void)weft_relay_catalog_record(catalog, &node->records[i]);
+            }
+            add_leaps(catalog, &node->parts);
         }
         pthread_mutex_unlock(catalog->mutex);
     }
@@ -307,24 +303,6 @@ weft_relay_item *weft_relay_catalog_record(weft_relay_catalog *catalog, const we
     return record->patched ? weft_relay_catalog_object(catalog, &record->patch) : NULL;
 }
 
-static weft_status keep_link(weft_relay_catalog *catalog, weft_context *context, weft_relay_item *item,
-                             const weft_page *page) {
-    item->first = page->records[0].version;
-    item->last = page->records[page->record_count - 1].version;
-    if (!page->linked) {
-        return WEFT_OK;
-    }
-    weft_blob *previous = weft_allocate(catalog->context, sizeof *previous);
-    if (previous == NULL) {
-        return weft_fail(context, WEFT_NO_MEMORY, "out of memory for a page");
-    }
-    *previous = page->previous;
-    weft_release(catalog->context, item->previous);
-    item->previous = previous;
-    (void)weft_relay_catalog_page(catalog, &page->previous);
-    return WEFT_OK;
-}
-
 static weft_status take_page(weft_relay_catalog *catalog, weft_context *context, weft_relay_item *item,
                              const weft_page *page) {
     weft_status status = check_run(catalog, context, item, page->run);
@@ -339,7 +317,20 @@ static weft_status take_page(weft_relay_catalog *catalog, weft_context *context,
     for (size_t i = 0; i < page->anchor_count; i++) {
         (void)weft_relay_catalog_object(catalog, &page->anchors[i].object);
     }
-    return keep_link(catalog, context, item, page);
+    item->first = page->records[0].version;
+    item->last = page->records[page->record_count - 1].version;
+    if (!page->linked) {
+        return WEFT_OK;
+    }
+    weft_blob *previous = weft_allocate(catalog->context, sizeof *previous);
+    if (previous == NULL) {
+        return weft_fail(context, WEFT_NO_MEMORY, "out of memory for a page");
+    }
+    *previous = page->previous;
+    weft_release(catalog->context, item->previous);
+    item->previous = previous;
+    (void)weft_relay_catalog_page(catalog, &page->previous);
+    return WEFT_OK;
 }
 
 static weft_status teach_page(weft_relay_catalog *catalog, weft_context *context, weft_relay_item *item,

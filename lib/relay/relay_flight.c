@@ -64,7 +64,7 @@ static size_t chunk_size(const weft_flight *flight, size_t index) {
 /* ---- who waits ---- */
 
 /* Resumes the readers whose chunk is there; all of them if it failed or is done. */
-static void wake(weft_flight *flight) {
+static void wake_readers(weft_flight *flight) {
     bool all = flight->failure.status != WEFT_OK || flight->done;
     for (weft_relay_reader **link = &flight->waiting; *link != NULL;) {
         weft_relay_reader *reader = *link;
@@ -83,7 +83,7 @@ static void set_failure(weft_flight *flight, const weft_relay_failure *failure) 
         flight->retry_at = weft_clock_now() + RETRY_SECONDS;
         flight->wanted = false;
     }
-    wake(flight);
+    wake_readers(flight);
 }
 
 /* The flight of a list is over: what still has no hashes will not get them from it. */
@@ -149,7 +149,7 @@ static bool is_idle(const weft_flight *flight) {
 
 /* Drafts that nobody wants are kept for who may come, as long as there is room, and those that could not be
  * put into the cache not even that long. */
-static void trim(weft_relay *relay) {
+static void trim_flights(weft_relay *relay) {
     bool crowded = !weft_relay_cache_shrink(&relay->cache, 0);
     unsigned idle = 0;
     for (weft_flight *flight = relay->flights; flight != NULL; flight = flight->next) {
@@ -195,19 +195,6 @@ static weft_flight *make_flight(weft_relay *relay, weft_relay_item *item) {
     return flight;
 }
 
-/* An object whose hashes are an object of their own needs that one first. */
-static void want_hashes(weft_relay *relay, weft_flight *flight) {
-    weft_relay_item *list = weft_relay_catalog_find(&relay->catalog, flight->item->list);
-    weft_flight *first = list != NULL ? weft_flight_want(relay, list) : NULL;
-    weft_relay_failure failure = {WEFT_REMOTE_FAILED, "the list of its hashes could not be had"};
-    if (first != NULL && first->failure.status != WEFT_OK) {
-        failure = first->failure;
-    }
-    if (first == NULL || first->done || first->failure.status != WEFT_OK) {
-        fail_flight(relay, flight, &failure);
-    }
-}
-
 weft_flight *weft_flight_for(weft_relay *relay, weft_relay_item *item) {
     weft_flight *flight = item->flight != NULL ? item->flight : make_flight(relay, item);
     if (flight == NULL) {
@@ -217,7 +204,16 @@ weft_flight *weft_flight_for(weft_relay *relay, weft_relay_item *item) {
         flight->failure.status = WEFT_OK;
     }
     if (item->hashes == NULL && flight->failure.status == WEFT_OK) {
-        want_hashes(relay, flight);
+        /* an object whose hashes are an object of their own needs that one first */
+        weft_relay_item *list = weft_relay_catalog_find(&relay->catalog, item->list);
+        weft_flight *first = list != NULL ? weft_flight_want(relay, list) : NULL;
+        weft_relay_failure failure = {WEFT_REMOTE_FAILED, "the list of its hashes could not be had"};
+        if (first != NULL && first->failure.status != WEFT_OK) {
+            failure = first->failure;
+        }
+        if (first == NULL || first->done || first->failure.status != WEFT_OK) {
+            fail_flight(relay, flight, &failure);
+        }
     }
     pthread_cond_signal(&relay->work);
     return flight;
@@ -234,7 +230,7 @@ weft_flight *weft_flight_want(weft_relay *relay, weft_relay_item *item) {
 void weft_flight_leave(weft_relay *relay, weft_flight *flight) {
     flight->readers--;
     if (flight->item != NULL) {
-        trim(relay);
+        trim_flights(relay);
         pthread_cond_signal(&relay->work);
     } else if (flight->readers == 0 && flight->loaders == 0) {
         free_flight(relay, flight);
@@ -249,22 +245,13 @@ void weft_flight_release_all(weft_relay *relay) {
 
 /* ---- the draft ---- */
 
-/* Under the lock: a file of the cache is taken out of it. */
-static void begin_prepare(weft_relay *relay, weft_flight *flight) {
-    flight->preparing = true;
-    flight->adopted = weft_relay_cache_has(&relay->cache, flight->item->node.key);
-    if (flight->adopted) {
-        weft_relay_cache_forget(&relay->cache, flight->item->node.key);
-    }
-}
-
 static bool is_shortage(int error) {
     return error == EMFILE || error == ENFILE || error == ENOMEM;
 }
 
 /* Without the lock. Where no draft can be made, memory must do; but where descriptors are short, which
  * passes, it would be the wrong thing to run out of next: false. */
-static bool prepare(weft_relay *relay, weft_flight *flight) {
+static bool prepare_draft(weft_relay *relay, weft_flight *flight) {
     flight->file = weft_relay_cache_open_draft(&relay->cache, flight->item->node.key, &flight->adopted);
     if (flight->file < 0 && (is_shortage(errno) || flight->adopted)) {
         return false;
@@ -337,8 +324,8 @@ static weft_status hold_chunk(weft_relay *relay, weft_context *context, weft_fli
 /* An object that tells of others is of one chunk. It does so before anybody gets it: who has read it may
  * ask for the others at once. One that makes no sense is handed on all the same; but where there is no
  * memory, which passes, the flight fails and is tried again. */
-static weft_status learn(weft_relay *relay, weft_context *context, weft_relay_item *item,
-                         const uint8_t *data) {
+static weft_status learn_names(weft_relay *relay, weft_context *context, weft_relay_item *item,
+                               const uint8_t *data) {
     weft_status status = item->teach(&relay->catalog, context, item, data, (size_t)item->bytes);
     pthread_mutex_lock(&relay->mutex);
     item->taught = status == WEFT_OK;
@@ -355,7 +342,8 @@ static weft_status keep_chunk(weft_relay *relay, weft_context *context, weft_fli
                               const uint8_t *data, bool written) {
     size_t size = chunk_size(flight, index);
     uint64_t offset = (uint64_t)index * flight->chunk_bytes;
-    weft_status status = flight->item->teach != NULL ? learn(relay, context, flight->item, data) : WEFT_OK;
+    weft_status status =
+        flight->item->teach != NULL ? learn_names(relay, context, flight->item, data) : WEFT_OK;
     if (status != WEFT_OK) {
         return status;
     }
@@ -372,7 +360,7 @@ static weft_status keep_chunk(weft_relay *relay, weft_context *context, weft_fli
     }
     if (status == WEFT_OK) {
         flight->ready[index] = 1;
-        wake(flight);
+        wake_readers(flight);
     }
     pthread_mutex_unlock(&relay->mutex);
     return status;
@@ -430,6 +418,7 @@ static weft_status fetch_chunks(intake *intake) {
     uint64_t start = (uint64_t)intake->first * flight->chunk_bytes;
     uint64_t end = (uint64_t)(intake->end - 1) * flight->chunk_bytes + chunk_size(flight, intake->end - 1);
     weft_store_get_request request = {
+        .size = sizeof request,
         .key = flight->item->node.key,
         .offset = start,
         .length = end - start,
@@ -437,7 +426,7 @@ static weft_status fetch_chunks(intake *intake) {
         .arrived = take_arrived,
         .opaque = intake,
     };
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     intake->next = intake->first;
     weft_status status = weft_store_get(intake->context, intake->relay->upstream, &request, &result);
     return status == WEFT_OK ? intake->status : status;
@@ -473,18 +462,14 @@ static bool find_missing(intake *intake, size_t first, size_t end) {
     return first < end;
 }
 
-static void count_fetch(weft_relay *relay, weft_flight *flight) {
-    pthread_mutex_lock(&relay->mutex);
-    relay->stats.fetches += !flight->fetched;
-    flight->fetched = true;
-    pthread_mutex_unlock(&relay->mutex);
-}
-
 static weft_status load_into(intake *intake, size_t first, size_t end) {
     weft_flight *flight = intake->flight;
     weft_status status = flight->adopted ? adopt_chunks(intake, first, end) : WEFT_OK;
     for (int i = 0; i < DAMAGE_ATTEMPTS && status == WEFT_OK && find_missing(intake, first, end); i++) {
-        count_fetch(intake->relay, flight);
+        pthread_mutex_lock(&intake->relay->mutex);
+        intake->relay->stats.fetches += !flight->fetched;
+        flight->fetched = true;
+        pthread_mutex_unlock(&intake->relay->mutex);
         status = fetch_chunks(intake);
     }
     if (status == WEFT_OK && find_missing(intake, first, end)) {
@@ -493,19 +478,6 @@ static weft_status load_into(intake *intake, size_t first, size_t end) {
                            weft_store_url(intake->relay->upstream), flight->item->node.key,
                            (unsigned long long)intake->first * flight->chunk_bytes);
     }
-    return status;
-}
-
-static weft_status load_segment(weft_relay *relay, weft_context *context, weft_flight *flight,
-                                size_t segment) {
-    size_t first = segment * flight->segment_chunks;
-    size_t end = first + flight->segment_chunks;
-    end = end < flight->count ? end : flight->count;
-    uint64_t bytes = (uint64_t)(end - first - 1) * flight->chunk_bytes + chunk_size(flight, end - 1);
-    intake intake = {.relay = relay, .context = context, .flight = flight};
-    intake.buffer = weft_allocate(context, (size_t)bytes);
-    weft_status status = intake.buffer != NULL ? load_into(&intake, first, end) : WEFT_NO_MEMORY;
-    weft_release(context, intake.buffer);
     return status;
 }
 
@@ -556,8 +528,8 @@ int weft_flight_open_proven(weft_relay *relay, weft_relay_item *item) {
     return WEFT_FILE_OTHER;
 }
 
-static bool place(weft_relay *relay, weft_context *context, const weft_flight *flight,
-                  weft_relay_print *print) {
+static bool place_draft(weft_relay *relay, weft_context *context, const weft_flight *flight,
+                        weft_relay_print *print) {
     struct stat info;
     bool placed = flight->held == NULL && flight->file >= 0 &&
                   weft_relay_cache_place(&relay->cache, context, flight->item->node.key) == WEFT_OK &&
@@ -569,11 +541,12 @@ static bool place(weft_relay *relay, weft_context *context, const weft_flight *f
 }
 
 /* Under the lock, with the flight's last loader about to leave. */
-static void settle(weft_relay *relay, weft_flight *flight, bool placed, const weft_relay_print *print) {
+static void settle_flight(weft_relay *relay, weft_flight *flight, bool placed,
+                          const weft_relay_print *print) {
     weft_relay_item *item = flight->item;
     flight->done = true;
     flight->wanted = false;
-    wake(flight);
+    wake_readers(flight);
     if (!placed) {
         relay->stats.disk_full = true;
         return;
@@ -587,13 +560,13 @@ static void settle(weft_relay *relay, weft_flight *flight, bool placed, const we
 }
 
 /* The thread that has loaded the last segment. */
-static void finish(weft_relay *relay, weft_context *context, weft_flight *flight) {
+static void finish_flight(weft_relay *relay, weft_context *context, weft_flight *flight) {
     static const weft_relay_failure other = {WEFT_REMOTE_FAILED, "the list of its hashes is another's"};
     const weft_relay_item *item = flight->item;
     weft_relay_print print = {0};
-    bool placed = place(relay, context, flight, &print);
+    bool placed = place_draft(relay, context, flight, &print);
     pthread_mutex_lock(&relay->mutex);
-    settle(relay, flight, placed, &print);
+    settle_flight(relay, flight, placed, &print);
     if (item->teach != NULL) {
         fail_owners(relay, item->node.key, &other);
         weft_lookup_walk(relay);
@@ -652,7 +625,7 @@ static bool choose_prepare(weft_relay *relay, job *job) {
     return false;
 }
 
-static bool choose(weft_relay *relay, job *job) {
+static bool choose_job(weft_relay *relay, job *job) {
     *job = (struct job){0};
     /* first, or a relay that is always busy would need more room than it was given */
     if (weft_relay_cache_take_gone(&relay->cache, &job->gone, &job->end)) {
@@ -667,10 +640,15 @@ static bool choose(weft_relay *relay, job *job) {
 
 /* With the lock held, which is given up meanwhile. */
 static void run_prepare(weft_relay *relay, weft_flight *flight) {
-    begin_prepare(relay, flight);
+    /* under the lock: a file of the cache is taken out of it */
+    flight->preparing = true;
+    flight->adopted = weft_relay_cache_has(&relay->cache, flight->item->node.key);
+    if (flight->adopted) {
+        weft_relay_cache_forget(&relay->cache, flight->item->node.key);
+    }
     bool adopted = flight->adopted;
     pthread_mutex_unlock(&relay->mutex);
-    bool prepared = prepare(relay, flight);
+    bool prepared = prepare_draft(relay, flight);
     pthread_mutex_lock(&relay->mutex);
     flight->preparing = false;
     flight->prepared = prepared;
@@ -680,7 +658,7 @@ static void run_prepare(weft_relay *relay, weft_flight *flight) {
             weft_relay_cache_add(&relay->cache, flight->item->node.key, flight->bytes);
         }
         weft_lookup_walk(relay);
-        trim(relay);
+        trim_flights(relay);
     }
 }
 
@@ -690,7 +668,14 @@ static void run_load(weft_relay *relay, weft_context *context, weft_flight *flig
     flight->loaders++;
     relay->bulk_loaders += bulk;
     pthread_mutex_unlock(&relay->mutex);
-    weft_status status = load_segment(relay, context, flight, segment);
+    size_t first = segment * flight->segment_chunks;
+    size_t end = first + flight->segment_chunks;
+    end = end < flight->count ? end : flight->count;
+    uint64_t bytes = (uint64_t)(end - first - 1) * flight->chunk_bytes + chunk_size(flight, end - 1);
+    intake intake = {.relay = relay, .context = context, .flight = flight};
+    intake.buffer = weft_allocate(context, (size_t)bytes);
+    weft_status status = intake.buffer != NULL ? load_into(&intake, first, end) : WEFT_NO_MEMORY;
+    weft_release(context, intake.buffer);
     weft_relay_failure failure = failure_of(context, status);
     pthread_mutex_lock(&relay->mutex);
     relay->bulk_loaders -= bulk;
@@ -702,7 +687,7 @@ static void run_load(weft_relay *relay, weft_context *context, weft_flight *flig
     bool last = flight->segments_ready == flight->segment_count;
     if (last) {
         pthread_mutex_unlock(&relay->mutex);
-        finish(relay, context, flight);
+        finish_flight(relay, context, flight);
         pthread_mutex_lock(&relay->mutex);
     }
     flight->loaders--;
@@ -712,7 +697,7 @@ static void run_load(weft_relay *relay, weft_context *context, weft_flight *flig
     if (status != WEFT_OK) {
         weft_lookup_walk(relay);
     }
-    trim(relay);
+    trim_flights(relay);
 }
 
 static bool is_more(const weft_relay *relay, const job *job) {
@@ -727,7 +712,7 @@ static void *loader_main(void *argument) {
     job job;
     pthread_mutex_lock(&relay->mutex);
     while (!atomic_load(&relay->stopping)) {
-        bool chosen = choose(relay, &job);
+        bool chosen = choose_job(relay, &job);
         if (chosen && is_more(relay, &job)) {
             pthread_cond_signal(&relay->work);
         }

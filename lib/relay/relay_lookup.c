@@ -28,13 +28,13 @@ enum { WALK_PAGES = 1 << 14 };
 
 /* ---- answers ---- */
 
-static weft_relay_failure absent(const char *key) {
+static weft_relay_failure failure_of_absence(const char *key) {
     weft_relay_failure failure = {.status = WEFT_NOT_FOUND};
     snprintf(failure.text, sizeof failure.text, "the history names no %.200s", key);
     return failure;
 }
 
-static weft_relay_failure unreached(const weft_relay *relay) {
+static weft_relay_failure failure_of_silence(const weft_relay *relay) {
     weft_relay_failure failure = {.status = WEFT_REMOTE_FAILED};
     snprintf(failure.text, sizeof failure.text, "nothing is known yet of what this relays: %.180s",
              relay->error);
@@ -120,9 +120,9 @@ static void answer_old_head(weft_relay_reader *reader) {
 
 static void answer_head(weft_relay_reader *reader) {
     weft_relay *relay = reader->relay;
-    weft_relay_failure failure = absent(reader->key);
+    weft_relay_failure failure = failure_of_absence(reader->key);
     if (relay->generation == 0 && !relay->asked) {
-        failure = unreached(relay);
+        failure = failure_of_silence(relay);
         weft_reader_fail(reader, &failure);
     } else if (relay->generation == 0 || reader->epoch > relay->info.epoch) {
         weft_reader_fail(reader, &failure);
@@ -147,7 +147,7 @@ weft_old_head *weft_lookup_choose(weft_relay *relay) {
 
 static weft_status check_head(weft_relay *relay, weft_context *context, uint64_t epoch, const uint8_t *data,
                               size_t size) {
-    weft_head_info info;
+    weft_head_info info = {.size = sizeof info};
     weft_status status = weft_head_inspect(context, data, size, relay->options.trusted, &info);
     if (status != WEFT_OK) {
         return status;
@@ -183,18 +183,6 @@ static weft_status read_head(weft_relay *relay, weft_context *context, uint64_t 
     return read_kept(relay, context, key, epoch, data, size_out) == WEFT_OK ? WEFT_OK : status;
 }
 
-static void answer_again(weft_relay *relay, uint64_t epoch) {
-    for (weft_relay_reader **link = &relay->lookups; *link != NULL;) {
-        weft_relay_reader *reader = *link;
-        if (reader->epoch == epoch) {
-            *link = reader->next;
-            reader->hooks.resume(reader->hooks.opaque);
-        } else {
-            link = &reader->next;
-        }
-    }
-}
-
 void weft_lookup_fetch(weft_relay *relay, weft_context *context, weft_old_head *head) {
     uint8_t data[WEFT_HEAD_MAX];
     size_t size = 0;
@@ -208,7 +196,15 @@ void weft_lookup_fetch(weft_relay *relay, weft_context *context, weft_old_head *
         memcpy(head->data, data, size);
         head->size = size;
     }
-    answer_again(relay, head->epoch);
+    for (weft_relay_reader **link = &relay->lookups; *link != NULL;) {
+        weft_relay_reader *reader = *link;
+        if (reader->epoch == head->epoch) {
+            *link = reader->next;
+            reader->hooks.resume(reader->hooks.opaque);
+        } else {
+            link = &reader->next;
+        }
+    }
     pthread_mutex_unlock(&relay->mutex);
 }
 
@@ -259,16 +255,6 @@ static bool give_up_walk(weft_relay *relay, const char *reason) {
     return end_walk(relay, &failure);
 }
 
-static void begin_walk(weft_relay *relay) {
-    relay->walk.active = true;
-    relay->walk.number++;
-    relay->walk.generation = relay->generation;
-    relay->walk.prunes = relay->catalog.prunes;
-    relay->walk.cursor = relay->page;
-    relay->walk.pages = 0;
-    relay->walk.below = UINT64_MAX;
-}
-
 /* One page. True if there is more to do at once. */
 static bool step_walk(weft_relay *relay) {
     weft_relay_failure failure = {WEFT_NO_MEMORY, "the history has a page that is beyond all limits"};
@@ -312,7 +298,13 @@ void weft_lookup_walk(weft_relay *relay) {
     relay->walk.active = relay->walk.active && more;
     while (more) {
         if (!relay->walk.active) {
-            begin_walk(relay);
+            relay->walk.active = true;
+            relay->walk.number++;
+            relay->walk.generation = relay->generation;
+            relay->walk.prunes = relay->catalog.prunes;
+            relay->walk.cursor = relay->page;
+            relay->walk.pages = 0;
+            relay->walk.below = UINT64_MAX;
         }
         more = step_walk(relay);
     }
@@ -326,13 +318,13 @@ static bool is_walked(const weft_relay_reader *reader) {
 
 void weft_lookup_begin(weft_relay_reader *reader) {
     weft_relay *relay = reader->relay;
-    weft_relay_failure failure = absent(reader->key);
+    weft_relay_failure failure = failure_of_absence(reader->key);
     if (reader->epoch > 0) {
         answer_head(reader);
     } else if (answer_known(reader)) {
         return;
     } else if (!relay->started) {
-        failure = relay->asked ? failure : unreached(relay);
+        failure = relay->asked ? failure : failure_of_silence(relay);
         weft_reader_fail(reader, &failure);
     } else if (is_walked(reader) || relay->over) {
         weft_reader_fail(reader, &failure);

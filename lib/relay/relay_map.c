@@ -38,14 +38,14 @@ weft_relay_node *weft_relay_map_find(const weft_relay_map *map, const char *key)
     return node;
 }
 
-static void put(weft_relay_map *map, weft_relay_node *node) {
+static void put_node(weft_relay_map *map, weft_relay_node *node) {
     weft_relay_node **slot = &map->slots[slot_of(map, node->key)];
     node->next = *slot;
     *slot = node;
 }
 
 /* Without memory for more slots the chains grow, which is slower and nothing worse. */
-static void grow(weft_relay_map *map) {
+static void grow_map(weft_relay_map *map) {
     weft_relay_node **old = map->slots;
     size_t count = map->slot_count;
     weft_relay_node **slots = weft_allocate_zeroed(map->context, 2 * count, sizeof *slots);
@@ -58,7 +58,7 @@ static void grow(weft_relay_map *map) {
         while (old[i] != NULL) {
             weft_relay_node *node = old[i];
             old[i] = node->next;
-            put(map, node);
+            put_node(map, node);
         }
     }
     weft_release(map->context, old);
@@ -66,9 +66,9 @@ static void grow(weft_relay_map *map) {
 
 void weft_relay_map_add(weft_relay_map *map, weft_relay_node *node) {
     if (map->count >= map->slot_count) {
-        grow(map);
+        grow_map(map);
     }
-    put(map, node);
+    put_node(map, node);
     map->count++;
 }
 

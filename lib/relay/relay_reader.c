@@ -3,6 +3,7 @@
  * relay_reader.c: who reads an object through a relay. A reader finds out what its key is, then joins the
  * flight of the object, or reads the file of one that is here.
  */
+#include "../base/sized.h"
 #include "relay.h"
 
 #include "../base/context.h"
@@ -25,7 +26,7 @@ void weft_reader_suspend(weft_relay_reader *reader, weft_relay_reader **list) {
     *list = reader;
 }
 
-static weft_status fail(weft_relay_reader *reader, const weft_relay_failure *failure) {
+static weft_status fail_reader(weft_relay_reader *reader, const weft_relay_failure *failure) {
     return weft_fail(reader->context, failure->status, "%s", failure->text);
 }
 
@@ -65,6 +66,9 @@ weft_status weft_relay_reader_open(weft_context *context, weft_relay *relay, con
 
 weft_status weft_relay_reader_find(weft_relay_reader *reader, weft_relay_object *object_out) {
     weft_status entered = weft_relay_enter(reader->context, reader->relay);
+    if (entered == WEFT_OK) {
+        entered = weft_sized_check(reader->context, object_out, "weft_relay_object");
+    }
     if (entered != WEFT_OK) {
         return entered;
     }
@@ -80,23 +84,16 @@ weft_status weft_relay_reader_find(weft_relay_reader *reader, weft_relay_object 
         return WEFT_MORE;
     }
     if (reader->state == READER_FAILED) {
-        return fail(reader, &reader->failure);
+        return fail_reader(reader, &reader->failure);
     }
-    *object_out = reader->object;
+    weft_sized_write(&reader->object, object_out, sizeof reader->object);
     return WEFT_OK;
 }
 
 /* ---- waiting ---- */
 
-static void count_ask(weft_relay *relay, const weft_relay_item *item) {
-    bool kept = weft_relay_cache_has(&relay->cache, item->node.key);
-    relay->stats.joined += item->flight != NULL;
-    relay->stats.hits += item->flight == NULL && kept;
-    relay->stats.misses += item->flight == NULL && !kept;
-}
-
 /* The item may have been forgotten, or have become another, since the reader learned of it. */
-static void join(weft_relay_reader *reader) {
+static void join_flight(weft_relay_reader *reader) {
     weft_relay *relay = reader->relay;
     weft_relay_item *item = weft_relay_catalog_find(&relay->catalog, reader->key);
     if (item == NULL || strcmp(item->tag, reader->object.tag.text) != 0) {
@@ -114,7 +111,10 @@ static void join(weft_relay_reader *reader) {
         weft_reader_fail(reader, &WEFT_RELAY_SHORTAGE);
         return;
     }
-    count_ask(relay, item);
+    bool kept = weft_relay_cache_has(&relay->cache, item->node.key);
+    relay->stats.joined += item->flight != NULL;
+    relay->stats.hits += item->flight == NULL && kept;
+    relay->stats.misses += item->flight == NULL && !kept;
     reader->flight = weft_flight_for(relay, item);
     if (reader->flight == NULL) {
         weft_reader_fail(reader,
@@ -133,7 +133,7 @@ static weft_status await_flight(weft_relay_reader *reader, uint64_t offset) {
         return WEFT_OK;
     }
     if (flight->failure.status != WEFT_OK) {
-        return fail(reader, &flight->failure);
+        return fail_reader(reader, &flight->failure);
     }
     if (reader->relay->over) {
         return weft_fail(reader->context, WEFT_CANCELLED, "the relay is ending");
@@ -151,10 +151,10 @@ weft_status weft_relay_reader_await(weft_relay_reader *reader, uint64_t offset) 
     weft_status status = WEFT_OK;
     pthread_mutex_lock(&reader->relay->mutex);
     if (reader->state == READER_KNOWN) {
-        join(reader);
+        join_flight(reader);
     }
     if (reader->state == READER_FAILED) {
-        status = fail(reader, &reader->failure);
+        status = fail_reader(reader, &reader->failure);
     } else if (reader->state == READER_FLIGHT) {
         status = await_flight(reader, offset);
     }

@@ -44,15 +44,6 @@ static void wait_until_resumed(waiter *waiter) {
     pthread_mutex_unlock(&waiter->mutex);
 }
 
-static weft_status find(waiter *waiter, weft_relay_reader *reader, weft_relay_object *object) {
-    weft_status status = weft_relay_reader_find(reader, object);
-    while (status == WEFT_MORE) {
-        wait_until_resumed(waiter);
-        status = weft_relay_reader_find(reader, object);
-    }
-    return status;
-}
-
 static weft_status read_part(waiter *waiter, weft_relay_reader *reader, uint64_t offset, uint8_t *data,
                              size_t capacity, size_t *count) {
     weft_status status = weft_relay_reader_read(reader, offset, data, capacity, count);
@@ -65,12 +56,17 @@ static weft_status read_part(waiter *waiter, weft_relay_reader *reader, uint64_t
 
 static weft_status read_object(waiter *waiter, weft_relay_reader *reader,
                                const weft_store_get_request *request, weft_store_get_result *result) {
-    weft_relay_object object;
-    weft_status status = find(waiter, reader, &object);
+    weft_relay_object object = {.size = sizeof object};
+    weft_status status = weft_relay_reader_find(reader, &object);
+    while (status == WEFT_MORE) {
+        wait_until_resumed(waiter);
+        status = weft_relay_reader_find(reader, &object);
+    }
     if (status != WEFT_OK) {
         return status;
     }
-    *result = (weft_store_get_result){.size = object.bytes, .tag = object.tag};
+    *result = (weft_store_get_result){
+        .size = sizeof(weft_store_get_result), .object_bytes = object.bytes, .tag = object.tag};
     result->unchanged = request->unless != NULL && strcmp(request->unless->text, object.tag.text) == 0;
     uint64_t left = object.bytes > request->offset ? object.bytes - request->offset : 0;
     uint64_t wanted = result->unchanged ? 0 : left < request->length ? left : request->length;
@@ -94,7 +90,7 @@ static weft_status relay_get(void *self, weft_context *context, const weft_store
     if (status != WEFT_OK) {
         return status;
     }
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     status = read_object(&waiter, reader, request, &result);
     weft_relay_reader_close(reader);
     pthread_cond_destroy(&waiter.resumed);
@@ -107,11 +103,11 @@ static weft_status relay_get(void *self, weft_context *context, const weft_store
 
 static weft_status relay_head(void *self, weft_context *context, const char *key, uint64_t *size_out,
                               weft_store_tag *tag_out) {
-    weft_store_get_request request = {.key = key};
-    weft_store_get_result result;
+    weft_store_get_request request = {.size = sizeof request, .key = key};
+    weft_store_get_result result = {.size = sizeof result};
     weft_status status = relay_get(self, context, &request, &result);
     if (status == WEFT_OK) {
-        *size_out = result.size;
+        *size_out = result.object_bytes;
         *tag_out = result.tag;
     }
     return status;
@@ -133,7 +129,7 @@ static weft_status relay_remove(void *self, weft_context *context, const char *k
 
 static void relay_traits(void *self, weft_store_traits *traits) {
     const relay_store *store = self;
-    *traits = weft_store_traits_of(store->relay->upstream);
+    weft_store_traits_of(store->relay->upstream, traits);
     traits->conditional = false;
 }
 
@@ -143,6 +139,7 @@ static void relay_close(void *self) {
 }
 
 static const weft_store_operations operations = {
+    .size = sizeof operations,
     .name = "relay",
     .traits = relay_traits,
     .get = relay_get,

@@ -6,6 +6,7 @@
  * pass.
  */
 #include "correction.h"
+#include "../base/sized.h"
 
 #include "../base/context.h"
 #include "correction_kernels.h"
@@ -192,7 +193,7 @@ static void add_weights(correction_run *run, const correction_sums *sums, double
     run->weight_square += tokens ? sums->weight_square : shared * shared * count;
 }
 
-static void judge(correction_run *run, size_t sequence, const correction_sums *sums) {
+static void judge_sequence(correction_run *run, size_t sequence, const correction_sums *sums) {
     size_t start = run->batch->starts[sequence];
     size_t count = run->batch->starts[sequence + 1] - start;
     bool vetoed = sums->below_veto > 0;
@@ -251,7 +252,7 @@ static weft_status weigh_sequence(correction_run *run, size_t sequence) {
         return WEFT_OK;
     }
     describe(run, &sums);
-    judge(run, sequence, &sums);
+    judge_sequence(run, sequence, &sums);
     return WEFT_OK;
 }
 
@@ -296,10 +297,18 @@ static void finish(correction_run *run) {
 
 weft_status weft_correction_weigh(weft_context *context, const weft_correction_batch *batch,
                                   const float *sampler, const float *old,
-                                  const weft_correction_options *options, float *weights, uint8_t *kept,
+                                  const weft_correction_options *given, float *weights, uint8_t *kept,
                                   uint8_t *rejected, weft_correction_diagnostics *diagnostics_out) {
     weft_context_clear(context);
-    weft_status status = weft_correction_check(context, options);
+    weft_correction_options options;
+    weft_status status =
+        weft_sized_read(context, given, &options, sizeof options, "weft_correction_options");
+    if (status == WEFT_OK) {
+        status = weft_sized_check(context, diagnostics_out, "weft_correction_diagnostics");
+    }
+    if (status == WEFT_OK) {
+        status = weft_correction_check(context, &options);
+    }
     if (status == WEFT_OK) {
         status = weft_correction_batch_check(context, batch);
     }
@@ -311,12 +320,12 @@ weft_status weft_correction_weigh(weft_context *context, const weft_correction_b
         .batch = batch,
         .sampler = sampler,
         .old = old,
-        .options = options,
+        .options = &options,
         .weights = weights,
         .kept = kept,
         .rejected = rejected,
         .function = correction_function_for(weft_cpu_level()),
-        .rules = make_rules(options),
+        .rules = make_rules(&options),
         .least = INFINITY,
         .most = -INFINITY,
     };
@@ -330,8 +339,6 @@ weft_status weft_correction_weigh(weft_context *context, const weft_correction_b
         normalise(&run);
     }
     finish(&run);
-    if (diagnostics_out != NULL) {
-        *diagnostics_out = run.result;
-    }
+    weft_sized_write(&run.result, diagnostics_out, sizeof run.result);
     return WEFT_OK;
 }

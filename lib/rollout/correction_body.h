@@ -43,7 +43,7 @@ static inline float clamp(float value, float low, float high) {
 }
 
 /* Fills counts, sampler and raw. False if a number is refused. */
-static bool take_tokens(correction_block *block, const float *sampler, const float *old,
+static bool load_tokens(correction_block *block, const float *sampler, const float *old,
                         const uint8_t *mask, size_t count) {
     int32_t bad = 0;
     for (size_t i = 0; i < count; i++) {
@@ -60,7 +60,7 @@ static bool take_tokens(correction_block *block, const float *sampler, const flo
 }
 
 /* k3 is taken from the polynomial where the ratio is near 1: the difference would cancel to noise. */
-static void take_ratios(correction_block *block, size_t count) {
+static void compute_ratios(correction_block *block, size_t count) {
     for (size_t i = 0; i < count; i++) {
         block->log[i] = clamp(block->raw[i], -(float)WEFT_LOG_RATIO_MAX, (float)WEFT_LOG_RATIO_MAX);
     }
@@ -75,7 +75,7 @@ static void take_ratios(correction_block *block, size_t count) {
     }
 }
 
-static void take_weights(correction_block *block, const correction_rules *rules, size_t count) {
+static void compute_weights(correction_block *block, const correction_rules *rules, size_t count) {
     const float clamp_low = rules->clamp_low, clamp_high = rules->clamp_high;
     const float window_low = rules->window_low, window_high = rules->window_high;
     for (size_t i = 0; i < count; i++) {
@@ -117,7 +117,7 @@ static void keep_binary(correction_block *block, float upper, size_t count) {
     }
 }
 
-static void take_rules(correction_block *block, const correction_rules *rules, size_t count) {
+static void apply_rules(correction_block *block, const correction_rules *rules, size_t count) {
     memcpy(block->keeps, block->counts, count * sizeof *block->keeps);
     for (size_t i = 0; i < rules->count; i++) {
         const correction_token_rule *rule = &rules->tokens[i];
@@ -138,7 +138,7 @@ static void take_rules(correction_block *block, const correction_rules *rules, s
     }
 }
 
-static void give(const correction_block *block, size_t count, float *weights, uint8_t *kept) {
+static void store_results(const correction_block *block, size_t count, float *weights, uint8_t *kept) {
     for (size_t i = 0; i < count; i++) {
         weights[i] = weft_float_only_if(block->keeps[i], block->weight[i]);
     }
@@ -240,11 +240,11 @@ static void run_block(const correction_rules *rules, const float *sampler, const
                       const uint8_t *mask, size_t count, float *weights, uint8_t *kept,
                       correction_sums *sums, correction_lanes *lanes) {
     correction_block block;
-    sums->bad = !take_tokens(&block, sampler, old, mask, count) || sums->bad;
-    take_ratios(&block, count);
-    take_weights(&block, rules, count);
-    take_rules(&block, rules, count);
-    give(&block, count, weights, kept);
+    sums->bad = !load_tokens(&block, sampler, old, mask, count) || sums->bad;
+    compute_ratios(&block, count);
+    compute_weights(&block, rules, count);
+    apply_rules(&block, rules, count);
+    store_results(&block, count, weights, kept);
     add_block(&block, count, lanes);
     count_tokens(&block, rules, count, sums);
     find_extremes(&block, count, sums);

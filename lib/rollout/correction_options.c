@@ -3,6 +3,7 @@
  * correction_options.c: options of the correction by name, and whether they make sense.
  */
 #include "../base/context.h"
+#include "../base/sized.h"
 #include "correction.h"
 
 #include <math.h>
@@ -14,10 +15,11 @@ static const struct {
     const char *name;
     weft_correction_options options;
 } presets[] = {
-    {"none", {.weigh = false}},
-    {"paper", {.weigh = true, .veto = veto}},
+    {"none", {.size = sizeof(weft_correction_options), .weigh = false}},
+    {"paper", {.size = sizeof(weft_correction_options), .weigh = true, .veto = veto}},
     {"released",
-     {.weigh = true,
+     {.size = sizeof(weft_correction_options),
+      .weigh = true,
       .mode = WEFT_WEIGHT_TRUNCATE,
       .lower = 0.5,
       .upper = 1.5,
@@ -25,17 +27,32 @@ static const struct {
       .veto = veto,
       .rejection_count = 1,
       .rejections = {{WEFT_REJECT_TOKEN, WEFT_ESTIMATOR_K1, 0.5, 1.5}}}},
-    {"tis", {.weigh = true, .mode = WEFT_WEIGHT_TRUNCATE, .upper = 2}},
-    {"mis", {.weigh = true, .mode = WEFT_WEIGHT_MASK, .lower = 0.5, .upper = 2}},
-    {"icepop", {.weigh = true, .mode = WEFT_WEIGHT_ZERO, .lower = 0.5, .upper = 5}},
+    {"tis",
+     {.size = sizeof(weft_correction_options), .weigh = true, .mode = WEFT_WEIGHT_TRUNCATE, .upper = 2}},
+    {"mis",
+     {.size = sizeof(weft_correction_options),
+      .weigh = true,
+      .mode = WEFT_WEIGHT_MASK,
+      .lower = 0.5,
+      .upper = 2}},
+    {"icepop",
+     {.size = sizeof(weft_correction_options),
+      .weigh = true,
+      .mode = WEFT_WEIGHT_ZERO,
+      .lower = 0.5,
+      .upper = 5}},
 };
 
 weft_status weft_correction_preset(weft_context *context, const char *name,
                                    weft_correction_options *options_out) {
     weft_context_clear(context);
+    weft_status status = weft_sized_check(context, options_out, "weft_correction_options");
+    if (status != WEFT_OK) {
+        return status;
+    }
     for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
         if (strcmp(presets[i].name, name) == 0) {
-            *options_out = presets[i].options;
+            weft_sized_write(&presets[i].options, options_out, sizeof presets[i].options);
             return WEFT_OK;
         }
     }
@@ -91,19 +108,26 @@ static weft_status check_rejection(weft_context *context, const weft_rejection *
     return WEFT_OK;
 }
 
-weft_status weft_correction_reject(weft_context *context, weft_correction_options *options,
-                                   const char *name, double lower, double upper) {
+weft_status weft_correction_reject(weft_context *context, weft_correction_options *given, const char *name,
+                                   double lower, double upper) {
     weft_context_clear(context);
-    if (options->rejection_count >= WEFT_REJECTIONS_MAX) {
+    weft_correction_options options;
+    weft_status status =
+        weft_sized_read(context, given, &options, sizeof options, "weft_correction_options");
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (options.rejection_count >= WEFT_REJECTIONS_MAX) {
         return weft_fail(context, WEFT_LIMIT_EXCEEDED, "a correction has at most %d rejections",
                          WEFT_REJECTIONS_MAX);
     }
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         if (strcmp(rules[i].name, name) == 0) {
             weft_rejection rejection = {rules[i].scope, rules[i].estimator, lower, upper};
-            weft_status status = check_rejection(context, &rejection);
+            status = check_rejection(context, &rejection);
             if (status == WEFT_OK) {
-                options->rejections[options->rejection_count++] = rejection;
+                options.rejections[options.rejection_count++] = rejection;
+                weft_sized_write(&options, given, sizeof options);
             }
             return status;
         }

@@ -4,6 +4,7 @@
  * are evicted. Rows only ever move towards the front, so that no second copy is needed.
  */
 #include "../base/context.h"
+#include "../base/sized.h"
 #include "kv_kernels.h"
 #include "kv_policy.h"
 
@@ -55,8 +56,11 @@ static size_t bytes_at(const weft_kv_options *options, const weft_kv_shape *shap
     return floats * sizeof(float) + capacity * sizeof(uint32_t) + sizeof(weft_kv_cache);
 }
 
-size_t weft_kv_bytes(const weft_kv_options *options, const weft_kv_shape *shape, size_t tokens) {
-    return bytes_at(options, shape, most_rows(options, tokens));
+size_t weft_kv_bytes(const weft_kv_options *given, const weft_kv_shape *shape, size_t tokens) {
+    weft_kv_options options;
+    return weft_sized_read(NULL, given, &options, sizeof options, "weft_kv_options") == WEFT_OK
+               ? bytes_at(&options, shape, most_rows(&options, tokens))
+               : 0;
 }
 
 /* ---- usage ---- */
@@ -152,7 +156,7 @@ static weft_status grow(weft_kv_cache *cache) {
 }
 
 /* Should memory not become smaller, the rows are still right. */
-static weft_status give_back(weft_kv_cache *cache) {
+static weft_status release_rows(weft_kv_cache *cache) {
     size_t capacity = capacity_for(cache, cache->rows);
     if (capacity == cache->capacity) {
         return WEFT_OK;
@@ -208,7 +212,7 @@ static weft_status evict(weft_kv_cache *cache) {
         cache->usage->evictions++;
     }
     weft_release(cache->context, kept);
-    return status == WEFT_OK ? give_back(cache) : status;
+    return status == WEFT_OK ? release_rows(cache) : status;
 }
 
 /* ---- tokens ---- */
@@ -317,10 +321,14 @@ static weft_status check_sizes(weft_context *context, const weft_kv_options *opt
     return status;
 }
 
-weft_status weft_kv_cache_create(weft_context *context, const weft_kv_options *options,
+weft_status weft_kv_cache_create(weft_context *context, const weft_kv_options *given,
                                  const weft_kv_shape *shape, size_t tokens, weft_kv_usage *usage,
                                  weft_kv_cache **cache_out) {
-    weft_status status = check_sizes(context, options, shape, tokens);
+    weft_kv_options options;
+    weft_status status = weft_sized_read(context, given, &options, sizeof options, "weft_kv_options");
+    if (status == WEFT_OK) {
+        status = check_sizes(context, &options, shape, tokens);
+    }
     if (status != WEFT_OK) {
         return status;
     }
@@ -330,14 +338,14 @@ weft_status weft_kv_cache_create(weft_context *context, const weft_kv_options *o
     }
     *cache = (weft_kv_cache){
         .context = context,
-        .options = *options,
+        .options = options,
         .shape = *shape,
         .usage = usage,
         .tokens = tokens,
-        .most = most_rows(options, tokens),
+        .most = most_rows(&options, tokens),
         .told = true,
     };
-    size_t ring = ring_floats(options, shape);
+    size_t ring = ring_floats(&options, shape);
     if (ring > 0) {
         cache->ring = weft_allocate_array(context, ring, sizeof *cache->ring);
     }
@@ -345,7 +353,7 @@ weft_status weft_kv_cache_create(weft_context *context, const weft_kv_options *o
         weft_release(context, cache);
         return WEFT_NO_MEMORY;
     }
-    count_bytes(usage, 0, bytes_at(options, shape, 0));
+    count_bytes(usage, 0, bytes_at(&options, shape, 0));
     *cache_out = cache;
     return WEFT_OK;
 }

@@ -3,6 +3,7 @@
  * kv_options.c: names, defaults and limits of the options of a cache.
  */
 #include "../base/context.h"
+#include "../base/sized.h"
 #include "kv_policy.h"
 
 #include <string.h>
@@ -26,8 +27,9 @@ bool weft_kv_policy_parse(const char *name, weft_kv_policy *policy_out) {
     return false;
 }
 
-weft_kv_options weft_kv_defaults(weft_kv_policy policy, size_t budget) {
+void weft_kv_defaults(weft_kv_policy policy, size_t budget, weft_kv_options *options_out) {
     weft_kv_options options = {
+        .size = sizeof options,
         .policy = policy,
         .budget = budget,
         .interval = budget >= 4 ? budget / 4 : 1,
@@ -50,7 +52,7 @@ weft_kv_options weft_kv_defaults(weft_kv_policy policy, size_t budget) {
     default:
         break;
     }
-    return options;
+    weft_sized_write(&options, options_out, sizeof options);
 }
 
 static weft_status check_scores(weft_context *context, const weft_kv_options *options) {
@@ -91,31 +93,36 @@ static weft_status check_window(weft_context *context, const weft_kv_options *op
     return WEFT_OK;
 }
 
-weft_status weft_kv_check(weft_context *context, const weft_kv_options *options) {
+weft_status weft_kv_check(weft_context *context, const weft_kv_options *given) {
     weft_context_clear(context);
-    if ((size_t)options->policy >= WEFT_KV_POLICIES) {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT, "there is no KV policy %d", (int)options->policy);
+    weft_kv_options options;
+    weft_status status = weft_sized_read(context, given, &options, sizeof options, "weft_kv_options");
+    if (status != WEFT_OK) {
+        return status;
     }
-    if (options->policy == WEFT_KV_NONE) {
+    if ((size_t)options.policy >= WEFT_KV_POLICIES) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "there is no KV policy %d", (int)options.policy);
+    }
+    if (options.policy == WEFT_KV_NONE) {
         return WEFT_OK;
     }
-    const char *name = weft_kv_policy_name(options->policy);
-    if (options->budget < 1 || options->budget > WEFT_KV_TOKENS_MAX || options->interval < 1 ||
-        options->interval > WEFT_KV_TOKENS_MAX) {
+    const char *name = weft_kv_policy_name(options.policy);
+    if (options.budget < 1 || options.budget > WEFT_KV_TOKENS_MAX || options.interval < 1 ||
+        options.interval > WEFT_KV_TOKENS_MAX) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "KV policy %s cannot have a budget of %zu tokens and an interval of %zu; choose 1 "
                          "to %d each",
-                         name, options->budget, options->interval, WEFT_KV_TOKENS_MAX);
+                         name, options.budget, options.interval, WEFT_KV_TOKENS_MAX);
     }
-    if (options->policy == WEFT_KV_STREAMING) {
-        if (options->sinks >= options->budget) {
+    if (options.policy == WEFT_KV_STREAMING) {
+        if (options.sinks >= options.budget) {
             return weft_fail(context, WEFT_INVALID_ARGUMENT,
                              "KV policy %s: %zu sinks leave no room for recent tokens in a budget of %zu",
-                             name, options->sinks, options->budget);
+                             name, options.sinks, options.budget);
         }
         return WEFT_OK;
     }
-    weft_status status = check_window(context, options);
-    return status == WEFT_OK && weft_kv_policies[options->policy].queries ? check_scores(context, options)
-                                                                          : status;
+    status = check_window(context, &options);
+    return status == WEFT_OK && weft_kv_policies[options.policy].queries ? check_scores(context, &options)
+                                                                         : status;
 }

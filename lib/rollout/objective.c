@@ -4,6 +4,7 @@
  * framework needs to go on from there by itself. The kernels (objective_kernels.h) go through the tokens.
  */
 #include "../base/context.h"
+#include "../base/sized.h"
 #include "objective_kernels.h"
 
 #include <math.h>
@@ -61,13 +62,17 @@ weft_status weft_correction_advantages(weft_context *context, const float *rewar
 
 /* ---- one token ---- */
 
-weft_objective_options weft_objective_defaults(void) {
-    return (weft_objective_options){.clip_low = 0.2, .clip_high = 0.28};
+void weft_objective_defaults(weft_objective_options *options_out) {
+    const weft_objective_options defaults = {.size = sizeof defaults, .clip_low = 0.2, .clip_high = 0.28};
+    weft_sized_write(&defaults, options_out, sizeof defaults);
 }
 
-weft_token_loss weft_objective_token(const weft_objective_options *options, double advantage, double weight,
+weft_token_loss weft_objective_token(const weft_objective_options *given, double advantage, double weight,
                                      double old, double learner, const float *reference) {
-    const objective_rules rules = objective_rules_of(options, advantage, 1);
+    weft_objective_options options;
+    weft_status ignored = weft_sized_read(NULL, given, &options, sizeof options, "weft_objective_options");
+    (void)ignored; /* nothing is checked here: options that cannot be read are as good as none */
+    const objective_rules rules = objective_rules_of(&options, advantage, 1);
     return objective_token(&rules, weight, old, learner, reference);
 }
 
@@ -120,9 +125,14 @@ static double divisor(const weft_objective_options *options, double mine, double
 }
 
 weft_status weft_objective_divisors(weft_context *context, const weft_correction_batch *batch,
-                                    const weft_objective_options *options, double *divisors) {
+                                    const weft_objective_options *given, double *divisors) {
     weft_context_clear(context);
-    weft_status status = check_objective(context, options);
+    weft_objective_options options;
+    weft_status status =
+        weft_sized_read(context, given, &options, sizeof options, "weft_objective_options");
+    if (status == WEFT_OK) {
+        status = check_objective(context, &options);
+    }
     if (status == WEFT_OK) {
         status = weft_correction_batch_check(context, batch);
     }
@@ -135,11 +145,11 @@ weft_status weft_objective_divisors(weft_context *context, const weft_correction
         size_t mine = counted_tokens(batch, s);
         divisors[s] = (double)mine;
         tokens += mine;
-        sequences += !options->skip_empty || mine > 0;
+        sequences += !options.skip_empty || mine > 0;
     }
     for (size_t s = 0; s < batch->sequences; s++) {
         double mine = divisors[s];
-        divisors[s] = mine > 0 ? divisor(options, mine, (double)tokens, (double)sequences) : 0;
+        divisors[s] = mine > 0 ? divisor(&options, mine, (double)tokens, (double)sequences) : 0;
     }
     return WEFT_OK;
 }
@@ -233,20 +243,29 @@ static weft_status add_sequence(objective_run *run, size_t sequence, double divi
 }
 
 weft_status weft_objective_run(weft_context *context, const weft_objective_input *input,
-                               const weft_objective_options *options, float *slopes,
+                               const weft_objective_options *given, float *slopes,
                                weft_objective_result *result_out) {
     weft_context_clear(context);
     const weft_correction_batch *batch = input->batch;
+    weft_objective_options options;
+    weft_status status =
+        weft_sized_read(context, given, &options, sizeof options, "weft_objective_options");
+    if (status == WEFT_OK) {
+        status = weft_sized_check(context, result_out, "weft_objective_result");
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
     objective_run run = {.context = context,
                          .input = input,
-                         .options = options,
+                         .options = &options,
                          .function = objective_function_for(weft_cpu_level()),
                          .slopes = slopes};
     double *divisors = weft_allocate_array(context, batch->sequences, sizeof *divisors);
     if (divisors == NULL) {
         return WEFT_NO_MEMORY;
     }
-    weft_status status = weft_objective_divisors(context, batch, options, divisors);
+    status = weft_objective_divisors(context, batch, &options, divisors);
     for (size_t s = 0; s < batch->sequences && status == WEFT_OK; s++) {
         status = add_sequence(&run, s, divisors[s]);
     }
@@ -256,7 +275,7 @@ weft_status weft_objective_run(weft_context *context, const weft_objective_input
         run.result.clipped /= tokens;
         run.result.ratio /= tokens;
         run.result.kl /= tokens;
-        *result_out = run.result;
+        weft_sized_write(&run.result, result_out, sizeof run.result);
     }
     return status;
 }

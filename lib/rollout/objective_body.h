@@ -39,7 +39,7 @@ typedef struct objective_lanes {
 /* ---- what goes in ---- */
 
 /* False if a number is not finite. */
-static bool take_floats(const objective_block *block, const float *values, size_t count, double *taken) {
+static bool load_floats(const objective_block *block, const float *values, size_t count, double *taken) {
     int32_t bad = 0;
     for (size_t i = 0; i < count; i++) {
         float value = weft_float_only_if(block->counts[i], values[i]);
@@ -50,7 +50,7 @@ static bool take_floats(const objective_block *block, const float *values, size_
 }
 
 /* The same for weights, which cannot be negative either. Without any they are 1. */
-static bool take_weights(objective_block *block, const float *values, size_t count) {
+static bool load_weights(objective_block *block, const float *values, size_t count) {
     int32_t bad = 0;
     for (size_t i = 0; i < count; i++) {
         float value = weft_float_only_if(block->counts[i], values != NULL ? values[i] : 1.0f);
@@ -60,18 +60,18 @@ static bool take_weights(objective_block *block, const float *values, size_t cou
     return bad == 0;
 }
 
-static bool take_tokens(objective_block *block, const objective_tokens *tokens, size_t start,
+static bool load_tokens(objective_block *block, const objective_tokens *tokens, size_t start,
                         size_t count) {
     for (size_t i = 0; i < count; i++) {
         block->counts[i] = tokens->mask == NULL || tokens->mask[start + i] != 0;
     }
-    bool finite = take_floats(block, tokens->old + start, count, block->old);
-    finite = take_floats(block, tokens->learner + start, count, block->learner) && finite;
+    bool finite = load_floats(block, tokens->old + start, count, block->old);
+    finite = load_floats(block, tokens->learner + start, count, block->learner) && finite;
     if (tokens->reference != NULL) {
-        finite = take_floats(block, tokens->reference + start, count, block->reference) && finite;
+        finite = load_floats(block, tokens->reference + start, count, block->reference) && finite;
     }
     const float *weights = tokens->weights != NULL ? tokens->weights + start : NULL;
-    return take_weights(block, weights, count) && finite;
+    return load_weights(block, weights, count) && finite;
 }
 
 /* ---- losses ----
@@ -162,7 +162,7 @@ static void run_losses(const objective_rules *rules, objective_block *block, boo
 
 /* ---- what comes out ---- */
 
-static bool give_slopes(const objective_block *block, double factor, size_t count, float *slopes) {
+static bool store_slopes(const objective_block *block, double factor, size_t count, float *slopes) {
     int32_t moves = 0;
     for (size_t i = 0; i < count; i++) {
         float slope = weft_float_only_if(block->counts[i], (float)(block->slope[i] * factor));
@@ -220,9 +220,9 @@ static void run_sequence(const objective_rules *rules, const objective_tokens *t
     *sums = (objective_sums){0};
     for (size_t start = 0; start < count; start += OBJECTIVE_BLOCK) {
         size_t size = count - start < OBJECTIVE_BLOCK ? count - start : OBJECTIVE_BLOCK;
-        sums->bad = !take_tokens(&block, tokens, start, size) || sums->bad;
+        sums->bad = !load_tokens(&block, tokens, start, size) || sums->bad;
         run_losses(rules, &block, tokens->reference != NULL, size);
-        sums->moves = give_slopes(&block, rules->factor, size, slopes + start) || sums->moves;
+        sums->moves = store_slopes(&block, rules->factor, size, slopes + start) || sums->moves;
         sums->counted += count_tokens(&block, size);
         clear_rest(&block, size);
         add_lanes_of(lanes.loss, block.loss);

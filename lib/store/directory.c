@@ -5,19 +5,20 @@
  *
  * A put writes a temporary file in the root (".tmp-…": no key begins with a dot), syncs it, and renames it
  * to its place, so that a reader opens one content or another and never a mixture. The writer holds a lock
- * on its temporary; what can be locked is a leftover of a killed process, and is swept by the first put of
- * the next store.
+ * on its temporary file. One that is not locked is a leftover of a killed process, and the first put of
+ * each opened store removes it.
  *
  * A tag is made of inode, size and modification time. Inodes are used again and the kernel's clock ticks
  * slowly, so a put sets the modification time itself, to the nanosecond: no two contents share a tag. The
  * change time is left out, since links and renames move it while the bytes stay.
  *
- * IF_ABSENT is a link(2), which fails if the name is taken. IF_SAME compares and renames under a lock that
- * all such puts of a root take; puts without a condition and removals do not take part in it.
+ * IF_ABSENT is a link(2), which fails if the name is taken. IF_SAME compares and renames under a file lock
+ * that all such puts of a root take. Puts without a condition, and removals, do not take it.
  */
 #include "directory.h"
 
 #include "../base/context.h"
+#include "../base/temporary.h"
 #include "table/store.h"
 
 #include <dirent.h>
@@ -41,7 +42,7 @@ static const double POLL_SECONDS = 0.02;
 enum {
     ROOT_MAX = PATH_MAX - WEFT_STORE_KEY_MAX - 2,
     STALE_ATTEMPTS = 5,     /* to open a file that a network file system lost track of */
-    TEMPORARY_ATTEMPTS = 8, /* to make one that no sweep takes */
+    TEMPORARY_ATTEMPTS = 8, /* to make a temporary file that no sweep takes before it is locked */
     COPY_BYTES = 1 << 20,
 };
 
@@ -73,31 +74,32 @@ static void make_tag(const struct stat *info, weft_store_tag *tag) {
              (unsigned long)info->st_mtim.tv_nsec);
 }
 
-/* Opens an object and says what it is. Returns 0, or an errno, where ENOENT means that there is no object,
- * whatever else lies there. The file system tells of a new content at an open (close-to-open consistency),
- * hence descriptors are not kept. */
+/* Opens an object. Returns 0 or an errno; ENOENT if what lies there is not a regular file. Descriptors are
+ * not kept for later: a network file system shows new content only at an open (close-to-open consistency).
+ */
 static int open_object(const char *path, int *descriptor_out, struct stat *info) {
-    int descriptor = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (descriptor < 0) {
-        return errno == ENOTDIR || errno == ELOOP || errno == ENXIO ? ENOENT : errno;
+    int error = ESTALE;
+    for (int attempt = 0; attempt < STALE_ATTEMPTS && error == ESTALE; attempt++) {
+        int descriptor = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+        if (descriptor < 0) {
+            error = errno == ENOTDIR || errno == ELOOP || errno == ENXIO ? ENOENT : errno;
+            continue;
+        }
+        error = fstat(descriptor, info) != 0 ? errno : S_ISREG(info->st_mode) ? 0 : ENOENT;
+        if (error == 0) {
+            *descriptor_out = descriptor;
+        } else {
+            close(descriptor);
+        }
     }
-    int error = fstat(descriptor, info) != 0 ? errno : S_ISREG(info->st_mode) ? 0 : ENOENT;
-    if (error != 0) {
-        close(descriptor);
-        return error;
-    }
-    *descriptor_out = descriptor;
-    return 0;
+    return error;
 }
 
 static int stat_object(const char *path, struct stat *info) {
-    int error = ESTALE;
-    for (int attempt = 0; attempt < STALE_ATTEMPTS && error == ESTALE; attempt++) {
-        int descriptor = -1;
-        error = open_object(path, &descriptor, info);
-        if (error == 0) {
-            close(descriptor);
-        }
+    int descriptor = -1;
+    int error = open_object(path, &descriptor, info);
+    if (error == 0) {
+        close(descriptor);
     }
     return error;
 }
@@ -139,7 +141,7 @@ static int try_get(const char *path, const weft_store_get_request *request, weft
         return error;
     }
     memset(result, 0, sizeof(*result));
-    result->size = (uint64_t)info.st_size;
+    result->object_bytes = (uint64_t)info.st_size;
     make_tag(&info, &result->tag);
     result->unchanged = request->unless != NULL &&
                         strncmp(request->unless->text, result->tag.text, sizeof(result->tag.text)) == 0;
@@ -154,7 +156,7 @@ static weft_status directory_get(void *self, weft_context *context, const weft_s
                                  weft_store_get_result *result_out) {
     char path[PATH_MAX];
     join_path(self, request->key, path);
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     int error = ESTALE;
     for (int attempt = 0; attempt < STALE_ATTEMPTS && error == ESTALE; attempt++) {
         error = try_get(path, request, &result);
@@ -171,10 +173,7 @@ weft_status weft_directory_object(weft_context *context, void *self, const char 
     char path[PATH_MAX];
     join_path(self, key, path);
     struct stat info;
-    int error = ESTALE;
-    for (int attempt = 0; attempt < STALE_ATTEMPTS && error == ESTALE; attempt++) {
-        error = open_object(path, descriptor_out, &info);
-    }
+    int error = open_object(path, descriptor_out, &info);
     if (error != 0) {
         return fail_read(context, error, path);
     }
@@ -209,19 +208,15 @@ static void sweep_entry(int directory, const char *name) {
     if (descriptor < 0) {
         return;
     }
-    /* Its writer may have finished and renamed it since it was opened: then it is an object. Under the lock
-     * a name that still leads here can no longer change. */
-    struct stat held;
-    struct stat named;
-    if (flock(descriptor, LOCK_EX | LOCK_NB) == 0 && fstat(descriptor, &held) == 0 &&
-        S_ISREG(held.st_mode) && fstatat(directory, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
-        held.st_dev == named.st_dev && held.st_ino == named.st_ino) {
+    struct stat info;
+    if (weft_temporary_is_leftover(directory, name, descriptor) && fstat(descriptor, &info) == 0 &&
+        S_ISREG(info.st_mode)) {
         (void)unlinkat(directory, name, 0);
     }
     close(descriptor);
 }
 
-/* Whatever stays takes space and does no harm, so failures are nobody's business. */
+/* A leftover that stays takes space and does no harm, so failures are ignored. */
 static void sweep_once(directory_store *store) {
     if (atomic_exchange(&store->swept, true)) {
         return;
@@ -238,15 +233,6 @@ static void sweep_once(directory_store *store) {
     closedir(directory);
 }
 
-/* False if a sweep was quicker. Where there are no locks there are no sweeps either. */
-static bool claim_temporary(int descriptor) {
-    struct stat info;
-    if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
-        return errno != EWOULDBLOCK;
-    }
-    return fstat(descriptor, &info) != 0 || info.st_nlink > 0;
-}
-
 static int create_temporary(const directory_store *store, char path[PATH_MAX]) {
     for (int attempt = 0; attempt < TEMPORARY_ATTEMPTS; attempt++) {
         unsigned long long number = 0;
@@ -260,7 +246,7 @@ static int create_temporary(const directory_store *store, char path[PATH_MAX]) {
         if (descriptor < 0 && errno != EEXIST) {
             return -1;
         }
-        if (descriptor >= 0 && claim_temporary(descriptor)) {
+        if (descriptor >= 0 && weft_temporary_claim(descriptor)) {
             return descriptor;
         }
         if (descriptor >= 0) {
@@ -284,7 +270,7 @@ static int sync_directory(const char *path) {
     return error;
 }
 
-/* Cuts the last part of a path off. False if there is none above it. */
+/* Cuts the last part of a path off, so that its parent is left. False if it has none. */
 static bool cut_parent(char *path) {
     char *slash = strrchr(path, '/');
     if (slash == NULL) {
@@ -310,8 +296,8 @@ static int make_directory(const directory_store *store, const char *path) {
     return store->durable && cut_parent(parent) ? sync_directory(parent) : 0;
 }
 
-/* Makes a directory and those above it, as far as they are missing: the slashes of `path` are closed one by
- * one from the right until a parent is there, and opened again on the way back. */
+/* Makes a directory and those above it, as far as they are missing. `path` is cut at one slash after
+ * another from the right until a parent is there, and the slashes are put back on the way down. */
 static int make_directories(const directory_store *store, char path[PATH_MAX]) {
     size_t length = strlen(path);
     int error = make_directory(store, path);
@@ -328,17 +314,6 @@ static int make_directories(const directory_store *store, char path[PATH_MAX]) {
         error = make_directory(store, path);
     }
     return error == EEXIST ? 0 : error;
-}
-
-static weft_status make_root(directory_store *store, weft_context *context) {
-    char path[PATH_MAX];
-    join_path(store, "", path);
-    int error = access(path, F_OK) == 0 ? 0 : make_directories(store, path);
-    if (error != 0) {
-        return weft_fail_errno(context, error, "cannot make the store's directory %s", store->root);
-    }
-    sweep_once(store);
-    return WEFT_OK;
 }
 
 /* ---- writing ---- */
@@ -381,21 +356,6 @@ static weft_status write_all(draft *draft, const uint8_t *data, size_t size) {
     return WEFT_OK;
 }
 
-static weft_status copy_feed(draft *draft, uint8_t *buffer, size_t capacity) {
-    size_t count = 0;
-    do {
-        weft_status status =
-            weft_store_feed_read(draft->context, draft->request, draft->written, buffer, capacity, &count);
-        if (status == WEFT_OK) {
-            status = write_all(draft, buffer, count);
-        }
-        if (status != WEFT_OK) {
-            return status;
-        }
-    } while (count > 0);
-    return WEFT_OK;
-}
-
 static weft_status write_feed(draft *draft) {
     uint64_t size = draft->request->feed.size;
     size_t capacity = size < COPY_BYTES ? (size_t)size : COPY_BYTES;
@@ -403,21 +363,17 @@ static weft_status write_feed(draft *draft) {
     if (buffer == NULL) {
         return WEFT_NO_MEMORY;
     }
-    weft_status status = copy_feed(draft, buffer, capacity);
+    weft_status status = WEFT_OK;
+    size_t count = 1;
+    while (status == WEFT_OK && count > 0) {
+        status =
+            weft_store_feed_read(draft->context, draft->request, draft->written, buffer, capacity, &count);
+        if (status == WEFT_OK) {
+            status = write_all(draft, buffer, count);
+        }
+    }
     weft_release(draft->context, buffer);
     return status;
-}
-
-static weft_status seal_draft(draft *draft) {
-    /* See above: makes tags unique. */
-    struct timespec times[2];
-    clock_gettime(CLOCK_REALTIME, &times[0]);
-    times[1] = times[0];
-    if (futimens(draft->descriptor, times) != 0 || (is_durable(draft) && fsync(draft->descriptor) != 0)) {
-        return weft_fail_errno(draft->context, errno, "cannot write a file in %s (for %s)",
-                               draft->store->root, draft->request->key);
-    }
-    return WEFT_OK;
 }
 
 static weft_status fail_conflict(const draft *draft) {
@@ -435,8 +391,8 @@ static weft_status place_always(draft *draft) {
     return rename(draft->temporary, draft->target) == 0 ? WEFT_OK : fail_place(draft, errno);
 }
 
-/* A link that is made on a server whose answer is lost is tried again, and then fails: the number of links
- * says whether the name is ours. */
+/* Over a network the answer to a link may be lost; the client repeats it, and that fails with EEXIST. The
+ * number of links then says that the name is ours. */
 static weft_status place_absent(draft *draft) {
     if (link(draft->temporary, draft->target) != 0) {
         int error = errno;
@@ -449,6 +405,7 @@ static weft_status place_absent(draft *draft) {
     return WEFT_OK;
 }
 
+/* The object still has the tag of the request. */
 static weft_status check_same(const draft *draft) {
     struct stat info;
     int error = stat_object(draft->target, &info);
@@ -502,28 +459,26 @@ static weft_status place_draft(draft *draft) {
     return error == 0 ? WEFT_OK : weft_fail_errno(draft->context, error, "cannot sync %s", parent);
 }
 
-/* Spares who comes too late the writing; the decision is made when the object is put in place. */
-static weft_status check_early(const draft *draft) {
-    struct stat info;
-    switch (draft->request->condition) {
-    case WEFT_STORE_IF_ABSENT:
-        return lstat(draft->target, &info) == 0 ? fail_conflict(draft) : WEFT_OK;
-    case WEFT_STORE_IF_SAME:
-        return check_same(draft);
-    default:
-        return WEFT_OK;
-    }
-}
-
+/* Opens the temporary file. A condition that does not hold already is refused here, to spare the writing;
+ * what counts is the check when the object is put in place. */
 static weft_status begin_put(draft *draft, directory_store *store) {
     join_path(store, draft->request->key, draft->target);
-    weft_status status = check_early(draft);
-    if (status == WEFT_OK) {
-        status = make_root(store, draft->context);
+    weft_store_condition condition = draft->request->condition;
+    struct stat info;
+    if (condition == WEFT_STORE_IF_ABSENT && lstat(draft->target, &info) == 0) {
+        return fail_conflict(draft);
     }
+    weft_status status = condition == WEFT_STORE_IF_SAME ? check_same(draft) : WEFT_OK;
     if (status != WEFT_OK) {
         return status;
     }
+    char root[PATH_MAX];
+    join_path(store, "", root);
+    int error = access(root, F_OK) == 0 ? 0 : make_directories(store, root);
+    if (error != 0) {
+        return weft_fail_errno(draft->context, error, "cannot make the store's directory %s", store->root);
+    }
+    sweep_once(store);
     draft->descriptor = create_temporary(store, draft->temporary);
     if (draft->descriptor < 0) {
         return weft_fail_errno(draft->context, errno, "cannot create a file in %s (for %s)", store->root,
@@ -533,10 +488,15 @@ static weft_status begin_put(draft *draft, directory_store *store) {
 }
 
 static weft_status finish_put(draft *draft, weft_store_tag *tag_out) {
-    weft_status status = seal_draft(draft);
-    if (status == WEFT_OK) {
-        status = place_draft(draft);
+    /* the time makes the tag unique: see the top of this file */
+    struct timespec times[2];
+    clock_gettime(CLOCK_REALTIME, &times[0]);
+    times[1] = times[0];
+    if (futimens(draft->descriptor, times) != 0 || (is_durable(draft) && fsync(draft->descriptor) != 0)) {
+        return weft_fail_errno(draft->context, errno, "cannot write a file in %s (for %s)",
+                               draft->store->root, draft->request->key);
     }
+    weft_status status = place_draft(draft);
     struct stat info;
     if (status == WEFT_OK && fstat(draft->descriptor, &info) != 0) {
         status = fail_place(draft, errno);
@@ -568,6 +528,8 @@ static weft_status directory_put(void *self, weft_context *context, const weft_s
     end_put(&draft, status);
     return status;
 }
+
+/* ---- puts whose bytes are appended by a server ---- */
 
 struct weft_directory_draft {
     draft draft;
@@ -614,6 +576,8 @@ void weft_directory_draft_abandon(weft_directory_draft *draft) {
     weft_release(draft->draft.context, draft);
 }
 
+/* ---- removing ---- */
+
 static weft_status directory_remove(void *self, weft_context *context, const char *key) {
     char path[PATH_MAX];
     join_path(self, key, path);
@@ -629,7 +593,7 @@ static weft_status directory_remove(void *self, weft_context *context, const cha
 
 /* ---- ages ---- */
 
-/* A file server's clock shows in the times that it gives to a new file. */
+/* The clock of a file server, read from the change time of a new file. */
 static struct timespec store_clock(const directory_store *store) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -646,8 +610,9 @@ static struct timespec store_clock(const directory_store *store) {
     return now;
 }
 
-/* Ages go by the change time, which nobody can set: it is the store's own clock, and at least as late as
- * the put. */
+/* By the change time, which no program can set: it is from the store's own clock, and no earlier than the
+ * put.
+ */
 static double age_at(const struct timespec *now, const struct stat *info) {
     double age = (double)(now->tv_sec - info->st_ctim.tv_sec) +
                  (double)(now->tv_nsec - info->st_ctim.tv_nsec) * 1e-9;
@@ -671,8 +636,8 @@ typedef struct walk {
     weft_context *context;
     weft_store_visit visit;
     void *opaque;
-    struct timespec now;                         /* once there is something whose age matters */
-    char key[WEFT_STORE_KEY_MAX + NAME_MAX + 2]; /* of where the walk is */
+    struct timespec now;                         /* the store's clock, read at the first object */
+    char key[WEFT_STORE_KEY_MAX + NAME_MAX + 2]; /* where the walk is */
     bool stopped;
 } walk;
 
@@ -778,6 +743,7 @@ weft_status weft_directory_open(weft_context *context, const char *root, const w
 }
 
 const weft_store_operations weft_directory_operations = {
+    .size = sizeof weft_directory_operations,
     .name = "directory",
     .traits = directory_traits,
     .get = directory_get,

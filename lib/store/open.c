@@ -3,6 +3,7 @@
  * open.c: from a URL to the kind of store that it names.
  */
 #include "../base/context.h"
+#include "../base/sized.h"
 #include "directory.h"
 #include "http/http.h"
 #include "s3/s3.h"
@@ -28,6 +29,7 @@ static bool is_http(const char *url) {
     return has_scheme(url, "http") || has_scheme(url, "https");
 }
 
+/* A path, or file:///path. */
 static weft_status open_directory(weft_context *context, const char *url, const weft_store_options *options,
                                   void **self_out) {
     const char *root = url;
@@ -71,20 +73,20 @@ static const backend *find_backend(const char *url) {
     return is_http(url) ? &http : &directory;
 }
 
-weft_status weft_store_open(weft_context *context, const char *url, const weft_store_options *options,
+weft_status weft_store_open(weft_context *context, const char *url, const weft_store_options *given,
                             weft_store **store_out) {
-    const weft_store_options defaults = {0};
+    weft_store_options options;
     weft_context_clear(context);
-    if (options == NULL) {
-        options = &defaults;
+    weft_status status = weft_sized_read(context, given, &options, sizeof options, "weft_store_options");
+    if (status == WEFT_OK) {
+        status = check_url(context, url);
     }
-    weft_status status = check_url(context, url);
     if (status != WEFT_OK) {
         return status;
     }
     const backend *backend = find_backend(url);
     void *self = NULL;
-    status = backend->open(context, url, options, &self);
+    status = backend->open(context, url, &options, &self);
     if (status != WEFT_OK) {
         return status;
     }

@@ -15,9 +15,11 @@
  */
 #include "../base/clock.h"
 #include "../base/context.h"
+#include "../base/sized.h"
 #include "../tensor/checkpoint/safetensors.h"
-#include "parts/parts_lead.h"
-#include "parts/parts_rank.h"
+#include "../tensor/table.h"
+#include "../tensor/view.h"
+#include "parts/parts.h"
 #include "publish/anchor.h"
 #include "publish/baseline.h"
 #include "publish/claim.h"
@@ -34,6 +36,14 @@ enum { KEEP_ANCHORS = 2, LABELS_MAX = 64 };
 static const uint64_t FAST_BUCKET_BYTES = (uint64_t)2 << 20;
 /* of the baseline, re-summed at each version, in turn */
 static const uint64_t AUDIT_BYTES = (uint64_t)16 << 20;
+
+/* What a version is made of. */
+typedef struct content {
+    const char *const *labels;
+    bool given; /* the state before with these changes; else what the view holds */
+    const weft_tensor_changes *changes;
+    size_t change_count;
+} content;
 
 /* One version on its way. */
 typedef struct edition {
@@ -116,19 +126,6 @@ static weft_status choose_container(weft_publisher *publisher) {
     return status;
 }
 
-static weft_status check_parts(const weft_publisher *publisher) {
-    const weft_publisher_options *options = &publisher->options;
-    if (options->part_index >= options->part_count || options->part_count > WEFT_PARTS_MAX) {
-        return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
-                         "part %u of %u does not exist: parts are numbered from 0, at most %d of them",
-                         options->part_index, options->part_count, WEFT_PARTS_MAX);
-    }
-    return options->mirror_path == NULL
-               ? WEFT_OK
-               : weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
-                           "a publisher of a part keeps its copy in memory, not in a checkpoint");
-}
-
 static weft_status check_options(weft_publisher *publisher) {
     weft_publisher_options *options = &publisher->options;
     options->anchor_ratio = options->anchor_ratio != 0 ? options->anchor_ratio : 1;
@@ -138,9 +135,14 @@ static weft_status check_options(weft_publisher *publisher) {
         options->bucket_bytes = FAST_BUCKET_BYTES;
     }
     if (options->part_count > 1 || options->part_index > 0) {
-        weft_status status = check_parts(publisher);
-        if (status != WEFT_OK) {
-            return status;
+        if (options->part_index >= options->part_count || options->part_count > WEFT_PARTS_MAX) {
+            return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
+                             "part %u of %u does not exist: parts are numbered from 0, at most %d of them",
+                             options->part_index, options->part_count, WEFT_PARTS_MAX);
+        }
+        if (options->mirror_path != NULL) {
+            return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
+                             "a publisher of a part keeps its copy in memory, not in a checkpoint");
         }
     } else if (!weft_view_complete(publisher->view)) {
         return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
@@ -156,25 +158,6 @@ static weft_status check_options(weft_publisher *publisher) {
                          "the key is a public one, which cannot sign; give the secret file of weft keygen");
     }
     return WEFT_OK;
-}
-
-static weft_status open_rank(weft_publisher *publisher) {
-    publisher->rank = weft_allocate_zeroed(publisher->context, 1, sizeof *publisher->rank);
-    return publisher->rank != NULL
-               ? weft_parts_rank_open(publisher->rank, publisher->context, publisher->store,
-                                      publisher->view, &publisher->options)
-               : WEFT_NO_MEMORY;
-}
-
-static weft_status open_lead(weft_publisher *publisher) {
-    if (publisher->options.part_count <= 1) {
-        return WEFT_OK;
-    }
-    publisher->lead = weft_allocate_zeroed(publisher->context, 1, sizeof *publisher->lead);
-    return publisher->lead != NULL
-               ? weft_parts_lead_open(publisher->lead, publisher->context, publisher->store,
-                                      publisher->view, &publisher->options)
-               : WEFT_NO_MEMORY;
 }
 
 static weft_status open_merger(weft_publisher *publisher) {
@@ -211,10 +194,18 @@ static weft_status resume_history(weft_publisher *publisher) {
 static weft_status open_publisher(weft_publisher *publisher) {
     weft_status status = check_options(publisher);
     if (status == WEFT_OK && publisher->options.part_index > 0) {
-        return open_rank(publisher);
+        publisher->rank = weft_allocate_zeroed(publisher->context, 1, sizeof *publisher->rank);
+        return publisher->rank != NULL
+                   ? weft_parts_rank_open(publisher->rank, publisher->context, publisher->store,
+                                          publisher->view, &publisher->options)
+                   : WEFT_NO_MEMORY;
     }
-    if (status == WEFT_OK) {
-        status = open_lead(publisher);
+    if (status == WEFT_OK && publisher->options.part_count > 1) {
+        publisher->lead = weft_allocate_zeroed(publisher->context, 1, sizeof *publisher->lead);
+        status = publisher->lead != NULL
+                     ? weft_parts_lead_open(publisher->lead, publisher->context, publisher->store,
+                                            publisher->view, &publisher->options)
+                     : WEFT_NO_MEMORY;
     }
     if (status == WEFT_OK) {
         status = choose_container(publisher);
@@ -253,13 +244,6 @@ static weft_status keep_path(weft_publisher *publisher, const char **path, char 
     return *copy != NULL ? WEFT_OK : WEFT_NO_MEMORY;
 }
 
-static weft_status keep_paths(weft_publisher *publisher) {
-    weft_status status = keep_path(publisher, &publisher->options.mirror_path, &publisher->mirror_path);
-    return status == WEFT_OK
-               ? keep_path(publisher, &publisher->options.spool_directory, &publisher->spool_path)
-               : status;
-}
-
 weft_status weft_publisher_open(weft_context *context, weft_store *store, const weft_view *view,
                                 const weft_publisher_options *options, weft_publisher **publisher_out) {
     weft_context_clear(context);
@@ -274,10 +258,14 @@ weft_status weft_publisher_open(weft_context *context, weft_store *store, const 
     publisher->identity = (weft_identity){.context = context, .file = -1};
     publisher->claim.context = context;
     publisher->ledger.context = context;
-    if (options != NULL) {
-        publisher->options = *options;
+    weft_status status = weft_sized_read(context, options, &publisher->options, sizeof publisher->options,
+                                         "weft_publisher_options");
+    if (status == WEFT_OK) {
+        status = keep_path(publisher, &publisher->options.mirror_path, &publisher->mirror_path);
     }
-    weft_status status = keep_paths(publisher);
+    if (status == WEFT_OK) {
+        status = keep_path(publisher, &publisher->options.spool_directory, &publisher->spool_path);
+    }
     if (status == WEFT_OK) {
         status = open_publisher(publisher);
     }
@@ -345,29 +333,29 @@ static weft_status check_labels(weft_publisher *publisher, const char *const *la
     return status;
 }
 
-static weft_status begin_record(weft_publisher *publisher, const char *const *labels, weft_record *record) {
-    *record = (weft_record){
-        .version = publisher->ledger.version + 1,
-        .epoch = publisher->claim.head.epoch,
-        .milliseconds = weft_clock_date(),
-    };
-    weft_status status = check_labels(publisher, labels);
-    for (size_t i = 0; labels != NULL && labels[i] != NULL && status == WEFT_OK; i++) {
-        status = weft_texts_add(&record->labels, publisher->context, labels[i]);
+/* Changes are given by name. What is one memory in the view must stay the same: followers that share it,
+ * too, could not take the version. */
+static weft_status check_ties(const weft_publisher *publisher, const weft_sums *sums) {
+    const weft_view *view = publisher->view;
+    for (size_t i = 0; weft_view_tied(view) && i < weft_view_count(view); i++) {
+        size_t tie = weft_view_tie(view, i);
+        if (tie == WEFT_NO_TIE) {
+            continue;
+        }
+        weft_digest a = weft_sums_tensor(sums, tie);
+        weft_digest b = weft_sums_tensor(sums, i);
+        if (!weft_digest_equal(&a, &b)) {
+            return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
+                             "tensors %s and %s share their memory, but the changes make them differ; give "
+                             "the same changes under both names",
+                             weft_view_at(view, tie)->name, weft_view_at(view, i)->name);
+        }
     }
-    return status;
-}
-
-static void count_record(weft_record *record, const weft_diff_stats *stats) {
-    record->digest = stats->result;
-    record->base = stats->base;
-    record->changed = stats->changed;
-    record->total = stats->total;
-    record->dense_bytes = stats->dense_bytes;
+    return WEFT_OK;
 }
 
 /* Diff and encode, with the upload beside it. On failure the upload is over and the mirror as it was. */
-static weft_status encode_patch(weft_publisher *publisher, edition *e, const char *const *labels,
+static weft_status encode_patch(weft_publisher *publisher, edition *e, const content *content,
                                 const char *key, weft_diff_stats *stats) {
     weft_context *context = publisher->context;
     weft_status status = weft_spool_open(context, NULL, &e->spool);
@@ -381,21 +369,28 @@ static weft_status encode_patch(weft_publisher *publisher, edition *e, const cha
     weft_baseline *baseline = &publisher->baseline;
     bool file = baseline->path != NULL;
     const weft_diff_options diff = {
+        .size = sizeof diff,
         .profile = options->profile,
         .bucket_bytes = options->bucket_bytes,
         .cuts = options->cuts,
         .cut_count = options->cut_count,
         .base_container = file ? weft_baseline_container(baseline) : &publisher->container,
         .new_container = &publisher->container,
-        .labels = labels,
+        .labels = content->labels,
         .base_sums = weft_baseline_sums(baseline),
         .new_sums_out = &e->new_sums,
         .trail = file ? NULL : &baseline->trail,
         .notes = file && publisher->merger != NULL ? &baseline->trail : NULL,
+        .changes = content->changes,
+        .change_count = content->change_count,
     };
     weft_sink sink = weft_spool_sink(e->spool);
-    status = weft_diff(context, weft_baseline_view(baseline), publisher->view, &diff, &sink, stats);
+    const weft_view *next = content->given ? NULL : publisher->view;
+    status = weft_diff(context, weft_baseline_view(baseline), next, &diff, &sink, stats);
     e->ahead = status == WEFT_OK && !file;
+    if (status == WEFT_OK && content->given) {
+        status = check_ties(publisher, e->new_sums);
+    }
     return weft_spool_finish(e->spool, status);
 }
 
@@ -450,11 +445,12 @@ static weft_status encode_parts(weft_publisher *publisher, edition *e, const cha
     return WEFT_OK;
 }
 
-static weft_status encode_edition(weft_publisher *publisher, edition *e, const char *const *labels,
+static weft_status encode_edition(weft_publisher *publisher, edition *e, const content *content,
                                   const char *key, bool *whole, weft_diff_stats *stats) {
+    const char *const *labels = content->labels;
     if (publisher->lead == NULL) {
         return *whole ? encode_whole(publisher, e, labels, key, stats)
-                      : encode_patch(publisher, e, labels, key, stats);
+                      : encode_patch(publisher, e, content, key, stats);
     }
     bool refused;
     weft_status status = encode_parts(publisher, e, labels, *whole, stats, &refused);
@@ -465,23 +461,19 @@ static weft_status encode_edition(weft_publisher *publisher, edition *e, const c
     return status;
 }
 
-/* What parts have made is described by who composed it. */
-static weft_status describe_object(weft_publisher *publisher, edition *e, const char *key) {
-    char list_key[WEFT_KEY_SIZE];
-    weft_object *object = e->anchored ? &e->anchor.object : &e->record.patch;
-    if (publisher->lead != NULL) {
-        return WEFT_OK;
-    }
-    weft_status status = make_key(publisher, "chunks", e->record.version, list_key);
-    return status == WEFT_OK
-               ? weft_spool_describe(publisher->context, e->spool, key, list_key, publisher->store, object)
-               : status;
-}
-
 /* Objects and page, up to the point where only the head is missing. */
 static weft_status upload_edition(weft_publisher *publisher, edition *e, const char *key) {
+    char list_key[WEFT_KEY_SIZE];
     char page_key[WEFT_KEY_SIZE];
-    weft_status status = describe_object(publisher, e, key);
+    weft_status status = WEFT_OK;
+    /* what parts have made is described by who composed it */
+    if (publisher->lead == NULL) {
+        status = make_key(publisher, "chunks", e->record.version, list_key);
+        if (status == WEFT_OK) {
+            status = weft_spool_describe(publisher->context, e->spool, key, list_key, publisher->store,
+                                         e->anchored ? &e->anchor.object : &e->record.patch);
+        }
+    }
     if (status == WEFT_OK && e->anchored) {
         e->anchor.version = e->record.version;
         e->anchor.digest = e->record.digest;
@@ -496,27 +488,14 @@ static weft_status upload_edition(weft_publisher *publisher, edition *e, const c
     return status == WEFT_OK ? weft_claim_check(&publisher->claim) : status;
 }
 
-static weft_status join_upload(weft_publisher *publisher, weft_upload **upload, weft_status status) {
-    if (*upload == NULL) {
-        return status;
-    }
-    status = weft_upload_join(publisher->context, *upload, status);
-    *upload = NULL;
-    return status;
-}
-
 /* ---- after the head has moved, or not ---- */
-
-static weft_status finish_again(weft_publisher *publisher, edition *e) {
-    weft_status status = weft_ledger_enter(&publisher->ledger, NULL, &e->page);
-    publisher->unnamed = false;
-    close_edition(publisher, e);
-    return status;
-}
 
 static weft_status finish_edition(weft_publisher *publisher, edition *e) {
     if (e->again) {
-        return finish_again(publisher, e);
+        weft_status status = weft_ledger_enter(&publisher->ledger, NULL, &e->page);
+        publisher->unnamed = false;
+        close_edition(publisher, e);
+        return status;
     }
     weft_digest digest = e->record.digest;
     weft_status status = weft_ledger_enter(&publisher->ledger, &e->record, &e->page);
@@ -572,17 +551,10 @@ static weft_status resolve_locked(weft_publisher *publisher) {
     return status;
 }
 
-static weft_status prepare_move(weft_publisher *publisher, edition *e) {
-    if (!e->again) {
-        return weft_claim_prepare(&publisher->claim, &e->page, &e->record, &e->move);
-    }
-    weft_record newest = publisher->claim.head.newest;
-    newest.floor = publisher->ledger.floor;
-    return weft_claim_prepare(&publisher->claim, &e->page, &newest, &e->move);
-}
-
 static weft_status move_head(weft_publisher *publisher, edition *e) {
-    weft_status status = prepare_move(publisher, e);
+    weft_record newest = e->again ? publisher->claim.head.newest : e->record;
+    newest.floor = e->again ? publisher->ledger.floor : newest.floor;
+    weft_status status = weft_claim_prepare(&publisher->claim, &e->page, &newest, &e->move);
     if (status != WEFT_OK) {
         return abandon_because(publisher, e, status);
     }
@@ -670,69 +642,27 @@ static bool anchor_due(const weft_publisher *publisher) {
                publisher->options.anchor_ratio * (double)ledger->anchors[0].object.bytes;
 }
 
-static weft_status start_anchor(weft_publisher *publisher) {
-    const weft_anchor_task task = {
+static weft_anchor_task describe_anchor_task(weft_publisher *publisher) {
+    return (weft_anchor_task){
         .store = publisher->store,
         .mirror = &publisher->baseline.mirror,
         .options = &publisher->options,
         .container = &publisher->container,
-        .directory = weft_spool_directory(&publisher->options),
         .epoch = publisher->claim.head.epoch,
         .lock = &publisher->baseline.lock,
         .version = &publisher->baseline.version,
         .digest = &publisher->baseline.digest,
     };
-    return weft_anchor_start(publisher->context, &task, &publisher->job);
-}
-
-static weft_status encode_anchor_now(weft_publisher *publisher, weft_spool *spool, weft_anchor *anchor) {
-    weft_context *context = publisher->context;
-    char key[WEFT_KEY_SIZE];
-    char list_key[WEFT_KEY_SIZE];
-    weft_diff_stats stats;
-    weft_upload *upload;
-    weft_status status = make_key(publisher, "anchors", anchor->version, key);
-    if (status == WEFT_OK) {
-        status = make_key(publisher, "chunks", anchor->version, list_key);
-    }
-    if (status == WEFT_OK) {
-        status = weft_upload_start(context, publisher->store, key, spool, &upload);
-    }
-    if (status != WEFT_OK) {
-        return status;
-    }
-    status = weft_anchor_encode(context, weft_baseline_view(&publisher->baseline), &publisher->options,
-                                &publisher->container, NULL, spool, NULL, &stats);
-    status = weft_spool_finish(spool, status);
-    status = join_upload(publisher, &upload, status);
-    if (status == WEFT_OK && !weft_digest_equal(&stats.result, &anchor->digest)) {
-        status = weft_fail(context, WEFT_DIGEST_MISMATCH,
-                           "the copy of version %llu that an anchor was to be made of has drifted",
-                           (unsigned long long)anchor->version);
-    }
-    return status == WEFT_OK
-               ? weft_spool_describe(context, spool, key, list_key, publisher->store, &anchor->object)
-               : status;
-}
-
-static weft_status make_anchor(weft_publisher *publisher, weft_anchor *anchor) {
-    weft_spool *spool;
-    if (publisher->lead != NULL) {
-        return weft_parts_lead_anchor(publisher->lead, &publisher->baseline, anchor, &publisher->container);
-    }
-    weft_status status =
-        weft_spool_open(publisher->context, weft_spool_directory(&publisher->options), &spool);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    status = encode_anchor_now(publisher, spool, anchor);
-    weft_spool_close(spool);
-    return status;
 }
 
 static weft_status write_anchor_now(weft_publisher *publisher, uint64_t *bytes_out) {
     weft_anchor anchor = {.version = publisher->baseline.version, .digest = publisher->baseline.digest};
-    weft_status status = make_anchor(publisher, &anchor);
+    const weft_anchor_task task = describe_anchor_task(publisher);
+    weft_status status =
+        publisher->lead != NULL
+            ? weft_parts_lead_anchor(publisher->lead, &publisher->baseline, &anchor, &publisher->container)
+            : weft_anchor_write(publisher->context, &task, weft_baseline_view(&publisher->baseline),
+                                &anchor);
     if (status == WEFT_OK) {
         status = take_anchor(publisher, &anchor);
     }
@@ -750,14 +680,14 @@ static weft_status write_anchor_now(weft_publisher *publisher, uint64_t *bytes_o
 }
 
 /* Where every call begins. */
-static weft_status enter(const weft_publisher *publisher) {
+static weft_status enter_call(const weft_publisher *publisher) {
     weft_status status = weft_context_enter(publisher->context);
     return status == WEFT_OK ? weft_process_check(publisher->context, publisher->process, "this publisher")
                              : status;
 }
 
 weft_status weft_publisher_anchor(weft_publisher *publisher, uint64_t *bytes_out) {
-    weft_status entered = enter(publisher);
+    weft_status entered = enter_call(publisher);
     if (entered != WEFT_OK) {
         return entered;
     }
@@ -785,7 +715,7 @@ weft_status weft_publisher_anchor(weft_publisher *publisher, uint64_t *bytes_out
 }
 
 weft_status weft_publisher_settle(weft_publisher *publisher) {
-    weft_status entered = enter(publisher);
+    weft_status entered = enter_call(publisher);
     if (entered != WEFT_OK) {
         return entered;
     }
@@ -805,11 +735,42 @@ weft_status weft_publisher_settle(weft_publisher *publisher) {
 
 /* ---- publishing ---- */
 
-static weft_status publish_edition(weft_publisher *publisher, edition *e, const char *const *labels,
+/* Changes need a state to be changes of, and one of the view's tensors. */
+static weft_status check_base(const weft_publisher *publisher) {
+    const weft_baseline *baseline = &publisher->baseline;
+    if (!baseline->holds) {
+        return weft_fail(publisher->context, WEFT_NOT_FOUND,
+                         "there is no copy of a published version that changes could be added to; publish "
+                         "the whole state first (weft_publisher_publish)");
+    }
+    const weft_view *base = weft_baseline_view(baseline);
+    bool same = weft_view_count(base) == weft_view_count(publisher->view);
+    for (size_t i = 0; same && i < weft_view_count(base); i++) {
+        const weft_tensor *old = weft_view_at(base, i);
+        const weft_tensor *new = weft_view_at(publisher->view, i);
+        same = strcmp(old->name, new->name) == 0 && weft_tensor_alike(old, new);
+    }
+    return same ? WEFT_OK
+                : weft_fail(publisher->context, WEFT_NOT_FOUND,
+                            "the version that was published last has other tensors than the view, and "
+                            "changes cannot tell that; publish the whole state first "
+                            "(weft_publisher_publish)");
+}
+
+static weft_status publish_edition(weft_publisher *publisher, edition *e, const content *content,
                                    weft_publish_result *result) {
     char key[WEFT_KEY_SIZE];
     weft_ledger_save(&publisher->ledger, &e->before);
-    weft_status status = begin_record(publisher, labels, &e->record);
+    const char *const *labels = content->labels;
+    e->record = (weft_record){
+        .version = publisher->ledger.version + 1,
+        .epoch = publisher->claim.head.epoch,
+        .milliseconds = weft_clock_date(),
+    };
+    weft_status status = check_labels(publisher, labels);
+    for (size_t i = 0; labels != NULL && labels[i] != NULL && status == WEFT_OK; i++) {
+        status = weft_texts_add(&e->record.labels, publisher->context, labels[i]);
+    }
     /* who has nothing to differ from sends all there is */
     publisher->baseline.holds = publisher->baseline.holds && !publisher->options.whole;
     bool whole = !publisher->baseline.holds;
@@ -817,16 +778,25 @@ static weft_status publish_edition(weft_publisher *publisher, edition *e, const 
         status = make_key(publisher, whole ? "anchors" : "patches", e->record.version, key);
     }
     double start = weft_clock_now();
+    weft_diff_stats stats = {.size = sizeof stats};
     if (status == WEFT_OK) {
-        status = encode_edition(publisher, e, labels, key, &whole, &result->diff);
+        status = encode_edition(publisher, e, content, key, &whole, &stats);
     }
     double encoded = weft_clock_now();
     if (status == WEFT_OK) {
-        count_record(&e->record, &result->diff);
+        e->record.digest = stats.result;
+        e->record.base = stats.base;
+        e->record.changed = stats.changed;
+        e->record.total = stats.total;
+        e->record.dense_bytes = stats.dense_bytes;
+        weft_publish_count(result, &stats);
         e->record.patched = !whole;
         status = upload_edition(publisher, e, key);
     }
-    status = join_upload(publisher, &e->upload, status);
+    if (e->upload != NULL) {
+        status = weft_upload_join(publisher->context, e->upload, status);
+        e->upload = NULL;
+    }
     status = weft_parcel_join(publisher->context, &e->tail, status);
     status = weft_parcel_join(publisher->context, &e->list, status);
     double uploaded = weft_clock_now();
@@ -842,7 +812,7 @@ static weft_status publish_edition(weft_publisher *publisher, edition *e, const 
     return status;
 }
 
-static weft_status publish_locked(weft_publisher *publisher, const char *const *labels,
+static weft_status publish_locked(weft_publisher *publisher, const content *content,
                                   weft_publish_result *result) {
     weft_status status = publisher->claim.fenced ? weft_claim_check(&publisher->claim) : WEFT_OK;
     if (status == WEFT_OK) {
@@ -862,35 +832,32 @@ static weft_status publish_locked(weft_publisher *publisher, const char *const *
         status = weft_parts_lead_begin(publisher->lead, &publisher->baseline, &publisher->claim.head,
                                        publisher->ledger.version + 1);
     }
-    /* a checkpoint that could not follow is fetched again, and so is a part */
+    /* a checkpoint that could not follow is fetched again, and so is a part, and what is to be changed */
     if (status == WEFT_OK && !publisher->baseline.holds &&
-        (publisher->baseline.path != NULL || publisher->lead != NULL)) {
+        (publisher->baseline.path != NULL || publisher->lead != NULL || content->given)) {
         status = weft_baseline_rebuild(&publisher->baseline, &publisher->claim.head);
+    }
+    if (status == WEFT_OK && content->given) {
+        status = check_base(publisher);
     }
     if (status != WEFT_OK) {
         return status;
     }
     edition e = {0};
-    status = publish_edition(publisher, &e, labels, result);
+    status = publish_edition(publisher, &e, content, result);
     if (status == WEFT_OK) {
         publisher->unnamed = false;
     }
     return status;
 }
 
-static weft_status publish_rank(weft_publisher *publisher, const char *const *labels,
-                                weft_publish_result *result) {
-    weft_status status = check_labels(publisher, labels);
-    return status == WEFT_OK ? weft_parts_rank_publish(publisher->rank, labels, result) : status;
-}
-
-static weft_status publish_all(weft_publisher *publisher, const char *const *labels,
+static weft_status publish_all(weft_publisher *publisher, const content *content,
                                weft_publish_result *result, bool *due_out) {
     weft_status status = weft_pressure_wait(&publisher->pressure, publisher->context, publisher->store,
                                             &publisher->claim.head, &publisher->options, result);
     if (status == WEFT_OK) {
         pthread_mutex_lock(&publisher->baseline.lock);
-        status = publish_locked(publisher, labels, result);
+        status = publish_locked(publisher, content, result);
         pthread_mutex_unlock(&publisher->baseline.lock);
     }
     *due_out = status == WEFT_OK && anchor_due(publisher);
@@ -901,16 +868,6 @@ static weft_status publish_all(weft_publisher *publisher, const char *const *lab
         weft_parts_lead_tell(publisher->lead, how, publisher->ledger.version, *due_out, status);
     }
     return status;
-}
-
-/* Each part's publishes are counted from the moment that all have joined. */
-static void count_publish(weft_publisher *publisher) {
-    if (publisher->lead != NULL) {
-        weft_parts_lead_count(publisher->lead);
-    }
-    if (publisher->rank != NULL) {
-        weft_parts_rank_count(publisher->rank);
-    }
 }
 
 /* When parts join, after a failure or a start, only labels tell whether they are at the same step. */
@@ -924,39 +881,81 @@ static weft_status check_step_label(const weft_publisher *publisher, const char 
                      "all parts: without one, parts that are not at the same step could not be told apart");
 }
 
-weft_status weft_publisher_publish(weft_publisher *publisher, const char *const *labels,
+static weft_status check_changes(const weft_publisher *publisher) {
+    if (publisher->lead != NULL || publisher->rank != NULL) {
+        return weft_fail(publisher->context, WEFT_UNSUPPORTED,
+                         "a version in parts is made of what the parts hold, not of changes; use "
+                         "weft_publisher_publish");
+    }
+    return publisher->options.whole
+               ? weft_fail(publisher->context, WEFT_UNSUPPORTED,
+                           "a publisher of whole versions needs the whole state, not changes; use "
+                           "weft_publisher_publish")
+               : WEFT_OK;
+}
+
+static weft_status publish_content(weft_publisher *publisher, const content *content,
                                    weft_publish_result *result_out) {
-    weft_status entered = enter(publisher);
+    const char *const *labels = content->labels;
+    weft_status entered = enter_call(publisher);
+    if (entered == WEFT_OK) {
+        entered = weft_sized_check(publisher->context, result_out, "weft_publish_result");
+    }
+    if (entered == WEFT_OK && content->given) {
+        entered = check_changes(publisher);
+    }
     if (entered != WEFT_OK) {
         return entered;
     }
-    weft_publish_result result = {.epoch = publisher->claim.head.epoch};
+    weft_publish_result result = {.size = sizeof result, .epoch = publisher->claim.head.epoch};
     bool due = false;
-    weft_store_traffic before = weft_store_traffic_of(publisher->store);
+    weft_store_traffic before = {.size = sizeof before};
+    weft_store_traffic_of(publisher->store, &before);
     double start = weft_clock_now();
-    count_publish(publisher);
+    /* each part's publishes are counted from the moment that all have joined */
+    if (publisher->lead != NULL) {
+        weft_parts_lead_count(publisher->lead);
+    }
+    if (publisher->rank != NULL) {
+        weft_parts_rank_count(publisher->rank);
+    }
     weft_status status = check_step_label(publisher, labels);
-    if (status == WEFT_OK) {
-        status = publisher->rank != NULL ? publish_rank(publisher, labels, &result)
-                                         : publish_all(publisher, labels, &result, &due);
+    if (status == WEFT_OK && publisher->rank != NULL) {
+        status = check_labels(publisher, labels);
+        status = status == WEFT_OK ? weft_parts_rank_publish(publisher->rank, labels, &result) : status;
+    } else if (status == WEFT_OK) {
+        status = publish_all(publisher, content, &result, &due);
     }
     if (status != WEFT_OK) {
         return status;
     }
     result.seconds = weft_clock_now() - start - result.waited_seconds;
-    weft_store_traffic after = weft_store_traffic_of(publisher->store);
+    weft_store_traffic after = {.size = sizeof after};
+    weft_store_traffic_of(publisher->store, &after);
     result.uploaded_bytes = after.sent - before.sent;
     result.requests = after.requests - before.requests;
     if (due) {
         bool background = publisher->options.anchors_in_background && publisher->baseline.path == NULL &&
                           publisher->lead == NULL;
-        note_anchor(publisher, background ? start_anchor(publisher)
+        const weft_anchor_task task = describe_anchor_task(publisher);
+        note_anchor(publisher, background ? weft_anchor_start(publisher->context, &task, &publisher->job)
                                           : write_anchor_now(publisher, &result.anchor_bytes));
     }
-    if (result_out != NULL) {
-        *result_out = result;
-    }
+    weft_sized_write(&result, result_out, sizeof result);
     return WEFT_OK;
+}
+
+weft_status weft_publisher_publish(weft_publisher *publisher, const char *const *labels,
+                                   weft_publish_result *result_out) {
+    const content content = {.labels = labels};
+    return publish_content(publisher, &content, result_out);
+}
+
+weft_status weft_publisher_publish_changes(weft_publisher *publisher, const weft_tensor_changes *changes,
+                                           size_t count, const char *const *labels,
+                                           weft_publish_result *result_out) {
+    const content content = {.labels = labels, .given = true, .changes = changes, .change_count = count};
+    return publish_content(publisher, &content, result_out);
 }
 
 /* ---- the rest ---- */
@@ -971,17 +970,6 @@ uint64_t weft_publisher_epoch(const weft_publisher *publisher) {
 
 const char *weft_publisher_run(const weft_publisher *publisher) {
     return publisher->rank != NULL ? publisher->rank->parts.run : publisher->claim.head.run;
-}
-
-static void close_parts(weft_publisher *publisher) {
-    if (publisher->lead != NULL) {
-        weft_parts_lead_close(publisher->lead);
-        weft_release(publisher->context, publisher->lead);
-    }
-    if (publisher->rank != NULL) {
-        weft_parts_rank_close(publisher->rank);
-        weft_release(publisher->context, publisher->rank);
-    }
 }
 
 void weft_publisher_close(weft_publisher *publisher) {
@@ -1002,7 +990,14 @@ void weft_publisher_close(weft_publisher *publisher) {
     }
     weft_merger_close(publisher->merger);
     close_edition(publisher, &publisher->pending);
-    close_parts(publisher);
+    if (publisher->lead != NULL) {
+        weft_parts_lead_close(publisher->lead);
+        weft_release(publisher->context, publisher->lead);
+    }
+    if (publisher->rank != NULL) {
+        weft_parts_rank_close(publisher->rank);
+        weft_release(publisher->context, publisher->rank);
+    }
     weft_pressure_close(&publisher->pressure, context);
     weft_ledger_close(&publisher->ledger);
     weft_claim_close(&publisher->claim);

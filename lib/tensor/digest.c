@@ -214,7 +214,8 @@ typedef struct held_place {
 } held_place;
 
 static bool is_plain(const weft_segment *segment) {
-    return segment->live->storage == segment->live->dtype && segment->live->data != NULL;
+    return segment->live->storage == segment->live->dtype && segment->live->data != NULL &&
+           segment->live->strides == NULL;
 }
 
 static void advance(held_place *place, uint64_t units) {

@@ -36,14 +36,17 @@ typedef struct weft_mapping {
 
 struct weft_view {
     weft_context *context;
+    const weft_table *table; /* of a straight view: where its tensors come from */
     size_t count;
     weft_tensor *tensors; /* the checkpoint's, in canonical order */
     weft_mapping *mappings;
     char *names;       /* of the checkpoint's tensors, one behind the other */
     weft_tensor *live; /* what pieces point to; NULL in a straight view, where it is `tensors` */
     weft_piece *pieces;
+    weft_batch_access batch; /* how live tensors with an access are reached; its size is 0 if singly */
     bool complete;
-    bool tied; /* some tensor has a tie */
+    bool tied;     /* some tensor has a tie */
+    bool converts; /* some live tensor has a converter */
 };
 
 /* A view of the tensors of `checkpoint` that holds nothing yet, with room for `piece_count` pieces. */

@@ -10,8 +10,10 @@
  * the table is built.
  */
 #include "table.h"
+#include "../base/sized.h"
 
 #include "../base/context.h"
+#include "strides.h"
 
 #include <string.h>
 
@@ -31,6 +33,7 @@ struct weft_table {
     size_t capacity;
     uint32_t root;
     uint64_t bytes;
+    weft_batch_access batch; /* its size is 0 if there is none */
 };
 
 /* ---- names and sizes ---- */
@@ -163,6 +166,9 @@ void weft_table_destroy(weft_table *table) {
     weft_context *context = table->context;
     for (size_t i = 0; i < table->count; i++) {
         weft_release(context, (char *)(uintptr_t)table->tensors[i].name);
+        if (table->tensors[i].tied_to < 0) {
+            weft_release(context, (int64_t *)(uintptr_t)table->tensors[i].strides);
+        }
     }
     weft_release(context, table->tensors);
     weft_release(context, table->nodes);
@@ -256,24 +262,75 @@ static weft_status check_storage(weft_context *context, const weft_tensor *tenso
     return WEFT_OK;
 }
 
-weft_status weft_table_add(weft_table *table, const weft_tensor *tensor) {
-    weft_context *context = table->context;
-    weft_context_clear(context);
-    weft_status status = check_name(table, tensor->name);
+static weft_status check_converter(weft_context *context, const weft_tensor *tensor) {
+    if (tensor->converter == NULL) {
+        return WEFT_OK;
+    }
+    weft_converter converter;
+    weft_status status =
+        weft_sized_read(context, tensor->converter, &converter, sizeof converter, "weft_converter");
     if (status != WEFT_OK) {
         return status;
     }
-    if (weft_dtype_name(tensor->dtype) == NULL) {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT, "tensor \"%.*s\": %d is no dtype", WEFT_NAME_SHOWN,
-                         tensor->name, (int)tensor->dtype);
+    if (converter.commit == NULL) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "tensor \"%.*s\": its converter lacks a commit function", WEFT_NAME_SHOWN,
+                         tensor->name);
     }
-    if (tensor->rank > WEFT_RANK_MAX) {
+    if (tensor->access != NULL || tensor->strides != NULL || tensor->storage != tensor->dtype) {
+        return weft_fail(
+            context, WEFT_INVALID_ARGUMENT,
+            "tensor \"%.*s\" has a converter and must be a copy in its dtype, in plain memory, "
+            "end to end",
+            WEFT_NAME_SHOWN, tensor->name);
+    }
+    return WEFT_OK;
+}
+
+/* The tensor's own copy of its strides, if it needs any. */
+static weft_status copy_strides(weft_context *context, weft_tensor *tensor) {
+    if (tensor->strides == NULL || tensor->bytes == 0) {
+        tensor->strides = NULL;
+        return WEFT_OK;
+    }
+    weft_status status = weft_strides_check(context, tensor);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_strides strides = weft_strides_of(tensor);
+    int64_t *copy = NULL;
+    if (!weft_strides_joined(&strides)) {
+        copy = weft_allocate_array(context, tensor->rank, sizeof *copy);
+        if (copy == NULL) {
+            return WEFT_NO_MEMORY;
+        }
+        memcpy(copy, tensor->strides, tensor->rank * sizeof *copy);
+    }
+    tensor->strides = copy;
+    return WEFT_OK;
+}
+
+weft_status weft_table_add(weft_table *table, const weft_tensor *given) {
+    weft_context *context = table->context;
+    weft_context_clear(context);
+    weft_tensor copy;
+    weft_status status = weft_sized_read(context, given, &copy, sizeof copy, "weft_tensor");
+    if (status == WEFT_OK) {
+        status = check_name(table, copy.name);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (weft_dtype_name(copy.dtype) == NULL) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "tensor \"%.*s\": %d is no dtype", WEFT_NAME_SHOWN,
+                         copy.name, (int)copy.dtype);
+    }
+    if (copy.rank > WEFT_RANK_MAX) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "tensor \"%.*s\" has %u dimensions; at most %d are supported", WEFT_NAME_SHOWN,
-                         tensor->name, (unsigned)tensor->rank, WEFT_RANK_MAX);
+                         copy.name, (unsigned)copy.rank, WEFT_RANK_MAX);
     }
-    weft_tensor copy = *tensor;
-    copy.storage = tensor->storage == 0 ? tensor->dtype : tensor->storage;
+    copy.storage = copy.storage == 0 ? copy.dtype : copy.storage;
     copy.tied_to = -1;
     for (uint32_t i = copy.rank; i < WEFT_RANK_MAX; i++) {
         copy.shape[i] = 0;
@@ -289,14 +346,23 @@ weft_status weft_table_add(weft_table *table, const weft_tensor *tensor) {
     if (__builtin_add_overflow(table->bytes, copy.bytes, &total) || total > INT64_MAX) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "with tensor \"%.*s\" the table's size overflows 63 bits", WEFT_NAME_SHOWN,
-                         tensor->name);
+                         copy.name);
     }
     if (copy.bytes == 0 || copy.access != NULL) {
         copy.data = NULL;
     }
-    status = append(table, &copy, tensor->name);
+    status = copy_strides(context, &copy);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = check_converter(context, &copy);
+    if (status == WEFT_OK) {
+        status = append(table, &copy, copy.name);
+    }
     if (status == WEFT_OK) {
         table->bytes = total;
+    } else {
+        weft_release(context, (int64_t *)(uintptr_t)copy.strides);
     }
     return status;
 }
@@ -322,6 +388,26 @@ weft_status weft_table_tie(weft_table *table, const char *name, const char *targ
     }
     copy.tied_to = index;
     return append(table, &copy, name);
+}
+
+weft_status weft_table_set_batch_access(weft_table *table, const weft_batch_access *given) {
+    weft_context_clear(table->context);
+    weft_batch_access batch;
+    weft_status status = weft_sized_read(table->context, given, &batch, sizeof batch, "weft_batch_access");
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (given != NULL &&
+        (batch.begin == NULL || batch.gather == NULL || batch.scatter == NULL || batch.end == NULL)) {
+        return weft_fail(table->context, WEFT_INVALID_ARGUMENT,
+                         "a weft_batch_access needs all four of begin, gather, scatter and end");
+    }
+    table->batch = given != NULL ? batch : (weft_batch_access){0};
+    return WEFT_OK;
+}
+
+weft_batch_access weft_table_batch(const weft_table *table) {
+    return table->batch;
 }
 
 void weft_table_bind(weft_table *table, size_t first, size_t count, void *data) {

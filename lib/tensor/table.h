@@ -19,6 +19,9 @@ bool weft_tensor_alike(const weft_tensor *a, const weft_tensor *b);
 /* Tells `count` tensors from index `first` that their bytes lie one behind the other from `data` on. */
 void weft_table_bind(weft_table *table, size_t first, size_t count, void *data);
 
+/* How its tensors are reached in batches; of size 0 if they are not. */
+weft_batch_access weft_table_batch(const weft_table *table);
+
 bool weft_text_is_utf8(const char *text, size_t size);
 
 /* How much of a name goes into an error text, so that what follows the name still fits. */

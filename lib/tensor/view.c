@@ -11,6 +11,7 @@
 #include "../base/context.h"
 #include "../base/cpu.h"
 #include "../base/status.h"
+#include "strides.h"
 #include "table.h"
 
 #include <string.h>
@@ -77,6 +78,21 @@ void weft_view_settle(weft_view *view) {
     }
 }
 
+/* Rows with padding between them are what pieces can say themselves, and are then worked on where they lie:
+ * in a view of its own tensor, a unit may be a place. */
+static void use_rows(weft_tensor *tensor, weft_mapping *mapping) {
+    if (tensor->strides == NULL || mapping->piece_count == 0) {
+        return;
+    }
+    weft_strides strides = weft_strides_of(tensor);
+    if (strides.rank == 2 && strides.steps[1] == 1) {
+        mapping->pieces[0].live_run = strides.counts[1];
+        mapping->pieces[0].live_stride = strides.steps[0];
+        mapping->whole = false;
+        tensor->strides = NULL;
+    }
+}
+
 weft_status weft_view_create(weft_context *context, const weft_table *table, weft_view **view_out) {
     weft_context_clear(context);
     weft_view *view;
@@ -84,6 +100,8 @@ weft_status weft_view_create(weft_context *context, const weft_table *table, wef
     if (status != WEFT_OK) {
         return status;
     }
+    view->table = table;
+    view->batch = weft_table_batch(table);
     for (size_t i = 0; i < view->count; i++) {
         weft_mapping *mapping = &view->mappings[i];
         if (mapping->units == 0) {
@@ -100,6 +118,9 @@ weft_status weft_view_create(weft_context *context, const weft_table *table, wef
     }
     weft_view_settle(view);
     status = weft_view_find_ties(view, view->tensors, view->count);
+    for (size_t i = 0; i < view->count; i++) {
+        use_rows(&view->tensors[i], &view->mappings[i]);
+    }
     if (status != WEFT_OK) {
         weft_view_destroy(view);
         return status;
@@ -149,6 +170,19 @@ int64_t weft_view_find(const weft_view *view, const char *name) {
 
 bool weft_view_complete(const weft_view *view) {
     return view->complete;
+}
+
+const weft_batch_access *weft_view_batch(const weft_view *view) {
+    return view->batch.size != 0 ? &view->batch : NULL;
+}
+
+bool weft_view_converts(const weft_view *view) {
+    return view->converts;
+}
+
+size_t weft_view_live(const weft_view *view, const weft_tensor *live) {
+    return view->live != NULL ? (size_t)(live - view->live)
+                              : (size_t)weft_table_find(view->table, live->name);
 }
 
 /* ---- mapping ---- */
@@ -422,7 +456,7 @@ void weft_segments_close(weft_segments *segments) {
 
 void *weft_segment_memory(const weft_segment *segment) {
     const weft_tensor *live = segment->live;
-    if (live->data == NULL) {
+    if (live->data == NULL || live->strides != NULL) {
         return NULL;
     }
     return (uint8_t *)live->data + segment->live_unit * weft_dtype_width(live->storage);
@@ -449,6 +483,10 @@ static weft_status read_stretch(weft_context *context, const weft_segment *segme
     uint64_t unit = weft_segment_live(segment, first);
     if (live->data == NULL) {
         return read_access(context, live, unit, units, output);
+    }
+    if (live->strides != NULL) {
+        weft_tensor_read(live, unit, units, output);
+        return WEFT_OK;
     }
     const uint8_t *memory = (const uint8_t *)live->data + unit * weft_dtype_width(live->storage);
     if (live->storage != live->dtype) { /* the F32 masters of BF16 weights */

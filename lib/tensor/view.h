@@ -75,16 +75,23 @@ typedef enum weft_holding {
  * continue each other, or repeat each other at a distance, are joined. */
 weft_status weft_view_map(const weft_view *view, size_t tensor, const weft_span *span, uint64_t linear,
                           weft_segments *segments, weft_holding *holding_out);
+/* The index of a segment's live tensor in the table that the view was made of. */
+size_t weft_view_live(const weft_view *view, const weft_tensor *live);
 /* The tensor, with the same dtype and shape, whose memory the view holds this one in, too; it is the first
  * of them, and has none itself: WEFT_NO_TIE. Both are in the checkpoint, and must always be the same. */
 #define WEFT_NO_TIE SIZE_MAX
 size_t weft_view_tie(const weft_view *view, size_t tensor);
 /* True if some tensor has one. */
 bool weft_view_tied(const weft_view *view);
+/* How live tensors that have an access are reached in batches; NULL if each is through its own. */
+const weft_batch_access *weft_view_batch(const weft_view *view);
+/* True if some live tensor has a converter. */
+bool weft_view_converts(const weft_view *view);
 /* Releases the items. */
 void weft_segments_close(weft_segments *segments);
 
-/* The first byte of a segment of plain memory in its storage type; NULL if it is reached by callbacks. */
+/* The first byte of a segment of plain memory in its storage type; NULL if it is reached by callbacks, or
+ * through strides (weft_tensor_memory). */
 void *weft_segment_memory(const weft_segment *segment);
 /* Copies `units` units (in dtype; F32 masters are cast) from `first` units into the segment, row behind
  * row. */

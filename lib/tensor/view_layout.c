@@ -10,6 +10,7 @@
  */
 #include "layout.h"
 #include "pieces.h"
+#include "strides.h"
 #include "table.h"
 
 #include "../base/context.h"
@@ -252,7 +253,7 @@ static weft_status draft_slices(view_builder *builder, const weft_recipe *recipe
     for (size_t i = 0; i < recipe->slice_count; i++) {
         const weft_slice *slice = &recipe->slices[i];
         size_t tensor;
-        weft_tensor shape;
+        weft_tensor shape = {.size = sizeof shape};
         weft_status status = shape_slice(builder, recipe, slice, &tensor, &shape);
         if (status != WEFT_OK) {
             return status;
@@ -292,7 +293,7 @@ static weft_status measure_recipe(view_builder *builder, const weft_recipe *reci
         status = check_concat_dim(builder, recipe, whole->rank);
     }
     for (size_t i = 1; i < recipe->slice_count && status == WEFT_OK; i++) {
-        weft_tensor shape;
+        weft_tensor shape = {.size = sizeof shape};
         status = shape_slice(builder, recipe, &recipe->slices[i], &tensor, &shape);
         if (status == WEFT_OK) {
             status = join_shape(builder, recipe, &recipe->slices[i], &shape, whole);
@@ -315,7 +316,7 @@ static weft_status follow_recipe(view_builder *builder, const weft_recipe *recip
                          WEFT_NAME_SHOWN, builder->owner[live]->name, WEFT_NAME_SHOWN, recipe->name);
     }
     builder->owner[live] = recipe;
-    weft_tensor whole;
+    weft_tensor whole = {.size = sizeof whole};
     weft_status status = measure_recipe(builder, recipe, &whole);
     if (status == WEFT_OK) {
         status = check_live(builder, recipe, &whole, &builder->view->live[live]);
@@ -347,7 +348,8 @@ static weft_status follow_tie(view_builder *builder, const weft_recipe *tie) {
                          "layout: live tensors \"%.*s\" and \"%.*s\" are tied, but dtype or shape differ",
                          WEFT_NAME_SHOWN, tie->name, WEFT_NAME_SHOWN, tie->target);
     }
-    if (a->data != b->data || a->access != b->access || a->opaque != b->opaque) {
+    bool same = a->access == b->access && a->opaque == b->opaque && weft_tensor_same_places(a, b);
+    if (!same) {
         return weft_fail(
             builder->context, WEFT_INVALID_ARGUMENT,
             "layout: live tensors \"%.*s\" and \"%.*s\" are tied, but each has memory of its own; "
@@ -523,7 +525,10 @@ static weft_status open_builder(view_builder *builder) {
     for (size_t i = 0; i < builder->view->count; i++) {
         builder->view->tensors[i].data = NULL;
         builder->view->tensors[i].access = NULL;
+        builder->view->tensors[i].strides = NULL;
+        builder->view->tensors[i].converter = NULL;
     }
+    builder->view->batch = weft_table_batch(builder->table);
     builder->view->live = weft_allocate_array(context, live_count, sizeof *builder->view->live);
     builder->by_name = weft_allocate_array(context, builder->layout->count, sizeof *builder->by_name);
     builder->owner = weft_allocate_zeroed(context, live_count, sizeof *builder->owner);

@@ -3,12 +3,14 @@
  * view_ties.c: memory that several tensors of a view share, which nobody may have said: a state_dict gives
  * an embedding and an output head the same memory under two names.
  *
- * Live tensors are sorted by address, where those that share memory stand side by side. The same extent
- * with the same dtype and shape is a tie; anything else that overlaps is an error. Then every checkpoint
- * tensor that lies in such memory must lie there exactly as another does, to which it is tied: it is read
- * as ever, and written through the other. What lies behind callbacks cannot be seen.
+ * Live tensors are sorted by address, where those that share memory stand side by side. The same places
+ * with the same dtype and shape are a tie; slices of one buffer may interleave, as strides say; anything
+ * else that overlaps is an error. Then every checkpoint tensor that lies in such memory must lie there
+ * exactly as another does, to which it is tied: it is read as ever, and written through the other. What
+ * lies behind callbacks cannot be seen.
  */
 #include "pieces.h"
+#include "strides.h"
 
 #include "../base/context.h"
 #include "table.h"
@@ -20,6 +22,7 @@
 typedef struct live_extent {
     const uint8_t *start;
     const uint8_t *end;
+    const uint8_t *farthest; /* end of this one and of all before it */
     const weft_tensor *live;
 } live_extent;
 
@@ -30,7 +33,7 @@ typedef struct tensor_place {
 } tensor_place;
 
 static const uint8_t *place_of(const weft_piece *piece) {
-    return (const uint8_t *)piece->live->data + piece->live_base * weft_dtype_width(piece->live->storage);
+    return weft_tensor_memory(piece->live, piece->live_base);
 }
 
 static int compare_extents(const void *a, const void *b) {
@@ -54,19 +57,30 @@ static int compare_places(const void *a, const void *b) {
     return first->tensor < second->tensor ? -1 : 1;
 }
 
-static weft_status check_pair(weft_context *context, const live_extent *a, const live_extent *b) {
-    if (a->start != b->start || a->end != b->end) {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                         "tensors \"%.*s\" and \"%.*s\" overlap in memory; only the same memory under two "
-                         "names is a tie",
-                         WEFT_NAME_SHOWN, a->live->name, WEFT_NAME_SHOWN, b->live->name);
+/* `shared_out`: both are the same memory. */
+static weft_status check_pair(weft_context *context, const weft_tensor *a, const weft_tensor *b,
+                              bool *shared_out) {
+    if (weft_tensor_same_places(a, b) && weft_tensor_alike(a, b)) {
+        if (a->converter != b->converter) {
+            return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                             "tensors \"%.*s\" and \"%.*s\" are the same memory, but have different "
+                             "converters, of which only one would be called",
+                             WEFT_NAME_SHOWN, a->name, WEFT_NAME_SHOWN, b->name);
+        }
+        *shared_out = true;
+        return WEFT_OK;
     }
-    if (!weft_tensor_alike(a->live, b->live) || a->live->storage != b->live->storage) {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                         "tensors \"%.*s\" and \"%.*s\" are the same memory, but dtype or shape differ",
-                         WEFT_NAME_SHOWN, a->live->name, WEFT_NAME_SHOWN, b->live->name);
+    if (weft_tensor_apart(a, b)) {
+        return WEFT_OK;
     }
-    return WEFT_OK;
+    bool same = a->data == b->data && weft_tensor_end(a) == weft_tensor_end(b);
+    return weft_fail(
+        context, WEFT_INVALID_ARGUMENT,
+        same ? "tensors \"%.*s\" and \"%.*s\" are the same memory, but strides, dtype or shape "
+               "differ"
+             : "tensors \"%.*s\" and \"%.*s\" overlap in memory; only the same memory under two "
+               "names is a tie",
+        WEFT_NAME_SHOWN, a->name, WEFT_NAME_SHOWN, b->name);
 }
 
 /* `shared_out`: some memory has two names. */
@@ -80,17 +94,17 @@ static weft_status check_extents(weft_context *context, const weft_tensor *lives
     for (size_t i = 0; i < count; i++) {
         const weft_tensor *live = &lives[i];
         if (live->data != NULL && live->tied_to < 0) {
-            uint64_t bytes = weft_tensor_units(live) * weft_dtype_width(live->storage);
-            const uint8_t *start = live->data;
-            extents[used++] = (live_extent){start, start + bytes, live};
+            const uint8_t *end = weft_tensor_end(live);
+            extents[used++] = (live_extent){live->data, end, end, live};
         }
     }
     qsort(extents, used, sizeof *extents, compare_extents);
     weft_status status = WEFT_OK;
     for (size_t i = 1; i < used && status == WEFT_OK; i++) {
-        if (extents[i].start < extents[i - 1].end) {
-            status = check_pair(context, &extents[i - 1], &extents[i]);
-            *shared_out = true;
+        const uint8_t *before = extents[i - 1].farthest;
+        extents[i].farthest = before > extents[i].end ? before : extents[i].end;
+        for (size_t j = i; j-- > 0 && status == WEFT_OK && extents[j].farthest > extents[i].start;) {
+            status = check_pair(context, extents[j].live, extents[i].live, shared_out);
         }
     }
     weft_release(context, extents);
@@ -170,6 +184,9 @@ static weft_status check_pieces(weft_view *view, size_t pieces) {
 
 weft_status weft_view_find_ties(weft_view *view, const weft_tensor *lives, size_t count) {
     bool shared = false;
+    for (size_t i = 0; i < count; i++) {
+        view->converts = view->converts || lives[i].converter != NULL;
+    }
     weft_status status = check_extents(view->context, lives, count, &shared);
     if (status != WEFT_OK || !shared) {
         return status;

@@ -129,23 +129,6 @@ static weft_status gradient_norm(adam_run *run, double *norm_out) {
     return status;
 }
 
-static void plan_step(adam_run *run, const lm_adam_options *options, double norm) {
-    double steps = (double)run->adam->steps + 1;
-    double warm = options->warm_up > 0 ? steps / (double)options->warm_up : 1;
-    double rate = options->rate * (warm < 1 ? warm : 1);
-    bool clipped = options->clip > 0 && norm > options->clip;
-    run->decay = options->decay * rate;
-    run->step = (lm_adam_step){
-        .rate = (float)rate,
-        .beta1 = (float)options->beta1,
-        .beta2 = (float)options->beta2,
-        .bias1 = (float)(1 - pow(options->beta1, steps)),
-        .bias2 = (float)(1 - pow(options->beta2, steps)),
-        .epsilon = (float)options->epsilon,
-        .scale = clipped ? (float)(options->clip / norm) : 1.0f,
-    };
-}
-
 weft_status lm_adam_run(lm_adam *adam, const lm_adam_options *options, const float *gradient,
                         double *norm_out) {
     lm_model *model = adam->model;
@@ -158,7 +141,20 @@ weft_status lm_adam_run(lm_adam *adam, const lm_adam_options *options, const flo
     if (status != WEFT_OK) {
         return status;
     }
-    plan_step(&run, options, norm);
+    double steps = (double)run.adam->steps + 1;
+    double warm = options->warm_up > 0 ? steps / (double)options->warm_up : 1;
+    double rate = options->rate * (warm < 1 ? warm : 1);
+    bool clipped = options->clip > 0 && norm > options->clip;
+    run.decay = options->decay * rate;
+    run.step = (lm_adam_step){
+        .rate = (float)rate,
+        .beta1 = (float)options->beta1,
+        .beta2 = (float)options->beta2,
+        .bias1 = (float)(1 - pow(options->beta1, steps)),
+        .bias2 = (float)(1 - pow(options->beta2, steps)),
+        .epsilon = (float)options->epsilon,
+        .scale = clipped ? (float)(options->clip / norm) : 1.0f,
+    };
     status = weft_parallel(model->context, model->weight_count, step_weight, &run);
     if (status == WEFT_OK) {
         adam->steps += 1;

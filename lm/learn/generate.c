@@ -277,7 +277,7 @@ static weft_status check(const lm_model *model, const lm_batch *prompts, const l
 }
 
 size_t lm_sampling_bytes(const lm_config *config, const weft_kv_options *kv, size_t tokens) {
-    const weft_kv_options none = {.policy = WEFT_KV_NONE};
+    const weft_kv_options none = {.size = sizeof none, .policy = WEFT_KV_NONE};
     weft_kv_shape shape = lm_cache_shape(config);
     return lm_cache_count(config) * weft_kv_bytes(kv != NULL ? kv : &none, &shape, tokens);
 }
@@ -322,7 +322,9 @@ weft_status lm_generate(lm_model *model, const lm_batch *prompts, const uint64_t
         return status;
     }
     generate_run run = {.model = model, .prompts = prompts, .streams = streams, .sampling = *sampling};
-    run.kv = sampling->kv != NULL ? *sampling->kv : (weft_kv_options){.policy = WEFT_KV_NONE};
+    run.kv = sampling->kv != NULL
+                 ? *sampling->kv
+                 : (weft_kv_options){.size = sizeof(weft_kv_options), .policy = WEFT_KV_NONE};
     atomic_init(&run.next, 0);
     atomic_init(&run.failed, false);
     for (size_t s = 0; s < prompts->sequences; s++) {

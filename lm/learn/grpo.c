@@ -5,7 +5,7 @@
 #include "grpo.h"
 
 #include "../../lib/base/context.h"
-#include "../model/forward.h"
+#include "../model/pass.h"
 
 #include <math.h>
 
@@ -35,6 +35,7 @@ lm_grpo_options lm_grpo_defaults(void) {
         .normalise = true,
         .updates = 2,
         .passes = 1,
+        .correction = {.size = sizeof options.correction},
     };
     options.adam.rate = 1e-4;
     options.adam.warm_up = 0;
@@ -125,22 +126,6 @@ static weft_status run_update(grpo_run *run, lm_trainer *trainer) {
     }
     if (status == WEFT_OK) {
         count_update(run, norm);
-    }
-    return status;
-}
-
-static weft_status run_updates(grpo_run *run, lm_trainer *trainer) {
-    size_t group = run->rollouts->group;
-    size_t groups = run->rollouts->batch.sequences / group;
-    size_t updates = run->options->updates < groups ? run->options->updates : groups;
-    weft_status status = WEFT_OK;
-    for (size_t i = 0; i < run->options->passes * updates && status == WEFT_OK; i++) {
-        size_t part = i % updates;
-        size_t begin = groups * part / updates;
-        size_t end = groups * (part + 1) / updates;
-        run->first = begin * group;
-        run->count = (end - begin) * group;
-        status = run_update(run, trainer);
     }
     return status;
 }
@@ -240,6 +225,7 @@ static weft_status correct(grpo_run *run, weft_context *context, size_t tokens) 
     if (status == WEFT_OK) {
         find_trained(rollouts, trained);
         weft_correction_batch responses = {batch->sequences, batch->starts, trained};
+        run->result.correction.size = sizeof run->result.correction;
         status =
             weft_correction_weigh(context, &responses, rollouts->logp, run->old, &run->options->correction,
                                   run->weights, run->kept, rejected, &run->result.correction);
@@ -257,8 +243,10 @@ static weft_status correct(grpo_run *run, weft_context *context, size_t tokens) 
 
 static weft_status open_run(grpo_run *run, weft_context *context, size_t tokens) {
     size_t sequences = run->rollouts->batch.sequences;
-    run->objective = (weft_objective_options){
-        .clip_low = run->options->clip_low, .clip_high = run->options->clip_high, .kl = run->options->kl};
+    run->objective = (weft_objective_options){.size = sizeof(weft_objective_options),
+                                              .clip_low = run->options->clip_low,
+                                              .clip_high = run->options->clip_high,
+                                              .kl = run->options->kl};
     run->old = run->rollouts->old != NULL ? run->rollouts->old : run->rollouts->logp;
     run->advantages = weft_allocate_array(context, sequences, sizeof *run->advantages);
     run->divisors = weft_allocate_array(context, sequences, sizeof *run->divisors);
@@ -297,7 +285,17 @@ weft_status lm_grpo_step(lm_trainer *trainer, const lm_rollouts *rollouts, const
         status = correct(&run, context, tokens);
     }
     if (status == WEFT_OK) {
-        status = run_updates(&run, trainer);
+        size_t group = run.rollouts->group;
+        size_t groups = run.rollouts->batch.sequences / group;
+        size_t updates = run.options->updates < groups ? run.options->updates : groups;
+        for (size_t i = 0; i < run.options->passes * updates && status == WEFT_OK; i++) {
+            size_t part = i % updates;
+            size_t begin = groups * part / updates;
+            size_t end = groups * (part + 1) / updates;
+            run.first = begin * group;
+            run.count = (end - begin) * group;
+            status = run_update(&run, trainer);
+        }
     }
     close_run(&run, context);
     if (status == WEFT_OK) {

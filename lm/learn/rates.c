@@ -39,7 +39,7 @@ static weft_status copy_trainer(lm_trainer *trainer, const lm_trainer *source) {
 
 static weft_status open_store(rates_run *run, size_t number) {
     weft_context *context = run->trainer->model->context;
-    weft_store_options options = {.volatile_writes = true};
+    weft_store_options options = {.size = sizeof options, .volatile_writes = true};
     char path[PATH_MAX];
     int size = snprintf(path, sizeof path, "%s/rate-%zu", run->options->directory, number);
     if (size < 0 || (size_t)size >= sizeof path) {
@@ -51,7 +51,8 @@ static weft_status open_store(rates_run *run, size_t number) {
 /* Later anchors and leaps serve those who come late: a receiver that follows never fetches them. */
 static weft_status open_publisher(rates_run *run) {
     weft_context *context = run->trainer->model->context;
-    weft_publisher_options options = {.profile = WEFT_PROFILE_SMALL, .anchor_ratio = -1, .no_leaps = true};
+    weft_publisher_options options = {
+        .size = sizeof options, .profile = WEFT_PROFILE_SMALL, .anchor_ratio = -1, .no_leaps = true};
     weft_status status = weft_view_create(context, lm_model_table(run->trainer->model), &run->view);
     if (status == WEFT_OK) {
         status = weft_publisher_open(context, run->store, run->view, &options, &run->publisher);
@@ -134,7 +135,7 @@ static void compare(rates_run *run, uint64_t step) {
 
 static void count_version(lm_rates_row *row, const weft_publish_result *published, double steps) {
     row->bytes += (double)published->uploaded_bytes / steps;
-    row->patch_bytes += (double)published->diff.patch_bytes / steps;
+    row->patch_bytes += (double)published->patch_bytes / steps;
     if (published->uploaded_bytes > row->most_bytes) {
         row->most_bytes = published->uploaded_bytes;
     }
@@ -148,26 +149,21 @@ static weft_status watch(const rates_run *run, const lm_rates_step *step) {
     return WEFT_OK;
 }
 
-static weft_status publish_step(rates_run *run, const lm_grpo_result *result, lm_rates_step *step) {
-    double steps = (double)run->options->steps;
-    weft_publish_result published;
-    weft_status status = weft_publisher_publish(run->publisher, NULL, &published);
-    if (status == WEFT_OK) {
-        step->bytes = published.uploaded_bytes;
-        run->row->reward += result->reward / steps;
-        run->row->idle += result->updates == 0;
-        count_version(run->row, &published, steps);
-    }
-    return status;
-}
-
 static weft_status run_step(rates_run *run, uint64_t number) {
     lm_rates_step step = {.rate = run->row->rate, .step = number, .counted = number > run->options->settle};
     lm_grpo_result result;
     double start = weft_clock_now();
     weft_status status = learn(run, number - 1, &result);
     if (status == WEFT_OK && step.counted) {
-        status = publish_step(run, &result, &step);
+        double steps = (double)run->options->steps;
+        weft_publish_result published = {.size = sizeof published};
+        status = weft_publisher_publish(run->publisher, NULL, &published);
+        if (status == WEFT_OK) {
+            step.bytes = published.uploaded_bytes;
+            run->row->reward += result.reward / steps;
+            run->row->idle += result.updates == 0;
+            count_version(run->row, &published, steps);
+        }
         run->row->seconds += (weft_clock_now() - start) / (double)run->options->steps;
     }
     if (status != WEFT_OK) {
@@ -186,7 +182,7 @@ static weft_status run_step(rates_run *run, uint64_t number) {
 
 /* The first version is the whole model; the steps that count begin after it. */
 static weft_status publish_first(rates_run *run, size_t number) {
-    weft_publish_result first;
+    weft_publish_result first = {.size = sizeof first};
     weft_status status = open_store(run, number);
     if (status == WEFT_OK) {
         status = open_publisher(run);
@@ -195,8 +191,8 @@ static weft_status publish_first(rates_run *run, size_t number) {
         status = weft_publisher_publish(run->publisher, NULL, &first);
     }
     if (status == WEFT_OK) {
-        run->row->elements = first.diff.total;
-        run->row->dense_bytes = first.diff.dense_bytes;
+        run->row->elements = first.total;
+        run->row->dense_bytes = first.dense_bytes;
     }
     return status;
 }

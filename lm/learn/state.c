@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PATH_SIZE = 4096, CONFIG_BYTES_MAX = 1 << 16, FORMAT = 1 };
+enum { PATH_SIZE = 4096, FORMAT = 1 };
 
 /* ---- config.json ---- */
 
@@ -35,33 +35,11 @@ static weft_status write_config(weft_context *context, const lm_config *config, 
     return status;
 }
 
-weft_status lm_config_read(weft_context *context, const char *directory, lm_config *config_out) {
-    char path[PATH_SIZE];
-    weft_status status = join(context, directory, "config.json", path);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    FILE *file = fopen(path, "r");
-    if (file == NULL) {
-        return weft_fail_errno(context, errno, "cannot read '%s'", path);
-    }
-    char *text = weft_allocate(context, CONFIG_BYTES_MAX);
-    if (text == NULL) {
-        fclose(file);
-        return WEFT_NO_MEMORY;
-    }
-    size_t size = fread(text, 1, CONFIG_BYTES_MAX, file);
-    fclose(file);
-    status = lm_config_parse(context, text, size, config_out);
-    weft_release(context, text);
-    return status;
-}
-
 /* ---- the model ---- */
 
 weft_status lm_model_write(lm_model *model, const char *directory, bool durable) {
     char path[PATH_SIZE];
-    weft_write_options options = {.durable = durable};
+    weft_write_options options = {.size = sizeof options, .durable = durable};
     weft_status status = join(model->context, directory, "config.json", path);
     if (status == WEFT_OK) {
         status = write_config(model->context, &model->config, path, durable);
@@ -87,11 +65,10 @@ static weft_status find_tensor(weft_context *context, const weft_table *table, c
                              : tensor->rank == 2 && tensor->shape[0] == weight->rows &&
                                    tensor->shape[1] == weight->columns;
     if (!fits || tensor->dtype != dtype) {
-        return weft_fail(
-            context, WEFT_INVALID_ARGUMENT,
-            "the checkpoint's tensor '%s' has another shape or dtype than this model's: it is of "
-            "another architecture",
-            name);
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "the checkpoint's tensor '%s' has another shape or dtype than this model's: it is "
+                         "of another architecture",
+                         name);
     }
     *data_out = tensor->data;
     return WEFT_OK;
@@ -170,6 +147,7 @@ static weft_status make_table(const lm_trainer *trainer, weft_table **table_out)
         char name[2 * LM_NAME_MAX];
         name_tensor(name, kind->prefix, weight);
         weft_tensor tensor = {
+            .size = sizeof tensor,
             .name = name,
             .dtype = WEFT_DTYPE_F32,
             .rank = weight->norm ? 1 : 2,
@@ -239,7 +217,7 @@ weft_status lm_state_write(lm_trainer *trainer, const lm_progress *progress, con
         progress_text text = format_progress(trainer->adam, progress);
         const char *const metadata[] = {
             "weft_lm_config", config, "weft_lm_digest", digest, "weft_lm_progress", text.text, NULL};
-        weft_write_options options = {.metadata = metadata, .durable = durable};
+        weft_write_options options = {.size = sizeof options, .metadata = metadata, .durable = durable};
         status = weft_table_write(context, table, path, &options);
     }
     weft_release(context, config);

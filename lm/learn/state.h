@@ -25,9 +25,6 @@ typedef struct lm_progress {
 WEFT_CHECKED weft_status lm_model_write(lm_model *model, const char *directory, bool durable);
 /* Fills a model of the same architecture; a trainer's masters become the BF16 values. */
 WEFT_CHECKED weft_status lm_model_read(lm_model *model, const char *directory);
-/* The config of such a directory. */
-WEFT_CHECKED weft_status lm_config_read(weft_context *context, const char *directory,
-                                        lm_config *config_out);
 
 WEFT_CHECKED weft_status lm_state_write(lm_trainer *trainer, const lm_progress *progress, const char *path,
                                         bool durable);

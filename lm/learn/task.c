@@ -19,11 +19,10 @@ weft_status lm_task_check(weft_context *context, const lm_task *task) {
                              task->steps, task->period, STEPS_MAX, PERIOD_MAX);
         }
         if (task->steps % task->period == 0) {
-            return weft_fail(
-                context, WEFT_INVALID_ARGUMENT,
-                "a chain of %u steps round %u numbers can be guessed: choose a number of steps "
-                "that is no multiple of %u",
-                task->steps, task->period, task->period);
+            return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                             "a chain of %u steps round %u numbers can be guessed: choose a number of "
+                             "steps that is no multiple of %u",
+                             task->steps, task->period, task->period);
         }
         return WEFT_OK;
     }

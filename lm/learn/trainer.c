@@ -145,10 +145,10 @@ static weft_status check_rollout(const lm_model *model, const lm_task *task,
     enum { MOST = 1 << 20 };
     if (options->prompts < 1 || options->group < 1 || options->prompts > MOST || options->group > MOST ||
         options->prompts * options->group > MOST) {
-        return weft_fail(model->context, WEFT_INVALID_ARGUMENT,
-                         "%zu prompts with %zu responses each cannot be rolled out at once; choose 1 to %d "
-                         "in all",
-                         options->prompts, options->group, MOST);
+        return weft_fail(
+            model->context, WEFT_INVALID_ARGUMENT,
+            "%zu prompts with %zu responses each cannot be rolled out at once; choose 1 to %d in all",
+            options->prompts, options->group, MOST);
     }
     if (model->config.vocabulary < LM_TASK_VOCABULARY) {
         return weft_fail(model->context, WEFT_INVALID_ARGUMENT,

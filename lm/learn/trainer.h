@@ -6,7 +6,7 @@
 #ifndef WEFT_LM_LEARN_TRAINER_H
 #define WEFT_LM_LEARN_TRAINER_H
 
-#include "../model/backward.h"
+#include "../model/pass.h"
 #include "adam.h"
 #include "generate.h"
 #include "task.h"
@@ -27,7 +27,7 @@ typedef struct lm_trainer {
 WEFT_CHECKED weft_status lm_trainer_create(weft_context *context, const lm_config *config,
                                            lm_trainer **trainer_out);
 void lm_trainer_destroy(lm_trainer *trainer);
-/* One step of the optimizer along the gradient of a loss (backward.h). `logp`, of each token, is that
+/* One step of the optimizer along the gradient of a loss (pass.h). `logp`, of each token, is that
  * before the step. */
 WEFT_CHECKED weft_status lm_trainer_step(lm_trainer *trainer, const lm_batch *batch, float temperature,
                                          lm_slope_function slope, void *opaque,

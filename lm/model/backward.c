@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * backward.c: gradients back through the layers, slice by slice.
+ * backward.c: gradients back through the layers, slice by slice; and whole batches there, or there and
+ * back.
  */
-#include "backward.h"
+#include "pass.h"
 
 #include "../../lib/base/context.h"
 #include "../../lib/base/pool.h"
@@ -10,22 +11,9 @@
 #include <math.h>
 #include <string.h>
 
-void lm_apply_backward(const lm_model *model, const lm_weight *weight, size_t rows, const float *doutput,
-                       float *dinput, bool accumulate) {
-    lm_product product = {
-        .rows = rows,
-        .columns = weight->columns,
-        .depth = weight->rows,
-        .a = doutput,
-        .a_row = weight->rows,
-        .a_step = 1,
-        .b = weight->backward,
-        .panel = weight->rows * LM_PANEL,
-        .c = dinput,
-        .c_row = weight->columns,
-        .accumulate = accumulate,
-    };
-    lm_product_run(model->kernels, &product);
+static void apply_backward(const lm_model *model, const lm_weight *weight, size_t rows,
+                           const float *doutput, float *dinput, bool accumulate) {
+    lm_apply(model, weight->backward, rows, weight->columns, weight->rows, doutput, dinput, accumulate);
 }
 
 static void norm_rows_back(const lm_model *model, const lm_weight *gain, size_t rows, const float *input,
@@ -34,16 +22,6 @@ static void norm_rows_back(const lm_model *model, const lm_weight *gain, size_t 
     for (size_t i = 0; i < rows; i++) {
         model->kernels->norm_back(input + i * width, model->values + gain->offset, scale[i],
                                   doutput + i * width, width, dinput + i * width);
-    }
-}
-
-static void rotate_rows_back(const lm_model *model, float *rows, size_t heads, size_t length) {
-    size_t head = lm_config_head(&model->config);
-    for (size_t i = 0; i < length; i++) {
-        for (size_t h = 0; h < heads; h++) {
-            model->kernels->rotate(rows + (i * heads + h) * head, model->cosines + i * (head / 2),
-                                   model->sines + i * (head / 2), -1, head / 2);
-        }
     }
 }
 
@@ -184,10 +162,10 @@ static void feed_forward_back(lm_pass *pass, size_t number, const lm_slice *slic
     float *dnormed = layer->dmiddle_normed + row * width;
     float *dmiddle = layer->dmiddle + row * width;
     const float *doutput = layer->doutput + row * width;
-    lm_apply_backward(model, lm_model_layer(model, number, LM_DOWN), rows, doutput, dactivation, false);
+    apply_backward(model, lm_model_layer(model, number, LM_DOWN), rows, doutput, dactivation, false);
     model->kernels->swiglu_back(gate, up, dactivation, rows * hidden);
-    lm_apply_backward(model, lm_model_layer(model, number, LM_GATE), rows, gate, dnormed, false);
-    lm_apply_backward(model, lm_model_layer(model, number, LM_UP), rows, up, dnormed, true);
+    apply_backward(model, lm_model_layer(model, number, LM_GATE), rows, gate, dnormed, false);
+    apply_backward(model, lm_model_layer(model, number, LM_UP), rows, up, dnormed, true);
     memcpy(dmiddle, doutput, rows * width * sizeof *dmiddle);
     norm_rows_back(model, lm_model_layer(model, number, LM_POST_NORM), rows, layer->middle + row * width,
                    layer->middle_scale + row, dnormed, dmiddle);
@@ -203,35 +181,36 @@ static void attention_back(lm_pass *pass, size_t number, const lm_slice *slice, 
     lm_scratch *scratch = &pass->scratch[slice->worker];
     const float *dmiddle = layer->dmiddle + row * width;
     float *dnormed = layer->dnormed + row * width;
-    lm_apply_backward(model, lm_model_layer(model, number, LM_ATTENTION_OUT), rows, dmiddle,
-                      scratch->dattended, false);
+    apply_backward(model, lm_model_layer(model, number, LM_ATTENTION_OUT), rows, dmiddle,
+                   scratch->dattended, false);
     for (size_t s = slice->first; s < slice->first + slice->sequences; s++) {
         size_t start = slice->batch->starts[s] - slice->origin;
         size_t length = lm_batch_length(slice->batch, s);
         attend_back(pass, layer, start, length, scratch->dattended + (start - row) * width, scratch);
-        rotate_rows_back(model, layer->dquery + start * width, model->config.heads, length);
-        rotate_rows_back(model, layer->dkey + start * kv, model->config.kv_heads, length);
+        lm_rotate_rows(model, layer->dquery + start * width, model->config.heads, length, -1);
+        lm_rotate_rows(model, layer->dkey + start * kv, model->config.kv_heads, length, -1);
     }
-    lm_apply_backward(model, lm_model_layer(model, number, LM_QUERY), rows, layer->dquery + row * width,
-                      dnormed, false);
-    lm_apply_backward(model, lm_model_layer(model, number, LM_KEY), rows, layer->dkey + row * kv, dnormed,
-                      true);
-    lm_apply_backward(model, lm_model_layer(model, number, LM_VALUE), rows, layer->dvalue + row * kv,
-                      dnormed, true);
+    apply_backward(model, lm_model_layer(model, number, LM_QUERY), rows, layer->dquery + row * width,
+                   dnormed, false);
+    apply_backward(model, lm_model_layer(model, number, LM_KEY), rows, layer->dkey + row * kv, dnormed,
+                   true);
+    apply_backward(model, lm_model_layer(model, number, LM_VALUE), rows, layer->dvalue + row * kv, dnormed,
+                   true);
     memcpy(dinput, dmiddle, rows * width * sizeof *dinput);
     norm_rows_back(model, lm_model_layer(model, number, LM_INPUT_NORM), rows, layer->input + row * width,
                    layer->input_scale + row, dnormed, dinput);
 }
 
-void lm_backward_slice(lm_pass *pass, const lm_slice *slice) {
+/* Rows of pass->logits hold the gradient of the logits. */
+static void backward_slice(lm_pass *pass, const lm_slice *slice) {
     const lm_model *model = pass->model;
     size_t width = model->config.width;
     size_t layers = model->config.layers;
     size_t row = lm_slice_row(slice);
     size_t rows = lm_slice_rows(slice);
     float *doutput = pass->layers[layers - 1].doutput + row * width;
-    lm_apply_backward(model, lm_model_head(model), rows, pass->logits + row * model->config.vocabulary,
-                      pass->dfinal_normed + row * width, false);
+    apply_backward(model, lm_model_head(model), rows, pass->logits + row * model->config.vocabulary,
+                   pass->dfinal_normed + row * width, false);
     memset(doutput, 0, rows * width * sizeof *doutput);
     norm_rows_back(model, lm_model_final_norm(model), rows, pass->layers[layers].input + row * width,
                    pass->final_scale + row, pass->dfinal_normed + row * width, doutput);
@@ -244,18 +223,31 @@ void lm_backward_slice(lm_pass *pass, const lm_slice *slice) {
 
 /* ---- a batch ---- */
 
-typedef struct gradient_run {
+typedef struct batch_run {
     lm_pass *pass;
-    lm_slice chunk;
-    size_t *slices;
-    lm_slope_function slope;
-    void *opaque;
+    lm_slice chunk; /* all sequences of the chunk */
+    size_t *slices; /* the first sequence of each, and the end */
     float *logp;
+    lm_slope_function slope; /* NULL: it only scores */
+    void *opaque;
     float *slopes; /* by token of the batch */
-} gradient_run;
+} batch_run;
+
+/* The log-probability of each token of the slice, at its place in the batch. */
+static void slice_scores(const lm_pass *pass, const lm_slice *slice, float *logp) {
+    size_t vocabulary = pass->model->config.vocabulary;
+    const lm_batch *batch = slice->batch;
+    for (size_t s = slice->first; s < slice->first + slice->sequences; s++) {
+        size_t start = batch->starts[s];
+        logp[start] = 0;
+        for (size_t i = start; i + 1 < batch->starts[s + 1]; i++) {
+            logp[i + 1] = pass->logits[(i - slice->origin) * vocabulary + batch->tokens[i + 1]];
+        }
+    }
+}
 
 /* From log-probabilities to the gradient of the logits. A sequence's last row predicts nothing. */
-static void loss_back(const gradient_run *run, const lm_slice *slice) {
+static void loss_back(const batch_run *run, const lm_slice *slice) {
     const lm_model *model = run->pass->model;
     const lm_batch *batch = slice->batch;
     size_t vocabulary = model->config.vocabulary;
@@ -272,59 +264,96 @@ static void loss_back(const gradient_run *run, const lm_slice *slice) {
     }
 }
 
-static weft_status gradient_slice(void *argument, size_t index, unsigned worker) {
-    gradient_run *run = argument;
+static weft_status run_slice(void *argument, size_t index, unsigned worker) {
+    batch_run *run = argument;
     lm_slice slice = run->chunk;
     slice.first = run->slices[index];
     slice.sequences = run->slices[index + 1] - slice.first;
     slice.worker = worker;
     lm_forward_slice(run->pass, &slice);
-    lm_slice_scores(run->pass, &slice, run->logp);
-    loss_back(run, &slice);
-    lm_backward_slice(run->pass, &slice);
+    slice_scores(run->pass, &slice, run->logp);
+    if (run->slope != NULL) {
+        loss_back(run, &slice);
+        backward_slice(run->pass, &slice);
+    }
     return WEFT_OK;
 }
 
-static weft_status run_chunks(gradient_run *run, const lm_batch *batch, float temperature,
-                              float *gradient) {
+/* The first sequence of each slice, and the end; returns their number, at most that of the sequences. */
+static size_t cut_slices(const lm_batch *batch, size_t first, size_t sequences, size_t *slices) {
+    size_t count = 0;
+    size_t end = first + sequences;
+    while (first < end) {
+        slices[count++] = first;
+        size_t taken = lm_batch_take(batch, first, LM_SLICE_TOKENS);
+        first = first + taken < end ? first + taken : end;
+    }
+    slices[count] = end;
+    return count;
+}
+
+weft_status lm_check_temperature(const lm_model *model, float temperature) {
+    if (!(temperature >= 0.01f && temperature <= 100)) {
+        return weft_fail(model->context, WEFT_INVALID_ARGUMENT,
+                         "a temperature of %g cannot be used; choose one from 0.01 to 100",
+                         (double)temperature);
+    }
+    return WEFT_OK;
+}
+
+/* `gradient` is NULL if nothing is learned. */
+static weft_status run_chunks(batch_run *run, const lm_batch *batch, float temperature, float *gradient) {
     lm_pass *pass = run->pass;
     weft_status status = WEFT_OK;
     for (size_t first = 0, taken; first < batch->sequences && status == WEFT_OK; first += taken) {
         taken = lm_batch_take(batch, first, pass->capacity);
         run->chunk = (lm_slice){.batch = batch, .origin = batch->starts[first], .temperature = temperature};
-        size_t count = lm_cut_slices(batch, first, taken, run->slices);
+        size_t count = cut_slices(batch, first, taken, run->slices);
         status = weft_progress_ask(pass->model->context);
         if (status == WEFT_OK) {
-            status = weft_parallel(pass->model->context, count, gradient_slice, run);
+            status = weft_parallel(pass->model->context, count, run_slice, run);
         }
-        if (status == WEFT_OK) {
+        if (status == WEFT_OK && gradient != NULL) {
             status = lm_weight_gradients(pass, batch, first, taken, gradient);
         }
     }
     return status;
 }
 
-weft_status lm_gradient(lm_pass *pass, const lm_batch *batch, float temperature, lm_slope_function slope,
-                        void *opaque, float *gradient, float *logp) {
-    weft_context *context = pass->model->context;
-    weft_status status = lm_check_temperature(pass->model, temperature);
+static weft_status run_batch(batch_run *run, const lm_batch *batch, float temperature, float *gradient) {
+    const lm_model *model = run->pass->model;
+    weft_context *context = model->context;
+    weft_status status = lm_check_temperature(model, temperature);
     if (status == WEFT_OK) {
-        status = lm_batch_check(pass->model, batch);
-    }
-    if (status == WEFT_OK && !pass->training) {
-        status = weft_fail(context, WEFT_INVALID_ARGUMENT, "a pass that only scores cannot make gradients");
+        status = lm_batch_check(model, batch);
     }
     if (status != WEFT_OK) {
         return status;
     }
-    gradient_run run = {.pass = pass, .slope = slope, .opaque = opaque, .logp = logp};
-    run.slices = weft_allocate_array(context, batch->sequences + 1, sizeof *run.slices);
-    run.slopes = weft_allocate_array(context, batch->starts[batch->sequences], sizeof *run.slopes);
-    status = WEFT_NO_MEMORY;
-    if (run.slices != NULL && run.slopes != NULL) {
-        status = run_chunks(&run, batch, temperature, gradient);
+    run->slices = weft_allocate_array(context, batch->sequences + 1, sizeof *run->slices);
+    if (run->slope != NULL) {
+        run->slopes = weft_allocate_array(context, batch->starts[batch->sequences], sizeof *run->slopes);
     }
-    weft_release(context, run.slopes);
-    weft_release(context, run.slices);
+    status = WEFT_NO_MEMORY;
+    if (run->slices != NULL && (run->slope == NULL || run->slopes != NULL)) {
+        status = run_chunks(run, batch, temperature, gradient);
+    }
+    weft_release(context, run->slopes);
+    weft_release(context, run->slices);
     return status;
+}
+
+weft_status lm_score(lm_pass *pass, const lm_batch *batch, float temperature, float *logp) {
+    batch_run run = {.pass = pass, .logp = logp};
+    return run_batch(&run, batch, temperature, NULL);
+}
+
+weft_status lm_gradient(lm_pass *pass, const lm_batch *batch, float temperature, lm_slope_function slope,
+                        void *opaque, float *gradient, float *logp) {
+    batch_run run = {.pass = pass, .logp = logp, .slope = slope, .opaque = opaque};
+    if (!pass->training) {
+        return weft_fail(pass->model->context, WEFT_INVALID_ARGUMENT,
+                         "a pass that only scores cannot make gradients");
+    }
+    return run_batch(&run, batch, temperature, gradient);
 }

@@ -45,10 +45,10 @@ size_t lm_config_parameters(const lm_config *config) {
 
 static weft_status check_heads(weft_context *context, const lm_config *config) {
     if (config->width % config->heads != 0 || lm_config_head(config) % 2 != 0) {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                         "a model of width %u cannot have %u heads: each needs the same, even share of the "
-                         "width",
-                         config->width, config->heads);
+        return weft_fail(
+            context, WEFT_INVALID_ARGUMENT,
+            "a model of width %u cannot have %u heads: each needs the same, even share of the width",
+            config->width, config->heads);
     }
     if (config->kv_heads > config->heads || config->heads % config->kv_heads != 0) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,

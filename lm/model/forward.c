@@ -2,7 +2,7 @@
  *
  * forward.c: sequences through the layers.
  */
-#include "forward.h"
+#include "pass.h"
 
 #include "../../lib/base/context.h"
 #include "../../lib/base/pool.h"
@@ -10,22 +10,27 @@
 #include <math.h>
 #include <string.h>
 
-void lm_apply_forward(const lm_model *model, const lm_weight *weight, size_t rows, const float *input,
-                      float *output, bool accumulate) {
+void lm_apply(const lm_model *model, const float *panels, size_t rows, size_t columns, size_t depth,
+              const float *input, float *output, bool accumulate) {
     lm_product product = {
         .rows = rows,
-        .columns = weight->rows,
-        .depth = weight->columns,
+        .columns = columns,
+        .depth = depth,
         .a = input,
-        .a_row = weight->columns,
+        .a_row = depth,
         .a_step = 1,
-        .b = weight->forward,
-        .panel = weight->columns * LM_PANEL,
+        .b = panels,
+        .panel = depth * LM_PANEL,
         .c = output,
-        .c_row = weight->rows,
+        .c_row = columns,
         .accumulate = accumulate,
     };
     lm_product_run(model->kernels, &product);
+}
+
+void lm_apply_forward(const lm_model *model, const lm_weight *weight, size_t rows, const float *input,
+                      float *output, bool accumulate) {
+    lm_apply(model, weight->forward, rows, weight->rows, weight->columns, input, output, accumulate);
 }
 
 static void norm_rows(const lm_model *model, const lm_weight *gain, size_t rows, const float *input,
@@ -48,13 +53,12 @@ static void embed(const lm_pass *pass, const lm_slice *slice) {
     }
 }
 
-/* Rotates the heads of each row by its position in its sequence. */
-static void rotate_rows(const lm_model *model, float *rows, size_t heads, size_t length) {
+void lm_rotate_rows(const lm_model *model, float *rows, size_t heads, size_t length, float direction) {
     size_t head = lm_config_head(&model->config);
     for (size_t i = 0; i < length; i++) {
         for (size_t h = 0; h < heads; h++) {
             model->kernels->rotate(rows + (i * heads + h) * head, model->cosines + i * (head / 2),
-                                   model->sines + i * (head / 2), 1, head / 2);
+                                   model->sines + i * (head / 2), direction, head / 2);
         }
     }
 }
@@ -144,8 +148,8 @@ static void attention_half(const lm_pass *pass, size_t number, const lm_slice *s
     for (size_t s = slice->first; s < slice->first + slice->sequences; s++) {
         size_t start = slice->batch->starts[s] - slice->origin;
         size_t length = lm_batch_length(slice->batch, s);
-        rotate_rows(model, layer->query + start * width, model->config.heads, length);
-        rotate_rows(model, layer->key + start * kv, model->config.kv_heads, length);
+        lm_rotate_rows(model, layer->query + start * width, model->config.heads, length, 1);
+        lm_rotate_rows(model, layer->key + start * kv, model->config.kv_heads, length, 1);
         attend(pass, layer, start, length, &pass->scratch[slice->worker]);
     }
     memcpy(layer->middle + row * width, layer->input + row * width, rows * width * sizeof(float));
@@ -201,84 +205,4 @@ void lm_forward_slice(lm_pass *pass, const lm_slice *slice) {
         feed_forward_half(pass, number, slice);
     }
     score_rows(pass, slice);
-}
-
-/* ---- scoring ---- */
-
-typedef struct score_run {
-    lm_pass *pass;
-    lm_slice chunk; /* all sequences of the chunk */
-    size_t *slices; /* the first sequence of each, and the end */
-    float *logp;
-} score_run;
-
-void lm_slice_scores(const lm_pass *pass, const lm_slice *slice, float *logp) {
-    size_t vocabulary = pass->model->config.vocabulary;
-    const lm_batch *batch = slice->batch;
-    for (size_t s = slice->first; s < slice->first + slice->sequences; s++) {
-        size_t start = batch->starts[s];
-        logp[start] = 0;
-        for (size_t i = start; i + 1 < batch->starts[s + 1]; i++) {
-            logp[i + 1] = pass->logits[(i - slice->origin) * vocabulary + batch->tokens[i + 1]];
-        }
-    }
-}
-
-static weft_status score_slice(void *argument, size_t index, unsigned worker) {
-    score_run *run = argument;
-    lm_slice slice = run->chunk;
-    slice.first = run->slices[index];
-    slice.sequences = run->slices[index + 1] - slice.first;
-    slice.worker = worker;
-    lm_forward_slice(run->pass, &slice);
-    lm_slice_scores(run->pass, &slice, run->logp);
-    return WEFT_OK;
-}
-
-size_t lm_cut_slices(const lm_batch *batch, size_t first, size_t sequences, size_t *slices) {
-    size_t count = 0;
-    size_t end = first + sequences;
-    while (first < end) {
-        slices[count++] = first;
-        size_t taken = lm_batch_take(batch, first, LM_SLICE_TOKENS);
-        first = first + taken < end ? first + taken : end;
-    }
-    slices[count] = end;
-    return count;
-}
-
-weft_status lm_check_temperature(const lm_model *model, float temperature) {
-    if (!(temperature >= 0.01f && temperature <= 100)) {
-        return weft_fail(model->context, WEFT_INVALID_ARGUMENT,
-                         "a temperature of %g cannot be used; choose one from 0.01 to 100",
-                         (double)temperature);
-    }
-    return WEFT_OK;
-}
-
-weft_status lm_score(lm_pass *pass, const lm_batch *batch, float temperature, float *logp) {
-    weft_context *context = pass->model->context;
-    weft_status status = lm_check_temperature(pass->model, temperature);
-    if (status == WEFT_OK) {
-        status = lm_batch_check(pass->model, batch);
-    }
-    if (status != WEFT_OK) {
-        return status;
-    }
-    size_t *slices = weft_allocate_array(context, batch->sequences + 1, sizeof *slices);
-    if (slices == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    score_run run = {.pass = pass, .slices = slices, .logp = logp};
-    for (size_t first = 0, taken; first < batch->sequences && status == WEFT_OK; first += taken) {
-        taken = lm_batch_take(batch, first, pass->capacity);
-        run.chunk = (lm_slice){.batch = batch, .origin = batch->starts[first], .temperature = temperature};
-        size_t count = lm_cut_slices(batch, first, taken, slices);
-        status = weft_progress_ask(context);
-        if (status == WEFT_OK) {
-            status = weft_parallel(context, count, score_slice, &run);
-        }
-    }
-    weft_release(context, slices);
-    return status;
 }

@@ -157,6 +157,7 @@ static weft_status fill_table(lm_model *model) {
     for (size_t i = 0; i < model->weight_count && status == WEFT_OK; i++) {
         const lm_weight *weight = &model->weights[i];
         weft_tensor tensor = {
+            .size = sizeof tensor,
             .name = weight->name,
             .dtype = WEFT_DTYPE_BF16,
             .storage = model->masters != NULL ? WEFT_DTYPE_F32 : WEFT_DTYPE_BF16,

@@ -139,13 +139,6 @@ static size_t cut_scratch(lm_pass *pass, float *memory) {
     return cutter.used;
 }
 
-static size_t choose_capacity(lm_pass *pass) {
-    size_t each = cut_chunk(pass, NULL, LM_LANES) / LM_LANES;
-    size_t fits = CHUNK_FLOATS / each;
-    size_t capacity = fits < CHUNK_TOKENS ? fits : CHUNK_TOKENS;
-    return larger(capacity, pass->model->config.context);
-}
-
 static weft_status build(lm_pass *pass) {
     weft_context *context = pass->model->context;
     pass->layers = weft_allocate_zeroed(context, pass->model->config.layers + 1u, sizeof *pass->layers);
@@ -153,7 +146,10 @@ static weft_status build(lm_pass *pass) {
     if (pass->layers == NULL || pass->scratch == NULL) {
         return WEFT_NO_MEMORY;
     }
-    pass->capacity = choose_capacity(pass);
+    size_t each = cut_chunk(pass, NULL, LM_LANES) / LM_LANES;
+    size_t fits = CHUNK_FLOATS / each;
+    size_t capacity = fits < CHUNK_TOKENS ? fits : CHUNK_TOKENS;
+    pass->capacity = larger(capacity, pass->model->config.context);
     pass->memory =
         weft_allocate_array(context, cut_chunk(pass, NULL, pass->capacity), sizeof *pass->memory);
     pass->scratch_memory = weft_allocate_array(context, cut_scratch(pass, NULL), sizeof(float));

@@ -118,22 +118,40 @@ void lm_forward_slice(lm_pass *pass, const lm_slice *slice);
  * row; scratch->keys holds the head's packed keys. Each tile of rows is zero up to its last column. */
 void lm_attention_probabilities(const lm_pass *pass, const float *query, size_t length,
                                 lm_scratch *scratch);
-/* Back through the model. Rows of pass->logits hold the gradient of the logits. */
-void lm_backward_slice(lm_pass *pass, const lm_slice *slice);
 /* Adds the gradients of all weights over the chunk's tokens. */
 weft_status lm_weight_gradients(lm_pass *pass, const lm_batch *batch, size_t first, size_t sequences,
                                 float *gradient);
 
-/* The log-probability of each token of the slice, at its place in the batch. */
-void lm_slice_scores(const lm_pass *pass, const lm_slice *slice, float *logp);
-/* The first sequence of each slice, and the end; returns their number, at most that of the sequences. */
-size_t lm_cut_slices(const lm_batch *batch, size_t first, size_t sequences, size_t *slices);
 WEFT_CHECKED weft_status lm_check_temperature(const lm_model *model, float temperature);
 
-/* C (+)= A W^T (forward) or A W (backward) for `rows` rows that lie close. */
+/* C (+)= A W for `rows` rows that lie close; W is packed, `depth` rows of `columns`. */
+void lm_apply(const lm_model *model, const float *panels, size_t rows, size_t columns, size_t depth,
+              const float *input, float *output, bool accumulate);
+/* The same with the transpose of a weight, as layers use it. */
 void lm_apply_forward(const lm_model *model, const lm_weight *weight, size_t rows, const float *input,
                       float *output, bool accumulate);
-void lm_apply_backward(const lm_model *model, const lm_weight *weight, size_t rows, const float *doutput,
-                       float *dinput, bool accumulate);
+/* Rotates the heads of each row by its position in its sequence; `direction` is 1, or -1 for the way back.
+ */
+void lm_rotate_rows(const lm_model *model, float *rows, size_t heads, size_t length, float direction);
+
+/* ---- what the model makes of sequences that are given ---- */
+
+/* logp[i] becomes the log-probability of token i of the batch, given those before it in its sequence, at
+ * the given temperature; 0 for the first of a sequence. The same bits as generation gave. */
+WEFT_CHECKED weft_status lm_score(lm_pass *pass, const lm_batch *batch, float temperature, float *logp);
+
+/* ---- the gradient of a loss that is a function of tokens' log-probabilities ---- */
+
+/* What the loss is, is the caller's: warmup.c and grpo.c give it as its derivative. Sets slopes[i], the
+ * derivative of the loss by the log-probability of token i of the sequence, which has `length` tokens; the
+ * first token's has no effect. Called from several threads, each sequence once. */
+typedef void (*lm_slope_function)(void *opaque, size_t sequence, size_t length, const float *logp,
+                                  float *slopes);
+
+/* Adds the gradient of the loss to `gradient`, laid out like the parameters, which is that of the live BF16
+ * weights and moves the masters. The pass must be one for training. `logp` receives the log-probabilities.
+ */
+WEFT_CHECKED weft_status lm_gradient(lm_pass *pass, const lm_batch *batch, float temperature,
+                                     lm_slope_function slope, void *opaque, float *gradient, float *logp);
 
 #endif

@@ -13,115 +13,6 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- common options ---- */
-
-enum { OPTION_JSON = 0x1000, OPTION_PROGRESS, OPTION_NO_PROGRESS };
-
-static const struct argp_option common_options[] = {
-    {NULL, 0, NULL, 0, "Common options:", 90},
-    {"json", OPTION_JSON, NULL, 0, "Print the result as JSON, with exact numbers", 91},
-    {"quiet", 'q', NULL, 0, "Print only errors, and the results of verbs that look", 91},
-    {"threads", 'j', "N", 0, "Use N threads (default: one per processor)", 91},
-    {"progress", OPTION_PROGRESS, NULL, 0, "Show progress even if stderr is not a terminal", 91},
-    {"no-progress", OPTION_NO_PROGRESS, NULL, 0, "Never show progress", 91},
-    {0},
-};
-
-uint64_t command_parse_number(struct argp_state *state, const char *option, const char *text,
-                              uint64_t least, uint64_t most) {
-    uint64_t value = 0;
-    if (!text_parse_unsigned(text, most, &value) || value < least) {
-        argp_error(state, "%s takes a number from %llu to %llu, not '%s'", option,
-                   (unsigned long long)least, (unsigned long long)most, text);
-    }
-    return value;
-}
-
-double command_parse_real(struct argp_state *state, const char *option, const char *text, double least,
-                          double most) {
-    char *end = NULL;
-    double value = strtod(text, &end);
-    if (end == text || *end != 0 || !(value >= least && value <= most)) {
-        argp_error(state, "%s takes a number from %g to %g, not '%s'", option, least, most, text);
-    }
-    return value;
-}
-
-error_t command_parse_path(struct argp_state *state, char *argument, const char **paths, unsigned most) {
-    if (state->arg_num >= most) {
-        argp_error(state, "too many arguments, from '%s' on", argument);
-    }
-    paths[state->arg_num] = argument;
-    return 0;
-}
-
-error_t command_parse_only(int key, char *argument, struct argp_state *state, const char *one,
-                           const char *none, const char **path_out) {
-    switch (key) {
-    case ARGP_KEY_ARG:
-        if (*path_out != NULL) {
-            argp_error(state, "%s", one);
-        }
-        *path_out = argument;
-        return 0;
-    case ARGP_KEY_NO_ARGS:
-        argp_error(state, "%s", none);
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-uint64_t command_parse_version(struct argp_state *state, const char *option, const char *text) {
-    uint64_t version = 0;
-    if (!text_parse_unsigned(text, INT64_MAX, &version) || version == 0) {
-        argp_error(state, "%s takes the number of a version, not '%s'", option, text);
-    }
-    return version;
-}
-
-uint64_t command_parse_bytes(struct argp_state *state, const char *option, const char *text) {
-    uint64_t bytes = 0;
-    if (!text_parse_bytes(text, &bytes) || bytes == 0) {
-        argp_error(state, "%s takes a size such as 8MiB, not '%s'", option, text);
-    }
-    return bytes;
-}
-
-weft_profile command_parse_profile(struct argp_state *state, const char *text) {
-    bool fast = strcmp(text, "fast") == 0;
-    if (!fast && strcmp(text, "small") != 0) {
-        argp_error(state, "--profile is fast or small, not '%s'", text);
-    }
-    return fast ? WEFT_PROFILE_FAST : WEFT_PROFILE_SMALL;
-}
-
-static error_t parse_common(int key, char *argument, struct argp_state *state) {
-    weft_command *command = state->input;
-    switch (key) {
-    case OPTION_JSON:
-        command->json = true;
-        return 0;
-    case 'q':
-        command->quiet = true;
-        return 0;
-    case 'j':
-        command->threads = (unsigned)command_parse_number(state, "--threads", argument, 1, 1024);
-        return 0;
-    case OPTION_PROGRESS:
-        command->show_progress = 1;
-        return 0;
-    case OPTION_NO_PROGRESS:
-        command->show_progress = 0;
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-const struct argp command_argp = {.options = common_options, .parser = parse_common};
-const struct argp_child command_children[] = {{&command_argp, 0, NULL, 0}, {0}};
-
 /* ---- signals ---- */
 
 /* Set by the handler, read by every thread. Lock-free, so that a handler may store it. */
@@ -189,19 +80,12 @@ static bool on_progress(void *opaque, const char *phase, uint64_t done, uint64_t
 
 int command_context(weft_command *command, unsigned threads, weft_context **context_out) {
     weft_context_options options = {
-        .threads = threads, .progress = on_progress, .progress_opaque = command};
+        .size = sizeof options, .threads = threads, .progress = on_progress, .progress_opaque = command};
     weft_status status = weft_context_create(&options, context_out);
     if (status != WEFT_OK) {
         return command_error(command, EXIT_FAILED, "cannot start: %s", weft_status_name(status));
     }
     return EXIT_DONE;
-}
-
-static int open_context(weft_command *command) {
-    bool shown = command->show_progress == 1 ||
-                 (command->show_progress == -1 && !command->quiet && isatty(STDERR_FILENO));
-    progress_open(&command->progress, shown);
-    return command_context(command, command->threads, &command->context);
 }
 
 /* ---- messages ---- */
@@ -291,32 +175,47 @@ int command_print_json_line(weft_command *command, FILE *stream, json_t *json) {
 
 /* ---- from beginning to end ---- */
 
-/* Results that could not be written are a failure, also where that happened long ago. */
-static int flush_results(weft_command *command, int code) {
-    if (code != EXIT_DONE) {
-        return code;
-    }
-    if (fflush(stdout) != 0) {
-        return command_error(command, EXIT_FAILED, "cannot write the result: %s", strerror(errno));
-    }
-    return ferror(stdout) ? command_error(command, EXIT_FAILED, "not all of the result could be written")
-                          : EXIT_DONE;
-}
-
-int command_run(const struct argp *argp, int argc, char **argv, void *input, int (*run)(void *input)) {
+int command_begin(const weft_form *form, int argc, char **argv, void *input) {
     weft_command *command = input;
+    const weft_option common[] = {
+        {.group = 90, .help = "Common options:"},
+        {"json", NULL, 91, "Print the result as JSON, with exact numbers", .flag = &command->json},
+        {"quiet", NULL, 91, "Print only errors, and the results of verbs that look", .letter = 'q',
+         .flag = &command->quiet},
+        {"threads", "N", 91, "Use N threads (default: one per processor)", .letter = 'j',
+         .count = &command->threads, .least = 1, .most = 1024},
+        {"progress", NULL, 91, "Show progress even if stderr is not a terminal",
+         .flag = &command->show_progress},
+        {"no-progress", NULL, 91, "Never show progress", .flag = &command->hide_progress},
+        {0},
+    };
+    weft_form whole = *form;
+    options_add(&whole, common);
     command->name = argv[0];
-    command->show_progress = -1;
     argp_err_exit_status = EXIT_USAGE;
-    error_t error = argp_parse(argp, argc, argv, 0, NULL, input);
+    error_t error = options_parse(&whole, argc, argv, input);
     if (error != 0) {
         return command_error(command, EXIT_FAILED, "%s", strerror(error));
     }
-    int code = open_context(command);
-    if (code == EXIT_DONE) {
-        code = flush_results(command, run(input));
-        progress_clear(&command->progress);
-        weft_context_destroy(command->context);
+    bool shown =
+        !command->hide_progress && (command->show_progress || (!command->quiet && isatty(STDERR_FILENO)));
+    progress_open(&command->progress, shown);
+    return command_context(command, command->threads, &command->context);
+}
+
+/* Results that could not be written are a failure, also where that happened long ago. */
+int command_end(weft_command *command, int code) {
+    if (code == EXIT_DONE && fflush(stdout) != 0) {
+        code = command_error(command, EXIT_FAILED, "cannot write the result: %s", strerror(errno));
+    } else if (code == EXIT_DONE && ferror(stdout)) {
+        code = command_error(command, EXIT_FAILED, "not all of the result could be written");
     }
+    progress_clear(&command->progress);
+    weft_context_destroy(command->context);
     return code;
+}
+
+int command_run(const weft_form *form, int argc, char **argv, void *input, int (*run)(void *input)) {
+    int code = command_begin(form, argc, argv, input);
+    return code == EXIT_DONE ? command_end(input, run(input)) : code;
 }

@@ -8,7 +8,8 @@
 #ifndef WEFT_PROGRAMS_CLI_COMMAND_H
 #define WEFT_PROGRAMS_CLI_COMMAND_H
 
-#include <argp.h>
+#include "options.h"
+
 #include <jansson.h>
 #include <stdio.h>
 #include <weft/weft.h>
@@ -60,38 +61,19 @@ typedef struct weft_command {
     bool json;
     bool quiet;
     unsigned threads;
-    int show_progress; /* 1 always, 0 never, -1 if stderr is a terminal */
+    bool show_progress; /* even if stderr is no terminal */
+    bool hide_progress;
     weft_progress progress;
     weft_context *context;
 } weft_command;
 
-/* The options that all verbs have, as the only child of each verb's argp. At ARGP_KEY_INIT the verb gives
- * it its command as child input. */
-extern const struct argp_child command_children[];
-/* The one of them, for verbs that have more. Its input is the command. */
-extern const struct argp command_argp;
-/* A verb from beginning to end: parses the arguments into `input` (whose first member must be a command),
- * creates the context, runs, and makes sure that the results were written. Ends the process for --help
- * and for wrong usage, as argp does. */
-int command_run(const struct argp *argp, int argc, char **argv, void *input, int (*run)(void *input));
-
-/* The value of an option ("--steps"), from `least` to `most`; what it takes is told for anything else. */
-uint64_t command_parse_number(struct argp_state *state, const char *option, const char *text,
-                              uint64_t least, uint64_t most);
-double command_parse_real(struct argp_state *state, const char *option, const char *text, double least,
-                          double most);
-/* An argument that is no option: the next of `most` paths. How many there were, state->arg_num tells at
- * ARGP_KEY_END. */
-error_t command_parse_path(struct argp_state *state, char *argument, const char **paths, unsigned most);
-/* For verbs that have one argument: what a parser does with keys that are not its own. `one` is said to who
- * gives more, `none` to who gives none. */
-error_t command_parse_only(int key, char *argument, struct argp_state *state, const char *one,
-                           const char *none, const char **path_out);
-/* The number of a version, from 1. */
-uint64_t command_parse_version(struct argp_state *state, const char *option, const char *text);
-/* "8MiB", and not zero. */
-uint64_t command_parse_bytes(struct argp_state *state, const char *option, const char *text);
-weft_profile command_parse_profile(struct argp_state *state, const char *text);
+/* A verb from beginning to end: parses the arguments into `input` (whose first member must be a command) by
+ * the form and the options that all verbs have, creates the context, runs, and makes sure that the results
+ * were written. Ends the process for --help and for wrong usage, as argp does. */
+int command_run(const weft_form *form, int argc, char **argv, void *input, int (*run)(void *input));
+/* Its two ends, for who has more to clear away while the context is there. */
+int command_begin(const weft_form *form, int argc, char **argv, void *input);
+int command_end(weft_command *command, int code);
 
 /* Another context with `threads` threads and the same progress bar. */
 int command_context(weft_command *command, unsigned threads, weft_context **context_out);
@@ -136,10 +118,9 @@ void model_close(weft_model *model);
 typedef struct patch_file {
     weft_patch *patch;
     weft_source source;
-    void *mapping; /* NULL if the file is empty */
 } patch_file;
 
-/* Opens a patch; "-" is stdin. What cannot be mapped (a pipe) is first copied to an unnamed file. */
+/* Opens a patch; "-" is stdin. */
 int patch_file_open(weft_command *command, const char *path, patch_file *file);
 void patch_file_close(patch_file *file);
 
@@ -155,21 +136,13 @@ void patch_list_close(patch_list *list);
 
 /* ---- output.c: where a patch is written ---- */
 
-/* A file that appears complete or not at all: it is written beside its path and then renamed. A pipe or
- * a device, or "-" for stdout, is written straight. A terminal is refused. */
+/* A file, as weft_sink_open_file makes it, or "-" for stdout. */
 typedef struct weft_output {
-    const char *path;
-    char *target;    /* the path with links followed; NULL if written straight */
-    char *temporary; /* NULL if written straight */
-    int descriptor;
-    bool durable;
-    int error; /* errno of the first failed write */
     weft_sink sink;
+    bool durable;
 } weft_output;
 
 int output_open(weft_command *command, weft_output *output, const char *path, bool durable);
-/* After a failed library call: reports the output's own error if that was the cause, else the call's. */
-int output_fail(weft_command *command, const weft_output *output, weft_status status);
 int output_finish(weft_command *command, weft_output *output);
 /* Removes what an output that was not finished has left. Harmless after output_finish. */
 void output_close(weft_output *output);
@@ -186,6 +159,8 @@ int scratch_open(weft_command *command, const char *parent, const char *name, ch
 void scratch_remove(const char *path);
 /* The same, and frees the path, which may be NULL. */
 void scratch_close(char *path);
+/* ${XDG_CACHE_HOME:-~/.cache}/weft/NAME, the caller's to free; NULL if there is no home. */
+int cache_path(weft_command *command, const char *name, char **path_out);
 
 /* ---- text.c: numbers for people ---- */
 
@@ -211,6 +186,8 @@ const char *text_seconds(double seconds, char text[TEXT_SIZE]);
  * hundred years. */
 bool text_parse_seconds(const char *text, double *seconds_out);
 const char *text_profile(weft_profile profile);
+/* The words of --profile, by number. */
+#define PROFILE_WORDS "fast|small"
 
 /* A digest, a shape or a 64-bit count as JSON. */
 json_t *json_digest(const weft_digest *digest);
@@ -228,8 +205,8 @@ typedef struct weft_labels {
     size_t count;       /* pointers, without the NULL */
 } weft_labels;
 
-/* The value of --label; changes `text`. */
-void labels_parse(weft_labels *labels, struct argp_state *state, char *text);
+/* Parses --label into a weft_labels; changes `text`. */
+void labels_parse(struct argp_state *state, const weft_option *option, char *text);
 void labels_close(weft_labels *labels);
 
 /* Cuts PATTERN:DIM:PARTS collected from the command line. */
@@ -244,11 +221,22 @@ typedef struct weft_cuts {
     "dimension DIM, so that a tensor-parallel rank needs only the buckets of its part; with 1 part, each " \
     "such tensor has buckets of its own, for holders of some experts; may be repeated"
 
-/* The value of --cut; changes `text`. */
-void cuts_parse(weft_cuts *cuts, struct argp_state *state, char *text);
+/* Parses --cut into a weft_cuts; changes `text`. */
+void cuts_parse(struct argp_state *state, const weft_option *option, char *text);
 void cuts_close(weft_cuts *cuts);
 
 /* ---- the verbs, one file each ---- */
+
+typedef struct weft_verb {
+    const char *name;
+    const char *arguments;
+    const char *summary; /* NULL: --help does not list it */
+    int (*run)(int argc, char **argv);
+} weft_verb;
+
+/* Those of the laboratory, up to one without a name: lab/lab_verbs.c, or lab_absent.c in a build without
+ * it. */
+extern const weft_verb lab_verbs[];
 
 int verb_diff(int argc, char **argv);
 int verb_apply(int argc, char **argv);

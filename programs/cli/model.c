@@ -4,12 +4,8 @@
  */
 #include "command.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* ---- checkpoints ---- */
@@ -46,124 +42,28 @@ int model_open(weft_command *command, const char *path, weft_model *model) {
 }
 
 void model_close(weft_model *model) {
-    if (model->view != NULL) {
-        weft_view_destroy(model->view);
-    }
-    if (model->checkpoint != NULL) {
-        weft_checkpoint_close(model->checkpoint);
-    }
+    weft_view_destroy(model->view);
+    weft_checkpoint_close(model->checkpoint);
     *model = (weft_model){0};
 }
 
 /* ---- patches ---- */
 
-static int cannot_read(weft_command *command, const char *path, int error) {
-    return command_error(command, EXIT_FAILED, "cannot read %s: %s",
-                         strcmp(path, "-") == 0 ? "the patch from stdin" : path, strerror(error));
-}
-
-static bool write_all(int descriptor, const char *data, size_t size) {
-    while (size > 0) {
-        ssize_t written = write(descriptor, data, size);
-        if (written < 0) {
-            return false;
-        }
-        data += written;
-        size -= (size_t)written;
-    }
-    return true;
-}
-
-/* Copies a stream to an unnamed file in $TMPDIR, which takes disk and not memory. */
-static int spool(weft_command *command, const char *path, int stream, int *file_out) {
-    const char *directory = getenv("TMPDIR");
-    directory = directory != NULL && *directory != 0 ? directory : "/tmp";
-    int file = open(directory, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
-    if (file < 0) {
-        return command_error(command, EXIT_FAILED,
-                             "cannot keep the patch in %s: %s; set TMPDIR or give the patch as a file",
-                             directory, strerror(errno));
-    }
-    static char buffer[1 << 16];
-    for (;;) {
-        ssize_t got = read(stream, buffer, sizeof buffer);
-        if (got == 0) {
-            *file_out = file;
-            return EXIT_DONE;
-        }
-        if (got < 0 && errno == EINTR && command_interrupted() != EXIT_DONE) {
-            close(file);
-            return command_error(command, command_interrupted(), "interrupted");
-        }
-        if (got < 0 && errno == EINTR) {
-            continue;
-        }
-        if (got < 0 || !write_all(file, buffer, (size_t)got)) {
-            int error = errno;
-            close(file);
-            return cannot_read(command, path, error);
-        }
-    }
-}
-
-static int map_patch(weft_command *command, const char *path, int descriptor, uint64_t size,
-                     patch_file *file) {
-    file->source.size = size;
-    if (size == 0) {
-        file->source.memory = "";
-        return EXIT_DONE;
-    }
-    void *mapping = mmap(NULL, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
-    if (mapping == MAP_FAILED) {
-        return cannot_read(command, path, errno);
-    }
-    file->mapping = mapping;
-    file->source.memory = mapping;
-    return EXIT_DONE;
-}
-
-static int open_source(weft_command *command, const char *path, patch_file *file) {
-    int descriptor = strcmp(path, "-") == 0 ? dup(STDIN_FILENO) : open(path, O_RDONLY | O_CLOEXEC);
-    struct stat status;
-    if (descriptor < 0) {
-        return cannot_read(command, path, errno);
-    }
-    int code = EXIT_DONE;
-    if (fstat(descriptor, &status) != 0) {
-        code = cannot_read(command, path, errno);
-    } else if (S_ISDIR(status.st_mode)) {
-        code = cannot_read(command, path, EISDIR);
-    } else if (isatty(descriptor)) {
-        code = command_error(command, EXIT_USAGE, "a patch is not read from a terminal; redirect stdin");
-    } else if (!S_ISREG(status.st_mode)) {
-        int copy = -1;
-        code = spool(command, path, descriptor, &copy);
-        close(descriptor);
-        descriptor = copy;
-        if (code == EXIT_DONE && fstat(descriptor, &status) != 0) {
-            code = cannot_read(command, path, errno);
-        }
-    }
-    if (code == EXIT_DONE) {
-        code = map_patch(command, path, descriptor, (uint64_t)status.st_size, file);
-    }
-    if (descriptor >= 0) {
-        close(descriptor);
-    }
-    return code;
-}
-
 int patch_file_open(weft_command *command, const char *path, patch_file *file) {
     *file = (patch_file){0};
-    int code = open_source(command, path, file);
-    if (code != EXIT_DONE) {
-        return code;
-    }
-    weft_status status = weft_patch_open(command->context, &file->source, &file->patch);
+    bool is_stdin = strcmp(path, "-") == 0;
+    weft_status status = is_stdin
+                             ? weft_source_open_descriptor(command->context, STDIN_FILENO, &file->source)
+                             : weft_source_open_file(command->context, path, &file->source);
     if (status != WEFT_OK) {
-        code = command_fail(command, strcmp(path, "-") == 0 ? "stdin" : path, status);
-        patch_file_close(file);
+        return command_fail(command, NULL, status);
     }
+    status = weft_patch_open(command->context, &file->source, &file->patch);
+    if (status == WEFT_OK) {
+        return EXIT_DONE;
+    }
+    int code = command_fail(command, is_stdin ? "stdin" : path, status);
+    patch_file_close(file);
     return code;
 }
 
@@ -171,9 +71,7 @@ void patch_file_close(patch_file *file) {
     if (file->patch != NULL) {
         weft_patch_close(file->patch);
     }
-    if (file->mapping != NULL) {
-        munmap(file->mapping, file->source.size);
-    }
+    weft_source_close(&file->source);
     *file = (patch_file){0};
 }
 

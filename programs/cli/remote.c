@@ -13,47 +13,15 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-enum {
-    OPTION_TOKEN_FILE = 0x2000,
-    OPTION_CA_FILE,
-    OPTION_TIMEOUT,
-    OPTION_RETRIES,
-    OPTION_TRUST,
-    OPTION_RUN
-};
 enum { LONGEST_TOKEN = 4096 };
 
-/* ---- options ---- */
+/* ---- names ---- */
 
-static const struct argp_option remote_options[] = {
-    {NULL, 0, NULL, 0, "The store:", 80},
-    {"token-file", OPTION_TOKEN_FILE, "FILE", 0,
-     "Send the token in FILE (default: the environment variable WEFT_TOKEN, if it is set)", 81},
-    {"ca-file", OPTION_CA_FILE, "FILE", 0,
-     "Trust the certificates in FILE (PEM) instead of the system's, for https", 81},
-    {"timeout", OPTION_TIMEOUT, "SECONDS", 0,
-     "Give a transfer up when nothing, or less than 1 KiB/s, has moved for so long (default: 20)", 81},
-    {"retries", OPTION_RETRIES, "N", 0, "Try an operation again so many times (default: 4)", 81},
-    {0},
-};
-
-error_t remote_parse_store(int key, char *argument, struct argp_state *state, const char **store_out) {
-    return command_parse_only(key, argument, state, "give one store", "give a store", store_out);
-}
-
-double remote_parse_seconds(struct argp_state *state, const char *option, const char *text) {
-    double seconds = 0;
-    if (!text_parse_seconds(text, &seconds) || seconds == 0) {
-        argp_error(state, "%s takes a length of time such as 0.5, 30s or 15m, not '%s'", option, text);
-    }
-    return seconds;
-}
-
-const char *remote_parse_name(struct argp_state *state, const char *text) {
+void remote_parse_name(struct argp_state *state, const weft_option *option, char *text) {
     if (!weft_follower_name_valid(text)) {
         argp_error(state, "--name takes 1 to 64 of A-Z a-z 0-9 . _ - and no dot first, not '%s'", text);
     }
-    return text;
+    *(const char **)option->into = text;
 }
 
 /* What the path leads to may not exist yet, but its directory does, or nothing can be put there. */
@@ -86,67 +54,6 @@ const char *remote_make_name(const char *path, char name[WEFT_FOLLOWER_NAME]) {
     return name;
 }
 
-static error_t parse_remote(int key, char *argument, struct argp_state *state) {
-    weft_remote *remote = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = remote->command;
-        return 0;
-    case OPTION_TOKEN_FILE:
-        remote->token_file = argument;
-        return 0;
-    case OPTION_CA_FILE:
-        remote->ca_file = argument;
-        return 0;
-    case OPTION_TIMEOUT:
-        remote->stall_seconds = remote_parse_seconds(state, "--timeout", argument);
-        return 0;
-    case OPTION_RETRIES:
-        remote->attempts = (unsigned)command_parse_number(state, "--retries", argument, 0, 1000) + 1;
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp_option reader_options[] = {
-    {"trust", OPTION_TRUST, "FILE", 0,
-     "Believe only what the owner of this public key has signed (PEM; weft keygen writes KEY.pub)", 81},
-    {"run", OPTION_RUN, "RUN", 0,
-     "Of what it has signed, believe only this run (weft publish --json tells it): for a key that signs "
-     "several",
-     81},
-    {0},
-};
-
-static error_t parse_reader(int key, char *argument, struct argp_state *state) {
-    weft_remote *remote = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = remote;
-        return 0;
-    case OPTION_TRUST:
-        remote->trust_file = argument;
-        return 0;
-    case OPTION_RUN:
-        remote->run = argument;
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp remote_argp = {remote_options,   parse_remote, NULL, NULL,
-                                        command_children, NULL,         NULL};
-const struct argp_child remote_children[] = {{&remote_argp, 0, NULL, 0}, {0}};
-const struct argp reader_argp = {reader_options, parse_reader, NULL, NULL, remote_children, NULL, NULL};
-const struct argp_child reader_children[] = {{&reader_argp, 0, NULL, 0}, {0}};
-
-void remote_parse_begin(weft_remote *remote, weft_command *command, struct argp_state *state) {
-    remote->command = command;
-    state->child_inputs[0] = remote;
-}
-
 /* ---- tokens and keys ---- */
 
 static int take_token(weft_remote *remote, const char *where, char *token) {
@@ -156,10 +63,9 @@ static int take_token(weft_remote *remote, const char *where, char *token) {
     }
     for (const char *c = token; *c != 0; c++) {
         if (*c <= ' ' || *c > '~') {
-            return command_error(remote->command, EXIT_USAGE,
-                                 "%s is not a token: a token is one line of printable characters without "
-                                 "spaces",
-                                 where);
+            return command_error(
+                remote->command, EXIT_USAGE,
+                "%s is not a token: a token is one line of printable characters without spaces", where);
         }
     }
     if (length == 0) {
@@ -236,10 +142,10 @@ int remote_read_key(weft_command *command, const char *path, bool secret, weft_k
     }
     if (secret && !weft_key_secret(key)) {
         weft_key_destroy(key);
-        return command_error(command, EXIT_USAGE,
-                             "%s is a public key, which cannot sign; give the secret file that weft keygen "
-                             "wrote beside it",
-                             path);
+        return command_error(
+            command, EXIT_USAGE,
+            "%s is a public key, which cannot sign; give the secret file that weft keygen wrote beside it",
+            path);
     }
     if (secret) {
         remote_warn_readable(command, "secret key", path, 077);
@@ -273,6 +179,7 @@ int remote_open(weft_remote *remote, const char *url) {
         return code;
     }
     weft_store_options options = {
+        .size = sizeof options,
         .token = remote->token,
         .ca_file = remote->ca_file,
         .stall_seconds = remote->stall_seconds,
@@ -284,16 +191,64 @@ int remote_open(weft_remote *remote, const char *url) {
     return status == WEFT_OK ? EXIT_DONE : command_fail(command, NULL, status);
 }
 
-void remote_close(weft_remote *remote) {
+static void remote_close(weft_remote *remote) {
     weft_store_close(remote->store);
     weft_key_destroy(remote->trusted);
     if (remote->token != NULL) {
         explicit_bzero(remote->token, strlen(remote->token));
     }
     free(remote->token);
-    remote->store = NULL;
-    remote->trusted = NULL;
-    remote->token = NULL;
+}
+
+/* ---- a verb on a store ---- */
+
+static void parse_retries(struct argp_state *state, const weft_option *option, char *text) {
+    uint64_t retries = 0;
+    if (!text_parse_unsigned(text, 1000, &retries)) {
+        argp_error(state, "--retries takes a number from 0 to 1000, not '%s'", text);
+    }
+    *(unsigned *)option->into = (unsigned)retries + 1;
+}
+
+int remote_run(const weft_form *form, weft_remote *remote, bool reads, int argc, char **argv, void *input,
+               int (*run)(void *input)) {
+    const weft_option store[] = {
+        {.group = 80, .help = "The store:"},
+        {"token-file", "FILE", 81,
+         "Send the token in FILE (default: the environment variable WEFT_TOKEN, if it is set)",
+         .text = &remote->token_file},
+        {"ca-file", "FILE", 81, "Trust the certificates in FILE (PEM) instead of the system's, for https",
+         .text = &remote->ca_file},
+        {"timeout", "SECONDS", 81,
+         "Give a transfer up when nothing, or less than 1 KiB/s, has moved for so long (default: 20)",
+         .seconds = &remote->stall_seconds},
+        {"retries", "N", 81, "Try an operation again so many times (default: 4)", .parse = parse_retries,
+         .into = &remote->attempts},
+        {0},
+    };
+    const weft_option trust[] = {
+        {"trust", "FILE", 81,
+         "Believe only what the owner of this public key has signed (PEM; weft keygen writes KEY.pub)",
+         .text = &remote->trust_file},
+        {"run", "RUN", 81,
+         "Of what it has signed, believe only this run (weft publish --json tells it): for a key that "
+         "signs several",
+         .text = &remote->run},
+        {0},
+    };
+    weft_form whole = *form;
+    options_add(&whole, store);
+    if (reads) {
+        options_add(&whole, trust);
+    }
+    remote->command = input;
+    int code = command_begin(&whole, argc, argv, input);
+    if (code == EXIT_DONE) {
+        code = run(input);
+        remote_close(remote);
+        code = command_end(input, code);
+    }
+    return code;
 }
 
 /* ---- results ---- */

@@ -34,25 +34,17 @@ typedef struct weft_remote {
     weft_key *trusted; /* NULL: whatever the store says is believed */
 } weft_remote;
 
-/* The children of a verb's argp: for who writes, and for who reads, which has --trust besides. Both bring
- * the common options with them. At ARGP_KEY_INIT the verb calls remote_parse_begin. */
-extern const struct argp_child remote_children[];
-extern const struct argp reader_argp;
-extern const struct argp_child reader_children[];
-void remote_parse_begin(weft_remote *remote, weft_command *command, struct argp_state *state);
+/* command_run for a verb on a store, whose options are in the form already; --trust too, if it `reads`.
+ * What `run` opens with remote_open is closed after it. */
+int remote_run(const weft_form *form, weft_remote *remote, bool reads, int argc, char **argv, void *input,
+               int (*run)(void *input));
 
-/* For verbs whose one argument is a store: what a parser does with keys that are not its own. */
-error_t remote_parse_store(int key, char *argument, struct argp_state *state, const char **store_out);
-/* Parses a length of time for an option, or ends the process as argp does. */
-double remote_parse_seconds(struct argp_state *state, const char *option, const char *text);
-
-/* The same for a follower's name. */
-const char *remote_parse_name(struct argp_state *state, const char *text);
+/* Parses the name of a follower into a const char *. */
+void remote_parse_name(struct argp_state *state, const weft_option *option, char *text);
 /* A name for the follower that keeps `path` on this host: always the same one. Returns `name`. */
 const char *remote_make_name(const char *path, char name[WEFT_FOLLOWER_NAME]);
 
 int remote_open(weft_remote *remote, const char *url);
-void remote_close(weft_remote *remote);
 /* Warns if a file that holds a secret can be read by `others`: 077, or 007 where a group may be meant to.
  */
 void remote_warn_readable(weft_command *command, const char *what, const char *path, unsigned others);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * scratch.c: directories for the time that a command runs.
+ * scratch.c: directories for the time that a command runs, and the one of what is kept to save time.
  */
 #include "command.h"
 
@@ -48,4 +48,17 @@ void scratch_close(char *path) {
         scratch_remove(path);
         free(path);
     }
+}
+
+int cache_path(weft_command *command, const char *name, char **path_out) {
+    const char *root = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    bool chosen = root != NULL && *root == '/';
+    *path_out = NULL;
+    if (!chosen && (home == NULL || *home != '/')) {
+        return EXIT_DONE;
+    }
+    if (asprintf(path_out, "%s%s/weft/%s", chosen ? root : home, chosen ? "" : "/.cache", name) < 0) {
+        return command_error(command, EXIT_FAILED, "no memory for a path");
+    }
+    return EXIT_DONE;
 }

@@ -201,8 +201,8 @@ static bool labels_add(weft_labels *labels, char *text) {
     return true;
 }
 
-void labels_parse(weft_labels *labels, struct argp_state *state, char *text) {
-    if (!labels_add(labels, text)) {
+void labels_parse(struct argp_state *state, const weft_option *option, char *text) {
+    if (!labels_add(option->into, text)) {
         argp_error(state, "--label takes KEY=VALUE, not '%s'", text);
     }
 }
@@ -240,8 +240,8 @@ static bool cuts_add(weft_cuts *cuts, char *text) {
     return true;
 }
 
-void cuts_parse(weft_cuts *cuts, struct argp_state *state, char *text) {
-    if (!cuts_add(cuts, text)) {
+void cuts_parse(struct argp_state *state, const weft_option *option, char *text) {
+    if (!cuts_add(option->into, text)) {
         argp_error(state, "--cut takes PATTERN:DIM:PARTS, such as '*.q_proj.weight:0:4'");
     }
 }

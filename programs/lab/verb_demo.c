@@ -12,49 +12,18 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum {
-    OPTION_SEED = 0x100,
-    OPTION_STEPS,
-    OPTION_WORKERS,
-    OPTION_STALENESS,
-    OPTION_SYNC,
-    OPTION_OUTPUT,
-    OPTION_KEEP,
-    OPTION_QUICK,
-    OPTION_REPORT,
-};
 enum { LEAST_STEPS = 2, RATE_STEPS = 16, QUICK_RATE_STEPS = 4 };
-
-static const struct argp_option options[] = {
-    {"seed", OPTION_SEED, "N", 0, "All random numbers follow from it (default: 1)", 1},
-    {"steps", OPTION_STEPS, "N", 0, "Steps of the trainer (default: as weft train has it)", 1},
-    {"workers", OPTION_WORKERS, "N", 0, "Rollout workers, 1 to 16 (default: 2)", 1},
-    {"staleness", OPTION_STALENESS, "N", 0,
-     "Steps that the weights of an answer may be behind (default: 1); 0: strictly in turn", 1},
-    {"sync", OPTION_SYNC, "HOW", 0,
-     "patch (default): send what changed; full: send all weights, to compare", 1},
-    {"quick", OPTION_QUICK, NULL, 0,
-     "A shorter task and few steps: some twenty seconds, and little learning", 1},
-    {"output", OPTION_OUTPUT, "FILE", 0, "The report (default: weft-demo.html)", 2},
-    {"keep", OPTION_KEEP, "DIR", 0,
-     "Leave the run in DIR, which must not exist: store, state, metrics, logs", 2},
-    {"report", OPTION_REPORT, "DIR", 0,
-     "Train nothing: make the report of the metrics.jsonl in DIR, which a trainer has left there", 2},
-    {0},
-};
 
 static const char doc[] =
     "Watch a small policy learn by reinforcement while its workers follow it by patches.\v"
     "Starts a trainer and rollout workers, as weft train does, over a store that is a directory. The "
-    "policy "
-    "learns chained sums: after each step the trainer publishes what changed of its BF16 weights, and the "
-    "workers take it over, bit for bit, and answer the next prompts. At the end stand a summary and a "
-    "report, "
-    "one HTML file that needs nothing else; the rest is removed. Ctrl-C ends it the same way.\n"
+    "policy learns chained sums: after each step the trainer publishes what changed of its BF16 weights, "
+    "and the workers take it over, bit for bit, and answer the next prompts. At the end stand a summary "
+    "and a report, one HTML file that needs nothing else; the rest is removed. Ctrl-C ends it the same "
+    "way.\n"
     "\nA policy this small needs a larger learning rate than one of billions of parameters, and its steps "
-    "are "
-    "denser for it. The summary and the report say what the same policy's steps cost at the rates of the "
-    "papers too.\n"
+    "are denser for it. The summary and the report say what the same policy's steps cost at the rates of "
+    "the papers too.\n"
     "\nThe warmed-up policy that it begins with is kept in ${XDG_CACHE_HOME:-~/.cache}/weft/train, for the "
     "next time.\n"
     "\nExamples:\n"
@@ -91,49 +60,6 @@ typedef struct demo_run {
 } demo_run;
 
 /* ---- arguments ---- */
-
-static error_t parse(int key, char *text, struct argp_state *state) {
-    demo_arguments *arguments = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &arguments->command;
-        return 0;
-    case OPTION_SEED:
-        arguments->seed = command_parse_number(state, "--seed", text, 0, INT32_MAX);
-        return 0;
-    case OPTION_STEPS:
-        arguments->steps = command_parse_number(state, "--steps", text, LEAST_STEPS, TRAINING_STEPS_MAX);
-        return 0;
-    case OPTION_WORKERS:
-        arguments->workers = command_parse_number(state, "--workers", text, 1, DEMO_WORKERS_MAX);
-        return 0;
-    case OPTION_STALENESS:
-        arguments->staleness = command_parse_number(state, "--staleness", text, 0, 64);
-        return 0;
-    case OPTION_SYNC:
-        if (strcmp(text, "patch") != 0 && strcmp(text, "full") != 0) {
-            argp_error(state, "--sync is patch or full, not '%s'", text);
-        }
-        arguments->sync = text;
-        return 0;
-    case OPTION_QUICK:
-        arguments->quick = true;
-        return 0;
-    case OPTION_OUTPUT:
-        arguments->output = text;
-        return 0;
-    case OPTION_KEEP:
-        arguments->keep = text;
-        return 0;
-    case OPTION_REPORT:
-        arguments->report = text;
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp argp = {options, parse, "", doc, command_children, NULL, NULL};
 
 /* ---- the processes ---- */
 
@@ -214,16 +140,6 @@ static int start_worker(demo_run *run, const char *store, uint64_t place) {
     return demo_process_start(&run->processes, run->directory, called, list.items);
 }
 
-static int start_all(demo_run *run) {
-    char *store = path_in(run, "store");
-    int code = store != NULL ? start_trainer(run, store) : EXIT_FAILED;
-    for (uint64_t i = 1; i <= run->arguments->workers && code == EXIT_DONE; i++) {
-        code = start_worker(run, store, i);
-    }
-    free(store);
-    return code;
-}
-
 /* ---- while they run ---- */
 
 /* What the run is, once its trainer has told. That it has not is no failure. */
@@ -232,9 +148,10 @@ static void read_settings(demo_run *run) {
     char *store = path_in(run, "store");
     weft_context *context = NULL;
     weft_store *opened = NULL;
-    const weft_context_options alone = {.threads = 1};
-    const weft_store_get_request get = {.key = TRAIN_RUN_KEY, .length = sizeof text, .buffer = text};
-    weft_store_get_result result;
+    const weft_context_options alone = {.size = sizeof alone, .threads = 1};
+    const weft_store_get_request get = {
+        .size = sizeof get, .key = TRAIN_RUN_KEY, .length = sizeof text, .buffer = text};
+    weft_store_get_result result = {.size = sizeof result};
     if (store != NULL && weft_context_create(&alone, &context) == WEFT_OK &&
         weft_store_open(context, store, NULL, &opened) == WEFT_OK &&
         weft_store_get(context, opened, &get, &result) == WEFT_OK &&
@@ -395,7 +312,12 @@ static void close_run(demo_run *run) {
 }
 
 static int train(demo_run *run) {
-    int code = start_all(run);
+    char *store = path_in(run, "store");
+    int code = store != NULL ? start_trainer(run, store) : EXIT_FAILED;
+    for (uint64_t i = 1; i <= run->arguments->workers && code == EXIT_DONE; i++) {
+        code = start_worker(run, store, i);
+    }
+    free(store);
     if (code == EXIT_DONE) {
         code = watch(run);
     }
@@ -453,5 +375,28 @@ int verb_demo(int argc, char **argv) {
     demo_arguments arguments = {
         .seed = 1, .workers = 2, .staleness = 1, .sync = "patch", .output = "weft-demo.html"};
     note_command(&arguments, argc, argv);
-    return command_run(&argp, argc, argv, &arguments, run_demo);
+    const weft_option options[] = {
+        {"seed", "N", 1, "All random numbers follow from it (default: 1)", .number = &arguments.seed,
+         .most = INT32_MAX},
+        {"steps", "N", 1, "Steps of the trainer (default: as weft train has it)",
+         .number = &arguments.steps, .least = LEAST_STEPS, .most = TRAINING_STEPS_MAX},
+        {"workers", "N", 1, "Rollout workers, 1 to 16 (default: 2)", .number = &arguments.workers,
+         .least = 1, .most = DEMO_WORKERS_MAX},
+        {"staleness", "N", 1,
+         "Steps that the weights of an answer may be behind (default: 1); 0: strictly in turn",
+         .number = &arguments.staleness, .most = 64},
+        {"sync", "HOW", 1, "patch (default): send what changed; full: send all weights, to compare",
+         .text = &arguments.sync, .words = "patch|full"},
+        {"quick", NULL, 1, "A shorter task and few steps: some twenty seconds, and little learning",
+         .flag = &arguments.quick},
+        {"output", "FILE", 2, "The report (default: weft-demo.html)", .text = &arguments.output},
+        {"keep", "DIR", 2, "Leave the run in DIR, which must not exist: store, state, metrics, logs",
+         .text = &arguments.keep},
+        {"report", "DIR", 2,
+         "Train nothing: make the report of the metrics.jsonl in DIR, which a trainer has left there",
+         .text = &arguments.report},
+        {0},
+    };
+    const weft_form form = {.arguments = "", .doc = doc, .sets = {{options, NULL}}};
+    return command_run(&form, argc, argv, &arguments, run_demo);
 }

@@ -7,7 +7,6 @@
 #include "../../train/learner/learner.h"
 #include "../../train/worker.h"
 
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -27,7 +26,7 @@ static void on_warn(void *opaque, const char *text) {
 /* mpirun gives all ranks one stdout and one stderr: there rank 0 tells of steps and of the result for all.
  */
 static bool tells(const train_arguments *arguments) {
-    return !arguments->team.over_mpi || arguments->chosen.rank == 0;
+    return arguments->team.exchange_kind != TRAIN_OVER_MPI || arguments->chosen.rank == 0;
 }
 
 static double member(const json_t *json, const char *name) {
@@ -126,23 +125,6 @@ static int print_trainer(train_arguments *arguments, const train_result *result)
     return command_print_json(command, stdout, json);
 }
 
-/* Without a home there is no cache, which costs time only. */
-static void find_cache(train_arguments *arguments, char path[PATH_MAX]) {
-    const char *root = getenv("XDG_CACHE_HOME");
-    const char *home = getenv("HOME");
-    int length = -1;
-    if (arguments->cache != NULL || arguments->no_cache) {
-        arguments->chosen.cache = arguments->no_cache ? NULL : arguments->cache;
-        return;
-    }
-    if (root != NULL && *root == '/') {
-        length = snprintf(path, PATH_MAX, "%s/weft/train", root);
-    } else if (home != NULL && *home == '/') {
-        length = snprintf(path, PATH_MAX, "%s/.cache/weft/train", home);
-    }
-    arguments->chosen.cache = length > 0 && length < PATH_MAX ? path : NULL;
-}
-
 /* Several trainers may share a terminal: each message says whose it is. */
 static void name_rank(train_arguments *arguments) {
     const train_options *chosen = &arguments->chosen;
@@ -156,7 +138,7 @@ static void name_rank(train_arguments *arguments) {
 
 static int run_trainer(train_arguments *arguments, const train_watch *watch) {
     weft_command *command = &arguments->command;
-    char cache[PATH_MAX];
+    char *cache = NULL;
     weft_key *key = NULL;
     train_result result;
     int code = arguments->sign_file != NULL ? remote_read_key(command, arguments->sign_file, true, &key)
@@ -165,11 +147,17 @@ static int run_trainer(train_arguments *arguments, const train_watch *watch) {
         return code;
     }
     code = train_sparse_choose(command, &arguments->sparse, &arguments->chosen);
+    if (code == EXIT_DONE && arguments->cache == NULL && !arguments->no_cache) {
+        /* Without a home there is no cache, which costs time only. */
+        code = cache_path(command, "train", &cache);
+    }
     if (code != EXIT_DONE) {
         weft_key_destroy(key);
         return code;
     }
-    find_cache(arguments, cache);
+    arguments->chosen.cache = arguments->no_cache        ? NULL
+                              : arguments->cache != NULL ? arguments->cache
+                                                         : cache;
     arguments->chosen.key = key;
     arguments->chosen.watch = watch;
     weft_status status = train_team_join(command->context, &arguments->team);
@@ -181,6 +169,7 @@ static int run_trainer(train_arguments *arguments, const train_watch *watch) {
         train_team_leave(&arguments->team);
     }
     weft_key_destroy(key);
+    free(cache);
     return status == WEFT_OK ? print_trainer(arguments, &result) : command_fail(command, NULL, status);
 }
 
@@ -235,12 +224,12 @@ static int run(void *input) {
         code = arguments->role == ROLE_TRAINER ? run_trainer(arguments, &watch)
                                                : run_worker(arguments, &watch);
     }
-    remote_close(&arguments->remote);
     return code;
 }
 
 int verb_train(int argc, char **argv) {
-    train_arguments arguments = {.chosen = train_options_defaults()};
+    train_arguments arguments = {.chosen = train_options_defaults(),
+                                 .sparse = {.sinks = SINKS_OF_POLICY, .veto = -1}};
     command_handle_hangup();
-    return command_run(&train_argp, argc, argv, &arguments, run);
+    return train_arguments_run(&arguments, argc, argv, run);
 }

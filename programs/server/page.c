@@ -26,8 +26,8 @@ bool page_policy(const char *script, size_t script_size, const char *style, size
         return false;
     }
     snprintf(policy, PAGE_POLICY,
-             "default-src 'none'; script-src 'sha256-%s'; style-src 'sha256-%s'; img-src data:; "
-             "base-uri 'none'; form-action 'none'%s",
+             "default-src 'none'; script-src 'sha256-%s'; style-src 'sha256-%s'; img-src data:; base-uri "
+             "'none'; form-action 'none'%s",
              script_hash, style_hash, more);
     return true;
 }

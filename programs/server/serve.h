@@ -114,8 +114,8 @@ void serve_report(serve_server *server, const char *format, ...) __attribute__((
 
 /* Where a relay fetches is told only where every reader has sent a token. */
 bool serve_tells_where(const serve_server *server);
-/* For clients: where the directory lies is nobody's business, so of its path only the last part is left; and
- * of what may say where a relay fetches nothing is, unless that is told. */
+/* For clients: where the directory lies is nobody's business, so of its path only the last part is left;
+ * and of what may say where a relay fetches nothing is, unless that is told. */
 void serve_text_hide(const serve_server *server, const char *text, char *hidden, size_t capacity);
 /* One number for Prometheus. */
 void serve_print_metric(FILE *out, const char *name, const char *type, const char *help, double value);
@@ -445,5 +445,30 @@ struct serve_server {
     serve_reports reports;
     serve_onward onward;
 };
+
+/* ---- serve_listen.c: a listening socket and a certificate, to start with ---- */
+
+enum { SERVE_DEFAULT_PORT = 8477, SERVE_URL = 300, SERVE_NAME = 256 };
+
+typedef struct serve_listener {
+    int socket;
+    char url[SERVE_URL];   /* with the port that the kernel chose */
+    char name[SERVE_NAME]; /* as it was given, without the port; may be empty */
+    bool loopback;
+} serve_listener;
+
+int serve_listener_open(weft_command *command, const char *address, bool tls, serve_listener *listener);
+
+/* PEM texts, both NULL before they are read. */
+typedef struct serve_certificate {
+    const char *certificate_path;
+    const char *key_path;
+    char *certificate;
+    char *key;
+} serve_certificate;
+
+/* Reads both and makes sure that they belong together. */
+int serve_certificate_read(weft_command *command, serve_certificate *pair);
+void serve_certificate_close(serve_certificate *pair);
 
 #endif

@@ -226,8 +226,10 @@ static void *history_main(void *opaque) {
 
 bool serve_history_open(serve_history *history, serve_server *server) {
     *history = (serve_history){.server = server};
-    weft_context_options options = {
-        .threads = 1, .progress = weft_thread_keep_on, .progress_opaque = &history->closing};
+    weft_context_options options = {.size = sizeof options,
+                                    .threads = 1,
+                                    .progress = weft_thread_keep_on,
+                                    .progress_opaque = &history->closing};
     if (weft_context_create(&options, &history->context) != WEFT_OK) {
         return false;
     }
@@ -281,22 +283,17 @@ json_t *serve_history_summary(serve_history *history) {
     return json;
 }
 
-/* The first version above `since` of the newest `limit`. */
-static size_t find_first(const serve_history *history, uint64_t since, uint64_t limit) {
-    size_t first = history->count > limit ? history->count - (size_t)limit : 0;
-    while (first < history->count && history->versions[first].version <= since) {
-        first++;
-    }
-    return first;
-}
-
 static void print_history(const serve_history *history, uint64_t since, uint64_t limit, FILE *out) {
     json_t *summary = json_summary(history);
     char *text = json_dumps(summary, JSON_COMPACT | JSON_EMBED);
     json_decref(summary);
     fprintf(out, "{%s,\"versions\":[", text != NULL ? text : "\"error\":null");
     free(text);
-    size_t first = find_first(history, since, limit);
+    /* The first version above `since` of the newest `limit`. */
+    size_t first = history->count > limit ? history->count - (size_t)limit : 0;
+    while (first < history->count && history->versions[first].version <= since) {
+        first++;
+    }
     for (size_t i = first; i < history->count; i++) {
         fprintf(out, "%s\n%s", i > first ? "," : "", history->versions[i].text);
     }

@@ -3,7 +3,7 @@
  * serve_listen.c: what a server needs from outside before it can start: a listening socket, certificates.
  * Each is tried here, so that its failure is told in words and not by libmicrohttpd.
  */
-#include "serve_listen.h"
+#include "serve.h"
 
 #include "../cli/remote.h"
 

@@ -128,41 +128,6 @@ static void print_seconds(FILE *out, serve_metrics *metrics) {
     }
 }
 
-static void print_head(FILE *out, const serve_head *head) {
-    serve_print_metric(out, "weft_serve_version", "gauge",
-                       "The newest published version; 0 before the first.", (double)head->info.version);
-    serve_print_metric(out, "weft_serve_epoch", "gauge", "The publisher's epoch; 0 before the first.",
-                       (double)head->info.epoch);
-    serve_print_metric(out, "weft_serve_published_timestamp_seconds", "gauge",
-                       "When the newest version was published, by the publisher's clock.",
-                       1e-3 * (double)head->info.milliseconds);
-    serve_print_metric(out, "weft_serve_patch_bytes", "gauge", "Size of the newest version's patch.",
-                       (double)head->info.patch_bytes);
-    serve_print_metric(out, "weft_serve_dense_bytes", "gauge", "Size of the model.",
-                       (double)head->info.dense_bytes);
-    serve_print_metric(out, "weft_serve_changed_ratio", "gauge",
-                       "Part of the model's elements that the newest version changed.",
-                       head->info.total > 0 ? (double)head->info.changed / (double)head->info.total : 0);
-}
-
-static void print_fleet(FILE *out, const serve_fleet *fleet) {
-    serve_print_metric(out, "weft_serve_follower_reports", "gauge",
-                       "Followers that have reported within a day.", (double)fleet->reports);
-    serve_print_metric(out, "weft_serve_followers_live", "gauge", "Followers that are heard of.",
-                       (double)fleet->live);
-    serve_print_metric(out, "weft_serve_followers_failed", "gauge",
-                       "Of these, those that say that they have failed.", (double)fleet->failed);
-    serve_print_metric(out, "weft_serve_followers_least_version", "gauge",
-                       "The lowest version that one of them holds; 0 if none does.",
-                       (double)fleet->least_version);
-    serve_print_metric(out, "weft_serve_followers_greatest_version", "gauge",
-                       "The highest version that one of them holds; 0 if none does.",
-                       (double)fleet->greatest_version);
-    serve_print_metric(out, "weft_serve_followers_most_lag", "gauge",
-                       "Versions by which one of them is behind the newest, at most.",
-                       (double)fleet->most_lag);
-}
-
 static uint64_t count_errors(serve_metrics *metrics) {
     pthread_mutex_lock(&metrics->mutex);
     uint64_t count = metrics->error_count;
@@ -206,9 +171,36 @@ char *serve_text_metrics(serve_request *request, size_t *size_out) {
     serve_head head = serve_watch_head(&server->watch, &watchers);
     print_counters(out, &server->metrics);
     print_gauges(out, server, watchers);
-    print_head(out, &head);
+    serve_print_metric(out, "weft_serve_version", "gauge",
+                       "The newest published version; 0 before the first.", (double)head.info.version);
+    serve_print_metric(out, "weft_serve_epoch", "gauge", "The publisher's epoch; 0 before the first.",
+                       (double)head.info.epoch);
+    serve_print_metric(out, "weft_serve_published_timestamp_seconds", "gauge",
+                       "When the newest version was published, by the publisher's clock.",
+                       1e-3 * (double)head.info.milliseconds);
+    serve_print_metric(out, "weft_serve_patch_bytes", "gauge", "Size of the newest version's patch.",
+                       (double)head.info.patch_bytes);
+    serve_print_metric(out, "weft_serve_dense_bytes", "gauge", "Size of the model.",
+                       (double)head.info.dense_bytes);
+    serve_print_metric(out, "weft_serve_changed_ratio", "gauge",
+                       "Part of the model's elements that the newest version changed.",
+                       head.info.total > 0 ? (double)head.info.changed / (double)head.info.total : 0);
     serve_fleet fleet = serve_reports_count(&server->reports);
-    print_fleet(out, &fleet);
+    serve_print_metric(out, "weft_serve_follower_reports", "gauge",
+                       "Followers that have reported within a day.", (double)fleet.reports);
+    serve_print_metric(out, "weft_serve_followers_live", "gauge", "Followers that are heard of.",
+                       (double)fleet.live);
+    serve_print_metric(out, "weft_serve_followers_failed", "gauge",
+                       "Of these, those that say that they have failed.", (double)fleet.failed);
+    serve_print_metric(out, "weft_serve_followers_least_version", "gauge",
+                       "The lowest version that one of them holds; 0 if none does.",
+                       (double)fleet.least_version);
+    serve_print_metric(out, "weft_serve_followers_greatest_version", "gauge",
+                       "The highest version that one of them holds; 0 if none does.",
+                       (double)fleet.greatest_version);
+    serve_print_metric(out, "weft_serve_followers_most_lag", "gauge",
+                       "Versions by which one of them is behind the newest, at most.",
+                       (double)fleet.most_lag);
     server->source->print_metrics(server, out);
     if (fclose(out) != 0) {
         free(text);

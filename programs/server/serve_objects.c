@@ -207,6 +207,7 @@ static weft_status find_head(serve_server *server, weft_context *context, uint64
                              uint64_t *epoch_out) {
     weft_status status =
         weft_head_find(context, server->store, least, found->data, &found->size, epoch_out);
+    found->info.size = sizeof found->info;
     return status == WEFT_OK ? weft_head_inspect(context, found->data, found->size, NULL, &found->info)
                              : status;
 }
@@ -281,7 +282,7 @@ static void begin_put(serve_request *request) {
         serve_refuse(request, MHD_HTTP_BAD_REQUEST, "a put knows If-None-Match: * or If-Match");
         return;
     }
-    weft_store_put_request put = {.key = request->key};
+    weft_store_put_request put = {.size = sizeof put, .key = request->key};
     weft_status status = read_conditions(request, &put);
     if (status == WEFT_OK) {
         status = weft_directory_draft_open(request->context, request->server->files, &put, &request->draft);
@@ -331,7 +332,16 @@ static void finish_remove(serve_request *request) {
     request->status = weft_store_remove(request->context, request->server->store, request->key);
 }
 
-static enum MHD_Result answer_written(serve_request *request) {
+enum MHD_Result serve_object_end(serve_request *request) {
+    if (request->method == METHOD_GET || request->method == METHOD_HEAD) {
+        return request->server->source->get(request);
+    }
+    if (!request->job_done) {
+        request->job = request->method == METHOD_PUT ? finish_put : finish_remove;
+        if (serve_jobs_defer(&request->server->jobs, request)) {
+            return MHD_YES;
+        }
+    }
     if (request->status != WEFT_OK) {
         return serve_object_fail(request, request->status);
     }
@@ -343,17 +353,4 @@ static enum MHD_Result answer_written(serve_request *request) {
         serve_response_tag(response, &request->tag);
     }
     return serve_answer(request, request->replaces ? MHD_HTTP_NO_CONTENT : MHD_HTTP_CREATED, response);
-}
-
-enum MHD_Result serve_object_end(serve_request *request) {
-    if (request->method == METHOD_GET || request->method == METHOD_HEAD) {
-        return request->server->source->get(request);
-    }
-    if (!request->job_done) {
-        request->job = request->method == METHOD_PUT ? finish_put : finish_remove;
-        if (serve_jobs_defer(&request->server->jobs, request)) {
-            return MHD_YES;
-        }
-    }
-    return answer_written(request);
 }

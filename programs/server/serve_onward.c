@@ -88,8 +88,10 @@ static void release(serve_onward *onward) {
 
 bool serve_onward_open(serve_onward *onward, serve_server *server) {
     *onward = (serve_onward){.server = server};
-    weft_context_options options = {
-        .threads = 1, .progress = weft_thread_keep_on, .progress_opaque = &onward->closing};
+    weft_context_options options = {.size = sizeof options,
+                                    .threads = 1,
+                                    .progress = weft_thread_keep_on,
+                                    .progress_opaque = &onward->closing};
     if (weft_context_create(&options, &onward->context) != WEFT_OK) {
         return false;
     }

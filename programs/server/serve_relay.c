@@ -66,7 +66,7 @@ static enum MHD_Result send_file(serve_request *request, const weft_relay_object
 
 static enum MHD_Result get_relayed(serve_request *request) {
     const weft_relay_hooks hooks = {suspend, resume, request};
-    weft_relay_object object;
+    weft_relay_object object = {.size = sizeof object};
     weft_status status = WEFT_OK;
     if (serve_reports_concern(request->key)) {
         return serve_report_get(request);
@@ -98,6 +98,7 @@ static enum MHD_Result get_relayed(serve_request *request) {
 static weft_status find_head(serve_server *server, weft_context *context, uint64_t least, serve_head *found,
                              uint64_t *epoch_out) {
     (void)least;
+    found->info.size = sizeof found->info;
     weft_status status = weft_relay_head(context, server->relay, found->data, &found->size, &found->info);
     *epoch_out = found->info.epoch;
     return status;
@@ -108,7 +109,9 @@ static weft_status find_head(serve_server *server, weft_context *context, uint64
 /* Where a store lies, for who needs no token to ask: only how it is reached. */
 static void hide_place(const weft_store *store, char place[TEXT_SIZE]) {
     const char *url = weft_store_url(store);
-    if (weft_store_traits_of(store).directory != NULL) {
+    weft_store_traits traits = {.size = sizeof traits};
+    weft_store_traits_of(store, &traits);
+    if (traits.directory != NULL) {
         snprintf(place, TEXT_SIZE, "a directory");
     } else {
         snprintf(place, TEXT_SIZE, "%.*s://…", (int)strcspn(url, ":"), url);
@@ -130,7 +133,8 @@ static json_t *make_text(const char *text) {
 }
 
 static void add_status(serve_server *server, json_t *json) {
-    weft_relay_stats stats = weft_relay_describe(server->relay);
+    weft_relay_stats stats = {.size = sizeof stats};
+    weft_relay_describe(server->relay, &stats);
     char place[TEXT_SIZE], error[WEFT_RELAY_TEXT];
     json_t *relay = json_object();
     serve_text_hide(server, stats.error, error, sizeof error);
@@ -161,7 +165,8 @@ static void add_status(serve_server *server, json_t *json) {
 }
 
 static void print_metrics(serve_server *server, FILE *out) {
-    const weft_relay_stats stats = weft_relay_describe(server->relay);
+    weft_relay_stats stats = {.size = sizeof stats};
+    weft_relay_describe(server->relay, &stats);
     const struct {
         const char *name, *type, *help;
         double value;

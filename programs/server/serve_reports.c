@@ -27,7 +27,7 @@ static const double SWEEP_SECONDS = 600;
 
 static bool is_known(const weft_fleet *fleet, const char *name) {
     for (size_t i = 0; i < fleet->count; i++) {
-        if (strcmp(fleet->followers[i].name, name) == 0) {
+        if (strcmp(fleet->followers[i]->name, name) == 0) {
             return true;
         }
     }
@@ -135,9 +135,11 @@ enum MHD_Result serve_report_end(serve_request *request) {
 }
 
 enum MHD_Result serve_report_get(serve_request *request) {
-    weft_store_get_request get = {
-        .key = request->key, .length = sizeof request->report, .buffer = request->report};
-    weft_store_get_result result;
+    weft_store_get_request get = {.size = sizeof get,
+                                  .key = request->key,
+                                  .length = sizeof request->report,
+                                  .buffer = request->report};
+    weft_store_get_result result = {.size = sizeof result};
     if (weft_store_get(request->context, request->server->reports.store, &get, &result) != WEFT_OK) {
         return serve_answer_text(request, MHD_HTTP_NOT_FOUND, "there is no such report");
     }
@@ -156,13 +158,13 @@ enum MHD_Result serve_report_get(serve_request *request) {
 static void look_for_reports(serve_reports *reports) {
     size_t watchers = 0;
     serve_head head = serve_watch_head(&reports->server->watch, &watchers);
-    const weft_fleet_options options = {.head = &head.info};
-    weft_fleet fleet = {0};
+    const weft_fleet_options options = {.size = sizeof options, .head = &head.info};
+    weft_fleet fleet = {.size = sizeof fleet};
     pthread_mutex_lock(&reports->mutex);
     size_t added = reports->added;
     pthread_mutex_unlock(&reports->mutex);
     if (!head.known || weft_fleet_read(reports->context, reports->store, &options, &fleet) != WEFT_OK) {
-        fleet = (weft_fleet){0};
+        fleet = (weft_fleet){.size = sizeof(weft_fleet)};
     }
     pthread_mutex_lock(&reports->mutex);
     weft_fleet before = reports->fleet;
@@ -172,14 +174,6 @@ static void look_for_reports(serve_reports *reports) {
     reports->added -= added;
     pthread_mutex_unlock(&reports->mutex);
     weft_fleet_close(reports->context, &before);
-}
-
-static void sweep_now_and_then(serve_reports *reports) {
-    if (clock_seconds() - reports->swept >= SWEEP_SECONDS) {
-        weft_status ignored = weft_fleet_sweep(reports->context, reports->store);
-        (void)ignored;
-        reports->swept = clock_seconds();
-    }
 }
 
 /* Until `least` in any case, but for the end, and then until there is news or `most`. */
@@ -204,7 +198,11 @@ static void *watch_reports(void *opaque) {
     double start, end, pause;
     do {
         start = clock_seconds();
-        sweep_now_and_then(reports);
+        if (clock_seconds() - reports->swept >= SWEEP_SECONDS) {
+            weft_status ignored = weft_fleet_sweep(reports->context, reports->store);
+            (void)ignored;
+            reports->swept = clock_seconds();
+        }
         look_for_reports(reports);
         end = clock_seconds();
         pause = LOOK_SHARE * (end - start);
@@ -230,7 +228,7 @@ char *serve_text_reports(serve_request *request, size_t *size_out) {
     }
     pthread_mutex_lock(&reports->mutex);
     for (size_t i = 0; i < reports->fleet.count; i++) {
-        const weft_follower *follower = &reports->fleet.followers[i];
+        const weft_follower *follower = reports->fleet.followers[i];
         fprintf(out, "{\"key\":\"" WEFT_REPORT_ROOM "/%s\",\"age\":%.3f}\n", follower->name,
                 age_now(reports, follower));
     }
@@ -246,7 +244,7 @@ json_t *serve_reports_list(serve_reports *reports) {
     json_t *json = json_array();
     pthread_mutex_lock(&reports->mutex);
     for (size_t i = 0; i < reports->fleet.count && i < SHOWN_MAX; i++) {
-        const weft_follower *follower = &reports->fleet.followers[i];
+        const weft_follower *follower = reports->fleet.followers[i];
         json_array_append_new(json, remote_follower(follower, age_now(reports, follower)));
     }
     pthread_mutex_unlock(&reports->mutex);
@@ -261,10 +259,10 @@ serve_fleet serve_reports_count(serve_reports *reports) {
     counts.left_out = fleet->left_out;
     counts.live = fleet->live;
     counts.least_version = fleet->slowest;
-    counts.most_lag = fleet->live > 0 ? fleet->followers[0].lag : 0;
+    counts.most_lag = fleet->live > 0 ? fleet->followers[0]->lag : 0;
     for (size_t i = 0; i < fleet->live; i++) {
-        uint64_t version = fleet->followers[i].version;
-        counts.failed += strcmp(fleet->followers[i].state, "failed") == 0;
+        uint64_t version = fleet->followers[i]->version;
+        counts.failed += strcmp(fleet->followers[i]->state, "failed") == 0;
         counts.greatest_version = version > counts.greatest_version ? version : counts.greatest_version;
     }
     pthread_mutex_unlock(&reports->mutex);
@@ -282,9 +280,9 @@ static void release(serve_reports *reports) {
 }
 
 static bool start(serve_reports *reports) {
-    const weft_context_options options = {.threads = 1};
+    const weft_context_options options = {.size = sizeof options, .threads = 1};
     /* what is old after a few seconds need not outlast a power cut */
-    const weft_store_options store_options = {.volatile_writes = true};
+    const weft_store_options store_options = {.size = sizeof store_options, .volatile_writes = true};
     if (weft_context_create(&options, &reports->context) != WEFT_OK ||
         weft_store_open(reports->context, reports->server->directory, &store_options, &reports->store) !=
             WEFT_OK) {

@@ -425,7 +425,7 @@ static enum MHD_Result end(serve_request *request) {
 static serve_request *open_request(serve_server *server, struct MHD_Connection *connection,
                                    const char *method) {
     serve_request *request = calloc(1, sizeof *request);
-    weft_context_options options = {.threads = 1};
+    weft_context_options options = {.size = sizeof options, .threads = 1};
     if (request == NULL || weft_context_create(&options, &request->context) != WEFT_OK) {
         free(request);
         return NULL;

@@ -38,12 +38,13 @@ static weft_status read_object(serve_training *training, weft_context *context, 
     if (text == NULL) {
         return WEFT_NO_MEMORY;
     }
-    const weft_store_get_request get = {.key = TRAIN_METRICS_KEY, .length = size, .buffer = text};
-    weft_store_get_result result;
+    const weft_store_get_request get = {
+        .size = sizeof get, .key = TRAINING_METRICS_KEY, .length = size, .buffer = text};
+    weft_store_get_result result = {.size = sizeof result};
     weft_status status = weft_store_get(context, training->server->store, &get, &result);
     if (status == WEFT_OK) {
         training->tag = result.tag;
-        status = training_object_parse(context, TRAIN_METRICS_KEY, text, result.received, told_out);
+        status = training_object_parse(context, TRAINING_METRICS_KEY, text, result.received, told_out);
     }
     free(text);
     return status;
@@ -53,7 +54,8 @@ static void look(serve_training *training, weft_context *context) {
     uint64_t size = 0;
     weft_store_tag tag;
     json_t *told = NULL;
-    weft_status status = weft_store_head(context, training->server->store, TRAIN_METRICS_KEY, &size, &tag);
+    weft_status status =
+        weft_store_head(context, training->server->store, TRAINING_METRICS_KEY, &size, &tag);
     if (status == WEFT_OK && *tag.text != 0 && strcmp(tag.text, training->tag.text) == 0) {
         return;
     }

@@ -201,7 +201,7 @@ static void *watch_heads(void *opaque) {
 /* ---- life ---- */
 
 static bool start(serve_watch *watch) {
-    weft_context_options options = {.threads = 1};
+    weft_context_options options = {.size = sizeof options, .threads = 1};
     if (watch->poke < 0 || weft_context_create(&options, &watch->context) != WEFT_OK) {
         return false;
     }

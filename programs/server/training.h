@@ -10,9 +10,12 @@
 #ifndef WEFT_PROGRAMS_SERVER_TRAINING_H
 #define WEFT_PROGRAMS_SERVER_TRAINING_H
 
-#include "../../train/run.h"
-
 #include <jansson.h>
+#include <weft/base.h>
+
+/* Where it lies in a store. The server knows trainers by their objects alone: it includes nothing of
+ * train/. */
+#define TRAINING_METRICS_KEY "train/metrics"
 
 enum {
     TRAINING_LINE_MAX = 1 << 20,

@@ -5,7 +5,6 @@
  */
 #include "../cli/remote.h"
 #include "serve.h"
-#include "serve_listen.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -17,66 +16,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum {
-    OPTION_TLS_CERT = 0x100,
-    OPTION_TLS_KEY,
-    OPTION_READ_TOKEN_FILE,
-    OPTION_WRITE_TOKEN_FILE,
-    OPTION_READ_ONLY,
-    OPTION_NO_REPORTS,
-    OPTION_MAX_OBJECT,
-    OPTION_MAX_CONNECTIONS,
-    OPTION_MAX_WATCHERS,
-    OPTION_IDLE_SECONDS,
-    OPTION_WATCH_SECONDS,
-    OPTION_STOP_SECONDS,
-    OPTION_URL_FILE,
-    OPTION_VOLATILE,
-    OPTION_CACHE,
-    OPTION_CACHE_BYTES,
-    OPTION_HOST,
-};
-
 enum { HOSTS_MAX = 32 };
-
-static const struct argp_option options[] = {
-    {"listen", 'l', "ADDR:PORT", 0,
-     "Where to listen (default: 127.0.0.1:8477); port 0 leaves the choice to the kernel", 1},
-    {"url-file", OPTION_URL_FILE, "FILE", 0, "Write the URL into FILE once the server answers", 1},
-    {"host", OPTION_HOST, "NAME", 0,
-     "A name under which this server is asked, besides its address; may be given several times", 1},
-    {"tls-cert", OPTION_TLS_CERT, "FILE", 0, "Serve https with this certificate (PEM, chain included)", 2},
-    {"tls-key", OPTION_TLS_KEY, "FILE", 0, "The certificate's private key (PEM)", 2},
-    {"read-token-file", OPTION_READ_TOKEN_FILE, "FILE", 0,
-     "Readers must send one of the tokens in FILE, one per line (or a write token)", 2},
-    {"write-token-file", OPTION_WRITE_TOKEN_FILE, "FILE", 0, "Writers must send one of the tokens in FILE",
-     2},
-    {"read-only", OPTION_READ_ONLY, NULL, 0, "Refuse PUT and DELETE, except for followers' reports", 2},
-    {"no-reports", OPTION_NO_REPORTS, NULL, 0, "Refuse reports of followers", 2},
-    {"cache", OPTION_CACHE, "DIR", 0, "Relay STORE, and cache what was fetched in DIR", 3},
-    {"cache-bytes", OPTION_CACHE_BYTES, "SIZE", 0,
-     "Cache at most SIZE (default: 10G); the least recently used is evicted first", 3},
-    {"max-object", OPTION_MAX_OBJECT, "SIZE", 0, "Refuse larger objects (default: 1T)", 3},
-    {"max-connections", OPTION_MAX_CONNECTIONS, "N", 0,
-     "At most N connections at once (default: 512); others wait to be accepted", 3},
-    {"max-watchers", OPTION_MAX_WATCHERS, "N", 0,
-     "At most N long polls for a version (default: three quarters of the connections)", 3},
-    {"idle-seconds", OPTION_IDLE_SECONDS, "S", 0,
-     "Cut connections on which nothing moved for S seconds (default: 30)", 3},
-    {"watch-seconds", OPTION_WATCH_SECONDS, "S", 0,
-     "Answer a long poll after at most S seconds (default: 30)", 3},
-    {"stop-seconds", OPTION_STOP_SECONDS, "S", 0,
-     "At the end, let transfers finish for at most S seconds (default: 5)", 3},
-    {"volatile", OPTION_VOLATILE, NULL, 0, "Do not sync files: quicker puts that a power cut may take back",
-     3},
-    {0},
-};
 
 static const char doc[] =
     "Serve a store over HTTP or HTTPS: publishers put, workers get and wait for the next version. With "
     "--cache, relay another store to many workers.\v"
-    "DIR is a store on disk; it is made if it does not exist. The same directory may be written by "
-    "`weft publish DIR` at the same time: long polls notice those versions too.\n"
+    "DIR is a store on disk; it is made if it does not exist. The same directory may be written by `weft "
+    "publish DIR` at the same time: long polls notice those versions too.\n"
     "\nA relay (--cache) fetches each object of STORE once, however many ask for it. It checks every chunk "
     "against the history and passes it on while the rest is still in flight. It serves what it has while "
     "STORE is unreachable. It is read-only, and may relay another relay. " HELP_STORE
@@ -103,18 +49,15 @@ static const char doc[] =
     "reader may put a report, /followers/NAME: a small object, checked, of which at most 4096 are kept. "
     "Tokens are sent as 'Authorization: Bearer TOKEN' and can be read on the way unless TLS is used.\n"
     "\nOn a loopback address, what needs no token is answered only if the Host of the request is an "
-    "address, "
-    "'localhost', the name in --listen or one of --host: else any page in a browser on this machine could "
-    "have it under a name of its own. A proxy in front that hands the Host of its clients on needs "
-    "--host.\n"
-    "\nSIGINT and SIGTERM end the server: it accepts no more, ends long polls, lets transfers "
-    "finish for --stop-seconds, and exits with 0. A second signal ends it at once. SIGHUP has it read its "
-    "token files again, without an interruption; what cannot be read changes nothing. Certificates are "
-    "read "
-    "at the start only.\n"
+    "address, 'localhost', the name in --listen or one of --host: else any page in a browser on this "
+    "machine could have it under a name of its own. A proxy in front that hands the Host of its clients on "
+    "needs --host.\n"
+    "\nSIGINT and SIGTERM end the server: it accepts no more, ends long polls, lets transfers finish for "
+    "--stop-seconds, and exits with 0. A second signal ends it at once. SIGHUP has it read its token files "
+    "again, without an interruption; what cannot be read changes nothing. Certificates are read at the "
+    "start only.\n"
     "\nWhere everybody may read, the status of a relay does not tell where STORE lies, nor what its errors "
-    "say: "
-    "stderr does, and so does the status where reading needs a token.\n"
+    "say: stderr does, and so does the status where reading needs a token.\n"
     "\nExamples:\n"
     "  weft serve /srv/run-7\n"
     "  weft serve /srv/run-7 --listen [::1]:0 --url-file url\n"
@@ -153,41 +96,21 @@ typedef struct serve_arguments {
 
 /* ---- arguments ---- */
 
-static error_t parse_limit(int key, char *argument, struct argp_state *state) {
-    serve_arguments *arguments = state->input;
-    switch (key) {
-    case OPTION_MAX_OBJECT:
-        if (!text_parse_bytes(argument, &arguments->max_object) || arguments->max_object == 0) {
-            argp_error(state, "--max-object takes a size such as 64G, not '%s'", argument);
-        }
-        return 0;
-    case OPTION_CACHE_BYTES:
-        if (!text_parse_bytes(argument, &arguments->cache_bytes) || arguments->cache_bytes == 0) {
-            argp_error(state, "--cache-bytes takes a size such as 64G, not '%s'", argument);
-        }
-        return 0;
-    case OPTION_MAX_CONNECTIONS:
-        arguments->max_connections = command_parse_number(state, "--max-connections", argument, 16, 65536);
-        return 0;
-    case OPTION_MAX_WATCHERS:
-        arguments->max_watchers = command_parse_number(state, "--max-watchers", argument, 1, 65536);
-        return 0;
-    case OPTION_IDLE_SECONDS:
-        arguments->idle_seconds = command_parse_number(state, "--idle-seconds", argument, 1, 86400);
-        return 0;
-    case OPTION_WATCH_SECONDS:
-        arguments->watch_seconds = command_parse_number(state, "--watch-seconds", argument, 1, 86400);
-        return 0;
-    case OPTION_STOP_SECONDS:
-        arguments->stop_seconds = command_parse_number(state, "--stop-seconds", argument, 0, 86400);
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
+static void parse_host(struct argp_state *state, const weft_option *option, char *text) {
+    serve_arguments *arguments = option->into;
+    if (arguments->host_count == HOSTS_MAX || strchr(text, ':') != NULL) {
+        argp_error(state, "--host takes a name without a port, at most %d times", HOSTS_MAX);
     }
+    arguments->hosts[arguments->host_count++] = text;
 }
 
-static void check_relay(const serve_arguments *arguments, struct argp_state *state) {
+static void check_arguments(struct argp_state *state, void *input) {
+    const serve_arguments *arguments = input;
     const weft_remote *remote = &arguments->remote;
+    if (arguments->directory == NULL) {
+        argp_error(state, arguments->cache != NULL ? "give the store to relay"
+                                                   : "give the directory of the store");
+    }
     if (arguments->cache != NULL && arguments->write_token_file != NULL) {
         argp_error(state, "a relay is read-only: --cache and --write-token-file exclude each other");
     }
@@ -200,14 +123,6 @@ static void check_relay(const serve_arguments *arguments, struct argp_state *sta
         argp_error(state,
                    "--cache-bytes, --trust and the options of a STORE are for a relay; give --cache");
     }
-}
-
-static void check_arguments(const serve_arguments *arguments, struct argp_state *state) {
-    if (arguments->directory == NULL) {
-        argp_error(state, arguments->cache != NULL ? "give the store to relay"
-                                                   : "give the directory of the store");
-    }
-    check_relay(arguments, state);
     if ((arguments->certificate.certificate_path == NULL) != (arguments->certificate.key_path == NULL)) {
         argp_error(state, "--tls-cert and --tls-key belong together");
     }
@@ -215,65 +130,6 @@ static void check_arguments(const serve_arguments *arguments, struct argp_state 
         argp_error(state, "--read-only and --write-token-file exclude each other");
     }
 }
-
-static error_t parse(int key, char *argument, struct argp_state *state) {
-    serve_arguments *arguments = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        remote_parse_begin(&arguments->remote, &arguments->command, state);
-        return 0;
-    case 'l':
-        arguments->listen = argument;
-        return 0;
-    case OPTION_HOST:
-        if (arguments->host_count == HOSTS_MAX || strchr(argument, ':') != NULL) {
-            argp_error(state, "--host takes a name without a port, at most %d times", HOSTS_MAX);
-        }
-        arguments->hosts[arguments->host_count++] = argument;
-        return 0;
-    case OPTION_URL_FILE:
-        arguments->url_file = argument;
-        return 0;
-    case OPTION_TLS_CERT:
-        arguments->certificate.certificate_path = argument;
-        return 0;
-    case OPTION_TLS_KEY:
-        arguments->certificate.key_path = argument;
-        return 0;
-    case OPTION_READ_TOKEN_FILE:
-        arguments->read_token_file = argument;
-        return 0;
-    case OPTION_WRITE_TOKEN_FILE:
-        arguments->write_token_file = argument;
-        return 0;
-    case OPTION_READ_ONLY:
-        arguments->read_only = true;
-        return 0;
-    case OPTION_NO_REPORTS:
-        arguments->no_reports = true;
-        return 0;
-    case OPTION_VOLATILE:
-        arguments->is_volatile = true;
-        return 0;
-    case OPTION_CACHE:
-        arguments->cache = argument;
-        return 0;
-    case ARGP_KEY_ARG:
-        if (arguments->directory != NULL) {
-            argp_error(state, "give one directory, or one store to relay");
-        }
-        arguments->directory = argument;
-        return 0;
-    case ARGP_KEY_END:
-        check_arguments(arguments, state);
-        return 0;
-    default:
-        return parse_limit(key, argument, state);
-    }
-}
-
-static const struct argp argp = {options, parse, "DIR\nSTORE --cache DIR", doc, reader_children,
-                                 NULL,    NULL};
 
 /* ---- the store ---- */
 
@@ -296,7 +152,8 @@ static int make_directory(weft_command *command, const char *path) {
 
 static int open_directory(serve_arguments *arguments, serve_server *server) {
     weft_command *command = &arguments->command;
-    weft_store_options store_options = {.volatile_writes = arguments->is_volatile};
+    weft_store_options store_options = {.size = sizeof store_options,
+                                        .volatile_writes = arguments->is_volatile};
     int code = make_directory(command, arguments->directory);
     if (code != EXIT_DONE) {
         return code;
@@ -333,6 +190,7 @@ static int open_relay(serve_arguments *arguments, serve_server *server) {
         return code;
     }
     weft_relay_options relay_options = {
+        .size = sizeof relay_options,
         .trusted = arguments->remote.trusted,
         .cache_bytes = arguments->cache_bytes,
         .news = tell_news,
@@ -350,12 +208,6 @@ static int open_relay(serve_arguments *arguments, serve_server *server) {
 
 static int open_store(serve_arguments *arguments, serve_server *server) {
     return arguments->cache != NULL ? open_relay(arguments, server) : open_directory(arguments, server);
-}
-
-static void close_store(serve_arguments *arguments, serve_server *server) {
-    weft_store_close(server->store);
-    weft_relay_close(server->relay);
-    remote_close(&arguments->remote);
 }
 
 /* ---- the daemon ---- */
@@ -492,13 +344,14 @@ static void announce(const serve_server *server, const serve_listener *listener,
     bool tokens = server->read_tokens.needed;
     if (!listener->loopback && !tls) {
         command_note(command,
-                     "warning: without TLS, everything on the way can read%s and change "
-                     "what is sent; use --tls-cert and --tls-key",
+                     "warning: without TLS, everything on the way can read%s and change what is sent; use "
+                     "--tls-cert and --tls-key",
                      tokens || server->write_tokens.needed ? " the tokens" : "");
     }
     if (!listener->loopback && !tokens) {
-        command_note(command, "warning: everybody who reaches this address can read the weights; use "
-                              "--read-token-file");
+        command_note(
+            command,
+            "warning: everybody who reaches this address can read the weights; use --read-token-file");
     }
     command_note(command, "%s %s %s (%s, %s)", server->url, server->relay != NULL ? "relays" : "serves",
                  weft_store_url(server->store), tokens ? "reading needs a token" : "readable by all",
@@ -708,7 +561,8 @@ static int run(void *input) {
     if (code == EXIT_DONE) {
         code = serve_store(arguments, &server, &signals);
     }
-    close_store(arguments, &server);
+    weft_store_close(server.store);
+    weft_relay_close(server.relay);
     serve_certificate_close(&arguments->certificate);
     serve_tokens_close(&server.read_tokens);
     serve_tokens_close(&server.write_tokens);
@@ -723,5 +577,52 @@ int verb_serve(int argc, char **argv) {
         .watch_seconds = 30,
         .stop_seconds = 5,
     };
-    return command_run(&argp, argc, argv, &arguments, run);
+    const weft_option options[] = {
+        {"listen", "ADDR:PORT", 1,
+         "Where to listen (default: 127.0.0.1:8477); port 0 leaves the choice to the kernel", .letter = 'l',
+         .text = &arguments.listen},
+        {"url-file", "FILE", 1, "Write the URL into FILE once the server answers",
+         .text = &arguments.url_file},
+        {"host", "NAME", 1,
+         "A name under which this server is asked, besides its address; may be given several times",
+         .parse = parse_host, .into = &arguments},
+        {"tls-cert", "FILE", 2, "Serve https with this certificate (PEM, chain included)",
+         .text = &arguments.certificate.certificate_path},
+        {"tls-key", "FILE", 2, "The certificate's private key (PEM)",
+         .text = &arguments.certificate.key_path},
+        {"read-token-file", "FILE", 2,
+         "Readers must send one of the tokens in FILE, one per line (or a write token)",
+         .text = &arguments.read_token_file},
+        {"write-token-file", "FILE", 2, "Writers must send one of the tokens in FILE",
+         .text = &arguments.write_token_file},
+        {"read-only", NULL, 2, "Refuse PUT and DELETE, except for followers' reports",
+         .flag = &arguments.read_only},
+        {"no-reports", NULL, 2, "Refuse reports of followers", .flag = &arguments.no_reports},
+        {"cache", "DIR", 3, "Relay STORE, and cache what was fetched in DIR", .text = &arguments.cache},
+        {"cache-bytes", "SIZE", 3,
+         "Cache at most SIZE (default: 10G); the least recently used is evicted first",
+         .bytes = &arguments.cache_bytes},
+        {"max-object", "SIZE", 3, "Refuse larger objects (default: 1T)", .bytes = &arguments.max_object},
+        {"max-connections", "N", 3,
+         "At most N connections at once (default: 512); others wait to be accepted",
+         .number = &arguments.max_connections, .least = 16, .most = 65536},
+        {"max-watchers", "N", 3,
+         "At most N long polls for a version (default: three quarters of the connections)",
+         .number = &arguments.max_watchers, .least = 1, .most = 65536},
+        {"idle-seconds", "S", 3, "Cut connections on which nothing moved for S seconds (default: 30)",
+         .number = &arguments.idle_seconds, .least = 1, .most = 86400},
+        {"watch-seconds", "S", 3, "Answer a long poll after at most S seconds (default: 30)",
+         .number = &arguments.watch_seconds, .least = 1, .most = 86400},
+        {"stop-seconds", "S", 3, "At the end, let transfers finish for at most S seconds (default: 5)",
+         .number = &arguments.stop_seconds, .most = 86400},
+        {"volatile", NULL, 3, "Do not sync files: quicker puts that a power cut may take back",
+         .flag = &arguments.is_volatile},
+        {0},
+    };
+    const weft_form form = {"DIR\nSTORE --cache DIR",
+                            doc,
+                            {{options, NULL}},
+                            .paths = {&arguments.directory, 0, 1, NULL},
+                            .check = check_arguments};
+    return remote_run(&form, &arguments.remote, true, argc, argv, &arguments, run);
 }

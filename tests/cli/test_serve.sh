@@ -71,7 +71,7 @@ code() {
 expect 0 '' "$weft" serve --help
 says stdout 'Who may write'
 expect 2 'give the directory' "$weft" serve
-expect 2 'one directory' "$weft" serve a b
+expect 2 'too many arguments' "$weft" serve a b
 expect 2 'belong together' "$weft" serve d --tls-cert x
 expect 2 'exclude' "$weft" serve d --read-only --write-token-file x
 expect 2 'max-connections' "$weft" serve d --max-connections 3

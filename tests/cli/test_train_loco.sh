@@ -39,8 +39,11 @@ agreed three 3 3
 team four s-four 4 2 --steps 4 --local-steps 2
 agreed four 4 2
 in_order s-four
-team dense s-dense 2 1 "${six[@]}" --outer diloco
+expect 0 '' "$weft" keygen team.key
+team dense s-dense 2 1 "${six[@]}" --outer diloco --sign team.key
 agreed dense 2 3
+bytes() { stat -c %s "$1"/loco/*/0/closed; }
+check 'what they agreed on is signed' test "$(bytes s-dense)" -eq $(($(bytes s-two) + 64))
 check 'another course' test "$(tail -1 dense.rounds)" != "$(tail -1 two.rounds)"
 team mean s-mean 2 1 --steps 3 --outer ddp
 agreed mean 2 3

@@ -96,8 +96,13 @@ static void guard_arena(world *world, bool guarded) {
 
 static void world_open(world *world) {
     weft_context_options options = {
+        .size = sizeof options,
         .threads = 1,
-        .limits = {.header_bytes = 1 << 16, .tensors = 64, .bucket_bytes = 1 << 20, .stage_bytes = 1 << 24},
+        .limits = &(weft_limits){.size = sizeof(weft_limits),
+                                 .header_bytes = 1 << 16,
+                                 .tensors = 64,
+                                 .bucket_bytes = 1 << 20,
+                                 .stage_bytes = 1 << 24},
     };
     require(weft_context_create(&options, &world->context) == WEFT_OK);
     require(weft_table_create(world->context, &world->table) == WEFT_OK);
@@ -105,7 +110,8 @@ static void world_open(world *world) {
     size_t at = GUARD;
     for (size_t i = 0; i < TENSORS; i++) {
         const place *p = &places[i];
-        weft_tensor tensor = {.name = p->name, .dtype = p->dtype, .rank = p->columns == 0 ? 1 : 2};
+        weft_tensor tensor = {
+            .size = sizeof tensor, .name = p->name, .dtype = p->dtype, .rank = p->columns == 0 ? 1 : 2};
         tensor.shape[0] = p->rows;
         tensor.shape[1] = p->columns;
         tensor.data = world->arena + at;

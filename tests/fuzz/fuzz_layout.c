@@ -42,8 +42,11 @@ static weft_table *make_table(weft_context *context, const description *tensors,
     weft_table *table;
     require(weft_table_create(context, &table) == WEFT_OK);
     for (size_t i = 0; i < count; i++) {
-        weft_tensor tensor = {
-            .name = tensors[i].name, .dtype = tensors[i].dtype, .rank = tensors[i].rank, .data = memory};
+        weft_tensor tensor = {.size = sizeof tensor,
+                              .name = tensors[i].name,
+                              .dtype = tensors[i].dtype,
+                              .rank = tensors[i].rank,
+                              .data = memory};
         memcpy(tensor.shape, tensors[i].shape, sizeof tensors[i].shape);
         require(weft_table_add(table, &tensor) == WEFT_OK);
     }
@@ -81,7 +84,10 @@ static void check_view(weft_context *context, const weft_view *view) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    weft_context_options options = {.threads = 1, .limits = {.header_bytes = 65536}};
+    weft_context_options options = {.size = sizeof options,
+                                    .threads = 1,
+                                    .limits =
+                                        &(weft_limits){.size = sizeof(weft_limits), .header_bytes = 65536}};
     weft_context *context;
     require(weft_context_create(&options, &context) == WEFT_OK);
     weft_layout *layout;

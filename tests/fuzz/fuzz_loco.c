@@ -35,7 +35,8 @@ static void fill(float *weights) {
 }
 
 static weft_loco *make_rank(weft_context *context, float *weights, uint32_t significant) {
-    weft_loco_options options = weft_loco_defaults();
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
     weft_loco_tensor tensor = {"w", weights, ELEMENTS};
     weft_loco *loco = NULL;
     options.run = "f";
@@ -69,7 +70,7 @@ static void try_payload(weft_context *context, uint8_t kind, const uint8_t *data
     static float weights[ELEMENTS];
     weft_loco *loco = make_rank(context, weights, kind % 2 == 0 ? 8 : 0);
     weft_loco_payload payloads[2];
-    weft_loco_info info;
+    weft_loco_info info = {.size = sizeof info};
     weft_writer wrapped;
     require(weft_loco_encode(loco, &payloads[0]) == WEFT_OK);
     require(weft_loco_inspect(context, &payloads[0], &info) == WEFT_OK);
@@ -94,7 +95,7 @@ static void try_payload(weft_context *context, uint8_t kind, const uint8_t *data
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     weft_context *context = NULL;
-    const weft_context_options options = {.threads = 1};
+    const weft_context_options options = {.size = sizeof options, .threads = 1};
     if (size == 0) {
         return 0;
     }

@@ -63,8 +63,10 @@ static weft_status give(void *opaque, weft_context *context, uint64_t most,
 static void try_snapshot(weft_context *context, weft_writer *object) {
     float weights[ELEMENTS] = {1, -2, 0, 0x1p-140f, 0.3f};
     const weft_loco_tensor tensor = {"w", weights, ELEMENTS};
-    const weft_loco_exchange exchange = {.ended = ended, .snapshot_get = give, .opaque = object};
-    weft_loco_options options = weft_loco_defaults();
+    const weft_loco_exchange exchange = {
+        .size = sizeof exchange, .ended = ended, .snapshot_get = give, .opaque = object};
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
     weft_loco *loco = NULL;
     options.run = RUN;
     options.rank = RANK;
@@ -93,7 +95,7 @@ static void try_snapshot(weft_context *context, weft_writer *object) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     weft_context *context = NULL;
-    const weft_context_options options = {.threads = 1};
+    const weft_context_options options = {.size = sizeof options, .threads = 1};
     weft_writer object;
     if (size == 0 || data[0] < 1 || data[0] > 6) {
         return 0;

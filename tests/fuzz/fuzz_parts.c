@@ -57,7 +57,7 @@ static void try_manifest(weft_context *context, const weft_writer *bytes) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     weft_context *context = NULL;
-    const weft_context_options options = {.threads = 1};
+    const weft_context_options options = {.size = sizeof options, .threads = 1};
     const weft_message_seal seal = {.run = "run", .where = "where"};
     weft_writer bytes;
     weft_writer again;

@@ -96,7 +96,7 @@ static void decode_all(weft_context *context, const weft_patch *patch) {
     weft_bucket_coder_open(&coder, context);
     weft_writer_open(&buffer, context);
     for (size_t i = 0; i < patch->index.count; i++) {
-        weft_bucket_info info;
+        weft_bucket_info info = {.size = sizeof info};
         weft_frame frame;
         weft_status asked = weft_patch_bucket(context, patch, i, &info);
         weft_status status = weft_patch_frame(context, patch, i, &buffer, &frame);
@@ -115,7 +115,8 @@ static void decode_all(weft_context *context, const weft_patch *patch) {
 }
 
 static void ask(const weft_patch *patch) {
-    weft_patch_info info = weft_patch_describe(patch);
+    weft_patch_info info = {.size = sizeof info};
+    weft_patch_describe(patch, &info);
     const weft_table *table = weft_patch_table(patch);
     require(weft_table_count(table) + info.removed == weft_patch_tensor_count(patch));
     for (size_t i = 0; i < weft_patch_tensor_count(patch); i++) {
@@ -138,14 +139,14 @@ static void merge_with_itself(weft_context *context, weft_patch *patch) {
     patch->footer.base = patch->footer.result;
     output output = {NULL, 0};
     weft_sink sink = {append, &output};
-    weft_diff_stats stats;
+    weft_diff_stats stats = {.size = sizeof stats};
     if (weft_merge(context, twice, 2, NULL, &sink, &stats) == WEFT_OK) {
         weft_source source = {.memory = output.data, .size = output.size};
         weft_patch *merged = NULL;
         require(stats.patch_bytes == output.size);
         require(weft_patch_open(context, &source, &merged) == WEFT_OK);
         for (size_t i = 0; i < merged->index.count; i++) {
-            weft_bucket_info info;
+            weft_bucket_info info = {.size = sizeof info};
             require(weft_patch_bucket(context, merged, i, &info) == WEFT_OK);
         }
         weft_patch_close(merged);
@@ -156,9 +157,13 @@ static void merge_with_itself(weft_context *context, weft_patch *patch) {
 
 static void try_patch(const uint8_t *data, size_t size) {
     weft_context_options options = {
+        .size = sizeof options,
         .allocator = {take, retake, drop, NULL},
         .threads = 1,
-        .limits = {.header_bytes = HEADER_BYTES, .tensors = 64, .bucket_bytes = BUCKET_BYTES},
+        .limits = &(weft_limits){.size = sizeof(weft_limits),
+                                 .header_bytes = HEADER_BYTES,
+                                 .tensors = 64,
+                                 .bucket_bytes = BUCKET_BYTES},
     };
     weft_context *context = NULL;
     require(weft_context_create(&options, &context) == WEFT_OK);

@@ -97,7 +97,10 @@ static void try_index(weft_context *context, const uint8_t *data, size_t size) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    weft_context_options options = {.threads = 1, .limits = {.header_bytes = 64 * 1024, .tensors = 64}};
+    weft_context_options options = {
+        .size = sizeof options,
+        .threads = 1,
+        .limits = &(weft_limits){.size = sizeof(weft_limits), .header_bytes = 64 * 1024, .tensors = 64}};
     weft_context *context = NULL;
     require(weft_context_create(&options, &context) == WEFT_OK);
     try_file(context, data, size);

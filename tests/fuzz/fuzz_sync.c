@@ -211,9 +211,9 @@ static void try_report(weft_context *context, const uint8_t *data, size_t size) 
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     weft_context *context = NULL;
-    const weft_context_options options = {.threads = 1};
+    const weft_context_options options = {.size = sizeof options, .threads = 1};
     require(weft_context_create(&options, &context) == WEFT_OK);
-    weft_head_info info;
+    weft_head_info info = {.size = sizeof info};
     weft_status ignored = weft_head_inspect(context, data, size, NULL, &info);
     (void)ignored;
     try_head(context, data, size);

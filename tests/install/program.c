@@ -37,8 +37,11 @@ static void require(weft_context *context, weft_status status) {
 static weft_table *describe(weft_context *context, uint16_t *weights) {
     weft_table *table = NULL;
     require(context, weft_table_create(context, &table));
-    weft_tensor tensor = {
-        .name = "weight", .dtype = WEFT_DTYPE_BF16, .rank = 2, .shape = {100, COUNT / 100}};
+    weft_tensor tensor = {.size = sizeof tensor,
+                          .name = "weight",
+                          .dtype = WEFT_DTYPE_BF16,
+                          .rank = 2,
+                          .shape = {100, COUNT / 100}};
     tensor.data = weights;
     tensor.writable = true;
     require(context, weft_table_add(table, &tensor));
@@ -83,7 +86,7 @@ int main(void) {
     require(context, weft_view_create(context, old_table, &old_view));
     require(context, weft_view_create(context, new_table, &new_view));
     weft_sink sink = {append, &patch};
-    weft_diff_stats stats;
+    weft_diff_stats stats = {.size = sizeof stats};
     require(context, weft_diff(context, old_view, new_view, NULL, &sink, &stats));
     apply(context, &patch, old_view);
     bool equal = memcmp(old_weights, new_weights, sizeof new_weights) == 0;

@@ -77,6 +77,8 @@ package=$(dirname "$(find "$prefix" -type d -path '*-packages/weft')")
 /usr/bin/python3 - "$WEFT_SOURCE" > example.py << 'END'
 import pathlib, re, sys
 blocks = re.findall(r"^```python\n(.*?)^```$", (pathlib.Path(sys.argv[1]) / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+# the others want a model; tests/python/test_package_documents.py has one
+blocks = [block for block in blocks if "import correction" in block]
 assert len(blocks) == 1
 print(blocks[0])
 END
@@ -96,8 +98,9 @@ for header in "$prefix"/include/weft/*.h; do
     echo "#include <weft/$(basename "$header")>" | g++ "${warnings[@]}" "${flags[@]}" -fsyntax-only -x c++ -
 done
 
+# The name of a version is an absolute symbol.
 echo "== only weft_ names leave the library"
-foreign=$(nm --dynamic --defined-only --format=posix "$work"/libweft.so | awk '$1 !~ /^weft_/ { print $1 }')
+foreign=$(nm --dynamic --defined-only --format=posix "$work"/libweft.so | awk '$1 !~ /^weft_/ && $2 != "A" { print $1 }')
 if [ -n "$foreign" ]; then
     echo "$foreign" >&2
     exit 1

@@ -87,7 +87,7 @@ static double age_of(store_clock *clock, const char *key) {
 
 static void clocked_traits(void *opaque, weft_store_traits *traits) {
     const clocked_store *self = opaque;
-    *traits = weft_store_traits_of(self->inner);
+    weft_store_traits_of(self->inner, traits);
 }
 
 static weft_status clocked_get(void *opaque, weft_context *context, const weft_store_get_request *request,
@@ -153,6 +153,7 @@ static void clocked_close(void *opaque) {
 
 weft_store *clocked_store_open(weft_context *context, weft_store *inner, store_clock *clock) {
     static const weft_store_operations operations = {
+        .size = sizeof operations,
         .name = "clocked",
         .traits = clocked_traits,
         .get = clocked_get,

@@ -342,7 +342,8 @@ static void remember(fault_store *self, const char *key, const weft_store_tag *t
 /* Answers a get as a store would that has this content. */
 static void answer_from(const content *content, const weft_store_get_request *request,
                         weft_store_get_result *result_out) {
-    *result_out = (weft_store_get_result){.size = content->size, .tag = content->tag};
+    *result_out = (weft_store_get_result){
+        .size = sizeof(weft_store_get_result), .object_bytes = content->size, .tag = content->tag};
     if (request->unless != NULL && content->tag.text[0] != 0 &&
         strcmp(request->unless->text, content->tag.text) == 0) {
         result_out->unchanged = true;
@@ -359,13 +360,14 @@ static void answer_from(const content *content, const weft_store_get_request *re
 static bool answer_stale(fault_store *self, weft_context *context, const weft_store_get_request *request,
                          weft_store_get_result *result_out) {
     uint8_t *bytes = require(malloc(CONTENT_MAX));
-    weft_store_get_request whole = {.key = request->key, .length = CONTENT_MAX, .buffer = bytes};
-    weft_store_get_result now;
+    weft_store_get_request whole = {
+        .size = sizeof whole, .key = request->key, .length = CONTENT_MAX, .buffer = bytes};
+    weft_store_get_result now = {.size = sizeof now};
     bool answered = false;
-    if (weft_store_get(context, self->inner, &whole, &now) == WEFT_OK && now.received == now.size) {
-        remember(self, request->key, &now.tag, bytes, (size_t)now.size);
+    if (weft_store_get(context, self->inner, &whole, &now) == WEFT_OK && now.received == now.object_bytes) {
+        remember(self, request->key, &now.tag, bytes, (size_t)now.object_bytes);
         pthread_mutex_lock(&self->lock);
-        const content *older = find_older(self, request->key, bytes, (size_t)now.size);
+        const content *older = find_older(self, request->key, bytes, (size_t)now.object_bytes);
         if (older != NULL) {
             answer_from(older, request, result_out);
             answered = true;
@@ -422,7 +424,7 @@ static void damage(fault_store *self, const strike *strike, const weft_store_get
         ((uint8_t *)request->buffer)[bit / 8] ^= (uint8_t)(1u << bit % 8);
     } else {
         result->received = strike->number % result->received;
-        result->size = request->offset + result->received;
+        result->object_bytes = request->offset + result->received;
     }
 }
 
@@ -443,14 +445,14 @@ static weft_status fault_get(void *opaque, weft_context *context, const weft_sto
         withdraw(self, &strike, request->key);
         strike.struck = false;
     }
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     weft_store_get_request quiet = *request; /* who is told of bytes is told of what comes out here */
     quiet.arrived = NULL;
     status = weft_store_get(context, self->inner, &quiet, &result);
     if (status == WEFT_OK) {
-        if (!result.unchanged && request->offset == 0 && result.received == result.size &&
-            result.size <= CONTENT_MAX) {
-            remember(self, request->key, &result.tag, request->buffer, (size_t)result.size);
+        if (!result.unchanged && request->offset == 0 && result.received == result.object_bytes &&
+            result.object_bytes <= CONTENT_MAX) {
+            remember(self, request->key, &result.tag, request->buffer, (size_t)result.object_bytes);
         }
         damage(self, &strike, request, &result);
     }
@@ -489,8 +491,9 @@ static weft_status read_and_record(void *opaque, uint64_t offset, void *data, si
 /* What lies under a key now, as far as it is kept; nothing if there is no object. */
 static bytes look(fault_store *self, weft_context *context, const char *key) {
     bytes now = {.data = require(malloc(CONTENT_MAX)), .capacity = CONTENT_MAX};
-    weft_store_get_request whole = {.key = key, .length = CONTENT_MAX, .buffer = now.data};
-    weft_store_get_result result;
+    weft_store_get_request whole = {
+        .size = sizeof whole, .key = key, .length = CONTENT_MAX, .buffer = now.data};
+    weft_store_get_result result = {.size = sizeof result};
     if (weft_store_get(context, self->inner, &whole, &result) == WEFT_OK) {
         now.size = (size_t)result.received;
     }
@@ -622,21 +625,21 @@ static weft_status fault_head(void *opaque, weft_context *context, const char *k
     if (status != WEFT_OK) {
         return status;
     }
-    weft_store_get_request nothing = {.key = key};
-    weft_store_get_result result = {0};
+    weft_store_get_request nothing = {.size = sizeof nothing, .key = key};
+    weft_store_get_result result = {.size = sizeof result};
     if (is_struck_by(&strike, FAULT_STALE)) {
         if (answer_stale(self, context, &nothing, &result)) {
-            *size_out = result.size;
+            *size_out = result.object_bytes;
             *tag_out = result.tag;
             return WEFT_OK;
         }
         withdraw(self, &strike, key);
         strike.struck = false;
     }
-    status = weft_store_head(context, self->inner, key, &result.size, &result.tag);
+    status = weft_store_head(context, self->inner, key, &result.object_bytes, &result.tag);
     status = after(self, context, &strike, key, status);
     if (status == WEFT_OK) {
-        *size_out = result.size;
+        *size_out = result.object_bytes;
         *tag_out = result.tag;
     }
     return status;
@@ -718,7 +721,7 @@ static weft_status fault_age(void *opaque, weft_context *context, const char *ke
 
 static void fault_traits(void *opaque, weft_store_traits *traits) {
     const fault_store *self = opaque;
-    *traits = weft_store_traits_of(self->inner);
+    weft_store_traits_of(self->inner, traits);
     traits->conditional = traits->conditional && !self->plain;
 }
 
@@ -749,6 +752,7 @@ static void fault_close(void *opaque) {
 }
 
 static const weft_store_operations fault_operations = {
+    .size = sizeof fault_operations,
     .name = "faults",
     .traits = fault_traits,
     .get = fault_get,

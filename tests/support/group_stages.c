@@ -28,13 +28,14 @@ void stage_open(group_stage *stage, unsigned world, bool whole, uint64_t seed) {
     stage->dice = (dice){seed};
     scratch_open_volatile(&stage->scratch);
     stage->context = patches_context(2);
-    const weft_store_options volatile_writes = {.volatile_writes = true};
+    const weft_store_options volatile_writes = {.size = sizeof volatile_writes, .volatile_writes = true};
     require(weft_store_open(stage->context, scratch_path(&stage->scratch, "store"), &volatile_writes,
                             &stage->store) == WEFT_OK,
             "no store");
     sharded_open(&stage->model, stage->context, &stage->dice);
     sharded_cuts(world, stage->cuts);
-    const weft_publisher_options options = {.profile = WEFT_PROFILE_SMALL,
+    const weft_publisher_options options = {.size = sizeof options,
+                                            .profile = WEFT_PROFILE_SMALL,
                                             .bucket_bytes = 32768,
                                             .cuts = stage->cuts,
                                             .cut_count = whole ? 0 : SHARDED_CUTS};
@@ -56,7 +57,7 @@ void stage_close(group_stage *stage) {
 }
 
 void stage_publish(group_stage *stage, unsigned per_million) {
-    weft_publish_result result;
+    weft_publish_result result = {.size = sizeof result};
     sharded_step(&stage->model, &stage->dice, per_million);
     require(weft_publisher_publish(stage->publisher, NULL, &result) == WEFT_OK,
             weft_context_error(stage->context));

@@ -3,6 +3,7 @@
  * groups.c: a sharded model, and processes that hold its ranks.
  */
 #include "groups.h"
+#include "described.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -158,7 +159,7 @@ static weft_status scatter_block(void *opaque, const uint64_t *units, size_t cou
 static const weft_access callbacks = {.read = read_block, .scatter = scatter_block};
 
 static void add_live(rank_model *model, const char *name, uint64_t rows, uint64_t columns, bool called) {
-    weft_tensor tensor = {.name = name, .dtype = WEFT_DTYPE_BF16, .writable = true};
+    weft_tensor tensor = {.size = sizeof tensor, .name = name, .dtype = WEFT_DTYPE_BF16, .writable = true};
     tensor.rank = columns > 0 ? 2 : 1;
     tensor.shape[0] = rows;
     tensor.shape[1] = columns;
@@ -260,8 +261,8 @@ int group_lead(const group_role *role) {
     weft_context *context;
     weft_store *store;
     weft_group *group;
-    const weft_group_options options = {.members = role->world};
-    const weft_context_options threads = {.threads = 2};
+    const weft_group_options options = {.size = sizeof options, .members = role->world};
+    const weft_context_options threads = {.size = sizeof threads, .threads = 2};
     int log = open_log(role);
     require(weft_context_create(&threads, &context) == WEFT_OK, "no context");
     require(weft_store_open(context, role->store, NULL, &store) == WEFT_OK, "no store");
@@ -273,7 +274,8 @@ int group_lead(const group_role *role) {
     while (!ended) {
         uint64_t version = 0;
         weft_status moved = weft_group_run(group, 0.1, &version);
-        weft_group_info info = weft_group_describe(group);
+        weft_group_info info = {.size = sizeof info};
+        weft_group_describe(group, &info);
         if (moved == WEFT_OK) {
             note(log, "L %llu %llu", (unsigned long long)version, (unsigned long long)info.fetched_bytes);
         } else if (moved < 0) {
@@ -315,14 +317,16 @@ static bool doom(void *opaque, const char *phase, uint64_t done, uint64_t total)
 
 static weft_status enter(member_run *run) {
     const group_role *role = run->role;
-    const weft_member_options options = {.seconds = role->seconds, .audit_bytes = 4096};
+    const weft_member_options options = {
+        .size = sizeof options, .seconds = role->seconds, .audit_bytes = 4096};
     weft_status status =
         role->whole ? weft_member_open(run->context, role->group, role->rank, run->model.view, &options,
                                        &run->member)
                     : weft_member_open_layout(run->context, role->group, role->rank, run->model.table,
                                               run->model.layout, &options, &run->member);
     if (status == WEFT_OK) {
-        weft_member_info info = weft_member_describe(run->member);
+        weft_member_info info = {.size = sizeof info};
+        weft_member_describe(run->member, &info);
         note(run->log, "F %llu %016llx", (unsigned long long)info.version,
              (unsigned long long)rank_hash(&run->model));
     } else {
@@ -335,8 +339,7 @@ static weft_status enter(member_run *run) {
 /* Before a commit. */
 static void go_wrong(member_run *run) {
     const group_role *role = run->role;
-    if (role->fault == GROUP_FAULT_NONE ||
-        weft_member_describe(run->member).version != role->fault_version) {
+    if (role->fault == GROUP_FAULT_NONE || member_info(run->member).version != role->fault_version) {
         return;
     }
     switch (role->fault) {
@@ -363,7 +366,7 @@ static void go_wrong(member_run *run) {
 static void drift(member_run *run) {
     const group_role *role = run->role;
     if (role->fault == GROUP_FAULT_DRIFT && !run->drifted &&
-        weft_member_describe(run->member).version == role->fault_version) {
+        member_info(run->member).version == role->fault_version) {
         for (size_t i = 0; i < run->model.units[2]; i++) {
             run->model.blocks[2][i] ^= 0x4000;
         }
@@ -382,10 +385,11 @@ static weft_status turn(member_run *run) {
     if (status != WEFT_OK) {
         return status;
     }
-    uint64_t before = weft_member_describe(run->member).committed;
+    uint64_t before = member_info(run->member).committed;
     go_wrong(run);
     status = weft_member_commit(run->member);
-    weft_member_info info = weft_member_describe(run->member);
+    weft_member_info info = {.size = sizeof info};
+    weft_member_describe(run->member, &info);
     if (status == WEFT_OK && info.committed > before) {
         note(run->log, "C %llu %016llx", (unsigned long long)info.version,
              (unsigned long long)rank_hash(&run->model));
@@ -403,7 +407,7 @@ static int run_member(member_run *run) {
         return 1;
     }
     bool refilled = false;
-    while (weft_member_describe(run->member).version < run->role->until) {
+    while (member_info(run->member).version < run->role->until) {
         status = turn(run);
         if (status < 0) {
             note(run->log, "%c %s", status == WEFT_ABORTED ? 'A' : 'E', weft_context_error(run->context));
@@ -422,7 +426,8 @@ static int run_member(member_run *run) {
 
 int group_follow(const group_role *role) {
     member_run run = {.role = role, .log = open_log(role)};
-    const weft_context_options options = {.threads = 2, .progress = doom, .progress_opaque = &run};
+    const weft_context_options options = {
+        .size = sizeof options, .threads = 2, .progress = doom, .progress_opaque = &run};
     require(weft_context_create(&options, &run.context) == WEFT_OK, "no context");
     rank_open(&run.model, run.context, role);
     int code = run_member(&run);

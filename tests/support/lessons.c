@@ -26,7 +26,7 @@ const lm_task lesson_addition = {.kind = LM_TASK_ADDITION, .digits = 1};
 const lm_task lesson_chain = {.kind = LM_TASK_CHAIN, .steps = 3, .period = 2};
 
 lm_trainer *lesson_open(unsigned threads, const lm_config *config, uint64_t seed) {
-    weft_context_options options = {.threads = threads};
+    weft_context_options options = {.size = sizeof options, .threads = threads};
     weft_context *context = NULL;
     lm_trainer *trainer = NULL;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);

@@ -46,7 +46,7 @@ static float random_weight(dice *dice, float scale) {
 }
 
 void loco_rank_open(loco_rank *rank, const weft_loco_options *options, unsigned threads) {
-    const weft_context_options context_options = {.threads = threads};
+    const weft_context_options context_options = {.size = sizeof context_options, .threads = threads};
     dice dice = {4711};
     memset(rank, 0, sizeof *rank);
     assert_int_equal(weft_context_create(&context_options, &rank->context), WEFT_OK);
@@ -140,5 +140,6 @@ static void close_seat(void *opaque) {
 }
 
 weft_loco_exchange loco_board_exchange(loco_seat *seat) {
-    return (weft_loco_exchange){.share = share, .close = close_seat, .opaque = seat};
+    return (weft_loco_exchange){
+        .size = sizeof(weft_loco_exchange), .share = share, .close = close_seat, .opaque = seat};
 }

@@ -38,11 +38,13 @@ void dice_fill(dice *dice, void *data, size_t bytes) {
     }
 }
 
+enum { TOP_F16 = 14, TOP_BF16 = 122 /* exponents of the largest octave */ };
+
 /* The magnitude halves with each coin that comes up heads, as the tail of a trained layer does. */
 static uint16_t trained_weight(dice *dice, weft_dtype dtype) {
     uint64_t bits = dice_next(dice);
     unsigned octaves = (unsigned)__builtin_ctzll(bits >> 20 | (uint64_t)1 << 12);
-    unsigned top = dtype == WEFT_DTYPE_F16 ? 14 : 122;
+    unsigned top = dtype == WEFT_DTYPE_F16 ? TOP_F16 : TOP_BF16;
     unsigned shift = dtype == WEFT_DTYPE_F16 ? 10 : 7;
     unsigned mantissa = (unsigned)bits & ((1u << shift) - 1);
     return (uint16_t)((top - octaves) << shift | mantissa | (bits >> 12 & 1) << 15);
@@ -101,6 +103,23 @@ size_t weights_change(dice *dice, change_kind kind, unsigned width, void *data, 
     return changed;
 }
 
+size_t weights_train(dice *dice, weft_dtype dtype, void *data, size_t units, unsigned per_million) {
+    unsigned top = dtype == WEFT_DTYPE_F16 ? TOP_F16 : TOP_BF16;
+    unsigned shift = dtype == WEFT_DTYPE_F16 ? 10 : 7;
+    size_t changed = 0;
+    for (size_t i = 0; i < units; i++) {
+        uint16_t weight;
+        memcpy(&weight, (uint8_t *)data + 2 * i, sizeof weight);
+        unsigned exponent = (weight & 0x7fffu) >> shift;
+        unsigned octaves = exponent < top ? top - exponent : 0;
+        if (dice_below(dice, 1000000) < (uint64_t)per_million << (octaves < 20 ? octaves : 20)) {
+            weights_change_one(dice, CHANGE_ULP, 2, data, i);
+            changed++;
+        }
+    }
+    return changed;
+}
+
 void model_open(model *model, weft_context *context) {
     memset(model, 0, sizeof *model);
     model->context = context;
@@ -136,12 +155,13 @@ static void *add_tensor(model *model, weft_tensor *tensor, uint64_t rows, uint64
 }
 
 void *model_add(model *model, const char *name, weft_dtype dtype, uint64_t rows, uint64_t columns) {
-    weft_tensor tensor = {.name = name, .dtype = dtype};
+    weft_tensor tensor = {.size = sizeof tensor, .name = name, .dtype = dtype};
     return add_tensor(model, &tensor, rows, columns);
 }
 
 float *model_add_masters(model *model, const char *name, uint64_t rows, uint64_t columns) {
-    weft_tensor tensor = {.name = name, .dtype = WEFT_DTYPE_BF16, .storage = WEFT_DTYPE_F32};
+    weft_tensor tensor = {
+        .size = sizeof tensor, .name = name, .dtype = WEFT_DTYPE_BF16, .storage = WEFT_DTYPE_F32};
     return add_tensor(model, &tensor, rows, columns);
 }
 

@@ -40,6 +40,11 @@ size_t weights_change(dice *dice, change_kind kind, unsigned width, void *data, 
 /* Changes one unit and leaves the others alone. */
 void weights_change_one(dice *dice, change_kind kind, unsigned width, void *data, size_t index);
 
+/* Changes weights of two bytes as training does, by one, the likelier the smaller they are: one in a
+ * million of the largest octave of WEIGHTS_TRAINED for each of `per_million`, and twice as many of each
+ * below. */
+size_t weights_train(dice *dice, weft_dtype dtype, void *data, size_t units, unsigned per_million);
+
 /* Tensors with memory of their own. */
 enum { MODEL_TENSORS_MAX = 64 };
 

@@ -74,9 +74,23 @@ void pair_change(pair *pair, change_kind kind, unsigned per_million, uint64_t se
     }
 }
 
+void pair_train(pair *pair, unsigned per_million, uint64_t seed) {
+    dice dice = {seed};
+    for (size_t i = 0; i < pair->count; i++) {
+        const tensor_shape *s = &pair->shapes[i];
+        unsigned width = weft_dtype_width(s->dtype);
+        if (s->dtype == WEFT_DTYPE_BF16 || s->dtype == WEFT_DTYPE_F16) {
+            weights_train(&dice, s->dtype, pair->news[i], shape_units(s), per_million);
+        } else {
+            weights_change(&dice, CHANGE_ULP, width, pair->news[i], shape_units(s), per_million);
+        }
+    }
+}
+
 void pair_diff(pair *pair, const weft_diff_options *options) {
     weft_patch_close(pair->patch);
     pair->patch = NULL;
+    pair->stats.size = sizeof pair->stats;
     pair->file.size = 0;
     weft_sink sink = bytes_sink(&pair->file);
     weft_status status =
@@ -109,7 +123,7 @@ void pair_reset(pair *pair) {
 }
 
 weft_context *patches_context(unsigned threads) {
-    weft_context_options options = {.threads = threads};
+    weft_context_options options = {.size = sizeof options, .threads = threads};
     weft_context *context = NULL;
     require(weft_context_create(&options, &context) == WEFT_OK, "weft_context_create");
     return context;

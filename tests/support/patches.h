@@ -42,6 +42,8 @@ void pair_open(pair *pair, weft_context *context, const tensor_shape *shapes, si
 void pair_close(pair *pair);
 /* Changes `next` in every tensor. */
 void pair_change(pair *pair, change_kind kind, unsigned per_million, uint64_t seed);
+/* The same as weights_train does it, where the weights have two bytes. */
+void pair_train(pair *pair, unsigned per_million, uint64_t seed);
 /* Makes the patch from `live` to `next`, and opens it; closes the one before. */
 void pair_diff(pair *pair, const weft_diff_options *options);
 /* True if `live` holds what it held at first, or what `next` holds. */

@@ -3,6 +3,7 @@
  * relayed.c: a store as its readers see it through a relay that is never behind.
  */
 #include "relayed.h"
+#include "described.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +32,7 @@ static bool find_newest(const relayed *self, weft_context *context, weft_head_in
 static bool relay_has(const relayed *self, weft_context *context, const weft_head_info *there) {
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
-    weft_head_info here;
+    weft_head_info here = {.size = sizeof here};
     bool claim = there->epoch > 1 && there->sequence == 1;
     return weft_relay_head(context, self->relay, data, &size, &here) == WEFT_OK &&
            (here.epoch > there->epoch || (claim && here.version >= there->version) ||
@@ -42,7 +43,7 @@ static bool relay_has(const relayed *self, weft_context *context, const weft_hea
 static void wait_for_head(const relayed *self, const char *key) {
     const struct timespec pause = {0, PAUSE_NANOSECONDS};
     weft_context *context;
-    weft_head_info newest;
+    weft_head_info newest = {.size = sizeof newest};
     if (strncmp(key, "heads/", 6) != 0 || weft_context_create(NULL, &context) != WEFT_OK) {
         return;
     }
@@ -81,7 +82,7 @@ static weft_status relayed_remove(void *opaque, weft_context *context, const cha
 
 static void relayed_traits(void *opaque, weft_store_traits *traits) {
     const relayed *self = opaque;
-    *traits = weft_store_traits_of(self->store);
+    weft_store_traits_of(self->store, traits);
 }
 
 static void relayed_close(void *opaque) {
@@ -92,8 +93,8 @@ static void relayed_close(void *opaque) {
 }
 
 static weft_status open_relay(relayed *self, weft_context *context, const char *directory) {
-    bool remote = weft_store_traits_of(self->upstream).directory == NULL;
-    const weft_relay_options options = {.poll_seconds = remote ? 0.05 : 0.005};
+    bool remote = store_traits(self->upstream).directory == NULL;
+    const weft_relay_options options = {.size = sizeof options, .poll_seconds = remote ? 0.05 : 0.005};
     weft_status status = weft_relay_open(context, self->upstream, directory, &options, &self->relay);
     return status == WEFT_OK ? weft_relay_store(context, self->relay, &self->store) : status;
 }
@@ -101,6 +102,7 @@ static weft_status open_relay(relayed *self, weft_context *context, const char *
 weft_status relayed_open(weft_context *context, weft_store *upstream, const char *directory,
                          weft_store **store_out) {
     static const weft_store_operations operations = {
+        .size = sizeof operations,
         .name = "relayed",
         .traits = relayed_traits,
         .get = relayed_get,

@@ -46,8 +46,10 @@ static void open_rival(rivals *rivals, rival *rival, char name) {
     rival->dice = (dice){(uint64_t)name};
     rivals_model(&rival->model, rival->context);
     weights_fill(&rival->dice, WEIGHTS_TRAINED, WEFT_DTYPE_BF16, rival->model.blocks[0], UNITS);
-    rival->options = (weft_publisher_options){
-        .anchor_ratio = -1, .no_leaps = true, .spool_directory = rivals->scratch.directory};
+    rival->options = (weft_publisher_options){.size = sizeof(weft_publisher_options),
+                                              .anchor_ratio = -1,
+                                              .no_leaps = true,
+                                              .spool_directory = rivals->scratch.directory};
     char cache[16];
     snprintf(cache, sizeof cache, "cache-%c", name);
     scratch_make_directory(&rivals->scratch, cache);
@@ -76,7 +78,7 @@ bool rivals_place_is_plain(void) {
 }
 
 void rivals_open(rivals *rivals, pause_case *pause, bool plain) {
-    const weft_subscriber_options following = {.empty = true};
+    const weft_subscriber_options following = {.size = sizeof following, .empty = true};
     memset(rivals, 0, sizeof *rivals);
     pthread_mutex_init(&rivals->lock, NULL);
     rivals->pause = pause;
@@ -147,7 +149,7 @@ void rival_step(rival *rival) {
 }
 
 weft_status rival_publish(rivals *rivals, rival *rival) {
-    weft_publish_result result;
+    weft_publish_result result = {.size = sizeof result};
     if (rival->publisher == NULL) {
         return WEFT_CONFLICT;
     }
@@ -178,7 +180,7 @@ void rivals_publish(rivals *rivals, unsigned other) {
 }
 
 void rivals_collect(rivals *rivals) {
-    const weft_gc_options options = {.grace_seconds = 0};
+    const weft_gc_options options = {.size = sizeof options, .grace_seconds = 0};
     weft_status status = weft_gc_run(rivals->collecting, rivals->aged, &options, NULL);
     pause_require(rivals->pause, status == WEFT_OK || status == WEFT_NOT_FOUND, "gc: %s",
                   weft_context_error(rivals->collecting));
@@ -191,7 +193,8 @@ void rivals_follow(rivals *rivals) {
     pause_require(rivals->pause, status == WEFT_OK || (status == WEFT_NOT_FOUND && rivals->count == 0),
                   "the follower cannot pull: %s: %s", weft_status_name(status),
                   weft_context_error(rivals->reading));
-    weft_subscriber_info info = weft_subscriber_describe(rivals->subscriber);
+    weft_subscriber_info info = {.size = sizeof info};
+    weft_subscriber_describe(rivals->subscriber, &info);
     weft_digest digest = worker_digest(rivals->reading, rivals->follower.view);
     pause_require(rivals->pause, info.version >= rivals->seen,
                   "the follower was at version %" PRIu64 " and is at %" PRIu64, rivals->seen, info.version);
@@ -208,7 +211,7 @@ typedef struct newcomer {
 } newcomer;
 
 static void open_newcomer(newcomer *newcomer, rivals *rivals) {
-    const weft_subscriber_options options = {.empty = true};
+    const weft_subscriber_options options = {.size = sizeof options, .empty = true};
     newcomer->context = patches_context(1);
     rivals_model(&newcomer->model, newcomer->context);
     scene_expect(newcomer->context,

@@ -42,7 +42,7 @@ static weft_store *open_below(weft_context *context, const char *url, uint64_t n
 }
 
 void scene_place_open(scene_place *place, weft_context *context, scratch *scratch) {
-    const weft_store_options options = {.volatile_writes = true};
+    const weft_store_options options = {.size = sizeof options, .volatile_writes = true};
     const char *url = getenv("WEFT_TEST_STORE");
     const char *reading = getenv("WEFT_TEST_READ_STORE");
     uint64_t name;
@@ -86,9 +86,7 @@ void scene_open(scene *scene, const weft_publisher_options *options, uint64_t se
                  fault_store_create(scene->context, scene->store, seed, &scene->faulty, &scene->faults),
                  WEFT_OK, "open the writer's store");
     trainer_open(&scene->trainer, scene->context, seed);
-    if (options != NULL) {
-        scene->options = *options;
-    }
+    scene->options = options != NULL ? *options : (weft_publisher_options){.size = sizeof scene->options};
     /* what is made in the background would come between the operations that a test counts */
     scene->options.no_leaps = true;
 }
@@ -114,7 +112,7 @@ uint64_t scene_publish(scene *scene, unsigned per_million) {
     if (scene->publisher == NULL) {
         scene_expect(scene->context, scene_publisher(scene), WEFT_OK, "open a publisher");
     }
-    weft_publish_result result;
+    weft_publish_result result = {.size = sizeof result};
     trainer_step(&scene->trainer, per_million);
     scene_expect(scene->context, weft_publisher_publish(scene->publisher, NULL, &result), WEFT_OK,
                  "publish");
@@ -182,8 +180,8 @@ char *scene_read(scene *scene, const char *key, size_t *size_out) {
     if (data == NULL) {
         stop("no memory for", key);
     }
-    weft_store_get_request request = {.key = key, .length = size, .buffer = data};
-    weft_store_get_result result;
+    weft_store_get_request request = {.size = sizeof request, .key = key, .length = size, .buffer = data};
+    weft_store_get_result result = {.size = sizeof result};
     scene_expect(scene->outside, weft_store_get(scene->outside, scene->store, &request, &result), WEFT_OK,
                  key);
     if (result.received != size) {
@@ -273,7 +271,8 @@ void scene_clear(scene *scene) {
 /* ---- replicas ---- */
 
 static weft_status open_subscriber(replica *replica, const weft_subscriber_options *options) {
-    weft_subscriber_options chosen = options != NULL ? *options : (weft_subscriber_options){0};
+    weft_subscriber_options chosen =
+        options != NULL ? *options : (weft_subscriber_options){.size = sizeof(weft_subscriber_options)};
     if (replica->file) {
         return weft_subscriber_open_file(replica->context, replica->store, replica->path, &chosen,
                                          &replica->subscriber);
@@ -348,9 +347,9 @@ bool replica_sound(replica *replica) {
     if (!replica_digest(replica, &digest)) {
         return true;
     }
-    weft_subscriber_info info = {0};
+    weft_subscriber_info info = {.size = sizeof info};
     if (replica->subscriber != NULL) {
-        info = weft_subscriber_describe(replica->subscriber);
+        weft_subscriber_describe(replica->subscriber, &info);
     }
     if (info.version != 0 && !weft_digest_equal(&digest, &info.digest)) {
         return false;
@@ -368,7 +367,8 @@ bool replica_current(replica *replica) {
 
 void replica_catch_up(replica *replica, const char *what) {
     scene_expect(replica->context, weft_subscriber_pull(replica->subscriber, 0), WEFT_OK, what);
-    weft_subscriber_info info = weft_subscriber_describe(replica->subscriber);
+    weft_subscriber_info info = {.size = sizeof info};
+    weft_subscriber_describe(replica->subscriber, &info);
     if (!replica_current(replica)) {
         stop(what, "the replica is not what the trainer holds");
     }

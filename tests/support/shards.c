@@ -193,9 +193,9 @@ static void fill_part(process *p) {
 }
 
 static weft_status open_process(process *p, const char *url, const shard_options *options) {
-    const weft_context_options threads = {.threads = 2};
+    const weft_context_options threads = {.size = sizeof threads, .threads = 2};
     /* processes are killed here, machines are not */
-    const weft_store_options volatile_store = {.volatile_writes = true};
+    const weft_store_options volatile_store = {.size = sizeof volatile_store, .volatile_writes = true};
     size_t cuts = sizeof cut_patterns / sizeof *cut_patterns;
     require(weft_context_create(&threads, &p->context) == WEFT_OK, "no context");
     require(weft_store_open(p->context, url, &volatile_store, &p->inner) == WEFT_OK, "no store");
@@ -214,6 +214,7 @@ static weft_status open_process(process *p, const char *url, const shard_options
         require(weft_key_read(p->context, options->key, &p->key) == WEFT_OK, "no key");
     }
     const weft_publisher_options chosen = {
+        .size = sizeof chosen,
         .profile = options->profile,
         .bucket_bytes = 32 << 10,
         .cuts = p->cuts,
@@ -257,7 +258,7 @@ static void answer(process *p, int channel, weft_status status, const weft_publi
 
 static void publish(process *p, int channel, const shard_command *command) {
     char label[24];
-    weft_publish_result result = {0};
+    weft_publish_result result = {.size = sizeof result};
     shard_model_set(&p->whole, command->step);
     fill_part(p);
     snprintf(label, sizeof label, "%llu", (unsigned long long)command->label);

@@ -34,7 +34,8 @@ static float noise(uint64_t seed) {
 
 static void open_rank(weft_context *context, rank_state *state, uint32_t rank, uint32_t ranks,
                       uint64_t count) {
-    weft_loco_options options = weft_loco_defaults();
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
     state->weights = malloc(count * sizeof *state->weights);
     state->rank = rank;
     for (uint64_t i = 0; i < count; i++) {
@@ -101,8 +102,8 @@ static void die_if_told(uint32_t rank, uint64_t round) {
 }
 
 static void run_rank(weft_context *context, uint64_t round_bytes, uint64_t rounds, uint64_t count) {
-    const weft_loco_mpi_options options = {.round_bytes = round_bytes};
-    weft_loco_exchange exchange;
+    const weft_loco_mpi_options options = {.size = sizeof options, .round_bytes = round_bytes};
+    weft_loco_exchange exchange = {.size = sizeof exchange};
     rank_state state;
     uint32_t rank, ranks;
     need(context, weft_loco_mpi_open(context, &options, &exchange, &rank, &ranks), "MPI");
@@ -120,7 +121,8 @@ static void run_rank(weft_context *context, uint64_t round_bytes, uint64_t round
 int main(int argument_count, char **arguments) {
     weft_context *context;
     if (argument_count < 3 ||
-        weft_context_create(&(weft_context_options){.threads = 1}, &context) != WEFT_OK) {
+        weft_context_create(&(weft_context_options){.size = sizeof(weft_context_options), .threads = 1},
+                            &context) != WEFT_OK) {
         return 2;
     }
     uint64_t rounds = strtoull(arguments[1], NULL, 10);

@@ -34,13 +34,16 @@ static weft_status operate(weft_context *context, weft_store *store, const char 
     weft_status status = WEFT_INVALID_ARGUMENT;
     size_t count = 0;
     if (strcmp(verb, "get") == 0) {
-        weft_store_get_request request = {.key = key, .length = BUFFER_BYTES, .buffer = buffer};
-        weft_store_get_result result = {0};
+        weft_store_get_request request = {
+            .size = sizeof request, .key = key, .length = BUFFER_BYTES, .buffer = buffer};
+        weft_store_get_result result = {.size = sizeof result};
         status = weft_store_get(context, store, &request, &result);
         count = (size_t)result.received;
     } else if (strcmp(verb, "put") == 0) {
         weft_store_put_request request = {
-            .key = key, .feed = {.size = UINT64_MAX, .read = read_stdin, .opaque = stdin}};
+            .size = sizeof request,
+            .key = key,
+            .feed = {.size = UINT64_MAX, .read = read_stdin, .opaque = stdin}};
         status = weft_store_put(context, store, &request, NULL);
     } else if (strcmp(verb, "head") == 0) {
         uint64_t size = 0;
@@ -83,8 +86,9 @@ static bool note_key(void *opaque, const char *key, uint64_t size, double age_se
 
 static weft_status copy_object(weft_context *context, weft_store *from, weft_store *to, const char *key) {
     static uint8_t buffer[BUFFER_BYTES];
-    weft_store_get_request request = {.key = key, .length = BUFFER_BYTES, .buffer = buffer};
-    weft_store_get_result result = {0};
+    weft_store_get_request request = {
+        .size = sizeof request, .key = key, .length = BUFFER_BYTES, .buffer = buffer};
+    weft_store_get_result result = {.size = sizeof result};
     weft_status status = weft_store_get(context, from, &request, &result);
     return status == WEFT_OK ? weft_store_put_bytes(context, to, key, buffer, (size_t)result.received,
                                                     WEFT_STORE_ALWAYS, NULL, NULL)
@@ -116,6 +120,7 @@ int main(int count, char **arguments) {
     }
     const char *attempts = getenv("WEFT_STORE_ATTEMPTS");
     weft_store_options options = {
+        .size = sizeof options,
         .token = getenv("WEFT_STORE_TOKEN"),
         .ca_file = getenv("WEFT_STORE_CA_FILE"),
         .attempts = attempts != NULL ? (unsigned)atoi(attempts) : 0,

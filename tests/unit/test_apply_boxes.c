@@ -2,11 +2,15 @@
  *
  * Boxes: tensors of three dimensions, cut along each of them, in live memory of every form (as they are,
  * half of them, joined row by row with a neighbour of odd width, in turns), of every width, as memory,
- * behind callbacks and as masters. What is staged does not grow with the number of rows, and is counted.
+ * behind callbacks and as masters. What is prepared can be visited, as changes of the live tensors; given
+ * as changes of the checkpoint's, they make the same patch. What is staged does not grow with the number of
+ * rows, and is counted.
  */
 #include "../../lib/patch/format/patch.h"
 #include "faults.h"
+#include "found.h"
 #include "patches.h"
+#include "seen.h"
 #include "stride.h"
 
 #include <setjmp.h>
@@ -69,7 +73,8 @@ static size_t product(const uint64_t *shape) {
 }
 
 static weft_tensor tensor_of(const world *world, const char *name, const uint64_t *shape) {
-    weft_tensor tensor = {.name = name, .dtype = world->dtype, .rank = DIMS, .writable = true};
+    weft_tensor tensor = {
+        .size = sizeof tensor, .name = name, .dtype = world->dtype, .rank = DIMS, .writable = true};
     memcpy(tensor.shape, shape, sizeof(uint64_t[DIMS]));
     tensor.shape[DIMS - 1] *= world->per_unit;
     return tensor;
@@ -151,11 +156,15 @@ static weft_diff_options options_of(const world *world, weft_profile profile, we
     cuts[0] = (weft_cut){"w", world->dim, 2};
     cuts[1] = (weft_cut){"x", world->dim, 2};
     size_t count = !cut ? 0 : cuts_x(world) ? 2 : 1;
-    return (weft_diff_options){
-        .profile = profile, .bucket_bytes = 32 * 1024, .cuts = cuts, .cut_count = count};
+    return (weft_diff_options){.size = sizeof(weft_diff_options),
+                               .profile = profile,
+                               .bucket_bytes = 32 * 1024,
+                               .cuts = cuts,
+                               .cut_count = count};
 }
 
 static void world_diff(world *world, const weft_diff_options *options) {
+    world->stats.size = sizeof world->stats;
     bytes_clear(&world->file);
     weft_patch_close(world->patch);
     weft_sink sink = bytes_sink(&world->file);
@@ -383,15 +392,28 @@ static weft_apply *start(const world *world, const holder *holder, weft_sums *su
     return apply;
 }
 
+static const void *live_bytes(void *opaque, const weft_tensor *tensor) {
+    (void)opaque;
+    const live *live = tensor->opaque;
+    return live != NULL ? live->memory : tensor->data;
+}
+
 static void walk(const world *world, form form, backing backing) {
+    seen seen;
     holder holder;
     holder_open(world, &holder, form, backing, world->olds);
     weft_sums *sums = patches_sums(world->context, holder.view);
     weft_apply *apply = start(world, &holder, sums);
     assert_int_equal(weft_apply_prepare(apply), WEFT_OK);
+    seen_open(&seen, holder.table, live_bytes, NULL);
+    seen.most = form % 2 == 0 ? 100 : 0;
+    assert_int_equal(weft_apply_changes(apply, seen.most, seen_visit, &seen), WEFT_OK);
     assert_true(holds(world, &holder, world->olds));
     assert_int_equal(weft_apply_commit(apply), WEFT_OK);
     assert_true(holds(world, &holder, world->news));
+    assert_true(seen_holds(&seen, live_bytes, NULL));
+    assert_true(seen.changed > 0);
+    seen_close(&seen);
     assert_int_equal(weft_sums_audit(world->context, sums, UINT64_MAX), WEFT_OK);
     assert_int_equal(weft_apply_rollback(apply), WEFT_OK);
     assert_true(holds(world, &holder, world->olds));
@@ -436,6 +458,28 @@ static void diff_again(world *world, form form, backing backing, weft_diff_optio
     holder_close(&to);
 }
 
+/* And so do changes, whatever the form that their base is in. */
+static void diff_given(world *world, form form, backing backing, weft_diff_options options) {
+    holder from;
+    bytes file = {0};
+    weft_sink sink = bytes_sink(&file);
+    found found = {0};
+    dice dice = {1};
+    holder_open(world, &from, form, backing, world->olds);
+    for (size_t i = TENSORS; i-- > 0;) {
+        found_add(&found, &dice, tensor_names[i], world->width, world->olds[i], world->news[i],
+                  world->units[i], 3000);
+    }
+    options.changes = found.lists;
+    options.change_count = found.count;
+    assert_int_equal(weft_diff(world->context, from.view, NULL, &options, &sink, NULL), WEFT_OK);
+    assert_int_equal(file.size, world->file.size);
+    assert_memory_equal(file.data, world->file.data, file.size);
+    found_clear(&found);
+    bytes_clear(&file);
+    holder_close(&from);
+}
+
 static void sweep_forms(world *world, weft_profile profile, bool cut) {
     weft_cut cuts[TENSORS];
     weft_diff_options options = options_of(world, profile, cuts, cut);
@@ -451,6 +495,8 @@ static void sweep_forms(world *world, weft_profile profile, bool cut) {
         if (!part) {
             diff_again(world, form, BACKING_MEMORY, options);
             diff_again(world, form, BACKING_CALLBACKS, options);
+            diff_given(world, form, BACKING_MEMORY, options);
+            diff_given(world, form, BACKING_CALLBACKS, options);
         }
         if (!part && world->dtype == WEFT_DTYPE_BF16) {
             diff_again(world, form, BACKING_MASTERS, options);
@@ -487,7 +533,8 @@ enum { ROWS = 256 * 1024, COLUMNS = 16, TALL_CHANGES = 300 };
 /* What a prepared patch holds is what its statistics say, and little, however many rows there are. */
 static void measure_rows(weft_profile profile, uint32_t parts, bool alone) {
     faults faults = {0};
-    const weft_context_options options = {.allocator = faults_allocator(&faults), .threads = 2};
+    const weft_context_options options = {
+        .size = sizeof options, .allocator = faults_allocator(&faults), .threads = 2};
     weft_context *context;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     const tensor_shape shape = {"w", WEFT_DTYPE_BF16, ROWS, COLUMNS};
@@ -498,7 +545,9 @@ static void measure_rows(weft_profile profile, uint32_t parts, bool alone) {
         weights_change_one(&dice, CHANGE_ULP, 2, pair.news[0], dice_below(&dice, ROWS * COLUMNS));
     }
     const weft_cut cut = {"w", 1, parts};
-    pair_diff(&pair, &(weft_diff_options){.profile = profile, .cuts = &cut, .cut_count = 1});
+    pair_diff(&pair,
+              &(weft_diff_options){
+                  .size = sizeof(weft_diff_options), .profile = profile, .cuts = &cut, .cut_count = 1});
     uint64_t columns = COLUMNS / parts;
     uint8_t *half = malloc(ROWS * columns * 2);
     assert_non_null(half);
@@ -510,7 +559,8 @@ static void measure_rows(weft_profile profile, uint32_t parts, bool alone) {
     weft_view *view;
     assert_int_equal(weft_table_create(context, &table), WEFT_OK);
     assert_int_equal(weft_layout_create(context, &layout), WEFT_OK);
-    weft_tensor tensor = {.name = "w",
+    weft_tensor tensor = {.size = sizeof tensor,
+                          .name = "w",
                           .dtype = WEFT_DTYPE_BF16,
                           .rank = 2,
                           .shape = {ROWS, columns},
@@ -526,7 +576,8 @@ static void measure_rows(weft_profile profile, uint32_t parts, bool alone) {
     assert_int_equal(weft_apply_create(context, pair.patch, used, sums, &apply), WEFT_OK);
     size_t before = faults_live_bytes(&faults);
     assert_int_equal(weft_apply_prepare(apply), WEFT_OK);
-    weft_apply_stats stats = weft_apply_describe(apply);
+    weft_apply_stats stats = {.size = sizeof stats};
+    weft_apply_describe(apply, &stats);
     size_t held = faults_live_bytes(&faults) - before;
     /* coders keep what they needed for a bucket: a copy of its weights at most */
     assert_true(held < ((size_t)2 << 20) + stats.stage_bytes);
@@ -559,12 +610,16 @@ static void test_turns_count(void **state) {
     enum { LIMIT = 1 << 20 };
     faults faults = {0};
     const weft_context_options options = {
-        .allocator = faults_allocator(&faults), .threads = 2, .limits = {.stage_bytes = LIMIT}};
+        .size = sizeof options,
+        .allocator = faults_allocator(&faults),
+        .threads = 2,
+        .limits = &(weft_limits){.size = sizeof(weft_limits), .stage_bytes = LIMIT}};
     weft_context *context;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     world world;
     world_open(&world, context, WEFT_DTYPE_BF16, 2, 1, 1, 1000);
-    weft_diff_options wanted = {.profile = WEFT_PROFILE_FAST, .bucket_bytes = 32 * 1024};
+    weft_diff_options wanted = {
+        .size = sizeof wanted, .profile = WEFT_PROFILE_FAST, .bucket_bytes = 32 * 1024};
     world_diff(&world, &wanted);
     holder holder;
     holder_open(&world, &holder, FORM_TURNS, BACKING_MEMORY, world.olds);
@@ -575,7 +630,8 @@ static void test_turns_count(void **state) {
         size_t before = faults_live_bytes(&faults);
         status = weft_apply_prepare(apply);
         assert_true(status >= 0);
-        weft_apply_stats stats = weft_apply_describe(apply);
+        weft_apply_stats stats = {.size = sizeof stats};
+        weft_apply_describe(apply, &stats);
         /* a bucket has 1024 rows, in two turns each */
         assert_true(stats.stage_bytes > 1024 * sizeof(weft_segment));
         assert_true(stats.stage_bytes <= LIMIT);

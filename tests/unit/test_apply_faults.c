@@ -30,7 +30,10 @@ static const weft_profile profiles[] = {WEFT_PROFILE_FAST, WEFT_PROFILE_SMALL};
 
 static weft_context *failing_context(faults *faults, unsigned threads, uint64_t stage_bytes) {
     weft_context_options options = {
-        .allocator = faults_allocator(faults), .threads = threads, .limits = {.stage_bytes = stage_bytes}};
+        .size = sizeof options,
+        .allocator = faults_allocator(faults),
+        .threads = threads,
+        .limits = &(weft_limits){.size = sizeof(weft_limits), .stage_bytes = stage_bytes}};
     weft_context *context = NULL;
     return weft_context_create(&options, &context) == WEFT_OK ? context : NULL;
 }
@@ -41,7 +44,7 @@ static void open_pair(pair *pair, weft_context *context, weft_profile profile) {
     pair_change(pair, CHANGE_MIXED, 20000, 81);
     dice dice = {82};
     weights_change(&dice, CHANGE_RANDOM, 1, pair->news[3], shape_units(&shapes[3]), 1000000);
-    weft_diff_options options = {.profile = profile, .bucket_bytes = BUCKET};
+    weft_diff_options options = {.size = sizeof options, .profile = profile, .bucket_bytes = BUCKET};
     pair_diff(pair, &options);
 }
 
@@ -230,7 +233,8 @@ static void diff_files(place *place, const char *from, const char *to, weft_prof
     assert_int_equal(weft_view_create(context, weft_checkpoint_table(base), &views[0]), WEFT_OK);
     assert_int_equal(weft_view_create(context, weft_checkpoint_table(next), &views[1]), WEFT_OK);
     weft_sink sink = bytes_sink(patch);
-    weft_diff_options options = {.profile = profile,
+    weft_diff_options options = {.size = sizeof options,
+                                 .profile = profile,
                                  .bucket_bytes = BUCKET,
                                  .base_container = weft_checkpoint_container(base),
                                  .new_container = weft_checkpoint_container(next)};
@@ -485,8 +489,8 @@ static weft_status try_merge(weft_context *context, const pair *pair, const byte
     weft_source sources[] = {bytes_source(&pair->file), bytes_source(second)};
     weft_patch *patches[2] = {NULL, NULL};
     weft_sink sink = bytes_sink(output);
-    weft_merge_options options = {.profile = WEFT_PROFILE_SMALL,
-                                  .base = with_base ? pair->live.view : NULL};
+    weft_merge_options options = {
+        .size = sizeof options, .profile = WEFT_PROFILE_SMALL, .base = with_base ? pair->live.view : NULL};
     weft_status status = weft_patch_open(context, &sources[0], &patches[0]);
     if (status == WEFT_OK) {
         status = weft_patch_open(context, &sources[1], &patches[1]);
@@ -504,7 +508,7 @@ static void fail_merge(weft_profile profile, bool with_base, unsigned threads) {
     pair pair;
     pair_open(&pair, plain, shapes, SHAPES, WEIGHTS_TRAINED, 90);
     pair_change(&pair, CHANGE_MIXED, 20000, 91);
-    weft_diff_options options = {.profile = profile, .bucket_bytes = BUCKET};
+    weft_diff_options options = {.size = sizeof options, .profile = profile, .bucket_bytes = BUCKET};
     pair_diff(&pair, &options);
     model last;
     model_open(&last, plain);

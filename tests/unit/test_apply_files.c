@@ -77,7 +77,8 @@ static void diff_files(weft_context *context, scratch *scratch, const char *from
         inverse->size = 0;
         back = bytes_sink(inverse);
     }
-    weft_diff_options options = {.profile = profile,
+    weft_diff_options options = {.size = sizeof options,
+                                 .profile = profile,
                                  .bucket_bytes = SMALL_BUCKET,
                                  .base_container = weft_checkpoint_container(base),
                                  .new_container = weft_checkpoint_container(next),
@@ -193,7 +194,7 @@ static void test_every_dtype_and_density(void **state) {
 /* A model of a few tensors, by version: names, dtypes and shapes differ from one to the next. */
 static void make_version(scratch *scratch, weft_context *context, unsigned version, const char *name) {
     const char *const metadata[] = {"version", version % 2 == 0 ? "even" : "odd", NULL};
-    weft_write_options options = {.metadata = version < 5 ? NULL : metadata};
+    weft_write_options options = {.size = sizeof options, .metadata = version < 5 ? NULL : metadata};
     model model;
     model_open(&model, context);
     dice dice = {1};
@@ -316,7 +317,7 @@ static void test_sharded(void **state) {
     pair pair;
     pair_open(&pair, context, mixed_shapes, MIXED_SHAPES, WEIGHTS_TRAINED, 60);
     pair_change(&pair, CHANGE_MIXED, 10000, 61);
-    weft_write_options options = {.shard_bytes = 120000};
+    weft_write_options options = {.size = sizeof options, .shard_bytes = 120000};
     write_model(&scratch, &pair.live, "base", &options);
     write_model(&scratch, &pair.next, "next", &options);
     write_model(&scratch, &pair.next, "single", NULL);
@@ -385,7 +386,10 @@ static void test_in_place(void **state) {
     const uint64_t limits[] = {0, 1, 70000};
     const unsigned densities[] = {0, 10000, 1000000};
     for (size_t l = 0; l < 3; l++) {
-        weft_context_options options = {.threads = 2, .limits = {.stage_bytes = limits[l]}};
+        weft_context_options options = {
+            .size = sizeof options,
+            .threads = 2,
+            .limits = &(weft_limits){.size = sizeof(weft_limits), .stage_bytes = limits[l]}};
         weft_context *context = NULL;
         assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
         for (size_t i = 0; i < 6; i++) {
@@ -565,7 +569,7 @@ static void test_sweep_spares_the_living(void **state) {
     place place;
     place_open(&place, context, WEFT_PROFILE_FAST, 10000);
     scratch *scratch = &place.scratch;
-    weft_write_options options = {.shard_bytes = 120000};
+    weft_write_options options = {.size = sizeof options, .shard_bytes = 120000};
     write_model(scratch, &place.pair.live, "shards", &options);
     const char *const sources[] = {"base", "shards"};
     for (size_t i = 0; i < 2; i++) {
@@ -645,7 +649,7 @@ static void test_without_containers(void **state) {
     model_show(&less);
     weft_sink sink = bytes_sink(&place.patch);
     place.patch.size = 0;
-    weft_diff_stats stats;
+    weft_diff_stats stats = {.size = sizeof stats};
     assert_int_equal(weft_diff(context, place.pair.live.view, less.view, NULL, &sink, &stats), WEFT_OK);
     weft_digest digest;
     assert_int_equal(rebuild(context, &place.scratch, "base", place.list, 1, "out", &digest), WEFT_OK);

@@ -4,6 +4,7 @@
  * and read their own buckets only; and tensors behind callbacks, which fail early and late.
  */
 #include "../../lib/patch/format/patch.h"
+#include "deferred.h"
 #include "patches.h"
 #include "stride.h"
 
@@ -79,7 +80,8 @@ static weft_tensor live_tensor(const recipe *recipe) {
         box more = slice_box(&recipe->slices[i]);
         size[recipe->dim] += recipe->dim == 0 ? more.rows : more.columns;
     }
-    weft_tensor tensor = {.name = recipe->name, .dtype = shape->dtype, .writable = true};
+    weft_tensor tensor = {
+        .size = sizeof tensor, .name = recipe->name, .dtype = shape->dtype, .writable = true};
     if (recipe->stack) {
         tensor.shape[tensor.rank++] = recipe->count;
     }
@@ -135,6 +137,7 @@ struct device {
     size_t fail_read, fail_gather, fail_scatter; /* the call that fails, from 1; 0: none */
     bool fail_on;                                /* every later scatter fails too */
     atomic_bool misused;
+    deferred *batches; /* that does the work instead; NULL: none */
 };
 
 static bool device_fails(atomic_size_t *calls, size_t fail_at, bool fail_on) {
@@ -203,6 +206,7 @@ typedef struct worker {
     uint8_t *memory[LIVE_MAX];
     uint8_t *expected[LIVE_MAX]; /* scratch for comparisons */
     device_tensor device_tensors[LIVE_MAX];
+    deferred_tensor deferred_tensors[LIVE_MAX];
     device *device;
 } worker;
 
@@ -226,7 +230,12 @@ static void worker_open(worker *worker, const pair *pair, const recipe *recipes,
         assert_non_null(worker->expected[i]);
         assemble(recipe, pair->olds, worker->memory[i]);
         weft_tensor tensor = live_tensor(recipe);
-        if (device != NULL) {
+        if (device != NULL && device->batches != NULL) {
+            worker->deferred_tensors[i] = (deferred_tensor){device->batches, worker->memory[i], bytes,
+                                                            weft_dtype_width(tensor.dtype)};
+            tensor.access = &deferred_access;
+            tensor.opaque = &worker->deferred_tensors[i];
+        } else if (device != NULL) {
             worker->device_tensors[i] =
                 (device_tensor){device, worker->memory[i], bytes, weft_dtype_width(tensor.dtype)};
             tensor.access = &device_access;
@@ -240,6 +249,10 @@ static void worker_open(worker *worker, const pair *pair, const recipe *recipes,
                           : weft_layout_concat(worker->layout, recipe->name, recipe->dim, recipe->slices,
                                                recipe->count);
         assert_int_equal(status, WEFT_OK);
+    }
+    if (device != NULL && device->batches != NULL) {
+        weft_batch_access batch = deferred_batch(device->batches);
+        assert_int_equal(weft_table_set_batch_access(worker->table, &batch), WEFT_OK);
     }
     for (size_t i = 0; ignored != NULL && ignored[i] != NULL; i++) {
         assert_int_equal(weft_layout_ignore(worker->layout, ignored[i]), WEFT_OK);
@@ -337,8 +350,11 @@ static void open_pair(pair *pair, weft_context *context, weft_profile profile, u
         size_t last = shape_units(&shapes[i]) * weft_dtype_width(shapes[i].dtype) - 1;
         pair->news[i][last] = pair->olds[i][last] ^ 0x10;
     }
-    weft_diff_options options = {
-        .profile = profile, .bucket_bytes = SMALL_BUCKET, .cuts = cuts, .cut_count = cut_count};
+    weft_diff_options options = {.size = sizeof options,
+                                 .profile = profile,
+                                 .bucket_bytes = SMALL_BUCKET,
+                                 .cuts = cuts,
+                                 .cut_count = cut_count};
     pair_diff(pair, &options);
 }
 
@@ -438,7 +454,7 @@ static void frame_costs(const pair *pair, uint64_t *cut_out, uint64_t *shared_ou
     *cut_out = 0;
     *shared_out = 0;
     for (size_t i = 0; i < pair->stats.buckets; i++) {
-        weft_bucket_info info;
+        weft_bucket_info info = {.size = sizeof info};
         assert_int_equal(weft_patch_bucket(pair->context, pair->patch, i, &info), WEFT_OK);
         const weft_tensor *tensor = weft_patch_tensor(pair->patch, info.first_tensor, NULL);
         *(is_cut(tensor->name) ? cut_out : shared_out) += info.bytes;
@@ -459,7 +475,11 @@ static void try_ranks(weft_context *context, weft_profile profile, unsigned dens
     for (uint32_t rank = 0; rank < ranks; rank++) {
         recipe recipes[FUSED];
         worker worker;
-        worker_open(&worker, &pair, recipes, make_recipes(recipes, rank, ranks), NULL, NULL);
+        deferred batches; /* for every second rank */
+        deferred_open(&batches);
+        device device = {.batches = &batches};
+        worker_open(&worker, &pair, recipes, make_recipes(recipes, rank, ranks),
+                    rank % 2 == 1 ? &device : NULL, NULL);
         worker_show(&worker, &pair);
         assert_false(weft_view_complete(worker.view));
         worker_walk(&worker, &pair);
@@ -470,13 +490,16 @@ static void try_ranks(weft_context *context, weft_profile profile, unsigned dens
         weft_apply *apply = worker_start(&worker, pair.patch);
         assert_int_equal(weft_apply_run(apply), WEFT_OK);
         assert_true(worker_holds(&worker, pair.news));
-        weft_apply_stats stats = weft_apply_describe(apply);
+        weft_apply_stats stats = {.size = sizeof stats};
+        weft_apply_describe(apply, &stats);
         assert_true(stats.bytes_read >= shared_bytes);
         assert_true(stats.bytes_read < shared_bytes + cut_bytes * 2 / ranks);
         assert_true(stats.changed < pair.stats.changed);
         read += stats.bytes_read - shared_bytes;
         weft_apply_destroy(apply);
         worker_close(&worker);
+        deferred_close(&batches);
+        assert_false(batches.misused);
     }
     /* each bucket of a part went to exactly one rank */
     assert_int_equal(read, cut_bytes);
@@ -580,15 +603,23 @@ static void test_devices(void **state) {
             for (size_t d = 0; d < 3; d++) {
                 pair pair;
                 open_pair(&pair, context, profiles[p], densities[d], NULL, 0);
-                for (int layout = 0; layout < 2; layout++) {
-                    device device = {0};
+                for (int way = 0; way < 4; way++) {
+                    bool layout = way % 2 == 1;
+                    deferred batches;
+                    deferred_open(&batches);
+                    device device = {.batches = way < 2 ? NULL : &batches};
                     worker worker;
                     worker_open(&worker, &pair, layout ? fused : plain, layout ? FUSED : plain_count,
                                 &device, NULL);
+                    if (layout) {
+                        assert_int_equal(weft_layout_tie(worker.layout, "head", "tokens"), WEFT_OK);
+                        assert_int_equal(weft_table_tie(worker.table, "head", "tokens"), WEFT_OK);
+                    }
                     worker_show(&worker, &pair);
                     worker_walk(&worker, &pair);
-                    assert_false(device.misused);
+                    assert_false(device.misused || batches.misused);
                     worker_close(&worker);
+                    deferred_close(&batches);
                 }
                 pair_close(&pair);
             }

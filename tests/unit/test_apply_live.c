@@ -4,6 +4,7 @@
  * brings back every bit and every sum; wrong and drifted bases; the staging limit; runs; cancelling.
  */
 #include "../../lib/patch/format/patch.h"
+#include "../support/described.h"
 #include "patches.h"
 
 #include <setjmp.h>
@@ -21,7 +22,7 @@ static const weft_profile profiles[] = {WEFT_PROFILE_FAST, WEFT_PROFILE_SMALL};
 static void open_mixed(pair *pair, weft_context *context, weft_profile profile, unsigned per_million) {
     pair_open(pair, context, mixed_shapes, MIXED_SHAPES, WEIGHTS_TRAINED, 7 + per_million);
     pair_change(pair, CHANGE_MIXED, per_million, 11 + per_million);
-    weft_diff_options options = {.profile = profile, .bucket_bytes = SMALL_BUCKET};
+    weft_diff_options options = {.size = sizeof options, .profile = profile, .bucket_bytes = SMALL_BUCKET};
     pair_diff(pair, &options);
 }
 
@@ -68,7 +69,8 @@ static void walk(pair *pair) {
     assert_int_equal(weft_apply_commit(apply), WEFT_OK);
     expect_state(pair, sums, true);
 
-    weft_apply_stats stats = weft_apply_describe(apply);
+    weft_apply_stats stats = {.size = sizeof stats};
+    weft_apply_describe(apply, &stats);
     assert_int_equal(stats.changed, pair->stats.changed);
     assert_int_equal(stats.buckets, pair->stats.buckets);
     assert_true(stats.bytes_read < pair->stats.patch_bytes);
@@ -108,7 +110,8 @@ static void test_one_change(void **state) {
             size_t units = shape_units(&mixed_shapes[i]);
             weights_change_one(&dice, CHANGE_ULP, weft_dtype_width(mixed_shapes[i].dtype), pair.news[i],
                                units - 1);
-            weft_diff_options options = {.profile = profiles[p], .bucket_bytes = SMALL_BUCKET};
+            weft_diff_options options = {
+                .size = sizeof options, .profile = profiles[p], .bucket_bytes = SMALL_BUCKET};
             pair_diff(&pair, &options);
             assert_int_equal(pair.stats.changed, 1);
             walk(&pair);
@@ -131,7 +134,8 @@ static void test_run(void **state) {
                 weft_apply *apply = start(&pair, sums);
                 assert_int_equal(weft_apply_run(apply), WEFT_OK);
                 expect_state(&pair, sums, true);
-                weft_apply_stats stats = weft_apply_describe(apply);
+                weft_apply_stats stats = {.size = sizeof stats};
+                weft_apply_describe(apply, &stats);
                 assert_int_equal(stats.changed, pair.stats.changed);
                 assert_int_equal(stats.buckets, pair.stats.buckets);
                 assert_true(stats.bytes_read < pair.stats.patch_bytes);
@@ -349,7 +353,8 @@ static void test_drift_untouched(void **state) {
         pair_open(&pair, context, mixed_shapes, MIXED_SHAPES, WEIGHTS_TRAINED, 3);
         dice dice = {4};
         weights_change_one(&dice, CHANGE_ULP, 2, pair.news[0], 100);
-        weft_diff_options options = {.profile = profiles[p], .bucket_bytes = SMALL_BUCKET};
+        weft_diff_options options = {
+            .size = sizeof options, .profile = profiles[p], .bucket_bytes = SMALL_BUCKET};
         pair_diff(&pair, &options);
         weft_sums *sums = patches_sums(context, pair.live.view);
         pair.memory[0][2 * 200] ^= 1; /* the lowest bit of a mantissa in the same bucket */
@@ -379,7 +384,10 @@ static void test_drift_untouched(void **state) {
 /* ---- the staging limit ---- */
 
 static weft_context *limited_context(unsigned threads, uint64_t stage_bytes) {
-    weft_context_options options = {.threads = threads, .limits = {.stage_bytes = stage_bytes}};
+    weft_context_options options = {
+        .size = sizeof options,
+        .threads = threads,
+        .limits = &(weft_limits){.size = sizeof(weft_limits), .stage_bytes = stage_bytes}};
     weft_context *context = NULL;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     return context;
@@ -400,14 +408,14 @@ static void test_several_steps(void **state) {
             do {
                 status = weft_apply_prepare(apply);
                 assert_true(status == WEFT_OK || status == WEFT_MORE);
-                assert_true(weft_apply_describe(apply).stage_bytes <= limits[l] || limits[l] == 1);
+                assert_true(apply_stats(apply).stage_bytes <= limits[l] || limits[l] == 1);
                 assert_int_equal(weft_apply_commit(apply), WEFT_OK);
                 assert_int_equal(weft_sums_audit(context, sums, UINT64_MAX), WEFT_OK);
                 steps++;
             } while (status == WEFT_MORE);
             assert_true(steps > 3);
             expect_state(&pair, sums, true);
-            assert_int_equal(weft_apply_describe(apply).changed, pair.stats.changed);
+            assert_int_equal(apply_stats(apply).changed, pair.stats.changed);
             weft_apply_destroy(apply);
             weft_sums_destroy(sums);
             pair_close(&pair);
@@ -472,7 +480,7 @@ static void test_later_step_fails(void **state) {
         assert_int_equal(weft_apply_commit(apply), WEFT_OK);
     } while (status == WEFT_MORE);
     expect_state(&pair, sums, true);
-    assert_int_equal(weft_apply_describe(apply).changed, pair.stats.changed);
+    assert_int_equal(apply_stats(apply).changed, pair.stats.changed);
     weft_apply_destroy(apply);
     weft_sums_destroy(sums);
     pair_close(&pair);
@@ -528,7 +536,7 @@ static void test_masters_refused(void **state) {
         pair pair;
         pair_open(&pair, context, &shape, 1, WEIGHTS_TRAINED, 5);
         pair_change(&pair, CHANGE_ULP, 20000, 6);
-        weft_diff_options options = {.profile = profiles[p]};
+        weft_diff_options options = {.size = sizeof options, .profile = profiles[p]};
         pair_diff(&pair, &options);
         model masters;
         model_open(&masters, context);
@@ -561,7 +569,8 @@ static bool refuse(void *opaque, const char *phase, uint64_t done, uint64_t tota
 static void test_cancel(void **state) {
     (void)state;
     bool cancel = false;
-    weft_context_options options = {.threads = 2, .progress = refuse, .progress_opaque = &cancel};
+    weft_context_options options = {
+        .size = sizeof options, .threads = 2, .progress = refuse, .progress_opaque = &cancel};
     weft_context *context = NULL;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     pair pair;

@@ -7,6 +7,7 @@
 #include "../../lib/tensor/view.h"
 #include "faults.h"
 #include "patches.h"
+#include "seen.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -93,9 +94,10 @@ static void world_close(world *world) {
 }
 
 static void world_diff(world *world, weft_profile profile) {
-    const weft_diff_options options = {.profile = profile, .bucket_bytes = BUCKET};
+    const weft_diff_options options = {.size = sizeof options, .profile = profile, .bucket_bytes = BUCKET};
     weft_sink sink = bytes_sink(&world->file);
     weft_patch_close(world->patch);
+    world->stats.size = sizeof world->stats;
     bytes_clear(&world->file);
     assert_int_equal(
         weft_diff(world->context, world->old.view, world->new.view, &options, &sink, &world->stats),
@@ -137,11 +139,21 @@ static void finish(const world *world, weft_apply *apply, weft_sums *sums) {
 
 static void walk(world *world) {
     weft_sums *sums;
+    seen seen;
     reset(world);
     weft_apply *apply = start(world, &sums);
     assert_int_equal(weft_apply_prepare(apply), WEFT_OK);
+    seen_open(&seen, world->table, NULL, NULL);
+    assert_int_equal(weft_apply_changes(apply, 0, seen_visit, &seen), WEFT_OK);
     assert_int_equal(weft_apply_commit(apply), WEFT_OK);
     assert_true(holds(world, world->news));
+    /* the tie is visited once, as the first of its names */
+    assert_memory_equal(seen.news[2], seen.olds[2], world->bytes);
+    assert_memory_equal(seen.news[4], seen.olds[4], world->bytes);
+    memcpy(seen.news[2], seen.news[1], world->bytes);
+    memcpy(seen.news[4], seen.news[1], world->bytes);
+    assert_true(seen_holds(&seen, NULL, NULL));
+    seen_close(&seen);
     assert_int_equal(weft_apply_rollback(apply), WEFT_OK);
     assert_true(holds(world, world->olds));
     assert_int_equal(weft_apply_prepare(apply), WEFT_OK);
@@ -157,7 +169,7 @@ static void walk(world *world) {
 static void diff_ties(world *world, weft_profile profile) {
     bytes file = {0};
     weft_sink sink = bytes_sink(&file);
-    weft_diff_options options = {.profile = profile, .bucket_bytes = BUCKET};
+    weft_diff_options options = {.size = sizeof options, .profile = profile, .bucket_bytes = BUCKET};
     for (size_t i = 0; i < TENSORS; i++) {
         memcpy(world->lives[i], world->news[i], world->bytes);
     }
@@ -205,7 +217,10 @@ static void test_in_steps(void **state) {
     (void)state;
     static const uint64_t limits[] = {1, 256 << 10, 3 << 20};
     for (size_t l = 0; l < 3; l++) {
-        const weft_context_options options = {.threads = 2, .limits = {.stage_bytes = limits[l]}};
+        const weft_context_options options = {
+            .size = sizeof options,
+            .threads = 2,
+            .limits = &(weft_limits){.size = sizeof(weft_limits), .stage_bytes = limits[l]}};
         weft_context *context;
         world world;
         assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
@@ -246,7 +261,10 @@ static void test_the_limit_is_kept(void **state) {
     enum { STAGE = 64 << 10 };
     faults faults = {0};
     const weft_context_options options = {
-        .threads = 2, .allocator = faults_allocator(&faults), .limits = {.stage_bytes = STAGE}};
+        .size = sizeof options,
+        .threads = 2,
+        .allocator = faults_allocator(&faults),
+        .limits = &(weft_limits){.size = sizeof(weft_limits), .stage_bytes = STAGE}};
     weft_context *context;
     world world;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
@@ -325,8 +343,13 @@ static void expect_pair(weft_tensor a, weft_tensor b, weft_status expected, cons
 }
 
 static weft_tensor matrix(const char *name, weft_dtype dtype, uint64_t rows, uint64_t columns, void *data) {
-    return (weft_tensor){
-        .name = name, .dtype = dtype, .rank = 2, .shape = {rows, columns}, .data = data, .writable = true};
+    return (weft_tensor){.size = sizeof(weft_tensor),
+                         .name = name,
+                         .dtype = dtype,
+                         .rank = 2,
+                         .shape = {rows, columns},
+                         .data = data,
+                         .writable = true};
 }
 
 static void test_overlaps(void **state) {
@@ -400,7 +423,7 @@ static void test_ranks(void **state) {
     memcpy(pair.olds[1], pair.olds[0], sizeof memory);
     memcpy(pair.news[1], pair.news[0], sizeof memory);
     const weft_cut cuts[] = {{"embed", 0, 2}, {"head", 0, 2}};
-    pair_diff(&pair, &(weft_diff_options){.cuts = cuts, .cut_count = 2});
+    pair_diff(&pair, &(weft_diff_options){.size = sizeof(weft_diff_options), .cuts = cuts, .cut_count = 2});
     weft_table *tables[2];
     weft_view *views[2];
     weft_sums *sums[2];

@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 static weft_context *open_context(faults *faults) {
-    weft_context_options options = {.threads = 1};
+    weft_context_options options = {.size = sizeof options, .threads = 1};
     if (faults != NULL) {
         options.allocator = faults_allocator(faults);
     }

@@ -90,8 +90,11 @@ static void test_defaults(void **state) {
 
 static void test_options(void **state) {
     (void)state;
-    weft_context_options options = {.limits = {.header_bytes = 1, .tensors = 2, .bucket_bytes = 3},
-                                    .threads = 5};
+    weft_context_options options = {
+        .size = sizeof options,
+        .limits =
+            &(weft_limits){.size = sizeof(weft_limits), .header_bytes = 1, .tensors = 2, .bucket_bytes = 3},
+        .threads = 5};
     weft_context *context = NULL;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     assert_int_equal(weft_context_limits(context)->header_bytes, 1);
@@ -106,7 +109,7 @@ static void test_options(void **state) {
 static void test_wrong_options(void **state) {
     (void)state;
     faults faults = {0};
-    weft_context_options options = {.allocator = faults_allocator(&faults)};
+    weft_context_options options = {.size = sizeof options, .allocator = faults_allocator(&faults)};
     options.allocator.release = NULL;
     weft_context *context = NULL;
     assert_int_equal(weft_context_create(&options, &context), WEFT_INVALID_ARGUMENT);
@@ -115,7 +118,8 @@ static void test_wrong_options(void **state) {
 }
 
 static weft_context *open_context(faults *faults) {
-    weft_context_options options = {.allocator = faults_allocator(faults), .threads = 3};
+    weft_context_options options = {
+        .size = sizeof options, .allocator = faults_allocator(faults), .threads = 3};
     weft_context *context = NULL;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     return context;
@@ -125,7 +129,7 @@ static void test_no_memory_for_a_context(void **state) {
     (void)state;
     faults faults = {0};
     faults_reset(&faults, 1);
-    weft_context_options options = {.allocator = faults_allocator(&faults)};
+    weft_context_options options = {.size = sizeof options, .allocator = faults_allocator(&faults)};
     weft_context *context = NULL;
     assert_int_equal(weft_context_create(&options, &context), WEFT_NO_MEMORY);
     assert_null(context);
@@ -337,7 +341,8 @@ static bool watch(void *opaque, const char *phase, uint64_t done, uint64_t total
 }
 
 static weft_context *open_watched(witness *witness, unsigned threads) {
-    weft_context_options options = {.threads = threads, .progress = watch, .progress_opaque = witness};
+    weft_context_options options = {
+        .size = sizeof options, .threads = threads, .progress = watch, .progress_opaque = witness};
     weft_context *context = NULL;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     return context;

@@ -23,7 +23,7 @@
 enum { MOST_THREADS = 8, NONE = -1 };
 
 static weft_context *open_context(unsigned threads, faults *faults) {
-    weft_context_options options = {.threads = threads};
+    weft_context_options options = {.size = sizeof options, .threads = threads};
     if (faults != NULL) {
         options.allocator = faults_allocator(faults);
     }

@@ -3,6 +3,7 @@
  * The store that goes wrong (tests/support/fault_store.h) over a directory: without rules it is the
  * directory, and each fault does what it says and is counted. Tests of synchronisation rest on that.
  */
+#include "../support/described.h"
 #include "fault_store.h"
 #include "scratch.h"
 
@@ -29,7 +30,7 @@ static fault_store *faults;
 static int set_up(void **state) {
     (void)state;
     scratch_open(&place);
-    weft_store_options options = {.volatile_writes = true};
+    weft_store_options options = {.size = sizeof options, .volatile_writes = true};
     assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
     assert_int_equal(weft_store_open(context, scratch_path(&place, "store"), &options, &inner), WEFT_OK);
     assert_int_equal(fault_store_create(context, inner, 1, &store, &faults), WEFT_OK);
@@ -59,22 +60,22 @@ static weft_status put_text(const char *key, const char *text) {
 
 static weft_status get(weft_store *from, const char *key, void *buffer, size_t size,
                        weft_store_get_result *result) {
-    weft_store_get_request request = {.key = key, .length = size, .buffer = buffer};
+    weft_store_get_request request = {.size = sizeof request, .key = key, .length = size, .buffer = buffer};
     return weft_store_get(context, from, &request, result);
 }
 
 static void assert_text(weft_store *from, const char *key, const char *text) {
     char buffer[100];
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     assert_int_equal(get(from, key, buffer, sizeof buffer, &result), WEFT_OK);
     assert_int_equal(result.received, strlen(text));
-    assert_int_equal(result.size, strlen(text));
+    assert_int_equal(result.object_bytes, strlen(text));
     assert_memory_equal(buffer, text, strlen(text));
 }
 
 static weft_status ask(const char *key) {
     char buffer[100];
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     return get(store, key, buffer, sizeof buffer, &result);
 }
 
@@ -103,7 +104,7 @@ static bool count_visit(void *opaque, const char *key, uint64_t size, double age
 static void test_without_rules(void **state) {
     (void)state;
     assert_string_equal(weft_store_url(store), weft_store_url(inner));
-    assert_int_equal(weft_store_traits_of(store).conditional, weft_store_traits_of(inner).conditional);
+    assert_int_equal(store_traits(store).conditional, store_traits(inner).conditional);
     weft_store_tag tag, other;
     uint64_t size;
     assert_int_equal(ask("a/b"), WEFT_NOT_FOUND);
@@ -114,9 +115,10 @@ static void test_without_rules(void **state) {
     assert_int_equal(weft_store_head(context, inner, "a/b", NULL, &other), WEFT_OK);
     assert_int_equal(size, 5);
     assert_string_equal(tag.text, other.text);
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     char buffer[8];
-    weft_store_get_request request = {.key = "a/b", .length = 8, .buffer = buffer, .unless = &tag};
+    weft_store_get_request request = {
+        .size = sizeof request, .key = "a/b", .length = 8, .buffer = buffer, .unless = &tag};
     assert_int_equal(weft_store_get(context, store, &request, &result), WEFT_OK);
     assert_true(result.unchanged);
     assert_int_equal(weft_store_put_bytes(context, store, "a/b", "", 0, WEFT_STORE_IF_ABSENT, NULL, NULL),
@@ -189,8 +191,8 @@ static void test_stale(void **state) {
     assert_text(inner, "a", "other");
     char buffer[8];
     weft_store_get_request request = {
-        .key = "a", .offset = 1, .length = 8, .buffer = buffer, .unless = &second};
-    weft_store_get_result result;
+        .size = sizeof request, .key = "a", .offset = 1, .length = 8, .buffer = buffer, .unless = &second};
+    weft_store_get_result result = {.size = sizeof result};
     assert_int_equal(weft_store_get(context, store, &request, &result), WEFT_OK);
     assert_false(result.unchanged);
     assert_int_equal(result.received, 2);
@@ -228,7 +230,7 @@ static void test_wrong(void **state) {
 static void test_flip(void **state) {
     (void)state;
     uint8_t buffer[SIZE];
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     assert_int_equal(put(store, "a", pattern(), SIZE), WEFT_OK);
     assert_int_equal(put(store, "empty", "", 0), WEFT_OK);
     set_rule((fault_rule){.kind = FAULT_FLIP});
@@ -246,13 +248,14 @@ static void test_flip(void **state) {
 static void test_short(void **state) {
     (void)state;
     uint8_t buffer[SIZE];
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     assert_int_equal(put(store, "a", pattern(), SIZE), WEFT_OK);
     set_rule((fault_rule){.kind = FAULT_SHORT});
-    weft_store_get_request request = {.key = "a", .offset = 100, .length = 500, .buffer = buffer};
+    weft_store_get_request request = {
+        .size = sizeof request, .key = "a", .offset = 100, .length = 500, .buffer = buffer};
     assert_int_equal(weft_store_get(context, store, &request, &result), WEFT_OK);
     assert_in_range(result.received, 0, 499);
-    assert_int_equal(result.size, 100 + result.received);
+    assert_int_equal(result.object_bytes, 100 + result.received);
     assert_memory_equal(buffer, pattern() + 100, result.received);
     assert_count(FAULT_SHORT, 1);
 }
@@ -297,7 +300,7 @@ static uint64_t series(uint64_t seed) {
     fault_store_set(control, &(fault_rule){.kind = FAULT_FAIL, .probability = 0.5}, 1);
     uint64_t bits = 0;
     for (int i = 0; i < 64; i++) {
-        weft_store_get_result result;
+        weft_store_get_result result = {.size = sizeof result};
         char buffer[8];
         bits = bits << 1 | (get(chancy, "a", buffer, sizeof buffer, &result) != WEFT_OK);
     }
@@ -369,8 +372,9 @@ static void *work(void *opaque) {
     }
     for (int i = 0; i < ROUNDS; i++) {
         char buffer[100];
-        weft_store_get_request request = {.key = "a", .length = sizeof buffer, .buffer = buffer};
-        weft_store_get_result result;
+        weft_store_get_request request = {
+            .size = sizeof request, .key = "a", .length = sizeof buffer, .buffer = buffer};
+        weft_store_get_result result = {.size = sizeof result};
         *failures += weft_store_get(own, store, &request, &result) != WEFT_OK;
         if (weft_store_put_bytes(own, store, "b", buffer, (size_t)i % 10, WEFT_STORE_ALWAYS, NULL, NULL) !=
             WEFT_OK) {
@@ -470,9 +474,9 @@ static void test_plain_and_old(void **state) {
     (void)state;
     const fault_rule held = {.kind = FAULT_HOLD};
     double age = 0;
-    assert_true(weft_store_traits_of(store).conditional);
+    assert_true(store_traits(store).conditional);
     fault_store_set_plain(faults, true);
-    assert_false(weft_store_traits_of(store).conditional);
+    assert_false(store_traits(store).conditional);
     assert_int_equal(
         weft_store_put_bytes(context, store, "heads/1", "one", 3, WEFT_STORE_IF_ABSENT, NULL, NULL),
         WEFT_UNSUPPORTED);

@@ -4,6 +4,7 @@
  * says that it belongs to the parent, is closed without hanging, and the parent notices nothing. A child
  * that hangs is ended by its alarm, and a child that crashes by a signal.
  */
+#include "../support/described.h"
 #include "patches.h"
 #include "runs.h"
 #include "scratch.h"
@@ -98,7 +99,8 @@ static bool go_on(void *opaque, const char *phase, uint64_t done, uint64_t total
 static void test_context(void **state) {
     (void)state;
     atomic_bool stop = false;
-    const weft_context_options options = {.threads = 4, .progress = go_on, .progress_opaque = &stop};
+    const weft_context_options options = {
+        .size = sizeof options, .threads = 4, .progress = go_on, .progress_opaque = &stop};
     weft_context *context;
     pair pair;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
@@ -142,7 +144,8 @@ static void test_context_in_use(void **state) {
     (void)state;
     busy busy = {0};
     atomic_bool never = false;
-    const weft_context_options options = {.threads = 3, .progress = go_on, .progress_opaque = &never};
+    const weft_context_options options = {
+        .size = sizeof options, .threads = 3, .progress = go_on, .progress_opaque = &never};
     assert_int_equal(weft_context_create(&options, &busy.context), WEFT_OK);
     model_open(&busy.model, busy.context);
     model_add(&busy.model, "w", WEFT_DTYPE_BF16, 4096, 1024);
@@ -233,8 +236,9 @@ typedef struct remote {
 
 static weft_status get_hello(remote *remote) {
     char buffer[16];
-    weft_store_get_result result;
-    const weft_store_get_request request = {.key = "hello", .buffer = buffer, .length = sizeof buffer};
+    weft_store_get_result result = {.size = sizeof result};
+    const weft_store_get_request request = {
+        .size = sizeof request, .key = "hello", .buffer = buffer, .length = sizeof buffer};
     return weft_store_get(remote->context, remote->store, &request, &result);
 }
 
@@ -341,9 +345,9 @@ static void try_all(void *argument) {
     uint64_t version;
     uint8_t head[WEFT_HEAD_MAX];
     size_t size;
-    weft_head_info info;
-    weft_relay_object object;
-    weft_publish_result result;
+    weft_head_info info = {.size = sizeof info};
+    weft_relay_object object = {.size = sizeof object};
+    weft_publish_result result = {.size = sizeof result};
     weft_context *context = run->contexts[0];
     CHECK(refused(context, weft_publisher_publish(run->publisher, NULL, &result)));
     CHECK(refused(context, weft_publisher_settle(run->publisher)));
@@ -358,7 +362,7 @@ static void try_all(void *argument) {
     context = run->contexts[2];
     CHECK(refused(context, weft_relay_head(context, run->relay, head, &size, &info)));
     CHECK(refused(context, weft_relay_reader_find(run->reader, &object)));
-    CHECK(weft_relay_describe(run->relay).objects == 0);
+    CHECK(relay_stats(run->relay).objects == 0);
     weft_relay_stop(run->relay);
     context = run->contexts[3];
     CHECK(refused(context, weft_member_wait(run->member, 10, &version)));
@@ -372,7 +376,7 @@ static void *lead(void *argument) {
     run *run = argument;
     weft_context *context = patches_context(1);
     weft_store *store;
-    const weft_group_options options = {.members = 1};
+    const weft_group_options options = {.size = sizeof options, .members = 1};
     if (weft_store_open(context, run->store_path, NULL, &store) != WEFT_OK ||
         weft_group_lead(context, store, run->group_path, &options, &run->group) != WEFT_OK) {
         fprintf(stderr, "the group has no leader: %s\n", weft_context_error(context));
@@ -389,7 +393,7 @@ static void *lead(void *argument) {
 }
 
 static void publish(run *run, uint64_t version) {
-    weft_publish_result result;
+    weft_publish_result result = {.size = sizeof result};
     trainer_step(&run->trainer, 20000);
     assert_int_equal(weft_publisher_publish(run->publisher, NULL, &result), WEFT_OK);
     assert_int_equal(result.version, version);
@@ -407,13 +411,15 @@ static void test_run(void **state) {
     }
     trainer_open(&run.trainer, run.contexts[0], 3);
     /* an anchor in the background with each version, and merges beside it */
-    const weft_publisher_options publishing = {.anchor_ratio = 1e-6, .anchors_in_background = true};
+    const weft_publisher_options publishing = {
+        .size = sizeof publishing, .anchor_ratio = 1e-6, .anchors_in_background = true};
     assert_int_equal(weft_publisher_open(run.contexts[0], run.stores[0], run.trainer.model.view,
                                          &publishing, &run.publisher),
                      WEFT_OK);
     publish(&run, 1);
     worker_open(&run.worker, run.contexts[1]);
-    const weft_subscriber_options following = {.report_name = "w", .report_seconds = 1};
+    const weft_subscriber_options following = {
+        .size = sizeof following, .report_name = "w", .report_seconds = 1};
     assert_int_equal(
         weft_subscriber_open(run.contexts[1], run.stores[1], run.worker.view, &following, &run.subscriber),
         WEFT_OK);
@@ -443,7 +449,7 @@ static void test_run(void **state) {
     }
     uint8_t head[WEFT_HEAD_MAX];
     size_t size;
-    weft_head_info info = {0};
+    weft_head_info info = {.size = sizeof info};
     for (int i = 0; i < 10000 && info.version != 7; i++) {
         assert_int_equal(weft_relay_head(run.contexts[2], run.relay, head, &size, &info), WEFT_OK);
         usleep(1000);

@@ -3,6 +3,7 @@
  * Allocations of a group's leader, or of its rank, fail once each: nothing leaks, nobody hangs, what the
  * rank says it holds it holds, and both go on.
  */
+#include "../support/described.h"
 #include "faults.h"
 #include "scenes.h"
 
@@ -15,8 +16,8 @@
 
 enum { ROUNDS = 200 };
 
-static const weft_group_options one = {.members = 1};
-static const weft_member_options hasty = {.seconds = 0.02};
+static const weft_group_options one = {.size = sizeof one, .members = 1};
+static const weft_member_options hasty = {.size = sizeof hasty, .seconds = 0.02};
 
 typedef struct life {
     scene *scene;
@@ -30,7 +31,7 @@ typedef struct life {
 } life;
 
 static weft_context *new_context(faults *faults) {
-    weft_context_options options = {.threads = 2};
+    weft_context_options options = {.size = sizeof options, .threads = 2};
     if (faults != NULL) {
         options.allocator = faults_allocator(faults);
     }
@@ -78,7 +79,7 @@ static void follow(life *l) {
 
 static void reach(life *l, uint64_t version) {
     int rounds = 0;
-    while (l->member == NULL || weft_member_describe(l->member).version != version) {
+    while (l->member == NULL || member_info(l->member).version != version) {
         assert_true(rounds++ < ROUNDS);
         lead(l);
         join(l);
@@ -91,7 +92,7 @@ static void reach(life *l, uint64_t version) {
 
 /* A group is led and joined, and takes a step. True if the allocation was reached. */
 static bool live_without(bool leader, size_t n) {
-    const weft_publisher_options options = {.anchor_ratio = -1};
+    const weft_publisher_options options = {.size = sizeof options, .anchor_ratio = -1};
     faults faults = {0};
     scene s;
     life l = {.scene = &s, .n = n};

@@ -5,6 +5,7 @@
  * thread is leader and ranks in turn, so that every step is at its place.
  */
 #include "../../lib/sync/group/group_control.h"
+#include "../support/described.h"
 #include "scenes.h"
 
 #include <errno.h>
@@ -21,8 +22,8 @@
 
 enum { WORLD = 2, OFFERS = 70 /* more than are remembered */ };
 
-static const weft_publisher_options plain = {.anchor_ratio = -1, .keep_anchors = 1};
-static const weft_group_options world = {.members = WORLD};
+static const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1, .keep_anchors = 1};
+static const weft_group_options world = {.size = sizeof world, .members = WORLD};
 
 /* Seconds for what happens at once, however slow the machine. */
 static const double PATIENCE = 60;
@@ -50,7 +51,7 @@ static void lead(place *p) {
 
 static void join(place *p, unsigned number) {
     rank *r = &p->ranks[number];
-    const weft_member_options options = {.seconds = PATIENCE};
+    const weft_member_options options = {.size = sizeof options, .seconds = PATIENCE};
     weft_member_close(r->member);
     r->member = NULL;
     scene_expect(r->context,
@@ -72,7 +73,8 @@ static void prepare_place(place *p, const char *name, uint64_t seed) {
 /* With a progress function for the first rank, or NULL. */
 static void make_contexts(place *p, weft_progress_function progress) {
     for (unsigned i = 0; i < WORLD; i++) {
-        const weft_context_options options = {.progress = i == 0 ? progress : NULL, .progress_opaque = p};
+        const weft_context_options options = {
+            .size = sizeof options, .progress = i == 0 ? progress : NULL, .progress_opaque = p};
         assert_int_equal(weft_context_create(&options, &p->ranks[i].context), WEFT_OK);
     }
 }
@@ -101,13 +103,13 @@ static void close_place(place *p) {
 }
 
 static uint64_t version_of(const place *p, unsigned number) {
-    return weft_member_describe(p->ranks[number].member).version;
+    return member_info(p->ranks[number].member).version;
 }
 
 /* The newest version is offered, and nobody has begun with it. */
 static void offer(place *p, uint64_t version) {
     scene_expect(p->context, weft_group_run(p->group, 0.02, NULL), WEFT_MORE, "offer");
-    while (weft_group_describe(p->group).offered != version) {
+    while (group_info(p->group).offered != version) {
         scene_expect(p->context, weft_group_run(p->group, 0.1, NULL), WEFT_MORE, "offer");
     }
 }
@@ -150,7 +152,7 @@ static void follow(place *p, uint64_t version) {
 /* The leader ends when its ranks have committed version 2 and its mirror has not; then versions 3 and 4
  * come, an anchor of version 4, and all before it goes. */
 static void lose_version(place *p) {
-    const weft_gc_options now = {.grace_seconds = 0};
+    const weft_gc_options now = {.size = sizeof now, .grace_seconds = 0};
     scene_publish(&p->scene, 10000);
     offer(p, 2);
     commit_all(p, 2);

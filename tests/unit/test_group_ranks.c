@@ -106,7 +106,7 @@ static void test_memory(void **state) {
     stage_await(&stage, 4, "L 3 ");
     struct stat mirror;
     assert_int_equal(stat(scratch_path(&stage.scratch, "group/mirror"), &mirror), 0);
-    weft_head_info head;
+    weft_head_info head = {.size = sizeof head};
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
     uint64_t epoch;
@@ -325,16 +325,16 @@ static void test_places_are_taken_once(void **state) {
     group_role role = stage_role(&stage, 1, 2);
     weft_group *group;
     weft_member *member;
-    const weft_group_options options = {.members = 2};
+    const weft_group_options options = {.size = sizeof options, .members = 2};
     assert_int_equal(weft_group_lead(context, stage.store, role.group, &options, &group), WEFT_BUSY);
     assert_non_null(strstr(weft_context_error(context), "another process leads"));
-    const weft_member_options short_wait = {.seconds = 1};
+    const weft_member_options short_wait = {.size = sizeof short_wait, .seconds = 1};
     assert_int_equal(weft_member_open(context, role.group, 1, stage.model.view, &short_wait, &member),
                      WEFT_BUSY);
     assert_int_equal(weft_member_open(context, role.group, 2, stage.model.view, &short_wait, &member),
                      WEFT_INVALID_ARGUMENT);
     stage_kill(&stage.leader);
-    const weft_group_options more = {.members = 3};
+    const weft_group_options more = {.size = sizeof more, .members = 3};
     assert_int_equal(weft_group_lead(context, stage.store, role.group, &more, &group),
                      WEFT_INVALID_ARGUMENT);
     stage_lead(&stage, 2);
@@ -351,8 +351,8 @@ static void test_strange_directories(void **state) {
     weft_context *context = patches_context(1);
     weft_group *group;
     weft_member *member;
-    const weft_group_options options = {.members = 1};
-    const weft_member_options short_wait = {.seconds = 0.05};
+    const weft_group_options options = {.size = sizeof options, .members = 1};
+    const weft_member_options short_wait = {.size = sizeof short_wait, .seconds = 0.05};
     assert_int_equal(weft_member_open(context, role.group, 0, stage.model.view, &short_wait, &member),
                      WEFT_NOT_FOUND);
     /* others may enter */
@@ -377,7 +377,7 @@ static void test_strange_directories(void **state) {
     assert_int_equal(weft_member_open(context, role.group, 0, stage.model.view, &short_wait, &member),
                      WEFT_NOT_FOUND);
     weft_group_close(group);
-    const weft_group_options none = {.members = 0};
+    const weft_group_options none = {.size = sizeof none, .members = 0};
     assert_int_equal(weft_group_lead(context, stage.store, role.group, &none, &group),
                      WEFT_INVALID_ARGUMENT);
     weft_context_destroy(context);

@@ -3,6 +3,7 @@
  * A group of threads: leader and ranks in one process, each with a context and a hold on the group of its
  * own, so that ThreadSanitizer sees all of them at once; rollbacks, explicit versions, anchors, labels.
  */
+#include "../support/described.h"
 #include "group_stages.h"
 
 #include "patches.h"
@@ -92,14 +93,14 @@ static void open_single(single *s) {
     s->context = patches_context(2);
     snprintf(s->path, sizeof s->path, "%s", stage_role(&stage, 0, 0).group);
     sharded_open(&s->model, s->context, &dice);
-    const weft_group_options options = {.members = 1};
+    const weft_group_options options = {.size = sizeof options, .members = 1};
     expect(s->lead_context, weft_group_lead(s->lead_context, stage.store, s->path, &options, &s->group),
            WEFT_OK);
     stage_publish(&stage, 0);
     uint64_t version;
     expect(s->lead_context, weft_group_run(s->group, 100, &version), WEFT_OK);
     assert_int_equal(version, 1);
-    const weft_member_options patience = {.seconds = 5};
+    const weft_member_options patience = {.size = sizeof patience, .seconds = 5};
     expect(s->context, weft_member_open(s->context, s->path, 0, s->model.view, &patience, &s->member),
            WEFT_OK);
 }
@@ -114,19 +115,19 @@ static void close_single(single *s) {
 }
 
 static bool single_equals(single *s) {
-    return sharded_hash(&s->model, 1, 0) == stage.hashes[weft_member_describe(s->member).version][0];
+    return sharded_hash(&s->model, 1, 0) == stage.hashes[member_info(s->member).version][0];
 }
 
 /* The leader offers the newest version. */
 static void offer(single *s) {
     expect(s->lead_context, weft_group_run(s->group, 0.3, NULL), WEFT_MORE);
-    assert_int_equal(weft_group_describe(s->group).offered, stage.version);
+    assert_int_equal(group_info(s->group).offered, stage.version);
 }
 
 static void commit(single *s) {
     uint64_t version;
     expect(s->context, weft_member_commit(s->member), WEFT_OK);
-    assert_int_equal(weft_member_describe(s->member).version, stage.version);
+    assert_int_equal(member_info(s->member).version, stage.version);
     assert_true(single_equals(s));
     expect(s->context, weft_member_verify(s->member), WEFT_OK);
     expect(s->lead_context, weft_group_run(s->group, 100, &version), WEFT_OK);
@@ -143,7 +144,7 @@ static void test_steps_one_by_one(void **state) {
     expect(s.context, weft_member_wait(s.member, nan(""), &version), WEFT_MORE);
     expect(s.context, weft_member_prepare(s.member, 0), WEFT_OK);
     expect(s.context, weft_member_commit(s.member), WEFT_OK);
-    assert_int_equal(weft_member_describe(s.member).committed, 0);
+    assert_int_equal(member_info(s.member).committed, 0);
     expect(s.context, weft_member_rollback(s.member), WEFT_UNSUPPORTED);
 
     stage_publish(&stage, 10000);
@@ -173,16 +174,16 @@ static void test_a_newer_version_comes(void **state) {
     stage_publish(&stage, 10000);
     offer(&s);
     stage_publish(&stage, 10000);
-    while (weft_group_describe(s.group).newest < 3) {
+    while (group_info(s.group).newest < 3) {
         expect(s.lead_context, weft_group_run(s.group, 0.5, NULL), WEFT_MORE);
     }
-    while (weft_member_describe(s.member).version < 3) {
+    while (member_info(s.member).version < 3) {
         expect(s.context, weft_member_prepare(s.member, 0), WEFT_OK);
         expect(s.context, weft_member_commit(s.member), WEFT_OK);
         assert_true(single_equals(&s));
         assert_true(weft_group_run(s.group, 0.2, NULL) >= 0);
     }
-    assert_int_equal(weft_group_describe(s.group).aborted, 0);
+    assert_int_equal(group_info(s.group).aborted, 0);
     close_single(&s);
 }
 
@@ -196,7 +197,7 @@ static void test_nothing_changed(void **state) {
     expect(s.lead_context, weft_group_run(s.group, 5, &version), WEFT_OK);
     assert_int_equal(version, 2);
     expect(s.context, weft_member_wait(s.member, 0, &version), WEFT_MORE);
-    assert_int_equal(weft_member_describe(s.member).version, 2);
+    assert_int_equal(member_info(s.member).version, 2);
     close_single(&s);
 }
 
@@ -219,7 +220,7 @@ static void test_an_anchor_is_a_step(void **state) {
     expect(stage.context, weft_store_list(stage.context, stage.store, "patches", remove_patch, &s),
            WEFT_OK);
     expect(s.lead_context, weft_group_run(s.group, 10, NULL), WEFT_MORE);
-    assert_int_equal(weft_group_describe(s.group).offered, 2);
+    assert_int_equal(group_info(s.group).offered, 2);
     expect(s.context, weft_member_prepare(s.member, 2), WEFT_OK);
     commit(&s);
     close_single(&s);
@@ -236,7 +237,7 @@ static void test_drift_is_refused_and_filled(void **state) {
     expect(s.context, weft_member_prepare(s.member, 0), WEFT_DIGEST_MISMATCH);
     expect(s.lead_context, weft_group_run(s.group, 0.3, NULL), WEFT_ABORTED);
     assert_non_null(strstr(weft_context_error(s.lead_context), "rank 0 could not prepare it"));
-    assert_int_equal(weft_member_describe(s.member).version, 0);
+    assert_int_equal(member_info(s.member).version, 0);
     expect(s.context, weft_member_wait(s.member, 0, NULL), WEFT_BASE_MISMATCH);
     weft_member_close(s.member);
     s.member = NULL;
@@ -279,13 +280,13 @@ static void test_anything_in_shared_memory(void **state) {
         if (status != WEFT_OK && i % 10 == 0) {
             weft_member_close(s.member);
             s.member = NULL;
-            const weft_member_options options = {.seconds = 0.05};
+            const weft_member_options options = {.size = sizeof options, .seconds = 0.05};
             while (weft_member_open(s.context, s.path, 0, s.model.view, &options, &s.member) != WEFT_OK) {
                 weft_status restored = weft_group_run(s.group, 0.01, NULL);
                 assert_true(restored != WEFT_INVALID_ARGUMENT);
                 weft_group_close(s.group);
                 s.group = NULL;
-                const weft_group_options again = {.members = 1};
+                const weft_group_options again = {.size = sizeof again, .members = 1};
                 assert_int_equal(unlink(path), 0);
                 expect(s.lead_context,
                        weft_group_lead(s.lead_context, stage.store, s.path, &again, &s.group), WEFT_OK);

@@ -5,7 +5,7 @@
  * weights and optimizer alone; the gradient of the corrected loss is that of finite differences.
  */
 #include "../../lm/learn/grpo.h"
-#include "../../lm/model/forward.h"
+#include "../../lm/model/pass.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -5,7 +5,7 @@
  */
 #include "../../lm/learn/generate.h"
 #include "../../lm/learn/task.h"
-#include "../../lm/model/forward.h"
+#include "../../lm/model/pass.h"
 #include "../../lm/model/random.h"
 
 #include <math.h>
@@ -42,7 +42,7 @@ typedef struct scene {
 /* Prompts of one to five tokens. */
 static void open_scene(scene *scene, unsigned threads) {
     *scene = (struct scene){0};
-    weft_context_options options = {.threads = threads};
+    weft_context_options options = {.size = sizeof options, .threads = threads};
     assert_int_equal(weft_context_create(&options, &scene->context), WEFT_OK);
     assert_int_equal(lm_model_create(scene->context, &small, LM_TRAINER, &scene->model), WEFT_OK);
     assert_int_equal(lm_model_initialise(scene->model, 3), WEFT_OK);
@@ -279,7 +279,8 @@ static void test_cancelled(void **state) {
     bool stopped = true;
     float logp[PROMPT_TOKENS];
     open_scene(&scene, 1);
-    const weft_context_options options = {.threads = 2, .progress = refuse, .progress_opaque = &stopped};
+    const weft_context_options options = {
+        .size = sizeof options, .threads = 2, .progress = refuse, .progress_opaque = &stopped};
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     assert_int_equal(lm_model_create(context, &small, LM_WORKER, &model), WEFT_OK);
     assert_int_equal(lm_model_copy(model, scene.model), WEFT_OK);

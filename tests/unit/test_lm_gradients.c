@@ -5,10 +5,9 @@
  * without, tied and untied. Then what must not matter for any bit: threads, and how a batch is cut.
  */
 #include "../../lib/base/context.h"
-#include "../../lm/model/backward.h"
-#include "../../lm/model/forward.h"
+#include "../../lm/model/pass.h"
 #include "../../lm/model/random.h"
-#include "../../lm/model/reference.h"
+#include "lm_reference.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -55,7 +54,7 @@ static void given_slopes(void *opaque, size_t sequence, size_t length, const flo
 static void open_scene(scene *scene, const lm_config *config, unsigned threads) {
     *scene = (struct scene){.batch = {.sequences = SEQUENCES, .starts = starts}};
     scene->batch.tokens = scene->tokens;
-    weft_context_options options = {.threads = threads};
+    weft_context_options options = {.size = sizeof options, .threads = threads};
     assert_int_equal(weft_context_create(&options, &scene->context), WEFT_OK);
     assert_int_equal(lm_model_create(scene->context, config, LM_TRAINER, &scene->model), WEFT_OK);
     assert_int_equal(lm_model_initialise(scene->model, 3), WEFT_OK);

@@ -5,7 +5,7 @@
  */
 #include "../../lm/model/kernels.h"
 #include "../../lm/model/random.h"
-#include "../../lm/model/reference.h"
+#include "lm_reference.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -5,10 +5,10 @@
  * and the limit of memory; and allocations that fail.
  */
 #include "../../lm/learn/generate.h"
-#include "../../lm/model/forward.h"
+#include "../../lm/model/pass.h"
 #include "../../lm/model/random.h"
-#include "../../lm/model/reference.h"
 #include "faults.h"
+#include "lm_reference.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -44,7 +44,7 @@ typedef struct scene {
 /* Prompts of one to eight tokens. */
 static void open_scene(scene *scene, unsigned threads, const weft_allocator *allocator) {
     *scene = (struct scene){0};
-    weft_context_options options = {.threads = threads};
+    weft_context_options options = {.size = sizeof options, .threads = threads};
     if (allocator != NULL) {
         options.allocator = *allocator;
     }
@@ -96,7 +96,8 @@ static void test_nothing_evicted(void **state) {
     assert_int_equal(lm_pass_create(scene.model, false, &pass), WEFT_OK);
     assert_int_equal(lm_score(pass, &batch, 1.5f, logp), WEFT_OK);
     for (int policy = WEFT_KV_NONE; policy < WEFT_KV_POLICIES; policy++) {
-        weft_kv_options options = weft_kv_defaults((weft_kv_policy)policy, LIMIT + 8);
+        weft_kv_options options = {.size = sizeof options};
+        weft_kv_defaults((weft_kv_policy)policy, LIMIT + 8, &options);
         lm_samples *samples = generate(&scene, &options, 0);
         assert_same(dense, samples);
         assert_int_equal(samples->kv.evictions, 0);
@@ -232,7 +233,8 @@ static void test_reference(void **state) {
     (void)state;
     scene scene;
     open_scene(&scene, 2, NULL);
-    weft_kv_options options = weft_kv_defaults(WEFT_KV_STREAMING, 20);
+    weft_kv_options options = {.size = sizeof options};
+    weft_kv_defaults(WEFT_KV_STREAMING, 20, &options);
     lm_samples *samples = generate(&scene, &options, 0);
     double *parameters = calloc(scene.model->parameters, sizeof *parameters);
     for (size_t i = 0; i < scene.model->parameters; i++) {
@@ -274,7 +276,8 @@ static void test_company_and_memory(void **state) {
     open_scene(&three, 3, NULL);
     lm_samples *dense = generate(&one, NULL, 0);
     for (int policy = WEFT_KV_NONE; policy < WEFT_KV_POLICIES; policy++) {
-        weft_kv_options options = weft_kv_defaults((weft_kv_policy)policy, 16);
+        weft_kv_options options = {.size = sizeof options};
+        weft_kv_defaults((weft_kv_policy)policy, 16, &options);
         size_t each = lm_sampling_bytes(&small, &options, LIMIT + 8);
         lm_samples *all = generate(&one, &options, 0);
         lm_samples *threads = generate(&three, &options, 0);
@@ -307,7 +310,8 @@ static void test_refusals(void **state) {
     scene scene;
     open_scene(&scene, 1, NULL);
     lm_samples *samples = NULL;
-    weft_kv_options options = weft_kv_defaults(WEFT_KV_RKV, 16);
+    weft_kv_options options = {.size = sizeof options};
+    weft_kv_defaults(WEFT_KV_RKV, 16, &options);
     lm_sampling sampling = {.temperature = 1, .limit = LIMIT, .stop = -1, .kv = &options};
     sampling.kv_bytes = lm_sampling_bytes(&small, &options, LIMIT + 8) - 1;
     assert_int_equal(lm_generate(scene.model, &scene.prompts, scene.streams, &sampling, &samples),
@@ -329,7 +333,8 @@ static void test_no_memory(void **state) {
     scene scene;
     open_scene(&scene, 1, &allocator);
     scene.prompts.sequences = 2;
-    weft_kv_options options = weft_kv_defaults(WEFT_KV_RKV, 4);
+    weft_kv_options options = {.size = sizeof options};
+    weft_kv_defaults(WEFT_KV_RKV, 4, &options);
     lm_sampling sampling = {.temperature = 1, .limit = 12, .stop = -1, .kv = &options};
     size_t blocks = faults_live_blocks(&faults);
     for (size_t n = 1;; n++) {

@@ -27,7 +27,7 @@ static const lm_config tiny = {
 };
 
 static weft_context *open_context(unsigned threads) {
-    weft_context_options options = {.threads = threads};
+    weft_context_options options = {.size = sizeof options, .threads = threads};
     weft_context *context = NULL;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     return context;
@@ -204,7 +204,8 @@ static void test_no_memory(void **state) {
     faults faults = {0};
     for (size_t n = 1;; n++) {
         faults_reset(&faults, n);
-        weft_context_options options = {.allocator = faults_allocator(&faults), .threads = 1};
+        weft_context_options options = {
+            .size = sizeof options, .allocator = faults_allocator(&faults), .threads = 1};
         weft_context *context = NULL;
         weft_status status = weft_context_create(&options, &context);
         lm_model *model = NULL;

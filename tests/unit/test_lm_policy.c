@@ -6,7 +6,7 @@
  */
 #include "../../lib/base/context.h"
 #include "../../lm/learn/state.h"
-#include "../../lm/model/forward.h"
+#include "../../lm/model/pass.h"
 #include "../support/faults.h"
 #include "../support/lessons.h"
 #include "../support/scratch.h"
@@ -128,7 +128,10 @@ static void test_model_files(void **state) {
     assert_int_equal(lm_model_write(trainer->model, path, false), WEFT_OK);
     lm_config config;
     lm_model *worker = NULL, *wrong = NULL;
-    assert_int_equal(lm_config_read(context, path, &config), WEFT_OK);
+    size_t size = 0;
+    char *text = scratch_read(&scratch, "model/config.json", &size);
+    assert_int_equal(lm_config_parse(context, text, size, &config), WEFT_OK);
+    free(text);
     assert_true(lm_config_equal(&config, &lesson_policy));
     assert_int_equal(lm_model_create(context, &config, LM_WORKER, &worker), WEFT_OK);
     assert_int_equal(lm_model_read(worker, path), WEFT_OK);
@@ -334,7 +337,8 @@ static void test_no_memory(void **state) {
     faults faults = {0};
     for (size_t n = 1;; n++) {
         faults_reset(&faults, n);
-        weft_context_options options = {.allocator = faults_allocator(&faults), .threads = 1};
+        weft_context_options options = {
+            .size = sizeof options, .allocator = faults_allocator(&faults), .threads = 1};
         weft_context *context = NULL;
         weft_status status = weft_context_create(&options, &context);
         if (status == WEFT_OK) {

@@ -86,7 +86,7 @@ static void check_store(lm_trainer *trainer, const char *path, const uint16_t *l
     weft_view *view = NULL;
     weft_subscriber *subscriber = NULL;
     lm_model *worker = NULL;
-    weft_subscriber_options options = {.empty = true};
+    weft_subscriber_options options = {.size = sizeof options, .empty = true};
     assert_int_equal(lm_model_create(context, &trainer->model->config, LM_WORKER, &worker), WEFT_OK);
     assert_int_equal(weft_store_open(context, path, NULL, &store), WEFT_OK);
     assert_int_equal(weft_view_create(context, lm_model_table(worker), &view), WEFT_OK);

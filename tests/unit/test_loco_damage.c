@@ -41,8 +41,10 @@ static void expect(weft_context *context, weft_status status) {
 }
 
 static void trainer_join(trainer *trainer, const char *directory, uint32_t rank) {
-    weft_loco_options loco = weft_loco_defaults();
-    weft_loco_store_options options = weft_loco_store_defaults();
+    weft_loco_options loco = {.size = sizeof loco};
+    weft_loco_defaults(&loco);
+    weft_loco_store_options options = {.size = sizeof options};
+    weft_loco_store_defaults(&options);
     loco.run = options.run = "damage";
     loco.rank = options.rank = rank;
     loco.ranks = options.ranks = RANKS;
@@ -56,6 +58,7 @@ static void trainer_join(trainer *trainer, const char *directory, uint32_t rank)
     }
     const weft_loco_tensor tensor = {"weights", trainer->weights, WEIGHTS};
     expect(trainer->context, weft_store_open(trainer->context, directory, NULL, &trainer->store));
+    trainer->exchange.size = sizeof trainer->exchange;
     expect(trainer->context,
            weft_loco_store_open(trainer->context, trainer->store, &options, &trainer->exchange));
     expect(trainer->context, weft_loco_create(trainer->context, &loco, &tensor, 1, &trainer->loco));
@@ -154,7 +157,8 @@ static void who_has_come_apart_is_not_helped(void **state) {
     (void)state;
     scene_open(&scene);
     weft_loco *other = NULL;
-    weft_loco_options options = weft_loco_defaults();
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
     options.run = "damage";
     options.rank = 1;
     options.ranks = RANKS;

@@ -54,9 +54,11 @@ static void expect(const trainer *trainer, weft_status status) {
 }
 
 static void trainer_join(trainer *trainer, const char *directory, uint32_t rank) {
-    const weft_store_options volatile_store = {.volatile_writes = true};
-    weft_loco_options loco = weft_loco_defaults();
-    weft_loco_store_options options = weft_loco_store_defaults();
+    const weft_store_options volatile_store = {.size = sizeof volatile_store, .volatile_writes = true};
+    weft_loco_options loco = {.size = sizeof loco};
+    weft_loco_defaults(&loco);
+    weft_loco_store_options options = {.size = sizeof options};
+    weft_loco_store_defaults(&options);
     loco.run = options.run = "jump";
     loco.rank = options.rank = rank;
     loco.ranks = options.ranks = RANKS;
@@ -68,13 +70,16 @@ static void trainer_join(trainer *trainer, const char *directory, uint32_t rank)
     options.poll_seconds = 0.01;
     options.snapshot_rounds = KEPT / 2;
     options.keep_rounds = KEPT;
-    assert_int_equal(weft_context_create(&(weft_context_options){.threads = 1}, &trainer->context),
-                     WEFT_OK);
+    assert_int_equal(
+        weft_context_create(&(weft_context_options){.size = sizeof(weft_context_options), .threads = 1},
+                            &trainer->context),
+        WEFT_OK);
     for (size_t i = 0; i < WEIGHTS; i++) {
         trainer->weights[i] = first_weight(i);
     }
     const weft_loco_tensor tensor = {"weights", trainer->weights, WEIGHTS};
     expect(trainer, weft_store_open(trainer->context, directory, &volatile_store, &trainer->store));
+    trainer->exchange.size = sizeof trainer->exchange;
     expect(trainer, weft_loco_store_open(trainer->context, trainer->store, &options, &trainer->exchange));
     expect(trainer, weft_loco_create(trainer->context, &loco, &tensor, 1, &trainer->loco));
 }
@@ -126,7 +131,7 @@ static void speak(trainer *trainer) {
 }
 
 static uint32_t end_round(trainer *trainer) {
-    weft_loco_stats stats;
+    weft_loco_stats stats = {.size = sizeof stats};
     expect(trainer, weft_loco_round(trainer->loco, &trainer->exchange, &stats));
     return stats.included;
 }
@@ -314,7 +319,8 @@ static weft_status give(void *opaque, weft_context *context, uint64_t most,
 
 static weft_status take(trainer *trainer, const weft_writer *snapshot) {
     weft_loco_payload bytes = {snapshot->data, snapshot->size};
-    const weft_loco_exchange exchange = {.ended = long_over, .snapshot_get = give, .opaque = &bytes};
+    const weft_loco_exchange exchange = {
+        .size = sizeof exchange, .ended = long_over, .snapshot_get = give, .opaque = &bytes};
     return weft_loco_catch_up(trainer->loco, &exchange, NULL);
 }
 

@@ -8,6 +8,7 @@
  *
  * Each rank is a thread with a context and a store of its own.
  */
+#include "../support/described.h"
 #include "pauses.h"
 #include "scratch.h"
 
@@ -61,7 +62,8 @@ static float noise(uint64_t seed) {
 }
 
 static weft_loco_store_options meeting_options(uint32_t rank, uint32_t ranks) {
-    weft_loco_store_options options = weft_loco_store_defaults();
+    weft_loco_store_options options = {.size = sizeof options};
+    weft_loco_store_defaults(&options);
     options.run = "meeting";
     options.rank = rank;
     options.ranks = ranks;
@@ -83,17 +85,22 @@ static void trainer_create(trainer *trainer, const weft_loco_options *options) {
 }
 
 static void trainer_join(trainer *trainer, const char *directory, const weft_loco_store_options *options) {
-    weft_loco_options loco = weft_loco_defaults();
-    const weft_store_options volatile_store = {.volatile_writes = true};
+    weft_loco_options loco = {.size = sizeof loco};
+    weft_loco_defaults(&loco);
+    const weft_store_options volatile_store = {.size = sizeof volatile_store, .volatile_writes = true};
     memset(trainer, 0, sizeof *trainer);
     trainer->rank = options->rank;
-    assert_int_equal(weft_context_create(&(weft_context_options){.threads = 1}, &trainer->context),
-                     WEFT_OK);
+    assert_int_equal(
+        weft_context_create(&(weft_context_options){.size = sizeof(weft_context_options), .threads = 1},
+                            &trainer->context),
+        WEFT_OK);
     for (size_t i = 0; i < WEIGHTS; i++) {
         trainer->weights[i] = noise(i) * 0.1f;
     }
     expect(trainer->context, weft_store_open(trainer->context, directory, &volatile_store, &trainer->store),
            "open a store");
+    trainer->exchange.size = sizeof trainer->exchange;
+    trainer->stats.size = sizeof trainer->stats;
     expect(trainer->context,
            weft_loco_store_open(trainer->context, trainer->store, options, &trainer->exchange), "meet");
     loco.run = options->run;
@@ -108,6 +115,8 @@ static fault_store *trainer_falter(trainer *trainer, const weft_loco_store_optio
     trainer->exchange.close(trainer->exchange.opaque);
     expect(trainer->context,
            fault_store_create(trainer->context, trainer->store, 1, &trainer->faulty, &control), "faults");
+    trainer->exchange.size = sizeof trainer->exchange;
+    trainer->stats.size = sizeof trainer->stats;
     expect(trainer->context,
            weft_loco_store_open(trainer->context, trainer->faulty, options, &trainer->exchange), "meet");
     return control;
@@ -261,7 +270,8 @@ static void ranks_come_to_the_same_bits(void **state) {
         meeting_open(&meeting, ranks, LONG, SHORT);
         together((trainer *[]){&trainers[0], &trainers[1], &trainers[2], &trainers[3]}, ranks, 6);
         for (uint32_t rank = 0; rank < ranks; rank++) {
-            weft_loco_store_stats stats = weft_loco_store_describe(&trainers[rank].exchange);
+            weft_loco_store_stats stats = {.size = sizeof stats};
+            weft_loco_store_describe(&trainers[rank].exchange, &stats);
             assert_same(&trainers[0], &trainers[rank]);
             assert_int_equal(trainers[rank].stats.included, ranks);
             assert_int_equal(stats.left_out + stats.refused, 0);
@@ -284,7 +294,7 @@ static void the_others_go_on_without_the_leader(void **state) {
     come_back(&trainers[2]);
     assert_same(&trainers[1], &trainers[2]);
     assert_int_equal(trainers[1].stats.included, 2);
-    assert_int_equal(weft_loco_store_describe(&trainers[1].exchange).led, 1);
+    assert_int_equal(meeting_stats(&trainers[1].exchange).led, 1);
     /* it comes late with its payload of that round, which stays its own */
     uint64_t missed = 0;
     train(&trainers[0]);
@@ -292,7 +302,7 @@ static void the_others_go_on_without_the_leader(void **state) {
            "back");
     assert_int_equal(missed, 1);
     assert_same(&trainers[0], &trainers[1]);
-    assert_int_equal(weft_loco_store_describe(&trainers[0].exchange).left_out, 1);
+    assert_int_equal(meeting_stats(&trainers[0].exchange).left_out, 1);
     assert_true(weft_loco_residual_energy(trainers[0].loco) > weft_loco_residual_energy(trainers[1].loco));
     /* and takes part again, while rank 1 leads on */
     together((trainer *[]){&trainers[0], &trainers[1], &trainers[2]}, 3, 4);
@@ -300,7 +310,7 @@ static void the_others_go_on_without_the_leader(void **state) {
         assert_same(&trainers[0], &trainers[rank]);
         assert_int_equal(trainers[rank].stats.included, 3);
     }
-    assert_int_equal(weft_loco_store_describe(&trainers[1].exchange).led, 3);
+    assert_int_equal(meeting_stats(&trainers[1].exchange).led, 3);
     meeting_close(&meeting);
 }
 
@@ -325,8 +335,8 @@ static void a_long_absence_ends_with_a_snapshot(void **state) {
     assert_int_equal(missed, 11);
     assert_same(&trainers[0], &trainers[1]);
     assert_true(weft_loco_residual_energy(trainers[1].loco) >= energy);
-    assert_true(weft_loco_store_describe(&trainers[0].exchange).snapshot_bytes > 0);
-    assert_int_equal(weft_loco_store_describe(&trainers[0].exchange).unremoved, 0);
+    assert_true(meeting_stats(&trainers[0].exchange).snapshot_bytes > 0);
+    assert_int_equal(meeting_stats(&trainers[0].exchange).unremoved, 0);
     together((trainer *[]){&trainers[0], &trainers[1]}, 2, 13);
     assert_same(&trainers[0], &trainers[1]);
     meeting_close(&meeting);
@@ -354,9 +364,62 @@ static void what_cannot_be_used_is_refused(void **state) {
         put_payload(&trainers[1], key, bytes, size);
         expect(trainers[0].context, train_round(&trainers[0]), "a round");
         assert_int_equal(trainers[0].stats.included, 1);
-        assert_int_equal(weft_loco_store_describe(&trainers[0].exchange).refused, round + 1);
+        assert_int_equal(meeting_stats(&trainers[0].exchange).refused, round + 1);
     }
     free(bytes);
+    meeting_close(&meeting);
+}
+
+/* With a key the ranks come to the same bits, and nobody else can steer them: not with a payload, nor by
+ * closing a round. */
+static void who_has_no_key_decides_nothing(void **state) {
+    (void)state;
+    meeting meeting;
+    trainer *trainers = meeting.trainers;
+    weft_key *keys[2];
+    trainer late;
+    uint64_t missed;
+    meeting_open(&meeting, 3, LONG, SHORT);
+    for (size_t i = 0; i < 2; i++) {
+        expect(trainers[0].context, weft_key_generate(trainers[0].context, &keys[i]), "a key");
+    }
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        ((weft_meeting *)trainers[rank].exchange.opaque)->options.key = keys[0];
+    }
+    /* rank 2 has another key, then none */
+    weft_loco_payload payload;
+    expect(trainers[2].context, weft_loco_encode(trainers[2].loco, &payload), "encode");
+    weft_meeting *forger = trainers[2].exchange.opaque;
+    for (uint64_t round = 0; round < 4; round++) {
+        weft_meeting_key key = weft_meeting_payload_key(forger, round, 2);
+        const weft_message message = {.key = key.text, .data = payload.data, .size = payload.size};
+        forger->options.key = round == 0 ? keys[1] : NULL;
+        expect(trainers[2].context, weft_meeting_put(forger, trainers[2].context, &message), "forge");
+        together((trainer *[]){&trainers[0], &trainers[1]}, 2, round + 1);
+        assert_same(&trainers[0], &trainers[1]);
+        assert_int_equal(trainers[0].stats.included, 2);
+        assert_int_equal(meeting_stats(&trainers[0].exchange).refused, round + 1);
+    }
+    /* who has the key can come back; who has another is told what it needs */
+    weft_loco_store_options options = meeting_options(1, 3);
+    options.key = keys[0];
+    trainer_join(&late, scratch_path(&meeting.scratch, "store"), &options);
+    expect(late.context, weft_loco_catch_up(late.loco, &late.exchange, &missed), "back");
+    assert_same(&trainers[0], &late);
+    trainer_leave(&late);
+    options.key = keys[1];
+    trainer_join(&late, scratch_path(&meeting.scratch, "store"), &options);
+    assert_int_equal(weft_loco_catch_up(late.loco, &late.exchange, &missed), WEFT_SIGNATURE_MISMATCH);
+    assert_non_null(strstr(weft_context_error(late.context), "the same secret key"));
+    trainer_leave(&late);
+    /* a round that somebody else has closed is not over */
+    const weft_message closed = {.key = "loco/meeting/4/closed", .data = "closed", .size = 6};
+    forger->options.key = keys[1];
+    expect(trainers[2].context, weft_meeting_put(forger, trainers[2].context, &closed), "forge");
+    assert_int_equal(train_round(&trainers[0]), WEFT_SIGNATURE_MISMATCH);
+    for (size_t i = 0; i < 2; i++) {
+        weft_key_destroy(keys[i]);
+    }
     meeting_close(&meeting);
 }
 
@@ -369,7 +432,7 @@ static void rounds_of_long_ago_stay_over(void **state) {
     together((trainer *[]){&trainers[0]}, 1, 12);
     assert_int_equal(train_round(&trainers[1]), WEFT_NOT_FOUND);
     assert_non_null(strstr(weft_context_error(trainers[1].context), "catch up"));
-    assert_int_equal(weft_loco_store_describe(&trainers[1].exchange).led, 0);
+    assert_int_equal(meeting_stats(&trainers[1].exchange).led, 0);
     uint64_t missed = 0;
     expect(trainers[1].context, weft_loco_catch_up(trainers[1].loco, &trainers[1].exchange, &missed),
            "back");
@@ -395,7 +458,8 @@ static void rounds_of_long_ago_stay_over(void **state) {
 }
 
 static void recreate(trainer *trainer, uint32_t ranks, uint32_t significant, float shift) {
-    weft_loco_options options = weft_loco_defaults();
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
     options.run = "meeting";
     options.rank = trainer->rank;
     options.ranks = ranks;
@@ -517,7 +581,7 @@ static void a_rank_that_starts_again_takes_part_once(void **state) {
     trainer_join(&again, scratch_path(&meeting.scratch, "store"), &options);
     expect(again.context, train_round(&again), "the same round");
     assert_same(&trainers[0], &again);
-    assert_int_equal(weft_loco_store_describe(&again.exchange).left_out, 0);
+    assert_int_equal(meeting_stats(&again.exchange).left_out, 0);
     trainer_leave(&again);
 
     /* with its state lost it trains something else, which is taken back: what was included stays that */
@@ -525,7 +589,7 @@ static void a_rank_that_starts_again_takes_part_once(void **state) {
     again.weights[5] += 0.25f;
     expect(again.context, weft_loco_round(again.loco, &again.exchange, &again.stats), "another life");
     assert_same(&trainers[0], &again);
-    assert_int_equal(weft_loco_store_describe(&again.exchange).left_out, 1);
+    assert_int_equal(meeting_stats(&again.exchange).left_out, 1);
     assert_true(weft_loco_residual_energy(again.loco) > 0.06);
     trainer_leave(&again);
     meeting_close(&meeting);
@@ -573,7 +637,7 @@ static void impossible_meetings_are_refused(void **state) {
     scratch scratch;
     trainer trainer;
     weft_loco_store_options good = meeting_options(0, 2);
-    weft_loco_exchange exchange;
+    weft_loco_exchange exchange = {.size = sizeof exchange};
     scratch_open(&scratch);
     trainer_join(&trainer, scratch_path(&scratch, "store"), &good);
     weft_loco_store_options bad[8] = {good, good, good, good, good, good, good, good};
@@ -604,7 +668,8 @@ static void averages_are_means(void **state) {
     float values[RANKS][WEIGHTS];
     assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
     for (uint32_t rank = 0; rank < RANKS; rank++) {
-        weft_loco_options options = {.run = "ddp",
+        weft_loco_options options = {.size = sizeof options,
+                                     .run = "ddp",
                                      .rank = rank,
                                      .ranks = RANKS,
                                      .rate = 1,
@@ -664,7 +729,7 @@ static bool uses(const weft_loco_options *own, const weft_loco_options *other, s
     put_foreign(&trainer, other, weights);
     expect(trainer.context, train_round(&trainer), "a round");
     bool used = trainer.stats.included == 2;
-    assert_int_equal(weft_loco_store_describe(&trainer.exchange).refused, used ? 0 : 1);
+    assert_int_equal(meeting_stats(&trainer.exchange).refused, used ? 0 : 1);
     trainer_leave(&trainer);
     scratch_close(&scratch);
     return used;
@@ -672,7 +737,8 @@ static bool uses(const weft_loco_options *own, const weft_loco_options *other, s
 
 static void other_rules_are_refused(void **state) {
     (void)state;
-    weft_loco_options own = weft_loco_defaults();
+    weft_loco_options own = {.size = sizeof own};
+    weft_loco_defaults(&own);
     own.run = "meeting";
     own.ranks = 2;
     weft_loco_options same = own;
@@ -789,8 +855,7 @@ static void run_stopped(void *opaque, pause_case *pause) {
         pause_require(pause, end_somehow(other, WEFT_OK) == WEFT_OK, "the other: %s",
                       weft_context_error(other->context));
         pause_require(pause, same_consensus(subject, other), "they have come apart");
-        uint64_t led = weft_loco_store_describe(&subject->exchange).led +
-                       weft_loco_store_describe(&other->exchange).led;
+        uint64_t led = meeting_stats(&subject->exchange).led + meeting_stats(&other->exchange).led;
         pause_require(pause, led <= weft_loco_rounds(other->loco), "a round was closed twice");
         set_times(subject, LONG, LONG);
         set_times(other, LONG, LONG);
@@ -825,6 +890,7 @@ int main(void) {
         cmocka_unit_test(the_others_go_on_without_the_leader),
         cmocka_unit_test(a_long_absence_ends_with_a_snapshot),
         cmocka_unit_test(what_cannot_be_used_is_refused),
+        cmocka_unit_test(who_has_no_key_decides_nothing),
         cmocka_unit_test(rounds_of_long_ago_stay_over),
         cmocka_unit_test(the_odd_one_out_does_not_stop_the_others),
         cmocka_unit_test(the_odd_one_out_does_not_lead),

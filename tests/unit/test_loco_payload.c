@@ -16,7 +16,8 @@
 #include <cmocka.h>
 
 static weft_loco_options options_of(uint32_t rank) {
-    weft_loco_options options = weft_loco_defaults();
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
     options.run = "payloads";
     options.ranks = 2;
     options.rank = rank;
@@ -49,7 +50,7 @@ static void test_threads(void **state) {
             weft_loco_payload again = encode(&ranks[i]);
             assert_ptr_equal(again.data, payloads[i].data);
         }
-        weft_loco_info info;
+        weft_loco_info info = {.size = sizeof info};
         assert_int_equal(weft_loco_inspect(ranks[0].context, &payloads[0], &info), WEFT_OK);
         assert_string_equal(info.run, "payloads");
         assert_int_equal(info.ranks, 2);
@@ -77,8 +78,9 @@ static void test_size(void **state) {
         weft_context *context = NULL;
         weft_loco *loco = NULL;
         weft_loco_payload payload;
-        weft_loco_info info;
-        weft_loco_options options = weft_loco_defaults();
+        weft_loco_info info = {.size = sizeof info};
+        weft_loco_options options = {.size = sizeof options};
+        weft_loco_defaults(&options);
         weft_loco_tensor tensor = {"weights", weights, COUNT};
         dice dice = {31};
         options.significant = cases[c].significant;

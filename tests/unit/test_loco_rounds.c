@@ -101,6 +101,7 @@ typedef struct seated_rank {
 static void *run_round(void *argument) {
     seated_rank *seated = argument;
     weft_loco_exchange exchange = loco_board_exchange(&seated->seat);
+    seated->stats.size = sizeof seated->stats;
     seated->status = weft_loco_round(seated->rank.loco, &exchange, &seated->stats);
     exchange.close(exchange.opaque);
     return NULL;
@@ -160,7 +161,8 @@ static void run_case(uint32_t count, uint32_t significant, bool open, bool raw, 
     seated_rank ranks[LOCO_RANKS];
     loco_board board;
     reference r;
-    weft_loco_options options = weft_loco_defaults();
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
     if (!test_stride_takes()) {
         return;
     }
@@ -210,7 +212,8 @@ static void test_diloco_alone(void **state) {
     (void)state;
     seated_rank ranks[LOCO_RANKS];
     loco_board board;
-    weft_loco_options options = weft_loco_defaults();
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
     options.run = "diloco";
     options.open = true;
     open_ranks(ranks, &options, &board);
@@ -264,7 +267,8 @@ static void test_averaging(void **state) {
         uint32_t count = counts[c];
         seated_rank ranks[LOCO_RANKS];
         loco_board board;
-        weft_loco_options options = weft_loco_defaults();
+        weft_loco_options options = {.size = sizeof options};
+        weft_loco_defaults(&options);
         options.ranks = count;
         options.open = true;
         options.rate = 1;
@@ -306,7 +310,8 @@ static void test_average_left_out(void **state) {
     weft_loco *ranks[2];
     float held[2][COUNT];
     assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
-    weft_loco_options options = weft_loco_defaults();
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
     options.ranks = 2;
     options.open = options.raw = options.average = true;
     options.rate = 1;
@@ -325,7 +330,7 @@ static void test_average_left_out(void **state) {
             }
             assert_int_equal(weft_loco_encode(ranks[i], &payloads[i]), WEFT_OK);
         }
-        weft_loco_info info;
+        weft_loco_info info = {.size = sizeof info};
         assert_int_equal(weft_loco_inspect(context, &payloads[0], &info), WEFT_OK);
         assert_true(info.open && info.raw && info.average);
         if (round == 0) {
@@ -350,7 +355,8 @@ static void test_average_alone(void **state) {
     float held[2] = {0, 0};
     weft_loco_payload payloads[2];
     assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
-    weft_loco_options options = weft_loco_defaults();
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
     options.ranks = 2;
     options.open = options.raw = true;
     options.rate = 1;

@@ -23,7 +23,8 @@
 enum { RANKS = 2 };
 
 static weft_loco_options options_of(uint32_t rank) {
-    weft_loco_options options = weft_loco_defaults();
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
     options.run = "states";
     options.ranks = RANKS;
     options.rank = rank;
@@ -89,8 +90,12 @@ static void test_resume(void **state) {
         open_ranks(whole);
         open_ranks(resumed);
         assert_int_equal(weft_table_create(whole[0].context, &extra), WEFT_OK);
-        weft_tensor tensor = {
-            .name = "moments", .dtype = WEFT_DTYPE_F32, .rank = 1, .shape = {3}, .data = moments};
+        weft_tensor tensor = {.size = sizeof tensor,
+                              .name = "moments",
+                              .dtype = WEFT_DTYPE_F32,
+                              .rank = 1,
+                              .shape = {3},
+                              .data = moments};
         assert_int_equal(weft_table_add(extra, &tensor), WEFT_OK);
         for (uint64_t round = 0; round < 2; round++) {
             train(whole, round);
@@ -241,7 +246,8 @@ static weft_status write_sealed(weft_context *context, const weft_table *table, 
     weft_digest_format(&digest, text);
     const char *const metadata[] = {"weft_loco_digest", text, NULL};
     weft_status status =
-        weft_table_write(context, table, path, &(weft_write_options){.metadata = metadata});
+        weft_table_write(context, table, path,
+                         &(weft_write_options){.size = sizeof(weft_write_options), .metadata = metadata});
     weft_sums_destroy(sums);
     weft_view_destroy(view);
     return status;
@@ -258,7 +264,8 @@ static void forge(weft_context *context, const char *from, const char *to, const
     for (size_t i = 0; i < weft_table_count(found); i++) {
         weft_tensor tensor = *weft_table_at(found, i);
         if (strcmp(tensor.name, name) == 0) {
-            tensor = (weft_tensor){.name = name,
+            tensor = (weft_tensor){.size = sizeof(weft_tensor),
+                                   .name = name,
                                    .dtype = WEFT_DTYPE_U8,
                                    .rank = 1,
                                    .shape = {size},
@@ -359,7 +366,8 @@ static void test_not_finite(void **state) {
     const float broken[] = {__builtin_nanf(""), __builtin_inff(), -__builtin_inff()};
     float weights[8] = {0};
     weft_loco_tensor tensors[] = {{"b", weights, 5}, {"none", weights, 0}, {"a", weights + 5, 3}};
-    weft_loco_options options = weft_loco_defaults();
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
     weft_loco *loco = NULL;
     weft_context *context;
     assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
@@ -388,7 +396,8 @@ static void test_not_finite(void **state) {
 }
 
 static weft_status whole_life(weft_context *context, const char *path, float *weights, size_t count) {
-    weft_loco_options options = weft_loco_defaults();
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
     weft_loco_tensor tensors[2] = {{"b", weights, count / 2},
                                    {"a", weights + count / 2, count - count / 2}};
     weft_loco *loco = NULL;
@@ -433,7 +442,8 @@ static void test_allocations(void **state) {
             weights[i] = 0.01f + 1e-5f * (float)i;
         }
         faults_reset(&faults, n);
-        const weft_context_options options = {.allocator = faults_allocator(&faults), .threads = 1};
+        const weft_context_options options = {
+            .size = sizeof options, .allocator = faults_allocator(&faults), .threads = 1};
         weft_status status = weft_context_create(&options, &context);
         if (status == WEFT_OK) {
             status = whole_life(context, scratch_path(&scratch, "state"), weights, COUNT);

@@ -4,6 +4,7 @@
  * merged is refused.
  */
 #include "../../lib/patch/format/patch.h"
+#include "../support/described.h"
 #include "patches.h"
 
 #include <setjmp.h>
@@ -121,16 +122,17 @@ static void expect_leads(chain *chain, const weft_patch *patch, size_t from, siz
  * one: the same differences in the same buckets, in another order. */
 static void expect_merges(chain *chain, size_t first, size_t count, weft_profile profile, bool with_base,
                           bool same_size) {
-    weft_merge_options options = {.profile = profile,
-                                  .base = with_base ? chain->versions[first].view : NULL};
+    weft_merge_options options = {
+        .size = sizeof options, .profile = profile, .base = with_base ? chain->versions[first].view : NULL};
     bytes file = {0};
-    weft_diff_stats stats;
+    weft_diff_stats stats = {.size = sizeof stats};
     weft_status status = merge(chain, first, count, &options, &file, &stats);
     assert_string_equal(weft_context_error(chain->context), "");
     assert_int_equal(status, WEFT_OK);
     assert_int_equal(stats.patch_bytes, file.size);
     weft_patch *merged = patches_open(chain->context, &file);
-    weft_patch_info info = weft_patch_describe(merged);
+    weft_patch_info info = {.size = sizeof info};
+    weft_patch_describe(merged, &info);
     assert_int_equal(info.changed, stats.changed);
     assert_int_equal(info.buckets, stats.buckets);
     assert_int_equal(info.total, stats.total);
@@ -139,20 +141,22 @@ static void expect_merges(chain *chain, size_t first, size_t count, weft_profile
 
     if (same_size) {
         bytes direct = {0};
-        weft_diff_options made = {.profile = profile, .bucket_bytes = SMALL_BUCKET};
+        weft_diff_options made = {.size = sizeof made, .profile = profile, .bucket_bytes = SMALL_BUCKET};
         diff(chain, first, first + count, &made, &direct);
         assert_int_equal(file.size, direct.size);
         weft_patch *straight = patches_open(chain->context, &direct);
-        assert_int_equal(weft_patch_describe(straight).changed, info.changed);
-        assert_int_equal(weft_patch_describe(straight).buckets, info.buckets);
+        assert_int_equal(patch_info(straight).changed, info.changed);
+        assert_int_equal(patch_info(straight).buckets, info.buckets);
         weft_patch_close(straight);
         bytes_clear(&direct);
     }
     bytes_clear(&file);
 }
 
-static const weft_diff_options fast = {.profile = WEFT_PROFILE_FAST, .bucket_bytes = SMALL_BUCKET};
-static const weft_diff_options small = {.profile = WEFT_PROFILE_SMALL, .bucket_bytes = SMALL_BUCKET};
+static const weft_diff_options fast = {
+    .size = sizeof fast, .profile = WEFT_PROFILE_FAST, .bucket_bytes = SMALL_BUCKET};
+static const weft_diff_options small = {
+    .size = sizeof small, .profile = WEFT_PROFILE_SMALL, .bucket_bytes = SMALL_BUCKET};
 
 /* ---- what merges ---- */
 
@@ -248,7 +252,7 @@ static void test_cancelling(void **state) {
         chain.patches[1] = patches_open(context, &chain.files[1]);
         expect_merges(&chain, 0, 2, WEFT_PROFILE_FAST, with_base != 0, true);
         bytes file = {0};
-        weft_diff_stats stats;
+        weft_diff_stats stats = {.size = sizeof stats};
         assert_int_equal(merge(&chain, 0, 2, NULL, &file, &stats), WEFT_OK);
         assert_int_equal(stats.changed, 1);
         assert_int_equal(stats.buckets, 1);
@@ -266,7 +270,7 @@ static void test_labels(void **state) {
     chain_step(&chain, CHANGE_ULP, 1000, &fast);
     chain_step(&chain, CHANGE_ULP, 1000, &fast);
     const char *const labels[] = {"step", "2", NULL};
-    weft_merge_options options = {.labels = labels};
+    weft_merge_options options = {.size = sizeof options, .labels = labels};
     bytes file = {0};
     assert_int_equal(merge(&chain, 0, 2, &options, &file, NULL), WEFT_OK);
     weft_patch *merged = patches_open(context, &file);
@@ -283,13 +287,17 @@ static void test_cuts(void **state) {
     (void)state;
     weft_context *context = patches_context(2);
     const weft_cut cuts[] = {{"layer.*.up", 1, 2}, {"model.embed", 0, 4}};
-    weft_diff_options options = {
-        .profile = WEFT_PROFILE_SMALL, .bucket_bytes = SMALL_BUCKET, .cuts = cuts, .cut_count = 2};
+    weft_diff_options options = {.size = sizeof options,
+                                 .profile = WEFT_PROFILE_SMALL,
+                                 .bucket_bytes = SMALL_BUCKET,
+                                 .cuts = cuts,
+                                 .cut_count = 2};
     chain chain;
     chain_open(&chain, context, 8);
     chain_step(&chain, CHANGE_MIXED, 10000, &options);
     chain_step(&chain, CHANGE_MIXED, 10000, &options);
-    weft_merge_options merging = {.profile = WEFT_PROFILE_SMALL, .base = chain.versions[0].view};
+    weft_merge_options merging = {
+        .size = sizeof merging, .profile = WEFT_PROFILE_SMALL, .base = chain.versions[0].view};
     bytes merged = {0};
     bytes direct = {0};
     assert_int_equal(merge(&chain, 0, 2, &merging, &merged, NULL), WEFT_OK);
@@ -324,8 +332,8 @@ static void test_refused(void **state) {
     chain_open(&chain, context, 9);
     chain_step(&chain, CHANGE_MIXED, 10000, &small);
     chain_step(&chain, CHANGE_MIXED, 10000, &small);
-    weft_merge_options based = {.base = chain.versions[0].view};
-    weft_merge_options wrong = {.base = chain.versions[1].view};
+    weft_merge_options based = {.size = sizeof based, .base = chain.versions[0].view};
+    weft_merge_options wrong = {.size = sizeof wrong, .base = chain.versions[1].view};
     const weft_patch *ordered[] = {chain.patches[0], chain.patches[1]};
     const weft_patch *reversed[] = {chain.patches[1], chain.patches[0]};
     const weft_patch *twice[] = {chain.patches[0], chain.patches[0]};
@@ -356,7 +364,7 @@ static void test_other_cuts_refused(void **state) {
             chain_step(&chain, CHANGE_ULP, 10000, &options[a]);
             chain_step(&chain, CHANGE_ULP, 10000, &options[b]);
             const weft_patch *const patches[] = {chain.patches[0], chain.patches[1]};
-            weft_merge_options based = {.base = chain.versions[0].view};
+            weft_merge_options based = {.size = sizeof based, .base = chain.versions[0].view};
             if (a != b) {
                 expect_refused(&chain, patches, 2, NULL, WEFT_UNSUPPORTED, "different buckets");
                 expect_refused(&chain, patches, 2, &based, WEFT_UNSUPPORTED, "different buckets");
@@ -405,7 +413,7 @@ static void test_damaged(void **state) {
         chain_step(&chain, CHANGE_ULP, 10000, &fast);
         chain_step(&chain, CHANGE_ULP, 10000, &fast);
         chain.files[1].data[chain.files[1].size / 2] ^= 4;
-        weft_merge_options based = {.base = chain.versions[0].view};
+        weft_merge_options based = {.size = sizeof based, .base = chain.versions[0].view};
         bytes file = {0};
         assert_int_equal(merge(&chain, 0, 2, with_base ? &based : NULL, &file, NULL),
                          WEFT_CHECKSUM_MISMATCH);

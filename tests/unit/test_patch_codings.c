@@ -33,7 +33,7 @@ typedef struct fixture {
 
 static void open_fixture(fixture *self) {
     memset(self, 0, sizeof *self);
-    weft_context_options options = {.allocator = faults_allocator(&self->faults), .threads = 1};
+    weft_context_options options = {.size = sizeof options, .allocator = faults_allocator(&self->faults), .threads = 1};
     assert_int_equal(weft_context_create(&options, &self->context), WEFT_OK);
     assert_int_equal(weft_table_create(self->context, &self->table), WEFT_OK);
     weft_roster_open(&self->roster, self->context);
@@ -60,7 +60,7 @@ static void close_fixture(fixture *self) {
 /* A tensor of `units` units, without data. */
 static void describe(fixture *self, const char *name, weft_dtype dtype, uint64_t units) {
     uint64_t elements = units * 8 * weft_dtype_width(dtype) / weft_dtype_bits(dtype);
-    weft_tensor tensor = {.name = name, .dtype = dtype, .rank = 1, .shape = {elements}};
+    weft_tensor tensor = {.size = sizeof tensor, .name = name, .dtype = dtype, .rank = 1, .shape = {elements}};
     assert_int_equal(weft_table_add(self->table, &tensor), WEFT_OK);
 }
 

@@ -5,6 +5,7 @@
  */
 #include "../../lib/base/cpu.h"
 #include "../../lib/patch/format/patch.h"
+#include "../support/described.h"
 #include "faults.h"
 #include "models.h"
 #include "stride.h"
@@ -23,7 +24,7 @@
 enum { SMALL_BUCKET = 32 * 1024 };
 
 static weft_context *make_context(unsigned threads) {
-    weft_context_options options = {.threads = threads};
+    weft_context_options options = {.size = sizeof options, .threads = threads};
     weft_context *context;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     return context;
@@ -180,7 +181,7 @@ static void expect_rebuild(weft_context *context, const bytes *data, const model
     weft_bucket_coder *coder = malloc(sizeof *coder);
     assert_non_null(coder);
     weft_bucket_coder_open(coder, context);
-    for (size_t i = 0; i < weft_patch_describe(patch).buckets; i++) {
+    for (size_t i = 0; i < patch_info(patch).buckets; i++) {
         weft_frame frame;
         weft_writer buffer;
         weft_writer_open(&buffer, context);
@@ -222,8 +223,9 @@ static void test_round_trip(void **state) {
         weft_digest after = digest_of(context, next.view);
         for (int profile = WEFT_PROFILE_FAST; profile <= WEFT_PROFILE_SMALL; profile++) {
             bytes patch = {0};
-            weft_diff_stats stats;
-            weft_diff_options options = {.profile = (weft_profile)profile, .bucket_bytes = SMALL_BUCKET};
+            weft_diff_stats stats = {.size = sizeof stats};
+            weft_diff_options options = {
+                .size = sizeof options, .profile = (weft_profile)profile, .bucket_bytes = SMALL_BUCKET};
             expect_diff(context, &base, &next, &options, &patch, &stats);
             assert_int_equal(stats.changed, changed);
             assert_int_equal(stats.dense_bytes, weft_table_bytes(next.table));
@@ -259,8 +261,8 @@ static void test_never_much_larger(void **state) {
     model_show(&next);
     for (int profile = WEFT_PROFILE_FAST; profile <= WEFT_PROFILE_SMALL; profile++) {
         bytes patch = {0};
-        weft_diff_stats stats;
-        weft_diff_options options = {.profile = (weft_profile)profile};
+        weft_diff_stats stats = {.size = sizeof stats};
+        weft_diff_options options = {.size = sizeof options, .profile = (weft_profile)profile};
         expect_diff(context, &base, &next, &options, &patch, &stats);
         assert_true(patch.size < stats.dense_bytes + stats.dense_bytes / 1000 + 1000);
         expect_rebuild(context, &patch, &base, &next);
@@ -280,8 +282,8 @@ static void test_identical_states(void **state) {
     fill_pair(&base, &next, 1, 1000);
     for (int profile = WEFT_PROFILE_FAST; profile <= WEFT_PROFILE_SMALL; profile++) {
         bytes patch = {0};
-        weft_diff_stats stats;
-        weft_diff_options options = {.profile = (weft_profile)profile};
+        weft_diff_stats stats = {.size = sizeof stats};
+        weft_diff_options options = {.size = sizeof options, .profile = (weft_profile)profile};
         expect_diff(context, &base, &base, &options, &patch, &stats);
         assert_int_equal(stats.changed, 0);
         assert_int_equal(stats.buckets, 0);
@@ -289,7 +291,7 @@ static void test_identical_states(void **state) {
         weft_source source = bytes_source(&patch);
         weft_patch *opened;
         assert_int_equal(weft_patch_open(context, &source, &opened), WEFT_OK);
-        assert_int_equal(weft_patch_describe(opened).buckets, 0);
+        assert_int_equal(patch_info(opened).buckets, 0);
         weft_patch_close(opened);
         bytes_clear(&patch);
     }
@@ -309,7 +311,8 @@ static void test_odd_models(void **state) {
     weft_view *nothing_view;
     assert_int_equal(weft_table_create(context, &nothing), WEFT_OK);
     assert_int_equal(weft_view_create(context, nothing, &nothing_view), WEFT_OK);
-    const weft_tensor empty = {.name = "empty", .dtype = WEFT_DTYPE_BF16, .rank = 2, .shape = {0, 5}};
+    const weft_tensor empty = {
+        .size = sizeof empty, .name = "empty", .dtype = WEFT_DTYPE_BF16, .rank = 2, .shape = {0, 5}};
     assert_int_equal(weft_table_add(base.table, &empty), WEFT_OK);
     assert_int_equal(weft_table_add(next.table, &empty), WEFT_OK);
     uint8_t *before = model_add(&base, "scalar", WEFT_DTYPE_BF16, 0, 0);
@@ -321,7 +324,7 @@ static void test_odd_models(void **state) {
     model_show(&base);
     model_show(&next);
     bytes patch = {0};
-    weft_diff_stats stats;
+    weft_diff_stats stats = {.size = sizeof stats};
     expect_diff(context, &base, &next, NULL, &patch, &stats);
     assert_int_equal(stats.changed, 1);
     assert_int_equal(stats.total, 1);
@@ -358,9 +361,10 @@ static uint64_t hash_of_diffs(unsigned threads) {
         bytes patch = {0};
         bytes inverse = {0};
         weft_sink inverse_sink = bytes_sink(&inverse);
-        weft_diff_stats stats;
+        weft_diff_stats stats = {.size = sizeof stats};
         const weft_cut cuts[] = {{"layer.0.up", 1, 2}, {"layer.0.down", 0, 4}};
-        weft_diff_options options = {.profile = (weft_profile)profile,
+        weft_diff_options options = {.size = sizeof options,
+                                     .profile = (weft_profile)profile,
                                      .bucket_bytes = SMALL_BUCKET,
                                      .cuts = cuts,
                                      .cut_count = 2,
@@ -460,9 +464,11 @@ static void test_masters(void **state) {
         const model *tos[] = {&next, &next_masters, &next, &next_masters};
         for (unsigned i = 0; i < 4; i++) {
             weft_sink inverse = bytes_sink(&inverses[i]);
-            weft_diff_stats stats;
-            weft_diff_options options = {
-                .profile = (weft_profile)profile, .bucket_bytes = SMALL_BUCKET, .inverse = &inverse};
+            weft_diff_stats stats = {.size = sizeof stats};
+            weft_diff_options options = {.size = sizeof options,
+                                         .profile = (weft_profile)profile,
+                                         .bucket_bytes = SMALL_BUCKET,
+                                         .inverse = &inverse};
             expect_diff(context, froms[i], tos[i], &options, &patches[i], &stats);
             assert_true(stats.changed > 100);
             expect_same_bytes(&patches[i], &patches[0]);
@@ -527,8 +533,9 @@ static void test_callbacks(void **state) {
     }
     bytes near = {0};
     bytes far = {0};
-    weft_diff_stats stats;
-    weft_diff_options options = {.profile = WEFT_PROFILE_SMALL, .bucket_bytes = SMALL_BUCKET};
+    weft_diff_stats stats = {.size = sizeof stats};
+    weft_diff_options options = {
+        .size = sizeof options, .profile = WEFT_PROFILE_SMALL, .bucket_bytes = SMALL_BUCKET};
     expect_diff(context, &base, &next, &options, &near, &stats);
     assert_int_equal(diff_views(context, views[0], views[1], &options, &far, &stats), WEFT_OK);
     expect_same_bytes(&near, &far);
@@ -591,8 +598,9 @@ static void test_layouts(void **state) {
         bytes inverses[2] = {{0}};
         for (unsigned i = 0; i < 2; i++) {
             weft_sink inverse = bytes_sink(&inverses[i]);
-            weft_diff_options options = {.profile = (weft_profile)profile, .inverse = &inverse};
-            weft_diff_stats stats;
+            weft_diff_options options = {
+                .size = sizeof options, .profile = (weft_profile)profile, .inverse = &inverse};
+            weft_diff_stats stats = {.size = sizeof stats};
             expect_diff(context, &base, i == 0 ? &next : &fused, &options, &patches[i], &stats);
         }
         expect_same_bytes(&patches[0], &patches[1]);
@@ -635,8 +643,8 @@ static const uint8_t *frames_of(weft_context *context, const bytes *patch, size_
     weft_source source = bytes_source(patch);
     weft_patch *opened;
     assert_int_equal(weft_patch_open(context, &source, &opened), WEFT_OK);
-    *count_out = (size_t)weft_patch_describe(opened).buckets;
-    weft_bucket_info info = {0};
+    *count_out = (size_t)patch_info(opened).buckets;
+    weft_bucket_info info = {.size = sizeof info};
     if (index < *count_out) {
         assert_int_equal(weft_patch_bucket(context, opened, index, &info), WEFT_OK);
     }
@@ -664,8 +672,8 @@ static void test_ranks(void **state) {
     model_show(&base);
     model_show(&next);
     const weft_cut cut = {"w", 1, 2};
-    weft_diff_options options = {.cuts = &cut, .cut_count = 1};
-    weft_diff_stats stats;
+    weft_diff_options options = {.size = sizeof options, .cuts = &cut, .cut_count = 1};
+    weft_diff_stats stats = {.size = sizeof stats};
     bytes all = {0};
     expect_diff(context, &base, &next, &options, &all, &stats);
     assert_int_equal(stats.buckets, 2);
@@ -710,11 +718,11 @@ static void test_sums(void **state) {
     fill_pair(&base, &next, 14, 5000);
     bytes own = {0};
     bytes given = {0};
-    weft_diff_stats stats;
+    weft_diff_stats stats = {.size = sizeof stats};
     weft_sums *base_sums;
     weft_sums *new_sums = NULL;
     assert_int_equal(weft_sums_compute(context, base.view, &base_sums), WEFT_OK);
-    weft_diff_options options = {.bucket_bytes = SMALL_BUCKET};
+    weft_diff_options options = {.size = sizeof options, .bucket_bytes = SMALL_BUCKET};
     expect_diff(context, &base, &next, &options, &own, &stats);
     options.base_sums = base_sums;
     options.new_sums_out = &new_sums;
@@ -786,8 +794,9 @@ static void test_changing_tensors(void **state) {
         const char *const labels[] = {"step", "7", NULL};
         bytes forward = {0}, inverse = {0}, backward = {0};
         weft_sink inverse_sink = bytes_sink(&inverse);
-        weft_diff_stats stats, back_stats;
-        weft_diff_options options = {.profile = (weft_profile)(seed % 2),
+        weft_diff_stats stats = {.size = sizeof stats}, back_stats = {.size = sizeof back_stats};
+        weft_diff_options options = {.size = sizeof options,
+                                     .profile = (weft_profile)(seed % 2),
                                      .bucket_bytes = SMALL_BUCKET,
                                      .base_container = &old_files,
                                      .new_container = &new_files,
@@ -830,7 +839,10 @@ typedef struct plan_fixture {
 
 static void open_plan(plan_fixture *self, uint64_t bucket_limit) {
     memset(self, 0, sizeof *self);
-    weft_context_options options = {.threads = 1, .limits = {.bucket_bytes = bucket_limit}};
+    weft_context_options options = {
+        .size = sizeof options,
+        .threads = 1,
+        .limits = &(weft_limits){.size = sizeof(weft_limits), .bucket_bytes = bucket_limit}};
     assert_int_equal(weft_context_create(&options, &self->context), WEFT_OK);
     assert_int_equal(weft_table_create(self->context, &self->table), WEFT_OK);
     weft_roster_open(&self->roster, self->context);
@@ -847,7 +859,8 @@ static void close_plan(plan_fixture *self) {
 
 static void plan_tensor(plan_fixture *self, const char *name, weft_dtype dtype, uint64_t a, uint64_t b,
                         uint64_t c) {
-    weft_tensor tensor = {.name = name,
+    weft_tensor tensor = {.size = sizeof tensor,
+                          .name = name,
                           .dtype = dtype,
                           .rank = c > 0   ? 3
                                   : b > 0 ? 2
@@ -1099,7 +1112,10 @@ static void test_wrong_plans(void **state) {
 /* Parts that take several buckets each, by rows and by columns: the patch opens and gives the new state. */
 static void test_patches_of_cut_models(void **state) {
     (void)state;
-    weft_context_options limited = {.threads = 2, .limits = {.bucket_bytes = 50000}};
+    weft_context_options limited = {.size = sizeof limited,
+                                    .threads = 2,
+                                    .limits =
+                                        &(weft_limits){.size = sizeof(weft_limits), .bucket_bytes = 50000}};
     weft_context *context;
     assert_int_equal(weft_context_create(&limited, &context), WEFT_OK);
     dice dice = {16};
@@ -1122,9 +1138,12 @@ static void test_patches_of_cut_models(void **state) {
         bytes patch = {0};
         bytes inverse = {0};
         weft_sink inverse_sink = bytes_sink(&inverse);
-        weft_diff_stats stats;
-        weft_diff_options options = {
-            .bucket_bytes = 50000, .cuts = &cut, .cut_count = 1, .inverse = &inverse_sink};
+        weft_diff_stats stats = {.size = sizeof stats};
+        weft_diff_options options = {.size = sizeof options,
+                                     .bucket_bytes = 50000,
+                                     .cuts = &cut,
+                                     .cut_count = 1,
+                                     .inverse = &inverse_sink};
         expect_diff(context, &base, &next, &options, &patch, &stats);
         assert_true(stats.buckets > 12);
         expect_rebuild(context, &patch, &base, &next);
@@ -1161,7 +1180,8 @@ static weft_status ignore_bytes(void *opaque, const void *data, size_t size) {
 static void test_failing_sinks(void **state) {
     (void)state;
     faults faults = {0};
-    weft_context_options context_options = {.allocator = faults_allocator(&faults), .threads = 2};
+    weft_context_options context_options = {
+        .size = sizeof context_options, .allocator = faults_allocator(&faults), .threads = 2};
     weft_context *context;
     assert_int_equal(weft_context_create(&context_options, &context), WEFT_OK);
     model base, next;
@@ -1174,9 +1194,10 @@ static void test_failing_sinks(void **state) {
         for (size_t n = 1;; n += test_stride()) {
             failing_sink failing = {0, n};
             const weft_sink sink = {write_until, &failing};
-            weft_diff_options options = {.bucket_bytes = SMALL_BUCKET,
+            weft_diff_options options = {.size = sizeof options,
+                                         .bucket_bytes = SMALL_BUCKET,
                                          .inverse = side == 0 ? &quiet : &sink};
-            weft_diff_stats stats = {.changed = 12345};
+            weft_diff_stats stats = {.size = sizeof stats, .changed = 12345};
             weft_status status =
                 weft_diff(context, base.view, next.view, &options, side == 0 ? &sink : &quiet, &stats);
             assert_true(n == 1 || faults_live_blocks(&faults) == live);
@@ -1207,7 +1228,8 @@ static bool stop(void *opaque, const char *phase, uint64_t done, uint64_t total)
 static void test_cancelling(void **state) {
     (void)state;
     unsigned calls = 0;
-    weft_context_options options = {.threads = 2, .progress = stop, .progress_opaque = &calls};
+    weft_context_options options = {
+        .size = sizeof options, .threads = 2, .progress = stop, .progress_opaque = &calls};
     weft_context *context;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     model base, next;
@@ -1231,7 +1253,8 @@ static weft_status try_diff(weft_context *context, const model *base, const mode
     const weft_container container = {false, 1, &file, NULL, 0};
     const char *const labels[] = {"step", "7", NULL};
     weft_sums *sums = NULL;
-    weft_diff_options options = {.profile = profile,
+    weft_diff_options options = {.size = sizeof options,
+                                 .profile = profile,
                                  .bucket_bytes = SMALL_BUCKET,
                                  .new_container = &container,
                                  .labels = labels,
@@ -1248,8 +1271,8 @@ static weft_status try_open(weft_context *context, const bytes *data) {
     weft_patch *patch = NULL;
     weft_status status = weft_patch_open(context, &source, &patch);
     assert_int_equal(patch != NULL, status == WEFT_OK);
-    for (size_t i = 0; status == WEFT_OK && i < weft_patch_describe(patch).buckets; i++) {
-        weft_bucket_info info;
+    for (size_t i = 0; status == WEFT_OK && i < patch_info(patch).buckets; i++) {
+        weft_bucket_info info = {.size = sizeof info};
         status = weft_patch_bucket(context, patch, i, &info);
     }
     weft_patch_close(patch);
@@ -1266,7 +1289,8 @@ static void expect_out_of_memory(weft_context *context, weft_status status, cons
 /* Each allocation of a diff, and of opening its patch, fails in turn. */
 static void fail_each_allocation(unsigned threads, weft_profile profile, size_t step) {
     faults faults = {0};
-    weft_context_options options = {.allocator = faults_allocator(&faults), .threads = threads};
+    weft_context_options options = {
+        .size = sizeof options, .allocator = faults_allocator(&faults), .threads = threads};
     weft_context *context;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     model base, next;

@@ -6,6 +6,7 @@
 #include "../../lib/patch/format/fold.h"
 #include "../../lib/patch/format/patch.h"
 #include "../../lib/patch/format/stream.h"
+#include "../support/described.h"
 #include "faults.h"
 #include "models.h"
 
@@ -28,15 +29,17 @@ typedef struct fixture {
 
 static void open_limited(fixture *self, weft_limits limits) {
     memset(self, 0, sizeof *self);
-    weft_context_options options = {
-        .allocator = faults_allocator(&self->faults), .limits = limits, .threads = 1};
+    weft_context_options options = {.size = sizeof options,
+                                    .allocator = faults_allocator(&self->faults),
+                                    .limits = &limits,
+                                    .threads = 1};
     assert_int_equal(weft_context_create(&options, &self->context), WEFT_OK);
     model_open(&self->base, self->context);
     model_open(&self->next, self->context);
 }
 
 static void open_fixture(fixture *self) {
-    open_limited(self, (weft_limits){0});
+    open_limited(self, (weft_limits){.size = sizeof(weft_limits)});
 }
 
 static void close_fixture(fixture *self) {
@@ -114,7 +117,7 @@ static weft_status read_everything(weft_context *context, const uint8_t *data, s
         weft_bucket_coder *coder = malloc(sizeof *coder);
         assert_non_null(coder);
         weft_bucket_coder_open(coder, context);
-        for (size_t i = 0; i < weft_patch_describe(patch).buckets && status == WEFT_OK; i++) {
+        for (size_t i = 0; i < patch_info(patch).buckets && status == WEFT_OK; i++) {
             status = decode_bucket(context, patch, i, coder);
         }
         weft_bucket_coder_close(coder);
@@ -141,15 +144,18 @@ static void test_questions(void **state) {
     const weft_container_file files[] = {{"a.safetensors", "{\"x\": 1}", 8}, {"b.safetensors", "", 0}};
     const weft_container container = {true, 2, files, "index\0json", 10};
     const char *const labels[] = {"step", "42", "empty", "", "step", "43", NULL};
-    weft_diff_options options = {
-        .profile = WEFT_PROFILE_SMALL, .new_container = &container, .labels = labels};
-    weft_diff_stats stats;
+    weft_diff_options options = {.size = sizeof options,
+                                 .profile = WEFT_PROFILE_SMALL,
+                                 .new_container = &container,
+                                 .labels = labels};
+    weft_diff_stats stats = {.size = sizeof stats};
     make_patch(&self, &options, &stats);
     weft_source source = bytes_source(&self.patch);
     weft_patch *patch;
     assert_int_equal(weft_patch_open(self.context, &source, &patch), WEFT_OK);
 
-    weft_patch_info info = weft_patch_describe(patch);
+    weft_patch_info info = {.size = sizeof info};
+    weft_patch_describe(patch, &info);
     assert_int_equal(info.version, WEFT_FORMAT_VERSION);
     assert_int_equal(info.profile, WEFT_PROFILE_SMALL);
     assert_int_equal(info.bytes, self.patch.size);
@@ -201,7 +207,7 @@ static void test_questions(void **state) {
     uint64_t changed = 0;
     uint64_t offset = 0;
     for (size_t i = 0; i < info.buckets; i++) {
-        weft_bucket_info bucket;
+        weft_bucket_info bucket = {.size = sizeof bucket};
         assert_int_equal(weft_patch_bucket(self.context, patch, i, &bucket), WEFT_OK);
         assert_true(i == 0 || bucket.offset == offset);
         assert_true(bucket.first_tensor <= bucket.last_tensor);
@@ -210,7 +216,7 @@ static void test_questions(void **state) {
         changed += bucket.changed;
     }
     assert_int_equal(changed, info.changed);
-    weft_bucket_info bucket;
+    weft_bucket_info bucket = {.size = sizeof bucket};
     assert_int_equal(weft_patch_bucket(self.context, patch, (size_t)info.buckets, &bucket),
                      WEFT_INVALID_ARGUMENT);
     weft_patch_close(patch);
@@ -232,8 +238,9 @@ static void test_containers(void **state) {
         open_fixture(&self);
         dice dice = {2};
         fill_models(&self, &dice);
-        weft_diff_options options = {.base_container = pairs[i][0], .new_container = pairs[i][1]};
-        weft_diff_stats stats;
+        weft_diff_options options = {
+            .size = sizeof options, .base_container = pairs[i][0], .new_container = pairs[i][1]};
+        weft_diff_stats stats = {.size = sizeof stats};
         make_patch(&self, &options, &stats);
         weft_source source = bytes_source(&self.patch);
         weft_patch *patch;
@@ -262,7 +269,8 @@ static void test_large_roster(void **state) {
     for (unsigned i = 0; i < TENSORS; i++) {
         char name[64];
         snprintf(name, sizeof name, "model.layers.%05u.self_attn.q_proj.weight", i);
-        weft_tensor tensor = {.name = name,
+        weft_tensor tensor = {.size = sizeof tensor,
+                              .name = name,
                               .dtype = (weft_dtype)(1 + i % 22),
                               .rank = 1 + i % WEFT_RANK_MAX,
                               .shape = {8, 1 + i, 4, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}};
@@ -315,8 +323,8 @@ static void make_small_patch(fixture *self, weft_profile profile) {
     dice dice = {3};
     fill_models(self, &dice);
     const char *const labels[] = {"step", "42", NULL};
-    weft_diff_options options = {.profile = profile, .labels = labels};
-    weft_diff_stats stats;
+    weft_diff_options options = {.size = sizeof options, .profile = profile, .labels = labels};
+    weft_diff_stats stats = {.size = sizeof stats};
     make_patch(self, &options, &stats);
     assert_int_equal(read_everything(self->context, self->patch.data, self->patch.size), WEFT_OK);
 }
@@ -398,8 +406,8 @@ static weft_status read_through(fixture *self, slow_source *slow) {
     weft_source source = {.size = self->patch.size, .read = read_slowly, .opaque = slow};
     weft_patch *patch = NULL;
     weft_status status = weft_patch_open(self->context, &source, &patch);
-    for (size_t i = 0; status == WEFT_OK && i < weft_patch_describe(patch).buckets; i++) {
-        weft_bucket_info info;
+    for (size_t i = 0; status == WEFT_OK && i < patch_info(patch).buckets; i++) {
+        weft_bucket_info info = {.size = sizeof info};
         status = weft_patch_bucket(self->context, patch, i, &info);
     }
     weft_patch_close(patch);
@@ -857,7 +865,9 @@ static void test_absurd_counts(void **state) {
 /* The caller's limits hold before memory is taken. */
 static void test_limits(void **state) {
     (void)state;
-    const weft_limits tight[] = {{.header_bytes = 10}, {.tensors = 1}, {.bucket_bytes = 64}};
+    const weft_limits tight[] = {{.size = sizeof *tight, .header_bytes = 10},
+                                 {.size = sizeof *tight, .tensors = 1},
+                                 {.size = sizeof *tight, .bucket_bytes = 64}};
     for (size_t i = 0; i < 3; i++) {
         fixture self;
         open_limited(&self, tight[i]);
@@ -872,7 +882,7 @@ static void test_limits(void **state) {
     }
     /* an index above the limit of a header */
     fixture self;
-    open_limited(&self, (weft_limits){.header_bytes = 100});
+    open_limited(&self, (weft_limits){.size = sizeof(weft_limits), .header_bytes = 100});
     forgery forged;
     forge_open(&forged, &self);
     forge_plain_header(&forged);
@@ -889,7 +899,7 @@ static void test_limits(void **state) {
 static void test_huge_buckets(void **state) {
     (void)state;
     fixture self;
-    open_limited(&self, (weft_limits){.bucket_bytes = UINT64_MAX});
+    open_limited(&self, (weft_limits){.size = sizeof(weft_limits), .bucket_bytes = UINT64_MAX});
     forgery forged;
     forge_open(&forged, &self);
     weft_writer_u8(&forged.body, WEFT_PROFILE_FAST);

@@ -21,7 +21,7 @@ static const tensor_shape one_shape[] = {{"w", WEFT_DTYPE_BF16, UNITS, 0}};
 static void open_pair(pair *pair, weft_context *context, weft_profile profile) {
     pair_open(pair, context, one_shape, 1, WEIGHTS_TRAINED, 1);
     pair_change(pair, CHANGE_ULP, 10000, 2);
-    weft_diff_options options = {.profile = profile};
+    weft_diff_options options = {.size = sizeof options, .profile = profile};
     pair_diff(pair, &options);
 }
 
@@ -41,7 +41,8 @@ static weft_status scatter_units(void *opaque, const uint64_t *units, size_t cou
 
 static weft_view *view_of(weft_context *context, weft_table **table, const weft_access *access,
                           void *memory) {
-    weft_tensor tensor = {.name = "w",
+    weft_tensor tensor = {.size = sizeof tensor,
+                          .name = "w",
                           .dtype = WEFT_DTYPE_BF16,
                           .rank = 1,
                           .shape = {UNITS},
@@ -123,7 +124,7 @@ static void test_foreign_sums(void **state) {
                      WEFT_INVALID_ARGUMENT);
     bytes file = {0};
     weft_sink sink = bytes_sink(&file);
-    weft_diff_options options = {.base_sums = sums};
+    weft_diff_options options = {.size = sizeof options, .base_sums = sums};
     assert_int_equal(weft_diff(context, pair.live.view, pair.next.view, &options, &sink, NULL),
                      WEFT_INVALID_ARGUMENT);
     weft_sums_destroy(sums);
@@ -141,7 +142,8 @@ static void test_two_contexts(void **state) {
     pair pair;
     open_pair(&pair, context, WEFT_PROFILE_SMALL);
     faults counted = {0};
-    weft_context_options options = {.allocator = faults_allocator(&counted), .threads = 2};
+    weft_context_options options = {
+        .size = sizeof options, .allocator = faults_allocator(&counted), .threads = 2};
     weft_context *other = NULL;
     assert_int_equal(weft_context_create(&options, &other), WEFT_OK);
     weft_sums *sums = patches_sums(other, pair.live.view);
@@ -159,7 +161,8 @@ static void test_two_contexts(void **state) {
     bytes file = {0};
     weft_sink sink = bytes_sink(&file);
     const weft_patch *list[] = {pair.patch};
-    weft_merge_options merge = {.profile = WEFT_PROFILE_SMALL, .base = pair.live.view};
+    weft_merge_options merge = {
+        .size = sizeof merge, .profile = WEFT_PROFILE_SMALL, .base = pair.live.view};
     assert_int_equal(weft_merge(other, list, 1, &merge, &sink, NULL), WEFT_OK);
     weft_sums_destroy(sums);
     weft_context_destroy(other);
@@ -178,7 +181,7 @@ static void test_no_such_tensor(void **state) {
     assert_null(weft_patch_tensor(pair.patch, 1, &fate));
     assert_string_equal(weft_patch_tensor(pair.patch, 0, &fate)->name, "w");
     assert_int_equal(fate, WEFT_FATE_KEPT);
-    weft_bucket_info info;
+    weft_bucket_info info = {.size = sizeof info};
     assert_int_equal(weft_patch_bucket(context, pair.patch, 1000, &info), WEFT_INVALID_ARGUMENT);
     pair_close(&pair);
     weft_context_destroy(context);

@@ -35,7 +35,7 @@ static void place_open(place *place, weft_context *context, unsigned per_million
     scratch_open(&place->scratch);
     pair_open(&place->pair, context, mixed_shapes, MIXED_SHAPES, WEIGHTS_TRAINED, 1);
     pair_change(&place->pair, CHANGE_MIXED, per_million, 2);
-    weft_diff_options options = {.profile = WEFT_PROFILE_SMALL};
+    weft_diff_options options = {.size = sizeof options, .profile = WEFT_PROFILE_SMALL};
     pair_diff(&place->pair, &options);
     write_model(place, &place->pair.live, "base");
     write_model(place, &place->pair.next, "next");

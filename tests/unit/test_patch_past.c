@@ -20,7 +20,8 @@ enum { SMALL_BUCKET = 32 * 1024, VERSIONS = 6, HALF = 3 };
 static const weft_profile profiles[] = {WEFT_PROFILE_FAST, WEFT_PROFILE_SMALL};
 
 static weft_diff_options options_of(weft_profile profile) {
-    return (weft_diff_options){.profile = profile, .bucket_bytes = SMALL_BUCKET};
+    return (weft_diff_options){
+        .size = sizeof(weft_diff_options), .profile = profile, .bucket_bytes = SMALL_BUCKET};
 }
 
 /* One version on: `next` changes, `live` follows. */
@@ -30,6 +31,7 @@ static void go_on(pair *pair, const weft_diff_options *options, unsigned per_mil
     weft_sink sink = bytes_sink(&file);
     weft_diff_options following = *options;
     following.trail = trail;
+    pair->stats.size = sizeof pair->stats;
     pair_change(pair, CHANGE_MIXED, per_million, seed);
     assert_int_equal(
         weft_diff(pair->context, pair->live.view, pair->next.view, &following, &sink, &pair->stats),
@@ -45,8 +47,8 @@ static void check_past(const weft_past *past, const pair *pair, const model *sta
     bytes told = {0};
     weft_sink direct_sink = bytes_sink(&direct);
     weft_sink told_sink = bytes_sink(&told);
-    weft_diff_stats expected;
-    weft_diff_stats stats;
+    weft_diff_stats expected = {.size = sizeof expected};
+    weft_diff_stats stats = {.size = sizeof stats};
     weft_sums *sums = patches_sums(context, pair->live.view);
     assert_int_equal(weft_diff(context, start->view, pair->live.view, options, &direct_sink, &expected),
                      WEFT_OK);
@@ -161,7 +163,7 @@ static void test_notes(void **state) {
         bytes told = {0};
         weft_sink told_sink = bytes_sink(&told);
         weft_sums *sums = patches_sums(context, pair.next.view);
-        weft_diff_stats stats;
+        weft_diff_stats stats = {.size = sizeof stats};
         assert_int_equal(weft_past_diff(context, past, &options, sums, &told_sink, &stats), WEFT_OK);
         assert_int_equal(told.size, plain.size);
         assert_memory_equal(told.data, plain.data, plain.size);
@@ -227,7 +229,8 @@ static bool fail_work(const past_scene *scene, past_work work, size_t n) {
     weft_context *callers;
     weft_past *past;
     const weft_diff_options options = options_of(WEFT_PROFILE_SMALL);
-    const weft_context_options failing = {.allocator = faults_allocator(&faults), .threads = 3};
+    const weft_context_options failing = {
+        .size = sizeof failing, .allocator = faults_allocator(&faults), .threads = 3};
     assert_int_equal(weft_context_create(&failing, &own), WEFT_OK);
     assert_int_equal(weft_context_create(&failing, &callers), WEFT_OK);
     assert_int_equal(weft_past_create(own, scene->pair.live.view, &options, &past), WEFT_OK);

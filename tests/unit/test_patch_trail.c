@@ -21,7 +21,9 @@ static const unsigned densities[] = {0, 3, 10000, 300000, 1000000};
 static const weft_profile profiles[] = {WEFT_PROFILE_FAST, WEFT_PROFILE_SMALL};
 
 static weft_status follow(pair *pair, weft_profile profile, const weft_sink *sink, weft_trail **trail) {
-    const weft_diff_options options = {.profile = profile, .bucket_bytes = SMALL_BUCKET, .trail = trail};
+    const weft_diff_options options = {
+        .size = sizeof options, .profile = profile, .bucket_bytes = SMALL_BUCKET, .trail = trail};
+    pair->stats.size = sizeof pair->stats;
     return weft_diff(pair->context, pair->live.view, pair->next.view, &options, sink, &pair->stats);
 }
 
@@ -36,7 +38,8 @@ static void test_there_and_back(void **state) {
             weft_sink sink = bytes_sink(&file);
             pair_open(&pair, context, mixed_shapes, MIXED_SHAPES, WEIGHTS_TRAINED, 3 + d);
             pair_change(&pair, CHANGE_MIXED, densities[d], 17 + d);
-            const weft_diff_options options = {.profile = profiles[p], .bucket_bytes = SMALL_BUCKET};
+            const weft_diff_options options = {
+                .size = sizeof options, .profile = profiles[p], .bucket_bytes = SMALL_BUCKET};
             pair_diff(&pair, &options);
             assert_int_equal(follow(&pair, profiles[p], &sink, &trail), WEFT_OK);
             assert_true(pair_at_new(&pair));
@@ -96,14 +99,14 @@ static void test_what_cannot_follow(void **state) {
     weft_trail *trail = NULL;
     pair_open(&pair, context, mixed_shapes, MIXED_SHAPES, WEIGHTS_TRAINED, 5);
     pair_change(&pair, CHANGE_ULP, 20000, 6);
-    const weft_diff_options both = {.inverse = &back, .trail = &trail};
+    const weft_diff_options both = {.size = sizeof both, .inverse = &back, .trail = &trail};
     assert_int_equal(weft_diff(context, pair.live.view, pair.next.view, &both, &sink, NULL),
                      WEFT_INVALID_ARGUMENT);
     assert_true(pair_at_old(&pair));
     assert_null(trail);
     /* a base that has gone on cannot be noted as it was */
     weft_trail *notes = NULL;
-    const weft_diff_options noted = {.trail = &trail, .notes = &notes};
+    const weft_diff_options noted = {.size = sizeof noted, .trail = &trail, .notes = &notes};
     assert_int_equal(weft_diff(context, pair.live.view, pair.next.view, &noted, &sink, NULL),
                      WEFT_INVALID_ARGUMENT);
     assert_non_null(strstr(weft_context_error(context), "notes"));

@@ -4,6 +4,7 @@
  * over and collect: a collector, the parts of a version, a reader, a relay, and the leader of a group. What
  * was published stays, and whoever reads ends at the newest version and never goes back.
  */
+#include "../support/described.h"
 #include "rivals.h"
 
 #include "patches.h"
@@ -53,7 +54,7 @@ static void sweep(const char *subject, void (*run)(void *opaque, pause_case *pau
 /* ---- a collector ---- */
 
 static void run_collector(void *opaque, pause_case *pause) {
-    const weft_gc_options options = {.grace_seconds = 0};
+    const weft_gc_options options = {.size = sizeof options, .grace_seconds = 0};
     rivals r;
     (void)opaque;
     open_run(&r, pause);
@@ -92,6 +93,7 @@ static void *call_part(void *opaque) {
     snprintf(step, sizeof step, "%" PRIu64, call->step);
     call->status = call->part->publisher == NULL ? rival_take(call->part) : WEFT_OK;
     if (call->status == WEFT_OK) {
+        call->result.size = sizeof call->result;
         call->status = weft_publisher_publish(call->part->publisher, labels, &call->result);
     }
     return NULL;
@@ -185,7 +187,7 @@ typedef struct reader {
 } reader;
 
 static void open_reader(reader *reader, weft_store *store) {
-    const weft_subscriber_options options = {.empty = true, .poll_seconds = 0.002};
+    const weft_subscriber_options options = {.size = sizeof options, .empty = true, .poll_seconds = 0.002};
     reader->context = patches_context(1);
     reader->seen = 0;
     rivals_model(&reader->model, reader->context);
@@ -203,7 +205,7 @@ static void close_reader(reader *reader) {
 
 static weft_status pull(rivals *r, reader *reader) {
     weft_status status = weft_subscriber_pull(reader->subscriber, 0);
-    uint64_t version = weft_subscriber_describe(reader->subscriber).version;
+    uint64_t version = subscriber_info(reader->subscriber).version;
     pause_require(r->pause, version >= reader->seen,
                   "a reader was at version %" PRIu64 " and is at %" PRIu64, reader->seen, version);
     reader->seen = version;
@@ -251,7 +253,8 @@ static void await_newest(rivals *r, reader *reader) {
 }
 
 static void run_relay(void *opaque, pause_case *pause) {
-    const weft_relay_options options = {.poll_seconds = 0.002, .cache_bytes = 1 << 20};
+    const weft_relay_options options = {
+        .size = sizeof options, .poll_seconds = 0.002, .cache_bytes = 1 << 20};
     rivals r;
     reader reader;
     weft_relay *relay;
@@ -290,12 +293,12 @@ static void test_relay(void **state) {
 /* No rank is there, and the mirror follows alone. */
 static void lead_to(rivals *r, weft_group *group, uint64_t newest) {
     const time_t end = time(NULL) + PATIENCE_SECONDS;
-    uint64_t seen = weft_group_describe(group).version;
+    uint64_t seen = group_info(group).version;
     while (time(NULL) < end && seen < newest) {
         uint64_t version;
         weft_status ignored = weft_group_run(group, 0.01, &version);
         (void)ignored;
-        uint64_t now = weft_group_describe(group).version;
+        uint64_t now = group_info(group).version;
         pause_require(r->pause, now >= seen, "a group was at version %" PRIu64 " and is at %" PRIu64, seen,
                       now);
         seen = now;
@@ -305,7 +308,8 @@ static void lead_to(rivals *r, weft_group *group, uint64_t newest) {
 }
 
 static void run_group(void *opaque, pause_case *pause) {
-    const weft_group_options options = {.members = 1, .follow = {.poll_seconds = 0.002}};
+    const weft_subscriber_options follow = {.size = sizeof follow, .poll_seconds = 0.002};
+    const weft_group_options options = {.size = sizeof options, .members = 1, .follow = &follow};
     rivals r;
     weft_group *group;
     (void)opaque;
@@ -324,7 +328,7 @@ static void run_group(void *opaque, pause_case *pause) {
         rivals_check(&r);
         const acknowledged *last = &r.ledger[r.count - 1];
         lead_to(&r, group, last->version);
-        weft_digest digest = weft_group_describe(group).digest;
+        weft_digest digest = group_info(group).digest;
         pause_require(pause, weft_digest_equal(&digest, &last->digest), "a group holds something else");
     }
     weft_group_close(group);

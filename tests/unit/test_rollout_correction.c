@@ -149,7 +149,9 @@ typedef struct batch_case {
 } batch_case;
 
 static void deal(batch_case *one, const char *preset) {
-    *one = (batch_case){.starts = {0, 5, 5, 8, 12}};
+    *one = (batch_case){.starts = {0, 5, 5, 8, 12},
+                        .options.size = sizeof one->options,
+                        .diagnostics.size = sizeof one->diagnostics};
     for (size_t i = 0; i < TOKENS; i++) {
         one->mask[i] = 1;
         one->sampler[i] = -0.1f * (float)(i + 1);

@@ -260,7 +260,8 @@ static weft_status tell(weft_kv_cache *cache, const history *history, const bool
 
 static void compare(const weft_kv_options *options, size_t head, size_t group, uint64_t seed) {
     faults faults = {0};
-    weft_context_options context_options = {.allocator = faults_allocator(&faults), .threads = 1};
+    weft_context_options context_options = {
+        .size = sizeof context_options, .allocator = faults_allocator(&faults), .threads = 1};
     weft_context *context = NULL;
     assert_int_equal(weft_context_create(&context_options, &context), WEFT_OK);
     history *history = calloc(1, sizeof *history);
@@ -308,28 +309,29 @@ static void compare(const weft_kv_options *options, size_t head, size_t group, u
 
 static void test_none(void **state) {
     (void)state;
-    compare(&(weft_kv_options){0}, 16, 1, 1);
-    compare(&(weft_kv_options){0}, 48, 2, 2);
+    compare(&(weft_kv_options){.size = sizeof(weft_kv_options)}, 16, 1, 1);
+    compare(&(weft_kv_options){.size = sizeof(weft_kv_options)}, 48, 2, 2);
 }
 
 /* Defaults, then small and large values of each option, whole panels and parts of them. */
 static void test_policies(void **state) {
     weft_kv_policy policy = *(weft_kv_policy *)*state;
-    weft_kv_options options = weft_kv_defaults(policy, 64);
+    weft_kv_options options = {.size = sizeof options};
+    weft_kv_defaults(policy, 64, &options);
     compare(&options, 16, 1, 3);
     compare(&options, 40, 3, 4);
-    options = weft_kv_defaults(policy, 37);
+    weft_kv_defaults(policy, 37, &options);
     options.interval = 5;
     options.sinks = 3;
     compare(&options, 33, 2, 5);
     options.interval = 1;
     options.window = policy == WEFT_KV_STREAMING ? 0 : 34;
     compare(&options, 8, 1, 6);
-    options = weft_kv_defaults(policy, 2);
+    weft_kv_defaults(policy, 2, &options);
     options.interval = 70;
     options.pooling = 1;
     compare(&options, 6, 2, 7);
-    options = weft_kv_defaults(policy, 96);
+    weft_kv_defaults(policy, 96, &options);
     options.interval = 64;
     options.pooling = 5;
     options.pooled = WEFT_KV_POOL_MEAN;
@@ -343,7 +345,8 @@ static void test_ties(void **state) {
     (void)state;
     weft_context *context = NULL;
     assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
-    weft_kv_options options = weft_kv_defaults(WEFT_KV_SNAPKV, 10);
+    weft_kv_options options = {.size = sizeof options};
+    weft_kv_defaults(WEFT_KV_SNAPKV, 10, &options);
     options.window = 3;
     options.interval = 6;
     weft_kv_usage usage = {0};

@@ -27,7 +27,8 @@ static void test_not_finite(void **state) {
     weft_context *context = NULL;
     assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
     for (int policy = WEFT_KV_STREAMING; policy <= WEFT_KV_RKV; policy++) {
-        weft_kv_options options = weft_kv_defaults((weft_kv_policy)policy, 20);
+        weft_kv_options options = {.size = sizeof options};
+        weft_kv_defaults((weft_kv_policy)policy, 20, &options);
         weft_kv_usage usage = {0};
         weft_kv_cache *cache = NULL;
         assert_int_equal(
@@ -113,47 +114,53 @@ static void test_options(void **state) {
         weft_kv_policy policy = (weft_kv_policy)i, parsed = WEFT_KV_NONE;
         assert_true(weft_kv_policy_parse(weft_kv_policy_name(policy), &parsed) && parsed == policy);
         for (size_t budget = 1; budget < 40; budget++) {
-            weft_kv_options options = weft_kv_defaults(policy, budget);
+            weft_kv_options options = {.size = sizeof options};
+            weft_kv_defaults(policy, budget, &options);
             assert_int_equal(weft_kv_check(context, &options), WEFT_OK);
         }
-        weft_kv_options options = weft_kv_defaults(policy, 512);
+        weft_kv_options options = {.size = sizeof options};
+        weft_kv_defaults(policy, 512, &options);
         assert_int_equal(options.interval, 128);
-        options = weft_kv_defaults(policy, WEFT_KV_TOKENS_MAX);
+        weft_kv_defaults(policy, WEFT_KV_TOKENS_MAX, &options);
         assert_int_equal(weft_kv_check(context, &options), WEFT_OK);
     }
     weft_kv_policy other;
     assert_false(weft_kv_policy_parse("lru", &other));
     assert_null(weft_kv_policy_name((weft_kv_policy)5));
     assert_null(weft_kv_policy_name((weft_kv_policy)-1));
-    assert_refused(context, (weft_kv_options){.policy = (weft_kv_policy)5}, "no KV policy 5");
-    assert_refused(context, weft_kv_defaults(WEFT_KV_H2O, 0), "budget of 0");
-    assert_refused(context, weft_kv_defaults(WEFT_KV_H2O, (size_t)-1), "budget of");
-    weft_kv_options options = weft_kv_defaults(WEFT_KV_STREAMING, 4);
+    assert_refused(context, (weft_kv_options){.size = sizeof(weft_kv_options), .policy = (weft_kv_policy)5},
+                   "no KV policy 5");
+    weft_kv_options options = {.size = sizeof options};
+    weft_kv_defaults(WEFT_KV_H2O, 0, &options);
+    assert_refused(context, options, "budget of 0");
+    weft_kv_defaults(WEFT_KV_H2O, (size_t)-1, &options);
+    assert_refused(context, options, "budget of");
+    weft_kv_defaults(WEFT_KV_STREAMING, 4, &options);
     options.sinks = 4;
     assert_refused(context, options, "no room for recent tokens");
-    options = weft_kv_defaults(WEFT_KV_SNAPKV, 16);
+    weft_kv_defaults(WEFT_KV_SNAPKV, 16, &options);
     options.interval = 0;
     assert_refused(context, options, "interval of 0");
-    options = weft_kv_defaults(WEFT_KV_SNAPKV, 16);
+    weft_kv_defaults(WEFT_KV_SNAPKV, 16, &options);
     options.sinks = 9;
     assert_refused(context, options, "9 sinks and a window of 8 tokens do not fit a budget of 16");
     options.sinks = (size_t)-4;
     assert_refused(context, options, "do not fit");
-    options = weft_kv_defaults(WEFT_KV_H2O, 16);
+    weft_kv_defaults(WEFT_KV_H2O, 16, &options);
     options.window = 0;
     assert_refused(context, options, "window of 0");
-    options = weft_kv_defaults(WEFT_KV_SNAPKV, 1 << 20);
+    weft_kv_defaults(WEFT_KV_SNAPKV, 1 << 20, &options);
     options.window = (1 << 16) + 1;
     assert_refused(context, options, "window of 65537");
-    options = weft_kv_defaults(WEFT_KV_SNAPKV, 16);
+    weft_kv_defaults(WEFT_KV_SNAPKV, 16, &options);
     options.pooling = 4;
     assert_refused(context, options, "odd number");
-    options = weft_kv_defaults(WEFT_KV_RKV, 16);
+    weft_kv_defaults(WEFT_KV_RKV, 16, &options);
     options.lambda = 1.5;
     assert_refused(context, options, "lambda 1.5");
     options.lambda = NAN;
     assert_refused(context, options, "lambda");
-    options = weft_kv_defaults(WEFT_KV_RKV, 16);
+    weft_kv_defaults(WEFT_KV_RKV, 16, &options);
     options.similarity = 2;
     assert_refused(context, options, "no cosine");
     weft_context_destroy(context);
@@ -164,7 +171,8 @@ static void test_order_of_calls(void **state) {
     weft_context *context = NULL;
     weft_kv_usage usage = {0};
     weft_kv_cache *cache = NULL;
-    weft_kv_options options = weft_kv_defaults(WEFT_KV_STREAMING, 8);
+    weft_kv_options options = {.size = sizeof options};
+    weft_kv_defaults(WEFT_KV_STREAMING, 8, &options);
     const float key[4] = {0};
     assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
     const weft_kv_shape wrong[] = {{0, 1}, {4, 0}, {1 << 20, 1}, {4, 1 << 20}};
@@ -222,11 +230,13 @@ static weft_status feed(weft_context *context, const weft_kv_options *options) {
 static void test_no_memory(void **state) {
     (void)state;
     for (int policy = WEFT_KV_NONE; policy <= WEFT_KV_RKV; policy++) {
-        weft_kv_options options = weft_kv_defaults((weft_kv_policy)policy, 30);
+        weft_kv_options options = {.size = sizeof options};
+        weft_kv_defaults((weft_kv_policy)policy, 30, &options);
         options.interval = 34;
         for (size_t n = 1;; n++) {
             faults faults = {0};
-            weft_context_options context_options = {.allocator = faults_allocator(&faults), .threads = 1};
+            weft_context_options context_options = {
+                .size = sizeof context_options, .allocator = faults_allocator(&faults), .threads = 1};
             weft_context *context = NULL;
             assert_int_equal(weft_context_create(&context_options, &context), WEFT_OK);
             size_t blocks = faults_live_blocks(&faults);

@@ -117,7 +117,9 @@ static void deal(objective_case *one, uint64_t seed) {
         .weights = one->weights,
         .advantages = one->advantages,
     };
-    one->options = weft_objective_defaults();
+    one->options.size = sizeof one->options;
+    one->result.size = sizeof one->result;
+    weft_objective_defaults(&one->options);
     one->options.kl = 0.3;
     one->options.horizon = 16;
 }
@@ -176,7 +178,8 @@ static float around(dice *dice, float middle, float away) {
 /* Tokens that do not count hold what would be refused. */
 static void deal_pass(pass_case *one, unsigned round, size_t count, dice *dice) {
     const double advantages[] = {1.5, -0.5, 0};
-    weft_objective_options options = weft_objective_defaults();
+    weft_objective_options options = {.size = sizeof options};
+    weft_objective_defaults(&options);
     options.surrogate = round % 7 == 6 ? WEFT_SURROGATE_REINFORCE : WEFT_SURROGATE_CLIP;
     options.clip_dual = round % 2 == 0 ? 0 : 1.3;
     options.kl = 0.2;
@@ -298,7 +301,8 @@ static void test_slopes_of_clamped(void **state) {
     };
     const double step = 1e-4;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        weft_objective_options options = weft_objective_defaults();
+        weft_objective_options options = {.size = sizeof options};
+        weft_objective_defaults(&options);
         options.kl = cases[i].kl;
         const double learner = cases[i].learner;
         weft_token_loss found[3];
@@ -451,7 +455,7 @@ static void test_refused_input(void **state) {
 static void test_no_memory(void **state) {
     (void)state;
     faults faults = {0};
-    weft_context_options options = {.allocator = faults_allocator(&faults)};
+    weft_context_options options = {.size = sizeof options, .allocator = faults_allocator(&faults)};
     weft_context *poor = NULL;
     objective_case one;
     deal(&one, 4);

@@ -6,6 +6,7 @@
  * WEFT_STORE_GAPS=1 is for a service such as Swift, where a get that meets a put may find nothing. Keys
  * carry a random part, so that a server may be used again.
  */
+#include "../support/described.h"
 #include "models.h"
 #include "scratch.h"
 #include "stride.h"
@@ -36,6 +37,7 @@ static char run[32];
 static weft_store *open_store(weft_context *with) {
     const char *url = getenv("WEFT_STORE_URL");
     weft_store_options options = {
+        .size = sizeof options,
         .token = getenv("WEFT_STORE_TOKEN"),
         .ca_file = getenv("WEFT_STORE_CA_FILE"),
         .volatile_writes = true,
@@ -91,9 +93,10 @@ static void put(const char *key, const void *data, size_t size) {
 }
 
 static weft_store_get_result get(const char *key, uint64_t offset, void *buffer, uint64_t length) {
-    weft_store_get_request request = {.key = key, .offset = offset, .length = length, .buffer = buffer};
-    weft_store_get_result result;
-    memset(&result, 0xa5, sizeof(result));
+    weft_store_get_request request = {
+        .size = sizeof request, .key = key, .offset = offset, .length = length, .buffer = buffer};
+    weft_store_get_result result = {.size = sizeof result};
+    memset((char *)&result + sizeof result.size, 0xa5, sizeof result - sizeof result.size);
     expect(weft_store_get(context, store, &request, &result), WEFT_OK, "");
     return result;
 }
@@ -103,7 +106,7 @@ static void expect_content(const char *key, const void *data, size_t size) {
     assert_non_null(buffer);
     weft_store_get_result result = get(key, 0, buffer, size + 1);
     assert_int_equal(result.received, size);
-    assert_int_equal(result.size, size);
+    assert_int_equal(result.object_bytes, size);
     assert_false(result.unchanged);
     assert_memory_equal(buffer, data, size);
     free(buffer);
@@ -111,8 +114,8 @@ static void expect_content(const char *key, const void *data, size_t size) {
 
 static void expect_absent(const char *key) {
     uint8_t byte = 0;
-    weft_store_get_request request = {.key = key, .length = 1, .buffer = &byte};
-    weft_store_get_result result = {.received = 77};
+    weft_store_get_request request = {.size = sizeof request, .key = key, .length = 1, .buffer = &byte};
+    weft_store_get_result result = {.size = sizeof result, .received = 77};
     uint64_t size = 77;
     weft_store_tag tag = {"untouched"};
     expect(weft_store_get(context, store, &request, &result), WEFT_NOT_FOUND, "");
@@ -197,7 +200,7 @@ static void test_ranges(void **state) {
         memset(buffer, 0x5a, SIZE + 10);
         weft_store_get_result result = get(key, cases[i].offset, buffer, cases[i].length);
         assert_int_equal(result.received, cases[i].received);
-        assert_int_equal(result.size, SIZE);
+        assert_int_equal(result.object_bytes, SIZE);
         if (result.received > 0) {
             assert_memory_equal(buffer, data + cases[i].offset, result.received);
         }
@@ -240,6 +243,7 @@ static weft_status read_pieces(void *opaque, uint64_t offset, void *data, size_t
 
 static weft_status put_pieces(const char *key, pieces *pieces, uint64_t size) {
     weft_store_put_request request = {
+        .size = sizeof request,
         .key = key,
         .feed = {.size = size, .read = read_pieces, .opaque = pieces},
     };
@@ -315,8 +319,9 @@ static void test_keys(void **state) {
                                  "a:b", "a\\b", "a&b", "../etc", "a=b",  longest};
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         uint8_t byte = 0;
-        weft_store_get_request request = {.key = wrong[i], .length = 1, .buffer = &byte};
-        weft_store_get_result result;
+        weft_store_get_request request = {
+            .size = sizeof request, .key = wrong[i], .length = 1, .buffer = &byte};
+        weft_store_get_result result = {.size = sizeof result};
         assert_false(weft_store_key_valid(wrong[i]));
         expect(weft_store_get(context, store, &request, &result), WEFT_INVALID_ARGUMENT, "not a key");
         expect(weft_store_put_bytes(context, store, wrong[i], "x", 1, WEFT_STORE_ALWAYS, NULL, NULL),
@@ -346,8 +351,8 @@ static void test_unless(void **state) {
     weft_store_tag tag = wait_for_tag(key);
     assert_true(tag.text[0] != '\0');
     weft_store_get_request request = {
-        .key = key, .length = sizeof(buffer), .buffer = buffer, .unless = &tag};
-    weft_store_get_result result;
+        .size = sizeof request, .key = key, .length = sizeof(buffer), .buffer = buffer, .unless = &tag};
+    weft_store_get_result result = {.size = sizeof result};
     memset(buffer, 'x', sizeof(buffer));
     expect(weft_store_get(context, store, &request, &result), WEFT_OK, "");
     assert_true(result.unchanged);
@@ -381,7 +386,7 @@ static bool check_conditional(void) {
     if (wanted != NULL) {
         expect(status, atoi(wanted) ? WEFT_OK : WEFT_UNSUPPORTED, "");
     }
-    assert_int_equal(weft_store_traits_of(store).conditional, status == WEFT_OK);
+    assert_int_equal(store_traits(store).conditional, status == WEFT_OK);
     if (status == WEFT_OK) {
         expect(weft_store_remove(context, store, key), WEFT_OK, "");
         return true;
@@ -492,8 +497,9 @@ static void put_and_get(worker *worker, weft_context *own, unsigned round) {
     snprintf(name, sizeof(name), "many/%u-%u", worker->number, round);
     const char *key = key_of(name);
     dice_fill(&dice, data, size);
-    weft_store_get_request request = {.key = key, .length = size, .buffer = data + size};
-    weft_store_get_result result;
+    weft_store_get_request request = {
+        .size = sizeof request, .key = key, .length = size, .buffer = data + size};
+    weft_store_get_result result = {.size = sizeof result};
     if (note(worker, own, weft_store_put_bytes(own, store, key, data, size, WEFT_STORE_ALWAYS, NULL, NULL),
              "put") &&
         note(worker, own, weft_store_get(own, store, &request, &result), "get") &&
@@ -527,14 +533,15 @@ static size_t contended_size(unsigned version) {
 }
 
 static void read_contended(worker *worker, weft_context *own, uint8_t *buffer, size_t capacity) {
-    weft_store_get_request request = {.key = key_of("contended"), .length = capacity, .buffer = buffer};
-    weft_store_get_result result;
+    weft_store_get_request request = {
+        .size = sizeof request, .key = key_of("contended"), .length = capacity, .buffer = buffer};
+    weft_store_get_result result = {.size = sizeof result};
     weft_status status = weft_store_get(own, store, &request, &result);
     if ((status == WEFT_NOT_FOUND && getenv("WEFT_STORE_GAPS") != NULL) ||
         !note(worker, own, status, "get")) {
         return;
     }
-    bool whole = result.received == contended_size(buffer[0]) && result.size == result.received;
+    bool whole = result.received == contended_size(buffer[0]) && result.object_bytes == result.received;
     for (size_t i = 0; whole && i < result.received; i++) {
         whole = buffer[i] == buffer[0];
     }
@@ -590,8 +597,9 @@ static void *work_counter(void *opaque) {
     }
     while (worker->failure[0] == '\0') {
         uint32_t value = 0;
-        weft_store_get_request request = {.key = key, .length = sizeof(value), .buffer = &value};
-        weft_store_get_result result;
+        weft_store_get_request request = {
+            .size = sizeof request, .key = key, .length = sizeof(value), .buffer = &value};
+        weft_store_get_result result = {.size = sizeof result};
         if (!note(worker, own, weft_store_get(own, store, &request, &result), "get") || value >= 100) {
             break;
         }
@@ -729,8 +737,9 @@ static void test_another_store(void **state) {
     weft_store *second = open_store(context);
     const char *key = key_of("shared");
     char buffer[8];
-    weft_store_get_request request = {.key = key, .length = sizeof(buffer), .buffer = buffer};
-    weft_store_get_result result;
+    weft_store_get_request request = {
+        .size = sizeof request, .key = key, .length = sizeof(buffer), .buffer = buffer};
+    weft_store_get_result result = {.size = sizeof result};
     put(key, "mine", 4);
     expect(weft_store_get(context, second, &request, &result), WEFT_OK, "");
     assert_int_equal(result.received, 4);

@@ -57,8 +57,8 @@ static weft_status put(const char *key, const char *text) {
 }
 
 static weft_status get(const char *key, char text[64]) {
-    weft_store_get_request request = {.key = key, .length = 63, .buffer = text};
-    weft_store_get_result result;
+    weft_store_get_request request = {.size = sizeof request, .key = key, .length = 63, .buffer = text};
+    weft_store_get_result result = {.size = sizeof result};
     weft_status status = weft_store_get(context, store, &request, &result);
     text[status == WEFT_OK ? result.received : 0] = '\0';
     return status;
@@ -75,11 +75,12 @@ static void test_urls(void **state) {
     snprintf(url, sizeof(url), "file://%s/", scratch_path(&place, "store"));
     expect(weft_store_open(context, url, NULL, &other), WEFT_OK, "");
     assert_string_equal(weft_store_url(other), url);
-    weft_store_traits traits = weft_store_traits_of(other);
+    weft_store_traits traits = {.size = sizeof traits};
+    weft_store_traits_of(other, &traits);
     assert_string_equal(traits.directory, scratch_path(&place, "store"));
     assert_true(traits.conditional && !traits.paid && traits.poll_seconds == 0.02);
-    weft_store_get_request request = {.key = "a/b", .length = 63, .buffer = text};
-    weft_store_get_result result;
+    weft_store_get_request request = {.size = sizeof request, .key = "a/b", .length = 63, .buffer = text};
+    weft_store_get_result result = {.size = sizeof result};
     expect(weft_store_get(context, other, &request, &result), WEFT_OK, "");
     assert_int_equal(result.received, 7);
     weft_store_close(other);
@@ -158,7 +159,7 @@ static void test_tags_differ(void **state) {
     (void)state;
     enum { PUTS = 200 };
     static weft_store_tag tags[PUTS];
-    weft_store_options options = {.volatile_writes = true};
+    weft_store_options options = {.size = sizeof options, .volatile_writes = true};
     weft_store *quick = NULL;
     expect(weft_store_open(context, scratch_path(&place, "store"), &options, &quick), WEFT_OK, "");
     for (size_t i = 0; i < PUTS; i++) {
@@ -218,7 +219,9 @@ static pid_t start_writer(void) {
     if (child == 0) {
         endless endless = {ends[1]};
         weft_store_put_request request = {
-            .key = "huge", .feed = {.size = UINT64_MAX, .read = read_endlessly, .opaque = &endless}};
+            .size = sizeof request,
+            .key = "huge",
+            .feed = {.size = UINT64_MAX, .read = read_endlessly, .opaque = &endless}};
         (void)!weft_store_put(context, store, &request, NULL);
         _exit(0);
     }
@@ -267,7 +270,8 @@ static void test_full_disk(void **state) {
         print_message("full disks: no tmpfs can be mounted here: %s\n", strerror(errno));
         skip();
     }
-    weft_store_put_request request = {.key = "huge", .feed = {.size = 4 << 20, .read = read_zeros}};
+    weft_store_put_request request = {
+        .size = sizeof request, .key = "huge", .feed = {.size = 4 << 20, .read = read_zeros}};
     weft_status status = weft_store_put(context, store, &request, NULL);
     size_t left = scratch_count(&place, "store");
     char text[512];
@@ -322,7 +326,7 @@ static void test_no_memory(void **state) {
     (void)state;
     for (size_t n = 1;; n++) {
         faults faults = {0};
-        weft_context_options options = {.allocator = faults_allocator(&faults)};
+        weft_context_options options = {.size = sizeof options, .allocator = faults_allocator(&faults)};
         weft_context *failing = NULL;
         weft_store *opened = NULL;
         faults_reset(&faults, n + 1); /* the context itself is the first */
@@ -352,7 +356,7 @@ static void test_no_memory(void **state) {
 
 static void test_own_table(void **state) {
     (void)state;
-    weft_store_operations none = {.name = "none"};
+    weft_store_operations none = {.size = sizeof none, .name = "none"};
     weft_store *made = NULL;
     expect(weft_store_create(context, "none", &none, NULL, &made), WEFT_INVALID_ARGUMENT, "needs");
     assert_null(made);

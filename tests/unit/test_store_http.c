@@ -4,6 +4,7 @@
  * real socket, takes one request per connection, answers each as the test has laid down, and keeps what it
  * was asked.
  */
+#include "../support/described.h"
 #include "faults.h"
 #include "models.h"
 
@@ -231,7 +232,8 @@ static void expect(weft_status got, weft_status wanted, const char *text) {
 }
 
 static void begin(const step *steps, size_t count, const weft_store_options *options) {
-    static const weft_store_options quick = {.attempts = 3, .backoff_seconds = 0.01, .stall_seconds = 60};
+    static const weft_store_options quick = {
+        .size = sizeof quick, .attempts = 3, .backoff_seconds = 0.01, .stall_seconds = 60};
     char url[64];
     memset(&host, 0, sizeof(host));
     host.steps = steps;
@@ -270,7 +272,8 @@ static void expect_not_asked(size_t index, const char *text) {
 }
 
 static weft_status get(uint64_t offset, uint64_t length, weft_store_get_result *result) {
-    weft_store_get_request request = {.key = "key", .offset = offset, .length = length, .buffer = buffer};
+    weft_store_get_request request = {
+        .size = sizeof request, .key = "key", .offset = offset, .length = length, .buffer = buffer};
     return weft_store_get(context, store, &request, result);
 }
 
@@ -306,10 +309,10 @@ static void test_resume(void **state) {
                    "ETag: \"v1\"\r\n",
            .body = object + 200000,
            .size = 100000});
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     expect(get(100000, 250000, &result), WEFT_OK, "");
     assert_int_equal(result.received, 200000);
-    assert_int_equal(result.size, OBJECT);
+    assert_int_equal(result.object_bytes, OBJECT);
     assert_string_equal(result.tag.text, "\"v1\"");
     expect_bytes(object + 100000, 200000);
     expect_asked(0, "GET /base/key HTTP/1.1");
@@ -334,7 +337,7 @@ static void test_changed_meanwhile(void **state) {
                    "ETag: \"v2\"\r\n",
            .body = object + 5000,
            .size = 1000});
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     expect(get(0, 1000, &result), WEFT_OK, "");
     assert_int_equal(result.received, 1000);
     assert_string_equal(result.tag.text, "\"v2\"");
@@ -360,7 +363,7 @@ static void test_changed_behind_a_range(void **state) {
                    "ETag: \"v2\"\r\n",
            .body = object + 5000,
            .size = 1000});
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     expect(get(0, 1000, &result), WEFT_OK, "");
     expect_bytes(object + 5000, 1000);
     end();
@@ -376,7 +379,7 @@ static void test_no_resume_without_tag(void **state) {
           {.head = "HTTP/1.1 206 Partial\r\nContent-Length: 1000\r\nContent-Range: bytes 0-999/1000\r\n",
            .body = object,
            .size = 1000});
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     expect(get(0, 1000, &result), WEFT_OK, "");
     assert_string_equal(result.tag.text, "");
     expect_bytes(object, 1000);
@@ -393,7 +396,7 @@ static void test_breaks_off_for_ever(void **state) {
           {.head = "HTTP/1.1 206 Partial\r\nContent-Length: 1000\r\nContent-Range: bytes 0-999/1000\r\n",
            .body = object,
            .size = 999});
-    weft_store_get_result result = {.received = 77};
+    weft_store_get_result result = {.size = sizeof result, .received = 77};
     expect(get(0, 1000, &result), WEFT_REMOTE_FAILED, "(3 attempts)");
     assert_int_equal(result.received, 77);
     end();
@@ -409,20 +412,20 @@ static void test_whole_instead_of_range(void **state) {
           {.head = "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n", .body = object, .size = 1000},
           {.head = "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n", .body = object, .size = 1000},
           {.head = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n"});
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     expect(get(250000, 1000, &result), WEFT_OK, "");
     assert_int_equal(result.received, 1000);
-    assert_int_equal(result.size, OBJECT);
+    assert_int_equal(result.object_bytes, OBJECT);
     expect_bytes(object + 250000, 1000);
     expect(get(990, 1000, &result), WEFT_OK, "");
     assert_int_equal(result.received, 10);
     assert_memory_equal(buffer, object + 990, 10);
     expect(get(5000, 10, &result), WEFT_OK, "");
     assert_int_equal(result.received, 0);
-    assert_int_equal(result.size, 1000);
+    assert_int_equal(result.object_bytes, 1000);
     expect(get(0, 10, &result), WEFT_OK, "");
     assert_int_equal(result.received, 0);
-    assert_int_equal(result.size, 0);
+    assert_int_equal(result.object_bytes, 0);
     end();
 }
 
@@ -439,9 +442,9 @@ static void test_unknown_length(void **state) {
           {.head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n",
            .body = chunks,
            .size = sizeof(chunks) - 1});
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     expect(get(0, 100, &result), WEFT_OK, "");
-    assert_int_equal(result.size, 11);
+    assert_int_equal(result.object_bytes, 11);
     expect_bytes((const uint8_t *)"hello world", 11);
     expect(get(0, 5, &result), WEFT_REMOTE_FAILED, "does not say how long");
     end();
@@ -471,7 +474,7 @@ static void test_wrong_ranges(void **state) {
           {.head = "HTTP/1.1 206 Partial\r\nContent-Length: 0\r\nContent-Range: bytes 1-0/0\r\n",
            .body = object,
            .size = 0});
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     for (size_t i = 0; i < 7; i++) {
         expect(get(100, 100, &result), WEFT_REMOTE_FAILED, "another range");
         expect_bytes(object, 0);
@@ -491,7 +494,7 @@ static void test_more_than_announced(void **state) {
           {.head = "HTTP/1.1 206 Partial\r\nContent-Length: 8\r\nContent-Range: bytes 0-7/8\r\n",
            .body = object,
            .size = 1000});
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "more than it announced (3 attempts)");
     for (size_t i = 8; i < sizeof(buffer); i++) {
         assert_int_equal(buffer[i], 0x5a);
@@ -519,7 +522,7 @@ static void test_strange_answers(void **state) {
              "Content-Range: bytes 0-4/5\r\n",
          .body = object,
          .size = 5});
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "does not speak HTTP");
     expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "points to http://elsewhere.example/x");
     assert_null(strchr(weft_context_error(context), '\x1b'));
@@ -554,7 +557,7 @@ static void test_tags(void **state) {
         assert_int_equal(size, 5);
         assert_string_equal(tag.text, wanted[i]);
     }
-    assert_true(weft_store_traits_of(store).conditional);
+    assert_true(store_traits(store).conditional);
     end();
 }
 
@@ -566,8 +569,9 @@ static void test_unchanged(void **state) {
            .body = object,
            .size = 5});
     weft_store_tag tag = {"\"v1\""};
-    weft_store_get_request request = {.key = "key", .length = 100, .buffer = buffer, .unless = &tag};
-    weft_store_get_result result;
+    weft_store_get_request request = {
+        .size = sizeof request, .key = "key", .length = 100, .buffer = buffer, .unless = &tag};
+    weft_store_get_result result = {.size = sizeof result};
     expect(weft_store_get(context, store, &request, &result), WEFT_OK, "");
     assert_true(result.unchanged);
     assert_string_equal(result.tag.text, "\"v1\"");
@@ -617,7 +621,7 @@ static void test_busy_server(void **state) {
           {.head = "HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n"},
           {.head = "HTTP/1.1 502 Oh\r\nContent-Length: 0\r\n"},
           {.head = "HTTP/1.1 504 Oh\r\nContent-Length: 0\r\n"});
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     double start = seconds_now();
     expect(get(0, 100, &result), WEFT_OK, "");
     assert_true(seconds_now() - start >= 1);
@@ -642,8 +646,8 @@ static void test_stall(void **state) {
          .size = 10,
          .linger = true},
     };
-    weft_store_options options = {.attempts = 1, .stall_seconds = 3};
-    weft_store_get_result result;
+    weft_store_options options = {.size = sizeof options, .attempts = 1, .stall_seconds = 3};
+    weft_store_get_result result = {.size = sizeof result};
     begin(steps, 1, &options);
     expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "next to nothing moved for 3 seconds");
     /* connected, but never served */
@@ -660,12 +664,13 @@ static void test_trickle(void **state) {
         {.head = head, .body = object, .size = 300, .piece = 1},
         {.head = NULL, .sips = 300, .unread = true},
     };
-    weft_store_options options = {.attempts = 1, .stall_seconds = 3};
-    weft_store_get_result result;
+    weft_store_options options = {.size = sizeof options, .attempts = 1, .stall_seconds = 3};
+    weft_store_get_result result = {.size = sizeof result};
     begin(steps, 2, &options);
     expect(get(0, 300, &result), WEFT_REMOTE_FAILED, "next to nothing moved for 3 seconds");
     /* more than the buffers of both ends hold */
-    weft_store_put_request request = {.key = "key", .feed = {.size = UINT64_MAX, .read = read_endlessly}};
+    weft_store_put_request request = {
+        .size = sizeof request, .key = "key", .feed = {.size = UINT64_MAX, .read = read_endlessly}};
     expect(weft_store_put(context, store, &request, NULL), WEFT_REMOTE_FAILED,
            "next to nothing moved for 3 seconds");
     end();
@@ -681,8 +686,8 @@ static void test_slow_link(void **state) {
          .size = 200000,
          .piece = 1000},
     };
-    weft_store_options options = {.attempts = 1, .stall_seconds = 3};
-    weft_store_get_result result;
+    weft_store_options options = {.size = sizeof options, .attempts = 1, .stall_seconds = 3};
+    weft_store_get_result result = {.size = sizeof result};
     begin(steps, 1, &options);
     expect(get(0, 200000, &result), WEFT_OK, "");
     expect_bytes(object, 200000);
@@ -693,8 +698,8 @@ static void test_refused(void **state) {
     (void)state;
     char url[64];
     snprintf(url, sizeof(url), "http://127.0.0.1:%u", bind_somewhere());
-    weft_store_options options = {.attempts = 2, .backoff_seconds = 0.01};
-    weft_store_get_result result;
+    weft_store_options options = {.size = sizeof options, .attempts = 2, .backoff_seconds = 0.01};
+    weft_store_get_result result = {.size = sizeof result};
     expect(weft_store_open(context, url, &options, &store), WEFT_OK, "");
     expect(get(0, 100, &result), WEFT_REMOTE_FAILED, "refused");
     expect(put(WEFT_STORE_ALWAYS, NULL, NULL), WEFT_REMOTE_FAILED, "(2 attempts)");
@@ -715,7 +720,8 @@ static void test_put(void **state) {
         {.head = "HTTP/1.1 204 Done\r\n"},
         {.head = "HTTP/1.1 403 No\r\nContent-Length: 0\r\n", .unread = true, .linger = true},
     };
-    weft_store_options options = {.attempts = 3, .backoff_seconds = 0.01, .token = "right-one"};
+    weft_store_options options = {
+        .size = sizeof options, .attempts = 3, .backoff_seconds = 0.01, .token = "right-one"};
     weft_store_tag tag = {""};
     begin(steps, 5, &options);
     expect(put(WEFT_STORE_ALWAYS, NULL, &tag), WEFT_OK, "");
@@ -746,8 +752,9 @@ static weft_status read_slowly(void *opaque, uint64_t offset, void *data, size_t
 static void test_slow_feed(void **state) {
     (void)state;
     static const step steps[] = {{.head = "HTTP/1.1 201 Created\r\nContent-Length: 0\r\n"}};
-    weft_store_options options = {.attempts = 1, .stall_seconds = 2};
-    weft_store_put_request request = {.key = "key", .feed = {.size = UINT64_MAX, .read = read_slowly}};
+    weft_store_options options = {.size = sizeof options, .attempts = 1, .stall_seconds = 2};
+    weft_store_put_request request = {
+        .size = sizeof request, .key = "key", .feed = {.size = UINT64_MAX, .read = read_slowly}};
     begin(steps, 1, &options);
     expect(weft_store_put(context, store, &request, NULL), WEFT_OK, "");
     assert_int_equal(host.body_size, 3);
@@ -765,7 +772,7 @@ static void test_condition_needs_our_server(void **state) {
     expect(put(WEFT_STORE_IF_ABSENT, NULL, NULL), WEFT_UNSUPPORTED, "weft serve");
     expect_asked(0, "HEAD /base/key");
     expect(put(WEFT_STORE_IF_SAME, &tag, NULL), WEFT_UNSUPPORTED, "weft serve");
-    assert_false(weft_store_traits_of(store).conditional);
+    assert_false(store_traits(store).conditional);
     end();
 }
 
@@ -775,9 +782,9 @@ static void test_server_changes(void **state) {
     BEGIN({.head = "HTTP/1.1 404 No\r\n" WEFT_SERVER}, {.head = "HTTP/1.1 413 No\r\nContent-Length: 0\r\n"},
           {.head = "HTTP/1.1 201 Created\r\nContent-Length: 0\r\n"});
     expect(put(WEFT_STORE_IF_ABSENT, NULL, NULL), WEFT_LIMIT_EXCEEDED, "larger than the server takes");
-    assert_true(weft_store_traits_of(store).conditional);
+    assert_true(store_traits(store).conditional);
     expect(put(WEFT_STORE_IF_ABSENT, NULL, NULL), WEFT_UNSUPPORTED, "no longer");
-    assert_false(weft_store_traits_of(store).conditional);
+    assert_false(store_traits(store).conditional);
     end();
 }
 
@@ -788,7 +795,7 @@ static void test_conditions(void **state) {
           {.head = "HTTP/1.1 412 No\r\n" WEFT_SERVER}, {.head = "HTTP/1.1 412 No\r\n" WEFT_SERVER});
     weft_store_tag tag = {""};
     expect(put(WEFT_STORE_IF_ABSENT, NULL, &tag), WEFT_OK, "");
-    assert_true(weft_store_traits_of(store).conditional);
+    assert_true(store_traits(store).conditional);
     expect_asked(1, "If-None-Match: *\r\n");
     expect(put(WEFT_STORE_IF_SAME, &tag, NULL), WEFT_CONFLICT, "in between");
     expect_asked(2, "If-Match: \"v1\"\r\n");
@@ -816,7 +823,8 @@ static void test_large_puts_ask(void **state) {
     expect(weft_store_put_bytes(context, store, "key", data, LARGE, WEFT_STORE_ALWAYS, NULL, NULL),
            WEFT_LIMIT_EXCEEDED, "larger than the server takes");
     free(data);
-    weft_store_put_request request = {.key = "key", .feed = {.size = UINT64_MAX, .read = read_slowly}};
+    weft_store_put_request request = {
+        .size = sizeof request, .key = "key", .feed = {.size = UINT64_MAX, .read = read_slowly}};
     expect(weft_store_put(context, store, &request, NULL), WEFT_OK, "");
     expect_not_asked(3, "Expect");
     end();
@@ -923,8 +931,8 @@ static void test_watch_needs_our_server(void **state) {
 static void *get_for_ever(void *opaque) {
     weft_context *own = NULL;
     uint8_t byte = 0;
-    weft_store_get_request request = {.key = "key", .length = 1, .buffer = &byte};
-    weft_store_get_result result;
+    weft_store_get_request request = {.size = sizeof request, .key = "key", .length = 1, .buffer = &byte};
+    weft_store_get_result result = {.size = sizeof result};
     if (weft_context_create(NULL, &own) == WEFT_OK) {
         *(weft_status *)opaque = weft_store_get(own, store, &request, &result);
         weft_context_destroy(own);
@@ -935,7 +943,7 @@ static void *get_for_ever(void *opaque) {
 static void test_close_ends_what_waits(void **state) {
     (void)state;
     static const step steps[] = {{.head = NULL, .linger = true}};
-    weft_store_options options = {.stall_seconds = 600};
+    weft_store_options options = {.size = sizeof options, .stall_seconds = 600};
     weft_status statuses[2] = {WEFT_OK, WEFT_OK};
     pthread_t threads[2];
     begin(steps, 1, &options);
@@ -968,10 +976,11 @@ static void test_cancel(void **state) {
     (void)state;
     BEGIN({.head = "HTTP/1.1 503 Busy\r\nRetry-After: 25\r\nContent-Length: 0\r\n"},
           {.head = NULL, .linger = true});
-    weft_context_options options = {.progress = say_no};
+    weft_context_options options = {.size = sizeof options, .progress = say_no};
     weft_context *own = NULL;
-    weft_store_get_request request = {.key = "key", .length = 100, .buffer = buffer};
-    weft_store_get_result result;
+    weft_store_get_request request = {
+        .size = sizeof request, .key = "key", .length = 100, .buffer = buffer};
+    weft_store_get_result result = {.size = sizeof result};
     assert_int_equal(weft_context_create(&options, &own), WEFT_OK);
     double start = seconds_now();
     assert_int_equal(weft_store_get(own, store, &request, &result), WEFT_CANCELLED);
@@ -1008,17 +1017,17 @@ static void test_urls(void **state) {
     memset(long_url + 12, 'x', sizeof(long_url) - 13);
     weft_store *none = NULL;
     expect(weft_store_open(context, long_url, NULL, &none), WEFT_INVALID_ARGUMENT, "longer than");
-    weft_store_options injecting = {.token = "a\r\nX-Evil: b"};
+    weft_store_options injecting = {.size = sizeof injecting, .token = "a\r\nX-Evil: b"};
     expect(weft_store_open(context, "http://host/", &injecting, &none), WEFT_INVALID_ARGUMENT, "token");
-    weft_store_options blank = {.token = ""};
+    weft_store_options blank = {.size = sizeof blank, .token = ""};
     expect(weft_store_open(context, "http://host/", &blank, &none), WEFT_INVALID_ARGUMENT, "token");
-    weft_store_options missing = {.ca_file = "/nonexistent/ca.pem"};
+    weft_store_options missing = {.size = sizeof missing, .ca_file = "/nonexistent/ca.pem"};
     expect(weft_store_open(context, "https://host/", &missing, &none), WEFT_IO_FAILED,
            "/nonexistent/ca.pem");
     weft_store *opened = NULL;
     expect(weft_store_open(context, "HTTP://host/x", NULL, &opened), WEFT_OK, "");
     assert_string_equal(weft_store_url(opened), "HTTP://host/x");
-    assert_false(weft_store_traits_of(opened).conditional);
+    assert_false(store_traits(opened).conditional);
     weft_store_close(opened);
 }
 
@@ -1029,8 +1038,8 @@ static void test_no_memory(void **state) {
     snprintf(url, sizeof(url), "%s", weft_store_url(store));
     for (size_t n = 1;; n++) {
         faults faults = {0};
-        weft_context_options with = {.allocator = faults_allocator(&faults)};
-        weft_store_options options = {.token = "token", .ca_file = "/dev/null"};
+        weft_context_options with = {.size = sizeof with, .allocator = faults_allocator(&faults)};
+        weft_store_options options = {.size = sizeof options, .token = "token", .ca_file = "/dev/null"};
         weft_context *failing = NULL;
         weft_store *opened = NULL;
         faults_reset(&faults, n + 1);

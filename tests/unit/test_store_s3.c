@@ -7,6 +7,7 @@
  */
 #include "../../lib/store/s3/s3_answer.h"
 #include "../../lib/store/s3/s3_place.h"
+#include "../support/described.h"
 #include "faults.h"
 #include "models.h"
 
@@ -218,7 +219,8 @@ static void expect(weft_status got, weft_status wanted, const char *text) {
 }
 
 static void begin(const rule *rules, size_t count) {
-    static const weft_store_options quick = {.attempts = 3, .backoff_seconds = 0.01, .stall_seconds = 60};
+    static const weft_store_options quick = {
+        .size = sizeof quick, .attempts = 3, .backoff_seconds = 0.01, .stall_seconds = 60};
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof(address);
     char endpoint[64];
@@ -274,7 +276,8 @@ static weft_status put_large(weft_store_tag *tag_out) {
 
 static weft_status get(weft_store_get_result *result) {
     static char buffer[64];
-    weft_store_get_request request = {.key = "key", .length = sizeof(buffer), .buffer = buffer};
+    weft_store_get_request request = {
+        .size = sizeof request, .key = "key", .length = sizeof(buffer), .buffer = buffer};
     return weft_store_get(context, store, &request, result);
 }
 
@@ -302,7 +305,7 @@ static void test_signed(void **state) {
            STORED(TAG_1),
            "x-amz-content-sha256: ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73\r\n"},
           {.request = "PUT " KEY " ", STORED(TAG_1), "Content-MD5: mgNkuembtIDdJeHwKEyFVQ==\r\n"});
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     for (int i = 0; i < 5; i++) {
         expect(get(&result), WEFT_OK, "");
         /* young, and good all the same */
@@ -334,10 +337,10 @@ static void test_conditions_heeded(void **state) {
            "HTTP/1.1 404 Not Found\r\nConnection: close\r\n",
            ERROR_BODY("NoSuchKey")});
     weft_store_tag tag = {"untouched"};
-    assert_false(weft_store_traits_of(store).conditional);
+    assert_false(store_traits(store).conditional);
     expect(put(WEFT_STORE_IF_ABSENT, NULL, &tag), WEFT_CONFLICT, "somebody else");
     assert_string_equal(tag.text, "untouched");
-    assert_true(weft_store_traits_of(store).conditional);
+    assert_true(store_traits(store).conditional);
     expect(put(WEFT_STORE_IF_ABSENT, NULL, &tag), WEFT_OK, "");
     assert_string_equal(tag.text, "\"" TAG_2 "\"");
     weft_store_tag old = tag;
@@ -388,7 +391,7 @@ static void test_conditions_ignored(void **state) {
     BEGIN({.request = PROBE, STORED(TAG_1)}, {.request = PROBE, STORED(TAG_1)});
     expect(put(WEFT_STORE_IF_ABSENT, NULL, NULL), WEFT_UNSUPPORTED, "does not put objects on condition");
     expect(put(WEFT_STORE_IF_ABSENT, NULL, NULL), WEFT_UNSUPPORTED, "");
-    assert_false(weft_store_traits_of(store).conditional);
+    assert_false(store_traits(store).conditional);
     end();
 }
 
@@ -396,7 +399,7 @@ static void test_conditions_half_ignored(void **state) {
     (void)state;
     BEGIN({.request = PROBE, REFUSED}, {.request = PROBE, STORED(TAG_1), "If-Match"});
     expect(put(WEFT_STORE_IF_ABSENT, NULL, NULL), WEFT_UNSUPPORTED, "");
-    assert_false(weft_store_traits_of(store).conditional);
+    assert_false(store_traits(store).conditional);
     end();
 }
 
@@ -590,7 +593,8 @@ static void test_upload_feed_fails(void **state) {
     BEGIN({.request = CREATE, CREATED}, {.request = PART_1, STORED(TAG_1)},
           {.request = PART_2, STORED(TAG_2)}, {.request = ABORT, ABORTED});
     uint64_t limit = 2 * PART;
-    weft_store_put_request request = {.key = "key",
+    weft_store_put_request request = {.size = sizeof request,
+                                      .key = "key",
                                       .feed = {.size = UINT64_MAX, .read = read_failing, .opaque = &limit}};
     assert_int_equal(weft_store_put(context, store, &request, NULL), WEFT_CANCELLED);
     end_despite(1u << 1 | 1u << 2);
@@ -610,7 +614,7 @@ static void test_upload_cancelled(void **state) {
     BEGIN({.request = CREATE, CREATED}, {.request = PART_1, .silent = true},
           {.request = PART_2, STORED(TAG_2)}, {.request = PART_3, STORED(TAG_3)},
           {.request = ABORT, ABORTED});
-    weft_context_options options = {.progress = go_on_unless_silent};
+    weft_context_options options = {.size = sizeof options, .progress = go_on_unless_silent};
     weft_context *own = NULL;
     assert_int_equal(weft_context_create(&options, &own), WEFT_OK);
     assert_int_equal(weft_store_put_bytes(own, store, "key", object, OBJECT, WEFT_STORE_ALWAYS, NULL, NULL),
@@ -657,7 +661,7 @@ static void test_texts(void **state) {
         char head[256];
         snprintf(head, sizeof(head), "%sConnection: close\r\n", cases[i].head);
         rule rules[] = {{.request = "GET " KEY " ", head, cases[i].body, NULL}};
-        weft_store_get_result result;
+        weft_store_get_result result = {.size = sizeof result};
         begin(rules, 1);
         expect(get(&result), cases[i].status, cases[i].text);
         end();
@@ -698,7 +702,7 @@ static void test_busy(void **state) {
           {.request = "GET " KEY " ",
            "HTTP/1.1 503 Slow Down\r\nConnection: close\r\n",
            ERROR_BODY("SlowDown")});
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     expect(get(&result), WEFT_REMOTE_FAILED, "fewer requests; try again later (SlowDown) (3 attempts)");
     end();
 }
@@ -920,7 +924,7 @@ static void test_credentials(void **state) {
 /* ---- memory ---- */
 
 static weft_status open_and_put(weft_context *failing) {
-    weft_store_options options = {.attempts = 1, .backoff_seconds = 0.01};
+    weft_store_options options = {.size = sizeof options, .attempts = 1, .backoff_seconds = 0.01};
     weft_store *opened = NULL;
     weft_status status = weft_store_open(failing, "s3://bucket/pre", &options, &opened);
     if (status == WEFT_OK) {
@@ -941,7 +945,7 @@ static void test_no_memory(void **state) {
                                      {.request = COMPLETE, COMPLETED},
                                      {.request = ABORT, ABORTED}};
         faults faults = {0};
-        weft_context_options with = {.allocator = faults_allocator(&faults)};
+        weft_context_options with = {.size = sizeof with, .allocator = faults_allocator(&faults)};
         weft_context *failing = NULL;
         begin(rules, sizeof(rules) / sizeof(rules[0]));
         faults_reset(&faults, n + 1);

@@ -102,6 +102,7 @@ static void close_exchange(void *opaque) {
 
 static weft_loco_exchange exchange_of(subject *subject) {
     return (weft_loco_exchange){
+        .size = sizeof(weft_loco_exchange),
         .share = share,
         .ended = ended,
         .snapshot_due = snapshot_due,
@@ -114,9 +115,12 @@ static weft_loco_exchange exchange_of(subject *subject) {
 
 static void subject_open(subject *subject) {
     memset(subject, 0, sizeof *subject);
-    const weft_context_options options = {
-        .threads = 2, .progress = stranger_progress, .progress_opaque = &subject->progress};
-    weft_loco_options chosen = weft_loco_defaults();
+    const weft_context_options options = {.size = sizeof options,
+                                          .threads = 2,
+                                          .progress = stranger_progress,
+                                          .progress_opaque = &subject->progress};
+    weft_loco_options chosen = {.size = sizeof chosen};
+    weft_loco_defaults(&chosen);
     chosen.run = "strangers";
     const weft_loco_tensor tensors[] = {{"up", subject->weights, 3000},
                                         {"down", subject->weights + 3000, WEIGHTS - 3000}};

@@ -7,6 +7,7 @@
  */
 #include "../../lib/base/context.h"
 #include "../../lib/base/state.h"
+#include "../support/described.h"
 
 #include "patches.h"
 #include "runs.h"
@@ -48,8 +49,9 @@ static bool ask(void *opaque, const char *phase, uint64_t done, uint64_t total) 
 static void asked_open(asked *asked, unsigned threads, uint64_t stage_bytes) {
     memset(asked, 0, sizeof *asked);
     const weft_context_options options = {
+        .size = sizeof options,
         .threads = threads,
-        .limits = {.stage_bytes = stage_bytes},
+        .limits = &(weft_limits){.size = sizeof(weft_limits), .stage_bytes = stage_bytes},
         .progress = ask,
         .progress_opaque = asked,
     };
@@ -109,7 +111,7 @@ static bool cancel_diff(pair *pair, unsigned threads, size_t n) {
     bytes file = {0};
     weft_trail *trail = NULL;
     weft_sink sink = bytes_sink(&file);
-    const weft_diff_options options = {.bucket_bytes = BUCKET, .trail = &trail};
+    const weft_diff_options options = {.size = sizeof options, .bucket_bytes = BUCKET, .trail = &trail};
     asked_open(&asked, threads, 0);
     cancel_at(&asked, n);
     weft_status status = weft_diff(asked.context, pair->live.view, pair->next.view, &options, &sink, NULL);
@@ -163,7 +165,7 @@ static bool cancel_merge(const pair *pair, size_t n) {
     bytes file = {0};
     weft_sink sink = bytes_sink(&file);
     const weft_patch *patches[1] = {pair->patch};
-    const weft_merge_options options = {.base = pair->live.view};
+    const weft_merge_options options = {.size = sizeof options, .base = pair->live.view};
     asked_open(&asked, 1, 0);
     cancel_at(&asked, n);
     weft_status status = weft_merge(asked.context, patches, 1, &options, &sink, NULL);
@@ -181,7 +183,7 @@ static void test_patches(void **state) {
     pair pair;
     pair_open(&pair, context, shapes, SHAPES, WEIGHTS_TRAINED, 80);
     pair_change(&pair, CHANGE_MIXED, 20000, 81);
-    const weft_diff_options options = {.bucket_bytes = BUCKET};
+    const weft_diff_options options = {.size = sizeof options, .bucket_bytes = BUCKET};
     pair_diff(&pair, &options);
     scratch_open_volatile(&scratch);
     for (unsigned threads = 1; threads <= 3; threads += 2) {
@@ -244,7 +246,7 @@ static weft_status asking_remove(void *self, weft_context *context, const char *
 }
 
 static void asking_traits(void *self, weft_store_traits *traits) {
-    *traits = weft_store_traits_of(self);
+    weft_store_traits_of(self, traits);
 }
 
 static void asking_close(void *self) {
@@ -252,6 +254,7 @@ static void asking_close(void *self) {
 }
 
 static const weft_store_operations asking_operations = {
+    .size = sizeof asking_operations,
     .name = "asking",
     .traits = asking_traits,
     .get = asking_get,
@@ -274,7 +277,7 @@ typedef struct run {
 } run;
 
 static void run_open(run *run, const weft_publisher_options *options) {
-    const weft_store_options fast = {.volatile_writes = true};
+    const weft_store_options fast = {.size = sizeof fast, .volatile_writes = true};
     scratch_open_volatile(&run->scratch);
     run->outside = patches_context(1);
     asked_open(&run->asked, 1, 0);
@@ -350,9 +353,14 @@ static void sweep_publish(const weft_publisher_options *options) {
 
 static void test_publish(void **state) {
     (void)state;
-    sweep_publish(&(weft_publisher_options){.anchor_ratio = -1, .bucket_bytes = BUCKET});
-    sweep_publish(&(weft_publisher_options){.anchor_ratio = 0.001, .bucket_bytes = BUCKET});
-    sweep_publish(&(weft_publisher_options){.anchor_ratio = -1, .bucket_bytes = BUCKET, .mirror_path = ""});
+    sweep_publish(&(weft_publisher_options){
+        .size = sizeof(weft_publisher_options), .anchor_ratio = -1, .bucket_bytes = BUCKET});
+    sweep_publish(&(weft_publisher_options){
+        .size = sizeof(weft_publisher_options), .anchor_ratio = 0.001, .bucket_bytes = BUCKET});
+    sweep_publish(&(weft_publisher_options){.size = sizeof(weft_publisher_options),
+                                            .anchor_ratio = -1,
+                                            .bucket_bytes = BUCKET,
+                                            .mirror_path = ""});
 }
 
 typedef struct follower {
@@ -383,7 +391,7 @@ static void follower_open(follower *follower, run *run, bool file, uint64_t stag
     worker_open(&follower->model, follower->asked.context);
     snprintf(follower->path, sizeof follower->path, "%s",
              file ? scratch_path(&run->scratch, "replica") : "");
-    const weft_subscriber_options options = {.empty = !file};
+    const weft_subscriber_options options = {.size = sizeof options, .empty = !file};
     assert_int_equal(file ? weft_subscriber_open_file(follower->asked.context, run->asking, follower->path,
                                                       &options, &follower->subscriber)
                           : weft_subscriber_open(follower->asked.context, run->asking, follower->model.view,
@@ -407,8 +415,11 @@ static void publish_some(run *run, unsigned count, unsigned per_million) {
 
 /* By patches, or from a new anchor over what is there. */
 static void sweep_pull(bool file, uint64_t stage_bytes, bool anchor) {
-    const weft_publisher_options options = {
-        .anchor_ratio = anchor ? 0.001 : -1, .bucket_bytes = BUCKET, .keep_anchors = 1, .gc_seconds = 0};
+    const weft_publisher_options options = {.size = sizeof options,
+                                            .anchor_ratio = anchor ? 0.001 : -1,
+                                            .bucket_bytes = BUCKET,
+                                            .keep_anchors = 1,
+                                            .gc_seconds = 0};
     run run;
     follower follower;
     bool fired = true;
@@ -480,14 +491,18 @@ static bool look_inward(void *opaque, const char *phase, uint64_t done, uint64_t
 
 static void test_the_same_context(void **state) {
     (void)state;
-    const weft_publisher_options publishing = {.anchor_ratio = -1, .bucket_bytes = BUCKET};
+    const weft_publisher_options publishing = {
+        .size = sizeof publishing, .anchor_ratio = -1, .bucket_bytes = BUCKET};
     run run;
     run_open(&run, &publishing);
     for (unsigned threads = 1; threads <= 3; threads += 2) {
         inward inward = {0};
-        const weft_context_options options = {
-            .threads = threads, .progress = look_inward, .progress_opaque = &inward};
-        const weft_subscriber_options following = {.empty = true, .poll_seconds = 0.01};
+        const weft_context_options options = {.size = sizeof options,
+                                              .threads = threads,
+                                              .progress = look_inward,
+                                              .progress_opaque = &inward};
+        const weft_subscriber_options following = {
+            .size = sizeof following, .empty = true, .poll_seconds = 0.01};
         model models[2];
         weft_subscriber *subscribers[2];
         weft_sums *sums;
@@ -597,7 +612,7 @@ static void meddle_in_phase(void *opaque, weft_sync_phase phase, uint64_t versio
 static void meddle_with_apply(pair *pair, unsigned threads) {
     meddler meddler = {0};
     const weft_context_options options = {
-        .threads = threads, .progress = meddle, .progress_opaque = &meddler};
+        .size = sizeof options, .threads = threads, .progress = meddle, .progress_opaque = &meddler};
     weft_apply *apply;
     weft_sums *again;
     assert_int_equal(weft_context_create(&options, &meddler.context), WEFT_OK);
@@ -629,9 +644,9 @@ static void meddle_with_apply(pair *pair, unsigned threads) {
 static void meddle_with_subscriber(run *run, unsigned threads) {
     meddler meddler = {0};
     const weft_context_options options = {
-        .threads = threads, .progress = meddle, .progress_opaque = &meddler};
+        .size = sizeof options, .threads = threads, .progress = meddle, .progress_opaque = &meddler};
     const weft_subscriber_options following = {
-        .empty = true, .phase = meddle_in_phase, .phase_opaque = &meddler};
+        .size = sizeof following, .empty = true, .phase = meddle_in_phase, .phase_opaque = &meddler};
     model model;
     assert_int_equal(weft_context_create(&options, &meddler.context), WEFT_OK);
     worker_open(&model, meddler.context);
@@ -641,7 +656,7 @@ static void meddle_with_subscriber(run *run, unsigned threads) {
     assert_int_equal(weft_subscriber_pull(meddler.subscriber, 0), WEFT_OK);
     assert_true(meddler.calls > 0 && meddler.phases > 0);
     weft_digest expected = trainer_digest(&run->trainer);
-    weft_digest digest = weft_subscriber_describe(meddler.subscriber).digest;
+    weft_digest digest = subscriber_info(meddler.subscriber).digest;
     assert_memory_equal(&digest, &expected, sizeof digest);
     assert_int_equal(weft_subscriber_verify(meddler.subscriber), WEFT_OK);
     weft_subscriber_close(meddler.subscriber);
@@ -653,8 +668,9 @@ static void meddle_with_subscriber(run *run, unsigned threads) {
 static void meddle_with_publisher(run *run, unsigned threads) {
     meddler meddler = {0};
     const weft_context_options options = {
-        .threads = threads, .progress = meddle, .progress_opaque = &meddler};
-    const weft_publisher_options publishing = {.anchor_ratio = -1, .bucket_bytes = BUCKET};
+        .size = sizeof options, .threads = threads, .progress = meddle, .progress_opaque = &meddler};
+    const weft_publisher_options publishing = {
+        .size = sizeof publishing, .anchor_ratio = -1, .bucket_bytes = BUCKET};
     weft_publisher *publisher;
     assert_int_equal(weft_context_create(&options, &meddler.context), WEFT_OK);
     assert_int_equal(
@@ -674,8 +690,9 @@ static void meddle_with_publisher(run *run, unsigned threads) {
 static void meddle_with_loco(unsigned threads) {
     meddler meddler = {0};
     const weft_context_options options = {
-        .threads = threads, .progress = meddle, .progress_opaque = &meddler};
-    weft_loco_options of_rank = weft_loco_defaults();
+        .size = sizeof options, .threads = threads, .progress = meddle, .progress_opaque = &meddler};
+    weft_loco_options of_rank = {.size = sizeof of_rank};
+    weft_loco_defaults(&of_rank);
     weft_loco *loco;
     weft_loco_payload payload;
     float weights[64];
@@ -700,8 +717,9 @@ static void meddle_with_loco(unsigned threads) {
 
 static void test_the_same_object(void **state) {
     (void)state;
-    const weft_publisher_options publishing = {.anchor_ratio = -1, .bucket_bytes = BUCKET};
-    const weft_diff_options diffing = {.bucket_bytes = BUCKET};
+    const weft_publisher_options publishing = {
+        .size = sizeof publishing, .anchor_ratio = -1, .bucket_bytes = BUCKET};
+    const weft_diff_options diffing = {.size = sizeof diffing, .bucket_bytes = BUCKET};
     weft_context *context = patches_context(1);
     pair pair;
     run run;

@@ -5,6 +5,7 @@
  * taken effect; feeds fail, end early and give too much; stores tell of bytes that cannot be. Nothing that
  * is called then says that all is well, or more; and what replicas hold is a published version.
  */
+#include "../support/described.h"
 #include "scenes.h"
 #include "strangers.h"
 #include "stride.h"
@@ -79,8 +80,9 @@ static void sweep_publish(const weft_publisher_options *options, bool lose, int 
 
 static void test_publish(void **state) {
     (void)state;
-    const weft_publisher_options patches = {.anchor_ratio = -1};
-    const weft_publisher_options anchors = {.anchor_ratio = 0.001, .profile = WEFT_PROFILE_SMALL};
+    const weft_publisher_options patches = {.size = sizeof patches, .anchor_ratio = -1};
+    const weft_publisher_options anchors = {
+        .size = sizeof anchors, .anchor_ratio = 0.001, .profile = WEFT_PROFILE_SMALL};
     for (size_t i = 0; i < FOREIGN; i++) {
         sweep_publish(&patches, i % 2 == 0, foreign[i]);
         sweep_publish(&anchors, i % 2 != 0, foreign[i]);
@@ -114,7 +116,7 @@ static void test_takeover(void **state) {
 }
 
 static void sweep_pull(const char *name, bool lose, int number) {
-    const weft_publisher_options options = {.anchor_ratio = -1};
+    const weft_publisher_options options = {.size = sizeof options, .anchor_ratio = -1};
     scene s;
     replica here;
     scene_open(&s, &options, 13);
@@ -161,8 +163,11 @@ typedef struct far_worker {
 } far_worker;
 
 static void far_worker_open(far_worker *worker, scene *s, uint64_t stage_bytes) {
-    const weft_context_options options = {.threads = 1, .limits = {.stage_bytes = stage_bytes}};
-    const weft_subscriber_options following = {.empty = true};
+    const weft_context_options options = {
+        .size = sizeof options,
+        .threads = 1,
+        .limits = &(weft_limits){.size = sizeof(weft_limits), .stage_bytes = stage_bytes}};
+    const weft_subscriber_options following = {.size = sizeof following, .empty = true};
     memset(worker, 0, sizeof *worker);
     assert_int_equal(weft_context_create(&options, &worker->context), WEFT_OK);
     worker_open(&worker->model, worker->context);
@@ -196,7 +201,7 @@ static bool fail_pull(far_worker *worker, scene *s, int number, size_t n) {
     stranger_reset(&worker->stranger, 0, WEFT_OK);
     assert_int_equal(status, fired ? stranger_meaning(number) : WEFT_OK);
     weft_digest digest = worker_digest(s->outside, worker->model.view);
-    assert_true(weft_subscriber_describe(worker->subscriber).version == 0 || scene_published(s, &digest));
+    assert_true(subscriber_info(worker->subscriber).version == 0 || scene_published(s, &digest));
     scene_expect(worker->context, weft_subscriber_pull(worker->subscriber, 0), WEFT_OK, "the next pull");
     assert_true(worker_equals(&worker->model, &s->trainer));
     return fired;
@@ -205,7 +210,8 @@ static bool fail_pull(far_worker *worker, scene *s, int number, size_t n) {
 static void test_live_memory(void **state) {
     (void)state;
     for (size_t i = 0; i < STRANGER_NUMBERS; i++) {
-        const weft_publisher_options options = {.anchor_ratio = -1,
+        const weft_publisher_options options = {.size = sizeof options,
+                                                .anchor_ratio = -1,
                                                 .bucket_bytes = 32 * 1024,
                                                 .profile =
                                                     i % 2 == 0 ? WEFT_PROFILE_FAST : WEFT_PROFILE_SMALL};
@@ -234,12 +240,12 @@ static bool see(void *opaque, const weft_log_entry *entry) {
 
 /* What looks at a run and tidies it up. */
 static void sweep_rest(scene *s, int number) {
-    const weft_gc_options options = {.grace_seconds = 0};
+    const weft_gc_options options = {.size = sizeof options, .grace_seconds = 0};
     bool fired = true;
     for (uint64_t n = test_stride_first(); fired && n < FAR; n += test_stride()) {
         size_t seen = 0;
-        weft_gc_result result;
-        weft_head_info info;
+        weft_gc_result result = {.size = sizeof result};
+        weft_head_info info = {.size = sizeof info};
         uint8_t data[WEFT_HEAD_MAX];
         size_t size;
         uint64_t epoch;
@@ -264,7 +270,8 @@ static void sweep_rest(scene *s, int number) {
 
 static void test_the_rest(void **state) {
     (void)state;
-    const weft_publisher_options options = {.anchor_ratio = 0.01, .keep_anchors = 1};
+    const weft_publisher_options options = {
+        .size = sizeof options, .anchor_ratio = 0.01, .keep_anchors = 1};
     scene s;
     scene_open(&s, &options, 14);
     for (unsigned i = 0; i < 4; i++) {
@@ -361,6 +368,7 @@ static void naive_close(void *self) {
 }
 
 static const weft_store_operations naive_operations = {
+    .size = sizeof naive_operations,
     .name = "naive",
     .get = naive_get,
     .put = naive_put,
@@ -370,8 +378,8 @@ static const weft_store_operations naive_operations = {
 };
 
 static weft_status put_feed(weft_context *context, weft_store *store, feed *feed, uint64_t size) {
-    const weft_store_put_request request = {.key = "object",
-                                            .feed = {.size = size, .read = read_feed, .opaque = feed}};
+    const weft_store_put_request request = {
+        .size = sizeof request, .key = "object", .feed = {.size = size, .read = read_feed, .opaque = feed}};
     return weft_store_put(context, store, &request, NULL);
 }
 
@@ -518,6 +526,7 @@ static weft_status lie_age(void *self, weft_context *context, const char *key, d
 }
 
 static const weft_store_operations liar_operations = {
+    .size = sizeof liar_operations,
     .name = "liar",
     .get = lie_get,
     .put = lie_put,
@@ -558,11 +567,13 @@ static void test_tables(void **state) {
     size_t received = 99;
     double age = 99;
     weft_store_tag tag;
-    weft_store_get_result result = {.size = 99};
-    const weft_store_get_request request = {.key = "object", .length = sizeof buffer, .buffer = buffer};
+    weft_store_get_result result = {.size = sizeof result, .object_bytes = 99};
+    const weft_store_get_request request = {
+        .size = sizeof request, .key = "object", .length = sizeof buffer, .buffer = buffer};
     assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
     assert_int_equal(weft_store_create(context, "liar://", &liar_operations, &liar, &store), WEFT_OK);
-    weft_store_traits traits = weft_store_traits_of(store); /* of a table that does not tell */
+    weft_store_traits traits = {.size = sizeof traits};
+    weft_store_traits_of(store, &traits); /* of a table that does not tell */
     assert_true(traits.directory == NULL && traits.poll_seconds == 0.5 && !traits.paid &&
                 !traits.conditional);
     for (size_t i = 0; i < STRANGER_NUMBERS; i++) {
@@ -584,7 +595,7 @@ static void test_tables(void **state) {
     }
     assert_int_equal(size, 99);
     assert_int_equal(received, 99);
-    assert_int_equal(result.size, 99);
+    assert_int_equal(result.object_bytes, 99);
     liar = (struct liar){.answer = WEFT_OK};
     assert_int_equal(weft_store_age(context, store, "object", &age), WEFT_CALLBACK_FAILED);
     assert_true(age == 99);
@@ -610,7 +621,7 @@ static void test_tables(void **state) {
     liar = (struct liar){.answer = WEFT_OK};
     assert_int_equal(weft_store_put_bytes(context, store, "object", "x", 1, WEFT_STORE_ALWAYS, NULL, &tag),
                      WEFT_CALLBACK_FAILED);
-    assert_int_equal(result.size, 99);
+    assert_int_equal(result.object_bytes, 99);
     weft_store_close(store);
     weft_context_destroy(context);
 }

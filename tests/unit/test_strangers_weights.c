@@ -5,6 +5,7 @@
  * weights are at the old state, or can be brought back to it, or an audit finds that they are not; files
  * and outputs are as they were.
  */
+#include "../support/described.h"
 #include "patches.h"
 #include "scratch.h"
 #include "strangers.h"
@@ -41,12 +42,15 @@ static void open_pair(pair *pair, weft_context *context, weft_profile profile) {
     pair_change(pair, CHANGE_MIXED, 20000, 81);
     dice dice = {82};
     weights_change(&dice, CHANGE_RANDOM, 1, pair->news[DENSE], shape_units(&shapes[DENSE]), 1000000);
-    const weft_diff_options options = {
-        .profile = profile, .bucket_bytes = BUCKET, .cuts = &halves, .cut_count = 1};
+    const weft_diff_options options = {.size = sizeof options,
+                                       .profile = profile,
+                                       .bucket_bytes = BUCKET,
+                                       .cuts = &halves,
+                                       .cut_count = 1};
     pair_diff(pair, &options);
     bool dense = false;
-    for (size_t i = 0; i < weft_patch_describe(pair->patch).buckets; i++) {
-        weft_bucket_info info;
+    for (size_t i = 0; i < patch_info(pair->patch).buckets; i++) {
+        weft_bucket_info info = {.size = sizeof info};
         assert_int_equal(weft_patch_bucket(context, pair->patch, i, &info), WEFT_OK);
         dense = dense || info.coding == WEFT_CODING_DIFFERENCE || info.coding == WEFT_CODING_VALUES;
     }
@@ -127,7 +131,10 @@ static void worker_open(worker *worker, const pair *pair, const live_case *c) {
     memset(worker, 0, sizeof *worker);
     worker->pair = pair;
     worker->rank = c->rank;
-    const weft_context_options options = {.threads = c->threads, .limits = {.stage_bytes = c->stage_bytes}};
+    const weft_context_options options = {
+        .size = sizeof options,
+        .threads = c->threads,
+        .limits = &(weft_limits){.size = sizeof(weft_limits), .stage_bytes = c->stage_bytes}};
     assert_int_equal(weft_context_create(&options, &worker->context), WEFT_OK);
     assert_int_equal(weft_table_create(worker->context, &worker->table), WEFT_OK);
     assert_int_equal(weft_layout_create(worker->context, &worker->layout), WEFT_OK);
@@ -411,6 +418,7 @@ static bool fail_diff_at(pair *pair, const diff_case *c, int number, size_t n) {
     weft_trail *trail = NULL;
     weft_sums *sums = NULL;
     const weft_diff_options options = {
+        .size = sizeof options,
         .profile = c->profile,
         .bucket_bytes = BUCKET,
         .cuts = &halves,
@@ -419,7 +427,7 @@ static bool fail_diff_at(pair *pair, const diff_case *c, int number, size_t n) {
         .inverse = c->inverse ? &back : NULL,
         .trail = c->follows ? &trail : NULL,
     };
-    weft_diff_stats stats = {.changed = 12345};
+    weft_diff_stats stats = {.size = sizeof stats, .changed = 12345};
     stranger_reset(&stranger, n, number);
     weft_status status =
         weft_diff(context, c->follows ? pair->live.view : base.view, next.view, &options, &sink, &stats);
@@ -478,7 +486,7 @@ typedef struct chain {
 } chain;
 
 static weft_merge_options merge_options(weft_profile profile, const weft_view *base) {
-    return (weft_merge_options){.profile = profile, .base = base};
+    return (weft_merge_options){.size = sizeof(weft_merge_options), .profile = profile, .base = base};
 }
 
 static void chain_open(chain *chain, weft_profile profile) {
@@ -492,8 +500,11 @@ static void chain_open(chain *chain, weft_profile profile) {
         memcpy(chain->after.news[i], chain->pair.news[i], bytes_of(i));
     }
     pair_change(&chain->after, CHANGE_MIXED, 20000, 83);
-    const weft_diff_options options = {
-        .profile = profile, .bucket_bytes = BUCKET, .cuts = &halves, .cut_count = 1};
+    const weft_diff_options options = {.size = sizeof options,
+                                       .profile = profile,
+                                       .bucket_bytes = BUCKET,
+                                       .cuts = &halves,
+                                       .cut_count = 1};
     pair_diff(&chain->after, &options);
     const weft_patch *patches[2] = {chain->pair.patch, chain->after.patch};
     const weft_merge_options merging = merge_options(profile, chain->pair.live.view);
@@ -540,7 +551,7 @@ static bool fail_merge_at(const chain *chain, weft_profile profile, unsigned thr
     far_sink output = {.stranger = &stranger};
     weft_sink sink = far_sink_over(&output);
     const weft_merge_options options = merge_options(profile, base.view);
-    weft_diff_stats stats = {.changed = 12345};
+    weft_diff_stats stats = {.size = sizeof stats, .changed = 12345};
     stranger_reset(&stranger, n, number);
     weft_status status =
         weft_merge(context, (const weft_patch *const *)far.patches, 2, &options, &sink, &stats);
@@ -627,7 +638,10 @@ static bool fail_rebuild_at(const chain *chain, scratch *scratch, int number, si
 /* The file is at the state before a patch or after it, and the way from there is open. */
 static bool fail_in_place_at(const chain *chain, scratch *scratch, uint64_t stage_bytes, int number,
                              size_t n) {
-    const weft_context_options options = {.threads = 1, .limits = {.stage_bytes = stage_bytes}};
+    const weft_context_options options = {
+        .size = sizeof options,
+        .threads = 1,
+        .limits = &(weft_limits){.size = sizeof(weft_limits), .stage_bytes = stage_bytes}};
     weft_context *context;
     stranger stranger = {0};
     far_chain far;

@@ -4,6 +4,7 @@
  * there is a way, else says why and stays where it is, and the next version or anchor heals it. Weights
  * that somebody changed under a subscriber are found and replaced.
  */
+#include "../support/described.h"
 #include "scenes.h"
 #include "stride.h"
 
@@ -18,7 +19,7 @@
 
 #include <cmocka.h>
 
-static const weft_publisher_options plain = {.anchor_ratio = -1};
+static const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
 
 static void expect(const replica *r, weft_status status, weft_status expected, const char *words) {
     scene_expect(r->context, status, expected, words);
@@ -56,12 +57,12 @@ static void run_bad_patch(bool missing, bool file, bool anchored) {
         weft_status status = weft_subscriber_pull(behind.subscriber, 0);
         expect(&behind, status, WEFT_CHECKSUM_MISMATCH, "no way leads to version 7");
         assert_true(replica_sound(&behind));
-        assert_int_equal(weft_subscriber_describe(behind.subscriber).version, 3);
+        assert_int_equal(subscriber_info(behind.subscriber).version, 3);
         assert_int_equal(weft_publisher_anchor(s.publisher, NULL), WEFT_OK);
     }
     replica_catch_up(&behind, "round a bad patch");
-    assert_true(weft_subscriber_describe(behind.subscriber).healed > 0);
-    assert_int_equal(weft_subscriber_describe(behind.subscriber).anchors, 2);
+    assert_true(subscriber_info(behind.subscriber).healed > 0);
+    assert_int_equal(subscriber_info(behind.subscriber).anchors, 2);
     scene_publish(&s, 10000);
     replica_catch_up(&behind, "after a bad patch");
     scene_newcomer(&s, "after a bad patch");
@@ -96,13 +97,13 @@ static void test_a_damaged_anchor(void **state) {
     /* from the older anchor, by all patches */
     replica_open(&fresh, &s, NULL, NULL);
     replica_catch_up(&fresh, "round a damaged anchor");
-    assert_int_equal(weft_subscriber_describe(fresh.subscriber).patches, 5);
+    assert_int_equal(subscriber_info(fresh.subscriber).patches, 5);
     replica_close(&fresh);
     scene_find(&s, "anchors", 1, key);
     scene_spoil(&s, key);
     replica_open(&fresh, &s, "out", NULL);
     expect(&fresh, weft_subscriber_pull(fresh.subscriber, 0), WEFT_CHECKSUM_MISMATCH, "is damaged");
-    assert_int_equal(weft_subscriber_describe(fresh.subscriber).version, 0);
+    assert_int_equal(subscriber_info(fresh.subscriber).version, 0);
     assert_int_equal(weft_publisher_anchor(s.publisher, NULL), WEFT_OK);
     replica_catch_up(&fresh, "by a new anchor");
     replica_close(&fresh);
@@ -125,7 +126,7 @@ static void test_a_publisher_over_ruins(void **state) {
         scene_find(&s, rooms[i], i == 0 ? 1 : 2, key);
         scene_spoil(&s, key);
         assert_int_equal(scene_publisher(&s), WEFT_OK);
-        weft_publish_result result;
+        weft_publish_result result = {.size = sizeof result};
         trainer_step(&s.trainer, 10000);
         assert_int_equal(weft_publisher_publish(s.publisher, NULL, &result), WEFT_OK);
         assert_true(result.anchored);
@@ -204,7 +205,7 @@ static void test_a_damaged_page_of_the_past(void **state) {
 
 static void test_drift(void **state) {
     (void)state;
-    const weft_subscriber_options all = {.audit_bytes = UINT64_MAX};
+    const weft_subscriber_options all = {.size = sizeof all, .audit_bytes = UINT64_MAX};
     scene s;
     replica r;
     scene_open(&s, &plain, 26);
@@ -244,12 +245,12 @@ static void test_rollback_of_an_anchor(void **state) {
     assert_int_equal(weft_publisher_anchor(s.publisher, NULL), WEFT_OK);
     scene_spoil(&s, key);
     replica_catch_up(&r, "by an anchor");
-    assert_int_equal(weft_subscriber_describe(r.subscriber).anchors, 2);
+    assert_int_equal(subscriber_info(r.subscriber).anchors, 2);
     scene_expect(r.context, weft_subscriber_rollback(r.subscriber), WEFT_OK, "rollback of an anchor");
     weft_digest back;
     assert_true(replica_digest(&r, &back));
     assert_true(weft_digest_equal(&first, &back));
-    assert_int_equal(weft_subscriber_describe(r.subscriber).version, 1);
+    assert_int_equal(subscriber_info(r.subscriber).version, 1);
     assert_int_equal(weft_subscriber_verify(r.subscriber), WEFT_OK);
     scene_publish(&s, 10000);
     replica_catch_up(&r, "after the rollback");
@@ -327,8 +328,8 @@ static size_t forge(const uint8_t *head, size_t size, const char *from, const ch
 
 /* The store shows an old head again, of this epoch or of one before, signed as it once was. */
 static void run_replay(bool file, const weft_key *key) {
-    const weft_publisher_options options = {.anchor_ratio = -1, .key = key};
-    const weft_subscriber_options trusting = {.trusted = key};
+    const weft_publisher_options options = {.size = sizeof options, .anchor_ratio = -1, .key = key};
+    const weft_subscriber_options trusting = {.size = sizeof trusting, .trusted = key};
     uint8_t old[WEFT_HEAD_MAX];
     uint8_t new[WEFT_HEAD_MAX];
     scene s;
@@ -345,7 +346,7 @@ static void run_replay(bool file, const weft_key *key) {
         write_head(&s, 1, old, old_size);
         scene_expect(r.context, weft_subscriber_pull(r.subscriber, 0), WEFT_OK, "nothing new");
         assert_true(replica_current(&r));
-        assert_int_equal(weft_subscriber_describe(r.subscriber).version, 3);
+        assert_int_equal(subscriber_info(r.subscriber).version, 3);
         uint64_t version;
         assert_int_equal(weft_subscriber_wait(r.subscriber, 0.05, &version), WEFT_MORE);
     }
@@ -400,8 +401,8 @@ static void test_forged_heads(void **state) {
     assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
     assert_int_equal(weft_key_generate(context, &key), WEFT_OK);
     assert_int_equal(weft_key_generate(context, &other), WEFT_OK);
-    const weft_publisher_options options = {.anchor_ratio = -1, .key = key};
-    const weft_subscriber_options trusting = {.trusted = key};
+    const weft_publisher_options options = {.size = sizeof options, .anchor_ratio = -1, .key = key};
+    const weft_subscriber_options trusting = {.size = sizeof trusting, .trusted = key};
     scene_open(&s, &options, 30);
     scene_publish(&s, 10000);
     replica_open(&r, &s, "out", &trusting);
@@ -415,7 +416,7 @@ static void test_forged_heads(void **state) {
     write_head(&s, 1, forged, forged_size);
     expect(&r, weft_subscriber_pull(r.subscriber, 0), WEFT_SIGNATURE_MISMATCH, "is not signed");
     assert_true(replica_current(&r));
-    assert_int_equal(weft_subscriber_describe(r.subscriber).sequence, 2);
+    assert_int_equal(subscriber_info(r.subscriber).sequence, 2);
     write_head(&s, 1, head, size);
     replica_catch_up(&r, "the forgery is gone");
     /* nor does a publisher go on with what another key has signed, unless it is told to */
@@ -512,7 +513,7 @@ static void test_another_run(void **state) {
 
 static void test_away_for_five_hundred_versions(void **state) {
     (void)state;
-    const weft_publisher_options options = {.anchor_ratio = 1, .keep_anchors = 3};
+    const weft_publisher_options options = {.size = sizeof options, .anchor_ratio = 1, .keep_anchors = 3};
     scene s;
     replica live;
     replica file;
@@ -527,7 +528,7 @@ static void test_away_for_five_hundred_versions(void **state) {
     }
     replica_catch_up(&live, "after 500 versions");
     replica_catch_up(&file, "after 500 versions");
-    assert_true(weft_subscriber_describe(live.subscriber).fetched_bytes < 2000000);
+    assert_true(subscriber_info(live.subscriber).fetched_bytes < 2000000);
     replica_close(&file);
     replica_close(&live);
     scene_close(&s);

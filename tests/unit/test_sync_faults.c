@@ -104,10 +104,12 @@ static void sweep_publish(const weft_publisher_options *options, const strike *s
 
 static void test_each_operation_of_a_publish(void **state) {
     (void)state;
-    const weft_publisher_options patches = {.anchor_ratio = -1, .profile = WEFT_PROFILE_SMALL};
-    const weft_publisher_options anchors = {.anchor_ratio = 0.001};
-    const weft_publisher_options background = {.anchor_ratio = 0.001, .anchors_in_background = true};
-    const weft_publisher_options file = {.anchor_ratio = 0.2, .mirror_path = ""};
+    const weft_publisher_options patches = {
+        .size = sizeof patches, .anchor_ratio = -1, .profile = WEFT_PROFILE_SMALL};
+    const weft_publisher_options anchors = {.size = sizeof anchors, .anchor_ratio = 0.001};
+    const weft_publisher_options background = {
+        .size = sizeof background, .anchor_ratio = 0.001, .anchors_in_background = true};
+    const weft_publisher_options file = {.size = sizeof file, .anchor_ratio = 0.2, .mirror_path = ""};
     const weft_publisher_options *const all[] = {&patches, &anchors, &background, &file};
     for (size_t i = 0; i < sizeof strikes / sizeof *strikes; i++) {
         for (size_t j = 0; j < sizeof all / sizeof *all; j++) {
@@ -167,7 +169,7 @@ static void test_heads_whose_fate_is_unknown(void **state) {
     const double ratios[] = {-1, 0.001};
     for (size_t i = 0; i < 2; i++) {
         for (uint64_t lost = 0; lost < 4; lost++) {
-            const weft_publisher_options options = {.anchor_ratio = ratios[i]};
+            const weft_publisher_options options = {.size = sizeof options, .anchor_ratio = ratios[i]};
             const fault_rule rules[] = {
                 {.kind = FAULT_LOSE, .operations = FAULT_ON_PUT, .pattern = "heads/*", .skip = lost},
                 {.kind = FAULT_FAIL, .operations = FAULT_ON_GET, .pattern = "heads/*"},
@@ -283,7 +285,8 @@ static void check_soup(const weft_context *context, weft_status status, uint64_t
 }
 
 static void run_reader_soup(uint64_t seed, bool file, unsigned versions) {
-    const weft_publisher_options options = {.anchor_ratio = 0.3,
+    const weft_publisher_options options = {.size = sizeof options,
+                                            .anchor_ratio = 0.3,
                                             .profile = seed % 2 ? WEFT_PROFILE_SMALL : WEFT_PROFILE_FAST};
     const fault_rule soup[] = {
         {.kind = FAULT_FAIL, .probability = 0.06},
@@ -330,8 +333,10 @@ static void test_soups_on_the_readers_side(void **state) {
 /* A writer that is shown its own older heads after a lost answer may have to take itself for fenced; then
  * it says so, and another one takes over. */
 static void run_writer_soup(uint64_t seed, unsigned versions, bool stale) {
-    const weft_publisher_options options = {
-        .anchor_ratio = 0.2, .anchors_in_background = seed % 2 == 0, .keep_anchors = 3};
+    const weft_publisher_options options = {.size = sizeof options,
+                                            .anchor_ratio = 0.2,
+                                            .anchors_in_background = seed % 2 == 0,
+                                            .keep_anchors = 3};
     const fault_rule soup[] = {
         {.kind = FAULT_FAIL, .probability = 0.05},
         {.kind = FAULT_LOSE, .operations = FAULT_ON_PUT, .probability = 0.1},

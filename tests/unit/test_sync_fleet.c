@@ -5,6 +5,7 @@
  */
 #include "../../lib/sync/fleet/fleet.h"
 #include "../../lib/sync/format/report.h"
+#include "../support/described.h"
 #include "scenes.h"
 #include "stride.h"
 
@@ -200,10 +201,10 @@ static void read_fleet(scene *s, weft_fleet *fleet) {
 static void await_follower(scene *s, const char *name, const char *state, uint64_t version,
                            weft_follower *found) {
     for (int i = 0; i < ATTEMPTS; i++) {
-        weft_fleet fleet;
+        weft_fleet fleet = {.size = sizeof fleet};
         read_fleet(s, &fleet);
         for (size_t k = 0; k < fleet.count; k++) {
-            const weft_follower *follower = &fleet.followers[k];
+            const weft_follower *follower = fleet.followers[k];
             if (strcmp(follower->name, name) == 0 && strcmp(follower->state, state) == 0 &&
                 follower->version == version) {
                 *found = *follower;
@@ -218,7 +219,8 @@ static void await_follower(scene *s, const char *name, const char *state, uint64
 }
 
 static weft_subscriber_options named(const char *name) {
-    return (weft_subscriber_options){.report_name = name, .report_seconds = 5};
+    return (weft_subscriber_options){
+        .size = sizeof(weft_subscriber_options), .report_name = name, .report_seconds = 5};
 }
 
 /* Of an empty store nothing is known, and nothing is put into it. */
@@ -230,7 +232,7 @@ static void test_seen(void **state) {
     scene_open(&s, NULL, 3);
     weft_subscriber_options first = named("one"), second = named("two");
     replica_open(&one, &s, NULL, &first);
-    weft_fleet fleet;
+    weft_fleet fleet = {.size = sizeof fleet};
     assert_int_equal(weft_subscriber_wait(one.subscriber, 0.1, NULL), WEFT_MORE);
     assert_int_equal(weft_subscriber_pull(one.subscriber, 0), WEFT_NOT_FOUND);
     assert_int_equal(scene_count(&s, "followers"), 0);
@@ -243,7 +245,8 @@ static void test_seen(void **state) {
     await_follower(&s, "one", "waiting", 1, &found);
     assert_true(found.live && found.lag == 0 && found.lag_seconds == 0 && found.anchors == 1);
     assert_true(found.error[0] != '\0'); /* there was nothing at first */
-    weft_subscriber_info info = weft_subscriber_describe(one.subscriber);
+    weft_subscriber_info info = {.size = sizeof info};
+    weft_subscriber_describe(one.subscriber, &info);
     assert_true(weft_digest_equal(&found.digest, &info.digest));
     assert_int_equal(found.published, info.milliseconds);
     await_follower(&s, "two", "waiting", 1, &found);
@@ -261,7 +264,7 @@ static void test_seen(void **state) {
     assert_int_equal(fleet.live, 2);
     assert_int_equal(fleet.slowest, 1);
     assert_int_equal(fleet.newest, 3);
-    assert_string_equal(fleet.followers[0].name, "one");
+    assert_string_equal(fleet.followers[0]->name, "one");
     weft_fleet_close(s.outside, &fleet);
 
     replica_close(&one);
@@ -270,7 +273,7 @@ static void test_seen(void **state) {
     read_fleet(&s, &fleet);
     assert_int_equal(fleet.live, 1);
     assert_int_equal(fleet.slowest, 3);
-    assert_string_equal(fleet.followers[0].name, "two");
+    assert_string_equal(fleet.followers[0]->name, "two");
     weft_fleet_close(s.outside, &fleet);
     replica_close(&two);
     scene_close(&s);
@@ -376,7 +379,7 @@ static void test_strangers(void **state) {
     (void)state;
     const size_t many = 5000 / test_stride();
     scene s;
-    weft_fleet fleet;
+    weft_fleet fleet = {.size = sizeof fleet};
     char junk[5000];
     scene_open(&s, NULL, 7);
     scene_publish(&s, 10000);
@@ -398,9 +401,9 @@ static void test_strangers(void **state) {
     assert_int_equal(fleet.live, 2);
     assert_int_equal(fleet.left_out, 6);
     assert_int_equal(fleet.slowest, 1);
-    assert_string_equal(fleet.followers[0].name, "good");
-    assert_int_equal(fleet.followers[0].lag, 1);
-    assert_int_equal(fleet.followers[1].lag, 0);
+    assert_string_equal(fleet.followers[0]->name, "good");
+    assert_int_equal(fleet.followers[0]->lag, 1);
+    assert_int_equal(fleet.followers[1]->lag, 0);
     weft_fleet_close(s.outside, &fleet);
 
     for (size_t i = 0; i < many; i++) {
@@ -423,7 +426,7 @@ static void test_strangers(void **state) {
 static void test_failing_store(void **state) {
     (void)state;
     scene s;
-    weft_fleet fleet;
+    weft_fleet fleet = {.size = sizeof fleet};
     scene_open(&s, NULL, 12);
     scene_publish(&s, 10000);
     weft_follower good = member(&s, "good", 1);
@@ -445,18 +448,18 @@ static void test_failing_store(void **state) {
 
 /* Removes what may go, and gives the number of patches that are left. */
 static size_t collect(scene *s, bool keep, weft_gc_result *result) {
-    const weft_gc_options options = {.keep_followers = keep};
+    const weft_gc_options options = {.size = sizeof options, .keep_followers = keep};
     scene_expect(s->outside, weft_gc_run(s->outside, s->store, &options, result), WEFT_OK, "gc");
     return scene_count(s, "patches");
 }
 
 static void test_gc_heeds_followers(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1, .keep_anchors = 1};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1, .keep_anchors = 1};
     scene s;
     replica slow;
     weft_follower found;
-    weft_gc_result result;
+    weft_gc_result result = {.size = sizeof result};
     scene_open(&s, &plain, 8);
     for (int i = 0; i < 4; i++) {
         scene_publish(&s, 10000);
@@ -476,7 +479,8 @@ static void test_gc_heeds_followers(void **state) {
     assert_int_equal(result.follower, 4);
     assert_int_equal(collect(&s, true, &result), 7);
     replica_catch_up(&slow, "patch by patch");
-    weft_subscriber_info info = weft_subscriber_describe(slow.subscriber);
+    weft_subscriber_info info = {.size = sizeof info};
+    weft_subscriber_describe(slow.subscriber, &info);
     assert_int_equal(info.anchors, 1);
     assert_int_equal(info.patches, 3 + 7);
     /* now it needs them no more */
@@ -501,7 +505,7 @@ static void test_gc_heeds_followers(void **state) {
 /* Where followers cannot be seen, nothing is removed on their account. */
 static void test_gc_without_listing(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1, .keep_anchors = 1};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1, .keep_anchors = 1};
     const fault_rule rule = {.kind = FAULT_FAIL, .operations = FAULT_ON_LIST, .status = WEFT_UNSUPPORTED};
     scene s;
     scene_open(&s, &plain, 9);
@@ -511,7 +515,7 @@ static void test_gc_without_listing(void **state) {
     assert_int_equal(weft_publisher_anchor(s.publisher, NULL), WEFT_OK);
     scene_publish(&s, 10000);
     fault_store_set(s.faults, &rule, 1);
-    weft_gc_options options = {.keep_followers = true};
+    weft_gc_options options = {.size = sizeof options, .keep_followers = true};
     assert_int_equal(weft_gc_run(s.context, s.faulty, &options, NULL), WEFT_UNSUPPORTED);
     assert_int_equal(scene_count(&s, "patches"), 4);
     options.keep_followers = false;
@@ -524,7 +528,7 @@ static void test_gc_without_listing(void **state) {
 /* ---- back-pressure ---- */
 
 static weft_publish_result publish(scene *s) {
-    weft_publish_result result;
+    weft_publish_result result = {.size = sizeof result};
     trainer_step(&s->trainer, 10000);
     scene_expect(s->context, weft_publisher_publish(s->publisher, NULL, &result), WEFT_OK, "publish");
     return result;
@@ -545,7 +549,7 @@ static void *catch_up_later(void *argument) {
 
 static void test_pressure(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
     scene s;
     replica slow;
     weft_follower found;
@@ -570,7 +574,7 @@ static void test_pressure(void **state) {
     result = publish(&s);
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_false(result.overtaken);
-    await_follower(&s, "slow", "waiting", weft_subscriber_describe(slow.subscriber).version, &found);
+    await_follower(&s, "slow", "waiting", subscriber_info(slow.subscriber).version, &found);
     assert_true(found.version >= 4);
 
     /* who has failed, holds nothing or belongs to others does not count */
@@ -588,7 +592,7 @@ static void test_pressure(void **state) {
 /* Who is stuck, or a report that somebody made up, is waited for once, and again only when it has moved. */
 static void test_pressure_of_the_stuck(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
     const double patience = 0.3;
     scene s;
     scene_open(&s, &plain, 12);
@@ -641,8 +645,9 @@ static void test_pressure_ends(void **state) {
     atomic_bool asked = false;
     weft_context *context;
     weft_publisher *publisher;
-    const weft_context_options options = {.progress = stop_waiting, .progress_opaque = &asked};
-    const weft_publisher_options chosen = {.max_lag = 1, .max_lag_seconds = 600};
+    const weft_context_options options = {
+        .size = sizeof options, .progress = stop_waiting, .progress_opaque = &asked};
+    const weft_publisher_options chosen = {.size = sizeof chosen, .max_lag = 1, .max_lag_seconds = 600};
     const fault_rule rule = {.kind = FAULT_FAIL, .operations = FAULT_ON_LIST, .status = WEFT_UNSUPPORTED};
     scene_open(&s, NULL, 11);
     for (int i = 0; i < 4; i++) {

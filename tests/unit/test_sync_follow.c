@@ -30,8 +30,9 @@ static weft_status shaded_get(void *opaque, weft_context *context, const weft_st
 static weft_status shaded_watch(void *opaque, weft_context *context, uint64_t after, double seconds,
                                 void *buffer, size_t capacity, size_t *received_out) {
     shaded *self = opaque;
-    weft_store_get_request request = {.key = "heads/00000001", .length = capacity, .buffer = buffer};
-    weft_store_get_result result;
+    weft_store_get_request request = {
+        .size = sizeof request, .key = "heads/00000001", .length = capacity, .buffer = buffer};
+    weft_store_get_result result = {.size = sizeof result};
     (void)after;
     (void)seconds;
     self->watches++;
@@ -67,6 +68,7 @@ static void shaded_close(void *opaque) {
 static void test_asks_again_later(void **state) {
     (void)state;
     static const weft_store_operations operations = {
+        .size = sizeof operations,
         .name = "shaded",
         .get = shaded_get,
         .put = shaded_put,

@@ -87,8 +87,8 @@ static void settle(stage *g) {
 }
 
 static weft_gc_result collect(weft_context *context, weft_store *store, double grace) {
-    const weft_gc_options options = {.grace_seconds = grace};
-    weft_gc_result result = {0};
+    const weft_gc_options options = {.size = sizeof options, .grace_seconds = grace};
+    weft_gc_result result = {.size = sizeof result};
     scene_expect(context, weft_gc_run(context, store, &options, &result), WEFT_OK, "gc");
     return result;
 }
@@ -264,23 +264,54 @@ static void take_over(stage *g) {
 static void test_publisher_stopped(void **state) {
     (void)state;
     static const act acts[] = {
-        {"patches", {.anchor_ratio = -1, .no_leaps = true}, nothing, publish, NULL},
-        {"whole versions", {.whole = true, .no_leaps = true}, nothing, publish, NULL},
-        {"anchors", {.anchor_ratio = -1, .keep_anchors = 1, .no_leaps = true}, publish, anchor, NULL},
-        {"anchors that are due", {.anchor_ratio = 0.001, .no_leaps = true}, nothing, publish, NULL},
+        {"patches",
+         {.size = sizeof(weft_publisher_options), .anchor_ratio = -1, .no_leaps = true},
+         nothing,
+         publish,
+         NULL},
+        {"whole versions",
+         {.size = sizeof(weft_publisher_options), .whole = true, .no_leaps = true},
+         nothing,
+         publish,
+         NULL},
+        {"anchors",
+         {.size = sizeof(weft_publisher_options), .anchor_ratio = -1, .keep_anchors = 1, .no_leaps = true},
+         publish,
+         anchor,
+         NULL},
+        {"anchors that are due",
+         {.size = sizeof(weft_publisher_options), .anchor_ratio = 0.001, .no_leaps = true},
+         nothing,
+         publish,
+         NULL},
         {"anchors in the background",
-         {.anchor_ratio = 0.001, .anchors_in_background = true, .no_leaps = true},
+         {.size = sizeof(weft_publisher_options),
+          .anchor_ratio = 0.001,
+          .anchors_in_background = true,
+          .no_leaps = true},
          nothing,
          publish_some,
          NULL},
-        {"leaps", {.anchor_ratio = -1}, come_before_leap, publish_and_settle, NULL},
+        {"leaps",
+         {.size = sizeof(weft_publisher_options), .anchor_ratio = -1},
+         come_before_leap,
+         publish_and_settle,
+         NULL},
         {"leaps and anchors in the background",
-         {.anchor_ratio = 0.02, .anchors_in_background = true},
+         {.size = sizeof(weft_publisher_options), .anchor_ratio = 0.02, .anchors_in_background = true},
          nothing,
          publish_some,
          NULL},
-        {"a checkpoint", {.anchor_ratio = 0.02}, come_before_leap, publish_and_settle, "mirror"},
-        {"takeovers", {.anchor_ratio = -1, .no_leaps = true}, nothing, take_over, NULL},
+        {"a checkpoint",
+         {.size = sizeof(weft_publisher_options), .anchor_ratio = 0.02},
+         come_before_leap,
+         publish_and_settle,
+         "mirror"},
+        {"takeovers",
+         {.size = sizeof(weft_publisher_options), .anchor_ratio = -1, .no_leaps = true},
+         nothing,
+         take_over,
+         NULL},
     };
     for (size_t i = 0; i < sizeof acts / sizeof *acts; i++) {
         stop_publisher(&acts[i], 90 + i);
@@ -304,6 +335,7 @@ typedef struct part {
 
 static void part_open(part *p, stage *g, unsigned index, uint64_t seed) {
     const weft_publisher_options options = {
+        .size = sizeof options,
         .anchor_ratio = 0.3,
         .bucket_bytes = 32 << 10,
         .part_index = index,
@@ -349,7 +381,7 @@ static void publish_parts(part parts[PARTS], uint64_t step) {
 static void test_parts_stopped(void **state) {
     (void)state;
     enum { STOPS = 24 };
-    const weft_publisher_options none = {.anchor_ratio = -1};
+    const weft_publisher_options none = {.size = sizeof none, .anchor_ratio = -1};
     stage g;
     part parts[PARTS];
     uint64_t step = 1;
@@ -403,7 +435,8 @@ static void claim_meanwhile(void *opaque) {
 }
 
 static void stop_collector(void (*meanwhile)(void *opaque), bool leaps, uint64_t seed) {
-    const weft_publisher_options options = {.anchor_ratio = -1, .keep_anchors = 1, .no_leaps = !leaps};
+    const weft_publisher_options options = {
+        .size = sizeof options, .anchor_ratio = -1, .keep_anchors = 1, .no_leaps = !leaps};
     stage g;
     stage_open(&g, &options, seed);
     bool stopped = true;
@@ -417,7 +450,7 @@ static void stop_collector(void (*meanwhile)(void *opaque), bool leaps, uint64_t
         settle(&g);
         store_clock_advance(g.clock, DAY);
         stop_at(g.collecting_faults, n, meanwhile, &g);
-        const weft_gc_options now = {.grace_seconds = 0};
+        const weft_gc_options now = {.size = sizeof now, .grace_seconds = 0};
         weft_status status = weft_gc_run(g.collector, g.collecting, &now, NULL);
         /* the page that it was about to read may be replaced and gone */
         scene_expect(g.collector, status == WEFT_NOT_FOUND ? WEFT_OK : status, WEFT_OK, "gc");
@@ -489,7 +522,7 @@ static void test_what_may_come(void **state) {
         {"parts/2/call", true},
         {"parts/3/call", true},
     };
-    const weft_publisher_options options = {.anchor_ratio = -1};
+    const weft_publisher_options options = {.size = sizeof options, .anchor_ratio = -1};
     stage g;
     stage_open(&g, &options, 130);
     publish(&g);
@@ -519,7 +552,7 @@ static void test_what_may_come(void **state) {
  */
 static void test_leftovers(void **state) {
     (void)state;
-    const weft_publisher_options options = {.anchor_ratio = -1, .no_leaps = true};
+    const weft_publisher_options options = {.size = sizeof options, .anchor_ratio = -1, .no_leaps = true};
     const fault_rule no_page = {
         .kind = FAULT_FAIL, .operations = FAULT_ON_PUT, .pattern = "pages/*", .status = WEFT_NO_SPACE};
     stage g;
@@ -556,7 +589,8 @@ static void test_leftovers(void **state) {
 /* Who has only claimed the run may still find that the writer before it was ahead. */
 static void test_nothing_goes_at_a_takeover(void **state) {
     (void)state;
-    const weft_publisher_options options = {.anchor_ratio = -1, .keep_anchors = 1, .no_leaps = true};
+    const weft_publisher_options options = {
+        .size = sizeof options, .anchor_ratio = -1, .keep_anchors = 1, .no_leaps = true};
     stage g;
     stage_open(&g, &options, 131);
     publish(&g);
@@ -590,7 +624,8 @@ static void publish_five(stage *g) {
 
 /* What was replaced goes a thousand seconds after the next version has come, and not before. */
 static void run_grace(bool listed) {
-    const weft_publisher_options options = {.anchor_ratio = -1, .keep_anchors = 1, .no_leaps = true};
+    const weft_publisher_options options = {
+        .size = sizeof options, .anchor_ratio = -1, .keep_anchors = 1, .no_leaps = true};
     const fault_rule blind = {.kind = FAULT_FAIL, .operations = FAULT_ON_LIST, .status = WEFT_UNSUPPORTED};
     stage g;
     stage_open(&g, &options, 140);
@@ -633,7 +668,8 @@ static void test_grace(void **state) {
 /* A store that tells no ages keeps what would have to wait, and says so. */
 static void test_no_ages(void **state) {
     (void)state;
-    const weft_publisher_options options = {.anchor_ratio = -1, .keep_anchors = 1, .no_leaps = true};
+    const weft_publisher_options options = {
+        .size = sizeof options, .anchor_ratio = -1, .keep_anchors = 1, .no_leaps = true};
     const fault_rule ageless = {.kind = FAULT_FAIL, .operations = FAULT_ON_AGE, .status = WEFT_UNSUPPORTED};
     const fault_rule broken = {.kind = FAULT_FAIL, .operations = FAULT_ON_AGE};
     stage g;
@@ -641,7 +677,7 @@ static void test_no_ages(void **state) {
     publish_five(&g);
     store_clock_advance(g.clock, DAY);
     fault_store_set(g.collecting_faults, &broken, 1);
-    const weft_gc_options hour = {.grace_seconds = 3600};
+    const weft_gc_options hour = {.size = sizeof hour, .grace_seconds = 3600};
     assert_int_equal(weft_gc_run(g.collector, g.collecting, &hour, NULL), WEFT_REMOTE_FAILED);
     fault_store_set(g.collecting_faults, &ageless, 1);
     weft_gc_result result = collect(g.collector, g.collecting, 3600);
@@ -658,7 +694,7 @@ static void test_no_ages(void **state) {
 /* Ages are asked for few objects, however long the history is. */
 static void test_few_ages(void **state) {
     (void)state;
-    const weft_publisher_options options = {.anchor_ratio = 0.3, .no_leaps = true};
+    const weft_publisher_options options = {.size = sizeof options, .anchor_ratio = 0.3, .no_leaps = true};
     const fault_rule counted = {.kind = FAULT_DELAY, .operations = FAULT_ON_AGE};
     stage g;
     stage_open(&g, &options, 142);
@@ -679,7 +715,8 @@ static void test_few_ages(void **state) {
 /* A new anchor amends the newest record, after that was gone through. */
 static void test_amended_after_the_mark(void **state) {
     (void)state;
-    const weft_publisher_options options = {.anchor_ratio = -1, .keep_anchors = 1, .no_leaps = true};
+    const weft_publisher_options options = {
+        .size = sizeof options, .anchor_ratio = -1, .keep_anchors = 1, .no_leaps = true};
     const fault_rule blind = {.kind = FAULT_FAIL, .operations = FAULT_ON_LIST, .status = WEFT_UNSUPPORTED};
     stage g;
     stage_open(&g, &options, 143);
@@ -698,7 +735,8 @@ static void test_amended_after_the_mark(void **state) {
  * version on, and not since a time before it. */
 static void test_page_that_was_not_named(void **state) {
     (void)state;
-    const weft_publisher_options options = {.anchor_ratio = -1, .keep_anchors = 1, .no_leaps = true};
+    const weft_publisher_options options = {
+        .size = sizeof options, .anchor_ratio = -1, .keep_anchors = 1, .no_leaps = true};
     const fault_rule no_head = {
         .kind = FAULT_FAIL, .operations = FAULT_ON_PUT, .pattern = "heads/*", .status = WEFT_NO_SPACE};
     stage g;

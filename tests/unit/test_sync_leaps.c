@@ -22,7 +22,7 @@
 enum { PER_MILLION = 10000, LAST = 150 };
 
 /* So that a patch is the way, never a newer anchor. */
-static const weft_publisher_options one_anchor = {.profile = WEFT_PROFILE_SMALL, .anchor_ratio = -1};
+static const weft_publisher_options one_anchor = {.size = sizeof one_anchor, .profile = WEFT_PROFILE_SMALL, .anchor_ratio = -1};
 
 static void open_scene(scene *scene, const weft_publisher_options *options, uint64_t seed) {
     scene_open(scene, options, seed);
@@ -91,9 +91,11 @@ static void test_any_absence(void **state) {
     }
     publish_leaps_until(&scene, LAST);
     for (size_t i = 0; i < PARKED; i++) {
-        weft_subscriber_info before = weft_subscriber_describe(parked[i].subscriber);
+        weft_subscriber_info before = {.size = sizeof before};
+        weft_subscriber_describe(parked[i].subscriber, &before);
         unsigned steps = walk(&parked[i]);
-        weft_subscriber_info after = weft_subscriber_describe(parked[i].subscriber);
+        weft_subscriber_info after = {.size = sizeof after};
+        weft_subscriber_describe(parked[i].subscriber, &after);
         uint64_t missed = LAST - parked_at[i];
         assert_int_equal(after.anchors, before.anchors);
         assert_true(steps <= most_steps(missed));
@@ -118,7 +120,8 @@ static void test_a_file_comes_back(void **state) {
     publish_leaps_until(&scene, 135);
     scene_expect(replica.context, replica_reopen(&replica, NULL), WEFT_OK, "reopen");
     unsigned steps = walk(&replica);
-    weft_subscriber_info info = weft_subscriber_describe(replica.subscriber);
+    weft_subscriber_info info = {.size = sizeof info};
+    weft_subscriber_describe(replica.subscriber, &info);
     assert_true(steps <= most_steps(128));
     assert_true(info.requests <= 2 * steps + 2 * most_steps(128));
     replica_close(&replica);
@@ -287,9 +290,11 @@ static void test_publishers_change(void **state) {
         scene_expect(scene.context, scene_publisher(&scene), WEFT_OK, "take over");
     }
     settle(&scene);
-    weft_subscriber_info before = weft_subscriber_describe(replica.subscriber);
+    weft_subscriber_info before = {.size = sizeof before};
+    weft_subscriber_describe(replica.subscriber, &before);
     unsigned steps = walk(&replica);
-    weft_subscriber_info after = weft_subscriber_describe(replica.subscriber);
+    weft_subscriber_info after = {.size = sizeof after};
+    weft_subscriber_describe(replica.subscriber, &after);
     /* blocks in which the publisher changed have no leap of their own */
     assert_true(steps < 70);
     assert_int_equal(after.anchors, before.anchors);
@@ -370,8 +375,8 @@ static void test_collected(void **state) {
     replica_open(&replica, &scene, NULL, NULL);
     replica_catch_up(&replica, "parking");
     publish_leaps_until(&scene, 140);
-    weft_gc_options gc = {.grace_seconds = 0};
-    weft_gc_result result;
+    weft_gc_options gc = {.size = sizeof gc, .grace_seconds = 0};
+    weft_gc_result result = {.size = sizeof result};
     scene_expect(scene.outside, weft_gc_run(scene.outside, scene.store, &gc, &result), WEFT_OK, "gc");
     assert_true(result.objects > 70);
     /* one node of level 2 and one of level 3 cover the floor; below it nothing is left */
@@ -420,17 +425,19 @@ static void test_there_already(void **state) {
     settle(&scene);
     replica_open(&replica, &scene, "copy", NULL);
     scene_expect(replica.context, weft_subscriber_pull(replica.subscriber, 21), WEFT_OK, "pull");
-    weft_subscriber_info before = weft_subscriber_describe(replica.subscriber);
+    weft_subscriber_info before = {.size = sizeof before};
+    weft_subscriber_describe(replica.subscriber, &before);
     for (int i = 0; i < 3; i++) {
         scene_expect(replica.context, weft_subscriber_pull(replica.subscriber, 21), WEFT_OK, "again");
     }
-    weft_subscriber_info after = weft_subscriber_describe(replica.subscriber);
+    weft_subscriber_info after = {.size = sizeof after};
+    weft_subscriber_describe(replica.subscriber, &after);
     assert_int_equal(after.version, 21);
     assert_int_equal(after.anchors, before.anchors);
     assert_int_equal(after.patches, before.patches);
     scene_expect(replica.context, replica_reopen(&replica, NULL), WEFT_OK, "reopen");
     scene_expect(replica.context, weft_subscriber_pull(replica.subscriber, 21), WEFT_OK, "after all");
-    after = weft_subscriber_describe(replica.subscriber);
+    weft_subscriber_describe(replica.subscriber, &after);
     assert_int_equal(after.anchors + after.patches, 0);
     replica_close(&replica);
     scene_close(&scene);
@@ -450,9 +457,11 @@ static void test_no_more_leaps(void **state) {
     replica_open(&replica, &scene, NULL, NULL);
     replica_catch_up(&replica, "parking");
     publish_until(&scene, 200);
-    weft_subscriber_info before = weft_subscriber_describe(replica.subscriber);
+    weft_subscriber_info before = {.size = sizeof before};
+    weft_subscriber_describe(replica.subscriber, &before);
     walk(&replica);
-    weft_subscriber_info after = weft_subscriber_describe(replica.subscriber);
+    weft_subscriber_info after = {.size = sizeof after};
+    weft_subscriber_describe(replica.subscriber, &after);
     assert_int_equal(after.anchors, before.anchors);
     assert_true(after.requests - before.requests < 170 + 10);
     replica_close(&replica);

@@ -5,6 +5,7 @@
  * not what it published. Nobody runs in circles, writes where nothing is, or removes what is needed, and
  * the next honest version heals everybody.
  */
+#include "../support/described.h"
 #include "patches.h"
 #include "scenes.h"
 
@@ -20,7 +21,7 @@
 
 #include <cmocka.h>
 
-static const weft_publisher_options plain = {.anchor_ratio = -1};
+static const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
 
 /* More than anything here may ask of a store in one call: who runs in circles is stopped by an error. */
 enum { REQUESTS_MAX = 1000 };
@@ -125,9 +126,9 @@ static void forgery_close(forgery *f) {
  * digests say what an honest one would, but nobody gets there by it. */
 static weft_diff_stats lie(replica *base, const trainer *trainer, bytes *patch) {
     weft_sums *sums = patches_sums(base->context, base->model.view);
-    const weft_diff_options options = {.base_sums = sums};
+    const weft_diff_options options = {.size = sizeof options, .base_sums = sums};
     const weft_sink sink = bytes_sink(patch);
-    weft_diff_stats stats;
+    weft_diff_stats stats = {.size = sizeof stats};
     ((uint8_t *)base->model.blocks[0])[1000] ^= 1;
     scene_expect(base->context,
                  weft_diff(base->context, base->model.view, trainer->model.view, &options, &sink, &stats),
@@ -168,7 +169,7 @@ static void meet_lie(replica *r) {
     weft_status status = weft_subscriber_pull(r->subscriber, 0);
     expect(r->context, status, WEFT_CHECKSUM_MISMATCH, "no way leads to version 3");
     assert_false(fault_store_fired(r->faults));
-    assert_int_equal(weft_subscriber_describe(r->subscriber).version, 2);
+    assert_int_equal(subscriber_info(r->subscriber).version, 2);
     assert_true(replica_sound(r));
     fault_store_fail_from(r->faults, 0, WEFT_OK);
 }
@@ -186,11 +187,11 @@ static void test_a_patch_that_lies(void **state) {
         replica_catch_up(&live, "before the lie");
         publish_lie(&s);
         meet_lie(&live);
-        assert_int_equal(weft_subscriber_describe(live.subscriber).anchors, 1);
+        assert_int_equal(subscriber_info(live.subscriber).anchors, 1);
         meet_lie(&live);
         replica_open(&fresh, &s, NULL, NULL);
         meet_lie(&fresh);
-        assert_int_equal(weft_subscriber_describe(fresh.subscriber).anchors, 1);
+        assert_int_equal(subscriber_info(fresh.subscriber).anchors, 1);
         /* who goes on cannot get there either, and comes whole */
         fault_store_fail_from(s.faults, REQUESTS_MAX, WEFT_REMOTE_FAILED);
         assert_int_equal(scene_publisher(&s), WEFT_OK);
@@ -225,7 +226,7 @@ static void test_an_anchor_after_a_lie(void **state) {
     scene_publish(&s, 10000);
     fault_store_fail_from(live.faults, REQUESTS_MAX, WEFT_REMOTE_FAILED);
     replica_catch_up(&live, "round the lie");
-    assert_int_equal(weft_subscriber_describe(live.subscriber).anchors, 2);
+    assert_int_equal(subscriber_info(live.subscriber).anchors, 2);
     replica_close(&live);
     scene_close(&s);
 }
@@ -268,7 +269,7 @@ static size_t copy_bytes(const weft_view *view) {
 }
 
 static void publish_whole(scene *s, replica *r, weft_context *context, const char *what) {
-    weft_publish_result result;
+    weft_publish_result result = {.size = sizeof result};
     trainer_step(&s->trainer, 10000);
     scene_expect(context, weft_publisher_publish(s->publisher, NULL, &result), WEFT_OK, what);
     if (!result.anchored) {
@@ -286,7 +287,8 @@ static void test_a_bit_flips_in_the_publishers_copy(void **state) {
     weft_context *context;
     scene_open(&s, &plain, 63);
     spy spy = {.wanted = copy_bytes(s.trainer.model.view)};
-    const weft_context_options options = {.threads = 2,
+    const weft_context_options options = {.size = sizeof options,
+                                          .threads = 2,
                                           .allocator = {spy_allocate, spy_reallocate, spy_release, &spy}};
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     assert_int_equal(weft_publisher_open(context, s.faulty, s.trainer.model.view, &s.options, &s.publisher),
@@ -335,7 +337,7 @@ static void test_a_bit_flips_in_the_publishers_file(void **state) {
         replica_catch_up(&r, "over a damaged mirror");
         scene_newcomer(&s, "over a damaged mirror");
     }
-    assert_int_equal(weft_subscriber_describe(r.subscriber).anchors, 1);
+    assert_int_equal(subscriber_info(r.subscriber).anchors, 1);
     replica_close(&r);
     scene_close(&s);
 }
@@ -352,8 +354,11 @@ typedef struct tight {
 } tight;
 
 static void tight_open(tight *t, scene *s) {
-    const weft_context_options options = {.threads = 2, .limits = {.stage_bytes = 1}};
-    const weft_subscriber_options empty = {.empty = true};
+    const weft_context_options options = {
+        .size = sizeof options,
+        .threads = 2,
+        .limits = &(weft_limits){.size = sizeof(weft_limits), .stage_bytes = 1}};
+    const weft_subscriber_options empty = {.size = sizeof empty, .empty = true};
     assert_int_equal(weft_context_create(&options, &t->context), WEFT_OK);
     assert_int_equal(fault_store_create(t->context, s->place.reading, 1, &t->store, &t->faults), WEFT_OK);
     worker_open(&t->worker, t->context);
@@ -381,11 +386,12 @@ static void tight_stays(tight *t, uint64_t version) {
     scene_expect(t->context, weft_subscriber_rollback(t->subscriber), WEFT_UNSUPPORTED, "rollback");
     weft_digest after = worker_digest(t->context, t->worker.view);
     assert_true(weft_digest_equal(&before, &after));
-    assert_int_equal(weft_subscriber_describe(t->subscriber).version, version);
+    assert_int_equal(subscriber_info(t->subscriber).version, version);
     assert_int_equal(weft_subscriber_verify(t->subscriber), WEFT_OK);
 }
 
-static const weft_publisher_options buckets = {.bucket_bytes = 32768, .anchor_ratio = -1};
+static const weft_publisher_options buckets = {
+    .size = sizeof buckets, .bucket_bytes = 32768, .anchor_ratio = -1};
 static const fault_rule unreachable[] = {
     {.kind = FAULT_FAIL, .operations = FAULT_ON_GET, .pattern = "patches/*"},
     {.kind = FAULT_FAIL, .operations = FAULT_ON_GET, .pattern = "anchors/*"},
@@ -444,7 +450,7 @@ static void test_rollback_after_a_failed_prepare(void **state) {
     expect(r.context, weft_subscriber_rollback(r.subscriber), WEFT_UNSUPPORTED, "nothing to go back to");
     assert_true(replica_digest(&r, &after));
     assert_true(weft_digest_equal(&before, &after));
-    assert_int_equal(weft_subscriber_describe(r.subscriber).version, 2);
+    assert_int_equal(subscriber_info(r.subscriber).version, 2);
     fault_store_set(r.faults, NULL, 0);
     replica_catch_up(&r, "after the failure");
     replica_close(&r);
@@ -503,7 +509,7 @@ static weft_head_info inspect(scene *s) {
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
     uint64_t epoch;
-    weft_head_info info;
+    weft_head_info info = {.size = sizeof info};
     scene_expect(s->outside, weft_head_find(s->outside, s->store, 1, data, &size, &epoch), WEFT_OK,
                  "find the head");
     scene_expect(s->outside, weft_head_inspect(s->outside, data, size, NULL, &info), WEFT_OK,
@@ -597,7 +603,8 @@ static weft_status catchall_get(void *self, weft_context *context, const weft_st
         size_t size = strlen(c->text);
         assert_true(request->offset == 0 && request->length >= size);
         memcpy(request->buffer, c->text, size);
-        *result = (weft_store_get_result){.received = size, .size = size, .tag = {"same"}};
+        *result = (weft_store_get_result){
+            .size = sizeof(weft_store_get_result), .received = size, .object_bytes = size, .tag = {"same"}};
     }
     return status;
 }
@@ -629,6 +636,7 @@ static void catchall_close(void *self) {
 
 static weft_store *catchall_open(catchall *c, weft_context *context) {
     static const weft_store_operations operations = {
+        .size = sizeof operations,
         .name = "catchall",
         .get = catchall_get,
         .put = catchall_put,
@@ -650,7 +658,7 @@ static void ask_catchall(catchall *c, weft_context *context, weft_subscriber *su
 
 /* `text` NULL: the head of epoch 1, under every name. */
 static void run_catchall(const char *text) {
-    const weft_subscriber_options empty = {.empty = true};
+    const weft_subscriber_options empty = {.size = sizeof empty, .empty = true};
     scene s;
     model worker;
     weft_subscriber *subscriber;
@@ -715,7 +723,7 @@ static void test_a_head_under_the_next_name(void **state) {
     expect(live.context, weft_subscriber_pull(live.subscriber, 0), WEFT_CHECKSUM_MISMATCH,
            "is not that head");
     assert_true(replica_current(&live));
-    assert_int_equal(weft_subscriber_describe(live.subscriber).epoch, 1);
+    assert_int_equal(subscriber_info(live.subscriber).epoch, 1);
     replica_open(&fresh, &s, NULL, NULL);
     expect(fresh.context, weft_subscriber_pull(fresh.subscriber, 0), WEFT_CHECKSUM_MISMATCH,
            "is not that head");
@@ -785,7 +793,8 @@ static bool note_date(void *opaque, const weft_log_entry *entry) {
 
 static void check_place(const replica *r, const dates *dates, uint64_t version) {
     char step[24];
-    weft_subscriber_info info = weft_subscriber_describe(r->subscriber);
+    weft_subscriber_info info = {.size = sizeof info};
+    weft_subscriber_describe(r->subscriber, &info);
     snprintf(step, sizeof step, "%llu", (unsigned long long)version);
     assert_int_equal(info.version, version);
     assert_int_equal(info.milliseconds, dates->of[version]);
@@ -846,7 +855,7 @@ static void retire(scene *s, const char *key) {
 static void test_retired_keys_of_another_kind(void **state) {
     (void)state;
     static const char *const keys[] = {"heads/00000001", "gc/mark", "patches", "other/x", "patchesx/y"};
-    const weft_gc_options at_once = {.grace_seconds = 0};
+    const weft_gc_options at_once = {.size = sizeof at_once, .grace_seconds = 0};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         scene s;
         scene_open(&s, &plain, 73);
@@ -883,7 +892,7 @@ static void test_a_replaced_page_of_another_kind(void **state) {
 
 static void test_what_is_needed_cannot_be_retired(void **state) {
     (void)state;
-    const weft_gc_options at_once = {.grace_seconds = 0};
+    const weft_gc_options at_once = {.size = sizeof at_once, .grace_seconds = 0};
     for (unsigned anchor = 0; anchor < 2; anchor++) {
         scene s;
         forgery f;
@@ -912,7 +921,9 @@ static void test_what_is_needed_cannot_be_retired(void **state) {
 static void test_parts_that_do_not_exist(void **state) {
     (void)state;
     const weft_publisher_options wrong[] = {
-        {.part_index = 1}, {.part_index = 1, .part_count = 1}, {.part_index = 2, .part_count = 2}};
+        {.size = sizeof(weft_publisher_options), .part_index = 1},
+        {.size = sizeof(weft_publisher_options), .part_index = 1, .part_count = 1},
+        {.size = sizeof(weft_publisher_options), .part_index = 2, .part_count = 2}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         scene s;
         scene_open(&s, &wrong[i], 72);

@@ -3,6 +3,7 @@
  * From live weights to live weights through a store: every version arrives bit for bit; newcomers, long
  * absences, rollbacks, layouts; a publisher that stops and another that takes over; anchors.
  */
+#include "../support/described.h"
 #include "patches.h"
 #include "scenes.h"
 #include "stride.h"
@@ -35,7 +36,7 @@ typedef struct worker {
 } worker;
 
 static void open_worker(scene *s, worker *w) {
-    const weft_subscriber_options options = {.empty = true};
+    const weft_subscriber_options options = {.size = sizeof options, .empty = true};
     w->context = patches_context(2);
     worker_open(&w->model, w->context);
     expect(w->context,
@@ -59,7 +60,8 @@ static void test_every_version_arrives(void **state) {
     (void)state;
     const weft_profile profiles[] = {WEFT_PROFILE_FAST, WEFT_PROFILE_SMALL};
     for (size_t p = 0; p < 2; p++) {
-        const weft_publisher_options options = {.profile = profiles[p], .bucket_bytes = 32768};
+        const weft_publisher_options options = {
+            .size = sizeof options, .profile = profiles[p], .bucket_bytes = 32768};
         scene s;
         worker w;
         open_scene(&s, &options);
@@ -69,14 +71,16 @@ static void test_every_version_arrives(void **state) {
         expect(w.context, weft_subscriber_wait(w.subscriber, nan(""), &version), WEFT_MORE);
         for (unsigned i = 1; i <= 12; i++) {
             assert_int_equal(scene_publish(&s, i == 6 ? 900000 : 10000), i);
-            expect(w.context, weft_subscriber_wait(w.subscriber, 5, &version), WEFT_OK);
+            /* without time it looks all the same, before and after it has found out how the store waits */
+            expect(w.context, weft_subscriber_wait(w.subscriber, i == 4 ? 5 : 0, &version), WEFT_OK);
             assert_int_equal(version, i);
             pull(&w);
             assert_true(worker_equals(&w.model, &s.trainer));
             expect(w.context, weft_subscriber_verify(w.subscriber), WEFT_OK);
             expect(w.context, weft_subscriber_wait(w.subscriber, 0, &version), WEFT_MORE);
         }
-        weft_subscriber_info info = weft_subscriber_describe(w.subscriber);
+        weft_subscriber_info info = {.size = sizeof info};
+        weft_subscriber_describe(w.subscriber, &info);
         assert_int_equal(info.version, 12);
         assert_int_equal(info.anchors, 1);
         assert_int_equal(info.patches, 11);
@@ -84,6 +88,25 @@ static void test_every_version_arrives(void **state) {
         close_worker(&w);
         scene_close(&s);
     }
+}
+
+/* What a wait that found nothing had seen is no answer to what is the newest later on. */
+static void test_a_vain_wait_is_forgotten(void **state) {
+    (void)state;
+    scene s;
+    worker w;
+    uint64_t version = 0;
+    open_scene(&s, NULL);
+    open_worker(&s, &w);
+    for (unsigned i = 1; i <= 3; i++) {
+        scene_publish(&s, 10000);
+        pull(&w);
+        assert_int_equal(subscriber_info(w.subscriber).version, i);
+        assert_true(worker_equals(&w.model, &s.trainer));
+        expect(w.context, weft_subscriber_wait(w.subscriber, i == 2 ? 0.05 : 0, &version), WEFT_MORE);
+    }
+    close_worker(&w);
+    scene_close(&s);
 }
 
 static void test_nothing_changed_is_a_version_too(void **state) {
@@ -97,7 +120,7 @@ static void test_nothing_changed_is_a_version_too(void **state) {
     expect(s.context, weft_publisher_publish(s.publisher, labels, NULL), WEFT_OK);
     pull(&w);
     assert_true(worker_equals(&w.model, &s.trainer));
-    assert_int_equal(weft_subscriber_describe(w.subscriber).version, 2);
+    assert_int_equal(subscriber_info(w.subscriber).version, 2);
     assert_string_equal(weft_subscriber_label(w.subscriber, "step"), "1");
     close_worker(&w);
     scene_close(&s);
@@ -107,7 +130,8 @@ static void test_nothing_changed_is_a_version_too(void **state) {
  * several anchors. */
 static void test_newcomers_and_absences(void **state) {
     (void)state;
-    const weft_publisher_options options = {.anchor_ratio = 0.5, .anchors_in_background = true};
+    const weft_publisher_options options = {
+        .size = sizeof options, .anchor_ratio = 0.5, .anchors_in_background = true};
     const unsigned versions = test_stride() >= 20 ? 10 : test_stride() > 1 ? 66 : 150;
     scene s;
     worker slow;
@@ -122,7 +146,7 @@ static void test_newcomers_and_absences(void **state) {
             open_worker(&s, &fresh);
             pull(&fresh);
             assert_true(worker_equals(&fresh.model, &s.trainer));
-            assert_int_equal(weft_subscriber_describe(fresh.subscriber).version, i);
+            assert_int_equal(subscriber_info(fresh.subscriber).version, i);
             close_worker(&fresh);
         }
     }
@@ -149,7 +173,7 @@ static void test_an_older_version(void **state) {
         expect(w.context, weft_subscriber_pull(w.subscriber, order[i]), WEFT_OK);
         weft_digest digest = worker_digest(w.context, w.model.view);
         assert_true(weft_digest_equal(&digest, &digests[order[i]]));
-        assert_int_equal(weft_subscriber_describe(w.subscriber).version, order[i]);
+        assert_int_equal(subscriber_info(w.subscriber).version, order[i]);
     }
     expect(w.context, weft_subscriber_pull(w.subscriber, 21), WEFT_NOT_FOUND);
     close_worker(&w);
@@ -170,13 +194,13 @@ static void test_rollback(void **state) {
     weft_digest still = worker_digest(w.context, w.model.view);
     assert_true(weft_digest_equal(&still, &first));
     expect(w.context, weft_subscriber_rollback(w.subscriber), WEFT_OK);
-    assert_int_equal(weft_subscriber_describe(w.subscriber).version, 1);
+    assert_int_equal(subscriber_info(w.subscriber).version, 1);
     pull(&w);
     assert_true(worker_equals(&w.model, &s.trainer));
     expect(w.context, weft_subscriber_rollback(w.subscriber), WEFT_OK);
     still = worker_digest(w.context, w.model.view);
     assert_true(weft_digest_equal(&still, &first));
-    assert_int_equal(weft_subscriber_describe(w.subscriber).version, 1);
+    assert_int_equal(subscriber_info(w.subscriber).version, 1);
     expect(w.context, weft_subscriber_rollback(w.subscriber), WEFT_UNSUPPORTED);
     pull(&w);
     assert_true(worker_equals(&w.model, &s.trainer));
@@ -203,8 +227,11 @@ static weft_layout *make_layout(weft_context *context, unsigned rank) {
 static void test_a_rank_holds_its_part(void **state) {
     (void)state;
     const weft_cut cuts[] = {{"embed", 0, 2}, {"norm", 0, 1}};
-    const weft_publisher_options options = {
-        .profile = WEFT_PROFILE_SMALL, .cuts = cuts, .cut_count = 2, .bucket_bytes = 32768};
+    const weft_publisher_options options = {.size = sizeof options,
+                                            .profile = WEFT_PROFILE_SMALL,
+                                            .cuts = cuts,
+                                            .cut_count = 2,
+                                            .bucket_bytes = 32768};
     scene s;
     open_scene(&s, &options);
     scene_publish(&s, 10000);
@@ -229,7 +256,8 @@ static void test_a_rank_holds_its_part(void **state) {
             assert_memory_equal(norm, cast, sizeof cast);
             scene_publish(&s, i == 2 ? 800000 : 10000);
         }
-        weft_subscriber_info info = weft_subscriber_describe(subscriber);
+        weft_subscriber_info info = {.size = sizeof info};
+        weft_subscriber_describe(subscriber, &info);
         assert_int_equal(info.anchors, 1);
         weft_subscriber_close(subscriber);
         weft_layout_destroy(layout);
@@ -258,8 +286,8 @@ static void test_drift_is_found_and_healed(void **state) {
     scene_publish(&s, 10000);
     pull(&w);
     assert_true(worker_equals(&w.model, &s.trainer));
-    assert_true(weft_subscriber_describe(w.subscriber).healed > 0);
-    assert_int_equal(weft_subscriber_describe(w.subscriber).anchors, 3);
+    assert_true(subscriber_info(w.subscriber).healed > 0);
+    assert_int_equal(subscriber_info(w.subscriber).anchors, 3);
     /* an anchor can be rolled back too */
     expect(w.context, weft_subscriber_verify(w.subscriber), WEFT_OK);
     close_worker(&w);
@@ -284,7 +312,8 @@ static void test_a_publisher_resumes_from_the_store(void **state) {
         pull(&w);
         assert_true(worker_equals(&w.model, &s.trainer));
     }
-    weft_subscriber_info info = weft_subscriber_describe(w.subscriber);
+    weft_subscriber_info info = {.size = sizeof info};
+    weft_subscriber_describe(w.subscriber, &info);
     assert_int_equal(info.anchors, 1);
     assert_int_equal(info.patches, versions - 1);
     worker fresh;
@@ -315,7 +344,7 @@ static void test_a_second_publisher_fences_the_first(void **state) {
     expect(s.context, weft_publisher_publish(s.publisher, NULL, NULL), WEFT_CONFLICT);
     pull(&w);
     assert_true(worker_equals(&w.model, &other));
-    assert_int_equal(weft_subscriber_describe(w.subscriber).version, 2);
+    assert_int_equal(subscriber_info(w.subscriber).version, 2);
     weft_publisher_close(second);
     trainer_close(&other);
     weft_context_destroy(context);
@@ -325,13 +354,13 @@ static void test_a_second_publisher_fences_the_first(void **state) {
 
 static void test_anchors_follow_cost(void **state) {
     (void)state;
-    const weft_publisher_options options = {.anchor_ratio = 0.25};
+    const weft_publisher_options options = {.size = sizeof options, .anchor_ratio = 0.25};
     const unsigned versions = test_stride() >= 20 ? 20 : 60;
     scene s;
     open_scene(&s, &options);
     unsigned anchors = 0;
     for (unsigned i = 0; i < versions; i++) {
-        weft_publish_result result;
+        weft_publish_result result = {.size = sizeof result};
         trainer_step(&s.trainer, 20000);
         expect(s.context, weft_publisher_publish(s.publisher, NULL, &result), WEFT_OK);
         anchors += result.anchor_bytes > 0;
@@ -344,7 +373,7 @@ static void test_anchors_follow_cost(void **state) {
     open_worker(&s, &w);
     pull(&w);
     assert_true(worker_equals(&w.model, &s.trainer));
-    assert_int_equal(weft_subscriber_describe(w.subscriber).patches, 0);
+    assert_int_equal(subscriber_info(w.subscriber).patches, 0);
     close_worker(&w);
     scene_close(&s);
 }
@@ -352,6 +381,7 @@ static void test_anchors_follow_cost(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_version_arrives),
+        cmocka_unit_test(test_a_vain_wait_is_forgotten),
         cmocka_unit_test(test_nothing_changed_is_a_version_too),
         cmocka_unit_test(test_newcomers_and_absences),
         cmocka_unit_test(test_an_older_version),

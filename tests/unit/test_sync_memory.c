@@ -4,6 +4,7 @@
  * leaks, nothing is published by halves, what a replica holds is a published version, and the next try
  * works.
  */
+#include "../support/described.h"
 #include "faults.h"
 #include "scenes.h"
 #include "stride.h"
@@ -16,7 +17,8 @@
 #include <cmocka.h>
 
 static weft_context *failing_context(faults *faults) {
-    const weft_context_options options = {.allocator = faults_allocator(faults), .threads = 2};
+    const weft_context_options options = {
+        .size = sizeof options, .allocator = faults_allocator(faults), .threads = 2};
     weft_context *context = NULL;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     return context;
@@ -84,8 +86,8 @@ static void sweep_publisher(const weft_publisher_options *options, bool file, si
 
 static void test_publishing_without_memory(void **state) {
     (void)state;
-    const weft_publisher_options patches = {.anchor_ratio = -1};
-    const weft_publisher_options anchors = {.anchor_ratio = 0.01};
+    const weft_publisher_options patches = {.size = sizeof patches, .anchor_ratio = -1};
+    const weft_publisher_options anchors = {.size = sizeof anchors, .anchor_ratio = 0.01};
     sweep_publisher(&patches, false, 1, 2);
     sweep_publisher(&patches, true, 2, 3);
     sweep_publisher(&anchors, false, 1, 3);
@@ -94,8 +96,8 @@ static void test_publishing_without_memory(void **state) {
 /* ---- following ---- */
 
 static void sweep_subscriber(bool file, size_t first, size_t stride) {
-    const weft_publisher_options options = {.anchor_ratio = -1};
-    const weft_subscriber_options empty = {.empty = true};
+    const weft_publisher_options options = {.size = sizeof options, .anchor_ratio = -1};
+    const weft_subscriber_options empty = {.size = sizeof empty, .empty = true};
     faults faults = {0};
     scene s;
     model memory;
@@ -124,7 +126,7 @@ static void sweep_subscriber(bool file, size_t first, size_t stride) {
         if (subscriber != NULL) {
             scene_expect(context, weft_subscriber_pull(subscriber, 0), WEFT_OK, "pull again");
             scene_expect(context, weft_subscriber_verify(subscriber), WEFT_OK, "verify");
-            weft_digest digest = weft_subscriber_describe(subscriber).digest;
+            weft_digest digest = subscriber_info(subscriber).digest;
             weft_digest wanted = trainer_digest(&s.trainer);
             assert_true(weft_digest_equal(&digest, &wanted));
             assert_true(file || worker_equals(&memory, &s.trainer));
@@ -147,8 +149,8 @@ static void test_following_without_memory(void **state) {
 
 static void test_collecting_without_memory(void **state) {
     (void)state;
-    const weft_publisher_options options = {.anchor_ratio = 0.05};
-    const weft_gc_options grace = {.grace_seconds = 0};
+    const weft_publisher_options options = {.size = sizeof options, .anchor_ratio = 0.05};
+    const weft_gc_options grace = {.size = sizeof grace, .grace_seconds = 0};
     faults faults = {0};
     scene s;
     scene_open(&s, &options, 53);
@@ -176,12 +178,13 @@ static void test_collecting_without_memory(void **state) {
 /* Whatever the thread that reports has no memory for is not told, and that is all. */
 static void test_reporting_without_memory(void **state) {
     (void)state;
-    const weft_publisher_options options = {.anchor_ratio = -1};
-    const weft_subscriber_options seen = {.empty = true, .report_name = "seen", .report_seconds = 1};
+    const weft_publisher_options options = {.size = sizeof options, .anchor_ratio = -1};
+    const weft_subscriber_options seen = {
+        .size = sizeof seen, .empty = true, .report_name = "seen", .report_seconds = 1};
     faults faults = {0};
     scene s;
     model memory;
-    weft_fleet fleet;
+    weft_fleet fleet = {.size = sizeof fleet};
     scene_open(&s, &options, 54);
     scene_publish(&s, 10000);
     worker_open(&memory, s.outside);

@@ -6,6 +6,7 @@
  */
 #include "../../lib/base/context.h"
 #include "../../lib/sync/parts/parts_message.h"
+#include "../support/described.h"
 #include "fault_store.h"
 #include "scratch.h"
 #include "shards.h"
@@ -52,14 +53,14 @@ static void open_follower(team *t) {
     }
     model_show(&t->follower_model);
     shard_model_close(&shape);
-    const weft_subscriber_options options = {.empty = true};
+    const weft_subscriber_options options = {.size = sizeof options, .empty = true};
     assert_int_equal(
         weft_subscriber_open(t->context, t->store, t->follower_model.view, &options, &t->follower),
         WEFT_OK);
 }
 
 static void open_team(team *t, unsigned count, const shard_options *options) {
-    const weft_context_options single = {.threads = 1};
+    const weft_context_options single = {.size = sizeof single, .threads = 1};
     memset(t, 0, sizeof *t);
     scratch_open_volatile(&t->scratch);
     snprintf(t->url, sizeof t->url, "%s", scratch_path(&t->scratch, "store"));
@@ -103,8 +104,7 @@ static uint64_t expect_published(const team *t) {
             fail_msg("part %u: %s", i, t->answers[i].text);
         }
         assert_int_equal(t->answers[i].result.version, t->answers[0].result.version);
-        assert_true(
-            weft_digest_equal(&t->answers[i].result.diff.result, &t->answers[0].result.diff.result));
+        assert_true(weft_digest_equal(&t->answers[i].result.digest, &t->answers[0].result.digest));
     }
     return t->answers[0].result.version;
 }
@@ -134,7 +134,8 @@ static void expect_step(team *t, uint64_t step) {
     }
     weft_digest got = worker_digest(t->context, t->follower_model.view);
     assert_true(weft_digest_equal(&got, &digest));
-    weft_subscriber_info info = weft_subscriber_describe(t->follower);
+    weft_subscriber_info info = {.size = sizeof info};
+    weft_subscriber_describe(t->follower, &info);
     assert_true(weft_digest_equal(&info.digest, &digest));
 }
 
@@ -159,7 +160,8 @@ static void expect_file(team *t, uint64_t step) {
     if (status != WEFT_OK) {
         fail_msg("%s", weft_context_error(t->context));
     }
-    weft_subscriber_info info = weft_subscriber_describe(follower);
+    weft_subscriber_info info = {.size = sizeof info};
+    weft_subscriber_describe(follower, &info);
     assert_true(weft_digest_equal(&info.digest, &digest));
     weft_subscriber_close(follower);
 }
@@ -279,8 +281,8 @@ static void test_anchors(void **state) {
         expect_step(&t, step);
     }
     size_t before = count_objects(&t);
-    const weft_gc_options now = {.grace_seconds = 0};
-    weft_gc_result result;
+    const weft_gc_options now = {.size = sizeof now, .grace_seconds = 0};
+    weft_gc_result result = {.size = sizeof result};
     assert_int_equal(weft_gc_run(t.context, t.store, &now, &result), WEFT_OK);
     /* two anchors and the patch between them stay, each a list, two parts, and what stands behind them; and
      * two pages, of which the next record retires one */
@@ -336,7 +338,7 @@ static void replace_list(team *t, uint64_t version, uint64_t other, bool anchor)
 static void collect_with_false_lists(bool listed) {
     const shard_options often = {.part_seconds = 30, .anchor_ratio = 0.001};
     const fault_rule blind = {.kind = FAULT_FAIL, .operations = FAULT_ON_LIST, .status = WEFT_UNSUPPORTED};
-    const weft_gc_options now = {.grace_seconds = 0};
+    const weft_gc_options now = {.size = sizeof now, .grace_seconds = 0};
     team t;
     weft_store *store;
     fault_store *faults;
@@ -350,7 +352,7 @@ static void collect_with_false_lists(bool listed) {
     replace_list(&t, 2, 5, true);
     replace_list(&t, 3, 5, false);
     fault_store_set(faults, &blind, listed ? 0 : 1);
-    weft_gc_result result;
+    weft_gc_result result = {.size = sizeof result};
     assert_int_equal(weft_gc_run(t.context, store, &now, &result), WEFT_OK);
     assert_true(result.objects > 0);
     char name[300];
@@ -602,9 +604,9 @@ static void test_lost_call(void **state) {
 /* Waits until a follower has said that it has this version. */
 static void await_report(team *t, uint64_t version) {
     for (int i = 0; i < 12000; i++) {
-        weft_fleet fleet;
+        weft_fleet fleet = {.size = sizeof fleet};
         assert_int_equal(weft_fleet_read(t->context, t->store, NULL, &fleet), WEFT_OK);
-        bool there = fleet.live > 0 && fleet.followers[0].version == version;
+        bool there = fleet.live > 0 && fleet.followers[0]->version == version;
         weft_fleet_close(t->context, &fleet);
         if (there) {
             return;
@@ -640,7 +642,8 @@ static void test_back_pressure(void **state) {
     shard_stop(&t.shards[1]);
     start(&t, 1, &quick);
     weft_subscriber_close(t.follower);
-    const weft_subscriber_options reports = {.empty = true, .report_seconds = 1, .report_name = "slow"};
+    const weft_subscriber_options reports = {
+        .size = sizeof reports, .empty = true, .report_seconds = 1, .report_name = "slow"};
     assert_int_equal(weft_subscriber_open(t.context, t.store, t.follower_model.view, &reports, &t.follower),
                      WEFT_OK);
     bool waited = false;
@@ -817,7 +820,7 @@ static void run_faults(unsigned faulty, bool lose) {
         publish(&t, ++step);
         bool published = t.answers[0].status == WEFT_OK || t.answers[1].status == WEFT_OK;
         assert_int_equal(weft_subscriber_pull(t.follower, 0), WEFT_OK);
-        uint64_t now = weft_subscriber_describe(t.follower).version;
+        uint64_t now = subscriber_info(t.follower).version;
         assert_true(now == version || now == version + 1);
         assert_true(!published || now == version + 1);
         expect_step(&t, now == version ? step - 1 : step);

@@ -30,7 +30,7 @@ typedef struct bench {
 
 static void open_bench(bench *b) {
     dice dice = {7};
-    const weft_context_options options = {.threads = 2};
+    const weft_context_options options = {.size = sizeof options, .threads = 2};
     scratch_open(&b->scratch);
     assert_int_equal(weft_context_create(&options, &b->context), WEFT_OK);
     assert_int_equal(weft_store_open(b->context, scratch_path(&b->scratch, "store"), NULL, &b->store),

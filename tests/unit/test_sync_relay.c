@@ -29,7 +29,7 @@ typedef struct stage {
 } stage;
 
 static void open_relay(stage *stage) {
-    weft_relay_options options = {.poll_seconds = 0.002, .cache_bytes = 1 << 20};
+    weft_relay_options options = {.size = sizeof options, .poll_seconds = 0.002, .cache_bytes = 1 << 20};
     scene_expect(stage->context,
                  weft_relay_open(stage->context, stage->upstream, stage->cache, &options, &stage->relay),
                  WEFT_OK, "opening the relay");
@@ -43,7 +43,7 @@ static void close_relay(stage *stage) {
 }
 
 static void open_stage(stage *stage, uint64_t seed) {
-    const weft_context_options options = {.threads = 1};
+    const weft_context_options options = {.size = sizeof options, .threads = 1};
     scene_open(&stage->scene, NULL, seed);
     scene_expect(stage->scene.context, scene_publisher(&stage->scene), WEFT_OK, "opening the publisher");
     (void)scene_publish(&stage->scene, 20000);
@@ -72,8 +72,9 @@ typedef struct follower {
 } follower;
 
 static void open_follower(follower *follower, stage *stage) {
-    const weft_context_options options = {.threads = 1};
-    const weft_subscriber_options following = {.empty = true, .poll_seconds = 0.002};
+    const weft_context_options options = {.size = sizeof options, .threads = 1};
+    const weft_subscriber_options following = {
+        .size = sizeof following, .empty = true, .poll_seconds = 0.002};
     assert_int_equal(weft_context_create(&options, &follower->context), WEFT_OK);
     worker_open(&follower->model, follower->context);
     scene_expect(follower->context,
@@ -88,7 +89,7 @@ static void await_head(stage *stage) {
     const time_t end = time(NULL) + PATIENCE_SECONDS;
     uint8_t data[WEFT_HEAD_MAX];
     size_t size;
-    weft_head_info info;
+    weft_head_info info = {.size = sizeof info};
     while (weft_relay_head(stage->context, stage->relay, data, &size, &info) != WEFT_OK) {
         assert_true(time(NULL) < end);
         nanosleep(&moment, NULL);
@@ -118,7 +119,8 @@ static void catch_up(follower *follower, stage *stage, const char *what) {
         }
     }
     if (!worker_equals(&follower->model, &stage->scene.trainer)) {
-        weft_relay_stats stats = weft_relay_describe(stage->relay);
+        weft_relay_stats stats = {.size = sizeof stats};
+        weft_relay_describe(stage->relay, &stats);
         fail_msg("%s: the follower did not catch up: %s; the relay has %s, %.1f s ago, %llu refused, %s",
                  what, weft_context_error(follower->context), stats.reached ? "looked" : "failed",
                  stats.head_seconds, (unsigned long long)stats.refused_heads, stats.error);
@@ -222,12 +224,13 @@ typedef struct crowd {
 
 static void *read_all(void *argument) {
     crowd *crowd = argument;
-    const weft_context_options options = {.threads = 1};
+    const weft_context_options options = {.size = sizeof options, .threads = 1};
     weft_context *context;
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     char *buffer = malloc(crowd->size + 1);
     bool right = weft_context_create(&options, &context) == WEFT_OK;
-    weft_store_get_request request = {.key = crowd->key, .length = crowd->size + 1, .buffer = buffer};
+    weft_store_get_request request = {
+        .size = sizeof request, .key = crowd->key, .length = crowd->size + 1, .buffer = buffer};
     for (int i = 0; i < ROUNDS && right; i++) {
         right = weft_store_get(context, crowd->stage->store, &request, &result) == WEFT_OK &&
                 result.received == crowd->size && memcmp(buffer, crowd->content, crowd->size) == 0;
@@ -258,7 +261,8 @@ static void test_one_fetch_for_all(void **state) {
     }
     assert_int_equal(crowd.wrong, 0);
     assert_int_equal(fault_store_count(stage.faults, FAULT_DELAY), 1);
-    weft_relay_stats stats = weft_relay_describe(stage.relay);
+    weft_relay_stats stats = {.size = sizeof stats};
+    weft_relay_describe(stage.relay, &stats);
     assert_int_equal(stats.damaged, 0);
     assert_true(stats.joined + stats.hits >= READERS * ROUNDS - 1);
     free(content);
@@ -270,7 +274,7 @@ static void test_one_fetch_for_all(void **state) {
 /* What the relay serves is whole, or it says why not; and nothing leaks. */
 static void use_relay(stage *stage, weft_context *context, const char *cache, const char *key,
                       const char *content, size_t size) {
-    weft_relay_options options = {.poll_seconds = 0.002};
+    weft_relay_options options = {.size = sizeof options, .poll_seconds = 0.002};
     weft_relay *relay;
     weft_store *store;
     if (weft_relay_open(context, stage->upstream, cache, &options, &relay) != WEFT_OK) {
@@ -278,8 +282,9 @@ static void use_relay(stage *stage, weft_context *context, const char *cache, co
     }
     if (weft_relay_store(context, relay, &store) == WEFT_OK) {
         char *buffer = malloc(size);
-        weft_store_get_request request = {.key = key, .length = size, .buffer = buffer};
-        weft_store_get_result result;
+        weft_store_get_request request = {
+            .size = sizeof request, .key = key, .length = size, .buffer = buffer};
+        weft_store_get_result result = {.size = sizeof result};
         if (weft_store_get(context, store, &request, &result) == WEFT_OK) {
             assert_int_equal(result.received, size);
             assert_memory_equal(buffer, content, size);
@@ -300,7 +305,8 @@ static void test_memory_runs_out(void **state) {
     scene_find(&stage.scene, "anchors", 1, key);
     char *content = scene_read(&stage.scene, key, &size);
     faults memory = {0};
-    const weft_context_options options = {.threads = 1, .allocator = faults_allocator(&memory)};
+    const weft_context_options options = {
+        .size = sizeof options, .threads = 1, .allocator = faults_allocator(&memory)};
     bool fired = true;
     for (size_t n = 1; fired && n < 400; n++) {
         weft_context *context;

@@ -218,7 +218,7 @@ static weft_status run_repair(scene *s, const weft_repair_options *options, find
                               weft_repair_result *result) {
     weft_repair_options chosen = *options;
     *all = (findings){0};
-    *result = (weft_repair_result){0};
+    *result = (weft_repair_result){.size = sizeof(weft_repair_result)};
     chosen.found = note_finding;
     chosen.opaque = all;
     return weft_repair_run(s->outside, s->store, &chosen, result);
@@ -226,7 +226,7 @@ static weft_status run_repair(scene *s, const weft_repair_options *options, find
 
 static void expect_version(scene *s, const weft_key *trusted, uint64_t version, const weft_digest *digest,
                            bool expected, const char *what) {
-    const weft_subscriber_options options = {.trusted = trusted};
+    const weft_subscriber_options options = {.size = sizeof options, .trusted = trusted};
     replica fresh;
     weft_digest got;
     replica_open(&fresh, s, NULL, &options);
@@ -244,10 +244,11 @@ static void run_case(scene *s, const snapshot *all, const chronicle *before, con
                      const bool *reaches, const weft_key *secret, bool adopt) {
     char what[300];
     snprintf(what, sizeof what, "%s %s", key, damage_names[how]);
-    const weft_repair_options look = {.trusted = secret, .deep = true};
-    const weft_repair_options mend = {.key = secret, .adopt = adopt, .apply = true, .deep = true};
+    const weft_repair_options look = {.size = sizeof look, .trusted = secret, .deep = true};
+    const weft_repair_options mend = {
+        .size = sizeof mend, .key = secret, .adopt = adopt, .apply = true, .deep = true};
     findings found;
-    weft_repair_result result;
+    weft_repair_result result = {.size = sizeof result};
     put_back(s, all);
     spoil(s, all, key, how);
     snapshot damaged;
@@ -355,8 +356,8 @@ static void sweep(const weft_publisher_options *options, bool leaps, bool collec
     const chronicle before = read_chronicle(&s, secret);
     assert_int_equal(before.count, VERSIONS);
     findings found;
-    weft_repair_result result;
-    const weft_repair_options look = {.trusted = secret, .deep = true};
+    weft_repair_result result = {.size = sizeof result};
+    const weft_repair_options look = {.size = sizeof look, .trusted = secret, .deep = true};
     const chain pages = read_chain(&s, 2);
     assert_int_equal(pages.count, 3);
     if (collected) {
@@ -385,19 +386,19 @@ static void sweep(const weft_publisher_options *options, bool leaps, bool collec
 
 static void test_heads_and_pages(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
     sweep(&plain, false, false);
 }
 
 static void test_without_retired_pages(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
     sweep(&plain, false, true);
 }
 
 static void test_with_leaps(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
     sweep(&plain, true, true);
 }
 
@@ -406,7 +407,7 @@ static void test_with_leaps(void **state) {
 /* There is nothing to be mended: who can go round them does. */
 static void test_patches_and_anchors(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
     static const struct {
         const char *room;
         uint64_t version;
@@ -441,13 +442,13 @@ static void test_patches_and_anchors(void **state) {
 /* With everything gone that tells of some versions, these are lost, and nothing else is. */
 static void test_a_lost_record(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1};
-    const weft_repair_options look = {.deep = true};
-    const weft_repair_options mend = {.apply = true};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
+    const weft_repair_options look = {.size = sizeof look, .deep = true};
+    const weft_repair_options mend = {.size = sizeof mend, .apply = true};
     scene s;
     snapshot all;
     findings found;
-    weft_repair_result result;
+    weft_repair_result result = {.size = sizeof result};
     char key[WEFT_STORE_KEY_MAX + 1];
     build_run(&s, &plain, false);
     const chronicle before = read_chronicle(&s, NULL);
@@ -484,12 +485,12 @@ static void test_a_lost_record(void **state) {
 /* Nothing is left of the history: the run goes on from its newest version all the same. */
 static void test_no_page_at_all(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1};
-    const weft_repair_options mend = {.apply = true};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
+    const weft_repair_options mend = {.size = sizeof mend, .apply = true};
     for (unsigned keep = 0; keep < 2; keep++) {
         scene s;
         findings found;
-        weft_repair_result result;
+        weft_repair_result result = {.size = sizeof result};
         replica behind;
         build_run(&s, &plain, false);
         const chronicle before = read_chronicle(&s, NULL);
@@ -533,14 +534,14 @@ static void test_no_page_at_all(void **state) {
 /* What somebody has put where the next epoch's head would be is no end of the run. */
 static void test_a_junk_head_of_the_next_epoch(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1};
-    const weft_repair_options look = {.deep = false};
-    const weft_repair_options mend = {.apply = true};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
+    const weft_repair_options look = {.size = sizeof look, .deep = false};
+    const weft_repair_options mend = {.size = sizeof mend, .apply = true};
     scene s;
     replica live;
     replica file;
     findings found;
-    weft_repair_result result;
+    weft_repair_result result = {.size = sizeof result};
     build_run(&s, &plain, false);
     replica_open(&live, &s, NULL, NULL);
     replica_open(&file, &s, "out", NULL);
@@ -569,13 +570,13 @@ static void test_a_junk_head_of_the_next_epoch(void **state) {
 /* A follower that has seen more of an epoch than its new head says does not wait for ever. */
 static void test_a_lost_newest_head(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1};
-    const weft_repair_options mend = {.apply = true};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
+    const weft_repair_options mend = {.size = sizeof mend, .apply = true};
     for (unsigned missing = 0; missing < 2; missing++) {
         scene s;
         replica file;
         findings found;
-        weft_repair_result result;
+        weft_repair_result result = {.size = sizeof result};
         build_run(&s, &plain, false);
         replica_open(&file, &s, "out", NULL);
         replica_catch_up(&file, "before");
@@ -600,13 +601,13 @@ static void test_a_lost_newest_head(void **state) {
  * found, and a replica that has seen more of the old epoch's heads goes on all the same. */
 static void test_half_a_repair(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1};
-    const weft_repair_options mend = {.apply = true};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
+    const weft_repair_options mend = {.size = sizeof mend, .apply = true};
     const fault_rule dead = {.kind = FAULT_FAIL, .operations = FAULT_ON_PUT, .pattern = "heads/00000003"};
     scene s;
     replica file;
     findings found;
-    weft_repair_result result;
+    weft_repair_result result = {.size = sizeof result};
     build_run(&s, &plain, false);
     replica_open(&file, &s, "out", NULL);
     replica_catch_up(&file, "before");
@@ -644,15 +645,15 @@ static void expect_all(scene *s, replica *file, const chronicle *before, const c
  * head before it; and where both are lost, the pages of the epoch before tell. */
 static void test_lost_heads_before_a_claim(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1};
-    const weft_repair_options mend = {.apply = true};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
+    const weft_repair_options mend = {.size = sizeof mend, .apply = true};
     for (unsigned both = 0; both < 2; both++) {
         for (damage how = DAMAGE_MISSING; how <= DAMAGE_FLIPPED; how++) {
             scene s;
             replica file;
             snapshot all;
             findings found;
-            weft_repair_result result;
+            weft_repair_result result = {.size = sizeof result};
             build_run(&s, &plain, false);
             const chronicle before = read_chronicle(&s, NULL);
             replica_open(&file, &s, "out", NULL);
@@ -682,12 +683,12 @@ static void test_lost_heads_before_a_claim(void **state) {
  * to before it. */
 static void test_a_lost_head_and_a_page(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1};
-    const weft_repair_options mend = {.apply = true};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
+    const weft_repair_options mend = {.size = sizeof mend, .apply = true};
     scene s;
     replica file;
     findings found;
-    weft_repair_result result;
+    weft_repair_result result = {.size = sizeof result};
     build_run(&s, &plain, false);
     const chronicle before = read_chronicle(&s, NULL);
     const chain pages = read_chain(&s, 2);
@@ -708,13 +709,13 @@ static void test_a_lost_head_and_a_page(void **state) {
 /* A page whose anchor never came is of no version, though nothing else of it is missing. */
 static void test_a_page_without_its_anchor(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1};
-    const weft_repair_options mend = {.apply = true};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
+    const weft_repair_options mend = {.size = sizeof mend, .apply = true};
     const fault_rule broken = {.kind = FAULT_FAIL, .operations = FAULT_ON_PUT, .pattern = "anchors/*"};
     scene s;
     replica file;
     findings found;
-    weft_repair_result result;
+    weft_repair_result result = {.size = sizeof result};
     char key[WEFT_STORE_KEY_MAX + 1];
     build_run(&s, &plain, false);
     const chronicle before = read_chronicle(&s, NULL);
@@ -750,12 +751,12 @@ static void test_strays(void **state) {
         "leaps/00000001-0000000020-aaaaaaaaaaaaaaaa",
         "pieces/00000001-0000000019-aaaaaaaaaaaaaaaa",
     };
-    const weft_publisher_options plain = {.anchor_ratio = -1};
-    const weft_repair_options look = {.deep = true};
-    const weft_repair_options mend = {.apply = true};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
+    const weft_repair_options look = {.size = sizeof look, .deep = true};
+    const weft_repair_options mend = {.size = sizeof mend, .apply = true};
     scene s;
     findings found;
-    weft_repair_result result;
+    weft_repair_result result = {.size = sizeof result};
     build_run(&s, &plain, false);
     const chain pages = read_chain(&s, 2);
     /* more of JSON than the format has room for */
@@ -783,10 +784,10 @@ static void test_strays(void **state) {
 
 static void test_no_run(void **state) {
     (void)state;
-    const weft_repair_options look = {.deep = true};
+    const weft_repair_options look = {.size = sizeof look, .deep = true};
     scene s;
     findings found;
-    weft_repair_result result;
+    weft_repair_result result = {.size = sizeof result};
     scene_open(&s, NULL, 3);
     assert_int_equal(run_repair(&s, &look, &found, &result), WEFT_NOT_FOUND);
     /* a head alone, with nothing to say what it was */
@@ -807,15 +808,16 @@ static void test_signed_runs(void **state) {
     assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
     assert_int_equal(weft_key_generate(context, &secret), WEFT_OK);
     assert_int_equal(weft_key_generate(context, &other), WEFT_OK);
-    const weft_publisher_options options = {.anchor_ratio = -1, .key = secret};
-    const weft_repair_options without = {.apply = true};
-    const weft_repair_options with = {.key = secret, .apply = true};
-    const weft_repair_options strange = {.key = other, .apply = true};
-    const weft_repair_options adopting = {.key = secret, .adopt = true, .apply = true};
+    const weft_publisher_options options = {.size = sizeof options, .anchor_ratio = -1, .key = secret};
+    const weft_repair_options without = {.size = sizeof without, .apply = true};
+    const weft_repair_options with = {.size = sizeof with, .key = secret, .apply = true};
+    const weft_repair_options strange = {.size = sizeof strange, .key = other, .apply = true};
+    const weft_repair_options adopting = {
+        .size = sizeof adopting, .key = secret, .adopt = true, .apply = true};
     scene s;
     snapshot all;
     findings found;
-    weft_repair_result result;
+    weft_repair_result result = {.size = sizeof result};
     build_run(&s, &options, false);
     const chronicle before = read_chronicle(&s, secret);
     chain pages = read_chain(&s, 2);
@@ -859,9 +861,9 @@ static void test_signed_runs(void **state) {
 /* The way to the store ends at each operation in turn; the next repair finishes what was begun. */
 static void sweep_interruptions(scene *s, const snapshot *damaged, const chronicle *before,
                                 const char *what) {
-    const weft_repair_options mend = {.apply = true};
+    const weft_repair_options mend = {.size = sizeof mend, .apply = true};
     findings found;
-    weft_repair_result result;
+    weft_repair_result result = {.size = sizeof result};
     bool fired = true;
     for (uint64_t n = test_stride_first(); fired; n += test_stride()) {
         put_back(s, damaged);
@@ -885,7 +887,7 @@ static void sweep_interruptions(scene *s, const snapshot *damaged, const chronic
 
 static void test_an_interrupted_repair(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
     scene s;
     snapshot all;
     snapshot damaged;
@@ -911,8 +913,8 @@ static void test_an_interrupted_repair(void **state) {
 /* What comes damaged is not damaged where it lies. */
 static void test_damage_on_the_way(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1};
-    const weft_repair_options mend = {.apply = true};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
+    const weft_repair_options mend = {.size = sizeof mend, .apply = true};
     const fault_rule once[] = {
         {.kind = FAULT_FLIP, .operations = FAULT_ON_GET, .pattern = "heads/*", .per_key = 1},
         {.kind = FAULT_FLIP, .operations = FAULT_ON_GET, .pattern = "pages/*", .per_key = 1},
@@ -920,7 +922,7 @@ static void test_damage_on_the_way(void **state) {
     const fault_rule always = {.kind = FAULT_FLIP, .operations = FAULT_ON_GET, .pattern = "heads/*"};
     scene s;
     snapshot all;
-    weft_repair_result result;
+    weft_repair_result result = {.size = sizeof result};
     build_run(&s, &plain, false);
     take_snapshot(&s, &all);
     fault_store_set(s.faults, once, 2);
@@ -940,8 +942,8 @@ static void test_damage_on_the_way(void **state) {
 /* Somebody has written where repair still sees what it was about to write over. */
 static void test_a_head_that_changes(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = -1};
-    const weft_repair_options mend = {.apply = true};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
+    const weft_repair_options mend = {.size = sizeof mend, .apply = true};
     const fault_rule stale = {.kind = FAULT_STALE, .operations = FAULT_ON_GET, .pattern = "heads/00000003"};
     static const char *const contents[] = {"junk", "somebody's"};
     scene s;
@@ -968,12 +970,12 @@ static void test_a_head_that_changes(void **state) {
  * nothing else leads there. */
 static void test_an_old_page_ends_no_run(void **state) {
     (void)state;
-    const weft_publisher_options plain = {.anchor_ratio = 1e9};
-    const weft_repair_options mend = {.apply = true};
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = 1e9};
+    const weft_repair_options mend = {.size = sizeof mend, .apply = true};
     scene s;
     findings found;
-    weft_repair_result result;
-    weft_publish_result published;
+    weft_repair_result result = {.size = sizeof result};
+    weft_publish_result published = {.size = sizeof published};
     scene_open(&s, &plain, 92);
     for (unsigned i = 1; i <= 70; i++) {
         scene_publish(&s, 2000);

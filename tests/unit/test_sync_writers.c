@@ -44,6 +44,7 @@ static void plain_close(void *self) {
 
 static weft_store *plain_store(weft_context *context, weft_store *inner) {
     static const weft_store_operations operations = {
+        .size = sizeof operations,
         .name = "plain",
         .get = plain_get,
         .put = plain_put,
@@ -89,7 +90,7 @@ static weft_status writer_take(writer *w, scene *s) {
 }
 
 static weft_status writer_publish(writer *w) {
-    weft_publish_result result = {0};
+    weft_publish_result result = {.size = sizeof result};
     trainer_step(&w->trainer, 10000);
     weft_status status = weft_publisher_publish(w->publisher, NULL, &result);
     w->version = status == WEFT_OK ? result.version : w->version;
@@ -106,7 +107,7 @@ static void check_worker(replica *r, const writer *w, const char *what) {
 /* ---- overtaken while it opens ---- */
 
 static weft_status collect_at_once(scene *s) {
-    const weft_gc_options options = {.grace_seconds = 0};
+    const weft_gc_options options = {.size = sizeof options, .grace_seconds = 0};
     return weft_gc_run(s->outside, s->store, &options, NULL);
 }
 
@@ -324,18 +325,18 @@ static void check_kept(scene *s, uint64_t oldest) {
 }
 
 static uint64_t collect(scene *s, double grace, weft_gc_result *result) {
-    const weft_gc_options options = {.grace_seconds = grace};
+    const weft_gc_options options = {.size = sizeof options, .grace_seconds = grace};
     scene_expect(s->outside, weft_gc_run(s->outside, s->store, &options, result), WEFT_OK, "gc");
     return result->oldest;
 }
 
 static void test_retention(void **state) {
     (void)state;
-    const weft_publisher_options options = {.anchor_ratio = 0.3, .keep_anchors = 2};
+    const weft_publisher_options options = {.size = sizeof options, .anchor_ratio = 0.3, .keep_anchors = 2};
     enum { FOLLOWERS = 5 };
     scene s;
     replica followers[FOLLOWERS];
-    weft_gc_result result;
+    weft_gc_result result = {.size = sizeof result};
     scene_open(&s, &options, 46);
     scene_publish(&s, 5000);
     for (unsigned i = 0; i < FOLLOWERS; i++) {
@@ -373,11 +374,11 @@ static void test_retention(void **state) {
 /* What it was about to fetch is removed between the look and the fetch. */
 static void test_objects_collected_on_the_way(void **state) {
     (void)state;
-    const weft_publisher_options options = {.anchor_ratio = -1, .keep_anchors = 1};
+    const weft_publisher_options options = {.size = sizeof options, .anchor_ratio = -1, .keep_anchors = 1};
     scene s;
     replica waiting;
     replica halfway;
-    weft_gc_result result;
+    weft_gc_result result = {.size = sizeof result};
     scene_open(&s, &options, 47);
     scene_publish(&s, 5000);
     replica_open(&waiting, &s, NULL, NULL);

@@ -35,7 +35,7 @@ static weft_context *context;
 static int set_up(void **state) {
     (void)state;
     scratch_open(&place);
-    weft_context_options options = {.threads = 2};
+    weft_context_options options = {.size = sizeof options, .threads = 2};
     return weft_context_create(&options, &context) == WEFT_OK ? 0 : -1;
 }
 
@@ -77,7 +77,12 @@ static weft_table *new_table(void) {
 }
 
 static void add_bytes(weft_table *table, const char *name, void *data, uint64_t size) {
-    weft_tensor tensor = {.name = name, .dtype = WEFT_DTYPE_U8, .rank = 1, .shape = {size}, .data = data};
+    weft_tensor tensor = {.size = sizeof tensor,
+                          .name = name,
+                          .dtype = WEFT_DTYPE_U8,
+                          .rank = 1,
+                          .shape = {size},
+                          .data = data};
     assert_int_equal(weft_table_add(table, &tensor), WEFT_OK);
 }
 
@@ -105,7 +110,8 @@ static weft_table *varied_table(void) {
         for (size_t i = 0; i < 4; i++) {
             char name[64];
             snprintf(name, sizeof name, "%s.%s", weft_dtype_name((weft_dtype)dtype), kinds[i].suffix);
-            weft_tensor tensor = {.name = name, .dtype = (weft_dtype)dtype, .rank = kinds[i].rank};
+            weft_tensor tensor = {
+                .size = sizeof tensor, .name = name, .dtype = (weft_dtype)dtype, .rank = kinds[i].rank};
             memcpy(tensor.shape, kinds[i].shape, sizeof kinds[i].shape);
             tensor.data = sample + 17 * dtype + i;
             if (kinds[i].rank > 0 || weft_dtype_bits(tensor.dtype) >= 8) {
@@ -209,7 +215,7 @@ static void test_single(void **state) {
     weft_table *table = varied_table();
     assert_int_equal(weft_table_tie(table, "tied", "BF16.large"), WEFT_OK);
     static const char *const metadata[] = {"format", "pt", "note", "\xc3\xa4\n", NULL};
-    const weft_write_options options = {.metadata = metadata};
+    const weft_write_options options = {.size = sizeof options, .metadata = metadata};
     expect_status(weft_table_write(context, table, path_of("m.safetensors"), &options), WEFT_OK, "");
 
     weft_checkpoint *checkpoint = open_checkpoint("m.safetensors", WEFT_OPEN_READ);
@@ -248,7 +254,7 @@ static void test_empty_table(void **state) {
     assert_int_equal(weft_table_count(weft_checkpoint_table(checkpoint)), 0);
     assert_null(weft_checkpoint_metadata(checkpoint, "format"));
     weft_checkpoint_close(checkpoint);
-    const weft_write_options options = {.shard_bytes = 10};
+    const weft_write_options options = {.size = sizeof options, .shard_bytes = 10};
     expect_status(weft_table_write(context, table, path_of("none"), &options), WEFT_OK, "");
     checkpoint = open_checkpoint("none", WEFT_OPEN_READ);
     assert_int_equal(weft_table_count(weft_checkpoint_table(checkpoint)), 0);
@@ -281,7 +287,8 @@ static void test_sharded(void **state) {
     (void)state;
     weft_table *table = varied_table();
     static const char *const metadata[] = {"format", "pt", NULL};
-    weft_write_options options = {.shard_bytes = 20000, .metadata = metadata, .durable = true};
+    weft_write_options options = {
+        .size = sizeof options, .shard_bytes = 20000, .metadata = metadata, .durable = true};
     expect_status(weft_table_write(context, table, path_of("model/"), &options), WEFT_OK, "");
     weft_checkpoint *checkpoint = open_checkpoint("model", WEFT_OPEN_READ);
     assert_same_tensors(table, weft_checkpoint_table(checkpoint));
@@ -327,7 +334,7 @@ static void test_shard_sizes(void **state) {
         snprintf(name, sizeof name, "t%zu", i);
         add_bytes(table, name, sample, sizes[i]);
     }
-    const weft_write_options options = {.shard_bytes = 10};
+    const weft_write_options options = {.size = sizeof options, .shard_bytes = 10};
     expect_status(weft_table_write(context, table, path_of("m"), &options), WEFT_OK, "");
     weft_checkpoint *checkpoint = open_checkpoint("m", WEFT_OPEN_READ);
     const weft_container *container = weft_checkpoint_container(checkpoint);
@@ -352,7 +359,7 @@ static void test_many_tensors(void **state) {
         add_bytes(table, name, sample + i, i % 13);
     }
     expect_status(weft_table_write(context, table, path_of("m.safetensors"), NULL), WEFT_OK, "");
-    const weft_write_options options = {.shard_bytes = 3000};
+    const weft_write_options options = {.size = sizeof options, .shard_bytes = 3000};
     expect_status(weft_table_write(context, table, path_of("m"), &options), WEFT_OK, "");
     static const char *const names[] = {"m.safetensors", "m"};
     for (size_t i = 0; i < 2; i++) {
@@ -420,13 +427,17 @@ static void test_masters_and_callbacks(void **state) {
     }
     weft_table *table = new_table();
     add_bytes(table, "shift by one", sample, 1);
-    weft_tensor tensor = {
-        .name = "masters", .dtype = WEFT_DTYPE_BF16, .storage = WEFT_DTYPE_F32, .rank = 1};
+    weft_tensor tensor = {.size = sizeof tensor,
+                          .name = "masters",
+                          .dtype = WEFT_DTYPE_BF16,
+                          .storage = WEFT_DTYPE_F32,
+                          .rank = 1};
     tensor.shape[0] = COUNT;
     tensor.data = masters;
     assert_int_equal(weft_table_add(table, &tensor), WEFT_OK);
     static const weft_access access = {.read = read_pattern};
-    tensor = (weft_tensor){.name = "far", .dtype = WEFT_DTYPE_U8, .rank = 1, .access = &access};
+    tensor = (weft_tensor){
+        .size = sizeof(weft_tensor), .name = "far", .dtype = WEFT_DTYPE_U8, .rank = 1, .access = &access};
     tensor.shape[0] = PATTERN;
     assert_int_equal(weft_table_add(table, &tensor), WEFT_OK);
     expect_status(weft_table_write(context, table, path_of("m.safetensors"), NULL), WEFT_OK, "");
@@ -456,7 +467,8 @@ static void test_source_fails(void **state) {
     static const weft_access broken = {.read = read_pattern};
     static const weft_access none = {0};
     weft_table *table = new_table();
-    weft_tensor tensor = {.name = "far", .dtype = WEFT_DTYPE_U8, .rank = 1, .access = &broken};
+    weft_tensor tensor = {
+        .size = sizeof tensor, .name = "far", .dtype = WEFT_DTYPE_U8, .rank = 1, .access = &broken};
     tensor.shape[0] = 9000001;
     tensor.opaque = &tensor;
     assert_int_equal(weft_table_add(table, &tensor), WEFT_OK);
@@ -492,7 +504,8 @@ static void test_cancelled(void **state) {
     (void)state;
     write_text("m.safetensors", "old");
     unsigned calls = 0;
-    weft_context_options options = {.threads = 1, .progress = cancel_at_once, .progress_opaque = &calls};
+    weft_context_options options = {
+        .size = sizeof options, .threads = 1, .progress = cancel_at_once, .progress_opaque = &calls};
     weft_context *cancelling = NULL;
     assert_int_equal(weft_context_create(&options, &cancelling), WEFT_OK);
     weft_table *table = new_table();
@@ -630,7 +643,8 @@ static void test_wrong_shards(void **state) {
         write_text("d/model.safetensors.index.json", cases[i].index);
         expect_open_fails("d", cases[i].status, cases[i].text);
     }
-    weft_context_options options = {.limits.header_bytes = 100};
+    weft_context_options options = {
+        .size = sizeof options, .limits = &(weft_limits){.size = sizeof(weft_limits), .header_bytes = 100}};
     weft_context *strict = NULL;
     weft_checkpoint *checkpoint = NULL;
     assert_int_equal(weft_context_create(&options, &strict), WEFT_OK);
@@ -925,8 +939,12 @@ static int write_to_small_disk(void) {
     }
     static uint8_t weights[3 << 20];
     weft_table *table = NULL;
-    weft_tensor tensor = {
-        .name = "a", .dtype = WEFT_DTYPE_U8, .rank = 1, .shape = {600000}, .data = weights};
+    weft_tensor tensor = {.size = sizeof tensor,
+                          .name = "a",
+                          .dtype = WEFT_DTYPE_U8,
+                          .rank = 1,
+                          .shape = {600000},
+                          .data = weights};
     if (weft_table_create(context, &table) != WEFT_OK || weft_table_add(table, &tensor) != WEFT_OK) {
         return 1;
     }
@@ -940,7 +958,7 @@ static int write_to_small_disk(void) {
     if (weft_table_write(context, table, path_of("disk/a.safetensors"), NULL) != WEFT_NO_SPACE) {
         return 4;
     }
-    const weft_write_options options = {.shard_bytes = 100000};
+    const weft_write_options options = {.size = sizeof options, .shard_bytes = 100000};
     if (weft_table_write(context, table, path_of("disk/b"), &options) != WEFT_NO_SPACE) {
         return 5;
     }
@@ -977,12 +995,16 @@ static int write_beyond_limit(void) {
     }
     static uint8_t weights[2 << 20];
     weft_table *table = NULL;
-    weft_tensor tensor = {
-        .name = "a", .dtype = WEFT_DTYPE_U8, .rank = 1, .shape = {2 << 20}, .data = weights};
+    weft_tensor tensor = {.size = sizeof tensor,
+                          .name = "a",
+                          .dtype = WEFT_DTYPE_U8,
+                          .rank = 1,
+                          .shape = {2 << 20},
+                          .data = weights};
     if (weft_table_create(context, &table) != WEFT_OK || weft_table_add(table, &tensor) != WEFT_OK) {
         return 2;
     }
-    const weft_write_options options = {.shard_bytes = 100000};
+    const weft_write_options options = {.size = sizeof options, .shard_bytes = 100000};
     if (weft_table_write(context, table, path_of("a.safetensors"), NULL) != WEFT_IO_FAILED ||
         strstr(weft_context_error(context), "cannot reserve") == NULL) {
         return 3;
@@ -1036,13 +1058,18 @@ static weft_status do_create(weft_context *with, const char *source, const char 
 
 static weft_status write_with(weft_context *with, const char *target, uint64_t shard_bytes) {
     static const char *const metadata[] = {"format", "pt", NULL};
-    const weft_write_options options = {.shard_bytes = shard_bytes, .metadata = metadata};
+    const weft_write_options options = {
+        .size = sizeof options, .shard_bytes = shard_bytes, .metadata = metadata};
     weft_table *table = NULL;
     weft_status status = weft_table_create(with, &table);
     static const char *const names[] = {"a", "b", "c"};
     for (size_t i = 0; i < 3 && status == WEFT_OK; i++) {
-        weft_tensor tensor = {
-            .name = names[i], .dtype = WEFT_DTYPE_U8, .rank = 1, .shape = {9}, .data = sample};
+        weft_tensor tensor = {.size = sizeof tensor,
+                              .name = names[i],
+                              .dtype = WEFT_DTYPE_U8,
+                              .rank = 1,
+                              .shape = {9},
+                              .data = sample};
         status = weft_table_add(table, &tensor);
     }
     if (status == WEFT_OK) {
@@ -1073,7 +1100,8 @@ static void fail_each(operation run, const char *source, const char *target) {
     faults faults = {0};
     for (size_t n = 1;; n++) {
         faults_reset(&faults, n);
-        weft_context_options options = {.threads = 2, .allocator = faults_allocator(&faults)};
+        weft_context_options options = {
+            .size = sizeof options, .threads = 2, .allocator = faults_allocator(&faults)};
         weft_context *with = NULL;
         weft_status status = weft_context_create(&options, &with);
         if (status == WEFT_OK) {

@@ -332,7 +332,7 @@ static const struct {
 
 static void model_open(test_model *model, unsigned threads) {
     memset(model, 0, sizeof *model);
-    weft_context_options options = {.threads = threads};
+    weft_context_options options = {.size = sizeof options, .threads = threads};
     assert_int_equal(weft_context_create(&options, &model->context), WEFT_OK);
     assert_int_equal(weft_table_create(model->context, &model->table), WEFT_OK);
     random_state = 1234567;
@@ -340,6 +340,7 @@ static void model_open(test_model *model, unsigned threads) {
         model->data[i] = malloc(model_tensors[i].bytes);
         fill(model->data[i], model_tensors[i].bytes);
         weft_tensor tensor = {
+            .size = sizeof tensor,
             .name = model_tensors[i].name,
             .dtype = model_tensors[i].dtype,
             .rank = model_tensors[i].rank,
@@ -474,8 +475,12 @@ static void test_storage_does_not_matter(void **state) {
         memcpy(&masters[i], &bits, sizeof bits);
         weights[i] = weft_bf16_round(bits);
     }
-    weft_tensor tensor = {
-        .name = "w", .dtype = WEFT_DTYPE_BF16, .rank = 1, .shape = {COUNT}, .data = weights};
+    weft_tensor tensor = {.size = sizeof tensor,
+                          .name = "w",
+                          .dtype = WEFT_DTYPE_BF16,
+                          .rank = 1,
+                          .shape = {COUNT},
+                          .data = weights};
     weft_digest plain = digest_one(context, &tensor);
     weft_tensor master = tensor;
     master.storage = WEFT_DTYPE_F32;
@@ -524,7 +529,12 @@ static void test_tensor_value_and_ties(void **state) {
     fill(data, sizeof data);
     assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
     assert_int_equal(weft_table_create(context, &table), WEFT_OK);
-    weft_tensor tensor = {.name = "a", .dtype = WEFT_DTYPE_BF16, .rank = 1, .shape = {100}, .data = data};
+    weft_tensor tensor = {.size = sizeof tensor,
+                          .name = "a",
+                          .dtype = WEFT_DTYPE_BF16,
+                          .rank = 1,
+                          .shape = {100},
+                          .data = data};
     assert_int_equal(weft_table_add(table, &tensor), WEFT_OK);
     assert_int_equal(weft_view_create(context, table, &view), WEFT_OK);
     assert_int_equal(weft_sums_compute(context, view, &sums), WEFT_OK);
@@ -573,7 +583,8 @@ static void test_nothing(void **state) {
         digests[i] = weft_sums_digest(sums);
         weft_sums_destroy(sums);
         weft_view_destroy(view);
-        weft_tensor tensor = {.name = "e", .dtype = WEFT_DTYPE_BF16, .rank = 2, .shape = {4, 0}};
+        weft_tensor tensor = {
+            .size = sizeof tensor, .name = "e", .dtype = WEFT_DTYPE_BF16, .rank = 2, .shape = {4, 0}};
         if (i == 0) {
             assert_int_equal(weft_table_add(table, &tensor), WEFT_OK);
         }
@@ -679,7 +690,8 @@ static void test_sums_on_another_view(void **state) {
     weft_view_destroy(second);
 
     uint8_t extra;
-    weft_tensor tensor = {.name = "z", .dtype = WEFT_DTYPE_U8, .rank = 0, .data = &extra};
+    weft_tensor tensor = {
+        .size = sizeof tensor, .name = "z", .dtype = WEFT_DTYPE_U8, .rank = 0, .data = &extra};
     assert_int_equal(weft_table_add(model.table, &tensor), WEFT_OK);
     assert_int_equal(weft_view_create(model.context, model.table, &second), WEFT_OK);
     assert_int_equal(weft_sums_check(model.context, model.sums, second), WEFT_INVALID_ARGUMENT);
@@ -760,7 +772,7 @@ static bool stop(void *opaque, const char *phase, uint64_t done, uint64_t total)
 static void test_failures_come_through(void **state) {
     (void)state;
     static const weft_access access = {.read = refuse};
-    weft_context_options options = {.threads = 3};
+    weft_context_options options = {.size = sizeof options, .threads = 3};
     for (int i = 0; i < 2; i++) {
         weft_context *context;
         weft_table *table;
@@ -769,8 +781,11 @@ static void test_failures_come_through(void **state) {
         assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
         assert_int_equal(weft_table_create(context, &table), WEFT_OK);
         uint8_t *data = calloc(64, WEFT_GRAIN_BYTES);
-        weft_tensor tensor = {
-            .name = "far", .dtype = WEFT_DTYPE_U8, .rank = 1, .shape = {64 * WEFT_GRAIN_BYTES}};
+        weft_tensor tensor = {.size = sizeof tensor,
+                              .name = "far",
+                              .dtype = WEFT_DTYPE_U8,
+                              .rank = 1,
+                              .shape = {64 * WEFT_GRAIN_BYTES}};
         tensor.access = i == 0 ? &access : NULL;
         tensor.data = data;
         assert_int_equal(weft_table_add(table, &tensor), WEFT_OK);
@@ -811,7 +826,8 @@ static void test_each_allocation_fails_once(void **state) {
     model_open(&model, 1);
     model_sum(&model);
     faults injector = {0};
-    weft_context_options options = {.allocator = faults_allocator(&injector), .threads = 2};
+    weft_context_options options = {
+        .size = sizeof options, .allocator = faults_allocator(&injector), .threads = 2};
     size_t count = 0;
     for (size_t n = 1;; n++) {
         weft_context *context;

@@ -85,7 +85,7 @@ static void world_close(test_world *world) {
 
 static void add_checkpoint(test_world *world, const char *name, weft_dtype dtype, uint32_t rank, uint64_t a,
                            uint64_t b, uint64_t c) {
-    weft_tensor tensor = {.name = name, .dtype = dtype, .rank = rank, .shape = {a, b, c}};
+    weft_tensor tensor = {.size = sizeof tensor, .name = name, .dtype = dtype, .rank = rank, .shape = {a, b, c}};
     uint64_t elements = (rank > 0 ? a : 1) * (rank > 1 ? b : 1) * (rank > 2 ? c : 1);
     size_t bytes = (size_t)elements * weft_dtype_bits(dtype) / 8;
     size_t index = weft_table_count(world->checkpoint);
@@ -128,7 +128,7 @@ static uint64_t slice_length(const weft_tensor *source, const weft_slice *slice,
 static void live_shape(const test_world *world, const test_recipe *recipe, weft_tensor *live) {
     size_t index;
     const weft_tensor *source = slice_source(world, &recipe->slices[0], &index);
-    *live = (weft_tensor){.name = recipe->name, .dtype = source->dtype, .rank = source->rank};
+    *live = (weft_tensor){.size = sizeof(weft_tensor), .name = recipe->name, .dtype = source->dtype, .rank = source->rank};
     uint32_t shift = recipe->kind == STACK ? 1 : 0;
     live->rank += shift;
     live->shape[0] = recipe->count;
@@ -170,7 +170,7 @@ static unit_origin live_origin(const test_world *world, const test_recipe *recip
 
 /* Adds the live tensor with the checkpoint's bytes, and notes where each unit came from. */
 static void add_live(test_world *world, const test_recipe *recipe) {
-    weft_tensor live;
+    weft_tensor live = {.size = sizeof live};
     live_shape(world, recipe, &live);
     uint64_t units = 1;
     for (uint32_t i = 0; i < live.rank; i++) {
@@ -568,7 +568,7 @@ static void test_small_types(void **state) {
     world_open(&world);
     add_checkpoint(&world, "w", WEFT_DTYPE_F4, 2, 4, 64, 0);
     uint8_t half[4 * 16];
-    weft_tensor live = {.name = "w", .dtype = WEFT_DTYPE_F4, .rank = 2, .shape = {4, 32}, .data = half};
+    weft_tensor live = {.size = sizeof live, .name = "w", .dtype = WEFT_DTYPE_F4, .rank = 2, .shape = {4, 32}, .data = half};
     assert_int_equal(weft_table_add(world.live, &live), WEFT_OK);
     weft_slice right = SLICE("w", 1, 32, 32);
     assert_int_equal(weft_layout_concat(world.layout, "w", 0, &right, 1), WEFT_OK);
@@ -603,7 +603,7 @@ static void test_masters_through_a_layout(void **state) {
         uint32_t bits = (uint32_t)weight << 16;
         memcpy(&masters[i], &bits, sizeof bits);
     }
-    weft_tensor live = {.name = "m",
+    weft_tensor live = {.size = sizeof live, .name = "m",
                         .dtype = WEFT_DTYPE_BF16,
                         .storage = WEFT_DTYPE_F32,
                         .rank = 2,
@@ -663,7 +663,7 @@ static void open_mistake(test_world *world) {
 static void add_live_plain(test_world *world, const char *name, weft_dtype dtype, uint32_t rank, uint64_t a,
                            uint64_t b) {
     static uint8_t memory[4096];
-    weft_tensor live = {.name = name, .dtype = dtype, .rank = rank, .shape = {a, b, 16}, .data = memory};
+    weft_tensor live = {.size = sizeof live, .name = name, .dtype = dtype, .rank = rank, .shape = {a, b, 16}, .data = memory};
     assert_int_equal(weft_table_add(world->live, &live), WEFT_OK);
 }
 
@@ -1028,7 +1028,7 @@ static void test_wrong_json(void **state) {
         {"{\"weft_layout\":1,\"tensors\":{\"a\":{\"slice\":{\"tensor\":\"b\",\"lenght\":1}}}}",
          WEFT_MALFORMED, "\"a\": unknown key \"lenght\""},
     };
-    weft_context_options options = {.limits = {.header_bytes = 4096}};
+    weft_context_options options = {.size = sizeof options, .limits = &(weft_limits){.size = sizeof(weft_limits), .header_bytes = 4096}};
     weft_context *context;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -1093,7 +1093,7 @@ static void test_each_allocation_fails_once(void **state) {
         add_live(&world, &recipes[i]);
     }
     faults injector = {0};
-    weft_context_options options = {.allocator = faults_allocator(&injector)};
+    weft_context_options options = {.size = sizeof options, .allocator = faults_allocator(&injector)};
     size_t count = 0;
     for (size_t n = 1;; n++) {
         weft_context *context;

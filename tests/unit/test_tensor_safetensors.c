@@ -20,10 +20,7 @@
 static const char WHERE[] = "x.safetensors";
 
 static weft_context *open_context(const weft_limits *limits) {
-    weft_context_options options = {.threads = 1};
-    if (limits != NULL) {
-        options.limits = *limits;
-    }
+    weft_context_options options = {.size = sizeof options, .threads = 1, .limits = limits};
     weft_context *context = NULL;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     return context;
@@ -235,7 +232,7 @@ static void test_malformed(void **state) {
 
 static void test_lengths(void **state) {
     (void)state;
-    weft_limits limits = {.header_bytes = 16};
+    weft_limits limits = {.size = sizeof limits, .header_bytes = 16};
     weft_context *context = open_context(&limits);
     assert_int_equal(check_file(context, "{}", 2, 2, 10, NULL), WEFT_OK);
     assert_int_equal(check_file(context, "{}", 2, 2, 9, NULL), WEFT_TRUNCATED);
@@ -264,7 +261,7 @@ static char *repeat(const char *piece, size_t count, size_t *size_out) {
 
 static void test_limits(void **state) {
     (void)state;
-    weft_limits limits = {.tensors = 2};
+    weft_limits limits = {.size = sizeof limits, .tensors = 2};
     weft_context *context = open_context(&limits);
     static const char two[] =
         "{\"__metadata__\":{},\"a\":" ENTRY("U8", "[1]", 0, 1) ",\"b\":" ENTRY("U8", "[1]", 1, 2) "}";
@@ -388,9 +385,23 @@ static void test_index(void **state) {
 /* ---- what is made ---- */
 
 static const weft_tensor made[] = {
-    {.name = "w", .dtype = WEFT_DTYPE_BF16, .rank = 2, .shape = {2, 3}, .bytes = 12},
-    {.name = "scalar \"\\\n\xc3\xa4", .dtype = WEFT_DTYPE_F32, .rank = 0, .bytes = 4},
-    {.name = "empty", .dtype = WEFT_DTYPE_U8, .rank = 1, .shape = {0}, .bytes = 0},
+    {.size = sizeof(weft_tensor),
+     .name = "w",
+     .dtype = WEFT_DTYPE_BF16,
+     .rank = 2,
+     .shape = {2, 3},
+     .bytes = 12},
+    {.size = sizeof(weft_tensor),
+     .name = "scalar \"\\\n\xc3\xa4",
+     .dtype = WEFT_DTYPE_F32,
+     .rank = 0,
+     .bytes = 4},
+    {.size = sizeof(weft_tensor),
+     .name = "empty",
+     .dtype = WEFT_DTYPE_U8,
+     .rank = 1,
+     .shape = {0},
+     .bytes = 0},
 };
 static const weft_tensor *const made_list[] = {&made[0], &made[1], &made[2]};
 
@@ -426,7 +437,8 @@ static void test_build(void **state) {
     assert_int_equal(weft_safetensors_build(context, NULL, 0, twice, &json, &size), WEFT_INVALID_ARGUMENT);
     assert_int_equal(weft_safetensors_build(context, NULL, 0, not_utf8, &json, &size),
                      WEFT_INVALID_ARGUMENT);
-    const weft_tensor reserved = {.name = "__metadata__", .dtype = WEFT_DTYPE_U8, .rank = 1, .bytes = 0};
+    const weft_tensor reserved = {
+        .size = sizeof reserved, .name = "__metadata__", .dtype = WEFT_DTYPE_U8, .rank = 1, .bytes = 0};
     const weft_tensor *const list[] = {&reserved};
     assert_int_equal(weft_safetensors_build(context, list, 1, NULL, &json, &size), WEFT_INVALID_ARGUMENT);
     weft_context_destroy(context);
@@ -468,7 +480,8 @@ static void jansson_release(void *memory) {
 static weft_status use_everything(void) {
     static const char *const metadata[] = {"format", "pt", NULL};
     static const char *const files[] = {"1.safetensors", "1.safetensors", "2.safetensors"};
-    weft_context_options options = {.threads = 1, .allocator = faults_allocator(&both)};
+    weft_context_options options = {
+        .size = sizeof options, .threads = 1, .allocator = faults_allocator(&both)};
     weft_context *context = NULL;
     weft_status status = weft_context_create(&options, &context);
     if (status != WEFT_OK) {
@@ -532,7 +545,7 @@ static void test_memory_is_bounded(void **state) {
     (void)state;
     enum { COUNT = 100000 };
     json_set_alloc_funcs(jansson_allocate, jansson_release);
-    weft_limits limits = {.tensors = 64};
+    weft_limits limits = {.size = sizeof limits, .tensors = 64};
     weft_context *context = open_context(&limits);
     char *text = malloc(COUNT * 16);
     assert_non_null(text);

@@ -15,7 +15,10 @@
 #include <cmocka.h>
 
 static weft_context *open_context(faults *faults, uint64_t tensors) {
-    weft_context_options options = {.threads = 1, .limits.tensors = tensors};
+    weft_context_options options = {.size = sizeof options,
+                                    .threads = 1,
+                                    .limits =
+                                        &(weft_limits){.size = sizeof(weft_limits), .tensors = tensors}};
     if (faults != NULL) {
         options.allocator = faults_allocator(faults);
     }
@@ -31,7 +34,8 @@ static weft_table *open_table(weft_context *context) {
 }
 
 static weft_tensor vector(const char *name, weft_dtype dtype, uint64_t length) {
-    return (weft_tensor){.name = name, .dtype = dtype, .rank = 1, .shape = {length}};
+    return (weft_tensor){
+        .size = sizeof(weft_tensor), .name = name, .dtype = dtype, .rank = 1, .shape = {length}};
 }
 
 static void add(weft_table *table, const char *name) {
@@ -112,7 +116,11 @@ static void test_sizes(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         weft_context *context = open_context(NULL, 0);
         weft_table *table = open_table(context);
-        weft_tensor tensor = {.name = "t", .dtype = cases[i].dtype, .rank = cases[i].rank, .bytes = 12345};
+        weft_tensor tensor = {.size = sizeof tensor,
+                              .name = "t",
+                              .dtype = cases[i].dtype,
+                              .rank = cases[i].rank,
+                              .bytes = 12345};
         memcpy(tensor.shape, cases[i].shape, sizeof cases[i].shape);
         assert_int_equal(weft_table_add(table, &tensor), cases[i].status);
         if (cases[i].status == WEFT_OK) {
@@ -321,7 +329,8 @@ static void test_refusals(void **state) {
 
 static weft_status build_under_faults(faults *faults) {
     weft_context *context = NULL;
-    weft_context_options options = {.threads = 1, .allocator = faults_allocator(faults)};
+    weft_context_options options = {
+        .size = sizeof options, .threads = 1, .allocator = faults_allocator(faults)};
     weft_status status = weft_context_create(&options, &context);
     weft_table *table = NULL;
     if (status == WEFT_OK) {

@@ -37,7 +37,12 @@ static void close_fixture(view_fixture *self) {
 
 static void add(view_fixture *self, const char *name, weft_dtype dtype, uint64_t rows, uint64_t columns,
                 void *data) {
-    weft_tensor tensor = {.name = name, .dtype = dtype, .rank = 2, .shape = {rows, columns}, .data = data};
+    weft_tensor tensor = {.size = sizeof tensor,
+                          .name = name,
+                          .dtype = dtype,
+                          .rank = 2,
+                          .shape = {rows, columns},
+                          .data = data};
     assert_int_equal(weft_table_add(self->table, &tensor), WEFT_OK);
 }
 
@@ -194,6 +199,7 @@ static void test_read_masters(void **state) {
         masters[i] = (float)i * 1.0039f - 7.0f;
     }
     weft_tensor tensor = {
+        .size = sizeof tensor,
         .name = "w",
         .dtype = WEFT_DTYPE_BF16,
         .storage = WEFT_DTYPE_F32,
@@ -235,8 +241,13 @@ static void test_read_access(void **state) {
     }
     view_fixture fixture;
     open_fixture(&fixture);
-    weft_tensor tensor = {
-        .name = "a", .dtype = WEFT_DTYPE_U32, .rank = 1, .shape = {16}, .access = &access, .opaque = data};
+    weft_tensor tensor = {.size = sizeof tensor,
+                          .name = "a",
+                          .dtype = WEFT_DTYPE_U32,
+                          .rank = 1,
+                          .shape = {16},
+                          .access = &access,
+                          .opaque = data};
     assert_int_equal(weft_table_add(fixture.table, &tensor), WEFT_OK);
     tensor.name = "b";
     tensor.opaque = NULL;
@@ -272,7 +283,12 @@ static weft_status view_everything(weft_context *context) {
     weft_view *view = NULL;
     weft_segments segments = {.context = context};
     uint16_t data[64];
-    weft_tensor tensor = {.name = "w", .dtype = WEFT_DTYPE_BF16, .rank = 1, .shape = {64}, .data = data};
+    weft_tensor tensor = {.size = sizeof tensor,
+                          .name = "w",
+                          .dtype = WEFT_DTYPE_BF16,
+                          .rank = 1,
+                          .shape = {64},
+                          .data = data};
     weft_status status = weft_table_create(context, &table);
     if (status == WEFT_OK) {
         status = weft_table_add(table, &tensor);
@@ -298,7 +314,7 @@ static weft_status view_everything(weft_context *context) {
 static void test_each_allocation_fails_once(void **state) {
     (void)state;
     faults injector = {0};
-    weft_context_options options = {.allocator = faults_allocator(&injector)};
+    weft_context_options options = {.size = sizeof options, .allocator = faults_allocator(&injector)};
     size_t count = 0;
     for (size_t n = 1;; n++) {
         weft_context *context;

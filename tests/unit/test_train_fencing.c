@@ -165,7 +165,7 @@ static weft_status rank_remove(void *opaque, weft_context *context, const char *
 
 static void rank_traits(void *opaque, weft_store_traits *traits) {
     rank *self = opaque;
-    *traits = weft_store_traits_of(self->world->store);
+    weft_store_traits_of(self->world->store, traits);
 }
 
 static void rank_leave(void *opaque) {
@@ -203,6 +203,7 @@ static train_options choose_options(world *world, uint32_t number) {
 
 static void rank_open(world *world, uint32_t number) {
     static const weft_store_operations operations = {
+        .size = sizeof operations,
         .name = "rank",
         .traits = rank_traits,
         .get = rank_get,
@@ -336,7 +337,7 @@ static void *run_rank(void *opaque) {
 
 static void world_open(world *world, uint64_t rounds) {
     *world = (struct world){.rounds = rounds};
-    const weft_store_options options = {.volatile_writes = true};
+    const weft_store_options options = {.size = sizeof options, .volatile_writes = true};
     scratch_open_volatile(&world->scratch);
     pthread_mutex_init(&world->mutex, NULL);
     pthread_cond_init(&world->handed, NULL);

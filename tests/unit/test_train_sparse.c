@@ -32,8 +32,9 @@ static train_run sparse_run(weft_kv_policy policy, size_t budget) {
         .trainers = 1,
         .local_steps = 1,
         .outer_rate = 1,
+        .kv = {.size = sizeof run.kv},
     };
-    run.kv = weft_kv_defaults(policy, budget);
+    weft_kv_defaults(policy, budget, &run.kv);
     return run;
 }
 

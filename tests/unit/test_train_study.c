@@ -100,7 +100,8 @@ static void local_step(lm_trainer *trainer, lm_model *sampler, const train_study
 static weft_digest digest_of(weft_context *context, lm_trainer *trainer, uint32_t ranks) {
     weft_loco_tensor tensors[64];
     const lm_model *model = trainer->model;
-    weft_loco_options options = weft_loco_defaults();
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
     weft_loco *loco = NULL;
     assert_true(model->weight_count <= 64);
     for (size_t i = 0; i < model->weight_count; i++) {

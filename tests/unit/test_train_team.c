@@ -73,12 +73,15 @@ static train_options choose(uint32_t rank) {
 }
 
 static void member_open(member *member, const char *directory, uint32_t rank) {
-    const weft_store_options quick = {.volatile_writes = true};
+    const weft_store_options quick = {.size = sizeof quick, .volatile_writes = true};
     member->options = choose(rank);
     member->helper = (helper){.damaged = NULL};
     member->watch = (train_watch){.note = say, .warn = help, .opaque = &member->helper};
     member->options.watch = &member->watch;
-    assert_int_equal(weft_context_create(&(weft_context_options){.threads = 1}, &member->context), WEFT_OK);
+    assert_int_equal(
+        weft_context_create(&(weft_context_options){.size = sizeof(weft_context_options), .threads = 1},
+                            &member->context),
+        WEFT_OK);
     weft_context *context = member->context;
     expect(context, weft_store_open(context, directory, &quick, &member->store), WEFT_OK);
     expect(context, lm_trainer_create(context, &member->options.run.config, &member->trainer), WEFT_OK);

@@ -33,6 +33,7 @@ static const train_run chain_run = {
     .trainers = 1,
     .local_steps = 1,
     .outer_rate = 1,
+    .kv = {.size = sizeof(weft_kv_options)},
 };
 
 typedef struct scene {
@@ -291,7 +292,8 @@ static void test_no_memory(void **state) {
     open_scene(&s, &chain_run);
     for (size_t n = 1;; n++) {
         faults_reset(&faults, n);
-        weft_context_options options = {.allocator = faults_allocator(&faults), .threads = 1};
+        weft_context_options options = {
+            .size = sizeof options, .allocator = faults_allocator(&faults), .threads = 1};
         weft_context *context = NULL;
         train_trajectory found = {.samples = NULL};
         train_reason reason = TRAIN_GOOD;

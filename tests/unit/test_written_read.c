@@ -33,7 +33,7 @@ static unsigned cases(unsigned count) {
 
 static weft_context *make_context(void) {
     weft_context *context = NULL;
-    const weft_context_options options = {.threads = 1};
+    const weft_context_options options = {.size = sizeof options, .threads = 1};
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     return context;
 }
@@ -81,8 +81,8 @@ static void test_patch_labels(void **state) {
         char **labels = hostile_labels(&dice, 1030, 40);
         bytes file = {0};
         weft_sink sink = bytes_sink(&file);
-        const weft_diff_options options = {.labels = (const char *const *)labels};
-        weft_diff_stats stats;
+        const weft_diff_options options = {.size = sizeof options, .labels = (const char *const *)labels};
+        weft_diff_stats stats = {.size = sizeof stats};
         weft_status status = weft_diff(context, view, view, &options, &sink, &stats);
         if (status == WEFT_OK) {
             weft_patch *patch = open_patch(context, &file);
@@ -106,7 +106,10 @@ static void test_patch_labels(void **state) {
 static void test_roster_limit(void **state) {
     (void)state;
     weft_context *context = NULL;
-    const weft_context_options limited = {.threads = 1, .limits = {.tensors = 4}};
+    const weft_context_options limited = {.size = sizeof limited,
+                                          .threads = 1,
+                                          .limits =
+                                              &(weft_limits){.size = sizeof(weft_limits), .tensors = 4}};
     assert_int_equal(weft_context_create(&limited, &context), WEFT_OK);
     const char *const names[] = {"a", "b", "c", "d", "e", "f"};
     model old, next;
@@ -118,8 +121,8 @@ static void test_roster_limit(void **state) {
     }
     bytes file = {0};
     weft_sink sink = bytes_sink(&file);
-    const weft_diff_options options = {0};
-    weft_diff_stats stats;
+    const weft_diff_options options = {.size = sizeof options};
+    weft_diff_stats stats = {.size = sizeof stats};
     weft_status status = weft_diff(context, model_show(&old), model_show(&next), &options, &sink, &stats);
     assert_int_equal(status, WEFT_LIMIT_EXCEEDED);
     assert_int_equal(file.size, 0);
@@ -135,7 +138,10 @@ static void test_header_limit(void **state) {
     (void)state;
     enum { LIMIT = 512 };
     weft_context *context = NULL;
-    const weft_context_options limited = {.threads = 1, .limits = {.header_bytes = LIMIT}};
+    const weft_context_options limited = {
+        .size = sizeof limited,
+        .threads = 1,
+        .limits = &(weft_limits){.size = sizeof(weft_limits), .header_bytes = LIMIT}};
     assert_int_equal(weft_context_create(&limited, &context), WEFT_OK);
     dice dice = {13};
     model model;
@@ -152,7 +158,7 @@ static void test_header_limit(void **state) {
         }
         value[length] = '\0';
         const char *const labels[] = {"key", value, NULL};
-        const weft_diff_options options = {.labels = labels};
+        const weft_diff_options options = {.size = sizeof options, .labels = labels};
         weft_status status = weft_diff(context, view, view, &options, &sink, NULL);
         if (status == WEFT_OK) {
             weft_patch_close(open_patch(context, &file));
@@ -165,7 +171,7 @@ static void test_header_limit(void **state) {
     }
     assert_true(refused > 0 && refused < 100);
     for (int profile = -1; profile < 4; profile++) {
-        const weft_diff_options options = {.profile = (weft_profile)profile};
+        const weft_diff_options options = {.size = sizeof options, .profile = (weft_profile)profile};
         weft_status status = weft_diff(context, view, view, &options, &sink, NULL);
         if (profile == WEFT_PROFILE_FAST || profile == WEFT_PROFILE_SMALL) {
             assert_int_equal(status, WEFT_OK);
@@ -200,12 +206,17 @@ static void test_checkpoints(void **state) {
         hostile_text(&dice, name, dice_below(&dice, 8) == 0 ? sizeof name : 40);
         assert_int_equal(weft_table_create(context, &table), WEFT_OK);
         uint8_t data[16] = {1, 2, 3};
-        const weft_tensor tensor = {
-            .name = name, .dtype = WEFT_DTYPE_U8, .rank = 1, .shape = {16}, .data = data};
+        const weft_tensor tensor = {.size = sizeof tensor,
+                                    .name = name,
+                                    .dtype = WEFT_DTYPE_U8,
+                                    .rank = 1,
+                                    .shape = {16},
+                                    .data = data};
         weft_status status = weft_table_add(table, &tensor);
         char **metadata = hostile_labels(&dice, 20, 3000);
         if (status == WEFT_OK) {
-            const weft_write_options options = {.metadata = (const char *const *)metadata};
+            const weft_write_options options = {.size = sizeof options,
+                                                .metadata = (const char *const *)metadata};
             status = weft_table_write(context, table, path, &options);
         }
         if (status != WEFT_OK) {
@@ -223,8 +234,9 @@ static void test_checkpoints(void **state) {
             assert_int_equal(weft_view_create(context, weft_checkpoint_table(again), &view), WEFT_OK);
             bytes file = {0};
             weft_sink sink = bytes_sink(&file);
-            const weft_diff_options options = {.new_container = weft_checkpoint_container(again)};
-            weft_diff_stats stats;
+            const weft_diff_options options = {.size = sizeof options,
+                                               .new_container = weft_checkpoint_container(again)};
+            weft_diff_stats stats = {.size = sizeof stats};
             assert_int_equal(weft_diff(context, empty, view, &options, &sink, &stats), WEFT_OK);
             weft_patch *patch = open_patch(context, &file);
             assert_int_equal(weft_table_find(weft_patch_table(patch), name), 0);
@@ -535,8 +547,9 @@ static void test_keys(void **state) {
         weft_status status =
             weft_store_put_bytes(b.context, b.store, key, "x", 1, WEFT_STORE_ALWAYS, NULL, NULL);
         if (status == WEFT_OK) {
-            weft_store_get_request request = {.key = key, .length = 1, .buffer = got};
-            weft_store_get_result result;
+            weft_store_get_request request = {
+                .size = sizeof request, .key = key, .length = 1, .buffer = got};
+            weft_store_get_result result = {.size = sizeof result};
             written++;
             assert_int_equal(weft_store_get(b.context, b.store, &request, &result), WEFT_OK);
             assert_int_equal(result.received, 1);
@@ -607,7 +620,8 @@ static void test_ranks(void **state) {
         char name[24];
         hostile_text(&dice, run, sizeof run);
         hostile_text(&dice, name, sizeof name);
-        weft_loco_options options = weft_loco_defaults();
+        weft_loco_options options = {.size = sizeof options};
+        weft_loco_defaults(&options);
         options.run = run;
         const weft_loco_tensor tensor = {name, weights, 3};
         weft_loco *loco = NULL;
@@ -633,7 +647,7 @@ static void test_ranks(void **state) {
             assert_refused(context, status);
         }
         weft_loco_payload payload;
-        weft_loco_info info;
+        weft_loco_info info = {.size = sizeof info};
         weights[1] = 2.5f;
         assert_int_equal(weft_loco_encode(loco, &payload), WEFT_OK);
         assert_int_equal(weft_loco_inspect(context, &payload, &info), WEFT_OK);
@@ -676,7 +690,7 @@ static void test_published_labels(void **state) {
     unsigned count = cases(SLOW_CASES);
     for (unsigned i = 0; i < count; i++) {
         char **labels = hostile_labels(&dice, 66, i % 4 == 0 ? 1100 : 20);
-        weft_publish_result result;
+        weft_publish_result result = {.size = sizeof result};
         size_t patches = scene_count(&scene, "patches");
         size_t pages = scene_count(&scene, "pages");
         trainer_step(&scene.trainer, 100);
@@ -710,7 +724,7 @@ static void test_labels_that_are_escaped(void **state) {
     char text[WEFT_LABEL_BYTES + 1];
     memset(text, '\x01', sizeof text);
     for (size_t length = 1; length < WEFT_LABEL_BYTES; length += 97) {
-        weft_publish_result result;
+        weft_publish_result result = {.size = sizeof result};
         size_t pages = scene_count(&scene, "pages");
         text[length] = 0;
         const char *const labels[] = {"k", text, NULL};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cache.c: see cache.h. A policy is named by a hash of all that it follows from.
+ * cache.c: warmed-up policies. One is named by a hash of all that it follows from.
  */
-#include "cache.h"
+#include "learner.h"
 
 #include "../../lib/base/context.h"
 #include "../../lib/base/hash.h"

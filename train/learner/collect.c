@@ -6,7 +6,7 @@
 
 #include "../../lib/base/clock.h"
 #include "../../lib/base/context.h"
-#include "../../lm/model/forward.h"
+#include "../../lm/model/pass.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -138,12 +138,13 @@ weft_status train_collector_check(train_collector *collector, uint64_t batch, ui
 
 /* ---- one slot ---- */
 
-static weft_status fetch(train_collector *collector, uint64_t batch, uint32_t slot,
-                         train_trajectory *trajectory, train_reason *reason) {
+static weft_status fetch_slot(train_collector *collector, uint64_t batch, uint32_t slot,
+                              train_trajectory *trajectory, train_reason *reason) {
     char key[TRAIN_KEY_SIZE];
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     train_slot_key(batch, slot, key);
     weft_store_get_request request = {
+        .size = sizeof request,
         .key = key,
         .length = train_trajectory_bytes_max(collector->run) + 1,
         .buffer = collector->buffer,
@@ -166,7 +167,8 @@ weft_status train_collector_check_run(train_collector *collector) {
     return status == WEFT_NOT_FOUND ? WEFT_OK : status;
 }
 
-static weft_status reject(train_collector *collector, uint64_t batch, uint32_t slot, train_reason reason) {
+static weft_status reject_slot(train_collector *collector, uint64_t batch, uint32_t slot,
+                               train_reason reason) {
     char key[TRAIN_KEY_SIZE];
     char why[512];
     snprintf(why, sizeof why, "%s", weft_context_error(collector->context));
@@ -185,16 +187,16 @@ static weft_status reject(train_collector *collector, uint64_t batch, uint32_t s
 
 /* One look at a slot. WEFT_MORE: it is not there, or was not good. Bytes can be damaged on the way: what
  * seems bad is fetched once more before that is believed. */
-static weft_status look(train_collector *collector, uint64_t batch, uint32_t slot,
-                        train_trajectory *trajectory) {
+static weft_status look_at_slot(train_collector *collector, uint64_t batch, uint32_t slot,
+                                train_trajectory *trajectory) {
     train_reason reason = TRAIN_GOOD;
-    weft_status status = fetch(collector, batch, slot, trajectory, &reason);
+    weft_status status = fetch_slot(collector, batch, slot, trajectory, &reason);
     if (reason != TRAIN_GOOD) {
         reason = TRAIN_GOOD;
-        status = fetch(collector, batch, slot, trajectory, &reason);
+        status = fetch_slot(collector, batch, slot, trajectory, &reason);
     }
     if (reason != TRAIN_GOOD) {
-        status = reject(collector, batch, slot, reason);
+        status = reject_slot(collector, batch, slot, reason);
         return status == WEFT_OK ? WEFT_MORE : status;
     }
     return status == WEFT_NOT_FOUND ? WEFT_MORE : status;
@@ -209,7 +211,7 @@ static weft_status look_round(train_collector *collector, uint64_t batch, train_
         if (slots[i].samples != NULL) {
             continue;
         }
-        weft_status status = look(collector, batch, collector->first + i, &slots[i]);
+        weft_status status = look_at_slot(collector, batch, collector->first + i, &slots[i]);
         *came_out = *came_out || status == WEFT_OK;
         *missing_out += status != WEFT_OK;
         if (status < 0) {
@@ -224,7 +226,7 @@ static weft_status look_round(train_collector *collector, uint64_t batch, train_
 
 /* All slots are looked at, not only the next: a bad one is to be made again while others come. */
 static weft_status await_slots(train_collector *collector, uint64_t batch, train_trajectory *slots) {
-    double pause = POLL_SECONDS;
+    double since = weft_clock_now();
     for (;;) {
         uint32_t missing;
         bool came;
@@ -235,7 +237,7 @@ static weft_status await_slots(train_collector *collector, uint64_t batch, train
         weft_context_clear(collector->context);
         if (came) {
             train_patience_calm(collector->patience);
-            pause = POLL_SECONDS;
+            since = weft_clock_now();
         }
         status = collector->idle != NULL ? collector->idle(collector->opaque) : WEFT_OK;
         if (status == WEFT_OK && weft_clock_now() - collector->looked > LOOK_SECONDS) {
@@ -246,11 +248,11 @@ static weft_status await_slots(train_collector *collector, uint64_t batch, train
             return status;
         }
         weft_context_clear(collector->context);
+        double pause = weft_clock_pause(weft_clock_now() - since, POLL_SECONDS, POLL_MOST_SECONDS);
         status = train_patience_wait(collector->patience, pause, "no worker delivers trajectories");
         if (status != WEFT_OK) {
             return status;
         }
-        pause = pause * 1.5 < POLL_MOST_SECONDS ? pause * 1.5 : POLL_MOST_SECONDS;
     }
 }
 
@@ -305,7 +307,8 @@ static void add_share(train_batch *batch, const train_trajectory *from) {
     share->effort.received += from->effort.received;
 }
 
-static void append(train_batch *batch, size_t *sequences, const lm_samples *samples, const float *rewards) {
+static void append_samples(train_batch *batch, size_t *sequences, const lm_samples *samples,
+                           const float *rewards) {
     size_t at = batch->starts[*sequences];
     size_t tokens = samples->starts[samples->sequences];
     for (size_t i = 0; i < samples->sequences; i++) {
@@ -321,15 +324,15 @@ static void append(train_batch *batch, size_t *sequences, const lm_samples *samp
 static void add_slot(train_batch *batch, size_t *sequences, uint64_t number, const train_trajectory *slot,
                      uint32_t slots) {
     uint64_t behind = number - slot->step;
-    append(batch, sequences, slot->samples, slot->rewards);
+    append_samples(batch, sequences, slot->samples, slot->rewards);
     add_share(batch, slot);
     train_caches_add(&batch->caches, &slot->caches);
     batch->staleness += (double)behind / slots;
     batch->stalest = behind > batch->stalest ? behind : batch->stalest;
 }
 
-static weft_status assemble(train_collector *collector, uint64_t number, const train_trajectory *slots,
-                            train_batch *batch) {
+static weft_status assemble_batch(train_collector *collector, uint64_t number,
+                                  const train_trajectory *slots, train_batch *batch) {
     const train_run *run = collector->run;
     size_t sequences = 0;
     size_t tokens = 0;
@@ -364,7 +367,7 @@ weft_status train_collect(train_collector *collector, uint64_t number, train_bat
     weft_status status = await_slots(collector, number, slots);
     if (status == WEFT_OK) {
         train_patience_calm(collector->patience);
-        status = assemble(collector, number, slots, &batch);
+        status = assemble_batch(collector, number, slots, &batch);
     }
     for (uint32_t i = 0; i < collector->run->slots; i++) {
         train_trajectory_close(&slots[i]);

@@ -76,13 +76,6 @@ static weft_status learn(train_learner *learner, train_batch *batch, train_learn
     return status;
 }
 
-static void count_rejections(train_learner *learner, train_learned *learned) {
-    for (int i = 0; i < TRAIN_REASONS; i++) {
-        learned->rejected[i] = learner->collector.rejected[i] - learner->counted[i];
-        learner->counted[i] = learner->collector.rejected[i];
-    }
-}
-
 /* What lies beside the state is waited for as the state is: a disk that is full may be emptied. */
 typedef struct line_writing {
     train_metrics *metrics;
@@ -114,7 +107,10 @@ static weft_status begin_line(train_learner *learner, const train_batch *batch, 
     learned->run = &learner->run;
     learned->densities =
         learner->team.loco == NULL ? train_density_note(&learner->density) : train_densities_unknown();
-    count_rejections(learner, learned);
+    for (int i = 0; i < TRAIN_REASONS; i++) {
+        learned->rejected[i] = learner->collector.rejected[i] - learner->counted[i];
+        learner->counted[i] = learner->collector.rejected[i];
+    }
     json_t *line = train_line_begin(learned);
     if (line == NULL) {
         return weft_fail(learner->context, WEFT_NO_MEMORY, "no memory for a line of metrics");
@@ -129,38 +125,10 @@ static weft_status begin_line(train_learner *learner, const train_batch *batch, 
     return WEFT_OK;
 }
 
-/* Whole versions leave much behind. */
-static void collect_garbage(train_learner *learner) {
-    const weft_gc_options options = {.grace_seconds = GC_SECONDS};
-    if (learner->run.sync == TRAIN_SYNC_FULL && learner->step % GC_STEPS == 0) {
-        weft_status ignored = weft_gc_run(learner->context, learner->store, &options, NULL);
-        (void)ignored;
-        weft_context_clear(learner->context);
-    }
-}
-
 static weft_status save_timed(train_learner *learner, train_published *published) {
     double start = weft_clock_now();
     weft_status status = train_patience_try(&learner->patience, save, learner);
     published->state += weft_clock_now() - start;
-    return status;
-}
-
-/* Within a round there is nothing to publish: the line tells of the policy that made the batch. */
-static void tell_policy(const train_learner *learner, train_published *published) {
-    published->version = learner->collector.policies[0].version;
-    published->dense = learner->trainer->model->parameters * sizeof(uint16_t);
-}
-
-static weft_status evaluate_round(train_learner *learner, json_t *line) {
-    double success = -1;
-    weft_status status = WEFT_OK;
-    if (train_learner_leads(learner)) {
-        status = evaluate(learner, learner->step - learner->run.local_steps, learner->step, &success);
-    }
-    if (status == WEFT_OK && success >= 0) {
-        json_object_set_new(line, "success", json_real(success));
-    }
     return status;
 }
 
@@ -181,7 +149,13 @@ static weft_status end_round(train_learner *learner, json_t *line, train_publish
     if (status == WEFT_OK) {
         train_densities densities = train_density_note(&learner->density);
         train_line_densities(line, learner->trainer->model, &densities);
-        status = evaluate_round(learner, line);
+        double success = -1;
+        if (train_learner_leads(learner)) {
+            status = evaluate(learner, learner->step - learner->run.local_steps, learner->step, &success);
+        }
+        if (status == WEFT_OK && success >= 0) {
+            json_object_set_new(line, "success", json_real(success));
+        }
     }
     return status;
 }
@@ -192,7 +166,9 @@ static weft_status conclude(train_learner *learner, json_t *line, double start) 
     train_published published = {.version = 0};
     learner->step++;
     weft_status status = save_timed(learner, &published);
-    tell_policy(learner, &published);
+    /* Within a round there is nothing to publish: the line tells of the policy that made the batch. */
+    published.version = learner->collector.policies[0].version;
+    published.dense = learner->trainer->model->parameters * sizeof(uint16_t);
     if (status == WEFT_OK && learner->team.loco == NULL) {
         status = train_learner_offer(learner, &published);
     } else if (status == WEFT_OK && learner->step % learner->run.local_steps == 0) {
@@ -222,7 +198,13 @@ static void clear_away(train_learner *learner) {
     for (uint64_t i = 1; i <= span; i++) {
         train_collector_clear(&learner->collector, learner->step - behind - i);
     }
-    collect_garbage(learner);
+    /* Whole versions leave much behind. */
+    const weft_gc_options options = {.size = sizeof options, .grace_seconds = GC_SECONDS};
+    if (learner->run.sync == TRAIN_SYNC_FULL && learner->step % GC_STEPS == 0) {
+        weft_status ignored = weft_gc_run(learner->context, learner->store, &options, NULL);
+        (void)ignored;
+        weft_context_clear(learner->context);
+    }
 }
 
 /* This rank has caught up with the others, who have ended the round from step `from` on without it: what it
@@ -289,14 +271,6 @@ static bool remove_slot(void *opaque, const char *key, uint64_t size, double age
     return weft_store_remove(learner->context, learner->store, key) == WEFT_OK;
 }
 
-/* What late workers have left, where the store can tell. */
-static void sweep(train_learner *learner) {
-    weft_status ignored =
-        weft_store_list(learner->context, learner->store, TRAIN_ROLLOUTS_ROOM, remove_slot, learner);
-    (void)ignored;
-    weft_context_clear(learner->context);
-}
-
 static weft_status write_model(train_learner *learner) {
     char path[TRAIN_PATH_SIZE];
     weft_status status = train_path(learner->context, learner->output, "model", path);
@@ -334,17 +308,6 @@ static void describe(const train_learner *learner, double start, train_result *r
     }
 }
 
-static weft_status run_steps(train_learner *learner) {
-    weft_status status = WEFT_OK;
-    while (learner->step < learner->run.steps && status == WEFT_OK) {
-        status = weft_progress_ask(learner->context);
-        if (status == WEFT_OK) {
-            status = make_step(learner);
-        }
-    }
-    return status;
-}
-
 /* Closing may fail in ways of its own; what is told is why it came to that. */
 static weft_status close_with(train_learner *learner, weft_status status) {
     weft_context *context = learner->context;
@@ -374,15 +337,22 @@ weft_status train_learner_run(weft_context *context, weft_store *store, const tr
     weft_context_clear(context);
     train_learner_open(&learner, context, store, options);
     weft_status status = train_learner_start(&learner);
-    if (status == WEFT_OK) {
-        status = run_steps(&learner);
+    while (status == WEFT_OK && learner.step < learner.run.steps) {
+        status = weft_progress_ask(learner.context);
+        if (status == WEFT_OK) {
+            status = make_step(&learner);
+        }
     }
     if (status == WEFT_OK) {
         status = train_learner_await_published(&learner);
     }
     if (status == WEFT_OK) {
         if (train_learner_leads(&learner) || learner.publisher != NULL) {
-            sweep(&learner);
+            /* What late workers have left, where the store can tell. */
+            weft_status ignored =
+                weft_store_list(learner.context, learner.store, TRAIN_ROLLOUTS_ROOM, remove_slot, &learner);
+            (void)ignored;
+            weft_context_clear(learner.context);
         }
         status = write_model(&learner);
     }

@@ -76,6 +76,12 @@ typedef struct train_result {
 WEFT_CHECKED weft_status train_learner_run(weft_context *context, weft_store *store,
                                            const train_options *options, train_result *result_out);
 
+/* ---- cache.c: warmed-up policies, kept so that the next run like this starts at once ---- */
+
+/* Initialises and warms up the trainer, or takes that from the cache. Its moments are forgotten. Only a
+ * saving of time: a policy that is missing there or damaged is made again. */
+WEFT_CHECKED weft_status train_warm_up(lm_trainer *trainer, const train_options *options);
+
 /* ---- between learner.c, learner_start.c and learner_publish.c ---- */
 
 /* A learner that has done nothing yet, and holds nothing. */
@@ -86,7 +92,9 @@ WEFT_CHECKED weft_status train_learner_start(train_learner *learner);
 /* Releases everything, whatever of it is there. */
 void train_learner_close(train_learner *learner);
 WEFT_CHECKED weft_status train_learner_save(train_learner *learner);
-/* Writes down how a run that begins is to learn, and the digest of its first policy. */
+/* Keeps how the run learns from here on. */
+WEFT_CHECKED weft_status train_learner_write_learning(train_learner *learner);
+/* The same for a run that begins, with the digest of its first policy. */
 WEFT_CHECKED weft_status train_learner_begin_learning(train_learner *learner);
 /* WEFT_INVALID_ARGUMENT if the run that is gone on with learned otherwise, and no change is asked for. */
 WEFT_CHECKED weft_status train_learner_resume_learning(train_learner *learner);

@@ -81,12 +81,11 @@ static weft_status look_for_policy(train_learner *learner, bool *there_out) {
     }
     bool same = found.policy.version != 0 && found.policy.step == own->step;
     if (same && !weft_digest_equal(&found.policy.digest, &own->digest)) {
-        return weft_fail(
-            learner->context, WEFT_DIGEST_MISMATCH,
-            "the policy of step %llu that was published is not what this rank holds: the ranks "
-            "do not compute the same; use the same version and kind of processor everywhere, "
-            "or remove this rank's state so that it joins anew",
-            (unsigned long long)own->step);
+        return weft_fail(learner->context, WEFT_DIGEST_MISMATCH,
+                         "the policy of step %llu that was published is not what this rank holds: the "
+                         "ranks do not compute the same; use the same version and kind of processor "
+                         "everywhere, or remove this rank's state so that it joins anew",
+                         (unsigned long long)own->step);
     }
     own->version = same ? found.policy.version : own->version;
     *there_out = same || (found.policy.version != 0 && found.policy.step > own->step);
@@ -97,6 +96,7 @@ static weft_status look_for_policy(train_learner *learner, bool *there_out) {
 
 static weft_status open_publisher(train_learner *learner) {
     const weft_publisher_options options = {
+        .size = sizeof options,
         .key = learner->options->key,
         .gc_seconds = 600,
         .whole = learner->run.sync == TRAIN_SYNC_FULL,
@@ -168,18 +168,18 @@ static weft_status give_way(train_learner *learner) {
 static void note_published(train_learner *learner, const weft_publish_result *result,
                            train_published *published) {
     const train_policy policy = {
-        .step = policy_step(learner), .version = result->version, .digest = result->diff.result};
+        .step = policy_step(learner), .version = result->version, .digest = result->digest};
     train_collector_note(&learner->collector, &policy);
     learner->published_bytes += result->uploaded_bytes;
     published->version = result->version;
     published->sent = result->uploaded_bytes;
-    published->dense = result->diff.dense_bytes;
+    published->dense = result->dense_bytes;
 }
 
 /* Publishes the policy, or finds that another rank has, or is about to: then the version is 0. */
 static weft_status publish(train_learner *learner, train_published *published) {
     double start = weft_clock_now();
-    weft_publish_result result;
+    weft_publish_result result = {.size = sizeof result};
     weft_status status = publish_once(learner, &result);
     while (status != WEFT_OK && !(status == WEFT_CONFLICT && is_shared(learner))) {
         status = train_patience_bear(&learner->patience, status);

@@ -1,40 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * learner_reference.c: how the run of a trainer learns, and the policy that it began with, from which it
- * may have to diverge little. Both lie beside the state, for when the run is gone on with: a run that
- * silently learned otherwise, or compared itself with the first policy of another, would be none that can
- * be told of.
+ * learner_reference.c: the policy that a run began with, from which it may have to diverge little. It lies
+ * beside the state, for when the run is gone on with: a run that compared itself with the first policy of
+ * another would be none that can be told of.
  */
 #include "learner.h"
 
 #include "../../lib/base/context.h"
 #include "../../lib/tensor/digest.h"
 #include "../files.h"
-#include "learning.h"
 
 #include <string.h>
-
-/* ---- how it learns ---- */
 
 static weft_status digest_model(train_learner *learner, const lm_model *model,
                                 char text[WEFT_DIGEST_TEXT]) {
     return weft_table_digest_text(learner->context, lm_model_table(model), text);
 }
 
-static weft_status write_learning(train_learner *learner) {
-    return train_learning_write(learner->context, learner->output, learner->options, learner->first);
-}
-
 weft_status train_learner_begin_learning(train_learner *learner) {
     weft_status status = digest_model(learner, learner->trainer->model, learner->first);
-    return status == WEFT_OK ? write_learning(learner) : status;
+    return status == WEFT_OK ? train_learner_write_learning(learner) : status;
 }
-
-weft_status train_learner_resume_learning(train_learner *learner) {
-    return train_learning_check(learner->context, learner->output, learner->options, learner->first);
-}
-
-/* ---- the reference ---- */
 
 static weft_status read_reference(train_learner *learner, const char *path) {
     char digest[WEFT_DIGEST_TEXT];
@@ -46,11 +32,10 @@ static weft_status read_reference(train_learner *learner, const char *path) {
         return WEFT_OK;
     }
     bool is_other = status == WEFT_OK || weft_status_is_integrity(status);
-    return weft_fail(
-        learner->context, is_other ? WEFT_DIGEST_MISMATCH : WEFT_INVALID_ARGUMENT,
-        "'%s' does not hold the policy that the run began with, which --kl compares with (%.511s); a "
-        "run that was begun without --kl cannot be given one",
-        path, status == WEFT_OK ? "it is another" : weft_context_error(learner->context));
+    return weft_fail(learner->context, is_other ? WEFT_DIGEST_MISMATCH : WEFT_INVALID_ARGUMENT,
+                     "'%s' does not hold the policy that the run began with, which --kl compares with "
+                     "(%.511s); a run that was begun without --kl cannot be given one",
+                     path, status == WEFT_OK ? "it is another" : weft_context_error(learner->context));
 }
 
 static weft_status open_reference(train_learner *learner) {
@@ -77,5 +62,5 @@ static weft_status open_reference(train_learner *learner) {
 /* A change is written down when nothing speaks against it any more. */
 weft_status train_learner_open_reference(train_learner *learner) {
     weft_status status = open_reference(learner);
-    return status == WEFT_OK && learner->options->change ? write_learning(learner) : status;
+    return status == WEFT_OK && learner->options->change ? train_learner_write_learning(learner) : status;
 }

@@ -11,7 +11,6 @@
 #include "../../lib/base/hash.h"
 #include "../../lm/learn/text.h"
 #include "../files.h"
-#include "cache.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -121,11 +120,10 @@ static weft_status read_run(train_learner *learner) {
         return train_explain_lost(learner->context, status);
     }
     if (!train_run_alike(&found, &learner->run)) {
-        return weft_fail(
-            learner->context, WEFT_INVALID_ARGUMENT,
-            "the run in '%s' has another model, task, seed, batch, team or way to sync than this "
-            "call says; give the same options to go on with it, or --fresh to begin anew",
-            learner->output);
+        return weft_fail(learner->context, WEFT_INVALID_ARGUMENT,
+                         "the run in '%s' has another model, task, seed, batch, team or way to sync than "
+                         "this call says; give the same options to go on with it, or --fresh to begin anew",
+                         learner->output);
     }
     memcpy(learner->run.name, found.name, sizeof found.name);
     return WEFT_OK;
@@ -144,11 +142,10 @@ static weft_status look_at_store(train_learner *learner) {
         return WEFT_OK;
     }
     if (status == WEFT_OK && !learner->options->fresh && strcmp(found.name, learner->run.name) != 0) {
-        return weft_fail(
-            learner->context, WEFT_INVALID_ARGUMENT,
-            "the store holds the run %s, whose state is not in '%s'; give the directory of that "
-            "run or another store, or say --fresh to begin a new run there",
-            found.name, learner->output);
+        return weft_fail(learner->context, WEFT_INVALID_ARGUMENT,
+                         "the store holds the run %s, whose state is not in '%s'; give the directory of "
+                         "that run or another store, or say --fresh to begin a new run there",
+                         found.name, learner->output);
     }
     return status;
 }
@@ -291,16 +288,6 @@ weft_status train_learner_save(train_learner *learner) {
     return lm_state_write(learner->trainer, &progress, learner->state_path, learner->options->durable);
 }
 
-/* Who says less would tell workers that all is made when it is not. */
-static weft_status check_steps(train_learner *learner) {
-    return learner->step <= learner->run.steps
-               ? WEFT_OK
-               : weft_fail(learner->context, WEFT_INVALID_ARGUMENT,
-                           "the run in '%s' has made %llu steps already; it cannot end after %llu",
-                           learner->output, (unsigned long long)learner->step,
-                           (unsigned long long)learner->run.steps);
-}
-
 static weft_status load(train_learner *learner) {
     lm_progress progress;
     if (learner->team.loco != NULL) {
@@ -327,7 +314,13 @@ static weft_status resume(train_learner *learner) {
     }
     if (status == WEFT_OK) {
         learner->resumed = learner->step;
-        status = check_steps(learner);
+        /* Who says less would tell workers that all is made when it is not. */
+        status = learner->step <= learner->run.steps
+                     ? WEFT_OK
+                     : weft_fail(learner->context, WEFT_INVALID_ARGUMENT,
+                                 "the run in '%s' has made %llu steps already; it cannot end after %llu",
+                                 learner->output, (unsigned long long)learner->step,
+                                 (unsigned long long)learner->run.steps);
     }
     if (status == WEFT_OK) {
         status = train_learner_resume_learning(learner);

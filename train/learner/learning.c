@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * learning.c: see learning.h.
+ * learning.c: how a run learns, as learning.json beside the state keeps it: what only the trainer needs to
+ * know, and so is not in the description of the run, but decides what comes of it. Together with it lies
+ * the digest of the policy that the run began with, which the reference of a divergence must have. A run
+ * that silently learned otherwise would be none that can be told of.
  */
-#include "learning.h"
+#include "learner.h"
 
 #include "../../lib/base/context.h"
 #include "../../lib/sync/format/record.h"
@@ -14,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const char LEARNING_NAME[] = "learning.json";
 enum { FORMAT = 1, BYTES_MAX = 1 << 14, TRAITS = 14, DIGITS = 17, VALUE_SIZE = 1024 };
 
 /* One thing about it. Values are compared as they are written: 17 digits tell any two numbers apart. */
@@ -62,16 +66,17 @@ static size_t list_traits(const lm_grpo_options *grpo, trait traits[TRAITS]) {
     return count;
 }
 
-weft_status train_learning_write(weft_context *context, const char *directory, const train_options *options,
-                                 const char *first) {
+weft_status train_learner_write_learning(train_learner *learner) {
+    weft_context *context = learner->context;
     char path[TRAIN_PATH_SIZE];
     trait traits[TRAITS];
-    size_t count = list_traits(&options->grpo, traits);
-    weft_status status = train_path(context, directory, TRAIN_LEARNING_NAME, path);
+    size_t count = list_traits(&learner->options->grpo, traits);
+    weft_status status = train_path(context, learner->output, LEARNING_NAME, path);
     if (status != WEFT_OK) {
         return status;
     }
-    json_t *json = json_pack("{s:i, s:s, s:s}", "weft", FORMAT, "kind", "learning", "first", first);
+    json_t *json =
+        json_pack("{s:i, s:s, s:s}", "weft", FORMAT, "kind", "learning", "first", learner->first);
     bool whole = json != NULL;
     for (size_t i = 0; i < count; i++) {
         whole = json_object_set_new(json, traits[i].name, json_string(traits[i].value)) == 0 && whole;
@@ -81,7 +86,7 @@ weft_status train_learning_write(weft_context *context, const char *directory, c
     if (text == NULL) {
         return weft_json_no_memory(context, path);
     }
-    status = lm_text_write(context, path, text, options->durable);
+    status = lm_text_write(context, path, text, learner->options->durable);
     free(text);
     return status;
 }
@@ -93,11 +98,10 @@ static weft_status compare(weft_context *context, const char *directory, const j
     for (size_t i = 0; i < count && !options->change; i++) {
         const char *found = json_string_value(json_object_get(json, traits[i].name));
         if (found == NULL || strcmp(found, traits[i].value) != 0) {
-            return weft_fail(
-                context, WEFT_INVALID_ARGUMENT,
-                "the run in '%s' learns with %s %s, and this call says %s; give the same to go "
-                "on with it, or --change if it is to learn otherwise from here on",
-                directory, traits[i].name, found != NULL ? found : "unknown", traits[i].value);
+            return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                             "the run in '%s' learns with %s %s, and this call says %s; give the same to "
+                             "go on with it, or --change if it is to learn otherwise from here on",
+                             directory, traits[i].name, found != NULL ? found : "unknown", traits[i].value);
         }
     }
     return WEFT_OK;
@@ -114,14 +118,14 @@ static weft_status parse(weft_context *context, const char *path, const json_t *
     return WEFT_OK;
 }
 
-weft_status train_learning_check(weft_context *context, const char *directory, const train_options *options,
-                                 char first_out[WEFT_DIGEST_TEXT]) {
+weft_status train_learner_resume_learning(train_learner *learner) {
+    weft_context *context = learner->context;
     char path[TRAIN_PATH_SIZE];
     char first[WEFT_DIGEST_TEXT];
     char *text = NULL;
     size_t size = 0;
     json_t *json = NULL;
-    weft_status status = train_path(context, directory, TRAIN_LEARNING_NAME, path);
+    weft_status status = train_path(context, learner->output, LEARNING_NAME, path);
     if (status == WEFT_OK) {
         status = train_read_text(context, path, BYTES_MAX, &text, &size);
     }
@@ -134,11 +138,11 @@ weft_status train_learning_check(weft_context *context, const char *directory, c
     }
     status = train_explain_lost(context, status);
     if (status == WEFT_OK) {
-        status = compare(context, directory, json, options);
+        status = compare(context, learner->output, json, learner->options);
     }
     json_decref(json);
     if (status == WEFT_OK) {
-        memcpy(first_out, first, sizeof first);
+        memcpy(learner->first, first, sizeof first);
     }
     return status;
 }

@@ -23,8 +23,11 @@ bool train_team_goes_on(const train_team *team) {
 }
 
 uint32_t train_team_leader(const train_team *team) {
-    bool meeting = team->loco != NULL && train_team_goes_on(team);
-    return meeting ? weft_loco_store_describe(&team->exchange).leader : 0;
+    weft_loco_store_stats stats = {.size = sizeof stats};
+    if (team->loco != NULL && train_team_goes_on(team)) {
+        weft_loco_store_describe(&team->exchange, &stats);
+    }
+    return stats.leader;
 }
 
 const weft_table *train_team_table(const train_team *team) {
@@ -85,7 +88,7 @@ static weft_status try_round(train_team *team, uint64_t from, weft_loco_stats *s
  * rank, which has caught up. */
 static weft_status exchange_once(train_team *team) {
     weft_loco_payload own;
-    weft_loco_stats stats;
+    weft_loco_stats stats = {.size = sizeof stats};
     uint64_t from = weft_loco_rounds(team->loco);
     double start = weft_clock_now();
     weft_status status = weft_loco_encode(team->loco, &own);
@@ -122,7 +125,8 @@ static void add_snapshots(train_team *team, train_round *round) {
     if (!train_team_goes_on(team)) {
         return;
     }
-    weft_loco_store_stats now = weft_loco_store_describe(&team->exchange);
+    weft_loco_store_stats now = {.size = sizeof now};
+    weft_loco_store_describe(&team->exchange, &now);
     uint64_t fetched = now.received - team->told.received;
     round->sent_snapshots = now.snapshot_bytes - team->told.snapshot_bytes;
     round->received_snapshots = fetched > round->received ? fetched - round->received : 0;
@@ -275,8 +279,12 @@ weft_status train_team_load(train_team *team, const char *path, uint64_t *step_o
 
 /* Flat, as they lie in memory. */
 static weft_status add_flat(weft_table *table, const char *name, float *data, size_t count) {
-    const weft_tensor tensor = {
-        .name = name, .dtype = WEFT_DTYPE_F32, .rank = 1, .shape = {count}, .data = data};
+    const weft_tensor tensor = {.size = sizeof tensor,
+                                .name = name,
+                                .dtype = WEFT_DTYPE_F32,
+                                .rank = 1,
+                                .shape = {count},
+                                .data = data};
     return weft_table_add(table, &tensor);
 }
 
@@ -310,6 +318,7 @@ static weft_status list_consensus(train_team *team) {
 
 static weft_loco_options choose_loco(const train_run *run, uint32_t rank) {
     weft_loco_options options = {
+        .size = sizeof options,
         .run = run->name,
         .rank = rank,
         .ranks = run->trainers,
@@ -352,7 +361,8 @@ static weft_status open_loco(train_team *team) {
 
 static weft_status open_exchange(train_team *team, weft_store *store) {
     const train_options *chosen = team->options;
-    weft_loco_store_options options = weft_loco_store_defaults();
+    weft_loco_store_options options = {.size = sizeof options};
+    weft_loco_store_defaults(&options);
     if (chosen->exchange != NULL) {
         team->exchange = *chosen->exchange;
         return WEFT_OK;
@@ -364,6 +374,8 @@ static weft_status open_exchange(train_team *team, weft_store *store) {
     options.deadline_seconds = chosen->deadline;
     options.passing_seconds = team->passing;
     options.patience_seconds = chosen->patience;
+    options.key = chosen->key;
+    team->exchange.size = sizeof team->exchange;
     return weft_loco_store_open(team->context, store, &options, &team->exchange);
 }
 

@@ -7,6 +7,7 @@
 #include <weft/loco_mpi.h>
 
 #include "../../base/context.h"
+#include "../../base/sized.h"
 
 #include <inttypes.h>
 #include <mpi.h>
@@ -192,16 +193,24 @@ static weft_status join(circle *circle, weft_context *context) {
                : WEFT_NO_MEMORY;
 }
 
-weft_status weft_loco_mpi_open(weft_context *context, const weft_loco_mpi_options *options,
+weft_status weft_loco_mpi_open(weft_context *context, const weft_loco_mpi_options *given,
                                weft_loco_exchange *exchange_out, uint32_t *rank_out, uint32_t *ranks_out) {
     weft_context_clear(context);
+    weft_loco_mpi_options options;
+    weft_status status = weft_sized_read(context, given, &options, sizeof options, "weft_loco_mpi_options");
+    if (status == WEFT_OK) {
+        status = weft_sized_check(context, exchange_out, "weft_loco_exchange");
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
     circle *circle = weft_allocate_zeroed(context, 1, sizeof *circle);
     if (circle == NULL) {
         return WEFT_NO_MEMORY;
     }
     circle->context = context;
     circle->ranks_comm = MPI_COMM_NULL;
-    weft_status status = initialise(context, &circle->finalise);
+    status = initialise(context, &circle->finalise);
     if (status == WEFT_OK) {
         status = join(circle, context);
     }
@@ -209,10 +218,12 @@ weft_status weft_loco_mpi_open(weft_context *context, const weft_loco_mpi_option
         close_circle(circle);
         return status;
     }
-    uint64_t bytes = options != NULL && options->round_bytes != 0 ? options->round_bytes : ROUND_BYTES;
+    uint64_t bytes = options.round_bytes != 0 ? options.round_bytes : ROUND_BYTES;
     bytes = bytes < INT32_MAX ? bytes : INT32_MAX;
     circle->share = bytes / (uint64_t)circle->ranks > 0 ? bytes / (uint64_t)circle->ranks : 1;
-    *exchange_out = (weft_loco_exchange){.share = share, .close = close_circle, .opaque = circle};
+    const weft_loco_exchange exchange = {
+        .size = sizeof exchange, .share = share, .close = close_circle, .opaque = circle};
+    weft_sized_write(&exchange, exchange_out, sizeof exchange);
     *rank_out = (uint32_t)circle->rank;
     *ranks_out = (uint32_t)circle->ranks;
     return WEFT_OK;

@@ -10,6 +10,7 @@
  * Staged changes are bounded by the context's limit. Beyond it, prepare says WEFT_MORE: the caller
  * commits what is staged and goes on; the buckets of a patch are disjoint, so order does not matter.
  */
+#include "../../base/sized.h"
 #include "transaction.h"
 
 #include "../../base/pool.h"
@@ -105,6 +106,10 @@ weft_status weft_apply_create_as(weft_context *context, weft_apply_kind kind, co
         status = apply->staged == NULL || apply->coders == NULL || apply->buffers == NULL ? WEFT_NO_MEMORY
                                                                                           : WEFT_OK;
     }
+    if (status == WEFT_OK && weft_view_batch(view) != NULL) {
+        apply->waiting = weft_allocate_zeroed(context, patch->index.count, sizeof *apply->waiting);
+        status = apply->waiting == NULL ? WEFT_NO_MEMORY : WEFT_OK;
+    }
     if (status != WEFT_OK) {
         weft_apply_destroy(apply);
         return status;
@@ -122,7 +127,17 @@ weft_status weft_apply_create(weft_context *context, const weft_patch *patch, co
     return weft_apply_create_as(context, WEFT_APPLY_LIVE, patch, view, sums, apply_out);
 }
 
+static void apply_drop_waiting(weft_apply *apply) {
+    for (size_t i = apply->waiting_from; apply->waiting != NULL && i < apply->staged_count; i++) {
+        weft_apply_drop_waiting(apply, i);
+    }
+    apply->waiting_from = apply->staged_count;
+    apply->waiting_count = 0;
+    apply->waiting_bytes = 0;
+}
+
 static void apply_drop_staged(weft_apply *apply) {
+    apply_drop_waiting(apply);
     for (size_t i = 0; i < apply->staged_count; i++) {
         if (apply->staged[i].used) {
             weft_staged_release(apply->context, &apply->staged[i]);
@@ -143,6 +158,7 @@ void weft_apply_destroy(weft_apply *apply) {
     }
     weft_context *context = apply->context;
     weft_release(context, apply->staged);
+    weft_release(context, apply->waiting);
     weft_release(context, apply->segments);
     weft_release(context, apply->order);
     weft_release(context, apply->coders);
@@ -164,7 +180,8 @@ static uint64_t apply_staged_bytes(const weft_staged *staged) {
     return (staged->dense_news != NULL ? dense : 0) + (staged->dense_olds != NULL ? dense : 0) +
            (staged->changes.positions != NULL ? weft_changes_bytes(staged->changes.capacity, staged->width)
                                               : 0) +
-           staged->window.segments.capacity * sizeof(weft_segment);
+           staged->window.segments.capacity * sizeof(weft_segment) +
+           staged->target_count * sizeof *staged->targets;
 }
 
 static weft_sum apply_total_after(void *opaque, size_t tensor) {
@@ -231,7 +248,43 @@ static void apply_count_staged(weft_apply *apply, size_t first, size_t end) {
             apply->stats.buckets++;
             apply->stats.bytes_read += apply->patch->index.entries[weft_apply_bucket(apply, i)].length;
         }
+        if (apply->waiting != NULL && apply->waiting[i].used) {
+            apply->waiting_count++;
+            apply->waiting_bytes += weft_batch_words_bytes(&apply->waiting[i].words);
+        }
     }
+}
+
+static weft_status apply_prove_bucket(void *argument, size_t offset, unsigned worker) {
+    weft_apply *apply = argument;
+    return weft_apply_prove_waiting(apply, apply->waiting_from + offset, worker);
+}
+
+/* The words that staged buckets wait for, all in one batch. A task, for a loop of one. */
+static weft_status apply_gather_waiting(void *argument, size_t index, unsigned worker) {
+    (void)index;
+    (void)worker;
+    weft_apply *apply = argument;
+    weft_batch batch;
+    weft_batch_begin(&batch, apply->context, weft_view_batch(apply->view));
+    for (size_t i = apply->waiting_from; i < apply->staged_count; i++) {
+        if (apply->waiting[i].used) {
+            weft_batch_gather(&batch, &apply->staged[i].window, &apply->waiting[i].words);
+        }
+    }
+    return weft_batch_end(&batch);
+}
+
+/* Proves the buckets that wait. */
+static weft_status apply_end_waiting(weft_apply *apply) {
+    weft_status status =
+        apply->waiting_bytes > 0 ? weft_parallel(apply->context, 1, apply_gather_waiting, apply) : WEFT_OK;
+    if (status == WEFT_OK && apply->waiting_count > 0) {
+        status = weft_parallel(apply->context, apply->staged_count - apply->waiting_from,
+                               apply_prove_bucket, apply);
+    }
+    apply_drop_waiting(apply);
+    return status;
 }
 
 /* Drops what is staged, and forgets that it was counted. */
@@ -253,21 +306,31 @@ static weft_status apply_stage_some(weft_apply *apply, size_t count) {
     return status;
 }
 
-/* `more_out`: the limit was reached before the last bucket. */
+/* `more_out`: the limit was reached before the last bucket. Words that are waited for count against it, and
+ * are gathered as late as it allows: in one batch, if they fit. */
 static weft_status apply_stage_more(weft_apply *apply, bool *more_out) {
     weft_status status = weft_apply_survey(apply);
     apply->previous = apply->next;
     apply->staged_count = apply->next;
+    apply->waiting_from = apply->next;
     while (status == WEFT_OK && apply->next < apply->patch->index.count) {
         size_t count = weft_apply_fitting(apply);
+        if (count == 0 && apply->waiting_count > 0) {
+            status = apply_end_waiting(apply);
+            continue;
+        }
         *more_out = count == 0;
         if (*more_out) {
             return WEFT_OK;
         }
         status = apply_stage_some(apply, count);
         if (status == WEFT_OK && apply->previous < apply->together) {
-            status = apply_check_together(apply);
+            status = apply_end_waiting(apply);
+            status = status == WEFT_OK ? apply_check_together(apply) : status;
         }
+    }
+    if (status == WEFT_OK) {
+        status = apply_end_waiting(apply);
     }
     return status == WEFT_OK ? apply_check_result(apply) : status;
 }
@@ -302,6 +365,61 @@ weft_status weft_apply_prepare(weft_apply *apply) {
     return more ? WEFT_MORE : WEFT_OK;
 }
 
+/* ---- writing ---- */
+
+typedef struct apply_write_pass {
+    weft_apply *apply;
+    bool restore;
+} apply_write_pass;
+
+static weft_status apply_write_bucket(void *argument, size_t index, unsigned worker) {
+    (void)worker;
+    const apply_write_pass *pass = argument;
+    return weft_staged_write(&pass->apply->staged[index], pass->restore);
+}
+
+static bool apply_writes_batch(const weft_apply *apply) {
+    for (size_t i = 0; apply->waiting != NULL && i < apply->staged_count; i++) {
+        if (weft_window_batched(&apply->staged[i].window)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Everything that is staged, in one batch. */
+static weft_status apply_write_batch(const weft_apply *apply, bool restore) {
+    weft_batch batch;
+    weft_batch_begin(&batch, apply->context, weft_view_batch(apply->view));
+    for (size_t i = 0; i < apply->staged_count; i++) {
+        weft_staged_write_batch(&batch, &apply->staged[i], restore);
+    }
+    return weft_batch_end(&batch);
+}
+
+/* What is not the workers' to do: a task, for a loop of one. */
+static weft_status apply_write_rest(void *argument, size_t index, unsigned worker) {
+    (void)index;
+    (void)worker;
+    const apply_write_pass *pass = argument;
+    const weft_apply *apply = pass->apply;
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < apply->staged_count && status == WEFT_OK; i++) {
+        status = weft_staged_convert(&apply->staged[i], pass->restore);
+    }
+    return status == WEFT_OK && apply_writes_batch(apply) ? apply_write_batch(apply, pass->restore)
+                                                          : status;
+}
+
+static weft_status apply_write_all(weft_apply *apply, bool restore) {
+    apply_write_pass pass = {apply, restore};
+    weft_status status = weft_parallel(apply->context, apply->staged_count, apply_write_bucket, &pass);
+    bool rest = apply->waiting != NULL || weft_view_converts(apply->view);
+    return status == WEFT_OK && rest ? weft_parallel(apply->context, 1, apply_write_rest, &pass) : status;
+}
+
+/* ---- in one go ---- */
+
 static weft_status apply_run_bucket(void *argument, size_t offset, unsigned worker) {
     weft_apply *apply = argument;
     return weft_apply_stage(apply, apply->together + offset, worker, true);
@@ -324,18 +442,7 @@ static weft_status apply_run_together(weft_apply *apply) {
     return status;
 }
 
-weft_status weft_apply_run(weft_apply *apply) {
-    weft_status entered = weft_context_enter(apply->context);
-    if (entered != WEFT_OK) {
-        return entered;
-    }
-    if (apply->phase != WEFT_APPLY_IDLE || apply->next != 0) {
-        return weft_fail(apply->context, WEFT_INVALID_ARGUMENT, "a run starts from a fresh apply");
-    }
-    double start = now();
-    size_t count = apply->patch->index.count;
-    weft_progress_begin(apply->context, "apply", apply->patch->footer.dense_bytes);
-    apply->phase = WEFT_APPLY_RUN;
+static weft_status apply_run_buckets(weft_apply *apply, size_t count) {
     weft_status status = weft_apply_survey(apply);
     if (status == WEFT_OK && apply->together > 0) {
         status = apply_run_together(apply);
@@ -349,6 +456,39 @@ weft_status weft_apply_run(weft_apply *apply) {
     }
     apply_count_staged(apply, apply->next, count);
     apply_drop_staged(apply);
+    return status;
+}
+
+/* What is reached in batches, or converted, is better staged, as much as fits, than written bucket by
+ * bucket. */
+static weft_status apply_run_portions(weft_apply *apply) {
+    weft_status status = WEFT_OK;
+    bool more = true;
+    while (status == WEFT_OK && more) {
+        more = false;
+        status = apply_stage_more(apply, &more);
+        if (status == WEFT_OK) {
+            status = apply_write_all(apply, false);
+        }
+        apply_drop_staged(apply);
+    }
+    return status;
+}
+
+weft_status weft_apply_run(weft_apply *apply) {
+    weft_status entered = weft_context_enter(apply->context);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
+    if (apply->phase != WEFT_APPLY_IDLE || apply->next != 0) {
+        return weft_fail(apply->context, WEFT_INVALID_ARGUMENT, "a run starts from a fresh apply");
+    }
+    double start = now();
+    size_t count = apply->patch->index.count;
+    weft_progress_begin(apply->context, "apply", apply->patch->footer.dense_bytes);
+    apply->phase = WEFT_APPLY_RUN;
+    bool staged = apply->waiting != NULL || weft_view_converts(apply->view);
+    weft_status status = staged ? apply_run_portions(apply) : apply_run_buckets(apply, count);
     if (status != WEFT_OK) {
         return status;
     }
@@ -369,22 +509,6 @@ void weft_apply_drain(weft_apply *apply) {
 }
 
 /* ---- committing and rolling back ---- */
-
-typedef struct apply_write_pass {
-    weft_apply *apply;
-    bool restore;
-} apply_write_pass;
-
-static weft_status apply_write_bucket(void *argument, size_t index, unsigned worker) {
-    (void)worker;
-    const apply_write_pass *pass = argument;
-    return weft_staged_write(&pass->apply->staged[index], pass->restore);
-}
-
-static weft_status apply_write_all(weft_apply *apply, bool restore) {
-    apply_write_pass pass = {apply, restore};
-    return weft_parallel(apply->context, apply->staged_count, apply_write_bucket, &pass);
-}
 
 weft_status weft_apply_commit(weft_apply *apply) {
     weft_status entered = weft_context_enter(apply->context);
@@ -408,8 +532,8 @@ weft_status weft_apply_commit(weft_apply *apply) {
         bool promises = status == WEFT_CANCELLED || status == WEFT_ABORTED;
         return weft_fail(
             apply->context, promises ? WEFT_CALLBACK_FAILED : status,
-            "a scatter callback failed while committing, and again while the old values were put "
-            "back: the weights are between two states; roll back once it works, or load them anew");
+            "a callback failed while committing, and again while the old values were put back: "
+            "the weights are between two states; roll back once it works, or load them anew");
     }
     weft_sums_merge(apply->sums, apply->moves, false);
     apply->moved = true;
@@ -450,6 +574,6 @@ weft_status weft_apply_rollback(weft_apply *apply) {
     return WEFT_OK;
 }
 
-weft_apply_stats weft_apply_describe(const weft_apply *apply) {
-    return apply->stats;
+void weft_apply_describe(const weft_apply *apply, weft_apply_stats *stats_out) {
+    weft_sized_write(&apply->stats, stats_out, sizeof apply->stats);
 }

@@ -6,13 +6,16 @@
 #define WEFT_PATCH_APPLY_APPLY_H
 
 #include "../format/patch.h"
+#include "batch.h"
 
 /* One bucket, decoded and proven. Sparse: `changes`. Dense: all old and all new values. */
 typedef struct weft_staged {
-    weft_window window; /* only its segments */
+    weft_window window; /* only its view and segments */
     weft_changes changes;
     uint8_t *dense_olds; /* NULL for tensors that were not there before */
     uint8_t *dense_news; /* NULL if sparse */
+    uint64_t *targets;   /* of what is reached in batches or converted; NULL if nothing is */
+    size_t target_count;
     uint64_t units;
     uint64_t changed;
     unsigned width;
@@ -39,6 +42,10 @@ weft_status weft_apply_rebuild_draft(weft_context *context, const weft_checkpoin
 
 /* What a bucket's changes do to live memory, and what undoes them. */
 weft_status weft_staged_write(const weft_staged *staged, bool restore);
+/* The same where memory is reached in batches, which the former leaves out. */
+void weft_staged_write_batch(weft_batch *batch, const weft_staged *staged, bool restore);
+/* Tells converters of it, once all of it is written. */
+weft_status weft_staged_convert(const weft_staged *staged, bool restore);
 void weft_staged_release(weft_context *context, weft_staged *staged);
 
 const weft_staged *weft_apply_staged(const weft_apply *apply, size_t *count_out);

@@ -11,6 +11,7 @@ void weft_staged_release(weft_context *context, weft_staged *staged) {
     weft_release(context, staged->changes.news);
     weft_release(context, staged->dense_olds);
     weft_release(context, staged->dense_news);
+    weft_release(context, staged->targets);
     *staged = (weft_staged){0};
 }
 
@@ -23,6 +24,31 @@ weft_status weft_staged_write(const weft_staged *staged, bool restore) {
     }
     const uint8_t *values = restore ? staged->dense_olds : staged->dense_news;
     return values == NULL ? WEFT_OK : weft_window_fill(&staged->window, values, staged->width);
+}
+
+/* The values that are written, or NULL if there are none to go back to. */
+static const void *staged_values(const weft_staged *staged, bool restore) {
+    if (staged->dense_news == NULL) {
+        return restore ? staged->changes.olds : staged->changes.news;
+    }
+    return restore ? staged->dense_olds : staged->dense_news;
+}
+
+void weft_staged_write_batch(weft_batch *batch, const weft_staged *staged, bool restore) {
+    const void *values = staged_values(staged, restore);
+    if (staged->used && staged->targets != NULL && values != NULL) {
+        weft_batch_scatter(batch, &staged->window, staged->dense_news == NULL ? &staged->changes : NULL,
+                           staged->targets, values, staged->width);
+    }
+}
+
+weft_status weft_staged_convert(const weft_staged *staged, bool restore) {
+    const void *values = staged_values(staged, restore);
+    if (!staged->used || staged->targets == NULL || values == NULL) {
+        return WEFT_OK;
+    }
+    return weft_targets_convert(&staged->window, staged->dense_news == NULL ? &staged->changes : NULL,
+                                staged->targets, values, staged->width);
 }
 
 const char *weft_apply_consequence(const weft_apply *apply) {
@@ -107,9 +133,8 @@ static bool stage_holds_masters(const weft_window *window) {
 
 /* Points the window at the frame's bucket, which a patch must be able to change. */
 static weft_status stage_set_window(const weft_apply *apply, weft_window *window, const weft_frame *frame) {
-    weft_status status =
-        weft_window_set(window, apply->view, apply->map, &frame->bucket,
-                        frame->coding == WEFT_CODING_FAST ? WEFT_NEED_WORDS : WEFT_NEED_BYTES);
+    weft_status status = weft_window_set(window, apply->view, apply->map, &frame->bucket,
+                                         weft_frame_by_words(frame) ? WEFT_NEED_WORDS : WEFT_NEED_BYTES);
     if (status != WEFT_OK) {
         return status;
     }
@@ -133,10 +158,12 @@ static weft_status stage_set_window(const weft_apply *apply, weft_window *window
     return WEFT_OK;
 }
 
-/* The segments are what a commit needs of a window; a list of their own holds no more than these. */
+/* The segments are what a commit needs of a window; a list of their own holds no more than these. What is
+ * reached in batches, or converted, needs its targets too, which a commit has no memory to list. */
 static weft_status stage_keep_segments(weft_apply *apply, const weft_segments *segments,
                                        weft_staged *staged) {
     staged->window.context = apply->context;
+    staged->window.view = apply->view;
     staged->window.segments.context = apply->context;
     weft_segment *items = weft_allocate_array(apply->context, segments->count, sizeof *items);
     if (items == NULL) {
@@ -146,7 +173,8 @@ static weft_status stage_keep_segments(weft_apply *apply, const weft_segments *s
     staged->window.segments.items = items;
     staged->window.segments.count = segments->count;
     staged->window.segments.capacity = segments->count;
-    return WEFT_OK;
+    return weft_targets_list(&staged->window, staged->dense_news == NULL ? &staged->changes : NULL,
+                             &staged->targets, &staged->target_count);
 }
 
 static bool stage_in_plain_memory(const weft_window *window) {
@@ -158,6 +186,12 @@ static bool stage_in_plain_memory(const weft_window *window) {
     return window->direct;
 }
 
+static weft_status stage_tell_listener(const weft_apply *apply, const weft_frame *frame,
+                                       const weft_staged *staged) {
+    const weft_patch_listener *listener = &apply->patch->listener;
+    return listener->bucket != NULL ? listener->bucket(listener->opaque, frame, &staged->changes) : WEFT_OK;
+}
+
 static weft_status stage_frame(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
                                size_t place, weft_staged *staged) {
     weft_status status = weft_frame_dense(frame) ? stage_dense(apply, coder, frame, place, staged)
@@ -165,11 +199,80 @@ static weft_status stage_frame(weft_apply *apply, weft_bucket_coder *coder, cons
     if (status == WEFT_OK) {
         status = stage_keep_segments(apply, &coder->from.segments, staged);
     }
-    const weft_patch_listener *listener = &apply->patch->listener;
-    return status == WEFT_OK && listener->bucket != NULL
-               ? listener->bucket(listener->opaque, frame, &staged->changes)
-               : status;
+    return status == WEFT_OK ? stage_tell_listener(apply, frame, staged) : status;
 }
+
+/* ---- waiting for words ---- */
+
+/* True if the bucket's words are to be gathered in a batch. */
+static bool stage_must_wait(const weft_apply *apply, const weft_window *window, const weft_frame *frame) {
+    return apply->waiting != NULL && weft_frame_by_words(frame) && window->direct &&
+           weft_window_batched(window);
+}
+
+/* The frame lies in a buffer that the next bucket takes over: who listens is given a copy. */
+static weft_status stage_keep_frame(weft_apply *apply, weft_frame *frame, weft_waiting *waiting) {
+    waiting->frame = *frame;
+    waiting->used = true;
+    frame->bucket = (weft_bucket){0};
+    waiting->frame.data = NULL;
+    waiting->frame.payload = NULL;
+    if (apply->patch->listener.bucket == NULL) {
+        return WEFT_OK;
+    }
+    uint8_t *copy = weft_allocate(apply->context, frame->size);
+    if (copy == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    memcpy(copy, frame->data, frame->size);
+    waiting->frame.data = copy;
+    waiting->frame.payload = copy + (frame->payload - frame->data);
+    return WEFT_OK;
+}
+
+/* Decodes the changes, whose old values are not known yet. The frame's bucket moves. */
+static weft_status stage_wait(weft_apply *apply, weft_bucket_coder *coder, weft_frame *frame,
+                              weft_staged *staged, weft_waiting *waiting) {
+    weft_changes_open(&staged->changes, apply->context);
+    weft_status status = weft_frame_decode_steps(coder, frame, &staged->changes);
+    if (status == WEFT_OK) {
+        status = weft_batch_list_words(&coder->from, &staged->changes, &waiting->words);
+    }
+    if (status == WEFT_OK) {
+        status = stage_keep_segments(apply, &coder->from.segments, staged);
+    }
+    return status == WEFT_OK ? stage_keep_frame(apply, frame, waiting) : status;
+}
+
+void weft_apply_drop_waiting(weft_apply *apply, size_t place) {
+    weft_waiting *waiting = &apply->waiting[place];
+    weft_batch_release_words(apply->context, &waiting->words);
+    weft_release(apply->context, (uint8_t *)(uintptr_t)waiting->frame.data);
+    weft_bucket_close(&waiting->frame.bucket, apply->context);
+    *waiting = (weft_waiting){0};
+}
+
+weft_status weft_apply_prove_waiting(weft_apply *apply, size_t place, unsigned worker) {
+    weft_waiting *waiting = &apply->waiting[place];
+    if (!waiting->used) {
+        return WEFT_OK;
+    }
+    weft_window *window = &apply->coders[worker].from;
+    weft_staged *staged = &apply->staged[place];
+    weft_sum delta;
+    weft_status status =
+        weft_window_set(window, apply->view, apply->map, &waiting->frame.bucket, WEFT_NEED_WORDS);
+    if (status == WEFT_OK) {
+        status = weft_window_prove_gathered(window, &staged->changes, waiting->words.contents,
+                                            waiting->words.counts, apply->moves, &delta);
+    }
+    if (status == WEFT_OK) {
+        status = stage_check_delta(apply, &waiting->frame, place, delta);
+    }
+    return status == WEFT_OK ? stage_tell_listener(apply, &waiting->frame, staged) : status;
+}
+
+/* ---- one bucket ---- */
 
 /* Who listens wants changes, which are not kept where they are written as they are decoded. */
 static weft_status stage_through(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
@@ -211,12 +314,14 @@ weft_status weft_apply_stage(weft_apply *apply, size_t place, unsigned worker, b
         .used = true,
     };
     status = stage_set_window(apply, &coder->from, &frame);
-    if (status == WEFT_OK) {
+    if (status == WEFT_OK && stage_must_wait(apply, &coder->from, &frame)) {
+        status = stage_wait(apply, coder, &frame, staged, &apply->waiting[place]);
+    } else if (status == WEFT_OK) {
         status = through ? stage_through(apply, coder, &frame, place, staged)
                          : stage_frame(apply, coder, &frame, place, staged);
     }
     if (status == WEFT_OK) {
-        status = weft_progress_add(apply->context, frame.bucket.units * frame.bucket.width);
+        status = weft_progress_add(apply->context, staged->units * staged->width);
     }
     weft_bucket_close(&frame.bucket, apply->context);
     return status;

@@ -81,16 +81,27 @@ size_t weft_apply_bucket(const weft_apply *apply, size_t place) {
     return apply->order != NULL ? apply->order[place] : place;
 }
 
+/* What a bucket takes at its worst, words that it waits for included. */
+static uint64_t survey_most_bytes(const weft_apply *apply, const weft_bucket *bucket, size_t segments) {
+    uint64_t bytes = weft_changes_bytes(bucket->units, bucket->width) + segments * sizeof(weft_segment);
+    if (apply->waiting != NULL || weft_view_converts(apply->view)) {
+        bytes += bucket->units * sizeof(uint64_t);
+    }
+    if (apply->waiting != NULL) {
+        bytes += weft_batch_words_most(bucket, segments);
+    }
+    return bytes;
+}
+
 size_t weft_apply_fitting(const weft_apply *apply) {
     uint64_t limit = weft_context_limits(apply->context)->stage_bytes;
-    uint64_t used = apply->stats.stage_bytes;
+    uint64_t used = apply->stats.stage_bytes + apply->waiting_bytes;
     size_t count = 0;
     for (size_t i = apply->next; i < apply->patch->index.count; i++) {
         size_t index = weft_apply_bucket(apply, i);
         const weft_bucket *bucket = &apply->patch->index.entries[index].bucket;
         if (apply->segments[index] > 0) {
-            used += weft_changes_bytes(bucket->units, bucket->width) +
-                    apply->segments[index] * sizeof(weft_segment);
+            used += survey_most_bytes(apply, bucket, apply->segments[index]);
         }
         if (used > limit) {
             break;

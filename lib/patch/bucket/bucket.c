@@ -165,20 +165,21 @@ static weft_status encode_dense(weft_bucket_coder *coder, const weft_bucket *buc
     return status;
 }
 
-weft_status weft_bucket_encode_windows(weft_bucket_coder *coder, const weft_bucket *bucket,
-                                       const weft_roster *roster, weft_profile profile, weft_sums *moves,
-                                       weft_writer *frame, weft_frame_result *result) {
+bool weft_bucket_many(const weft_bucket *bucket, uint64_t changed) {
+    return changed > bucket->units / DENSE_SHARE;
+}
+
+/* The frame of what the scan has found; `too_many`, if it has stopped early. */
+static weft_status encode_scanned(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                  const weft_roster *roster, weft_profile profile, bool too_many,
+                                  weft_sums *moves, weft_writer *frame, weft_frame_result *result) {
     bool small = profile == WEFT_PROFILE_SMALL;
-    bool too_many = false;
-    weft_status status = weft_scan(coder, bucket, small, &too_many);
-    if (status != WEFT_OK) {
-        return status;
-    }
+    weft_status status = WEFT_OK;
     uint64_t changed = coder->changes.count;
     weft_coding coding = small ? WEFT_CODING_SMALL : WEFT_CODING_FAST;
     weft_sum delta = {{0, 0}};
     coder->payload.size = 0;
-    bool many = changed > bucket->units / DENSE_SHARE;
+    bool many = weft_bucket_many(bucket, changed);
     *result = (weft_frame_result){changed, changed > 0, coder->follows && changed > 0 && !many};
     if (changed == 0) {
         return WEFT_OK;
@@ -200,12 +201,47 @@ weft_status weft_bucket_encode_windows(weft_bucket_coder *coder, const weft_buck
     return write_frame(bucket, roster, coding, changed, delta, &coder->payload, frame);
 }
 
+weft_status weft_bucket_encode_windows(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                       const weft_roster *roster, weft_profile profile, weft_sums *moves,
+                                       weft_writer *frame, weft_frame_result *result) {
+    bool too_many = false;
+    weft_status status = weft_scan(coder, bucket, profile == WEFT_PROFILE_SMALL, &too_many);
+    return status == WEFT_OK
+               ? encode_scanned(coder, bucket, roster, profile, too_many, moves, frame, result)
+               : status;
+}
+
+weft_status weft_bucket_encode_known(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                     const weft_roster *roster, weft_profile profile, weft_sums *moves,
+                                     weft_writer *frame, weft_frame_result *result) {
+    weft_status status = WEFT_OK;
+    if (profile == WEFT_PROFILE_SMALL && coder->changes.count > 0) {
+        status = weft_scan_known(coder, bucket);
+    }
+    return status == WEFT_OK ? encode_scanned(coder, bucket, roster, profile, false, moves, frame, result)
+                             : status;
+}
+
+weft_status weft_bucket_open_base(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                  const weft_bucket_side *from) {
+    weft_status status =
+        weft_window_set(&coder->from, from->view, from->tensor_map, bucket, WEFT_NEED_BYTES);
+    if (status != WEFT_OK || coder->from.holding != WEFT_HELD_ALL || !coder->follows) {
+        return status;
+    }
+    if (!coder->from.writable || !coder->from.direct || weft_view_tied(from->view)) {
+        return weft_fail(coder->context, WEFT_INVALID_ARGUMENT,
+                         "a base that is to follow its diff must be plain memory that can be written, and "
+                         "each tensor's own");
+    }
+    return WEFT_OK;
+}
+
 weft_status weft_bucket_encode(weft_bucket_coder *coder, const weft_bucket *bucket,
                                const weft_roster *roster, weft_profile profile,
                                const weft_bucket_side *from, const weft_bucket_side *to, weft_sums *moves,
                                weft_writer *frame, weft_frame_result *result) {
-    weft_status status =
-        weft_window_set(&coder->from, from->view, from->tensor_map, bucket, WEFT_NEED_BYTES);
+    weft_status status = weft_bucket_open_base(coder, bucket, from);
     if (status == WEFT_OK) {
         status = weft_window_set(&coder->to, to->view, to->tensor_map, bucket, WEFT_NEED_MASTERS);
     }
@@ -220,11 +256,6 @@ weft_status weft_bucket_encode(weft_bucket_coder *coder, const weft_bucket *buck
         return weft_fail(coder->context, WEFT_INVALID_ARGUMENT,
                          "the two states hold different parts of tensor %s; diff states of the same layout",
                          roster->entries[bucket->spans[0].tensor].tensor.name);
-    }
-    if (coder->follows && (!coder->from.writable || !coder->from.direct || weft_view_tied(from->view))) {
-        return weft_fail(coder->context, WEFT_INVALID_ARGUMENT,
-                         "a base that is to follow its diff must be plain memory that can be written, and "
-                         "each tensor's own");
     }
     return weft_bucket_encode_windows(coder, bucket, roster, profile, moves, frame, result);
 }
@@ -456,12 +487,24 @@ weft_status weft_frame_decode_through(weft_bucket_coder *coder, const weft_frame
     return decode_and_prove(coder, frame, &coder->changes, true, moves, delta_out);
 }
 
+bool weft_frame_by_words(const weft_frame *frame) {
+    return frame->coding == WEFT_CODING_FAST ||
+           (frame->coding == WEFT_CODING_SMALL &&
+            weft_small_single(weft_exponent_of(frame->bucket.dtype), frame->payload, frame->payload_size,
+                              (size_t)frame->changed));
+}
+
 weft_status weft_frame_decode_steps(weft_bucket_coder *coder, const weft_frame *frame,
                                     weft_changes *changes) {
     weft_fast_decoder decoder;
     weft_status status = check_count(coder->context, frame);
     if (status == WEFT_OK) {
         status = weft_changes_reset(changes, frame->bucket.width, (size_t)frame->changed);
+    }
+    if (status == WEFT_OK && frame->coding == WEFT_CODING_SMALL) {
+        return weft_small_decode_steps(&coder->small_decoder, weft_exponent_of(frame->bucket.dtype),
+                                       frame->payload, frame->payload_size, frame->bucket.units,
+                                       (size_t)frame->changed, changes);
     }
     if (status == WEFT_OK) {
         status = weft_fast_decoder_begin(&decoder, coder->context, frame->payload, frame->payload_size,

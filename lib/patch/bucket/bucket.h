@@ -61,6 +61,16 @@ weft_status weft_bucket_encode_whole(weft_bucket_coder *coder, const weft_bucket
 weft_status weft_bucket_encode_windows(weft_bucket_coder *coder, const weft_bucket *bucket,
                                        const weft_roster *roster, weft_profile profile, weft_sums *moves,
                                        weft_writer *frame, weft_frame_result *result);
+/* True if so many units of the bucket differ that dense codings are tried, which want both windows. */
+bool weft_bucket_many(const weft_bucket *bucket, uint64_t changed);
+/* The same for coder->changes, which hold all that is to differ from coder->from, ascending, and are not
+ * many. */
+weft_status weft_bucket_encode_known(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                     const weft_roster *roster, weft_profile profile, weft_sums *moves,
+                                     weft_writer *frame, weft_frame_result *result);
+/* Points coder->from at the base, in dtype. One that is to follow must be such that it can. */
+weft_status weft_bucket_open_base(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                  const weft_bucket_side *from);
 /* The same, in the fast coding, for the changes in coder->changes, which do `delta` to the digest. */
 weft_status weft_bucket_encode_changes(weft_bucket_coder *coder, const weft_bucket *bucket,
                                        const weft_roster *roster, weft_sum delta, weft_writer *frame,
@@ -97,7 +107,10 @@ weft_status weft_frame_decode(weft_bucket_coder *coder, const weft_frame *frame,
  * must be direct, writable and plain memory. */
 weft_status weft_frame_decode_through(weft_bucket_coder *coder, const weft_frame *frame, weft_sums *moves,
                                       weft_sum *delta_out);
-/* The fast coding without a window: positions, and steps in `news`. */
+/* True if the changes can be decoded without the base, whose words are needed only where it changes: the
+ * fast coding, and the small one of a single class. */
+bool weft_frame_by_words(const weft_frame *frame);
+/* Such a frame without a window: positions, and steps in `news`. */
 weft_status weft_frame_decode_steps(weft_bucket_coder *coder, const weft_frame *frame,
                                     weft_changes *changes);
 /* Dense codings: all new values; `base` holds all old ones, in dtype, if the frame needs them. */

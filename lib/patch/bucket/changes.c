@@ -123,3 +123,17 @@ weft_status weft_changes_sort(weft_changes *changes) {
     weft_release(context, values);
     return status;
 }
+
+size_t weft_changes_before(const weft_changes *changes, size_t from, uint64_t limit) {
+    size_t low = from;
+    size_t high = changes->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (changes->positions[middle] < limit) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}

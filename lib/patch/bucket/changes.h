@@ -31,6 +31,9 @@ weft_status weft_changes_reset(weft_changes *changes, unsigned width, size_t cap
 weft_status weft_changes_grow(weft_changes *changes, size_t more);
 /* Puts the changes in the order of their positions. */
 weft_status weft_changes_sort(weft_changes *changes);
+/* The first index from `from` on whose position is at or past `limit`. Where positions do not ascend,
+ * `limit` is the end of a run. */
+size_t weft_changes_before(const weft_changes *changes, size_t from, uint64_t limit);
 /* The memory that a list takes that has room for `capacity` changes. */
 uint64_t weft_changes_bytes(uint64_t capacity, unsigned width);
 

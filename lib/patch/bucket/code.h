@@ -68,6 +68,13 @@ weft_status weft_small_decode(weft_small_decoder *decoder, const weft_tile_kerne
                               weft_exponent exponent, const uint8_t *payload, size_t size, uint64_t units,
                               size_t count, weft_changes *changes, weft_proof *proof);
 
+/* True if all changes are of one class: their positions do not depend on the base. */
+bool weft_small_single(weft_exponent exponent, const uint8_t *payload, size_t size, size_t count);
+/* Of such a bucket, appends the positions, and steps in `news`. */
+weft_status weft_small_decode_steps(weft_small_decoder *decoder, weft_exponent exponent,
+                                    const uint8_t *payload, size_t size, uint64_t units, size_t count,
+                                    weft_changes *changes);
+
 /* ---- dense ---- */
 
 /* Codes `units` units as values, or with `base` as steps from it. */

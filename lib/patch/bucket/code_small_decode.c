@@ -216,20 +216,28 @@ static void decode_run(weft_small_decoder *decoder, const weft_tile_kernels *ker
     }
 }
 
-/* With one class, ranks are positions, and the base is only read where it changes. */
+/* Appends the changes from entry `done` on, of a bucket of one class: ranks are positions. */
+static void take_single(const weft_small_decoder *decoder, size_t done, size_t some,
+                        weft_changes *changes) {
+    unsigned width = changes->width;
+    for (size_t i = 0; i < some; i++) {
+        uint64_t step = weft_unit_load(decoder->coder.values, done + i, width == 2 ? 2 : 8);
+        changes->positions[changes->count + i] = decoder->coder.ranks[done + i];
+        weft_unit_store(changes->news, changes->count + i, width, step);
+    }
+    changes->count += some;
+}
+
+/* With one class the base is only read where it changes; words behind callbacks are fetched all at once. */
 static weft_status decode_single(weft_small_decoder *decoder, size_t count, weft_changes *changes,
                                  weft_proof *proof) {
-    unsigned width = changes->width;
+    size_t most = weft_proof_by_callback(proof) ? count : WEFT_TILE;
     weft_status status = WEFT_OK;
     for (size_t done = 0; done < count && status == WEFT_OK;) {
         size_t first = proof->write ? 0 : done;
-        size_t some = count - done < WEFT_TILE ? count - done : WEFT_TILE;
-        for (size_t i = 0; i < some; i++) {
-            uint64_t step = weft_unit_load(decoder->coder.values, done + i, width == 2 ? 2 : 8);
-            changes->positions[first + i] = decoder->coder.ranks[done + i];
-            weft_unit_store(changes->news, first + i, width, step);
-        }
-        changes->count = first + some;
+        size_t some = count - done < most ? count - done : most;
+        changes->count = first;
+        take_single(decoder, done, some, changes);
         status = weft_proof_add(proof, changes, first, first + some);
         done += some;
     }
@@ -252,21 +260,50 @@ static weft_status decode_classes(weft_small_decoder *decoder, const weft_tile_k
                            "another base");
 }
 
-weft_status weft_small_decode(weft_small_decoder *decoder, const weft_tile_kernels *kernels,
-                              weft_exponent exponent, const uint8_t *payload, size_t size, uint64_t units,
-                              size_t count, weft_changes *changes, weft_proof *proof) {
-    weft_class_header header;
-    if (count > units || !weft_class_header_read(&header, payload, size, exponent, count)) {
+/* The header, and the ranks and steps of all changes in the decoder. */
+static weft_status read_bucket(weft_small_decoder *decoder, weft_exponent exponent, const uint8_t *payload,
+                               size_t size, uint64_t units, size_t count, unsigned width,
+                               weft_class_header *header) {
+    if (count > units || !weft_class_header_read(header, payload, size, exponent, count)) {
         return weft_fail(decoder->coder.context, WEFT_MALFORMED, "a small bucket has no valid header");
     }
     weft_status status = weft_class_decoder_reserve(&decoder->coder, count);
     if (status != WEFT_OK) {
         return status;
     }
-    if (!read_classes(&decoder->coder, &header, units, changes->width)) {
+    if (!read_classes(&decoder->coder, header, units, width)) {
         return weft_fail(decoder->coder.context, WEFT_MALFORMED,
                          "a small bucket does not hold its %zu changes", count);
     }
+    return WEFT_OK;
+}
+
+weft_status weft_small_decode(weft_small_decoder *decoder, const weft_tile_kernels *kernels,
+                              weft_exponent exponent, const uint8_t *payload, size_t size, uint64_t units,
+                              size_t count, weft_changes *changes, weft_proof *proof) {
+    weft_class_header header;
+    weft_status status =
+        read_bucket(decoder, exponent, payload, size, units, count, changes->width, &header);
+    if (status != WEFT_OK) {
+        return status;
+    }
     return header.classes == 1 ? decode_single(decoder, count, changes, proof)
                                : decode_classes(decoder, kernels, &header, changes, proof);
+}
+
+bool weft_small_single(weft_exponent exponent, const uint8_t *payload, size_t size, size_t count) {
+    weft_class_header header;
+    return weft_class_header_read(&header, payload, size, exponent, count) && header.classes == 1;
+}
+
+weft_status weft_small_decode_steps(weft_small_decoder *decoder, weft_exponent exponent,
+                                    const uint8_t *payload, size_t size, uint64_t units, size_t count,
+                                    weft_changes *changes) {
+    weft_class_header header;
+    weft_status status =
+        read_bucket(decoder, exponent, payload, size, units, count, changes->width, &header);
+    if (status == WEFT_OK) {
+        take_single(decoder, 0, count, changes);
+    }
+    return status;
 }

@@ -10,6 +10,7 @@
 #include "window.h"
 
 #include "../../base/status.h"
+#include "../../tensor/strides.h"
 #include "../../tensor/table.h"
 #include "fast_loop.h"
 
@@ -21,6 +22,8 @@ void weft_proof_begin(weft_proof *proof, const weft_window *window, weft_proof_m
     proof->mode = mode;
     proof->write = write;
     proof->moves = moves;
+    proof->gathered = NULL;
+    proof->gathered_counts = NULL;
     proof->delta = (weft_sum){{0, 0}};
     proof->run = 0;
     proof->word = UINT64_MAX;
@@ -358,27 +361,42 @@ static void write_width(weft_proof *proof, write_state state, weft_changes *chan
     }
 }
 
-/* The touched words of a run that lies behind callbacks, in order. Such a run is one segment whose words
- * are the live tensor's words. */
+/* A run without memory is one segment whose words are the live tensor's words. */
+size_t weft_run_words(const weft_window *window, const weft_run *run, const weft_changes *changes,
+                      size_t first, size_t end, uint64_t *words_out) {
+    const weft_segment *segment = &window->segments.items[run - window->runs];
+    size_t count = 0;
+    for (size_t i = first; i < end; i++) {
+        uint64_t unit = weft_segment_live(segment, changes->positions[i] - run->linear);
+        uint64_t word = unit * changes->width / WEFT_WORD;
+        if (count == 0 || words_out[count - 1] != word) {
+            words_out[count++] = word;
+        }
+    }
+    return count;
+}
+
+static weft_status gather_from(weft_context *context, const weft_tensor *live, const uint64_t *indices,
+                               size_t count, uint8_t *words) {
+    if (live->strides != NULL) {
+        weft_tensor_gather(live, indices, count, words);
+        return WEFT_OK;
+    }
+    return weft_answer(context, live->access->gather(live->opaque, indices, count, words),
+                       "the gather function of tensor \"%.*s\"", WEFT_NAME_SHOWN, live->name);
+}
+
+/* The touched words of a run without memory, in order. */
 static weft_status gather_words(const weft_window *window, const weft_run *run, const weft_changes *changes,
                                 size_t first, size_t end, uint8_t **words_out) {
     const weft_segment *segment = &window->segments.items[run - window->runs];
     uint64_t *indices = weft_allocate_array(window->context, end - first, sizeof *indices);
     uint8_t *words = weft_allocate_array(window->context, end - first, WEFT_WORD);
     weft_status status = indices == NULL || words == NULL ? WEFT_NO_MEMORY : WEFT_OK;
-    size_t count = 0;
-    for (size_t i = first; i < end && status == WEFT_OK; i++) {
-        uint64_t unit = weft_segment_live(segment, changes->positions[i] - run->linear);
-        uint64_t word = unit * changes->width / WEFT_WORD;
-        if (count == 0 || indices[count - 1] != word) {
-            indices[count++] = word;
-        }
-    }
     if (status == WEFT_OK) {
+        size_t count = weft_run_words(window, run, changes, first, end, indices);
         memset(words, 0, count * WEFT_WORD);
-        status = weft_answer(
-            window->context, segment->live->access->gather(segment->live->opaque, indices, count, words),
-            "the gather function of tensor \"%.*s\"", WEFT_NAME_SHOWN, segment->live->name);
+        status = gather_from(window->context, segment->live, indices, count, words);
     }
     weft_release(window->context, indices);
     if (status != WEFT_OK) {
@@ -392,6 +410,11 @@ static weft_status gather_words(const weft_window *window, const weft_run *run, 
 /* The changes from `first` to `end` are of the current run, which lies behind callbacks. */
 static weft_status prove_gathered(weft_proof *proof, weft_changes *changes, size_t first, size_t end) {
     const weft_run *run = &proof->window->runs[proof->run];
+    if (proof->gathered != NULL) {
+        prove_width(proof, proof->gathered, changes, first, end);
+        proof->gathered += proof->gathered_counts[proof->run] * WEFT_WORD;
+        return WEFT_OK;
+    }
     uint8_t *words;
     weft_status status = gather_words(proof->window, run, changes, first, end, &words);
     if (status == WEFT_OK) {
@@ -457,6 +480,20 @@ weft_status weft_window_prove(const weft_window *window, weft_changes *changes, 
                               bool write, weft_sums *moves, weft_sum *delta_out) {
     weft_proof proof;
     weft_proof_begin(&proof, window, mode, write, moves);
+    weft_status status = weft_proof_add(&proof, changes, 0, changes->count);
+    if (status == WEFT_OK) {
+        *delta_out = weft_proof_finish(&proof);
+    }
+    return status;
+}
+
+weft_status weft_window_prove_gathered(const weft_window *window, weft_changes *changes,
+                                       const uint8_t *words, const size_t *counts, weft_sums *moves,
+                                       weft_sum *delta_out) {
+    weft_proof proof;
+    weft_proof_begin(&proof, window, WEFT_PROOF_STEPS, false, moves);
+    proof.gathered = words;
+    proof.gathered_counts = counts;
     weft_status status = weft_proof_add(&proof, changes, 0, changes->count);
     if (status == WEFT_OK) {
         *delta_out = weft_proof_finish(&proof);

@@ -39,6 +39,7 @@ static weft_status add_entry(weft_roster *roster, const weft_tensor *tensor, con
     weft_roster_entry *entry = &roster->entries[roster->count++];
     entry->fate = fate;
     entry->tensor = (weft_tensor){
+        .size = sizeof(weft_tensor),
         .name = copy,
         .dtype = tensor->dtype,
         .storage = tensor->dtype,
@@ -96,7 +97,8 @@ static weft_status read_entry(weft_roster *roster, weft_reader *reader) {
     }
     const char *name = (const char *)weft_reader_bytes(reader, (size_t)length);
     uint8_t fate = weft_reader_u8(reader);
-    weft_tensor tensor = {.dtype = (weft_dtype)weft_reader_u8(reader), .rank = weft_reader_u8(reader)};
+    weft_tensor tensor = {
+        .size = sizeof tensor, .dtype = (weft_dtype)weft_reader_u8(reader), .rank = weft_reader_u8(reader)};
     if (weft_reader_failed(reader) || memchr(name, 0, (size_t)length) != NULL ||
         !weft_text_is_utf8(name, (size_t)length) || fate > WEFT_FATE_REPLACED ||
         weft_dtype_name(tensor.dtype) == NULL || tensor.rank > WEFT_RANK_MAX) {

@@ -41,8 +41,8 @@ typedef struct stretches {
     unsigned width;
 } stretches;
 
-static stretches stretches_of(const weft_bucket_coder *coder, unsigned width) {
-    return (stretches){.from = {.window = &coder->from}, .to = {.window = &coder->to}, .width = width};
+static stretches stretches_of(const weft_window *from, const weft_window *to, unsigned width) {
+    return (stretches){.from = {.window = from}, .to = {.window = to}, .width = width};
 }
 
 static bool continues(const weft_run *run, const weft_run *next, unsigned width) {
@@ -142,38 +142,66 @@ static size_t diff_tile(const weft_patch_kernels *kernels, const stretch *s, siz
 
 /* ---- the sample ---- */
 
+static inline void sample_change(weft_class_sample *sample, weft_exponent exponent, uint64_t old,
+                                 uint64_t new) {
+    uint64_t magnitude = weft_step_code((new - old) & 0xffff, 16) / 2 + 1;
+    unsigned octave = 63u - (unsigned)__builtin_clzll(magnitude);
+    unsigned e = (unsigned)(old & 0x7fff) >> exponent.shift;
+    sample->changed[e]++;
+    sample->octaves[e][octave < 7 ? octave : 7]++;
+}
+
 /* `scratch` has room for SAMPLE_STRETCH positions. */
 static void sample_units(const weft_patch_kernels *kernels, const stretch *s, size_t first, size_t units,
                          weft_exponent exponent, uint32_t *scratch, weft_class_sample *sample) {
     size_t found = diff_tile(kernels, s, first, units, scratch, 2);
     for (size_t i = 0; i < found; i++) {
         size_t index = (size_t)(scratch[i] - s->linear);
-        uint64_t old = weft_unit_load(s->from, index, 2);
-        uint64_t magnitude = weft_step_code((next_value(s, index, 2) - old) & 0xffff, 16) / 2 + 1;
-        unsigned octave = 63u - (unsigned)__builtin_clzll(magnitude);
-        unsigned e = (unsigned)(old & 0x7fff) >> exponent.shift;
-        sample->changed[e]++;
-        sample->octaves[e][octave < 7 ? octave : 7]++;
+        sample_change(sample, exponent, weft_unit_load(s->from, index, 2), next_value(s, index, 2));
+    }
+    weft_class_sample_units(sample, s->from + 2 * first, units, exponent.shift);
+}
+
+/* The first index from `from` on whose position is at or past `limit`. */
+static size_t changes_before(const weft_changes *changes, size_t from, uint64_t limit) {
+    while (from < changes->count && changes->positions[from] < limit) {
+        from++;
+    }
+    return from;
+}
+
+/* The same where the changes are known. `next` is the first that may be among them. */
+static void sample_known(const weft_changes *changes, const stretch *s, size_t first, size_t units,
+                         weft_exponent exponent, size_t *next, weft_class_sample *sample) {
+    size_t i = changes_before(changes, *next, s->linear + first);
+    *next = changes_before(changes, i, s->linear + first + units);
+    for (; i < *next; i++) {
+        sample_change(sample, exponent, weft_unit_load(changes->olds, i, 2),
+                      weft_unit_load(changes->news, i, 2));
     }
     weft_class_sample_units(sample, s->from + 2 * first, units, exponent.shift);
 }
 
 /* Looks at SAMPLE_STRETCH units at the start of every period. */
-static void take_sample(const weft_bucket_coder *coder, const weft_bucket *bucket, weft_exponent exponent,
-                        weft_class_sample *sample) {
+static void take_sample(const weft_bucket_coder *coder, const weft_bucket *bucket, bool known,
+                        weft_exponent exponent, weft_class_sample *sample) {
     uint64_t wanted = bucket->units / SAMPLE_SHARE;
     wanted = wanted < SAMPLE_LEAST ? SAMPLE_LEAST : wanted;
     uint64_t period = bucket->units <= wanted ? SAMPLE_STRETCH : bucket->units / (wanted / SAMPLE_STRETCH);
     memset(sample, 0, sizeof *sample);
-    stretches iterator = stretches_of(coder, bucket->width);
+    stretches iterator = stretches_of(&coder->from, known ? &coder->from : &coder->to, bucket->width);
     stretch s;
+    size_t next = 0;
     while (next_stretch(&iterator, &s)) {
         uint64_t end = s.linear + s.units;
         uint64_t at = s.linear / period * period;
         for (; at < end; at += period) {
             uint64_t first = at < s.linear ? s.linear : at;
             uint64_t last = at + SAMPLE_STRETCH < end ? at + SAMPLE_STRETCH : end;
-            if (first < last) {
+            if (first < last && known) {
+                sample_known(&coder->changes, &s, (size_t)(first - s.linear), (size_t)(last - first),
+                             exponent, &next, sample);
+            } else if (first < last) {
                 sample_units(coder->kernels, &s, (size_t)(first - s.linear), (size_t)(last - first),
                              exponent, coder->changes.positions, sample);
             }
@@ -181,11 +209,11 @@ static void take_sample(const weft_bucket_coder *coder, const weft_bucket *bucke
     }
 }
 
-static void begin_small(weft_bucket_coder *coder, const weft_bucket *bucket) {
+static void begin_small(weft_bucket_coder *coder, const weft_bucket *bucket, bool known) {
     weft_exponent exponent = weft_exponent_of(bucket->dtype);
     weft_class_sample sample;
     if (exponent.present) {
-        take_sample(coder, bucket, exponent, &sample);
+        take_sample(coder, bucket, known, exponent, &sample);
     }
     weft_small_encoder_begin(&coder->small_encoder, exponent, exponent.present ? &sample : NULL,
                              bucket->units);
@@ -249,14 +277,34 @@ weft_status weft_scan(weft_bucket_coder *coder, const weft_bucket *bucket, bool 
         return status;
     }
     if (small) {
-        begin_small(coder, bucket);
+        begin_small(coder, bucket, false);
     }
-    stretches iterator = stretches_of(coder, bucket->width);
+    stretches iterator = stretches_of(&coder->from, &coder->to, bucket->width);
     stretch s;
     uint64_t most = bucket->units / 2;
     while (status == WEFT_OK && coder->changes.count <= most && next_stretch(&iterator, &s)) {
         status = scan_stretch(coder, &s, small, most);
     }
     *dense_out = coder->changes.count > most;
+    return status;
+}
+
+weft_status weft_scan_known(weft_bucket_coder *coder, const weft_bucket *bucket) {
+    const weft_changes *changes = &coder->changes;
+    begin_small(coder, bucket, true);
+    stretches iterator = stretches_of(&coder->from, &coder->from, bucket->width);
+    stretch s;
+    size_t before = 0;
+    weft_status status = WEFT_OK;
+    while (status == WEFT_OK && next_stretch(&iterator, &s)) {
+        for (size_t first = 0; first < s.units && status == WEFT_OK; first += WEFT_TILE) {
+            size_t units = s.units - first < WEFT_TILE ? (size_t)(s.units - first) : WEFT_TILE;
+            weft_changes so_far = *changes;
+            so_far.count = changes_before(changes, before, s.linear + first + units);
+            status = weft_small_encoder_tile(&coder->small_encoder, s.from + first * bucket->width, units,
+                                             (uint32_t)(s.linear + first), &so_far, before);
+            before = so_far.count;
+        }
+    }
     return status;
 }

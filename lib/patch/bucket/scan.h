@@ -11,4 +11,6 @@
  * `small` feeds the small encoder on the way. Stops early, with *dense_out set, once more than half of
  * the units differ. */
 weft_status weft_scan(weft_bucket_coder *coder, const weft_bucket *bucket, bool small, bool *dense_out);
+/* Where coder->changes are known, ascending: feeds the small encoder with them and with coder->from. */
+weft_status weft_scan_known(weft_bucket_coder *coder, const weft_bucket *bucket);
 #endif

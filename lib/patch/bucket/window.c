@@ -5,6 +5,7 @@
 #include "window.h"
 
 #include "../../base/status.h"
+#include "../../tensor/strides.h"
 #include "../../tensor/table.h"
 
 void weft_window_open(weft_window *window, weft_context *context) {
@@ -16,6 +17,10 @@ void weft_window_close(weft_window *window) {
     weft_release(window->context, window->runs);
     weft_release(window->context, window->scratch);
     weft_window_open(window, window->context);
+}
+
+bool weft_window_in_batch(const weft_window *window, const weft_segment *segment) {
+    return segment->live->access != NULL && window->view != NULL && weft_view_batch(window->view) != NULL;
 }
 
 static weft_status map_spans(weft_window *window, const int64_t *tensor_map, const weft_bucket *bucket) {
@@ -40,6 +45,7 @@ static weft_status map_spans(weft_window *window, const int64_t *tensor_map, con
     }
     window->holding = all ? WEFT_HELD_ALL : any ? WEFT_HELD_PART : WEFT_HELD_NONE;
     window->writable = true;
+    bool batched = weft_view_batch(window->view) != NULL;
     const weft_tensor *last = NULL;
     for (size_t i = 0; i < window->segments.count; i++) {
         const weft_tensor *live = window->segments.items[i].live;
@@ -47,7 +53,8 @@ static weft_status map_spans(weft_window *window, const int64_t *tensor_map, con
             continue;
         }
         last = live;
-        bool reachable = live->access != NULL ? live->access->scatter != NULL : live->data != NULL;
+        bool reachable =
+            live->access != NULL ? batched || live->access->scatter != NULL : live->data != NULL;
         window->writable = window->writable && live->writable && reachable;
     }
     return WEFT_OK;
@@ -78,17 +85,19 @@ static bool on_word(uint64_t unit, unsigned width) {
 
 /* True if a run can be made of this segment alone, without a copy. What can neither be seen nor be gathered
  * is left to a copy, which says what is wrong if it cannot be read either. */
-static bool usable(const weft_segment *segment, unsigned width, weft_window_need need) {
+static bool usable(const weft_window *window, const weft_segment *segment, unsigned width,
+                   weft_window_need need) {
     const weft_tensor *live = segment->live;
     if (!on_word(segment->unit, width) || !on_word(segment->row, width) || !on_word(segment->gap, width)) {
         return false;
     }
-    if (live->access != NULL) {
+    if (live->access != NULL || live->strides != NULL) {
         /* words fetched from there must be this tensor's alone, to the last */
         uint64_t end = weft_segment_live(segment, segment->units - 1) + 1;
-        return need == WEFT_NEED_WORDS && live->access->gather != NULL &&
-               on_word(segment->live_unit, width) && on_word(segment->live_gap, width) &&
-               (on_word(end, width) || end == weft_tensor_units(live));
+        bool gathers =
+            live->access == NULL || weft_window_in_batch(window, segment) || live->access->gather != NULL;
+        return need == WEFT_NEED_WORDS && gathers && on_word(segment->live_unit, width) &&
+               on_word(segment->live_gap, width) && (on_word(end, width) || end == weft_tensor_units(live));
     }
     return live->data != NULL && (live->storage == live->dtype || need == WEFT_NEED_MASTERS);
 }
@@ -180,7 +189,7 @@ weft_status weft_window_set(weft_window *window, const weft_view *view, const in
     }
     bool direct = true;
     for (size_t i = 0; i < window->segments.count; i++) {
-        direct = direct && usable(&window->segments.items[i], bucket->width, need);
+        direct = direct && usable(window, &window->segments.items[i], bucket->width, need);
     }
     window->direct = direct;
     return direct ? run_segments(window) : run_scratch(window, tensor_map, bucket);
@@ -268,6 +277,17 @@ static void scatter_memory(uint8_t *memory, const weft_segment *segment, const u
     }
 }
 
+/* Writes through strides, to a place for each. */
+static void scatter_strided(const weft_segment *segment, const uint32_t *positions, const uint8_t *values,
+                            size_t count, unsigned width) {
+    weft_strides strides = weft_strides_of(segment->live);
+    for (size_t i = 0; i < count; i++) {
+        uint64_t unit = weft_segment_live(segment, positions[i] - segment->linear);
+        weft_unit_store(segment->live->data, (size_t)weft_strides_offset(&strides, unit), width,
+                        weft_unit_load(values, i, width));
+    }
+}
+
 /* Hands `count` units to the scatter callback, those at `positions` or, without them, all from `first`
  * units into the segment on. In pieces on the stack: a commit must not fail for want of memory. */
 static weft_status scatter_callback(weft_context *context, const weft_segment *segment, uint64_t first,
@@ -293,34 +313,21 @@ static weft_status scatter_callback(weft_context *context, const weft_segment *s
     return WEFT_OK;
 }
 
-/* The first index from `from` on whose position is at or past `limit`. */
-static size_t lower_bound(const weft_changes *changes, size_t from, uint64_t limit) {
-    size_t low = from;
-    size_t high = changes->count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (changes->positions[middle] < limit) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
 weft_status weft_window_scatter(const weft_window *window, const weft_changes *changes, bool restore) {
     const uint8_t *values = restore ? changes->olds : changes->news;
     size_t first = 0;
     for (size_t i = 0; i < window->segments.count && first < changes->count; i++) {
         const weft_segment *segment = &window->segments.items[i];
-        size_t end = lower_bound(changes, first, segment->linear + segment->units);
+        size_t end = weft_changes_before(changes, first, segment->linear + segment->units);
         const uint8_t *chosen = values + first * changes->width;
         uint8_t *memory = weft_segment_memory(segment);
-        if (segment->tied) {
+        if (segment->tied || weft_window_in_batch(window, segment)) {
             first = end;
             continue;
         }
-        if (end > first && memory == NULL) {
+        if (end > first && segment->live->strides != NULL) {
+            scatter_strided(segment, changes->positions + first, chosen, end - first, changes->width);
+        } else if (end > first && memory == NULL) {
             weft_status status = scatter_callback(window->context, segment, 0, changes->positions + first,
                                                   chosen, end - first, changes->width);
             if (status != WEFT_OK) {
@@ -340,8 +347,8 @@ static void fill_memory(const weft_segment *segment, uint64_t first, const uint8
     for (uint64_t done = 0; done < units;) {
         uint64_t left = units_at_once(segment, first + done, segment->live_gap != 0);
         uint64_t some = left < units - done ? left : units - done;
-        uint8_t *place = (uint8_t *)segment->live->data + weft_segment_live(segment, first + done) * width;
-        memcpy(place, values + done * width, (size_t)some * width);
+        weft_tensor_write(segment->live, weft_segment_live(segment, first + done), some,
+                          values + done * width);
         done += some;
     }
 }
@@ -349,7 +356,8 @@ static void fill_memory(const weft_segment *segment, uint64_t first, const uint8
 weft_status weft_window_fill(const weft_window *window, const void *values, unsigned width) {
     for (size_t i = 0; i < window->segments.count; i++) {
         const weft_segment *segment = &window->segments.items[i];
-        for (uint64_t done = 0; done < segment->units && !segment->tied;) {
+        bool elsewhere = segment->tied || weft_window_in_batch(window, segment);
+        for (uint64_t done = 0; done < segment->units && !elsewhere;) {
             uint64_t some = units_at_once(segment, done, segment->linear_gap != 0);
             const uint8_t *source = (const uint8_t *)values + weft_segment_linear(segment, done) * width;
             weft_status status = WEFT_OK;

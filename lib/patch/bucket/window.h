@@ -93,6 +93,9 @@ weft_status weft_window_set(weft_window *window, const weft_view *view, const in
  * written to. */
 weft_status weft_window_set_memory(weft_window *window, const weft_bucket *bucket, const uint8_t *memory);
 
+/* True if the segment is reached in batches (weft_batch_access): no call below writes to it. */
+bool weft_window_in_batch(const weft_window *window, const weft_segment *segment);
+
 /* Writes the new (or with `restore` the old) values to live memory; not those of tensors that are tied to
  * others, whose memory they are in. */
 weft_status weft_window_scatter(const weft_window *window, const weft_changes *changes, bool restore);
@@ -119,6 +122,9 @@ typedef struct weft_proof {
     bool write; /* put the new values into the window's memory on the way */
     weft_sums *moves;
     weft_sum delta;
+    /* The words of runs without memory, run by run, and how many each has; NULL: to be fetched. */
+    const uint8_t *gathered;
+    const size_t *gathered_counts;
     size_t run;     /* the window's run that the last change was in */
     uint64_t word;  /* the word that the last change was in */
     uint64_t grain; /* of the words in the batch */
@@ -151,6 +157,15 @@ bool weft_proof_by_callback(const weft_proof *proof);
 /* A whole proof of ascending changes: the bucket's delta. `write` as for weft_proof_begin. */
 weft_status weft_window_prove(const weft_window *window, weft_changes *changes, weft_proof_mode mode,
                               bool write, weft_sums *moves, weft_sum *delta_out);
+
+/* The words of the live tensor, in order, that the changes from `first` to `end` touch, which are of a run
+ * without memory. Returns how many. */
+size_t weft_run_words(const weft_window *window, const weft_run *run, const weft_changes *changes,
+                      size_t first, size_t end, uint64_t *words_out);
+/* The same as weft_window_prove for steps, when these words of all runs have been gathered. */
+weft_status weft_window_prove_gathered(const weft_window *window, weft_changes *changes,
+                                       const uint8_t *words, const size_t *counts, weft_sums *moves,
+                                       weft_sum *delta_out);
 
 /* The proof of a bucket that is replaced as a whole by `values`: its delta; `fresh` means that nothing was
  * there before. */

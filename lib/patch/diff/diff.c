@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * diff.c: from two states to a patch, and on request its inverse, in one pass.
+ * diff.c: from two states to a patch, and on request its inverse, in one pass. The new state may be given
+ * as changes to the base (given.h): then `next` is the base's view, which has the same tensors.
  */
+#include "../../base/sized.h"
 #include "../format/stream.h"
-#include "pipeline.h"
+#include "given.h"
 #include "trail.h"
 
 /* What is done for one bucket. */
@@ -32,6 +34,8 @@ typedef struct diff_state {
     weft_context *context;
     const weft_view *base;
     const weft_view *next;
+    bool changes_given;
+    weft_given given;
     weft_diff_options options;
     diff_direction forward;
     diff_direction inverse;
@@ -149,17 +153,23 @@ static const weft_bucket *diff_bucket(const void *opaque, size_t index) {
     return state->jobs[index].bucket;
 }
 
-static weft_status diff_encode_both(diff_state *state, weft_bucket_coder *coder, size_t index,
+static weft_status diff_encode_both(diff_state *state, weft_pipeline_worker *worker, size_t index,
                                     weft_pipeline_slot *slot) {
     const diff_job *job = &state->jobs[index];
+    weft_bucket_coder *coder = &worker->coder;
     weft_profile profile = state->options.profile;
+    const weft_roster *roster = &state->forward.roster;
     weft_frame_result *result = &slot->forward.result;
+    bool given = state->changes_given;
     weft_bucket_side base = {state->base, state->forward.from_map};
     weft_bucket_side next = {state->next, state->forward.to_map};
-    weft_status status = weft_bucket_encode(coder, job->bucket, &state->forward.roster, profile, &base,
-                                            &next, state->moves, &slot->forward.bytes, result);
+    weft_status status = given ? weft_given_encode(&state->given, worker, job->bucket, roster, profile,
+                                                   &base, state->moves, &slot->forward)
+                               : weft_bucket_encode(coder, job->bucket, roster, profile, &base, &next,
+                                                    state->moves, &slot->forward.bytes, result);
     if (state->trail != NULL) {
-        status = weft_trail_advance(state->trail, index, coder, job->bucket, &next, result, status);
+        status = weft_trail_advance(state->trail, index, coder, job->bucket, given ? NULL : &next, result,
+                                    status);
     }
     if (status == WEFT_OK && state->notes != NULL) {
         status = weft_trail_note(state->notes, index, coder, job->bucket, result);
@@ -169,6 +179,10 @@ static weft_status diff_encode_both(diff_state *state, weft_bucket_coder *coder,
     }
     weft_bucket_side inverse_from = {state->next, state->inverse.from_map};
     weft_bucket_side inverse_to = {state->base, state->inverse.to_map};
+    if (given) {
+        return weft_given_encode_inverse(&state->given, worker, job->inverse_bucket, &state->inverse.roster,
+                                         profile, &inverse_to, &slot->inverse);
+    }
     return weft_bucket_encode(coder, job->inverse_bucket, &state->inverse.roster, profile, &inverse_from,
                               &inverse_to, NULL, &slot->inverse.bytes, &slot->inverse.result);
 }
@@ -179,7 +193,7 @@ static weft_status diff_encode_bucket(void *opaque, size_t index, weft_pipeline_
     const diff_job *job = &state->jobs[index];
     weft_bucket_coder *coder = &worker->coder;
     if (job->kind == DIFF_BOTH) {
-        return diff_encode_both(state, coder, index, slot);
+        return diff_encode_both(state, worker, index, slot);
     }
     if (job->kind == DIFF_FORWARD) {
         weft_bucket_side next = {state->next, state->forward.to_map};
@@ -213,7 +227,18 @@ static weft_status diff_run(diff_state *state, const weft_sink *sink, weft_diff_
     const weft_diff_options *options = &state->options;
     bool both = options->inverse != NULL;
     bool same_files = weft_container_same(options->base_container, options->new_container);
-    weft_status status = diff_open_direction(state, &state->forward, state->base, state->next);
+    weft_status status = WEFT_OK;
+    if (state->changes_given) {
+        status =
+            weft_given_open(&state->given, context, state->base, options->changes, options->change_count);
+    } else if (options->changes != NULL || options->change_count > 0) {
+        status = weft_fail(context, WEFT_INVALID_ARGUMENT,
+                           "a diff takes the new state either whole, as a view, or as changes of the base; "
+                           "give NULL for one of them");
+    }
+    if (status == WEFT_OK) {
+        status = diff_open_direction(state, &state->forward, state->base, state->next);
+    }
     if (status == WEFT_OK && both) {
         status = diff_open_direction(state, &state->inverse, state->next, state->base);
     }
@@ -257,7 +282,7 @@ static weft_status diff_run(diff_state *state, const weft_sink *sink, weft_diff_
     stats->result = weft_sums_digest(state->new_sums);
     status = weft_stream_finish(&state->forward.stream, stats);
     if (status == WEFT_OK && both) {
-        weft_diff_stats back = {.base = stats->result, .result = stats->base};
+        weft_diff_stats back = {.size = sizeof back, .base = stats->result, .result = stats->base};
         status = weft_stream_finish(&state->inverse.stream, &back);
         stats->inverse_bytes = back.patch_bytes;
     }
@@ -267,14 +292,24 @@ static weft_status diff_run(diff_state *state, const weft_sink *sink, weft_diff_
 weft_status weft_diff(weft_context *context, const weft_view *base, const weft_view *next,
                       const weft_diff_options *options, const weft_sink *sink, weft_diff_stats *stats) {
     weft_context_clear(context);
-    diff_state state = {.context = context, .base = base, .next = next};
-    if (options != NULL) {
-        state.options = *options;
+    diff_state state = {
+        .context = context,
+        .base = base,
+        .next = next != NULL ? next : base,
+        .changes_given = next == NULL,
+    };
+    weft_diff_stats result = {.size = sizeof result};
+    weft_status status =
+        weft_sized_read(context, options, &state.options, sizeof state.options, "weft_diff_options");
+    if (status == WEFT_OK) {
+        status = weft_sized_check(context, stats, "weft_diff_stats");
     }
-    weft_diff_stats result = {0};
-    weft_status status = diff_run(&state, sink, &result);
-    if (status == WEFT_OK && stats != NULL) {
-        *stats = result;
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = diff_run(&state, sink, &result);
+    if (status == WEFT_OK) {
+        weft_sized_write(&result, stats, sizeof result);
     }
     if (status == WEFT_OK && state.options.new_sums_out != NULL) {
         *state.options.new_sums_out = state.new_sums;
@@ -287,6 +322,7 @@ weft_status weft_diff(weft_context *context, const weft_view *base, const weft_v
     }
     diff_close_direction(context, &state.forward);
     diff_close_direction(context, &state.inverse);
+    weft_given_close(&state.given);
     weft_release(context, state.jobs);
     weft_sums_destroy(state.own_base_sums);
     weft_sums_destroy(state.moves);

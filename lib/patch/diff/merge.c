@@ -7,6 +7,7 @@
  * to it in turn is what the merged one does. Anything else needs the base: the bucket's weights are
  * walked through all states, each patch is proven on the way, and first and last state are diffed.
  */
+#include "../../base/sized.h"
 #include "../../tensor/table.h"
 #include "../format/patch.h"
 #include "../format/stream.h"
@@ -403,14 +404,21 @@ weft_status weft_merge(weft_context *context, const weft_patch *const *patches, 
     if (count == 0) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "no patch to merge");
     }
-    weft_merge_options chosen = options != NULL ? *options : (weft_merge_options){0};
+    weft_merge_options chosen;
+    weft_status status = weft_sized_read(context, options, &chosen, sizeof chosen, "weft_merge_options");
+    if (status == WEFT_OK) {
+        status = weft_sized_check(context, stats, "weft_diff_stats");
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
     merge_state merge = {.context = context, .patches = patches, .patch_count = count};
     merge.base = chosen.base;
     merge.profile = chosen.base == NULL ? WEFT_PROFILE_FAST : chosen.profile;
-    weft_diff_stats result = {0};
-    weft_status status = merge_run(&merge, sink, chosen.labels, &result);
-    if (status == WEFT_OK && stats != NULL) {
-        *stats = result;
+    weft_diff_stats result = {.size = sizeof result};
+    status = merge_run(&merge, sink, chosen.labels, &result);
+    if (status == WEFT_OK) {
+        weft_sized_write(&result, stats, sizeof result);
     }
     weft_stream_close(&merge.stream);
     weft_release(context, merge.sources);

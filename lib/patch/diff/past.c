@@ -435,7 +435,9 @@ weft_status weft_past_diff(weft_context *context, const weft_past *past, const w
          * past's */
         weft_sums_merge(before, sums, false);
         weft_sums_merge(before, diff.moves, true);
-        *stats = (weft_diff_stats){.base = weft_sums_digest(before), .result = weft_sums_digest(sums)};
+        *stats = (weft_diff_stats){.size = sizeof(weft_diff_stats),
+                                   .base = weft_sums_digest(before),
+                                   .result = weft_sums_digest(sums)};
         status = weft_stream_finish(&diff.stream, stats);
     }
     weft_stream_close(&diff.stream);

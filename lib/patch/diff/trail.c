@@ -85,7 +85,7 @@ static weft_status trail_advance_dense(weft_bucket_coder *coder, const weft_buck
         return WEFT_NO_MEMORY;
     }
     weft_status status = weft_window_copy(&coder->from, kept->dense_olds, bucket->width);
-    if (status == WEFT_OK) {
+    if (status == WEFT_OK && to != NULL) {
         status = weft_window_set(&coder->to, to->view, to->tensor_map, bucket, WEFT_NEED_BYTES);
     }
     if (status == WEFT_OK) {

@@ -3,6 +3,7 @@
  * patch.c: opening a patch file and asking it questions.
  */
 #include "patch.h"
+#include "../../base/sized.h"
 
 #include "../../base/status.h"
 #include "stream.h"
@@ -143,8 +144,9 @@ void weft_patch_close(weft_patch *patch) {
     weft_release(patch->context, patch);
 }
 
-weft_patch_info weft_patch_describe(const weft_patch *patch) {
+void weft_patch_describe(const weft_patch *patch, weft_patch_info *info_out) {
     weft_patch_info info = {
+        .size = sizeof info,
         .version = WEFT_FORMAT_VERSION,
         .profile = patch->header.profile,
         .bytes = patch->source.size,
@@ -161,7 +163,7 @@ weft_patch_info weft_patch_describe(const weft_patch *patch) {
         info.removed += fate == WEFT_FATE_REMOVED;
         info.replaced += fate == WEFT_FATE_REPLACED;
     }
-    return info;
+    weft_sized_write(&info, info_out, sizeof info);
 }
 
 const weft_table *weft_patch_table(const weft_patch *patch) {
@@ -246,10 +248,14 @@ weft_status weft_patch_bucket(weft_context *context, const weft_patch *patch, si
     weft_writer buffer;
     weft_frame frame;
     weft_writer_open(&buffer, context);
-    weft_status status = weft_patch_frame(context, patch, index, &buffer, &frame);
+    weft_status status = weft_sized_check(context, info_out, "weft_bucket_info");
+    if (status == WEFT_OK) {
+        status = weft_patch_frame(context, patch, index, &buffer, &frame);
+    }
     if (status == WEFT_OK) {
         const weft_bucket *bucket = &frame.bucket;
-        *info_out = (weft_bucket_info){
+        const weft_bucket_info info = {
+            .size = sizeof info,
             .coding = frame.coding,
             .offset = patch->index.entries[index].offset,
             .bytes = patch->index.entries[index].length,
@@ -258,6 +264,7 @@ weft_status weft_patch_bucket(weft_context *context, const weft_patch *patch, si
             .first_tensor = bucket->spans[0].tensor,
             .last_tensor = bucket->spans[bucket->span_count - 1].tensor,
         };
+        weft_sized_write(&info, info_out, sizeof info);
         weft_bucket_close(&frame.bucket, context);
     }
     weft_writer_close(&buffer);

@@ -7,10 +7,12 @@
 #include "../../base/status.h"
 #include "../bucket/bucket.h"
 
+/* The library's own sinks say what failed and where. */
 static weft_status put(weft_patch_stream *stream, const void *data, size_t size) {
+    weft_context_clear(stream->context);
     weft_status status =
-        weft_answer(stream->context, stream->sink->write(stream->sink->opaque, data, size),
-                    "writing the patch after %llu bytes", (unsigned long long)stream->written);
+        weft_answer_told(stream->context, stream->sink->write(stream->sink->opaque, data, size),
+                         "writing the patch after %llu bytes", (unsigned long long)stream->written);
     stream->written += status == WEFT_OK ? size : 0;
     return status;
 }

@@ -5,8 +5,7 @@
  *
  * Conditional puts, waiting for versions and listings need a server of ours, since others ignore a
  * condition that they do not know and would overwrite what they should not. Ours says who it is in every
- * answer
- * ("Weft-Server"), and what was last seen is remembered.
+ * answer ("Weft-Server"), and what was last seen is remembered.
  *
  * A conditional put whose answer was lost may have been carried out: when the next attempt meets a
  * conflict, or there is none, the object is compared with the bytes that were to be put.
@@ -16,7 +15,6 @@
 #include "../../base/context.h"
 #include "../../tensor/json.h"
 #include "http_client.h"
-#include "http_fail.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -92,54 +90,6 @@ static weft_status check_condition(http_store *store, weft_context *context,
     return status;
 }
 
-/* What is sent while it is still being made may be small, and is not worth a round trip; a condition is,
- * since a put that heard no answer would have to look whether it was carried out. */
-static void begin_put(const http_store *store, const weft_http_effort *effort,
-                      const weft_store_put_request *request, weft_http_line *line,
-                      weft_http_exchange *exchange) {
-    bool conditional = request->condition != WEFT_STORE_ALWAYS;
-    weft_http_effort_begin(effort, exchange, WEFT_HTTP_PUT);
-    exchange->put_size = request->feed.size;
-    exchange->fresh = conditional;
-    exchange->asks =
-        atomic_load(&store->kind) == SERVER_WEFT && (conditional || request->feed.size != UINT64_MAX);
-    exchange->conditions[0] = weft_http_condition_line(request, line);
-}
-
-/* The put did not go through, or so it seems. `doubtful`: an attempt may have been carried out without our
- * hearing of it. */
-static weft_status settle_put(const weft_http_effort *effort, const weft_http_exchange *exchange,
-                              const weft_store_put_request *request, bool doubtful,
-                              weft_store_tag *tag_out) {
-    if (doubtful && request->condition != WEFT_STORE_ALWAYS && effort->cancelled == WEFT_OK) {
-        bool there = false;
-        weft_store_tag tag;
-        weft_status status = weft_http_is_there(effort->client, effort->context, request, &tag, &there);
-        if (status == WEFT_OK && there) {
-            *tag_out = tag;
-            return WEFT_OK;
-        }
-        if (status != WEFT_OK && exchange->answer.status == 412) {
-            return status;
-        }
-    }
-    return weft_http_effort_fail(effort, exchange);
-}
-
-/* A server that is no longer ours has taken the put, but hardly heeded its condition. */
-static weft_status accept_put(const http_store *store, weft_context *context,
-                              const weft_store_put_request *request, const weft_http_answer *answer,
-                              weft_store_tag *tag_out) {
-    if (request->condition != WEFT_STORE_ALWAYS && !answer->weft) {
-        return weft_fail(context, WEFT_UNSUPPORTED,
-                         "the server at %s is no longer a `weft serve`: %s was put there without regard to "
-                         "what it replaced",
-                         store->client.base, request->key);
-    }
-    *tag_out = answer->tag;
-    return WEFT_OK;
-}
-
 static weft_status put_object(http_store *store, weft_context *context,
                               const weft_store_put_request *request, weft_store_tag *tag_out) {
     weft_status status = check_condition(store, context, request);
@@ -149,20 +99,36 @@ static weft_status put_object(http_store *store, weft_context *context,
     weft_http_effort effort = {.client = &store->client, .context = context, .key = request->key};
     weft_http_line line;
     weft_http_exchange exchange;
+    bool conditional = request->condition != WEFT_STORE_ALWAYS;
     bool doubtful = false;
     do {
-        begin_put(store, &effort, request, &line, &exchange);
+        weft_http_effort_begin(&effort, &exchange, WEFT_HTTP_PUT);
+        exchange.put_size = request->feed.size;
+        exchange.fresh = conditional;
+        /* What is sent while it is still being made may be small, and is not worth a round trip. A
+         * condition is: a put that heard no answer would have to look whether it was carried out. */
+        exchange.asks =
+            atomic_load(&store->kind) == SERVER_WEFT && (conditional || request->feed.size != UINT64_MAX);
+        exchange.conditions[0] = weft_http_condition_line(request, &line);
         status = weft_http_effort_run(&effort, &exchange, request);
         if (status != WEFT_OK) {
             return status;
         }
         const weft_http_answer *answer = &exchange.answer;
+        if (weft_http_succeeded(answer) && conditional && !answer->weft) {
+            return weft_fail(
+                context, WEFT_UNSUPPORTED,
+                "the server at %s is no longer a `weft serve`: %s was put there without regard "
+                "to what it replaced",
+                store->client.base, request->key);
+        }
         if (weft_http_succeeded(answer)) {
-            return accept_put(store, context, request, answer, tag_out);
+            *tag_out = answer->tag;
+            return WEFT_OK;
         }
         doubtful = doubtful || !weft_http_unheard(&exchange);
     } while (weft_http_effort_again(&effort, &exchange));
-    return settle_put(&effort, &exchange, request, doubtful, tag_out);
+    return weft_http_settle(&effort, &exchange, request, doubtful, exchange.answer.status == 412, tag_out);
 }
 
 /* ---- watch ---- */
@@ -272,19 +238,6 @@ static weft_status visit_lines(const weft_http_effort *effort, const char *text,
     return status;
 }
 
-static weft_status finish_list(const weft_http_effort *effort, const weft_http_exchange *exchange) {
-    const weft_http_answer *answer = &exchange->answer;
-    if (answer->code == CURLE_OK && answer->status == 200 && !answer->encoded && !exchange->satisfied) {
-        return WEFT_OK;
-    }
-    if (exchange->satisfied) {
-        return weft_fail(effort->context, WEFT_LIMIT_EXCEEDED, "%s: the listing is longer than %d bytes",
-                         exchange->url, LIST_BYTES);
-    }
-    return answer->status == 404 || answer->status == 405 ? cannot_list(effort)
-                                                          : weft_http_effort_fail(effort, exchange);
-}
-
 static weft_status list_server(http_store *store, weft_context *context, const char *prefix, char *text,
                                weft_store_visit visit, void *opaque) {
     char path[WEFT_STORE_KEY_MAX + 32];
@@ -304,13 +257,19 @@ static weft_status list_server(http_store *store, weft_context *context, const c
             return status;
         }
     } while (weft_http_effort_again(&effort, &exchange));
-    if (weft_http_succeeded(&exchange.answer) && !exchange.answer.weft) {
+    const weft_http_answer *answer = &exchange.answer;
+    bool foreign = weft_http_succeeded(answer) && !answer->weft;
+    if (exchange.satisfied && !foreign) {
+        return weft_fail(context, WEFT_LIMIT_EXCEEDED, "%s: the listing is longer than %d bytes",
+                         exchange.url, LIST_BYTES);
+    }
+    if (foreign || answer->status == 404 || answer->status == 405) {
         return cannot_list(&effort);
     }
-    status = finish_list(&effort, &exchange);
-    if (status == WEFT_OK) {
-        status = visit_lines(&effort, text, (size_t)exchange.received, prefix, visit, opaque);
+    if (answer->code != CURLE_OK || answer->status != 200 || answer->encoded) {
+        return weft_http_effort_fail(&effort, &exchange);
     }
+    status = visit_lines(&effort, text, (size_t)exchange.received, prefix, visit, opaque);
     return status == WEFT_MORE ? WEFT_OK : status;
 }
 
@@ -361,6 +320,7 @@ static void http_close(void *self) {
 }
 
 const weft_store_operations weft_http_operations = {
+    .size = sizeof weft_http_operations,
     .name = "http",
     .traits = http_traits,
     .get = weft_http_table_get,
@@ -375,17 +335,12 @@ const weft_store_operations weft_http_operations = {
 
 /* ---- opening ---- */
 
-static bool has_part(CURLU *url, CURLUPart part) {
-    char *text = NULL;
-    bool there = curl_url_get(url, part, &text, 0) == CURLUE_OK;
-    curl_free(text);
-    return there;
-}
-
-/* Texts of ours quote URLs: a password in one would soon stand in a log. Hence this one quotes nothing. */
+/* Error texts quote URLs, and a password in one would end up in a log. So such URLs are refused, and this
+ * text quotes nothing. */
 static weft_status check_parts(weft_context *context, CURLU *parsed, const char *url) {
     CURLUcode code = curl_url_set(parsed, CURLUPART_URL, url, 0);
-    if (code == CURLUE_OK && (has_part(parsed, CURLUPART_USER) || has_part(parsed, CURLUPART_PASSWORD))) {
+    if (code == CURLUE_OK &&
+        (weft_http_url_has(parsed, CURLUPART_USER) || weft_http_url_has(parsed, CURLUPART_PASSWORD))) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "the store's URL has a user or password in it, which would end up in logs; give a "
                          "token with --token-file or WEFT_TOKEN instead");
@@ -394,7 +349,7 @@ static weft_status check_parts(weft_context *context, CURLU *parsed, const char 
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "the store's URL is not one: %s",
                          curl_url_strerror(code));
     }
-    if (has_part(parsed, CURLUPART_QUERY) || has_part(parsed, CURLUPART_FRAGMENT)) {
+    if (weft_http_url_has(parsed, CURLUPART_QUERY) || weft_http_url_has(parsed, CURLUPART_FRAGMENT)) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "the store's URL must end with its path, without \"?\" or \"#\"");
     }

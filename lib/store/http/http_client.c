@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * http_client.c: operations of a store behind HTTP, as one exchange or several.
+ * http_client.c: operations of a store behind HTTP, each an effort of one exchange or several.
  *
- * What fails in passing is tried again after a pause that doubles. A get goes on from the bytes that it
- * has, if the server's tag proves that the object is still the same.
+ * After a failure that passes, the exchange is tried again with a backoff. A get resumes after the bytes
+ * that it has, if the server's tag proves that the object is still the same.
  */
 #include "http_client.h"
 
@@ -19,7 +19,7 @@
 enum {
     TRANSFERS_MAX = 1024,
     COMPARE_BYTES = 256 << 10,
-    /* An attempt that brought so much was not in vain, and the next one is a first one again. */
+    /* After an attempt that brought so much, failures are counted from the beginning again. */
     PROGRESS_BYTES = 64 << 10,
 };
 
@@ -54,35 +54,28 @@ weft_status weft_http_effort_fail(const weft_http_effort *effort, const weft_htt
                                          effort->attempts);
 }
 
-static double pause_seconds(const weft_http_effort *effort, const weft_http_exchange *exchange) {
-    double seconds = weft_clock_backoff(effort->client->backoff_seconds, LONGEST_PAUSE, effort->failures) *
-                     weft_clock_jitter();
-    if (exchange->answer.retry_seconds > seconds) {
-        seconds = exchange->answer.retry_seconds;
-    }
-    return seconds < LONGEST_PAUSE ? seconds : LONGEST_PAUSE;
-}
-
-/* In slices, between which the caller may cancel. False if it did, or if the store is closed. */
-static bool sleep_in_slices(weft_http_effort *effort, double seconds) {
-    bool awake = true;
-    while (seconds > 0 && awake && effort->cancelled == WEFT_OK) {
-        double slice = seconds < SLICE_SECONDS ? seconds : SLICE_SECONDS;
-        awake = weft_http_engine_sleep(effort->client->engine, slice);
-        effort->cancelled = weft_progress_ask(effort->context);
-        seconds -= slice;
-    }
-    return awake && effort->cancelled == WEFT_OK;
-}
-
 bool weft_http_effort_retry(weft_http_effort *effort, const weft_http_exchange *exchange) {
     if (exchange->answer.stale) {
         effort->attempts--;
         return weft_http_engine_sleep(effort->client->engine, 0);
     }
     effort->failures++;
-    return effort->failures < effort->client->attempts &&
-           sleep_in_slices(effort, pause_seconds(effort, exchange));
+    if (effort->failures >= effort->client->attempts) {
+        return false;
+    }
+    double seconds = weft_clock_backoff(effort->client->backoff_seconds, LONGEST_PAUSE, effort->failures) *
+                     weft_clock_jitter();
+    seconds = exchange->answer.retry_seconds > seconds ? exchange->answer.retry_seconds : seconds;
+    seconds = seconds < LONGEST_PAUSE ? seconds : LONGEST_PAUSE;
+    /* in slices, between which the caller may cancel and the store may be closed */
+    bool open = true;
+    while (seconds > 0 && open && effort->cancelled == WEFT_OK) {
+        double slice = seconds < SLICE_SECONDS ? seconds : SLICE_SECONDS;
+        open = weft_http_engine_sleep(effort->client->engine, slice);
+        effort->cancelled = weft_progress_ask(effort->context);
+        seconds -= slice;
+    }
+    return open && effort->cancelled == WEFT_OK;
 }
 
 bool weft_http_effort_again(weft_http_effort *effort, const weft_http_exchange *exchange) {
@@ -94,19 +87,6 @@ bool weft_http_succeeded(const weft_http_answer *answer) {
 }
 
 /* ---- tags ---- */
-
-bool weft_http_tag_valid(const weft_store_tag *tag) {
-    size_t size = strnlen(tag->text, sizeof(tag->text));
-    if (size < 3 || size == sizeof(tag->text) || tag->text[0] != '"' || tag->text[size - 1] != '"') {
-        return false;
-    }
-    for (size_t i = 1; i < size - 1; i++) {
-        if (tag->text[i] <= 0x20 || tag->text[i] == '"' || tag->text[i] == 0x7f) {
-            return false;
-        }
-    }
-    return true;
-}
 
 static const char *make_line(weft_http_line *line, const char *name, const char *value) {
     snprintf(line->text, sizeof(line->text), "%s: %s", name, value);
@@ -129,11 +109,11 @@ const char *weft_http_condition_line(const weft_store_put_request *request, weft
 static weft_status get_object(weft_http_client *client, weft_context *context,
                               const weft_store_get_request *request, weft_store_get_result *result);
 
-/* Where HEAD does not tell the size, the range of a get does. */
-static weft_status look_by_get(weft_http_client *client, weft_context *context, const char *key,
+/* A get of one byte tells what HEAD did not: the size, or in its body why it was refused. */
+static weft_status head_by_get(weft_http_client *client, weft_context *context, const char *key,
                                weft_store_get_result *result) {
     uint8_t byte = 0;
-    weft_store_get_request request = {.key = key, .length = 1, .buffer = &byte};
+    weft_store_get_request request = {.size = sizeof request, .key = key, .length = 1, .buffer = &byte};
     weft_status status = get_object(client, context, &request, result);
     result->received = 0;
     return status;
@@ -165,31 +145,18 @@ weft_status weft_http_look(weft_http_client *client, weft_context *context, cons
             return WEFT_OK;
         }
         if (answer->code == CURLE_OK && answer->status == 200 && !answer->encoded) {
-            result->size = answer->length;
+            result->object_bytes = answer->length;
             result->tag = answer->tag;
-            return answer->has_length ? WEFT_OK : look_by_get(client, context, key, result);
+            return answer->has_length ? WEFT_OK : head_by_get(client, context, key, result);
         }
     } while (weft_http_effort_again(&effort, &exchange));
     if (effort.cancelled == WEFT_OK && asks_why(client, &exchange.answer)) {
-        return look_by_get(client, context, key, result);
+        return head_by_get(client, context, key, result);
     }
     return weft_http_effort_fail(&effort, &exchange);
 }
 
 /* ---- age ---- */
-
-/* Both dates are whole seconds of the server's clock: the difference can be almost one too many. */
-static weft_status compute_age(const weft_http_effort *effort, const weft_http_answer *answer,
-                               double *seconds_out) {
-    if (answer->date < 0 || answer->modified < 0) {
-        return weft_fail(effort->context, WEFT_UNSUPPORTED,
-                         "the server at %s does not tell how old %s is: its answer has no %s",
-                         effort->client->base, effort->key, answer->date < 0 ? "Date" : "Last-Modified");
-    }
-    double seconds = difftime(answer->date, answer->modified) - 1;
-    *seconds_out = seconds > 0 ? seconds : 0;
-    return WEFT_OK;
-}
 
 static weft_status find_age(weft_http_client *client, weft_context *context, const char *key,
                             double *seconds_out) {
@@ -201,21 +168,31 @@ static weft_status find_age(weft_http_client *client, weft_context *context, con
         if (status != WEFT_OK) {
             return status;
         }
-        if (exchange.answer.code == CURLE_OK && exchange.answer.status == 200) {
-            return compute_age(&effort, &exchange.answer, seconds_out);
+        const weft_http_answer *answer = &exchange.answer;
+        if (answer->code == CURLE_OK && answer->status == 200 &&
+            (answer->date < 0 || answer->modified < 0)) {
+            return weft_fail(context, WEFT_UNSUPPORTED,
+                             "the server at %s does not tell how old %s is: its answer has no %s",
+                             client->base, key, answer->date < 0 ? "Date" : "Last-Modified");
+        }
+        if (answer->code == CURLE_OK && answer->status == 200) {
+            /* whole seconds of the server's clock: the difference can be almost one too many */
+            double seconds = difftime(answer->date, answer->modified) - 1;
+            *seconds_out = seconds > 0 ? seconds : 0;
+            return WEFT_OK;
         }
     } while (weft_http_effort_again(&effort, &exchange));
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     weft_status status = effort.cancelled == WEFT_OK && asks_why(client, &exchange.answer)
-                             ? look_by_get(client, context, key, &result)
+                             ? head_by_get(client, context, key, &result)
                              : WEFT_OK;
     return status != WEFT_OK ? status : weft_http_effort_fail(&effort, &exchange);
 }
 
 /* ---- get ---- */
 
-/* A get with what it has so far. */
-typedef struct getting {
+/* A get, and what it has so far. */
+typedef struct get_state {
     const weft_store_get_request *request;
     bool conditional; /* `unless` can be asked for */
     weft_http_line line;
@@ -224,30 +201,30 @@ typedef struct getting {
     weft_store_tag tag; /* empty: nothing can be kept from one attempt to the next */
     bool unchanged;
     bool beyond; /* there is nothing at the offset */
-} getting;
+} get_state;
 
 typedef enum verdict { VERDICT_DONE, VERDICT_AGAIN, VERDICT_FAILED } verdict;
 
-static void begin_get(const weft_http_effort *effort, getting *getting, weft_http_exchange *exchange) {
-    const weft_store_get_request *request = getting->request;
+static void begin_get(const weft_http_effort *effort, get_state *get_state, weft_http_exchange *exchange) {
+    const weft_store_get_request *request = get_state->request;
     uint64_t most = LAST_OFFSET - request->offset;
     weft_http_effort_begin(effort, exchange, WEFT_HTTP_GET);
     exchange->ranged = true;
-    exchange->first = request->offset + getting->have;
+    exchange->first = request->offset + get_state->have;
     exchange->last = request->offset + (request->length - 1 < most ? request->length - 1 : most);
-    exchange->buffer = (uint8_t *)request->buffer + getting->have;
+    exchange->buffer = (uint8_t *)request->buffer + get_state->have;
     exchange->room = exchange->last - exchange->first + 1;
     exchange->arrived = request->arrived;
     exchange->arrived_opaque = request->opaque;
-    exchange->arrived_before = getting->have;
-    if (getting->have > 0) {
-        exchange->conditions[0] = make_line(&getting->line, "If-Range", getting->tag.text);
-    } else if (getting->conditional) {
-        exchange->conditions[0] = make_line(&getting->line, "If-None-Match", request->unless->text);
+    exchange->arrived_before = get_state->have;
+    if (get_state->have > 0) {
+        exchange->conditions[0] = make_line(&get_state->line, "If-Range", get_state->tag.text);
+    } else if (get_state->conditional) {
+        exchange->conditions[0] = make_line(&get_state->line, "If-None-Match", request->unless->text);
     }
 }
 
-/* The size of the object, as far as the answer tells. */
+/* False if the answer does not tell the size of the object. */
 static bool answer_size(const weft_http_exchange *exchange, uint64_t *size_out) {
     const weft_http_answer *answer = &exchange->answer;
     if (answer->status == 206) {
@@ -258,105 +235,97 @@ static bool answer_size(const weft_http_exchange *exchange, uint64_t *size_out) 
     return answer->has_length || answer->code == CURLE_OK;
 }
 
-static verdict start_over(getting *getting) {
-    getting->have = 0;
+static verdict start_over(get_state *get_state) {
+    get_state->have = 0;
     return VERDICT_AGAIN;
 }
 
-/* Bytes came. */
-static verdict take_part(getting *getting, const weft_http_exchange *exchange) {
+/* Adds the bytes of an answer to the get, if they belong to the same object. */
+static verdict judge_part(get_state *get_state, const weft_http_exchange *exchange) {
     const weft_http_answer *answer = &exchange->answer;
-    const weft_store_get_request *request = getting->request;
+    const weft_store_get_request *request = get_state->request;
     uint64_t size = 0;
     if (!answer_size(exchange, &size)) {
-        return exchange->satisfied ? VERDICT_FAILED : start_over(getting);
+        return exchange->satisfied ? VERDICT_FAILED : start_over(get_state);
     }
-    if (getting->have > 0 && (strcmp(answer->tag.text, getting->tag.text) != 0 || size != getting->size)) {
-        return start_over(getting);
+    if (get_state->have > 0 &&
+        (strcmp(answer->tag.text, get_state->tag.text) != 0 || size != get_state->size)) {
+        return start_over(get_state);
     }
-    getting->size = size;
-    getting->tag = answer->tag;
-    getting->have += exchange->received;
+    get_state->size = size;
+    get_state->tag = answer->tag;
+    get_state->have += exchange->received;
     uint64_t there = size > request->offset ? size - request->offset : 0;
     uint64_t wanted = there < request->length ? there : request->length;
-    if (getting->have >= wanted) {
+    if (get_state->have >= wanted) {
         return VERDICT_DONE;
     }
-    return answer->tag.text[0] != '\0' ? VERDICT_AGAIN : start_over(getting);
+    return answer->tag.text[0] != '\0' ? VERDICT_AGAIN : start_over(get_state);
 }
 
-static verdict judge_get(const weft_http_effort *effort, getting *getting,
+static verdict judge_get(const weft_http_effort *effort, get_state *get_state,
                          const weft_http_exchange *exchange) {
     const weft_http_answer *answer = &exchange->answer;
     bool sound = !exchange->misranged && !exchange->overrun && !answer->encoded;
     if ((answer->status == 200 || answer->status == 206) && sound) {
-        return take_part(getting, exchange);
+        return judge_part(get_state, exchange);
     }
-    if (answer->status == 304 && getting->conditional && getting->have == 0) {
-        getting->unchanged = true;
+    if (answer->status == 304 && get_state->conditional && get_state->have == 0) {
+        get_state->unchanged = true;
         return VERDICT_DONE;
     }
     if (answer->status == 416) {
-        getting->beyond = getting->have == 0;
-        return getting->beyond ? VERDICT_DONE : start_over(getting);
+        get_state->beyond = get_state->have == 0;
+        return get_state->beyond ? VERDICT_DONE : start_over(get_state);
     }
     return effort->client->dialect->passing(exchange) ? VERDICT_AGAIN : VERDICT_FAILED;
-}
-
-static weft_status finish_get(const weft_http_effort *effort, const getting *getting,
-                              weft_store_get_result *result) {
-    if (getting->beyond) {
-        return weft_http_look(effort->client, effort->context, effort->key, getting->request->unless,
-                              result);
-    }
-    memset(result, 0, sizeof(*result));
-    result->unchanged = getting->unchanged;
-    result->tag = getting->unchanged ? *getting->request->unless : getting->tag;
-    result->received = getting->have;
-    result->size = getting->size;
-    return WEFT_OK;
 }
 
 /* The offset is below LAST_OFFSET and the length is not 0. */
 static weft_status get_object(weft_http_client *client, weft_context *context,
                               const weft_store_get_request *request, weft_store_get_result *result) {
     weft_http_effort effort = {.client = client, .context = context, .key = request->key};
-    getting getting = {.request = request};
-    getting.conditional = request->unless != NULL && weft_http_tag_valid(request->unless);
+    get_state get_state = {.request = request};
+    get_state.conditional = request->unless != NULL && weft_http_tag_valid(request->unless);
     weft_http_exchange exchange;
     verdict verdict = VERDICT_AGAIN;
     do {
-        begin_get(&effort, &getting, &exchange);
+        begin_get(&effort, &get_state, &exchange);
         weft_status status = weft_http_effort_run(&effort, &exchange, NULL);
         if (status != WEFT_OK) {
             return status;
         }
-        verdict = judge_get(&effort, &getting, &exchange);
-        if (verdict == VERDICT_DONE) {
-            return finish_get(&effort, &getting, result);
+        verdict = judge_get(&effort, &get_state, &exchange);
+        if (verdict == VERDICT_DONE && get_state.beyond) {
+            return weft_http_look(client, context, request->key, request->unless, result);
         }
-        if (getting.have > 0 && exchange.received >= PROGRESS_BYTES) {
+        if (verdict == VERDICT_DONE) {
+            memset(result, 0, sizeof(*result));
+            result->unchanged = get_state.unchanged;
+            result->tag = get_state.unchanged ? *request->unless : get_state.tag;
+            result->received = get_state.have;
+            result->object_bytes = get_state.size;
+            return WEFT_OK;
+        }
+        if (get_state.have > 0 && exchange.received >= PROGRESS_BYTES) {
             effort.failures = 0;
         }
     } while (verdict == VERDICT_AGAIN && weft_http_effort_retry(&effort, &exchange));
     return weft_http_effort_fail(&effort, &exchange);
 }
 
-static weft_status get_or_look(weft_http_client *client, weft_context *context,
-                               const weft_store_get_request *request, weft_store_get_result *result) {
-    return request->length == 0 || request->offset > LAST_OFFSET
-               ? weft_http_look(client, context, request->key, request->unless, result)
-               : get_object(client, context, request, result);
-}
+/* ---- whether a put has happened ---- */
 
-/* ---- what is there ---- */
-
-/* True in `same_out` if the object holds the bytes of the feed. */
+/* True in `same_out` if COMPARE_BYTES of the object at `offset`, or what there is of them, are the feed's.
+ */
 static weft_status compare_part(weft_http_client *client, weft_context *context,
                                 const weft_store_put_request *request, uint8_t *buffer, uint64_t offset,
                                 weft_store_get_result *result, bool *same_out) {
-    weft_store_get_request get = {
-        .key = request->key, .offset = offset, .length = COMPARE_BYTES, .buffer = buffer};
+    weft_store_get_request get = {.size = sizeof get,
+                                  .key = request->key,
+                                  .offset = offset,
+                                  .length = COMPARE_BYTES,
+                                  .buffer = buffer};
     weft_status status = get_object(client, context, &get, result);
     uint8_t *ours = buffer + COMPARE_BYTES;
     uint64_t compared = 0;
@@ -375,10 +344,10 @@ static weft_status compare_object(weft_http_client *client, weft_context *contex
                                   const weft_store_put_request *request, uint8_t *buffer,
                                   weft_store_tag *tag_out, bool *same_out) {
     uint64_t offset = 0;
-    weft_store_get_result result = {.size = 1};
+    weft_store_get_result result = {.size = sizeof result, .object_bytes = 1};
     weft_store_tag tag = {{0}};
     *same_out = true;
-    while (*same_out && offset < result.size) {
+    while (*same_out && offset < result.object_bytes) {
         weft_status status = compare_part(client, context, request, buffer, offset, &result, same_out);
         if (status != WEFT_OK) {
             *same_out = false;
@@ -414,6 +383,28 @@ weft_status weft_http_is_there(weft_http_client *client, weft_context *context,
     return status;
 }
 
+weft_status weft_http_settle(const weft_http_effort *effort, const weft_http_exchange *exchange,
+                             const weft_store_put_request *request, bool doubtful, bool conflict,
+                             weft_store_tag *tag_out) {
+    if (doubtful && request->condition != WEFT_STORE_ALWAYS && effort->cancelled == WEFT_OK) {
+        bool there = false;
+        weft_store_tag tag;
+        weft_status status = weft_http_is_there(effort->client, effort->context, request, &tag, &there);
+        if (status == WEFT_OK && there) {
+            *tag_out = tag;
+            return WEFT_OK;
+        }
+        if (status != WEFT_OK && conflict) {
+            return status;
+        }
+    }
+    if (conflict && effort->cancelled == WEFT_OK) {
+        return weft_fail(effort->context, WEFT_CONFLICT, "PUT %.400s: somebody else wrote there in between",
+                         exchange->url);
+    }
+    return weft_http_effort_fail(effort, exchange);
+}
+
 /* ---- remove ---- */
 
 static weft_status remove_object(weft_http_client *client, weft_context *context, const char *key) {
@@ -426,8 +417,7 @@ static weft_status remove_object(weft_http_client *client, weft_context *context
             return status;
         }
         const weft_http_answer *answer = &exchange.answer;
-        bool removed = answer->status >= 200 && answer->status < 300 && answer->code == CURLE_OK;
-        if (removed || answer->status == 404 || answer->status == 410) {
+        if (weft_http_succeeded(answer) || answer->status == 404 || answer->status == 410) {
             return WEFT_OK;
         }
     } while (weft_http_effort_again(&effort, &exchange));
@@ -439,9 +429,11 @@ static weft_status remove_object(weft_http_client *client, weft_context *context
 weft_status weft_http_table_get(void *self, weft_context *context, const weft_store_get_request *request,
                                 weft_store_get_result *result_out) {
     weft_http_client *client = self;
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     weft_http_engine_enter(client->engine);
-    weft_status status = get_or_look(client, context, request, &result);
+    weft_status status = request->length == 0 || request->offset > LAST_OFFSET
+                             ? weft_http_look(client, context, request->key, request->unless, &result)
+                             : get_object(client, context, request, &result);
     weft_http_engine_leave(client->engine);
     if (status == WEFT_OK) {
         *result_out = result;
@@ -452,12 +444,12 @@ weft_status weft_http_table_get(void *self, weft_context *context, const weft_st
 weft_status weft_http_table_head(void *self, weft_context *context, const char *key, uint64_t *size_out,
                                  weft_store_tag *tag_out) {
     weft_http_client *client = self;
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     weft_http_engine_enter(client->engine);
     weft_status status = weft_http_look(client, context, key, NULL, &result);
     weft_http_engine_leave(client->engine);
     if (status == WEFT_OK) {
-        *size_out = result.size;
+        *size_out = result.object_bytes;
         *tag_out = result.tag;
     }
     return status;
@@ -510,13 +502,11 @@ static weft_status copy_options(weft_http_client *client, const weft_store_optio
     client->backoff_seconds = or_default(options->backoff_seconds, 0.1);
     client->attempts = options->attempts > 0 ? options->attempts : 5;
     if (options->token != NULL) {
-        static const char prefix[] = "Authorization: Bearer ";
-        size_t size = sizeof(prefix) + strlen(options->token);
-        client->settings.authorization = weft_allocate(context, size);
+        client->settings.authorization =
+            weft_join_texts(context, "Authorization: Bearer ", options->token, "");
         if (client->settings.authorization == NULL) {
             return WEFT_NO_MEMORY;
         }
-        snprintf(client->settings.authorization, size, "%s%s", prefix, options->token);
     }
     if (options->ca_file != NULL) {
         client->settings.ca_file = weft_copy_text(context, options->ca_file, strlen(options->ca_file));

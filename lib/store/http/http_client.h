@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * http_client.h: what the stores behind HTTP share: operations that are tried again, gets that go on where
- * they stopped, and the look whether a put has happened after all.
+ * http_client.h: what the HTTP and S3 backends share: operations with retries, gets that resume where they
+ * stopped, and the check whether a put whose answer was lost has happened after all.
  *
- * A backend holds a client as its first member, and tells by a dialect how its server speaks.
+ *   effort     one operation with all its attempts
+ *   exchange   one attempt: a request and its answer (http_exchange.h)
+ *   dialect    what differs between plain HTTP and S3: which failures pass, and how errors read
+ *
+ * A backend holds a client as its first member, and gives it its dialect.
  */
 #ifndef WEFT_STORE_HTTP_HTTP_CLIENT_H
 #define WEFT_STORE_HTTP_HTTP_CLIENT_H
@@ -55,15 +59,12 @@ void weft_http_effort_begin(const weft_http_effort *effort, weft_http_exchange *
 /* Runs it; see weft_http_engine_run. */
 weft_status weft_http_effort_run(weft_http_effort *effort, weft_http_exchange *exchange,
                                  const weft_store_put_request *request);
-/* Waits until the next attempt is due. False if there is none: what was met does not pass, there were
- * enough of them, or the caller has cancelled. */
+/* Waits until the next attempt is due. False if there is to be none: the failure does not pass, there were
+ * enough attempts, or the caller has cancelled. */
 bool weft_http_effort_again(weft_http_effort *effort, const weft_http_exchange *exchange);
-/* The same for who knows that what was met passes. */
+/* The same where the caller knows that the failure passes. */
 bool weft_http_effort_retry(weft_http_effort *effort, const weft_http_exchange *exchange);
 weft_status weft_http_effort_fail(const weft_http_effort *effort, const weft_http_exchange *exchange);
-
-/* A tag from elsewhere, such as a directory, must not become a line of a request. */
-bool weft_http_tag_valid(const weft_store_tag *tag);
 
 typedef struct weft_http_line {
     char text[WEFT_STORE_TAG_MAX + 32];
@@ -75,8 +76,16 @@ const char *weft_http_condition_line(const weft_store_put_request *request, weft
 /* True if the answer came whole and is a success. */
 bool weft_http_succeeded(const weft_http_answer *answer);
 
-/* Size and tag; `unless` as in a get. Like all but the table's, these are for who has entered
- * the engine. */
+/* The dialect of HTTP itself; others fall back on it. */
+bool weft_http_passing(const weft_http_exchange *exchange);
+weft_status weft_http_fail(weft_context *context, const weft_http_exchange *exchange,
+                           const weft_http_settings *settings, unsigned attempts);
+/* True if the request cannot have reached the server, or was turned away before it was looked at. */
+bool weft_http_unheard(const weft_http_exchange *exchange);
+const char *weft_http_method_name(weft_http_method method);
+
+/* Size and tag, by HEAD; `unless` as in a get. Callers of this and of what follows, the table's functions
+ * apart, have entered the engine (weft_http_engine_enter). */
 weft_status weft_http_look(weft_http_client *client, weft_context *context, const char *key,
                            const weft_store_tag *unless, weft_store_get_result *result);
 /* True in `there_out` if the object holds the bytes of the put, which then has happened. */
@@ -84,7 +93,14 @@ weft_status weft_http_is_there(weft_http_client *client, weft_context *context,
                                const weft_store_put_request *request, weft_store_tag *tag_out,
                                bool *there_out);
 
-/* For a backend's table of operations; `self` is the client. */
+/* Decides how a put ended whose last attempt failed. `doubtful`: an attempt may have been carried out
+ * though its answer was lost; if the object holds the bytes of a conditional put, the put has happened.
+ * `conflict`: the condition was refused. */
+weft_status weft_http_settle(const weft_http_effort *effort, const weft_http_exchange *exchange,
+                             const weft_store_put_request *request, bool doubtful, bool conflict,
+                             weft_store_tag *tag_out);
+
+/* For a backend's table of operations. `self` is the client. They enter and leave the engine themselves. */
 weft_status weft_http_table_get(void *self, weft_context *context, const weft_store_get_request *request,
                                 weft_store_get_result *result_out);
 weft_status weft_http_table_head(void *self, weft_context *context, const char *key, uint64_t *size_out,

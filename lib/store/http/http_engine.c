@@ -57,9 +57,9 @@ static void start_curl(void) {
 
 /* ---- the thread ---- */
 
-/* Until when an exchange may be still that has just done all that it should. */
-static double most_patience(const weft_http_engine *engine, const weft_http_exchange *exchange,
-                            double now) {
+/* When an exchange that has just made progress is given up, if it makes none from now on. */
+static double latest_deadline(const weft_http_engine *engine, const weft_http_exchange *exchange,
+                              double now) {
     return now + engine->settings->stall_seconds + exchange->wait_seconds;
 }
 
@@ -78,7 +78,8 @@ static void end_exchange(weft_http_engine *engine, weft_http_exchange *exchange,
     pthread_mutex_unlock(&engine->mutex);
 }
 
-/* Takes the next from the queue whose turn it is, or NULL. Who has given up need not wait for it. */
+/* Takes the next exchange from the queue, or NULL if all transfers are busy. Long polls take no transfer,
+ * and a cancelled exchange is taken at once, to be ended. */
 static weft_http_exchange *take_queued(weft_http_engine *engine) {
     pthread_mutex_lock(&engine->mutex);
     weft_http_exchange **link = &engine->queue;
@@ -104,7 +105,7 @@ static void start_queued(weft_http_engine *engine) {
         engine->active = exchange;
         engine->active_count += exchange->wait_seconds > 0 ? 0 : 1;
         exchange->patient_until =
-            most_patience(engine, exchange, weft_clock_now() + engine->settings->connect_seconds);
+            latest_deadline(engine, exchange, weft_clock_now() + engine->settings->connect_seconds);
         if (curl_multi_add_handle(engine->multi, exchange->easy) != CURLM_OK) {
             end_exchange(engine, exchange, CURLE_OUT_OF_MEMORY);
         }
@@ -112,33 +113,22 @@ static void start_queued(weft_http_engine *engine) {
     }
 }
 
-typedef enum wish { WISH_NONE, WISH_RESUME, WISH_CANCEL } wish;
-
-static wish read_wish(weft_http_engine *engine, weft_http_exchange *exchange) {
-    pthread_mutex_lock(&engine->mutex);
-    wish wish = exchange->cancel || engine->ending ? WISH_CANCEL
-                : exchange->resume                 ? WISH_RESUME
-                                                   : WISH_NONE;
-    exchange->resume = false;
-    pthread_mutex_unlock(&engine->mutex);
-    return wish;
-}
-
+/* Ends what callers have cancelled, and resumes puts whose feed has more. */
 static void heed_callers(weft_http_engine *engine) {
     weft_http_exchange *next = NULL;
     for (weft_http_exchange *exchange = engine->active; exchange != NULL; exchange = next) {
         next = exchange->next;
-        switch (read_wish(engine, exchange)) {
-        case WISH_CANCEL:
+        pthread_mutex_lock(&engine->mutex);
+        bool cancel = exchange->cancel || engine->ending;
+        bool resume = exchange->resume;
+        exchange->resume = false;
+        pthread_mutex_unlock(&engine->mutex);
+        if (cancel) {
             end_exchange(engine, exchange, CURLE_ABORTED_BY_CALLBACK);
-            break;
-        case WISH_RESUME:
-            /* what it waited for came late, and the time until now was not the server's */
-            exchange->patient_until = most_patience(engine, exchange, weft_clock_now());
+        } else if (resume) {
+            /* the feed was late, and not the server */
+            exchange->patient_until = latest_deadline(engine, exchange, weft_clock_now());
             curl_easy_pause(exchange->easy, CURLPAUSE_CONT);
-            break;
-        case WISH_NONE:
-            break;
         }
     }
 }
@@ -156,15 +146,8 @@ static void end_finished(weft_http_engine *engine) {
     }
 }
 
-static bool waits_for_feed(weft_http_engine *engine, const weft_http_exchange *exchange) {
-    pthread_mutex_lock(&engine->mutex);
-    bool waits = exchange->pipe.dry;
-    pthread_mutex_unlock(&engine->mutex);
-    return waits;
-}
-
-/* How many steps of an exchange are done that each may take its time: the connection stands, all of the
- * body was sent, the answer begins, its body begins. */
+/* Progress without bytes of a body: how many of these steps are done, each of which may take its time: the
+ * connection stands, all of the body was sent, the answer begins, its body begins. */
 static unsigned count_steps(const weft_http_exchange *exchange, uint64_t sent) {
     curl_off_t connected = 0;
     curl_easy_getinfo(exchange->easy, CURLINFO_PRETRANSFER_TIME_T, &connected);
@@ -173,9 +156,10 @@ static unsigned count_steps(const weft_http_exchange *exchange, uint64_t sent) {
     return (connected > 0 ? 1U : 0) + (all_sent ? 1 : 0) + (answers ? 1 : 0) + (exchange->begun ? 1 : 0);
 }
 
-/* The bytes that moved since the last look, in either direction; the lines of a header are none of them,
- * since a server can go on with those for ever too. */
-static uint64_t count_moved(weft_http_exchange *exchange, uint64_t *sent_out) {
+/* Bytes of bodies, in either direction, extend the deadline. Lines of a header do not: a server could send
+ * those for ever. */
+static void extend_patience(weft_http_engine *engine, weft_http_exchange *exchange, double now) {
+    double most = latest_deadline(engine, exchange, now);
     curl_off_t sent = 0;
     curl_off_t came = 0;
     curl_easy_getinfo(exchange->easy, CURLINFO_SIZE_UPLOAD_T, &sent);
@@ -183,16 +167,11 @@ static uint64_t count_moved(weft_http_exchange *exchange, uint64_t *sent_out) {
     uint64_t all = (uint64_t)sent + (uint64_t)came;
     uint64_t moved = all > exchange->moved ? all - exchange->moved : 0;
     exchange->moved = all;
-    *sent_out = (uint64_t)sent;
-    return moved;
-}
-
-static void extend_patience(weft_http_engine *engine, weft_http_exchange *exchange, double now) {
-    double most = most_patience(engine, exchange, now);
-    uint64_t sent = 0;
-    uint64_t moved = count_moved(exchange, &sent);
-    unsigned steps = count_steps(exchange, sent);
-    if (steps > exchange->steps || waits_for_feed(engine, exchange)) {
+    unsigned steps = count_steps(exchange, (uint64_t)sent);
+    pthread_mutex_lock(&engine->mutex);
+    bool waits_for_feed = exchange->pipe.dry;
+    pthread_mutex_unlock(&engine->mutex);
+    if (steps > exchange->steps || waits_for_feed) {
         exchange->patient_until = most;
     } else {
         /* those that share a link have a part of it each */
@@ -281,6 +260,8 @@ static weft_status enqueue(weft_http_engine *engine, weft_context *context, weft
     return status;
 }
 
+/* The caller's side of an exchange: `count` bytes were added to the pipe (0: it ends), or it is cancelled.
+ */
 static void tell_exchange(weft_http_engine *engine, weft_http_exchange *exchange, size_t count,
                           bool cancel) {
     weft_http_pipe *pipe = &exchange->pipe;
@@ -297,42 +278,37 @@ static void tell_exchange(weft_http_engine *engine, weft_http_exchange *exchange
     }
 }
 
-/* Room in the pipe, zero if there is none soon or the exchange is over. */
-static size_t find_room(weft_http_engine *engine, weft_http_exchange *exchange, bool *over_out) {
-    weft_http_pipe *pipe = &exchange->pipe;
-    double end = weft_clock_now() + CANCEL_SECONDS;
-    bool in_time = true;
-    pthread_mutex_lock(&engine->mutex);
-    while (!exchange->over && in_time && pipe->filled - pipe->drained == pipe->capacity) {
-        in_time = weft_condition_wait(&exchange->changed, &engine->mutex, end);
-    }
-    size_t at = (size_t)(pipe->filled % pipe->capacity);
-    size_t room = pipe->capacity - (size_t)(pipe->filled - pipe->drained);
-    room = room < pipe->capacity - at ? room : pipe->capacity - at;
-    *over_out = exchange->over;
-    pthread_mutex_unlock(&engine->mutex);
-    return *over_out ? 0 : room;
-}
-
 /* Waits for room in the pipe. Zero if the exchange is over, or the caller has cancelled it. */
 static size_t wait_for_room(weft_http_engine *engine, weft_context *context, weft_http_exchange *exchange,
                             weft_status *status_out) {
+    weft_http_pipe *pipe = &exchange->pipe;
     bool over = false;
-    size_t room = find_room(engine, exchange, &over);
-    while (room == 0 && !over && *status_out == WEFT_OK) {
-        *status_out = weft_progress_ask(context);
+    while (!over) {
+        double end = weft_clock_now() + CANCEL_SECONDS;
+        bool in_time = true;
+        pthread_mutex_lock(&engine->mutex);
+        while (!exchange->over && in_time && pipe->filled - pipe->drained == pipe->capacity) {
+            in_time = weft_condition_wait(&exchange->changed, &engine->mutex, end);
+        }
+        over = exchange->over;
+        size_t at = (size_t)(pipe->filled % pipe->capacity);
+        size_t room = pipe->capacity - (size_t)(pipe->filled - pipe->drained);
+        pthread_mutex_unlock(&engine->mutex);
+        if (!over && room > 0) {
+            return room < pipe->capacity - at ? room : pipe->capacity - at;
+        }
+        *status_out = over ? WEFT_OK : weft_progress_ask(context);
         if (*status_out != WEFT_OK) {
             tell_exchange(engine, exchange, 0, true);
-        } else {
-            room = find_room(engine, exchange, &over);
+            return 0;
         }
     }
-    return room;
+    return 0;
 }
 
 /* Moves the feed into the pipe until one of them ends. */
-static weft_status pump(weft_http_engine *engine, weft_context *context, weft_http_exchange *exchange,
-                        const weft_store_put_request *request) {
+static weft_status pump_feed(weft_http_engine *engine, weft_context *context, weft_http_exchange *exchange,
+                             const weft_store_put_request *request) {
     weft_http_pipe *pipe = &exchange->pipe;
     weft_status cancelled = WEFT_OK;
     size_t room = wait_for_room(engine, context, exchange, &cancelled);
@@ -350,8 +326,8 @@ static weft_status pump(weft_http_engine *engine, weft_context *context, weft_ht
     return cancelled;
 }
 
-/* True if the exchange is over within so long a time that nobody notices the wait. Tells the caller of
- * bytes that have come meanwhile. */
+/* Waits for the end at most CANCEL_SECONDS, so that the caller can be asked whether to go on. Reports bytes
+ * that have arrived meanwhile. */
 static bool is_over_soon(weft_http_engine *engine, weft_http_exchange *exchange) {
     double end = weft_clock_now() + CANCEL_SECONDS;
     bool in_time = true;
@@ -369,7 +345,7 @@ static bool is_over_soon(weft_http_engine *engine, weft_http_exchange *exchange)
     return over;
 }
 
-/* A server may be silent for long, and one that is watched is so on purpose: the caller can cancel. */
+/* The caller can cancel, since a server may be silent for long; in a long poll it is so on purpose. */
 static weft_status wait_until_over(weft_http_engine *engine, weft_context *context,
                                    weft_http_exchange *exchange) {
     weft_status status = WEFT_OK;
@@ -382,17 +358,6 @@ static weft_status wait_until_over(weft_http_engine *engine, weft_context *conte
         }
     }
     return status;
-}
-
-static weft_status make_pipe(weft_context *context, weft_http_exchange *exchange,
-                             const weft_store_put_request *request) {
-    if (request == NULL) {
-        return WEFT_OK;
-    }
-    uint64_t size = request->feed.size;
-    exchange->pipe.capacity = size == 0 ? 1 : size < PIPE_BYTES ? (size_t)size : PIPE_BYTES;
-    exchange->pipe.ring = weft_allocate(context, exchange->pipe.capacity);
-    return exchange->pipe.ring != NULL ? WEFT_OK : WEFT_NO_MEMORY;
 }
 
 void weft_http_engine_enter(weft_http_engine *engine) {
@@ -432,22 +397,21 @@ void weft_http_engine_cancel(weft_http_engine *engine, weft_http_exchange *excha
     tell_exchange(engine, exchange, 0, true);
 }
 
-static weft_status run_with_pipe(weft_http_engine *engine, weft_context *context,
-                                 weft_http_exchange *exchange, const weft_store_put_request *request) {
-    weft_status status = weft_http_engine_start(engine, context, exchange);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    status = request != NULL ? pump(engine, context, exchange, request) : WEFT_OK;
-    weft_status waited = weft_http_engine_finish(engine, context, exchange);
-    return status == WEFT_OK ? waited : status;
-}
-
 weft_status weft_http_engine_run(weft_http_engine *engine, weft_context *context,
                                  weft_http_exchange *exchange, const weft_store_put_request *request) {
-    weft_status status = make_pipe(context, exchange, request);
+    if (request != NULL) {
+        uint64_t size = request->feed.size;
+        exchange->pipe.capacity = size == 0 ? 1 : size < PIPE_BYTES ? (size_t)size : PIPE_BYTES;
+        exchange->pipe.ring = weft_allocate(context, exchange->pipe.capacity);
+        if (exchange->pipe.ring == NULL) {
+            return WEFT_NO_MEMORY;
+        }
+    }
+    weft_status status = weft_http_engine_start(engine, context, exchange);
     if (status == WEFT_OK) {
-        status = run_with_pipe(engine, context, exchange, request);
+        status = request != NULL ? pump_feed(engine, context, exchange, request) : WEFT_OK;
+        weft_status waited = weft_http_engine_finish(engine, context, exchange);
+        status = status == WEFT_OK ? waited : status;
     }
     if (request != NULL) {
         weft_release(context, exchange->pipe.ring);

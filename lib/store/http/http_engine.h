@@ -14,29 +14,29 @@ typedef struct weft_http_engine weft_http_engine;
 
 weft_status weft_http_engine_create(weft_context *context, const weft_http_settings *settings,
                                     unsigned transfers, weft_http_engine **engine_out);
-/* Ends what is on the way, waits until its callers have left, and joins the thread. */
+/* Ends the exchanges in flight, waits until their callers have left, and joins the thread. */
 void weft_http_engine_destroy(weft_http_engine *engine);
 
-/* Around each operation, which may be several exchanges and the time between them. */
+/* Called around each operation, which may be several exchanges with pauses between them. */
 void weft_http_engine_enter(weft_http_engine *engine);
 void weft_http_engine_leave(weft_http_engine *engine);
 
-/* Runs an exchange to its end, whatever that is: the answer tells. `request` is of a put that is read
- * on the way, else NULL, and a failure of its feed ends the exchange and is returned. Otherwise only what
- * kept the exchange from being run is a failure. */
+/* Runs an exchange to its end. How it ended, an HTTP error or a lost connection included, is in its answer;
+ * the status says only whether it could be run. `request` is NULL, or of a put whose feed is read on the
+ * way; a failure of the feed ends the exchange and is returned. */
 weft_status weft_http_engine_run(weft_http_engine *engine, weft_context *context,
                                  weft_http_exchange *exchange, const weft_store_put_request *request);
-/* The same in two halves, for who has several on the way: each that was started is to be finished, by the
- * same thread. The bytes of a put are in it already (weft_http_exchange_fill). A failure to start needs no
- * finish. */
+/* The same in two halves, for several exchanges in flight at once. Each that was started must be finished,
+ * by the same thread; one that failed to start must not. The bytes of a put are given before
+ * (weft_http_exchange_fill). */
 weft_status weft_http_engine_start(weft_http_engine *engine, weft_context *context,
                                    weft_http_exchange *exchange);
 weft_status weft_http_engine_finish(weft_http_engine *engine, weft_context *context,
                                     weft_http_exchange *exchange);
-/* Between the two: it is no longer wanted. */
+/* Between start and finish: ends the exchange early. */
 void weft_http_engine_cancel(weft_http_engine *engine, weft_http_exchange *exchange);
 
-/* Waits, but not beyond the engine's end. False if that has come. */
+/* Sleeps. False, at once, if the engine is being destroyed. */
 bool weft_http_engine_sleep(weft_http_engine *engine, double seconds);
 
 #endif

@@ -54,14 +54,6 @@ static bool skip_byte(const char **cursor, const char *end, char byte) {
     return false;
 }
 
-static void read_length(weft_http_answer *answer, const char *value, const char *end) {
-    uint64_t length = 0;
-    if (read_number(&value, end, &length) && value == end) {
-        answer->has_length = true;
-        answer->length = length;
-    }
-}
-
 /* "bytes 5-9/100" */
 static void read_range(weft_http_answer *answer, const char *value, const char *end) {
     static const char unit[] = "bytes ";
@@ -82,20 +74,31 @@ static void read_range(weft_http_answer *answer, const char *value, const char *
     }
 }
 
-/* A strong tag, quotes included. A weak one ("W/…") does not promise the same bytes. */
-static void read_tag(weft_http_answer *answer, const char *value, const char *end) {
-    size_t size = (size_t)(end - value);
-    answer->tag.text[0] = '\0';
-    if (size < 3 || size >= sizeof(answer->tag.text) || value[0] != '"' || end[-1] != '"') {
-        return;
+bool weft_http_tag_valid(const weft_store_tag *tag) {
+    size_t size = strnlen(tag->text, sizeof(tag->text));
+    if (size < 3 || size == sizeof(tag->text) || tag->text[0] != '"' || tag->text[size - 1] != '"') {
+        return false;
     }
-    for (const char *byte = value + 1; byte < end - 1; byte++) {
-        if (*byte <= 0x20 || *byte == '"' || *byte == 0x7f) {
-            return;
+    for (size_t i = 1; i < size - 1; i++) {
+        if (tag->text[i] <= 0x20 || tag->text[i] == '"' || tag->text[i] == 0x7f) {
+            return false;
         }
     }
-    memcpy(answer->tag.text, value, size);
-    answer->tag.text[size] = '\0';
+    return true;
+}
+
+bool weft_http_url_has(CURLU *url, CURLUPart part) {
+    char *text = NULL;
+    bool there = curl_url_get(url, part, &text, 0) == CURLUE_OK;
+    curl_free(text);
+    return there;
+}
+
+static void read_tag(weft_http_answer *answer, const char *value, const char *end) {
+    weft_store_tag tag = {{0}};
+    size_t size = (size_t)(end - value);
+    memcpy(tag.text, value, size < sizeof(tag.text) ? size : sizeof(tag.text));
+    answer->tag = weft_http_tag_valid(&tag) ? tag : (weft_store_tag){{0}};
 }
 
 static time_t read_date(const char *value, const char *end) {
@@ -109,13 +112,6 @@ static time_t read_date(const char *value, const char *end) {
     return curl_getdate(text, NULL);
 }
 
-static void read_retry(weft_http_answer *answer, const char *value, const char *end) {
-    uint64_t seconds = 0;
-    if (read_number(&value, end, &seconds) && value == end) {
-        answer->retry_seconds = (double)seconds;
-    }
-}
-
 static void read_text(char *text, size_t capacity, const char *value, const char *end) {
     snprintf(text, capacity, "%.*s", (int)(end - value), value);
 }
@@ -126,8 +122,12 @@ static bool is_named(const char *line, size_t name, const char *wanted) {
 
 static void read_field(weft_http_answer *answer, const char *line, size_t name, const char *value,
                        const char *end) {
+    const char *cursor = value;
+    uint64_t number = 0;
+    bool is_number = read_number(&cursor, end, &number) && cursor == end;
     if (is_named(line, name, "content-length")) {
-        read_length(answer, value, end);
+        answer->has_length = answer->has_length || is_number;
+        answer->length = is_number ? number : answer->length;
     } else if (is_named(line, name, "content-range")) {
         read_range(answer, value, end);
     } else if (is_named(line, name, "content-encoding")) {
@@ -139,7 +139,7 @@ static void read_field(weft_http_answer *answer, const char *line, size_t name, 
     } else if (is_named(line, name, "last-modified")) {
         answer->modified = read_date(value, end);
     } else if (is_named(line, name, "retry-after")) {
-        read_retry(answer, value, end);
+        answer->retry_seconds = is_number ? (double)number : answer->retry_seconds;
     } else if (is_named(line, name, "location")) {
         read_text(answer->location, sizeof(answer->location), value, end);
     } else if (is_named(line, name, "x-amz-bucket-region")) {
@@ -178,7 +178,7 @@ void weft_http_answer_read(weft_http_answer *answer, const char *line, size_t si
 
 /* ---- callbacks ---- */
 
-static size_t take_header(char *data, size_t size, size_t count, void *opaque) {
+static size_t receive_header(char *data, size_t size, size_t count, void *opaque) {
     weft_http_exchange *exchange = opaque;
     /* Fields behind a body come too late to say anything about it. */
     if (!exchange->begun) {
@@ -188,12 +188,7 @@ static size_t take_header(char *data, size_t size, size_t count, void *opaque) {
     return size * count;
 }
 
-/* How much of the body comes before what is wanted. */
-static uint64_t bytes_before(const weft_http_exchange *exchange) {
-    return exchange->ranged && exchange->answer.status == 200 ? exchange->first : 0;
-}
-
-/* What a body may be long, as far as that is known. */
+/* The longest that the body may be, as far as that is known. */
 static uint64_t most_bytes(const weft_http_exchange *exchange) {
     const weft_http_answer *answer = &exchange->answer;
     if (answer->status == 206) {
@@ -208,19 +203,10 @@ static bool range_fits(const weft_http_exchange *exchange) {
            answer->range_last <= exchange->last;
 }
 
-/* For who wants to know while the bytes come. */
-static void announce(weft_http_exchange *exchange) {
-    if (exchange->arrived != NULL) {
-        pthread_mutex_lock(exchange->mutex);
-        exchange->ready = exchange->received;
-        pthread_cond_signal(&exchange->changed);
-        pthread_mutex_unlock(exchange->mutex);
-    }
-}
-
 /* Copies the part of `data` that is wanted. False to stop the transfer. */
 static bool keep_body(weft_http_exchange *exchange, const char *data, size_t size) {
-    uint64_t before = bytes_before(exchange);
+    /* a server that ignores the range sends the object from its beginning */
+    uint64_t before = exchange->ranged && exchange->answer.status == 200 ? exchange->first : 0;
     uint64_t skip = exchange->body < before ? before - exchange->body : 0;
     exchange->body += size;
     if (exchange->body > most_bytes(exchange)) {
@@ -236,27 +222,28 @@ static bool keep_body(weft_http_exchange *exchange, const char *data, size_t siz
     if (count > 0) {
         memcpy(exchange->buffer + exchange->received, data + skip, (size_t)count);
         exchange->received += count;
-        announce(exchange);
+    }
+    if (count > 0 && exchange->arrived != NULL) {
+        pthread_mutex_lock(exchange->mutex);
+        exchange->ready = exchange->received;
+        pthread_cond_signal(&exchange->changed);
+        pthread_mutex_unlock(exchange->mutex);
     }
     exchange->satisfied = left > room;
     return !exchange->satisfied;
 }
 
-static void keep_remark(weft_http_exchange *exchange, const char *data, size_t size) {
-    size_t room = sizeof(exchange->remark) - exchange->remark_size;
-    size_t count = size < room ? size : room;
-    memcpy(exchange->remark + exchange->remark_size, data, count);
-    exchange->remark_size += count;
-}
-
-static size_t take_body(char *data, size_t size, size_t count, void *opaque) {
+static size_t receive_body(char *data, size_t size, size_t count, void *opaque) {
     weft_http_exchange *exchange = opaque;
     size_t bytes = size * count;
     long status = exchange->answer.status;
     exchange->begun = true;
     if (exchange->method != WEFT_HTTP_GET || (status != 200 && status != 206)) {
+        size_t room = sizeof(exchange->remark) - exchange->remark_size;
+        size_t kept = bytes < room ? bytes : room;
+        memcpy(exchange->remark + exchange->remark_size, data, kept);
+        exchange->remark_size += kept;
         exchange->body += bytes;
-        keep_remark(exchange, data, bytes);
         return exchange->body <= ERROR_BODY_MAX ? bytes : CURL_WRITEFUNC_ERROR;
     }
     if (status == 206 && !range_fits(exchange)) {
@@ -266,7 +253,7 @@ static size_t take_body(char *data, size_t size, size_t count, void *opaque) {
     return !exchange->answer.encoded && keep_body(exchange, data, bytes) ? bytes : CURL_WRITEFUNC_ERROR;
 }
 
-static size_t give_body(char *data, size_t size, size_t count, void *opaque) {
+static size_t send_body(char *data, size_t size, size_t count, void *opaque) {
     weft_http_exchange *exchange = opaque;
     weft_http_pipe *pipe = &exchange->pipe;
     size_t room = size * count;
@@ -374,37 +361,6 @@ static void set_method(CURL *easy, const weft_http_exchange *exchange) {
     }
 }
 
-/* User and secret apart, and not in the URL: a user may have a colon in it. */
-static void set_signing(CURL *easy, const weft_http_signing *signing) {
-    curl_easy_setopt(easy, CURLOPT_AWS_SIGV4, signing->scheme);
-    curl_easy_setopt(easy, CURLOPT_USERNAME, signing->user);
-    curl_easy_setopt(easy, CURLOPT_PASSWORD, signing->secret);
-    curl_easy_setopt(easy, CURLOPT_EXPECT_100_TIMEOUT_MS, (long)EXPECT_MILLISECONDS);
-}
-
-static void set_limits(CURL *easy, const weft_http_settings *settings) {
-    curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
-    curl_easy_setopt(easy, CURLOPT_FOLLOWLOCATION, 0L);
-    curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
-    curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)(settings->connect_seconds * 1000));
-    curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, (long)CURL_BUFFER);
-    curl_easy_setopt(easy, CURLOPT_UPLOAD_BUFFERSIZE, (long)CURL_BUFFER);
-    curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L);
-}
-
-static void set_callbacks(CURL *easy, weft_http_exchange *exchange) {
-    curl_easy_setopt(easy, CURLOPT_PRIVATE, exchange);
-    curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, exchange->answer.text);
-    curl_easy_setopt(easy, CURLOPT_HEADERFUNCTION, take_header);
-    curl_easy_setopt(easy, CURLOPT_HEADERDATA, exchange);
-    curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, take_body);
-    curl_easy_setopt(easy, CURLOPT_WRITEDATA, exchange);
-    curl_easy_setopt(easy, CURLOPT_READFUNCTION, give_body);
-    curl_easy_setopt(easy, CURLOPT_READDATA, exchange);
-    curl_easy_setopt(easy, CURLOPT_SEEKFUNCTION, rewind_body);
-    curl_easy_setopt(easy, CURLOPT_SEEKDATA, exchange);
-}
-
 void weft_http_exchange_fill(weft_http_exchange *exchange, const void *data, size_t size) {
     static uint8_t nothing[1];
     exchange->put_size = size;
@@ -426,8 +382,23 @@ bool weft_http_exchange_prepare(weft_http_exchange *exchange, const weft_http_se
     }
     CURL *easy = exchange->easy;
     set_method(easy, exchange);
-    set_limits(easy, settings);
-    set_callbacks(easy, exchange);
+    curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(easy, CURLOPT_FOLLOWLOCATION, 0L);
+    curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)(settings->connect_seconds * 1000));
+    curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, (long)CURL_BUFFER);
+    curl_easy_setopt(easy, CURLOPT_UPLOAD_BUFFERSIZE, (long)CURL_BUFFER);
+    curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L);
+    curl_easy_setopt(easy, CURLOPT_PRIVATE, exchange);
+    curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, exchange->answer.text);
+    curl_easy_setopt(easy, CURLOPT_HEADERFUNCTION, receive_header);
+    curl_easy_setopt(easy, CURLOPT_HEADERDATA, exchange);
+    curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, receive_body);
+    curl_easy_setopt(easy, CURLOPT_WRITEDATA, exchange);
+    curl_easy_setopt(easy, CURLOPT_READFUNCTION, send_body);
+    curl_easy_setopt(easy, CURLOPT_READDATA, exchange);
+    curl_easy_setopt(easy, CURLOPT_SEEKFUNCTION, rewind_body);
+    curl_easy_setopt(easy, CURLOPT_SEEKDATA, exchange);
     curl_easy_setopt(easy, CURLOPT_USERAGENT, USER_AGENT);
     curl_easy_setopt(easy, CURLOPT_HTTPHEADER, exchange->headers);
     curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_2TLS);
@@ -437,7 +408,11 @@ bool weft_http_exchange_prepare(weft_http_exchange *exchange, const weft_http_se
         curl_easy_setopt(easy, CURLOPT_CAPATH, NULL);
     }
     if (settings->signing != NULL) {
-        set_signing(easy, settings->signing);
+        /* user and secret apart, and not in the URL: a user may have a colon in it */
+        curl_easy_setopt(easy, CURLOPT_AWS_SIGV4, settings->signing->scheme);
+        curl_easy_setopt(easy, CURLOPT_USERNAME, settings->signing->user);
+        curl_easy_setopt(easy, CURLOPT_PASSWORD, settings->signing->secret);
+        curl_easy_setopt(easy, CURLOPT_EXPECT_100_TIMEOUT_MS, (long)EXPECT_MILLISECONDS);
     }
     if (asks_first(exchange)) {
         curl_easy_setopt(easy, CURLOPT_EXPECT_100_TIMEOUT_MS, (long)(settings->stall_seconds * 1000));

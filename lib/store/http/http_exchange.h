@@ -141,6 +141,11 @@ void weft_http_exchange_release(weft_http_exchange *exchange);
 /* After the last byte, with curl's verdict. */
 void weft_http_exchange_finish(weft_http_exchange *exchange, CURLcode code);
 
+/* A strong tag, quotes included. A weak one ("W/…") does not promise the same bytes; a tag from elsewhere,
+ * such as a directory, must not become a line of a request. */
+bool weft_http_tag_valid(const weft_store_tag *tag);
+/* True if the URL has such a part. */
+bool weft_http_url_has(CURLU *url, CURLUPart part);
 /* One line of an answer's header. */
 void weft_http_answer_read(weft_http_answer *answer, const char *line, size_t size);
 

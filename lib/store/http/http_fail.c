@@ -3,7 +3,7 @@
  * http_fail.c: curl's codes, HTTP's numbers and OpenSSL's verdicts on certificates, as statuses and texts
  * that say what to do.
  */
-#include "http_fail.h"
+#include "http_client.h"
 
 #include "../../base/context.h"
 
@@ -73,45 +73,42 @@ typedef struct failure {
     char text[768];
 } failure;
 
-static failure say(weft_status status, const char *text) {
+static failure failure_of(weft_status status, const char *text) {
     failure failure = {.status = status};
     snprintf(failure.text, sizeof(failure.text), "%s", text);
     return failure;
 }
 
-static failure explain_name(const weft_http_answer *answer) {
-    failure failure = {.status = WEFT_REMOTE_DENIED};
-    snprintf(
-        failure.text, sizeof(failure.text),
-        "the server's certificate is for another host (%s); use the name that it was made for, or have "
-        "it made for this one",
-        answer->text);
-    return failure;
-}
-
 static failure explain_certificate(const weft_http_answer *answer) {
+    failure failure = {.status = WEFT_REMOTE_DENIED};
     switch (answer->certificate) {
     case X509_V_ERR_CERT_HAS_EXPIRED:
-        return say(WEFT_REMOTE_DENIED, "the server's certificate has expired; renew it there, or set this "
-                                       "machine's clock right");
+        return failure_of(WEFT_REMOTE_DENIED,
+                          "the server's certificate has expired; renew it there, or set this "
+                          "machine's clock right");
     case X509_V_ERR_CERT_NOT_YET_VALID:
-        return say(WEFT_REMOTE_DENIED, "the server's certificate is not valid yet; set the clocks of both "
-                                       "machines right");
+        return failure_of(WEFT_REMOTE_DENIED,
+                          "the server's certificate is not valid yet; set the clocks of both "
+                          "machines right");
     case X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT:
     case X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN:
     case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT:
     case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY:
     case X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE:
-        return say(WEFT_REMOTE_DENIED,
-                   "the server's certificate comes from an authority that is not trusted "
-                   "here; give that authority's certificate with --ca-file");
+        return failure_of(WEFT_REMOTE_DENIED,
+                          "the server's certificate comes from an authority that is not trusted "
+                          "here; give that authority's certificate with --ca-file");
     case X509_V_OK:
     case X509_V_ERR_UNSPECIFIED: /* curl compares names itself, and leaves this */
     case X509_V_ERR_HOSTNAME_MISMATCH:
     case X509_V_ERR_IP_ADDRESS_MISMATCH:
-        return explain_name(answer);
+        snprintf(failure.text, sizeof(failure.text),
+                 "the server's certificate is for another host (%s); use the name that it was made for, or "
+                 "have it made for this one",
+                 answer->text);
+        return failure;
     default:
-        return say(WEFT_REMOTE_DENIED, answer->text);
+        return failure_of(WEFT_REMOTE_DENIED, answer->text);
     }
 }
 
@@ -140,27 +137,19 @@ static failure explain_code(const weft_http_exchange *exchange, const weft_http_
                      strerror_r((int)answer->system_error, buffer, sizeof(buffer)));
             return failure;
         }
-        return say(WEFT_REMOTE_FAILED, said);
+        return failure_of(WEFT_REMOTE_FAILED, said);
     case CURLE_UNSUPPORTED_PROTOCOL:
     case CURLE_WEIRD_SERVER_REPLY:
-        return say(WEFT_REMOTE_FAILED,
-                   "what answers there does not speak HTTP; check the address and port");
+        return failure_of(WEFT_REMOTE_FAILED,
+                          "what answers there does not speak HTTP; check the address and port");
     case CURLE_ABORTED_BY_CALLBACK:
-        return say(WEFT_CANCELLED, "the store was closed");
+        return failure_of(WEFT_CANCELLED, "the store was closed");
     case CURLE_OUT_OF_MEMORY:
-        return say(WEFT_NO_MEMORY, "out of memory in libcurl");
+        return failure_of(WEFT_NO_MEMORY, "out of memory in libcurl");
     default:
         snprintf(failure.text, sizeof(failure.text), "%s", said);
         return failure;
     }
-}
-
-static failure explain_denial(const weft_http_settings *settings) {
-    if (settings->authorization == NULL) {
-        return say(WEFT_REMOTE_DENIED, "the server wants a token; give it with --token-file or WEFT_TOKEN");
-    }
-    return say(WEFT_REMOTE_DENIED, "the server does not accept the token for this; give another with "
-                                   "--token-file or WEFT_TOKEN");
 }
 
 static failure explain_status(const weft_http_exchange *exchange, const weft_http_settings *settings) {
@@ -169,27 +158,35 @@ static failure explain_status(const weft_http_exchange *exchange, const weft_htt
     switch (answer->status) {
     case 401:
     case 403:
-        return explain_denial(settings);
+        return failure_of(
+            WEFT_REMOTE_DENIED,
+            settings->authorization == NULL
+                ? "the server wants a token; give it with --token-file or WEFT_TOKEN"
+                : "the server does not accept the token for this; give another with --token-file or "
+                  "WEFT_TOKEN");
     case 404:
     case 410:
-        return say(WEFT_NOT_FOUND, "there is no such object");
+        return failure_of(WEFT_NOT_FOUND, "there is no such object");
     case 405:
     case 501:
-        return say(WEFT_UNSUPPORTED, "the server does not take such requests; it must allow PUT and DELETE "
-                                     "(nginx: dav_methods), or be a `weft serve`");
+        return failure_of(WEFT_UNSUPPORTED,
+                          "the server does not take such requests; it must allow PUT and DELETE "
+                          "(nginx: dav_methods), or be a `weft serve`");
     case 409:
-        return say(WEFT_REMOTE_FAILED, "the server cannot make that name (nginx: create_full_put_path on)");
+        return failure_of(WEFT_REMOTE_FAILED,
+                          "the server cannot make that name (nginx: create_full_put_path on)");
     case 412:
-        return say(WEFT_CONFLICT, "somebody else wrote there in between");
+        return failure_of(WEFT_CONFLICT, "somebody else wrote there in between");
     case 413:
-        return say(WEFT_LIMIT_EXCEEDED, "the object is larger than the server takes; raise the limit there "
-                                        "(nginx: client_max_body_size)");
+        return failure_of(WEFT_LIMIT_EXCEEDED,
+                          "the object is larger than the server takes; raise the limit there "
+                          "(nginx: client_max_body_size)");
     case 421:
-        return say(WEFT_REMOTE_DENIED,
-                   "the server does not go by that name; use its address, or give it the "
-                   "name with --host");
+        return failure_of(WEFT_REMOTE_DENIED,
+                          "the server does not go by that name; use its address, or give it the "
+                          "name with --host");
     case 507:
-        return say(WEFT_NO_SPACE, "the server has no space left");
+        return failure_of(WEFT_NO_SPACE, "the server has no space left");
     default:
         break;
     }
@@ -203,25 +200,25 @@ static failure explain_status(const weft_http_exchange *exchange, const weft_htt
     return failure;
 }
 
-static failure explain(const weft_http_exchange *exchange, const weft_http_settings *settings) {
+static failure explain_exchange(const weft_http_exchange *exchange, const weft_http_settings *settings) {
     const weft_http_answer *answer = &exchange->answer;
     if (answer->status >= 300) {
         return explain_status(exchange, settings);
     }
     if (answer->encoded) {
-        return say(WEFT_REMOTE_FAILED, "the server compresses objects, which it was not asked to");
+        return failure_of(WEFT_REMOTE_FAILED, "the server compresses objects, which it was not asked to");
     }
     if (exchange->misranged) {
-        return say(WEFT_REMOTE_FAILED, "the server sends another range than it was asked for");
+        return failure_of(WEFT_REMOTE_FAILED, "the server sends another range than it was asked for");
     }
     if (exchange->overrun) {
-        return say(WEFT_REMOTE_FAILED, "the server sends more than it announced");
+        return failure_of(WEFT_REMOTE_FAILED, "the server sends more than it announced");
     }
     if (answer->code != CURLE_OK && !exchange->satisfied) {
         return explain_code(exchange, settings);
     }
     if (exchange->method == WEFT_HTTP_GET && answer->status == 200) {
-        return say(WEFT_REMOTE_FAILED, "the server does not say how long the object is");
+        return failure_of(WEFT_REMOTE_FAILED, "the server does not say how long the object is");
     }
     return explain_status(exchange, settings);
 }
@@ -243,7 +240,7 @@ const char *weft_http_method_name(weft_http_method method) {
 
 weft_status weft_http_fail(weft_context *context, const weft_http_exchange *exchange,
                            const weft_http_settings *settings, unsigned attempts) {
-    failure failure = explain(exchange, settings);
+    failure failure = explain_exchange(exchange, settings);
     char tried[32] = "";
     if (attempts > 1) {
         snprintf(tried, sizeof(tried), " (%u attempts)", attempts);

@@ -12,7 +12,6 @@
 
 #include "../../base/context.h"
 #include "s3_answer.h"
-#include "s3_fail.h"
 
 #include <openssl/evp.h>
 #include <stdio.h>
@@ -32,9 +31,7 @@ static void note_bucket(weft_http_client *client, const weft_http_exchange *exch
     }
 }
 
-/* That nothing was found need not be asked about once it is clear that it is not the bucket that is
- * missing.
- */
+/* A 404 may mean that the bucket is missing, until something was found in it. */
 static bool asks_why(weft_http_client *client, const weft_http_answer *answer) {
     weft_s3_store *store = (weft_s3_store *)client;
     return answer->status != 404 || !atomic_load(&store->found);
@@ -142,13 +139,13 @@ static bool pass_over(void *opaque, const char *name, uint64_t size, time_t modi
     return true;
 }
 
-/* Of a part that was cut short or damaged nobody is told anything. */
+/* A part of a listing is checked to its end before any of it is passed on. */
 static bool is_list(const char *data, size_t size) {
     char next[WEFT_S3_TOKEN_MAX];
     return weft_s3_list_read(data, size, pass_over, NULL, next);
 }
 
-/* Why there is no such part. */
+/* Why a part of the listing did not come. */
 static weft_status fail_list(const listing *listing, const weft_http_effort *effort,
                              const weft_http_exchange *exchange) {
     if (exchange->satisfied) {
@@ -192,8 +189,8 @@ static weft_status fetch_list(listing *listing, const char *token, char *buffer,
     return fail_list(listing, &effort, &exchange);
 }
 
-/* The token before parts 1, 2, 4, 8, … is remembered: however long the circle and the way into it are, one
- * of these is met again. */
+/* A service could send us round in circles. So the token before parts 1, 2, 4, 8, … is remembered: one of
+ * these is met again, however long the circle and the way into it are. */
 static weft_status list_parts(listing *listing, char *buffer) {
     char token[WEFT_S3_TOKEN_MAX] = "";
     char next[WEFT_S3_TOKEN_MAX] = "";
@@ -280,6 +277,7 @@ static void s3_close(void *self) {
 }
 
 const weft_store_operations weft_s3_operations = {
+    .size = sizeof weft_s3_operations,
     .name = "s3",
     .traits = s3_traits,
     .get = weft_http_table_get,
@@ -294,22 +292,12 @@ const weft_store_operations weft_s3_operations = {
 /* ---- opening ---- */
 
 /* The first of the variables that is set and not empty, or NULL. */
-static const char *variable(const char *name, const char *otherwise) {
+static const char *environment_value(const char *name, const char *otherwise) {
     const char *value = getenv(name);
     if ((value == NULL || *value == '\0') && otherwise != NULL) {
         value = getenv(otherwise);
     }
     return value != NULL && *value != '\0' ? value : NULL;
-}
-
-/* Credentials become part of header lines. */
-static bool is_line(const char *text) {
-    for (; *text != '\0'; text++) {
-        if (*text <= 0x20 || *text >= 0x7f) {
-            return false;
-        }
-    }
-    return true;
 }
 
 static weft_status check_credentials(weft_context *context, const char *user, const char *secret,
@@ -321,7 +309,7 @@ static weft_status check_credentials(weft_context *context, const char *user, co
             "and AWS_SESSION_TOKEN for temporary ones (files in ~/.aws are not read; `aws "
             "configure export-credentials --format env` prints what they hold)");
     }
-    if (!is_line(user) || !is_line(secret) || (token != NULL && !is_line(token))) {
+    if (!weft_s3_is_word(user) || !weft_s3_is_word(secret) || (token != NULL && !weft_s3_is_word(token))) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or AWS_SESSION_TOKEN has spaces, line "
                          "ends or other bytes that no such thing has");
@@ -329,29 +317,19 @@ static weft_status check_credentials(weft_context *context, const char *user, co
     return WEFT_OK;
 }
 
-/* `before` and `text` in one; NULL if there is no memory. */
-static char *join(weft_context *context, const char *before, const char *text, const char *behind) {
-    size_t size = strlen(before) + strlen(text) + strlen(behind) + 1;
-    char *joined = weft_allocate(context, size);
-    if (joined != NULL) {
-        snprintf(joined, size, "%s%s%s", before, text, behind);
-    }
-    return joined;
-}
-
 static weft_status read_credentials(weft_s3_store *store, weft_context *context) {
-    const char *user = variable("AWS_ACCESS_KEY_ID", NULL);
-    const char *secret = variable("AWS_SECRET_ACCESS_KEY", NULL);
-    const char *token = variable("AWS_SESSION_TOKEN", NULL);
+    const char *user = environment_value("AWS_ACCESS_KEY_ID", NULL);
+    const char *secret = environment_value("AWS_SECRET_ACCESS_KEY", NULL);
+    const char *token = environment_value("AWS_SESSION_TOKEN", NULL);
     weft_http_signing *signing = &store->signing;
     weft_status status = check_credentials(context, user, secret, token);
     if (status != WEFT_OK) {
         return status;
     }
-    signing->scheme = join(context, "aws:amz:", store->place.region, ":s3");
+    signing->scheme = weft_join_texts(context, "aws:amz:", store->place.region, ":s3");
     signing->user = weft_copy_text(context, user, strlen(user));
     signing->secret = weft_copy_text(context, secret, strlen(secret));
-    signing->token = token != NULL ? join(context, "x-amz-security-token: ", token, "") : NULL;
+    signing->token = token != NULL ? weft_join_texts(context, "x-amz-security-token: ", token, "") : NULL;
     bool all = signing->scheme != NULL && signing->user != NULL && signing->secret != NULL &&
                (token == NULL || signing->token != NULL);
     return all ? WEFT_OK : WEFT_NO_MEMORY;
@@ -360,9 +338,9 @@ static weft_status read_credentials(weft_s3_store *store, weft_context *context)
 static weft_status fill_store(weft_s3_store *store, weft_context *context, const char *url,
                               const weft_store_options *options) {
     const weft_s3_environment environment = {
-        .endpoint = variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
-        .region = variable("AWS_REGION", "AWS_DEFAULT_REGION"),
-        .addressing = variable("WEFT_S3_ADDRESSING", NULL),
+        .endpoint = environment_value("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+        .region = environment_value("AWS_REGION", "AWS_DEFAULT_REGION"),
+        .addressing = environment_value("WEFT_S3_ADDRESSING", NULL),
     };
     weft_status status = weft_s3_place_find(context, url, &environment, &store->place);
     if (status == WEFT_OK) {
@@ -374,7 +352,7 @@ static weft_status fill_store(weft_s3_store *store, weft_context *context, const
     weft_store_options own = *options;
     own.token = NULL; /* it is for servers of ours */
     if (own.ca_file == NULL) {
-        own.ca_file = variable("AWS_CA_BUNDLE", NULL);
+        own.ca_file = environment_value("AWS_CA_BUNDLE", NULL);
     }
     store->client.settings.signing = &store->signing;
     store->client.settings.steady_tags = true;

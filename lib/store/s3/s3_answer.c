@@ -57,12 +57,6 @@ static bool skip_past(walk *walk, const char *text) {
     return true;
 }
 
-static void skip_spaces(walk *walk) {
-    while (walk->cursor < walk->end && is_space(*walk->cursor)) {
-        walk->cursor++;
-    }
-}
-
 /* A name without its namespace. */
 static bool read_name(walk *walk, const char **name_out, size_t *size_out) {
     const char *name = walk->cursor;
@@ -162,7 +156,7 @@ static void begin_text(walk *walk) {
     walk->too_long = false;
 }
 
-static bool enter(walk *walk, const char *name, size_t size) {
+static bool enter_element(walk *walk, const char *name, size_t size) {
     bool outermost = walk->depth == 0;
     if ((outermost && walk->rooted) || walk->depth == DEPTH_MAX ||
         walk->path_size + 1 + size >= sizeof(walk->path)) {
@@ -181,7 +175,7 @@ static bool enter(walk *walk, const char *name, size_t size) {
     return true;
 }
 
-static bool leave(walk *walk, const char *name, size_t size) {
+static bool leave_element(walk *walk, const char *name, size_t size) {
     char *slash = strrchr(walk->path, '/');
     char *last = slash != NULL ? slash + 1 : walk->path;
     if (walk->depth == 0 || strlen(last) != size || memcmp(last, name, size) != 0) {
@@ -226,34 +220,35 @@ static bool read_tag(walk *walk) {
         return false;
     }
     if (closing) {
-        skip_spaces(walk);
-        return begins_with(walk, ">") && skip_past(walk, ">") && leave(walk, name, size);
+        while (walk->cursor < walk->end && is_space(*walk->cursor)) {
+            walk->cursor++;
+        }
+        return begins_with(walk, ">") && skip_past(walk, ">") && leave_element(walk, name, size);
     }
     bool closed = false;
-    return skip_attributes(walk, &closed) && enter(walk, name, size) &&
-           (!closed || leave(walk, name, size));
+    return skip_attributes(walk, &closed) && enter_element(walk, name, size) &&
+           (!closed || leave_element(walk, name, size));
 }
 
-static bool read_markup(walk *walk) {
+/* The next piece of markup, entity or byte of text. */
+static bool read_next(walk *walk) {
     if (begins_with(walk, "<?")) {
         return skip_past(walk, "?>");
     }
     if (begins_with(walk, "<!--")) {
         return skip_past(walk, "-->");
     }
-    return !begins_with(walk, "<!") && read_tag(walk);
-}
-
-static bool read_text_byte(walk *walk) {
     char byte = *walk->cursor;
-    if (walk->depth == 0) {
-        walk->cursor++;
-        return is_space(byte);
+    if (byte == '<') {
+        return !begins_with(walk, "<!") && read_tag(walk);
     }
-    if (byte == '&') {
+    if (walk->depth > 0 && byte == '&') {
         return read_entity(walk);
     }
     walk->cursor++;
+    if (walk->depth == 0) {
+        return is_space(byte);
+    }
     add_byte(walk, byte);
     return byte != '\0';
 }
@@ -265,7 +260,7 @@ static bool walk_through(const char *data, size_t size, element_function element
         walk.cursor += 3;
     }
     while (walk.cursor < walk.end && !walk.stopped) {
-        if (!(*walk.cursor == '<' ? read_markup(&walk) : read_text_byte(&walk))) {
+        if (!read_next(&walk)) {
             return false;
         }
     }
@@ -274,7 +269,7 @@ static bool walk_through(const char *data, size_t size, element_function element
 
 /* ---- what is picked up ---- */
 
-static bool is_printable(const char *text) {
+bool weft_s3_is_word(const char *text) {
     for (; *text != '\0'; text++) {
         if (*text <= 0x20 || *text >= 0x7f) {
             return false;
@@ -284,14 +279,14 @@ static bool is_printable(const char *text) {
 }
 
 /* Leaves `field` alone if the text does not fit or is not one word. */
-static void take_word(char *field, size_t capacity, const char *text) {
-    if (text != NULL && strlen(text) < capacity && is_printable(text)) {
+static void copy_word(char *field, size_t capacity, const char *text) {
+    if (text != NULL && strlen(text) < capacity && weft_s3_is_word(text)) {
         memcpy(field, text, strlen(text) + 1);
     }
 }
 
 /* For people: cut where there is no more room, and without what would upset a terminal. */
-static void take_sentence(char *field, size_t capacity, const char *text) {
+static void copy_sentence(char *field, size_t capacity, const char *text) {
     if (text == NULL) {
         return;
     }
@@ -303,36 +298,36 @@ static void take_sentence(char *field, size_t capacity, const char *text) {
     }
 }
 
-static bool take_error(void *opaque, const char *path, const char *text) {
+static bool note_error(void *opaque, const char *path, const char *text) {
     weft_s3_error *error = opaque;
     if (strcmp(path, "Error/Code") == 0) {
-        take_word(error->code, sizeof(error->code), text);
+        copy_word(error->code, sizeof(error->code), text);
     } else if (strcmp(path, "Error/Message") == 0) {
-        take_sentence(error->message, sizeof(error->message), text);
+        copy_sentence(error->message, sizeof(error->message), text);
     } else if (strcmp(path, "Error/Region") == 0) {
-        take_word(error->region, sizeof(error->region), text);
+        copy_word(error->region, sizeof(error->region), text);
     } else if (strcmp(path, "Error/Endpoint") == 0) {
-        take_word(error->endpoint, sizeof(error->endpoint), text);
+        copy_word(error->endpoint, sizeof(error->endpoint), text);
     }
     return true;
 }
 
 bool weft_s3_error_read(const char *data, size_t size, weft_s3_error *error) {
     memset(error, 0, sizeof(*error));
-    (void)walk_through(data, size, take_error, error);
+    (void)walk_through(data, size, note_error, error);
     return error->code[0] != '\0';
 }
 
-static bool take_upload(void *opaque, const char *path, const char *text) {
+static bool note_upload(void *opaque, const char *path, const char *text) {
     if (strcmp(path, "InitiateMultipartUploadResult/UploadId") == 0) {
-        take_word(opaque, WEFT_S3_UPLOAD_MAX, text);
+        copy_word(opaque, WEFT_S3_UPLOAD_MAX, text);
     }
     return true;
 }
 
 bool weft_s3_upload_read(const char *data, size_t size, char upload[WEFT_S3_UPLOAD_MAX]) {
     upload[0] = '\0';
-    return walk_through(data, size, take_upload, upload) && upload[0] != '\0';
+    return walk_through(data, size, note_upload, upload) && upload[0] != '\0';
 }
 
 typedef struct completed {
@@ -340,10 +335,10 @@ typedef struct completed {
     weft_store_tag *tag;
 } completed;
 
-static bool take_completed(void *opaque, const char *path, const char *text) {
+static bool note_completed(void *opaque, const char *path, const char *text) {
     completed *completed = opaque;
     if (strcmp(path, "CompleteMultipartUploadResult/ETag") == 0) {
-        take_word(completed->tag->text, sizeof(completed->tag->text), text);
+        copy_word(completed->tag->text, sizeof(completed->tag->text), text);
     } else if (strcmp(path, "CompleteMultipartUploadResult") == 0) {
         completed->done = true;
     }
@@ -353,7 +348,7 @@ static bool take_completed(void *opaque, const char *path, const char *text) {
 bool weft_s3_completed_read(const char *data, size_t size, weft_store_tag *tag) {
     completed completed = {.tag = tag};
     memset(tag, 0, sizeof(*tag));
-    return walk_through(data, size, take_completed, &completed) && completed.done;
+    return walk_through(data, size, note_completed, &completed) && completed.done;
 }
 
 /* ---- listings ---- */
@@ -418,19 +413,7 @@ static bool read_date(const char *text, time_t *date_out) {
     return strcmp(text, "Z") == 0 && date.tm_mon >= 0 && date.tm_mon < 12;
 }
 
-static bool end_object(listing *listing) {
-    bool going = true;
-    if (listing->key[0] != '\0' && listing->has_size && listing->has_date) {
-        going = listing->object(listing->opaque, listing->key, listing->size, listing->modified);
-    }
-    listing->key[0] = '\0';
-    listing->has_size = false;
-    listing->has_date = false;
-    listing->stopped = !going;
-    return going;
-}
-
-static bool take_listed(void *opaque, const char *path, const char *text) {
+static bool note_listed(void *opaque, const char *path, const char *text) {
     static const char outer[] = "ListBucketResult";
     listing *listing = opaque;
     if (strncmp(path, outer, strlen(outer)) != 0) {
@@ -444,11 +427,17 @@ static bool take_listed(void *opaque, const char *path, const char *text) {
     } else if (strcmp(rest, "/Contents/LastModified") == 0) {
         listing->has_date = text != NULL && read_date(text, &listing->modified);
     } else if (strcmp(rest, "/Contents") == 0) {
-        return end_object(listing);
+        bool whole = listing->key[0] != '\0' && listing->has_size && listing->has_date;
+        listing->stopped =
+            whole && !listing->object(listing->opaque, listing->key, listing->size, listing->modified);
+        listing->key[0] = '\0';
+        listing->has_size = false;
+        listing->has_date = false;
+        return !listing->stopped;
     } else if (strcmp(rest, "/IsTruncated") == 0) {
         listing->truncated = text != NULL && strcasecmp(text, "true") == 0;
     } else if (strcmp(rest, "/NextContinuationToken") == 0) {
-        take_word(listing->next, WEFT_S3_TOKEN_MAX, text);
+        copy_word(listing->next, WEFT_S3_TOKEN_MAX, text);
     } else if (*rest == '\0') {
         listing->listed = true;
     }
@@ -459,7 +448,7 @@ bool weft_s3_list_read(const char *data, size_t size, weft_s3_object object, voi
                        char next[WEFT_S3_TOKEN_MAX]) {
     listing listing = {.object = object, .opaque = opaque, .next = next};
     next[0] = '\0';
-    bool whole = walk_through(data, size, take_listed, &listing);
+    bool whole = walk_through(data, size, note_listed, &listing);
     if (listing.stopped || !listing.truncated) {
         next[0] = '\0';
     }

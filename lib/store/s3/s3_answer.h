@@ -19,6 +19,9 @@ enum {
     WEFT_S3_TOKEN_MAX = 1025,
 };
 
+/* True if the text has no spaces, control characters or bytes beyond ASCII. */
+bool weft_s3_is_word(const char *text);
+
 /* What went wrong, as the service says. Texts that are absent or unfit are empty. */
 typedef struct weft_s3_error {
     char code[64];

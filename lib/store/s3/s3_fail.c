@@ -3,11 +3,9 @@
  * s3_fail.c: the codes of S3's errors as statuses and texts that say what to do. Without a code (HEAD has
  * no body) the HTTP status has to do; without an answer, http_fail.c speaks.
  */
-#include "s3_fail.h"
+#include "s3.h"
 
 #include "../../base/context.h"
-#include "../http/http_client.h"
-#include "../http/http_fail.h"
 #include "s3_answer.h"
 
 #include <stdio.h>
@@ -154,7 +152,7 @@ static bool explain_region(const weft_http_answer *answer, const weft_s3_error *
     return true;
 }
 
-static failure explain(const weft_http_exchange *exchange) {
+static failure explain_exchange(const weft_http_exchange *exchange) {
     const weft_http_answer *answer = &exchange->answer;
     weft_s3_error error = read_error(exchange);
     failure failure = {.status = WEFT_REMOTE_FAILED};
@@ -188,7 +186,7 @@ weft_status weft_s3_fail(weft_context *context, const weft_http_exchange *exchan
     if (!answered) {
         return weft_http_fail(context, exchange, settings, attempts);
     }
-    failure failure = explain(exchange);
+    failure failure = explain_exchange(exchange);
     char tried[32] = "";
     if (attempts > 1) {
         snprintf(tried, sizeof(tried), " (%u attempts)", attempts);

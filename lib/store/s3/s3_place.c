@@ -5,9 +5,9 @@
 #include "s3_place.h"
 
 #include "../../base/context.h"
+#include "../http/http_exchange.h"
 
 #include <arpa/inet.h>
-#include <curl/curl.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -110,21 +110,14 @@ static void release_endpoint(endpoint *endpoint) {
     curl_free(endpoint->path);
 }
 
-static bool has_part(CURLU *url, CURLUPart part) {
-    char *text = NULL;
-    bool there = curl_url_get(url, part, &text, 0) == CURLUE_OK;
-    curl_free(text);
-    return there;
-}
-
 static bool read_endpoint(CURLU *url, endpoint *endpoint) {
     bool read = curl_url_get(url, CURLUPART_SCHEME, &endpoint->scheme, 0) == CURLUE_OK &&
                 curl_url_get(url, CURLUPART_HOST, &endpoint->host, 0) == CURLUE_OK &&
                 curl_url_get(url, CURLUPART_PATH, &endpoint->path, 0) == CURLUE_OK;
     CURLUcode port = curl_url_get(url, CURLUPART_PORT, &endpoint->port, 0);
     bool http = read && (strcmp(endpoint->scheme, "http") == 0 || strcmp(endpoint->scheme, "https") == 0);
-    bool more = has_part(url, CURLUPART_USER) || has_part(url, CURLUPART_PASSWORD) ||
-                has_part(url, CURLUPART_QUERY) || has_part(url, CURLUPART_FRAGMENT);
+    bool more = weft_http_url_has(url, CURLUPART_USER) || weft_http_url_has(url, CURLUPART_PASSWORD) ||
+                weft_http_url_has(url, CURLUPART_QUERY) || weft_http_url_has(url, CURLUPART_FRAGMENT);
     return http && !more && (port == CURLUE_OK || port == CURLUE_NO_PORT);
 }
 

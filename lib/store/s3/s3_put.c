@@ -2,15 +2,14 @@
  *
  * s3_put.c: puts that are one request, and the question whether the service heeds conditions.
  *
- * Services differ: Amazon heeds the conditions of puts, Swift refuses them, and others pass over them,
- * which would overwrite what must not be. So before the first conditional put a small object is put, on the
- * condition that it is not there, until it must be there: only who then refuses is believed.
+ * Services differ: Amazon heeds the conditions of puts, Swift refuses them, and others ignore them, which
+ * would overwrite what must not be. So before the first conditional put a small object is put once or
+ * twice, on the condition that it is not there. Only a service that then refuses it is trusted with
+ * conditions.
  */
 #include "s3.h"
 
 #include "../../base/context.h"
-#include "../http/http_fail.h"
-#include "s3_fail.h"
 
 #include <string.h>
 
@@ -35,30 +34,6 @@ bool weft_s3_refuses(const weft_store_put_request *request, const weft_http_exch
             !weft_s3_says(exchange, "NoSuchBucket"));
 }
 
-/* The put did not go through, or so it seems. */
-static weft_status settle_put(const weft_http_effort *effort, const weft_http_exchange *exchange,
-                              const weft_store_put_request *request, bool doubtful,
-                              weft_store_tag *tag_out) {
-    bool conflict = weft_s3_refuses(request, exchange);
-    if (doubtful && request->condition != WEFT_STORE_ALWAYS && effort->cancelled == WEFT_OK) {
-        bool there = false;
-        weft_store_tag tag;
-        weft_status status = weft_http_is_there(effort->client, effort->context, request, &tag, &there);
-        if (status == WEFT_OK && there) {
-            *tag_out = tag;
-            return WEFT_OK;
-        }
-        if (status != WEFT_OK && conflict) {
-            return status;
-        }
-    }
-    if (conflict && effort->cancelled == WEFT_OK) {
-        return weft_fail(effort->context, WEFT_CONFLICT, "PUT %.400s: somebody else wrote there in between",
-                         exchange->url);
-    }
-    return weft_http_effort_fail(effort, exchange);
-}
-
 weft_status weft_s3_put_whole(weft_s3_store *store, weft_context *context,
                               const weft_store_put_request *request, const void *data, size_t size,
                               weft_store_tag *tag_out) {
@@ -76,7 +51,8 @@ weft_status weft_s3_put_whole(weft_s3_store *store, weft_context *context,
         }
         doubtful = doubtful || !weft_http_unheard(&exchange);
     } while (weft_http_effort_again(&effort, &exchange));
-    return settle_put(&effort, &exchange, request, doubtful, tag_out);
+    return weft_http_settle(&effort, &exchange, request, doubtful, weft_s3_refuses(request, &exchange),
+                            tag_out);
 }
 
 /* ---- conditions ---- */
@@ -88,7 +64,7 @@ static weft_status try_condition(weft_s3_store *store, weft_context *context,
                                  weft_store_condition condition, reaction *reaction_out) {
     weft_http_effort effort = {.client = &store->client, .context = context, .key = WEFT_S3_PROBE_KEY};
     weft_store_put_request request = {
-        .key = WEFT_S3_PROBE_KEY, .condition = condition, .tag = {"\"weft\""}};
+        .size = sizeof request, .key = WEFT_S3_PROBE_KEY, .condition = condition, .tag = {"\"weft\""}};
     weft_http_exchange exchange;
     do {
         weft_status status = put_once(&effort, store, &request, WEFT_S3_PROBE_CONTENT,
@@ -120,7 +96,7 @@ weft_status weft_s3_learn_conditions(weft_s3_store *store, weft_context *context
     }
     reaction reaction = REACTION_TAKEN;
     weft_status status = WEFT_OK;
-    /* The first may make the object; the second meets it. */
+    /* If the first makes the object, the second must be refused. */
     for (int i = 0; i < 2 && status == WEFT_OK && reaction == REACTION_TAKEN; i++) {
         status = try_condition(store, context, WEFT_STORE_IF_ABSENT, &reaction);
     }

@@ -15,10 +15,8 @@
 
 #include "../../base/clock.h"
 #include "../../base/context.h"
-#include "../http/http_fail.h"
 #include "../table/store.h"
 #include "s3_answer.h"
-#include "s3_fail.h"
 
 #include <openssl/evp.h>
 #include <stdio.h>
@@ -52,7 +50,7 @@ typedef struct upload {
     weft_s3_store *store;
     weft_context *context;
     const weft_store_put_request *request;
-    bool probing;                    /* in parts, however small, to see what the service makes of it */
+    bool probing;                    /* learn_completions: in parts, however small the object is */
     uint64_t offset;                 /* of the feed, up to which it was read */
     bool ended;                      /* there */
     char id[3 * WEFT_S3_UPLOAD_MAX]; /* as it stands in a query */
@@ -124,15 +122,6 @@ static weft_status read_part(upload *upload, slot *slot) {
 
 /* ---- sending parts ---- */
 
-/* Back to what one slot may keep while it is idle. */
-static void trim_slot(upload *upload, slot *slot) {
-    if (slot->capacity > FLIGHT_BYTES / SLOTS) {
-        weft_release(upload->context, slot->data);
-        slot->data = NULL;
-        slot->capacity = 0;
-    }
-}
-
 static weft_status start_attempt(upload *upload, slot *slot) {
     weft_http_exchange *exchange = &slot->exchange;
     weft_http_effort_begin(&slot->effort, exchange, WEFT_HTTP_PUT);
@@ -188,7 +177,11 @@ static weft_status finish_oldest(upload *upload) {
             weft_http_engine_finish(upload->store->client.engine, upload->context, &slot->exchange);
         if (status == WEFT_OK && weft_http_succeeded(&slot->exchange.answer)) {
             status = keep_tag(upload, slot);
-            trim_slot(upload, slot);
+            if (slot->capacity > FLIGHT_BYTES / SLOTS) { /* more than a slot may keep while it is idle */
+                weft_release(upload->context, slot->data);
+                slot->data = NULL;
+                slot->capacity = 0;
+            }
             return status;
         }
         if (status != WEFT_OK) {
@@ -204,20 +197,6 @@ static weft_status finish_oldest(upload *upload) {
     }
 }
 
-/* How many parts of this size may be in memory at once. */
-static unsigned slots_for(uint64_t bytes) {
-    uint64_t fit = FLIGHT_BYTES / bytes;
-    return fit >= SLOTS ? SLOTS : fit > 2 ? (unsigned)fit : 2;
-}
-
-static weft_status check_count(const upload *upload) {
-    if (upload->read < PARTS_MAX || upload->ended) {
-        return WEFT_OK;
-    }
-    return weft_fail(upload->context, WEFT_LIMIT_EXCEEDED, "%s is larger than an object in S3 can be",
-                     upload->request->key);
-}
-
 /* The first two parts have been read. */
 static weft_status send_parts(upload *upload) {
     weft_status status = start_part(upload, &upload->slots[0]);
@@ -225,9 +204,13 @@ static weft_status send_parts(upload *upload) {
         status = start_part(upload, &upload->slots[1]);
     }
     while (status == WEFT_OK && !upload->ended) {
-        unsigned most = slots_for(part_bytes(upload, upload->read + 1));
+        uint64_t fit = FLIGHT_BYTES / part_bytes(upload, upload->read + 1);
+        unsigned most = fit >= SLOTS ? SLOTS : fit > 2 ? (unsigned)fit : 2;
         slot *slot = &upload->slots[upload->read % SLOTS];
-        status = check_count(upload);
+        if (upload->read >= PARTS_MAX) {
+            status = weft_fail(upload->context, WEFT_LIMIT_EXCEEDED,
+                               "%s is larger than an object in S3 can be", upload->request->key);
+        }
         while (status == WEFT_OK && upload->started - upload->finished >= most) {
             status = finish_oldest(upload);
         }
@@ -296,8 +279,8 @@ static bool is_before(void *opaque, const char *phase, uint64_t done, uint64_t t
     return weft_clock_now() < *deadline;
 }
 
-/* So that the service need not keep the parts. Tried also after a cancellation, and not for long: the put
- * has failed already, and its text is not to be lost over this. */
+/* Tells the service to drop the parts. Tried also after a cancellation, and only briefly. It has a context
+ * of its own, so that the error text of the put is not lost. */
 static void abort_upload(upload *upload) {
     double deadline = weft_clock_now() + ABORT_SECONDS;
     weft_context *own = NULL;
@@ -374,12 +357,12 @@ static bool expected_tag(const upload *upload, weft_store_tag *tag) {
 
 /* The upload is gone, or its fate unknown: it may have been put together without our hearing of it. */
 static weft_status is_complete(upload *upload, weft_store_tag *tag_out, bool *complete_out) {
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     weft_store_tag expected;
     *complete_out = false;
     weft_status status =
         weft_http_look(&upload->store->client, upload->context, upload->request->key, NULL, &result);
-    if (status != WEFT_OK || result.size != upload->offset) {
+    if (status != WEFT_OK || result.object_bytes != upload->offset) {
         return status == WEFT_NOT_FOUND ? WEFT_OK : status;
     }
     if (expected_tag(upload, &expected) && strcmp(expected.text, result.tag.text) == 0) {
@@ -442,17 +425,6 @@ static weft_status send_list(upload *upload, const char *list, size_t size, weft
     return settle_upload(upload, &effort, &exchange, doubtful, tag_out);
 }
 
-static weft_status complete_upload(upload *upload, weft_store_tag *tag_out) {
-    size_t size = 0;
-    char *list = list_tags(upload, &size);
-    if (list == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    weft_status status = send_list(upload, list, size, tag_out);
-    weft_release(upload->context, list);
-    return status;
-}
-
 static weft_status learn_completions(weft_s3_store *store, weft_context *context);
 
 static weft_status put_in_parts(upload *upload, weft_store_tag *tag_out) {
@@ -467,7 +439,10 @@ static weft_status put_in_parts(upload *upload, weft_store_tag *tag_out) {
     }
     status = send_parts(upload);
     if (status == WEFT_OK) {
-        status = complete_upload(upload, tag_out);
+        size_t size = 0;
+        char *list = list_tags(upload, &size);
+        status = list != NULL ? send_list(upload, list, size, tag_out) : WEFT_NO_MEMORY;
+        weft_release(upload->context, list);
     }
     if (status != WEFT_OK) {
         drop_parts(upload);
@@ -523,10 +498,12 @@ static weft_status read_probe(void *opaque, uint64_t offset, void *data, size_t 
     return WEFT_OK;
 }
 
-/* Whether the service heeds conditions when it puts parts together: an object that is there must not be
- * replaced. (A service that does replaces it by the same.) WEFT_UNSUPPORTED: it does not. */
+/* Finds out whether the service heeds conditions when it completes an upload: it must refuse to replace the
+ * probe, which is there already. (A service that replaces it nevertheless puts the same bytes there.)
+ * WEFT_UNSUPPORTED: it does not heed them. */
 static weft_status learn_completions(weft_s3_store *store, weft_context *context) {
     const weft_store_put_request probe = {
+        .size = sizeof probe,
         .key = WEFT_S3_PROBE_KEY,
         .feed = {.size = sizeof(WEFT_S3_PROBE_CONTENT) - 1, .read = read_probe},
         .condition = WEFT_STORE_IF_ABSENT,

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * store.c: what all stores share. The check of keys and of requests, and the way to the backend.
- *
- * Backends see only keys that are valid and conditions that make sense.
+ * store.c: the public calls of every store. Each checks its request, calls the backend by its table of
+ * operations, and checks what came back. Backends see only valid keys, and conditions that make sense.
  */
 #include "store.h"
 
 #include "../../base/context.h"
+#include "../../base/sized.h"
 #include "../../base/status.h"
 
 #include <stdatomic.h>
@@ -16,11 +16,11 @@
 static const double POLL_SECONDS = 0.5;
 
 struct weft_store {
-    weft_context *context; /* for the store's own memory only: its text belongs to other threads' callers */
-    const weft_store_operations *operations;
+    weft_context *context; /* for the store's own memory only: errors go to the context of each call */
+    weft_store_operations operations;
     void *self;
     char *url;
-    pid_t process; /* whose threads and connections it has; 0: it has none */
+    pid_t process; /* that opened it, if it has threads or connections; 0: it has none */
     _Atomic uint64_t requests;
     _Atomic uint64_t sent;
     _Atomic uint64_t received;
@@ -37,7 +37,7 @@ bool weft_store_key_valid(const char *key) {
     if (key == NULL || strnlen(key, WEFT_STORE_KEY_MAX + 1) > WEFT_STORE_KEY_MAX) {
         return false;
     }
-    bool begins = true; /* a part does */
+    bool begins = true; /* a part begins at this byte */
     for (const char *byte = key; *byte != '\0'; byte++) {
         if (*byte == '/' ? begins : !is_key_byte(*byte) || (begins && *byte == '.')) {
             return false;
@@ -59,11 +59,17 @@ static weft_status check_key(weft_context *context, const char *key) {
 
 /* ---- life ---- */
 
-weft_status weft_store_create(weft_context *context, const char *url,
-                              const weft_store_operations *operations, void *self, weft_store **store_out) {
+weft_status weft_store_create(weft_context *context, const char *url, const weft_store_operations *given,
+                              void *self, weft_store **store_out) {
     weft_context_clear(context);
-    if (url == NULL || operations == NULL || operations->get == NULL || operations->put == NULL ||
-        operations->head == NULL || operations->remove == NULL || operations->close == NULL) {
+    weft_store_operations operations;
+    weft_status status =
+        weft_sized_read(context, given, &operations, sizeof operations, "weft_store_operations");
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (url == NULL || operations.get == NULL || operations.put == NULL || operations.head == NULL ||
+        operations.remove == NULL || operations.close == NULL) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "a store needs a URL, and get, put, head, remove and close");
     }
@@ -87,12 +93,12 @@ void weft_store_bind(weft_store *store) {
     store->process = getpid();
 }
 
-/* In a child the connections are still those of the parent, to which a farewell would be sent. */
+/* In a forked child the connections are the parent's, and closing them would end them for it. */
 void weft_store_close(weft_store *store) {
     if (store == NULL || (store->process != 0 && !weft_process_is(store->process))) {
         return;
     }
-    store->operations->close(store->self);
+    store->operations.close(store->self);
     weft_release(store->context, store->url);
     weft_release(store->context, store);
 }
@@ -101,17 +107,18 @@ const char *weft_store_url(const weft_store *store) {
     return store->url;
 }
 
-weft_store_traits weft_store_traits_of(const weft_store *store) {
-    weft_store_traits traits = {.poll_seconds = POLL_SECONDS};
-    if (store->operations->traits != NULL) {
-        store->operations->traits(store->self, &traits);
+void weft_store_traits_of(const weft_store *store, weft_store_traits *traits_out) {
+    weft_store_traits traits = {.size = sizeof traits, .poll_seconds = POLL_SECONDS};
+    if (store->operations.traits != NULL) {
+        store->operations.traits(store->self, &traits);
     }
     traits.poll_seconds = traits.poll_seconds > 0 ? traits.poll_seconds : POLL_SECONDS;
-    return traits;
+    weft_sized_write(&traits, traits_out, sizeof traits);
 }
 
-weft_store_traffic weft_store_traffic_of(const weft_store *store) {
-    return (weft_store_traffic){store->requests, store->sent, store->received};
+void weft_store_traffic_of(const weft_store *store, weft_store_traffic *traffic_out) {
+    const weft_store_traffic traffic = {sizeof traffic, store->requests, store->sent, store->received};
+    weft_sized_write(&traffic, traffic_out, sizeof traffic);
 }
 
 /* ---- operations ----
@@ -149,29 +156,37 @@ static weft_status check_call(weft_context *context, const weft_store *store, co
     return status == WEFT_OK ? check_key(context, key) : status;
 }
 
-weft_status weft_store_get(weft_context *context, weft_store *store, const weft_store_get_request *request,
+weft_status weft_store_get(weft_context *context, weft_store *store, const weft_store_get_request *given,
                            weft_store_get_result *result_out) {
-    weft_status status = check_call(context, store, request->key);
+    weft_store_get_request request;
+    weft_status status =
+        weft_sized_read(context, given, &request, sizeof request, "weft_store_get_request");
+    if (status == WEFT_OK) {
+        status = weft_sized_check(context, result_out, "weft_store_get_result");
+    }
+    if (status == WEFT_OK) {
+        status = check_call(context, store, request.key);
+    }
     if (status != WEFT_OK) {
         return status;
     }
-    if (request->buffer == NULL && request->length > 0) {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT, "the get of %s has no buffer", request->key);
+    if (request.buffer == NULL && request.length > 0) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "the get of %s has no buffer", request.key);
     }
     atomic_fetch_add(&store->requests, 1);
-    weft_store_get_result result = {0};
-    status = weft_answer_told(context, store->operations->get(store->self, context, request, &result),
-                              "the get of %s from %s", request->key, store->url);
+    weft_store_get_result result = {.size = sizeof result};
+    status = weft_answer_told(context, store->operations.get(store->self, context, &request, &result),
+                              "the get of %s from %s", request.key, store->url);
     if (status == WEFT_OK) {
-        status = check_get(context, store, request, &result);
+        status = check_get(context, store, &request, &result);
     }
     if (status != WEFT_OK) {
         return status;
     }
-    *result_out = result;
+    weft_sized_write(&result, result_out, sizeof result);
     atomic_fetch_add(&store->received, result.received);
-    if (request->arrived != NULL) {
-        request->arrived(request->opaque, result.received);
+    if (request.arrived != NULL) {
+        request.arrived(request.opaque, result.received);
     }
     return WEFT_OK;
 }
@@ -199,13 +214,14 @@ static weft_status check_put(weft_context *context, const weft_store_put_request
     return WEFT_OK;
 }
 
-/* Stands between a backend and the feed of a put, and tells how long an object turned out to be, or what
- * was wrong with the feed. A backend may read in a thread of its own: texts are left to the caller's. */
+/* Stands between a backend and the feed of a put. It records how long the object turned out to be, and what
+ * was wrong with the feed; the error text is made afterwards (explain_put), since a backend may read in a
+ * thread of its own. */
 typedef struct counted_feed {
     const weft_store_feed *feed;
     uint64_t end;
     weft_status answer; /* of the last call */
-    size_t count;       /* that it gave where there was room for less; 0: it did not */
+    size_t count;       /* that it claimed to have read, if more than `capacity`; else 0 */
     size_t capacity;
 } counted_feed;
 
@@ -226,7 +242,7 @@ static weft_status read_counted(void *opaque, uint64_t offset, void *data, size_
     return WEFT_OK;
 }
 
-/* The put has failed, or says that it has not. */
+/* The status of a put, from the backend's and the feed's. */
 static weft_status explain_put(weft_context *context, const weft_store *store, const char *key,
                                const counted_feed *counted, weft_status answer) {
     if (counted->count > 0) {
@@ -234,39 +250,44 @@ static weft_status explain_put(weft_context *context, const weft_store *store, c
                          "the feed of %s gave %zu bytes where there was room for %zu", key, counted->count,
                          counted->capacity);
     }
-    /* with a number of ours the backend has failed as it saw fit, and said why */
+    /* a foreign number of the feed is named here; after a status of ours the backend has said why */
     if (weft_status_from(counted->answer) != counted->answer || answer == WEFT_OK) {
         return weft_answer(context, counted->answer, "the feed of %s", key);
     }
     return weft_answer_told(context, answer, "the put of %s to %s", key, store->url);
 }
 
-weft_status weft_store_put(weft_context *context, weft_store *store, const weft_store_put_request *request,
+weft_status weft_store_put(weft_context *context, weft_store *store, const weft_store_put_request *given,
                            weft_store_tag *tag_out) {
-    weft_status status = check_process(context, store);
+    weft_store_put_request request;
+    weft_status status =
+        weft_sized_read(context, given, &request, sizeof request, "weft_store_put_request");
     if (status == WEFT_OK) {
-        status = check_put(context, request);
+        status = check_process(context, store);
+    }
+    if (status == WEFT_OK) {
+        status = check_put(context, &request);
     }
     if (status != WEFT_OK) {
         return status;
     }
-    counted_feed counted = {.feed = &request->feed, .answer = WEFT_OK};
-    weft_store_put_request passed = *request;
-    passed.feed = (weft_store_feed){request->feed.size, read_counted, &counted};
+    counted_feed counted = {.feed = &request.feed, .answer = WEFT_OK};
+    weft_store_put_request passed = request;
+    passed.feed = (weft_store_feed){request.feed.size, read_counted, &counted};
     weft_store_tag tag = {""};
     atomic_fetch_add(&store->requests, 1);
-    status = store->operations->put(store->self, context, &passed, &tag);
-    status = explain_put(context, store, request->key, &counted, status);
+    status = store->operations.put(store->self, context, &passed, &tag);
+    status = explain_put(context, store, request.key, &counted, status);
     if (status == WEFT_OK && !is_terminated(&tag)) {
-        status = refuse_result(context, store, "put", request->key);
+        status = refuse_result(context, store, "put", request.key);
     }
-    if (status == WEFT_OK && request->feed.size != UINT64_MAX && counted.end < request->feed.size) {
+    if (status == WEFT_OK && request.feed.size != UINT64_MAX && counted.end < request.feed.size) {
         status =
             weft_fail(context, WEFT_CALLBACK_FAILED,
                       "the put of %s to %s ended with %llu of %llu bytes: the feed gave no more, or the "
                       "store did not ask for them",
-                      request->key, store->url, (unsigned long long)counted.end,
-                      (unsigned long long)request->feed.size);
+                      request.key, store->url, (unsigned long long)counted.end,
+                      (unsigned long long)request.feed.size);
     }
     if (status == WEFT_OK) {
         atomic_fetch_add(&store->sent, counted.end);
@@ -320,6 +341,7 @@ weft_status weft_store_put_bytes(weft_context *context, weft_store *store, const
                                  const weft_store_tag *tag, weft_store_tag *tag_out) {
     memory_feed feed = {data, size};
     weft_store_put_request request = {
+        .size = sizeof request,
         .key = key,
         .feed = {.size = size, .read = read_memory, .opaque = &feed},
         .condition = condition,
@@ -328,18 +350,6 @@ weft_status weft_store_put_bytes(weft_context *context, weft_store *store, const
         request.tag = *tag;
     }
     return weft_store_put(context, store, &request, tag_out);
-}
-
-weft_status weft_store_put_message(weft_context *context, weft_store *store, const char *key,
-                                   const void *data, size_t size, weft_store_condition condition) {
-    memory_feed feed = {data, size};
-    const weft_store_put_request request = {
-        .key = key,
-        .feed = {.size = size, .read = read_memory, .opaque = &feed},
-        .condition = condition,
-        .volatile_write = true,
-    };
-    return weft_store_put(context, store, &request, NULL);
 }
 
 weft_status weft_store_head(weft_context *context, weft_store *store, const char *key, uint64_t *size_out,
@@ -351,7 +361,7 @@ weft_status weft_store_head(weft_context *context, weft_store *store, const char
     uint64_t size = 0;
     weft_store_tag tag = {""};
     atomic_fetch_add(&store->requests, 1);
-    status = weft_answer_told(context, store->operations->head(store->self, context, key, &size, &tag),
+    status = weft_answer_told(context, store->operations.head(store->self, context, key, &size, &tag),
                               "the look at %s of %s", key, store->url);
     if (status == WEFT_OK && !is_terminated(&tag)) {
         status = refuse_result(context, store, "head", key);
@@ -371,7 +381,7 @@ weft_status weft_store_remove(weft_context *context, weft_store *store, const ch
         return status;
     }
     atomic_fetch_add(&store->requests, 1);
-    return weft_answer_told(context, store->operations->remove(store->self, context, key),
+    return weft_answer_told(context, store->operations.remove(store->self, context, key),
                             "the removal of %s from %s", key, store->url);
 }
 
@@ -381,14 +391,14 @@ weft_status weft_store_watch(weft_context *context, weft_store *store, uint64_t 
     if (status != WEFT_OK) {
         return status;
     }
-    if (store->operations->watch == NULL) {
+    if (store->operations.watch == NULL) {
         return weft_fail(context, WEFT_UNSUPPORTED, "the store at %s cannot wait for a version; poll it",
                          store->url);
     }
     atomic_fetch_add(&store->requests, 1);
     size_t received = 0;
-    status = store->operations->watch(store->self, context, after, seconds > 0 ? seconds : 0, buffer,
-                                      capacity, &received);
+    status = store->operations.watch(store->self, context, after, seconds > 0 ? seconds : 0, buffer,
+                                     capacity, &received);
     if (status == WEFT_MORE) {
         return WEFT_MORE; /* here it has a meaning: nothing came */
     }
@@ -431,13 +441,13 @@ weft_status weft_store_list(weft_context *context, weft_store *store, const char
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "\"%s\" is not a prefix of keys",
                          prefix != NULL ? prefix : "(null)");
     }
-    if (store->operations->list == NULL) {
+    if (store->operations.list == NULL) {
         return weft_fail(context, WEFT_UNSUPPORTED, "the store at %s cannot be listed", store->url);
     }
     checked_visit checked = {.prefix = prefix, .visit = visit, .opaque = opaque};
-    status = weft_answer_told(
-        context, store->operations->list(store->self, context, prefix, visit_checked, &checked),
-        "the listing of \"%s\" in %s", prefix, store->url);
+    status = weft_answer_told(context,
+                              store->operations.list(store->self, context, prefix, visit_checked, &checked),
+                              "the listing of \"%s\" in %s", prefix, store->url);
     if (checked.wrong) {
         return weft_fail(context, WEFT_CALLBACK_FAILED,
                          "the list function of the store at %s shows what is not under \"%s\", is no key, "
@@ -452,13 +462,13 @@ weft_status weft_store_age(weft_context *context, weft_store *store, const char 
     if (status != WEFT_OK) {
         return status;
     }
-    if (store->operations->age == NULL) {
+    if (store->operations.age == NULL) {
         return weft_fail(context, WEFT_UNSUPPORTED, "the store at %s does not tell how old an object is",
                          store->url);
     }
     double seconds = 0;
     atomic_fetch_add(&store->requests, 1);
-    status = weft_answer_told(context, store->operations->age(store->self, context, key, &seconds),
+    status = weft_answer_told(context, store->operations.age(store->self, context, key, &seconds),
                               "the age of %s in %s", key, store->url);
     if (status == WEFT_OK && !(seconds >= 0)) {
         status = refuse_result(context, store, "age", key);

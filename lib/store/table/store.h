@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * store.h: what the kinds of store take from what they share.
+ * store.h: what store.c offers to the backends (directory, http/, s3/), beside the public calls.
  */
 #ifndef WEFT_STORE_TABLE_STORE_H
 #define WEFT_STORE_TABLE_STORE_H

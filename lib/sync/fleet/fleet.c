@@ -6,6 +6,7 @@
  * is not believed. What cannot be read, or is no report, is left out and counted.
  */
 #include "fleet.h"
+#include "../../base/sized.h"
 
 #include "../../base/context.h"
 #include "../../base/pool.h"
@@ -86,14 +87,6 @@ static int compare_ages(const void *a, const void *b) {
     return (first > second) - (first < second);
 }
 
-static void keep_youngest(listing *list) {
-    if (list->count > WEFT_FLEET_MAX) {
-        qsort(list->items, list->count, sizeof *list->items, compare_ages);
-        list->left_out += list->count - WEFT_FLEET_MAX;
-        list->count = WEFT_FLEET_MAX;
-    }
-}
-
 weft_status weft_fleet_sweep(weft_context *context, weft_store *store) {
     listing list = {.context = context, .old = true};
     weft_status status = list_reports(&list, store);
@@ -113,6 +106,7 @@ typedef struct reading {
     weft_store *store;
     const listing *list;
     const weft_head_info *head;
+    const weft_follower **order;
     weft_follower *followers; /* one for each that is listed; no name: it is left out */
 } reading;
 
@@ -122,7 +116,7 @@ static bool is_live(const weft_follower *follower) {
 }
 
 /* What the reader knows besides. */
-static void measure(weft_follower *follower, const weft_head_info *head, double age) {
+static void measure_follower(weft_follower *follower, const weft_head_info *head, double age) {
     bool behind = follower->version < head->version;
     bool dated = follower->version > 0 && follower->published <= head->milliseconds;
     follower->age_seconds = age;
@@ -144,8 +138,9 @@ static weft_status read_one(void *argument, size_t index, unsigned worker) {
     char key[WEFT_KEY_SIZE];
     uint8_t data[WEFT_REPORT_MAX + 1];
     weft_report_key(item->name, key);
-    weft_store_get_request request = {.key = key, .length = sizeof data, .buffer = data};
-    weft_store_get_result result;
+    weft_store_get_request request = {
+        .size = sizeof request, .key = key, .length = sizeof data, .buffer = data};
+    weft_store_get_result result = {.size = sizeof result};
     weft_status status = weft_store_get(reading->context, reading->store, &request, &result);
     if (status != WEFT_OK && status != WEFT_NOT_FOUND) {
         return status;
@@ -157,7 +152,7 @@ static weft_status read_one(void *argument, size_t index, unsigned worker) {
         return status;
     }
     if (status == WEFT_OK && strcmp(follower->run, reading->head->run) == 0) {
-        measure(follower, reading->head, item->age);
+        measure_follower(follower, reading->head, item->age);
     } else {
         follower->name[0] = '\0';
     }
@@ -165,8 +160,8 @@ static weft_status read_one(void *argument, size_t index, unsigned worker) {
 }
 
 static int compare_followers(const void *a, const void *b) {
-    const weft_follower *first = a;
-    const weft_follower *second = b;
+    const weft_follower *first = *(const weft_follower *const *)a;
+    const weft_follower *second = *(const weft_follower *const *)b;
     if (first->live != second->live) {
         return first->live ? -1 : 1;
     }
@@ -178,7 +173,7 @@ static int compare_followers(const void *a, const void *b) {
 
 static void count_fleet(weft_fleet *fleet) {
     for (size_t i = 0; i < fleet->count; i++) {
-        const weft_follower *follower = &fleet->followers[i];
+        const weft_follower *follower = fleet->followers[i];
         bool counts = follower->live && follower->version > 0;
         fleet->live += follower->live;
         if (counts && (fleet->slowest == 0 || follower->version < fleet->slowest)) {
@@ -188,14 +183,16 @@ static void count_fleet(weft_fleet *fleet) {
 }
 
 static void gather(const reading *reading, weft_fleet *fleet) {
+    const weft_follower **followers = reading->order;
     for (size_t i = 0; i < reading->list->count; i++) {
         if (reading->followers[i].name[0] != '\0') {
-            fleet->followers[fleet->count++] = reading->followers[i];
+            followers[fleet->count++] = &reading->followers[i];
         }
     }
+    fleet->followers = followers;
     fleet->left_out = reading->list->left_out + reading->list->count - fleet->count;
     if (fleet->count > 0) {
-        qsort(fleet->followers, fleet->count, sizeof *fleet->followers, compare_followers);
+        qsort(followers, fleet->count, sizeof *followers, compare_followers);
     }
     count_fleet(fleet);
 }
@@ -204,29 +201,34 @@ static weft_status read_fleet(weft_context *context, weft_store *store, const we
                               weft_fleet *fleet_out) {
     listing list = {.context = context};
     weft_status status = list_reports(&list, store);
-    if (status == WEFT_OK) {
-        keep_youngest(&list);
+    if (status == WEFT_OK && list.count > WEFT_FLEET_MAX) {
+        qsort(list.items, list.count, sizeof *list.items, compare_ages);
+        list.left_out += list.count - WEFT_FLEET_MAX;
+        list.count = WEFT_FLEET_MAX;
     }
     reading reading = {.context = context, .store = store, .list = &list, .head = head};
     if (status == WEFT_OK) {
-        reading.followers = weft_allocate_zeroed(context, list.count + 1, sizeof *reading.followers);
-        status = reading.followers != NULL ? weft_parallel(context, list.count, read_one, &reading)
-                                           : WEFT_NO_MEMORY;
+        /* One block: the order, and behind it the followers themselves. */
+        reading.order = weft_allocate_zeroed(context, list.count + 1,
+                                             sizeof *reading.order + sizeof *reading.followers);
+        reading.followers = (weft_follower *)(reading.order + list.count + 1);
+        status =
+            reading.order != NULL ? weft_parallel(context, list.count, read_one, &reading) : WEFT_NO_MEMORY;
     }
     if (status == WEFT_OK) {
-        weft_fleet fleet = {.followers = reading.followers, .newest = head->version};
+        weft_fleet fleet = {.size = sizeof fleet, .newest = head->version};
         gather(&reading, &fleet);
-        *fleet_out = fleet;
+        weft_sized_write(&fleet, fleet_out, sizeof fleet);
         weft_context_clear(context);
     } else {
-        weft_release(context, reading.followers);
+        weft_release(context, reading.order);
     }
     weft_release(context, list.items);
     return status;
 }
 
 weft_head_info weft_fleet_head(const weft_sync_head *head) {
-    weft_head_info info = {.epoch = head->epoch, .sequence = head->sequence};
+    weft_head_info info = {.size = sizeof info, .epoch = head->epoch, .sequence = head->sequence};
     memcpy(info.run, head->run, sizeof info.run);
     if (head->started) {
         info.version = head->newest.version;
@@ -236,20 +238,31 @@ weft_head_info weft_fleet_head(const weft_sync_head *head) {
     return info;
 }
 
-weft_status weft_fleet_read(weft_context *context, weft_store *store, const weft_fleet_options *options,
+weft_status weft_fleet_read(weft_context *context, weft_store *store, const weft_fleet_options *given,
                             weft_fleet *fleet_out) {
     weft_context_clear(context);
-    if (options != NULL && options->head != NULL) {
-        return read_fleet(context, store, options->head, fleet_out);
+    weft_fleet_options options;
+    weft_head_info head;
+    weft_status status = weft_sized_read(context, given, &options, sizeof options, "weft_fleet_options");
+    if (status == WEFT_OK) {
+        status = weft_sized_read(context, options.head, &head, sizeof head, "weft_head_info");
+    }
+    if (status == WEFT_OK) {
+        status = weft_sized_check(context, fleet_out, "weft_fleet");
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (options.head != NULL) {
+        return read_fleet(context, store, &head, fleet_out);
     }
     weft_follow follow;
-    weft_status status =
-        weft_follow_open(&follow, context, store, options != NULL ? options->trusted : NULL, NULL, false);
+    status = weft_follow_open(&follow, context, store, options.trusted, NULL, false);
     if (status == WEFT_OK) {
         status = weft_follow_look(&follow);
     }
     if (status == WEFT_OK) {
-        weft_head_info head = weft_fleet_head(&follow.head);
+        head = weft_fleet_head(&follow.head);
         status = read_fleet(context, store, &head, fleet_out);
     }
     weft_follow_close(&follow);
@@ -257,6 +270,10 @@ weft_status weft_fleet_read(weft_context *context, weft_store *store, const weft
 }
 
 void weft_fleet_close(weft_context *context, weft_fleet *fleet) {
-    weft_release(context, fleet->followers);
-    *fleet = (weft_fleet){0};
+    weft_fleet nothing;
+    if (weft_sized_read(context, fleet, &nothing, sizeof nothing, "weft_fleet") == WEFT_OK) {
+        weft_release(context, (void *)nothing.followers);
+        nothing = (weft_fleet){.size = sizeof nothing};
+        weft_sized_write(&nothing, fleet, sizeof nothing);
+    }
 }

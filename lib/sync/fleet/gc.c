@@ -20,6 +20,7 @@
  * be stopped before it acts on them.
  */
 #include "../../base/context.h"
+#include "../../base/sized.h"
 #include "../../tensor/json.h"
 #include "../follow/follow.h"
 #include "../format/history.h"
@@ -110,16 +111,8 @@ static weft_status add_plain(gc_run *gc, const weft_object *object, uint64_t ver
                : status;
 }
 
-static weft_status add_pieces(gc_run *gc, const weft_pieces *pieces, uint64_t version, uint64_t since) {
-    weft_status status = WEFT_OK;
-    for (size_t i = 0; i < pieces->count && status == WEFT_OK; i++) {
-        status = add_plain(gc, &pieces->items[i], version, since);
-    }
-    return status;
-}
-
 /* A list that is gone, or is no list, leads to nothing that could be removed. */
-static bool useless(weft_status status) {
+static bool is_useless(weft_status status) {
     return status == WEFT_NOT_FOUND || status == WEFT_MALFORMED || status == WEFT_CHECKSUM_MISMATCH;
 }
 
@@ -128,8 +121,10 @@ static weft_status add_listed(gc_run *gc, const weft_object *object, uint64_t ve
     weft_pieces_open(&pieces, gc->context);
     weft_status status = weft_pieces_fetch(&pieces, gc->store, object);
     if (status == WEFT_OK) {
-        status = add_pieces(gc, &pieces, version, since);
-    } else if (since != 0 && useless(status)) {
+        for (size_t i = 0; i < pieces.count && status == WEFT_OK; i++) {
+            status = add_plain(gc, &pieces.items[i], version, since);
+        }
+    } else if (since != 0 && is_useless(status)) {
         status = WEFT_OK;
     }
     weft_pieces_close(&pieces);
@@ -201,7 +196,7 @@ static weft_status add_retired(gc_run *gc, const char *key, uint64_t version, ui
         status = weft_pieces_look(&pieces, gc->store, key);
         status = status == WEFT_OK ? add_pieces_of(gc, key, &pieces, version, since) : status;
         weft_pieces_close(&pieces);
-        status = useless(status) ? WEFT_OK : status;
+        status = is_useless(status) ? WEFT_OK : status;
     }
     for (size_t i = first; i < gc->count; i++) {
         gc->objects[i].retired = true;
@@ -246,17 +241,6 @@ static void parse_mark(gc_run *gc, const char *text, size_t size) {
         gc->retired = retired;
     }
     json_decref(json);
-}
-
-/* A mark that cannot be read is as good as none. */
-static void read_mark(gc_run *gc) {
-    char text[MARK_BYTES];
-    weft_store_get_request request = {.key = MARK_KEY, .length = sizeof text, .buffer = text};
-    weft_store_get_result result;
-    if (weft_store_get(gc->context, gc->store, &request, &result) == WEFT_OK) {
-        parse_mark(gc, text, (size_t)result.received);
-    }
-    weft_context_clear(gc->context);
 }
 
 static weft_status write_mark(gc_run *gc) {
@@ -375,19 +359,16 @@ static void note_leaps(gc_run *gc, const weft_leaps *leaps) {
     }
 }
 
-static weft_status visit_newest(gc_run *gc, const weft_page *page) {
-    weft_status status = WEFT_OK;
-    gc->newest_anchor = page->anchor_count > 0 ? page->anchors[0].version : 0;
-    note_leaps(gc, &page->leaps);
-    for (size_t i = 0; i < page->anchor_count && status == WEFT_OK; i++) {
-        status = add_large(gc, &page->anchors[i].object, page->anchors[i].version, 0);
-    }
-    return status;
-}
-
 static weft_status visit_page(void *opaque, const weft_blob *blob, const weft_page *page) {
     gc_run *gc = opaque;
-    weft_status status = gc->step_count == 0 ? visit_newest(gc, page) : WEFT_OK;
+    weft_status status = WEFT_OK;
+    if (gc->step_count == 0) {
+        gc->newest_anchor = page->anchor_count > 0 ? page->anchors[0].version : 0;
+        note_leaps(gc, &page->leaps);
+        for (size_t i = 0; i < page->anchor_count && status == WEFT_OK; i++) {
+            status = add_large(gc, &page->anchors[i].object, page->anchors[i].version, 0);
+        }
+    }
     gc->page = gc->count;
     if (status == WEFT_OK) {
         status = add_object(gc, blob->key, blob->bytes, page->records[0].version, 0);
@@ -472,15 +453,6 @@ static weft_status remove_object(gc_run *gc, const char *key, uint64_t bytes) {
     return status;
 }
 
-static void lower(uint64_t *version, uint64_t other) {
-    *version = *version == 0 || other < *version ? other : *version;
-}
-
-static void note_waiting(gc_run *gc, const gc_object *object) {
-    gc->result.waiting++;
-    lower(object->retired ? &gc->waiting_retired : &gc->waiting_version, object->version);
-}
-
 /* By key, and of one key what is needed first. */
 static int compare_objects(const void *a, const void *b) {
     const gc_object *first = a;
@@ -505,7 +477,9 @@ static weft_status remove_unneeded(gc_run *gc) {
             continue;
         }
         if (object->since > gc->horizon || (object->unproven && !gc->proven)) {
-            note_waiting(gc, object);
+            gc->result.waiting++;
+            uint64_t *lowest = object->retired ? &gc->waiting_retired : &gc->waiting_version;
+            *lowest = *lowest == 0 || object->version < *lowest ? object->version : *lowest;
         } else {
             status = remove_object(gc, object->key, object->bytes);
         }
@@ -584,9 +558,9 @@ static weft_status heed_followers(gc_run *gc, const weft_sync_head *head) {
     if (!gc->options.keep_followers) {
         return WEFT_OK;
     }
-    weft_fleet fleet;
+    weft_fleet fleet = {.size = sizeof fleet};
     weft_head_info info = weft_fleet_head(head);
-    const weft_fleet_options options = {.head = &info};
+    const weft_fleet_options options = {.size = sizeof options, .head = &info};
     weft_status status = weft_fleet_read(gc->context, gc->store, &options, &fleet);
     if (status == WEFT_OK) {
         if (fleet.slowest > 0 && fleet.slowest < gc->floor) {
@@ -598,7 +572,7 @@ static weft_status heed_followers(gc_run *gc, const weft_sync_head *head) {
     return status;
 }
 
-static bool never(void *opaque, const char *key, uint64_t size, double age_seconds) {
+static bool visit_nothing(void *opaque, const char *key, uint64_t size, double age_seconds) {
     (void)opaque;
     (void)key;
     (void)size;
@@ -606,7 +580,7 @@ static bool never(void *opaque, const char *key, uint64_t size, double age_secon
     return false;
 }
 
-static weft_status collect(gc_run *gc, const weft_sync_head *head) {
+static weft_status collect_objects(gc_run *gc, const weft_sync_head *head) {
     memcpy(gc->run, head->run, sizeof gc->run);
     gc->floor = head->newest.floor;
     gc->newest = head->newest.version;
@@ -615,8 +589,16 @@ static weft_status collect(gc_run *gc, const weft_sync_head *head) {
     if (heeded != WEFT_OK) {
         return heeded;
     }
-    read_mark(gc);
-    weft_status listed = weft_store_list(gc->context, gc->store, "pages", never, NULL);
+    /* a mark that cannot be read is as good as none */
+    char text[MARK_BYTES];
+    weft_store_get_request request = {
+        .size = sizeof request, .key = MARK_KEY, .length = sizeof text, .buffer = text};
+    weft_store_get_result result = {.size = sizeof result};
+    if (weft_store_get(gc->context, gc->store, &request, &result) == WEFT_OK) {
+        parse_mark(gc, text, (size_t)result.received);
+    }
+    weft_context_clear(gc->context);
+    weft_status listed = weft_store_list(gc->context, gc->store, "pages", visit_nothing, NULL);
     gc->whole = listed == WEFT_OK;
     weft_status status = listed == WEFT_UNSUPPORTED ? WEFT_OK : listed;
     weft_status walked = WEFT_OK;
@@ -667,32 +649,36 @@ static weft_status look_surely(weft_follow *follow, bool *settled_out) {
 weft_status weft_gc_run(weft_context *context, weft_store *store, const weft_gc_options *options,
                         weft_gc_result *result_out) {
     weft_context_clear(context);
-    gc_run gc = {
-        .context = context, .store = store, .options = {.grace_seconds = -1}, .page_before = SIZE_MAX};
-    weft_pieces_open(&gc.needed, context);
-    if (options != NULL) {
-        gc.options = *options;
+    gc_run gc = {.context = context, .store = store, .page_before = SIZE_MAX};
+    weft_status status =
+        weft_sized_read(context, options, &gc.options, sizeof gc.options, "weft_gc_options");
+    if (status == WEFT_OK) {
+        status = weft_sized_check(context, result_out, "weft_gc_result");
     }
-    if (gc.options.grace_seconds < 0) {
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_pieces_open(&gc.needed, context);
+    if (options == NULL || gc.options.grace_seconds < 0) {
         gc.options.grace_seconds = GRACE_SECONDS;
     }
     weft_follow follow;
     bool settled = true;
-    weft_status status = weft_follow_open(&follow, context, store, gc.options.trusted, NULL, false);
+    status = weft_follow_open(&follow, context, store, gc.options.trusted, NULL, false);
     if (status == WEFT_OK) {
         status = look_surely(&follow, &settled);
     }
     if (status == WEFT_OK && follow.head.started) {
         gc.result.oldest = follow.head.newest.floor;
         gc.result.unsettled = !settled;
-        status = settled ? collect(&gc, &follow.head) : WEFT_OK;
+        status = settled ? collect_objects(&gc, &follow.head) : WEFT_OK;
     }
     weft_follow_close(&follow);
     weft_pieces_close(&gc.needed);
     weft_release(context, gc.objects);
     weft_release(context, gc.steps);
-    if (status == WEFT_OK && result_out != NULL) {
-        *result_out = gc.result;
+    if (status == WEFT_OK) {
+        weft_sized_write(&gc.result, result_out, sizeof gc.result);
     }
     return status;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * log.c: the audit trail, for people.
+ * log.c: the history as people read it: one entry per version, from the newest back. `weft log`
+ * prints it, and `weft serve` shows it.
  */
 #include "../../base/context.h"
 #include "../format/history.h"
@@ -9,33 +10,24 @@
 #include <string.h>
 
 typedef struct log_walk {
-    weft_context *context;
     weft_log_visit visit;
     void *opaque;
     uint64_t floor;
-    bool listed; /* the anchors, which the newest page names */
+    bool listed; /* `floor` and `anchors` are known: the newest page was read */
     size_t anchor_count;
     weft_anchor anchors[WEFT_ANCHORS_MAX];
 } log_walk;
 
-static uint64_t anchor_bytes(const log_walk *walk, const weft_record *record) {
-    for (size_t i = 0; i < walk->anchor_count; i++) {
-        if (walk->anchors[i].version == record->version) {
-            return walk->anchors[i].object.bytes;
-        }
-    }
-    return 0;
-}
-
-static bool tell(const log_walk *walk, const weft_record *record) {
+static bool visit_record(const log_walk *walk, const weft_record *record) {
     static const char *const none[] = {NULL};
+    const weft_anchor *anchor = weft_anchor_find(walk->anchors, walk->anchor_count, record->version);
     const weft_log_entry entry = {
         .version = record->version,
         .epoch = record->epoch,
         .digest = record->digest,
         .milliseconds = record->milliseconds,
         .patch_bytes = record->patched ? record->patch.bytes : 0,
-        .anchor_bytes = anchor_bytes(walk, record),
+        .anchor_bytes = anchor != NULL ? anchor->object.bytes : 0,
         .changed = record->changed,
         .total = record->total,
         .dense_bytes = record->dense_bytes,
@@ -55,7 +47,7 @@ static weft_status visit_page(void *opaque, const weft_blob *blob, const weft_pa
         walk->floor = page->records[page->record_count - 1].floor;
     }
     for (size_t i = page->record_count; i > 0; i--) {
-        if (!tell(walk, &page->records[i - 1])) {
+        if (!visit_record(walk, &page->records[i - 1])) {
             return WEFT_OK;
         }
     }
@@ -71,7 +63,7 @@ weft_status weft_log_walk(weft_context *context, weft_store *store, const weft_k
         status = weft_follow_look(&follow);
     }
     if (status == WEFT_OK && follow.head.started) {
-        log_walk walk = {.context = context, .visit = visit, .opaque = opaque};
+        log_walk walk = {.visit = visit, .opaque = opaque};
         status = weft_history_walk(context, store, &follow.head, NULL, visit_page, &walk);
     }
     weft_follow_close(&follow);

@@ -2,14 +2,16 @@
  *
  * planner.c: which patches, or which anchor and which patches, cost the fewest bytes.
  *
- * Leaps are looked at first. The newest page names the widest ones, one after the other, up to a few
- * versions before its own. A way from version a takes those that begin at a or later whole, and looks into
- * the one that a lies in: at the four smaller ones that it consists of, and so on down to single versions.
- * Only the nodes on the way are fetched.
+ * By leaps: the newest page names the widest leaps, one after the other, up to a few versions before its
+ * own. A route from version a takes those that begin at a or later whole, and looks into the one that a
+ * lies in: at the four smaller ones that it consists of, and so on down to single versions. Only the nodes
+ * on the route are fetched. Each possible start, the replica's version and every anchor, is measured first;
+ * then the steps from the cheapest one are added.
  *
- * Where leaps do not lead, single patches do. The walk goes back from the wanted version, adding up
- * patches. Where it meets the state that the replica is at, the patches so far are a way; where it meets an
- * anchor, that and the patches are one. It ends when the patches alone cost more than the best way found.
+ * By single patches, where leaps do not lead: the walk goes back from the wanted version and adds up
+ * patches. Where it meets the replica's state, the patches so far are a route; where it meets an anchor,
+ * the anchor and the patches so far are one. It ends when the patches alone cost more than the best route
+ * found.
  */
 #include "planner.h"
 
@@ -56,15 +58,7 @@ static weft_status add_patch(weft_route *route, const weft_record *record) {
     return add_step(route, &step);
 }
 
-static void reverse_steps(weft_route *route) {
-    for (size_t i = 0; i < route->count / 2; i++) {
-        weft_route_step step = route->steps[i];
-        route->steps[i] = route->steps[route->count - 1 - i];
-        route->steps[route->count - 1 - i] = step;
-    }
-}
-
-static bool avoids(const weft_route_request *request, const char *key) {
+static bool is_avoided(const weft_route_request *request, const char *key) {
     for (size_t i = 0; i < request->avoid->count; i++) {
         if (strcmp(request->avoid->items[i], key) == 0) {
             return true;
@@ -81,142 +75,123 @@ static bool is_start(const weft_route_request *request, const weft_digest *diges
 
 typedef struct walk {
     const weft_route_request *request;
-    weft_route *route;    /* patches from the wanted version back, newest first */
-    weft_anchor *anchors; /* of the newest page */
-    size_t anchor_count;
+    weft_route *route; /* patches from the wanted version back, newest first */
+    const weft_page *newest;
+
+    /* the best route so far */
     bool found;
-    size_t patches;            /* of the best way: the first so many of the route, */
-    const weft_anchor *anchor; /* from here, or NULL: from where the replica is */
-    weft_record anchor_record; /* of that version, or of version 0 */
+    size_t patches;            /* how many of the patches above it has */
+    const weft_anchor *anchor; /* that it starts from; NULL: from the replica's state */
+    weft_record anchor_record; /* of the anchor's version, if there is one */
     uint64_t bytes;
 } walk;
 
-static const weft_anchor *anchor_at(const walk *w, const weft_record *record) {
-    for (size_t i = 0; i < w->anchor_count; i++) {
-        const weft_anchor *anchor = &w->anchors[i];
-        if (anchor->version == record->version && weft_digest_equal(&anchor->digest, &record->digest) &&
-            !avoids(w->request, anchor->object.key)) {
-            return anchor;
-        }
-    }
-    return NULL;
-}
-
-static weft_status consider(walk *w, const weft_anchor *anchor, const weft_record *record) {
-    uint64_t bytes = w->route->bytes + (anchor != NULL ? anchor->object.bytes : 0);
-    if (w->found && bytes >= w->bytes) {
+/* The patches so far are a route from `anchor`, whose version `record` is, or if NULL from the replica. */
+static weft_status consider_patches(walk *walk, const weft_anchor *anchor, const weft_record *record) {
+    uint64_t bytes = walk->route->bytes + (anchor != NULL ? anchor->object.bytes : 0);
+    if (walk->found && bytes >= walk->bytes) {
         return WEFT_OK;
     }
-    weft_context *context = w->route->context;
+    weft_context *context = walk->route->context;
     weft_record copy = {0};
     weft_status status = anchor != NULL ? weft_record_copy(context, record, &copy) : WEFT_OK;
     if (status == WEFT_OK) {
-        weft_record_close(&w->anchor_record, context);
-        w->anchor_record = copy;
-        w->anchor = anchor;
-        w->found = true;
-        w->patches = w->route->count;
-        w->bytes = bytes;
+        weft_record_close(&walk->anchor_record, context);
+        walk->anchor_record = copy;
+        walk->anchor = anchor;
+        walk->found = true;
+        walk->patches = walk->route->count;
+        walk->bytes = bytes;
     }
     return status;
 }
 
 /* WEFT_MORE: go on with the version before. */
-static weft_status visit(walk *w, const weft_record *record) {
-    if (is_start(w->request, &record->digest)) {
-        weft_status status = consider(w, NULL, record);
-        return status == WEFT_OK && w->route->count == 0
-                   ? weft_record_copy(w->route->context, record, &w->route->start)
+static weft_status visit_record(walk *walk, const weft_record *record) {
+    if (is_start(walk->request, &record->digest)) {
+        weft_status status = consider_patches(walk, NULL, record);
+        return status == WEFT_OK && walk->route->count == 0
+                   ? weft_record_copy(walk->route->context, record, &walk->route->start)
                    : status;
     }
-    const weft_anchor *anchor = anchor_at(w, record);
-    if (anchor != NULL) {
-        weft_status status = consider(w, anchor, record);
+    const weft_anchor *anchor =
+        weft_anchor_find(walk->newest->anchors, walk->newest->anchor_count, record->version);
+    if (anchor != NULL && weft_digest_equal(&anchor->digest, &record->digest) &&
+        !is_avoided(walk->request, anchor->object.key)) {
+        weft_status status = consider_patches(walk, anchor, record);
         if (status != WEFT_OK) {
             return status;
         }
     }
-    if (!record->patched || avoids(w->request, record->patch.key) ||
-        (w->found && w->route->bytes + record->patch.bytes >= w->bytes)) {
+    if (!record->patched || is_avoided(walk->request, record->patch.key) ||
+        (walk->found && walk->route->bytes + record->patch.bytes >= walk->bytes)) {
         return WEFT_OK;
     }
-    weft_status status = add_patch(w->route, record);
+    weft_status status = add_patch(walk->route, record);
     return status == WEFT_OK ? WEFT_MORE : status;
-}
-
-static weft_status keep_anchors(walk *w, const weft_page *page) {
-    weft_context *context = w->route->context;
-    w->anchors = weft_allocate_array(context, page->anchor_count, sizeof *w->anchors);
-    if (w->anchors == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    memcpy(w->anchors, page->anchors, page->anchor_count * sizeof *w->anchors);
-    w->anchor_count = page->anchor_count;
-    return WEFT_OK;
 }
 
 static weft_status visit_page(void *opaque, const weft_blob *blob, const weft_page *page) {
     (void)blob;
-    walk *w = opaque;
-    weft_status status = w->anchors == NULL ? keep_anchors(w, page) : WEFT_OK;
-    if (status != WEFT_OK) {
-        return status;
-    }
-    status = WEFT_MORE;
+    walk *walk = opaque;
+    weft_status status = WEFT_MORE;
     for (size_t i = page->record_count; i > 0 && status == WEFT_MORE; i--) {
-        if (page->records[i - 1].version <= w->request->version) {
-            status = visit(w, &page->records[i - 1]);
+        if (page->records[i - 1].version <= walk->request->version) {
+            status = visit_record(walk, &page->records[i - 1]);
         }
     }
     return status;
 }
 
-/* Cuts the route down to the best way, in the order in which it is gone. */
-static weft_status settle(walk *w) {
-    weft_route *route = w->route;
-    while (route->count > w->patches) {
+/* Cuts the route down to the best one, and puts its steps in the order in which they are applied. */
+static weft_status order_route(walk *walk) {
+    weft_route *route = walk->route;
+    while (route->count > walk->patches) {
         route->bytes -= route->steps[--route->count].object.bytes;
         weft_record_close(&route->steps[route->count].record, route->context);
     }
     weft_status status = WEFT_OK;
-    if (w->anchor != NULL) {
+    if (walk->anchor != NULL) {
         const weft_route_step step = {
-            .anchor = true, .object = w->anchor->object, .record = w->anchor_record};
+            .anchor = true, .object = walk->anchor->object, .record = walk->anchor_record};
         status = add_step(route, &step);
     }
-    reverse_steps(route);
+    for (size_t i = 0; i < route->count / 2; i++) {
+        weft_route_step step = route->steps[i];
+        route->steps[i] = route->steps[route->count - 1 - i];
+        route->steps[route->count - 1 - i] = step;
+    }
     return status;
 }
 
-/* What lies further back than a way that was found need not be read, and so may be damaged or gone. */
-static bool harmless(const walk *w, weft_status status) {
-    return w->found && (weft_status_is_integrity(status) || status == WEFT_NOT_FOUND);
+/* Pages further back than a route that was found need not be read, so they may be damaged or gone. */
+static bool is_harmless(const walk *walk, weft_status status) {
+    return walk->found && (weft_status_is_integrity(status) || status == WEFT_NOT_FOUND);
 }
 
-/* One behind is the usual case, and the head alone knows the way. */
-static bool next_in_line(const weft_route_request *request) {
+/* The usual case, one version behind: the head alone names the patch. */
+static bool is_one_behind(const weft_route_request *request) {
     const weft_record *newest = &request->head->newest;
     return request->version == newest->version && newest->patched && is_start(request, &newest->base) &&
-           !avoids(request, newest->patch.key);
+           !is_avoided(request, newest->patch.key);
 }
 
 static weft_status plan_by_patches(weft_route *route, const weft_route_request *request,
                                    const weft_page *newest) {
-    walk w = {.request = request, .route = route};
+    walk walk = {.request = request, .route = route, .newest = newest};
     weft_status status =
-        weft_history_walk(route->context, request->store, request->head, newest, visit_page, &w);
-    status = harmless(&w, status) ? WEFT_OK : status;
-    if (status == WEFT_OK && !w.found) {
+        weft_history_walk(route->context, request->store, request->head, newest, visit_page, &walk);
+    status = is_harmless(&walk, status) ? WEFT_OK : status;
+    if (status == WEFT_OK && !walk.found) {
         status = weft_fail(route->context, WEFT_NOT_FOUND, "%s: no way leads to version %llu%s",
                            weft_store_url(request->store), (unsigned long long)request->version,
                            request->avoid->count > 0 ? " around what is damaged or missing"
                                                      : ": what it needs is no longer kept");
     }
     if (status == WEFT_OK) {
-        status = settle(&w);
+        status = order_route(&walk);
     }
-    weft_record_close(&w.anchor_record, route->context);
-    weft_release(route->context, w.anchors);
+    weft_record_close(&walk.anchor_record, route->context);
     if (status != WEFT_OK) {
         weft_route_clear(route);
     }
@@ -231,14 +206,15 @@ typedef struct leap_plan {
     weft_context *context;
     const weft_route_request *request;
     const weft_page *newest;
-    weft_record *records; /* behind the last leap, newest first */
+    weft_record *records; /* of the versions after the last leap, newest first */
     size_t record_count;
     weft_leap_node *nodes[NODES_MAX];
     size_t node_count;
-    bool useless;   /* the leaps end too far back */
+    bool too_old;   /* the leaps end further back than WEFT_LEAP_TAIL versions */
     uint64_t start; /* the version that the replica is at; 0: none that is known */
 } leap_plan;
 
+/* The version that the last leap leads to. */
 static uint64_t leaps_end(const leap_plan *plan) {
     return plan->newest->leaps.items[plan->newest->leaps.count - 1].last;
 }
@@ -255,7 +231,7 @@ static weft_status keep_record(leap_plan *plan, const weft_record *record) {
     return status;
 }
 
-/* WEFT_MORE: the page before is needed too. */
+/* Keeps the records of the versions after the last leap. WEFT_MORE: the page before is needed too. */
 static weft_status visit_tail(void *opaque, const weft_blob *blob, const weft_page *page) {
     (void)blob;
     leap_plan *plan = opaque;
@@ -265,9 +241,9 @@ static weft_status visit_tail(void *opaque, const weft_blob *blob, const weft_pa
         if (record->version <= leaps_end(plan)) {
             return WEFT_OK;
         }
-        /* leaps that end so far back are of no use, and a history that goes on for ever is no reason to */
+        /* such leaps save little, and a made-up history without an end must not keep us */
         if (plan->record_count == WEFT_LEAP_TAIL) {
-            plan->useless = true;
+            plan->too_old = true;
             return WEFT_OK;
         }
         status = keep_record(plan, record);
@@ -309,16 +285,18 @@ static weft_status find_start(leap_plan *plan) {
     return status;
 }
 
-/* ---- by leaps: the way ---- */
+/* ---- by leaps: from one version to another ---- */
 
-/* A way is first measured, then taken: with a route, its steps are added. */
-typedef struct way {
-    uint64_t first; /* the versions behind this one, */
-    uint64_t last;  /* up to this one */
+/* The steps from version `first` to version `last`. Without a route their bytes are added up; with one they
+ * are added to it too. */
+typedef struct stretch {
+    uint64_t first;
+    uint64_t last;
     uint64_t bytes;
     weft_route *route; /* NULL: only measure */
-} way;
+} stretch;
 
+/* The node of a leap, fetched once. WEFT_MORE: it is to be avoided, or there are too many. */
 static weft_status get_node(leap_plan *plan, const weft_leap *leap, const weft_leap_node **node_out) {
     for (size_t i = 0; i < plan->node_count; i++) {
         if (plan->nodes[i]->first == leap->first && plan->nodes[i]->last == leap->last) {
@@ -326,7 +304,7 @@ static weft_status get_node(leap_plan *plan, const weft_leap *leap, const weft_l
             return WEFT_OK;
         }
     }
-    if (plan->node_count == NODES_MAX || avoids(plan->request, leap->node.key)) {
+    if (plan->node_count == NODES_MAX || is_avoided(plan->request, leap->node.key)) {
         return WEFT_MORE;
     }
     weft_leap_node *node;
@@ -339,22 +317,22 @@ static weft_status get_node(leap_plan *plan, const weft_leap *leap, const weft_l
     return status;
 }
 
-static weft_status go_patch(leap_plan *plan, const weft_record *record, way *way) {
-    if (record->version <= way->first || record->version > way->last) {
+/* Each of these adds what lies within the stretch. WEFT_MORE: something on it is missing. */
+
+static weft_status add_record(leap_plan *plan, const weft_record *record, stretch *stretch) {
+    if (record->version <= stretch->first || record->version > stretch->last) {
         return WEFT_OK;
     }
-    if (!record->patched || avoids(plan->request, record->patch.key)) {
+    if (!record->patched || is_avoided(plan->request, record->patch.key)) {
         return WEFT_MORE;
     }
-    way->bytes += record->patch.bytes;
-    const weft_route_step step = {
-        .first = record->version - 1, .base = record->base, .object = record->patch, .record = *record};
-    return way->route != NULL ? add_step(way->route, &step) : WEFT_OK;
+    stretch->bytes += record->patch.bytes;
+    return stretch->route != NULL ? add_patch(stretch->route, record) : WEFT_OK;
 }
 
-static weft_status go_whole(leap_plan *plan, const weft_leap *leap, way *way) {
-    way->bytes += leap->bytes;
-    if (way->route == NULL) {
+static weft_status add_whole_leap(leap_plan *plan, const weft_leap *leap, stretch *stretch) {
+    stretch->bytes += leap->bytes;
+    if (stretch->route == NULL) {
         return WEFT_OK;
     }
     const weft_leap_node *node;
@@ -366,41 +344,41 @@ static weft_status go_whole(leap_plan *plan, const weft_leap *leap, way *way) {
                                   .base = leap->base,
                                   .object = node->patch,
                                   .record = *weft_leap_node_end(node)};
-    return add_step(way->route, &step);
+    return add_step(stretch->route, &step);
 }
 
-/* Leaps nest a few levels deep: their lengths are powers of four. */
-static weft_status go_leaps(leap_plan *plan, const weft_leaps *leaps, way *way) {
+/* Recursion is a few levels deep: the lengths of leaps are powers of four. */
+static weft_status add_leaps(leap_plan *plan, const weft_leaps *leaps, stretch *stretch) {
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < leaps->count && status == WEFT_OK; i++) {
         const weft_leap *leap = &leaps->items[i];
-        if (leap->last <= way->first || leap->first >= way->last) {
+        if (leap->last <= stretch->first || leap->first >= stretch->last) {
             continue;
         }
-        bool whole = leap->first >= way->first && leap->last <= way->last && leap->bytes > 0 &&
-                     !avoids(plan->request, leap->key);
+        bool whole = leap->first >= stretch->first && leap->last <= stretch->last && leap->bytes > 0 &&
+                     !is_avoided(plan->request, leap->key);
         if (whole) {
-            status = go_whole(plan, leap, way);
+            status = add_whole_leap(plan, leap, stretch);
             continue;
         }
         const weft_leap_node *node;
         status = get_node(plan, leap, &node);
         if (status == WEFT_OK && node->parts.count > 0) {
-            status = go_leaps(plan, &node->parts, way);
+            status = add_leaps(plan, &node->parts, stretch);
         }
         for (size_t j = 0; status == WEFT_OK && node->parts.count == 0 && j < node->record_count; j++) {
-            status = go_patch(plan, &node->records[j], way);
+            status = add_record(plan, &node->records[j], stretch);
         }
     }
     return status;
 }
 
-/* WEFT_MORE: leaps and patches do not lead from there. */
-static weft_status go(leap_plan *plan, way *way) {
-    bool begins = plan->newest->leaps.items[0].first <= way->first || leaps_end(plan) <= way->first;
-    weft_status status = begins ? go_leaps(plan, &plan->newest->leaps, way) : WEFT_MORE;
+/* Leaps, then the patches after the last of them. */
+static weft_status add_stretch(leap_plan *plan, stretch *stretch) {
+    bool begins = plan->newest->leaps.items[0].first <= stretch->first || leaps_end(plan) <= stretch->first;
+    weft_status status = begins ? add_leaps(plan, &plan->newest->leaps, stretch) : WEFT_MORE;
     for (size_t i = plan->record_count; i > 0 && status == WEFT_OK; i--) {
-        status = go_patch(plan, &plan->records[i - 1], way);
+        status = add_record(plan, &plan->records[i - 1], stretch);
     }
     return status;
 }
@@ -410,51 +388,54 @@ static weft_status go(leap_plan *plan, way *way) {
 typedef struct choice {
     bool found;
     uint64_t bytes;
-    uint64_t first;
-    const weft_anchor *anchor; /* NULL: from where the replica is */
+    uint64_t first;            /* the version that it starts from */
+    const weft_anchor *anchor; /* of that version; NULL: it is the replica's */
 } choice;
 
-static weft_status consider_leaps(leap_plan *plan, uint64_t first, const weft_anchor *anchor,
+static weft_status consider_start(leap_plan *plan, uint64_t first, const weft_anchor *anchor,
                                   choice *best) {
     uint64_t bytes = anchor != NULL ? anchor->object.bytes : 0;
     if (best->found && bytes >= best->bytes) {
         return WEFT_OK;
     }
-    way way = {.first = first, .last = plan->request->version, .bytes = bytes};
-    weft_status status = go(plan, &way);
-    if (status == WEFT_OK && (!best->found || way.bytes < best->bytes)) {
-        *best = (choice){true, way.bytes, first, anchor};
+    stretch stretch = {.first = first, .last = plan->request->version, .bytes = bytes};
+    weft_status status = add_stretch(plan, &stretch);
+    if (status == WEFT_OK && (!best->found || stretch.bytes < best->bytes)) {
+        *best = (choice){true, stretch.bytes, first, anchor};
     }
     return status == WEFT_MORE ? WEFT_OK : status;
 }
 
-/* Who is there already, or at a version before all leaps that somebody has kept the patches for, is not to
- * be sent over an anchor because of that. */
-static bool beside(const leap_plan *plan) {
+/* True if the replica is at the wanted version already, or at one before all leaps. Leaps do not lead from
+ * there, so here only anchors would be found. Single patches may be cheaper: gc can keep them for
+ * followers.
+ */
+static bool is_outside_leaps(const leap_plan *plan) {
     return plan->start != 0 &&
            (plan->start == plan->request->version ||
             (plan->start < plan->request->version && plan->start < plan->newest->leaps.items[0].first));
 }
 
-static weft_status choose(leap_plan *plan, choice *best) {
+static weft_status choose_start(leap_plan *plan, choice *best) {
     uint64_t target = plan->request->version;
     weft_status status = WEFT_OK;
-    if (plan->useless || beside(plan)) {
+    if (plan->too_old || is_outside_leaps(plan)) {
         return WEFT_MORE;
     }
     if (plan->start != 0 && plan->start < target) {
-        status = consider_leaps(plan, plan->start, NULL, best);
+        status = consider_start(plan, plan->start, NULL, best);
     }
     for (size_t i = 0; i < plan->newest->anchor_count && status == WEFT_OK; i++) {
         const weft_anchor *anchor = &plan->newest->anchors[i];
-        if (anchor->version <= target && !avoids(plan->request, anchor->object.key)) {
-            status = consider_leaps(plan, anchor->version, anchor, best);
+        if (anchor->version <= target && !is_avoided(plan->request, anchor->object.key)) {
+            status = consider_start(plan, anchor->version, anchor, best);
         }
     }
     return status;
 }
 
-/* Of the version of an anchor that is on the way to others, no more than this need be known. */
+/* A page tells version and digest of an anchor, which is enough for a step on the route. The last step
+ * needs the whole record: that of the newest version is in the head; for another, WEFT_MORE. */
 static weft_status add_anchor(leap_plan *plan, const weft_anchor *anchor, weft_route *route) {
     const weft_record *newest = &plan->request->head->newest;
     weft_route_step step = {.anchor = true, .object = anchor->object};
@@ -467,8 +448,8 @@ static weft_status add_anchor(leap_plan *plan, const weft_anchor *anchor, weft_r
     return add_step(route, &step);
 }
 
-/* What the replica was taken to be at is what the first step starts from, and each leads to the next. */
-static bool holds_together(const leap_plan *plan, const choice *best, const weft_route *route) {
+/* True if the first step starts from the state that it should, and each leads to where the next starts. */
+static bool is_connected(const leap_plan *plan, const choice *best, const weft_route *route) {
     const weft_digest *before = best->anchor != NULL ? &best->anchor->digest : plan->request->from;
     uint64_t version = best->first;
     for (size_t i = best->anchor != NULL; i < route->count; i++) {
@@ -482,32 +463,22 @@ static bool holds_together(const leap_plan *plan, const choice *best, const weft
     return version == plan->request->version;
 }
 
-static weft_status take(leap_plan *plan, const choice *best, weft_route *route) {
-    way way = {.first = best->first, .last = plan->request->version, .route = route};
+static weft_status build_route(leap_plan *plan, const choice *best, weft_route *route) {
+    stretch stretch = {.first = best->first, .last = plan->request->version, .route = route};
     weft_status status = best->anchor != NULL ? add_anchor(plan, best->anchor, route) : WEFT_OK;
     if (status == WEFT_OK) {
-        status = go(plan, &way);
+        status = add_stretch(plan, &stretch);
     }
-    return status == WEFT_OK && !holds_together(plan, best, route) ? WEFT_MORE : status;
+    return status == WEFT_OK && !is_connected(plan, best, route) ? WEFT_MORE : status;
 }
 
-static void close_plan(leap_plan *plan) {
-    for (size_t i = 0; i < plan->record_count; i++) {
-        weft_record_close(&plan->records[i], plan->context);
-    }
-    for (size_t i = 0; i < plan->node_count; i++) {
-        weft_leap_node_release(plan->context, plan->nodes[i]);
-    }
-    weft_release(plan->context, plan->records);
-}
-
-/* Pages and nodes that are damaged or gone leave the way by single patches. */
-static bool not_this_way(weft_status status) {
+/* With pages or nodes damaged or gone, single patches may still lead there. */
+static bool leaves_single_patches(weft_status status) {
     return weft_status_is_integrity(status) || status == WEFT_NOT_FOUND;
 }
 
-/* Leaps where there are some, single patches at the ends. WEFT_MORE: they do not lead there, and the way is
- * to be found patch by patch. `newest` is the head's page. The route must be empty. */
+/* Leaps, and single patches at the ends. WEFT_MORE: they do not lead there, and the route is to be found
+ * patch by patch. `newest` is the head's page. The route must be empty. */
 static weft_status plan_by_leaps(weft_route *route, const weft_route_request *request,
                                  const weft_page *newest) {
     if (newest->leaps.count == 0) {
@@ -521,22 +492,28 @@ static weft_status plan_by_leaps(weft_route *route, const weft_route_request *re
         status = find_start(&plan);
     }
     if (status == WEFT_OK) {
-        status = choose(&plan, &best);
+        status = choose_start(&plan, &best);
     }
     if (status == WEFT_OK) {
-        status = best.found ? take(&plan, &best, route) : WEFT_MORE;
+        status = best.found ? build_route(&plan, &best, route) : WEFT_MORE;
     }
-    close_plan(&plan);
+    for (size_t i = 0; i < plan.record_count; i++) {
+        weft_record_close(&plan.records[i], plan.context);
+    }
+    for (size_t i = 0; i < plan.node_count; i++) {
+        weft_leap_node_release(plan.context, plan.nodes[i]);
+    }
+    weft_release(plan.context, plan.records);
     if (status != WEFT_OK) {
         weft_route_clear(route);
     }
-    return not_this_way(status) ? WEFT_MORE : status;
+    return leaves_single_patches(status) ? WEFT_MORE : status;
 }
 
-/* ---- the choice ---- */
+/* ---- the plan ---- */
 
 weft_status weft_route_plan(weft_route *route, const weft_route_request *request) {
-    if (next_in_line(request)) {
+    if (is_one_behind(request)) {
         return add_patch(route, &request->head->newest);
     }
     weft_page *newest;

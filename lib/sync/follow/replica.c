@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * replica.c: live memory or a checkpoint, one step at a time.
+ * replica.c: live memory or a checkpoint, one step at a time. Live memory is changed by weft_apply
+ * (patch/apply/apply.h), with its sums beside it. A checkpoint is changed in place
+ * (patch/apply/in_place.h), or where files themselves change, written anew as a draft and renamed.
  */
 #include "replica.h"
 
@@ -91,8 +93,8 @@ static weft_status prepare_live(weft_replica *replica, const weft_patch *patch, 
     if (status != WEFT_OK) {
         return status;
     }
-    weft_apply_kind held = replica->blank ? WEFT_APPLY_REBUILD : WEFT_APPLY_REPLACE;
-    status = weft_apply_create_as(context, anchor ? held : WEFT_APPLY_LIVE, patch, replica->view,
+    weft_apply_kind anchor_kind = replica->blank ? WEFT_APPLY_REBUILD : WEFT_APPLY_REPLACE;
+    status = weft_apply_create_as(context, anchor ? anchor_kind : WEFT_APPLY_LIVE, patch, replica->view,
                                   replica->sums, &replica->apply);
     /* memory that holds nothing is filled at once, without a second copy of the model in between */
     if (status == WEFT_OK) {
@@ -108,6 +110,7 @@ static weft_status prepare_live(weft_replica *replica, const weft_patch *patch, 
     return WEFT_OK;
 }
 
+/* Memory that was blank has been filled by prepare. */
 static weft_status commit_live(weft_replica *replica) {
     if (replica->blank) {
         drop_apply(replica);
@@ -136,13 +139,14 @@ static weft_status rollback_live(weft_replica *replica) {
 
 /* ---- a checkpoint ---- */
 
-static bool unreadable(weft_status status) {
+static bool is_unreadable(weft_status status) {
     return status == WEFT_MALFORMED || status == WEFT_TRUNCATED || status == WEFT_NOT_FOUND ||
            status == WEFT_UNSUPPORTED || status == WEFT_BASE_MISMATCH || status == WEFT_CHECKSUM_MISMATCH;
 }
 
-/* The place as it is after an operation on it that ended with `status`; none after a failure. */
-static weft_status load_place_after(weft_replica *replica, weft_status status) {
+/* Goes on after an operation on the place that ended with `status`: loads it, or closes it after a failure.
+ */
+static weft_status load_or_close_place(weft_replica *replica, weft_status status) {
     if (status == WEFT_OK) {
         status = weft_in_place_load(replica->place);
     }
@@ -156,7 +160,7 @@ static weft_status load_place_after(weft_replica *replica, weft_status status) {
 static weft_status load_place(weft_replica *replica) {
     weft_status status =
         weft_in_place_open(replica->context, replica->path, replica->durable, &replica->place);
-    status = load_place_after(replica, status);
+    status = load_or_close_place(replica, status);
     if (status == WEFT_OK) {
         replica->known = true;
         replica->digest = weft_sums_digest(weft_in_place_sums(replica->place));
@@ -164,7 +168,8 @@ static weft_status load_place(weft_replica *replica) {
     return status;
 }
 
-static bool holds(const char *directory, const char *name) {
+/* True also if that cannot be told. */
+static bool holds_file(const char *directory, const char *name) {
     struct stat info;
     int descriptor = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
     bool found = descriptor < 0 || fstatat(descriptor, name, &info, 0) == 0 || errno != ENOENT;
@@ -176,8 +181,8 @@ static bool holds(const char *directory, const char *name) {
 
 /* A directory without a checkpoint is a place for one. */
 static bool is_free(const char *path, const struct stat *info) {
-    return S_ISDIR(info->st_mode) && !holds(path, "model.safetensors") &&
-           !holds(path, "model.safetensors.index.json");
+    return S_ISDIR(info->st_mode) && !holds_file(path, "model.safetensors") &&
+           !holds_file(path, "model.safetensors.index.json");
 }
 
 weft_status weft_replica_open_file(weft_replica *replica, weft_context *context, const char *path,
@@ -197,10 +202,10 @@ weft_status weft_replica_open_file(weft_replica *replica, weft_context *context,
     }
     replica->present = true;
     weft_status status = load_place(replica);
-    if (status == WEFT_OK || (ours && unreadable(status))) {
+    if (status == WEFT_OK || (ours && is_unreadable(status))) {
         return WEFT_OK;
     }
-    if (unreadable(status)) {
+    if (is_unreadable(status)) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "%s exists and is not a checkpoint; move it away, or choose another place", path);
     }
@@ -224,7 +229,7 @@ static weft_status prepare_file(weft_replica *replica, const weft_patch *patch, 
 /* The new file takes the place of the old one, whose lock goes with it. */
 static weft_status commit_file(weft_replica *replica) {
     if (replica->draft == NULL) {
-        return load_place_after(replica, weft_in_place_commit(replica->place));
+        return load_or_close_place(replica, weft_in_place_commit(replica->place));
     }
     weft_in_place_close(replica->place);
     replica->place = NULL;
@@ -253,7 +258,7 @@ weft_status weft_replica_recover(weft_replica *replica) {
         return WEFT_OK;
     }
     weft_status status = load_place(replica);
-    return unreadable(status) ? WEFT_OK : status;
+    return is_unreadable(status) ? WEFT_OK : status;
 }
 
 void weft_replica_settle(weft_replica *replica) {
@@ -271,21 +276,40 @@ weft_status weft_replica_prepare(weft_replica *replica, const weft_patch *patch,
     return status;
 }
 
+weft_status weft_replica_changes(weft_replica *replica, size_t batch, weft_change_function visit,
+                                 void *opaque) {
+    if (replica->path != NULL) {
+        return weft_fail(replica->context, WEFT_UNSUPPORTED,
+                         "changes are visited of live memory; of a file, compare its versions");
+    }
+    if (replica->blank) {
+        return weft_fail(replica->context, WEFT_UNSUPPORTED,
+                         "this memory held nothing, and prepare has filled it: all of it is new");
+    }
+    if (replica->more) {
+        return weft_fail(replica->context, WEFT_UNSUPPORTED,
+                         "limits.stage_bytes cuts this step into portions, of which only the first is "
+                         "prepared; raise it to see all changes before the commit");
+    }
+    return weft_apply_changes(replica->apply, batch, visit, opaque);
+}
+
 weft_status weft_replica_commit(weft_replica *replica) {
     replica->known_before = replica->known;
     replica->digest_before = replica->digest;
-    weft_digest promised = weft_patch_describe(replica->patch).result;
+    weft_patch_info info = {.size = sizeof info};
+    weft_patch_describe(replica->patch, &info);
     replica->patch = NULL;
     replica->known = false;
-    /* what is begun is ended: portions that are fetched yet, and the sums of a file that was put in place
-     */
+    /* The caller cannot cancel from here on: later portions are still to be fetched, and a file that was
+     * put in place is still to be summed. */
     weft_progress_hold(replica->context);
     weft_status status = replica->path != NULL ? commit_file(replica) : commit_live(replica);
     weft_progress_go_on(replica->context);
     if (status != WEFT_OK) {
         return status;
     }
-    replica->digest = promised;
+    replica->digest = info.result;
     replica->known = true;
     replica->present = true;
     return WEFT_OK;

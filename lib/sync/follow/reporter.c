@@ -2,8 +2,8 @@
  *
  * reporter.c: the thread that puts a follower's reports.
  *
- * A report that fails costs nothing: the next one says more. After failures they become rare, and a store
- * that refuses them for good (a read token, a plain web server) is not asked again.
+ * A put that fails is not repeated: the next report says more. After failures reports become rare, and a
+ * store that refuses them for good (a read token, a plain web server) is not asked again.
  */
 #include "reporter.h"
 
@@ -14,12 +14,15 @@
 #include <string.h>
 
 static const double INTERVAL_SECONDS = 5;
-/* where every put is paid for */
+/* in a store where every put is paid for */
 static const double INTERVAL_PAID_SECONDS = 60;
-/* news comes at most so often: a part of the interval */
+/* of the interval: news waits at least so long after the last put */
 static const double NEWS_PART = 0.2;
+/* the longest pause after failures */
 static const double FAILED_SECONDS = 300;
+/* that a close waits for the last report */
 static const double GOODBYE_SECONDS = 1;
+/* after which an error is no longer reported */
 static const uint64_t ERROR_MILLISECONDS = 3600000;
 
 struct weft_reporter {
@@ -28,14 +31,14 @@ struct weft_reporter {
     weft_store *store;
     char key[WEFT_KEY_SIZE];
     pthread_t thread;
-    atomic_bool stopping;  /* what the thread waits for in the store is given up */
-    pthread_mutex_t mutex; /* of all below */
+    atomic_bool stopping;  /* the put under way is given up */
+    pthread_mutex_t mutex; /* guards all below */
     pthread_cond_t changed;
     weft_follower follower;
-    bool told;         /* it has a run */
-    bool news;         /* since the last put */
-    bool refused;      /* for good */
-    unsigned failures; /* in a row */
+    bool told;         /* `follower` has a run, and may be put */
+    bool news;         /* there was some since the last put */
+    bool refused;      /* the store takes no reports */
+    unsigned failures; /* of puts, in a row */
     double last;       /* when the last put ended; 0: there was none */
     bool closing;
     bool ended; /* the thread has nothing left to put */
@@ -56,29 +59,22 @@ static double next_due(const weft_reporter *reporter) {
     return reporter->last + (reporter->news ? interval * NEWS_PART : interval);
 }
 
-static void forget_old_error(weft_follower *follower) {
-    if (follower->milliseconds > follower->error_milliseconds + ERROR_MILLISECONDS) {
-        follower->error[0] = '\0';
-    }
-}
-
-static weft_status put_report(weft_reporter *reporter, const weft_follower *follower) {
-    uint8_t data[WEFT_REPORT_MAX];
-    size_t size;
-    weft_status status = weft_report_format(reporter->context, follower, data, &size);
-    return status == WEFT_OK ? weft_store_put_bytes(reporter->context, reporter->store, reporter->key, data,
-                                                    size, WEFT_STORE_ALWAYS, NULL, NULL)
-                             : status;
-}
-
-/* Called with the lock, which is not held while the store works. */
+/* Called with the mutex, which is released during the put. */
 static void send_report(weft_reporter *reporter) {
     reporter->follower.milliseconds = weft_clock_date();
-    forget_old_error(&reporter->follower);
+    if (reporter->follower.milliseconds > reporter->follower.error_milliseconds + ERROR_MILLISECONDS) {
+        reporter->follower.error[0] = '\0';
+    }
     reporter->news = false;
     weft_follower copy = reporter->follower;
     pthread_mutex_unlock(&reporter->mutex);
-    weft_status status = put_report(reporter, &copy);
+    uint8_t data[WEFT_REPORT_MAX];
+    size_t size;
+    weft_status status = weft_report_format(reporter->context, &copy, data, &size);
+    if (status == WEFT_OK) {
+        status = weft_store_put_bytes(reporter->context, reporter->store, reporter->key, data, size,
+                                      WEFT_STORE_ALWAYS, NULL, NULL);
+    }
     pthread_mutex_lock(&reporter->mutex);
     reporter->last = weft_clock_now();
     reporter->failures = status == WEFT_OK ? 0 : reporter->failures + 1;
@@ -113,13 +109,15 @@ static void *reporter_main(void *argument) {
 
 static double choose_interval(const weft_store *store, double seconds) {
     if (seconds <= 0) {
-        seconds = weft_store_traits_of(store).paid ? INTERVAL_PAID_SECONDS : INTERVAL_SECONDS;
+        weft_store_traits traits = {.size = sizeof traits};
+        weft_store_traits_of(store, &traits);
+        seconds = traits.paid ? INTERVAL_PAID_SECONDS : INTERVAL_SECONDS;
     }
     seconds = seconds > WEFT_REPORT_SHORTEST ? seconds : WEFT_REPORT_SHORTEST;
     return seconds < WEFT_REPORT_LONGEST ? seconds : WEFT_REPORT_LONGEST;
 }
 
-static void release(weft_reporter *reporter) {
+static void release_reporter(weft_reporter *reporter) {
     pthread_cond_destroy(&reporter->changed);
     pthread_mutex_destroy(&reporter->mutex);
     weft_context_destroy(reporter->context);
@@ -153,7 +151,7 @@ weft_status weft_reporter_open(weft_context *context, weft_store *store, const c
         status = weft_fail_errno(context, error, "cannot start a thread for reports");
     }
     if (status != WEFT_OK) {
-        release(reporter);
+        release_reporter(reporter);
         return status;
     }
     *reporter_out = reporter;
@@ -175,7 +173,7 @@ void weft_reporter_close(weft_reporter *reporter) {
     pthread_mutex_unlock(&reporter->mutex);
     atomic_store(&reporter->stopping, true);
     pthread_join(reporter->thread, NULL);
-    release(reporter);
+    release_reporter(reporter);
 }
 
 /* ---- what the follower says ---- */
@@ -188,7 +186,14 @@ void weft_reporter_phase(weft_reporter *reporter, weft_sync_phase phase, double 
     }
 }
 
-static void copy_info(weft_follower *follower, const weft_subscriber_info *info) {
+void weft_reporter_tell(weft_reporter *reporter, const char *run, const weft_subscriber_info *info,
+                        const char *state, bool news) {
+    if (reporter == NULL || run[0] == '\0') {
+        return;
+    }
+    pthread_mutex_lock(&reporter->mutex);
+    weft_follower *follower = &reporter->follower;
+    bool wake = !reporter->told || (news && !reporter->news);
     follower->version = info->version;
     follower->digest = info->version > 0 ? info->digest : (weft_digest){{0}};
     follower->newest = info->newest;
@@ -199,17 +204,6 @@ static void copy_info(weft_follower *follower, const weft_subscriber_info *info)
     follower->healed = info->healed;
     follower->fetched_bytes = info->fetched_bytes;
     follower->requests = info->requests;
-}
-
-void weft_reporter_tell(weft_reporter *reporter, const char *run, const weft_subscriber_info *info,
-                        const char *state, bool news) {
-    if (reporter == NULL || run[0] == '\0') {
-        return;
-    }
-    pthread_mutex_lock(&reporter->mutex);
-    weft_follower *follower = &reporter->follower;
-    bool wake = !reporter->told || (news && !reporter->news);
-    copy_info(follower, info);
     snprintf(follower->run, sizeof follower->run, "%s", run);
     snprintf(follower->state, sizeof follower->state, "%s", state);
     reporter->told = true;

@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * subscriber.c: a replica that follows a run.
+ * subscriber.c: a replica that follows a run: follow.c finds the head, planner.c the route, objects/fetch.c
+ * gets each step's object, and replica.c applies it.
  *
- * What can go wrong with a step decides what is done about it:
- *   the network or the disk   the caller is told, and may try again; nothing has changed
- *   an object is missing      it may be late: wait a little; then plan around it
+ * What goes wrong with a step decides what is done about it (heal_step):
+ *   the network or the disk   the call fails, and may be made again; nothing has changed
+ *   an object is missing      it may be late: wait a little, then plan around it
  *   an object is damaged      it was fetched again already: plan around it
  *   the replica has drifted   it is not believed any more: start from an anchor
- *   no way is left            the caller is told why
+ *   no route is left          the call fails, and says why
  */
 #include "subscriber.h"
+
 #include "../../base/clock.h"
 #include "../../base/context.h"
+#include "../../base/sized.h"
 #include "../../patch/format/patch.h"
 #include "../format/leap.h"
 #include "../objects/fetch.h"
@@ -27,9 +30,11 @@
 enum { TEXT_BYTES = 512 };
 
 static const uint64_t AUDIT_BYTES = (uint64_t)16 << 20;
-static const uint64_t HOLD_BYTES = (uint64_t)256 << 20;
+static const uint64_t FETCH_BYTES = (uint64_t)256 << 20;
+/* the longest that a store is asked to wait */
 static const double WATCH_SECONDS = 25;
-static const double WATCH_PAUSE = 1;
+/* between two long polls that end without news */
+static const double WATCH_PAUSE_SECONDS = 1;
 
 /* The version that the replica is at. */
 typedef struct position {
@@ -45,19 +50,20 @@ struct weft_subscriber {
     weft_subscriber_options options;
     weft_follow follow;
     weft_replica replica;
-    weft_view *own_view; /* made from a layout */
+    /* opened by a layout: the view that was made from it, and the anchor whose table it refers to */
+    weft_view *own_view;
     weft_patch *layout_patch;
     weft_fetch *layout_fetch;
 
     weft_step_listener listener;
 
     weft_route route;
-    weft_texts avoid;
-    char trouble[TEXT_BYTES];    /* why the last way was given up */
-    bool looked;                 /* the head was looked at since the last prepare */
-    weft_watermark last_time;    /* the newest head that was seen before the opening */
-    bool ours;                   /* what stands at the path of a checkpoint may be replaced */
-    char missing[WEFT_KEY_SIZE]; /* an object that was not there, and since when */
+    weft_texts avoid;               /* keys of objects that routes go around */
+    char trouble[TEXT_BYTES];       /* why the last route was given up */
+    bool looked;                    /* the head was read since the last prepare */
+    weft_watermark mark_at_opening; /* of a checkpoint */
+    bool ours;                      /* what stands at the path of a checkpoint may be replaced */
+    char missing[WEFT_KEY_SIZE];    /* an object that was not there, and since when */
     double missing_since;
 
     /* the prepared step */
@@ -66,48 +72,50 @@ struct weft_subscriber {
     bool prepared;
 
     position here;
-    position before;               /* the last commit */
-    weft_store_traffic at_opening; /* of the store */
+    position before; /* the last commit, for a rollback */
+    weft_store_traffic traffic_at_opening;
     weft_subscriber_info info;
-    weft_reporter *reporter; /* NULL: this one is not to be seen */
-    bool telling;            /* the caller's phase function runs */
+    weft_reporter *reporter; /* NULL: it does not report */
+    bool in_phase_function;  /* the caller's, which must not call back */
 };
 
 static void report_phase(weft_subscriber *subscriber, weft_sync_phase phase, uint64_t version,
                          double seconds, uint64_t bytes) {
     if (subscriber->options.phase != NULL) {
-        subscriber->telling = true;
+        subscriber->in_phase_function = true;
         subscriber->options.phase(subscriber->options.phase_opaque, phase, version, seconds, bytes);
-        subscriber->telling = false;
+        subscriber->in_phase_function = false;
     }
     weft_reporter_phase(subscriber->reporter, phase, seconds);
 }
 
-/* Lets others know, if they are to. */
-static void tell_reporter(const weft_subscriber *subscriber, const char *state, bool news) {
+/* Updates what is reported to the fleet. */
+static void report_state(const weft_subscriber *subscriber, const char *state, bool news) {
     if (subscriber->reporter != NULL) {
-        weft_subscriber_info info = weft_subscriber_describe(subscriber);
+        weft_subscriber_info info = {.size = sizeof info};
+        weft_subscriber_describe(subscriber, &info);
         const char *run = subscriber->follow.seen ? subscriber->follow.head.run : "";
         weft_reporter_tell(subscriber->reporter, run, &info, state, news);
     }
 }
 
 /* The same after an operation that may have failed. */
-static weft_status tell_outcome(const weft_subscriber *subscriber, weft_status status, const char *state,
-                                bool news) {
+static weft_status report_outcome(const weft_subscriber *subscriber, weft_status status, const char *state,
+                                  bool news) {
     bool failed = status < 0 && status != WEFT_CANCELLED;
     if (failed) {
         const char *text = weft_context_error(subscriber->context);
         weft_reporter_error(subscriber->reporter, text[0] != '\0' ? text : weft_status_name(status));
     }
-    tell_reporter(subscriber, failed ? "failed" : state, failed || news);
+    report_state(subscriber, failed ? "failed" : state, failed || news);
     return status;
 }
 
 /* ---- life ---- */
 
-static weft_status create(weft_context *context, weft_store *store, const weft_subscriber_options *options,
-                          weft_subscriber **subscriber_out) {
+static weft_status create_subscriber(weft_context *context, weft_store *store,
+                                     const weft_subscriber_options *options,
+                                     weft_subscriber **subscriber_out) {
     weft_context_clear(context);
     weft_subscriber *subscriber = weft_allocate_zeroed(context, 1, sizeof *subscriber);
     if (subscriber == NULL) {
@@ -116,16 +124,22 @@ static weft_status create(weft_context *context, weft_store *store, const weft_s
     subscriber->context = context;
     subscriber->process = getpid();
     subscriber->store = store;
-    if (options != NULL) {
-        subscriber->options = *options;
+    weft_status status = weft_sized_read(context, options, &subscriber->options, sizeof subscriber->options,
+                                         "weft_subscriber_options");
+    if (status != WEFT_OK) {
+        weft_release(context, subscriber);
+        return status;
     }
     weft_subscriber_options *chosen = &subscriber->options;
     chosen->audit_bytes = chosen->audit_bytes != 0 ? chosen->audit_bytes : AUDIT_BYTES;
-    chosen->fetch_bytes = chosen->fetch_bytes != 0 ? chosen->fetch_bytes : HOLD_BYTES;
+    chosen->fetch_bytes = chosen->fetch_bytes != 0 ? chosen->fetch_bytes : FETCH_BYTES;
     if (chosen->poll_seconds <= 0) {
-        chosen->poll_seconds = weft_store_traits_of(store).poll_seconds;
+        weft_store_traits traits = {.size = sizeof traits};
+        weft_store_traits_of(store, &traits);
+        chosen->poll_seconds = traits.poll_seconds;
     }
-    subscriber->at_opening = weft_store_traffic_of(store);
+    subscriber->traffic_at_opening.size = sizeof subscriber->traffic_at_opening;
+    weft_store_traffic_of(store, &subscriber->traffic_at_opening);
     weft_route_open(&subscriber->route, context);
     subscriber->replica.context = context;
     subscriber->follow.context = context;
@@ -179,7 +193,7 @@ static weft_status finish_open(weft_subscriber *subscriber, weft_status status,
 weft_status weft_subscriber_open(weft_context *context, weft_store *store, const weft_view *view,
                                  const weft_subscriber_options *options, weft_subscriber **subscriber_out) {
     weft_subscriber *subscriber;
-    weft_status status = create(context, store, options, &subscriber);
+    weft_status status = create_subscriber(context, store, options, &subscriber);
     if (status != WEFT_OK) {
         return status;
     }
@@ -207,7 +221,7 @@ static weft_status open_file(weft_subscriber *subscriber, const char *path) {
                                   options->durable);
     }
     weft_release(context, mark_path);
-    subscriber->last_time = subscriber->follow.mark;
+    subscriber->mark_at_opening = subscriber->follow.mark;
     subscriber->ours = subscriber->follow.mark.run[0] != '\0' || options->replace;
     if (status == WEFT_OK) {
         status =
@@ -224,14 +238,15 @@ weft_status weft_subscriber_open_file(weft_context *context, weft_store *store, 
                                       const weft_subscriber_options *options,
                                       weft_subscriber **subscriber_out) {
     weft_subscriber *subscriber;
-    weft_status status = create(context, store, options, &subscriber);
+    weft_status status = create_subscriber(context, store, options, &subscriber);
     if (status != WEFT_OK) {
         return status;
     }
     return finish_open(subscriber, open_file(subscriber, path), subscriber_out);
 }
 
-/* What the checkpoint's tensors are stands at the ends of every anchor; only these are fetched. */
+/* Opens an anchor for its table, which says what the checkpoint's tensors are. It lies at the ends of the
+ * object, and only these are fetched. */
 static weft_status read_table(weft_subscriber *subscriber) {
     weft_context *context = subscriber->context;
     weft_follow *follow = &subscriber->follow;
@@ -264,7 +279,7 @@ weft_status weft_subscriber_open_layout(weft_context *context, weft_store *store
                                         const weft_layout *layout, const weft_subscriber_options *options,
                                         weft_subscriber **subscriber_out) {
     weft_subscriber *subscriber;
-    weft_status status = create(context, store, options, &subscriber);
+    weft_status status = create_subscriber(context, store, options, &subscriber);
     if (status != WEFT_OK) {
         return status;
     }
@@ -288,8 +303,9 @@ weft_status weft_subscriber_open_layout(weft_context *context, weft_store *store
     return finish_open(subscriber, status, subscriber_out);
 }
 
-/* ---- looking ---- */
+/* ---- waiting for a version ---- */
 
+/* A newer head may name other objects: nothing is avoided any more. */
 static weft_status look_at_head(weft_subscriber *subscriber) {
     weft_status status = weft_follow_look(&subscriber->follow);
     if (status >= 0) {
@@ -301,16 +317,16 @@ static weft_status look_at_head(weft_subscriber *subscriber) {
     return status;
 }
 
-static bool behind(const weft_subscriber *subscriber) {
+static bool is_behind(const weft_subscriber *subscriber) {
     const weft_follow *follow = &subscriber->follow;
     return follow->seen && follow->head.started &&
            (!subscriber->replica.known || subscriber->here.version != follow->head.newest.version ||
             !weft_digest_equal(&subscriber->replica.digest, &follow->head.newest.digest));
 }
 
-/* Waits on the store, or a while, and looks. A store that answers at once, and not with news, is not asked
- * more often than one that cannot wait; one that lets nobody wait for long is asked again all the same,
- * however seldom others are. */
+/* One long poll, or one pause and a look at the head. After a long poll without news the rest of a pause is
+ * slept: a store that answers at once is not asked in a tight loop. That pause is at most
+ * WATCH_PAUSE_SECONDS, however long the caller's poll_seconds are. */
 static weft_status await_news(weft_subscriber *subscriber, double seconds) {
     weft_follow *follow = &subscriber->follow;
     uint64_t after = follow->seen ? follow->head.newest.version : 0;
@@ -324,46 +340,22 @@ static weft_status await_news(weft_subscriber *subscriber, double seconds) {
     }
     if (status == WEFT_MORE || status == WEFT_UNSUPPORTED) {
         double pause = subscriber->options.poll_seconds;
-        pause = status == WEFT_MORE && pause > WATCH_PAUSE ? WATCH_PAUSE : pause;
+        pause = status == WEFT_MORE && pause > WATCH_PAUSE_SECONDS ? WATCH_PAUSE_SECONDS : pause;
         double rest = (seconds < pause ? seconds : pause) - (weft_clock_now() - start);
         status = rest > 0 ? weft_clock_sleep(subscriber->context, rest) : WEFT_OK;
     }
     return status >= 0 ? look_at_head(subscriber) : status;
 }
 
-weft_status weft_subscriber_look(weft_subscriber *subscriber, uint64_t *newest_out) {
-    weft_status status = look_at_head(subscriber);
-    if (status >= 0) {
-        *newest_out = subscriber->follow.seen ? subscriber->follow.head.newest.version : 0;
-    }
-    return status < 0 ? status : WEFT_OK;
-}
-
-void weft_subscriber_listen(weft_subscriber *subscriber, const weft_step_listener *listener) {
-    subscriber->listener = *listener;
-}
-
-bool weft_subscriber_prepared(const weft_subscriber *subscriber) {
-    return subscriber->prepared;
-}
-
-bool weft_subscriber_holds(const weft_subscriber *subscriber, const weft_digest *digest) {
-    return subscriber->replica.known && weft_digest_equal(&subscriber->replica.digest, digest);
-}
-
-bool weft_subscriber_unusable(weft_status status) {
-    return weft_status_is_integrity(status) || status == WEFT_NOT_FOUND || status == WEFT_UNSUPPORTED;
-}
-
 static weft_status wait_for_news(weft_subscriber *subscriber, double seconds, uint64_t *version_out) {
     weft_progress_begin(subscriber->context, "wait", 0);
     double start = weft_clock_now();
-    /* where the store can wait, that tells all that a look would */
-    bool watched = subscriber->follow.seen && !subscriber->follow.polls;
+    /* A store that can wait tells all that a look would. Without time, only a look tells. */
+    bool watched = seconds > 0 && subscriber->follow.seen && !subscriber->follow.polls;
     weft_status status = watched ? WEFT_MORE : look_at_head(subscriber);
-    while (!behind(subscriber) && (status >= 0 || status == WEFT_NOT_FOUND)) {
+    while (!is_behind(subscriber) && (status >= 0 || status == WEFT_NOT_FOUND)) {
         double left = start + seconds - weft_clock_now();
-        if (!(left > 0)) { /* a time that is no number is over, too */
+        if (!(left > 0)) { /* NaN is over, too */
             return WEFT_MORE;
         }
         status = await_news(subscriber, left);
@@ -379,10 +371,10 @@ static weft_status wait_for_news(weft_subscriber *subscriber, double seconds, ui
     return WEFT_OK;
 }
 
-/* Where every call begins. */
-static weft_status enter(const weft_subscriber *subscriber) {
+/* Every public call but those that describe begins with this. */
+static weft_status enter_call(const weft_subscriber *subscriber) {
     weft_status status = weft_context_enter(subscriber->context);
-    if (status == WEFT_OK && subscriber->telling) {
+    if (status == WEFT_OK && subscriber->in_phase_function) {
         return weft_fail(
             subscriber->context, WEFT_BUSY,
             "this subscriber waits for its phase function; go on with it after the call under way");
@@ -393,12 +385,15 @@ static weft_status enter(const weft_subscriber *subscriber) {
 }
 
 weft_status weft_subscriber_wait(weft_subscriber *subscriber, double seconds, uint64_t *version_out) {
-    weft_status entered = enter(subscriber);
+    weft_status entered = enter_call(subscriber);
     if (entered != WEFT_OK) {
         return entered;
     }
-    tell_reporter(subscriber, "waiting", false);
-    return tell_outcome(subscriber, wait_for_news(subscriber, seconds, version_out), "waiting", false);
+    report_state(subscriber, "waiting", false);
+    weft_status status = wait_for_news(subscriber, seconds, version_out);
+    /* A prepare goes by what a wait has found. One that found nothing has seen the past only. */
+    subscriber->looked = subscriber->looked && status == WEFT_OK;
+    return report_outcome(subscriber, status, "waiting", false);
 }
 
 /* ---- planning ---- */
@@ -443,14 +438,14 @@ static weft_status set_here(weft_subscriber *subscriber, const weft_record *reco
     return status;
 }
 
-/* A checkpoint that turned out to be of this run is ours from now on. */
-static weft_status adopt(weft_subscriber *subscriber) {
+/* The checkpoint is at a version of this run, so it is ours from now on. */
+static weft_status adopt_run(weft_subscriber *subscriber) {
     subscriber->ours = true;
     return weft_follow_keep(&subscriber->follow);
 }
 
-/* A checkpoint that somebody else put there is not replaced by accident. */
-static weft_status check_route(const weft_subscriber *subscriber) {
+/* Refuses a route that replaces a checkpoint which somebody else put there. */
+static weft_status check_may_replace(const weft_subscriber *subscriber) {
     const weft_route *route = &subscriber->route;
     if (subscriber->ours || route->count == 0 || !route->steps[0].anchor) {
         return WEFT_OK;
@@ -462,48 +457,29 @@ static weft_status check_route(const weft_subscriber *subscriber) {
         subscriber->replica.path);
 }
 
-/* Which version the replica is at, if that is remembered: 0 if it has to be found in the history. */
-static uint64_t version_of(const weft_subscriber *subscriber) {
-    const weft_watermark *mark = &subscriber->last_time;
+/* The version that the replica is at; 0 if it has to be found in the history, by its digest. */
+static uint64_t remembered_version(const weft_subscriber *subscriber) {
+    const weft_watermark *mark = &subscriber->mark_at_opening;
     if (subscriber->here.version != 0) {
         return subscriber->here.version;
     }
     return weft_digest_equal(&mark->digest, &subscriber->replica.digest) ? mark->version : 0;
 }
 
-static weft_status find_route(weft_subscriber *subscriber, uint64_t target) {
-    weft_replica *replica = &subscriber->replica;
-    weft_route_request request = {
-        .store = subscriber->store,
-        .head = &subscriber->follow.head,
-        .version = target,
-        .from = replica->known ? &replica->digest : NULL,
-        .from_version = version_of(subscriber),
-        .avoid = &subscriber->avoid,
-    };
-    weft_route_clear(&subscriber->route);
-    weft_status status = weft_route_plan(&subscriber->route, &request);
-    if (status == WEFT_NOT_FOUND && subscriber->trouble[0] != '\0') {
-        return weft_fail(subscriber->context, WEFT_CHECKSUM_MISMATCH, "%.511s; %s",
-                         weft_context_error(subscriber->context), subscriber->trouble);
-    }
-    return status == WEFT_OK ? check_route(subscriber) : status;
-}
-
-/* A route that was begun is gone to its end, unless somebody wants to go elsewhere. */
+/* A route that was begun is followed to its end, unless another version is wanted. */
 static bool route_leads_to(const weft_route *route, uint64_t version) {
     return route->next < route->count &&
            (version == 0 || route->steps[route->count - 1].record.version == version);
 }
 
-static bool arrived(const weft_subscriber *subscriber, uint64_t target) {
+static bool has_arrived(const weft_subscriber *subscriber, uint64_t target) {
     const weft_record *newest = &subscriber->follow.head.newest;
     return subscriber->replica.known && target == newest->version &&
            weft_digest_equal(&subscriber->replica.digest, &newest->digest);
 }
 
-/* After this the route's next step is to be done, or there is none. */
-static weft_status plan(weft_subscriber *subscriber, uint64_t version) {
+/* Afterwards the route has a next step, or the replica is at the version and the route is empty. */
+static weft_status plan_route(weft_subscriber *subscriber, uint64_t version) {
     if (route_leads_to(&subscriber->route, version)) {
         return WEFT_OK;
     }
@@ -512,38 +488,57 @@ static weft_status plan(weft_subscriber *subscriber, uint64_t version) {
     if (status != WEFT_OK) {
         return status;
     }
-    if (arrived(subscriber, target)) {
+    if (has_arrived(subscriber, target)) {
         weft_route_clear(&subscriber->route);
         status = set_here(subscriber, &subscriber->follow.head.newest);
-        return status == WEFT_OK ? adopt(subscriber) : status;
+        return status == WEFT_OK ? adopt_run(subscriber) : status;
     }
-    status = find_route(subscriber, target);
+    weft_replica *replica = &subscriber->replica;
+    weft_route_request request = {
+        .store = subscriber->store,
+        .head = &subscriber->follow.head,
+        .version = target,
+        .from = replica->known ? &replica->digest : NULL,
+        .from_version = remembered_version(subscriber),
+        .avoid = &subscriber->avoid,
+    };
+    weft_route_clear(&subscriber->route);
+    status = weft_route_plan(&subscriber->route, &request);
+    if (status == WEFT_NOT_FOUND && subscriber->trouble[0] != '\0') {
+        return weft_fail(subscriber->context, WEFT_CHECKSUM_MISMATCH, "%.511s; %s",
+                         weft_context_error(subscriber->context), subscriber->trouble);
+    }
+    if (status == WEFT_OK) {
+        status = check_may_replace(subscriber);
+    }
     if (status == WEFT_OK && subscriber->route.count == 0) {
         status = set_here(subscriber, &subscriber->route.start);
-        status = status == WEFT_OK ? adopt(subscriber) : status;
+        status = status == WEFT_OK ? adopt_run(subscriber) : status;
     }
     return status;
 }
 
-/* A page that is not there may have been removed since the head was looked at: then the head has moved. */
-static weft_status plan_from_newest(weft_subscriber *subscriber, uint64_t version) {
-    weft_status status = plan(subscriber, version);
+/* Plans again for as long as a page is missing and the head has moved: gc may have removed the page since
+ * the head was read. */
+static weft_status plan_again_if_moved(weft_subscriber *subscriber, uint64_t version) {
+    weft_status status = plan_route(subscriber, version);
     while (status == WEFT_NOT_FOUND) {
         weft_failure failure = weft_failure_keep(subscriber->context, status);
         weft_status looked = look_at_head(subscriber);
         if (looked != WEFT_OK) {
             return looked < 0 ? looked : weft_failure_tell(subscriber->context, &failure);
         }
-        status = plan(subscriber, version);
+        status = plan_route(subscriber, version);
     }
     return status;
 }
 
 /* ---- one step ---- */
 
-/* The hashes have proven the bytes; this proves that the history is not at odds with them. */
+/* The bytes are proven by their hashes. This checks that the patch says of itself what the history says. */
 static weft_status check_patch(const weft_subscriber *subscriber, const weft_route_step *step) {
-    weft_patch_info info = weft_patch_describe(subscriber->patch);
+    weft_patch_info info = {.size = sizeof info};
+    weft_patch_describe(subscriber->patch, &info);
     weft_digest base = step->anchor ? weft_state_nothing() : step->base;
     if (weft_digest_equal(&info.result, &step->record.digest) && weft_digest_equal(&info.base, &base)) {
         return WEFT_OK;
@@ -568,7 +563,7 @@ static weft_status open_step(weft_subscriber *subscriber, const weft_route_step 
     return status == WEFT_OK ? check_patch(subscriber, step) : status;
 }
 
-static weft_status audit(weft_subscriber *subscriber, const weft_route_step *step) {
+static weft_status audit_weights(weft_subscriber *subscriber, const weft_route_step *step) {
     if (step->anchor || !subscriber->replica.known) {
         return WEFT_OK;
     }
@@ -579,18 +574,10 @@ static weft_status audit(weft_subscriber *subscriber, const weft_route_step *ste
     return status;
 }
 
-static void note_fetch(weft_subscriber *subscriber, const weft_route_step *step, double start) {
-    weft_fetch_stats stats = weft_fetch_describe(subscriber->fetch);
-    subscriber->info.healed += stats.damaged;
-    report_phase(subscriber, WEFT_SYNC_FETCH, step->record.version, stats.last - start, stats.bytes);
-    report_phase(subscriber, WEFT_SYNC_DECODE, step->record.version, weft_clock_now() - stats.last,
-                 step->object.bytes);
-}
-
-static weft_status run_step(weft_subscriber *subscriber, const weft_route_step *step) {
+static weft_status prepare_step(weft_subscriber *subscriber, const weft_route_step *step) {
     weft_replica_settle(&subscriber->replica);
     drop_step(subscriber);
-    weft_status status = audit(subscriber, step);
+    weft_status status = audit_weights(subscriber, step);
     double start = weft_clock_now();
     if (status == WEFT_OK) {
         status = open_step(subscriber, step);
@@ -608,12 +595,17 @@ static weft_status run_step(weft_subscriber *subscriber, const weft_route_step *
         return status;
     }
     subscriber->prepared = true;
-    note_fetch(subscriber, step, start);
+    weft_fetch_stats stats = weft_fetch_describe(subscriber->fetch);
+    subscriber->info.healed += stats.damaged;
+    report_phase(subscriber, WEFT_SYNC_FETCH, step->record.version, stats.last - start, stats.bytes);
+    report_phase(subscriber, WEFT_SYNC_DECODE, step->record.version, weft_clock_now() - stats.last,
+                 step->object.bytes);
     return WEFT_OK;
 }
 
 /* ---- when a step fails ---- */
 
+/* Gives the route up and remembers why, for the case that none is left. */
 static void note_trouble(weft_subscriber *subscriber) {
     snprintf(subscriber->trouble, sizeof subscriber->trouble, "%s",
              weft_context_error(subscriber->context));
@@ -621,83 +613,86 @@ static void note_trouble(weft_subscriber *subscriber) {
     subscriber->info.healed++;
 }
 
-static weft_status give_up_object(weft_subscriber *subscriber, const char *key) {
+static weft_status avoid_object(weft_subscriber *subscriber, const char *key) {
     note_trouble(subscriber);
     return weft_texts_add(&subscriber->avoid, subscriber->context, key);
 }
 
-/* A leap is a shorter way and never the only one: it is not waited for. */
-static bool promised(const weft_subscriber *subscriber, const weft_route_step *step) {
+/* True if a missing object is worth waiting for: an anchor or the patch of one version, not below the
+ * floor. A leap is only a shorter route. */
+static bool is_promised(const weft_subscriber *subscriber, const weft_route_step *step) {
     uint64_t floor = subscriber->follow.head.newest.floor;
     return step->anchor ? step->record.version >= floor
                         : step->first >= floor && step->first + 1 == step->record.version;
 }
 
-/* What is missing may be late, or may have been removed because it is no longer needed: the newest head
- * knows. */
-static weft_status meet_missing(weft_subscriber *subscriber, const weft_route_step *step, const char *key) {
+/* The object may be late, or gc may have removed it. The floor of the newest head tells which, so the head
+ * is read again before each attempt. */
+static weft_status handle_missing(weft_subscriber *subscriber, const weft_route_step *step,
+                                  const char *key) {
     double now = weft_clock_now();
     if (strcmp(subscriber->missing, key) != 0) {
         snprintf(subscriber->missing, sizeof subscriber->missing, "%s", key);
         subscriber->missing_since = now;
     }
     double waited = now - subscriber->missing_since;
-    if (waited >= WEFT_VISIBLE_SECONDS || !promised(subscriber, step)) {
-        return give_up_object(subscriber, key);
+    if (waited >= WEFT_VISIBLE_SECONDS || !is_promised(subscriber, step)) {
+        return avoid_object(subscriber, key);
     }
     weft_status looked = weft_follow_look(&subscriber->follow);
     return looked == WEFT_MORE ? weft_clock_sleep(subscriber->context, 0.02 + waited / 2) : looked;
 }
 
-/* Weights that are not what they were taken for start from an anchor. If they are, the patch is not what it
- * promises, and another way is to be found. */
-static weft_status meet_mismatch(weft_subscriber *subscriber, const weft_route_step *step,
-                                 const char *key) {
+/* The proof of a step has failed. If a whole audit finds the weights right, the patch is not what it
+ * promises and is avoided. Else the weights have drifted, and the next route starts from an anchor. */
+static weft_status handle_mismatch(weft_subscriber *subscriber, const weft_route_step *step,
+                                   const char *key) {
     weft_failure failure = weft_failure_keep(subscriber->context, WEFT_DIGEST_MISMATCH);
     weft_replica *replica = &subscriber->replica;
     bool sound = step->anchor || (replica->known && weft_replica_audit(replica, UINT64_MAX) == WEFT_OK);
     (void)weft_failure_tell(subscriber->context, &failure);
     if (sound) {
-        return give_up_object(subscriber, key);
+        return avoid_object(subscriber, key);
     }
     note_trouble(subscriber);
     weft_replica_forget(replica);
     return WEFT_OK;
 }
 
-/* WEFT_OK: try again, in another way. */
-static weft_status heal(weft_subscriber *subscriber, weft_status status) {
+/* WEFT_OK: plan and try again. */
+static weft_status heal_step(weft_subscriber *subscriber, weft_status status) {
     const weft_route_step *step = &subscriber->route.steps[subscriber->route.next];
     char key[WEFT_KEY_SIZE];
     memcpy(key, step->object.key, sizeof key);
     switch (status) {
     case WEFT_NOT_FOUND:
-        return meet_missing(subscriber, step, key);
+        return handle_missing(subscriber, step, key);
     case WEFT_MALFORMED:
     case WEFT_TRUNCATED:
     case WEFT_WRONG_VERSION:
     case WEFT_CHECKSUM_MISMATCH:
     case WEFT_UNSUPPORTED:
-        return give_up_object(subscriber, key);
+        return avoid_object(subscriber, key);
     case WEFT_BASE_MISMATCH:
     case WEFT_DIGEST_MISMATCH:
-        return meet_mismatch(subscriber, step, key);
+        return handle_mismatch(subscriber, step, key);
     default:
         return status;
     }
 }
 
-/* By the time that somebody comes back there may be newer versions. */
+/* The next call reads the head first: there may be newer versions by then. */
 static void give_up_route(weft_subscriber *subscriber) {
     weft_route_clear(&subscriber->route);
     subscriber->looked = false;
 }
 
-/* What was avoided is worth another try when the caller comes back. */
-static weft_status stop(weft_subscriber *subscriber, weft_status status) {
+/* Ends a prepare that needs no further step of this route. The next one tries again what this one avoided.
+ */
+static weft_status stop_preparing(weft_subscriber *subscriber, weft_status status) {
     weft_texts_close(&subscriber->avoid, subscriber->context);
     if (status != WEFT_OK) {
-        give_up_route(subscriber);
+        weft_route_clear(&subscriber->route);
     }
     subscriber->missing[0] = '\0';
     subscriber->trouble[0] = '\0';
@@ -705,7 +700,8 @@ static weft_status stop(weft_subscriber *subscriber, weft_status status) {
     return status;
 }
 
-static weft_status prepare(weft_subscriber *subscriber, uint64_t version) {
+/* Prepares the next step of a route to `version`. WEFT_MORE: there are more after it. */
+static weft_status prepare_next_step(weft_subscriber *subscriber, uint64_t version) {
     weft_status status = WEFT_OK;
     if (subscriber->prepared) {
         status = weft_subscriber_rollback(subscriber);
@@ -714,46 +710,46 @@ static weft_status prepare(weft_subscriber *subscriber, uint64_t version) {
         status = weft_replica_recover(&subscriber->replica);
     }
     while (status == WEFT_OK) {
-        status = plan_from_newest(subscriber, version);
+        status = plan_again_if_moved(subscriber, version);
         const weft_route *route = &subscriber->route;
         if (status == WEFT_OK && route->next == route->count) {
-            return stop(subscriber, WEFT_OK);
+            return stop_preparing(subscriber, WEFT_OK);
         }
         if (status == WEFT_OK) {
-            status = run_step(subscriber, &route->steps[route->next]);
+            status = prepare_step(subscriber, &route->steps[route->next]);
             if (status == WEFT_OK) {
-                return route->next + 1 < route->count ? WEFT_MORE : stop(subscriber, WEFT_OK);
+                return route->next + 1 < route->count ? WEFT_MORE : stop_preparing(subscriber, WEFT_OK);
             }
-            status = heal(subscriber, status);
+            status = heal_step(subscriber, status);
         }
     }
-    return stop(subscriber, status);
+    return stop_preparing(subscriber, status);
 }
 
 weft_status weft_subscriber_prepare(weft_subscriber *subscriber, uint64_t version) {
-    weft_status entered = enter(subscriber);
+    weft_status entered = enter_call(subscriber);
     if (entered != WEFT_OK) {
         return entered;
     }
-    tell_reporter(subscriber, "fetching", false);
-    weft_status status = prepare(subscriber, version);
+    report_state(subscriber, "fetching", false);
+    weft_status status = prepare_next_step(subscriber, version);
     bool prepared = subscriber->prepared;
-    return tell_outcome(subscriber, status, prepared ? "prepared" : "waiting", !prepared);
+    return report_outcome(subscriber, status, prepared ? "prepared" : "waiting", !prepared);
+}
+
+weft_status weft_subscriber_changes(weft_subscriber *subscriber, size_t batch, weft_change_function visit,
+                                    void *opaque) {
+    weft_status entered = enter_call(subscriber);
+    if (entered != WEFT_OK) {
+        return entered;
+    }
+    return subscriber->prepared ? weft_replica_changes(&subscriber->replica, batch, visit, opaque)
+                                : WEFT_OK;
 }
 
 /* ---- committing ---- */
 
-static void note_commit(weft_subscriber *subscriber, weft_route_step *step, double seconds) {
-    weft_texts_close(&subscriber->before.labels, subscriber->context);
-    subscriber->before = subscriber->here;
-    subscriber->here = (position){step->record.version, step->record.milliseconds, step->record.labels};
-    step->record.labels = (weft_texts){0};
-    subscriber->info.pause_seconds = seconds;
-    subscriber->info.patches += !step->anchor;
-    subscriber->info.anchors += step->anchor;
-}
-
-static weft_status commit(weft_subscriber *subscriber) {
+static weft_status commit_step(weft_subscriber *subscriber) {
     weft_route_step *step = &subscriber->route.steps[subscriber->route.next];
     double start = weft_clock_now();
     weft_status status = weft_replica_commit(&subscriber->replica);
@@ -765,22 +761,29 @@ static weft_status commit(weft_subscriber *subscriber) {
         return status;
     }
     report_phase(subscriber, WEFT_SYNC_COMMIT, step->record.version, seconds, step->record.changed);
-    note_commit(subscriber, step, seconds);
+    weft_texts_close(&subscriber->before.labels, subscriber->context);
+    subscriber->before = subscriber->here;
+    subscriber->here = (position){step->record.version, step->record.milliseconds, step->record.labels};
+    step->record.labels = (weft_texts){0};
+    subscriber->info.pause_seconds = seconds;
+    subscriber->info.patches += !step->anchor;
+    subscriber->info.anchors += step->anchor;
     subscriber->route.next++;
     /* the patch stays open: live memory may be rolled back yet */
-    return adopt(subscriber);
+    return adopt_run(subscriber);
 }
 
 weft_status weft_subscriber_commit(weft_subscriber *subscriber) {
-    weft_status entered = enter(subscriber);
+    weft_status entered = enter_call(subscriber);
     if (entered != WEFT_OK) {
         return entered;
     }
-    return subscriber->prepared ? tell_outcome(subscriber, commit(subscriber), "waiting", true) : WEFT_OK;
+    return subscriber->prepared ? report_outcome(subscriber, commit_step(subscriber), "waiting", true)
+                                : WEFT_OK;
 }
 
 weft_status weft_subscriber_rollback(weft_subscriber *subscriber) {
-    weft_status entered = enter(subscriber);
+    weft_status entered = enter_call(subscriber);
     if (entered != WEFT_OK) {
         return entered;
     }
@@ -793,16 +796,16 @@ weft_status weft_subscriber_rollback(weft_subscriber *subscriber) {
         subscriber->here = subscriber->before;
         subscriber->before = (position){0};
     }
-    return tell_outcome(subscriber, status, "waiting", true);
+    return report_outcome(subscriber, status, "waiting", true);
 }
 
 weft_status weft_subscriber_pull(weft_subscriber *subscriber, uint64_t version) {
-    weft_status entered = enter(subscriber);
+    weft_status entered = enter_call(subscriber);
     if (entered != WEFT_OK) {
         return entered;
     }
     weft_status status = WEFT_MORE;
-    /* what somebody prepared and left half done may lead to a version that is no longer the newest */
+    /* a route that was left half done may lead to a version that is no longer the newest */
     if (!subscriber->prepared && subscriber->route.next < subscriber->route.count) {
         give_up_route(subscriber);
     }
@@ -817,7 +820,7 @@ weft_status weft_subscriber_pull(weft_subscriber *subscriber, uint64_t version) 
 }
 
 weft_status weft_subscriber_verify(weft_subscriber *subscriber) {
-    weft_status entered = enter(subscriber);
+    weft_status entered = enter_call(subscriber);
     if (entered != WEFT_OK) {
         return entered;
     }
@@ -828,20 +831,21 @@ weft_status weft_subscriber_verify(weft_subscriber *subscriber) {
     return weft_replica_audit(&subscriber->replica, UINT64_MAX);
 }
 
-/* ---- telling ---- */
+/* ---- describing ---- */
 
-weft_subscriber_info weft_subscriber_describe(const weft_subscriber *subscriber) {
+void weft_subscriber_describe(const weft_subscriber *subscriber, weft_subscriber_info *info_out) {
     weft_subscriber_info info = subscriber->info;
-    weft_store_traffic traffic = weft_store_traffic_of(subscriber->store);
-    info.fetched_bytes = traffic.received - subscriber->at_opening.received;
-    info.requests = traffic.requests - subscriber->at_opening.requests;
+    weft_store_traffic traffic = {.size = sizeof traffic};
+    weft_store_traffic_of(subscriber->store, &traffic);
+    info.fetched_bytes = traffic.received - subscriber->traffic_at_opening.received;
+    info.requests = traffic.requests - subscriber->traffic_at_opening.requests;
     info.version = subscriber->replica.known ? subscriber->here.version : 0;
     info.digest = subscriber->replica.digest;
     info.milliseconds = subscriber->here.milliseconds;
     info.newest = subscriber->follow.seen ? subscriber->follow.head.newest.version : 0;
     info.epoch = subscriber->follow.mark.epoch;
     info.sequence = subscriber->follow.mark.sequence;
-    return info;
+    weft_sized_write(&info, info_out, sizeof info);
 }
 
 const char *weft_subscriber_label(const weft_subscriber *subscriber, const char *key) {
@@ -858,4 +862,30 @@ const char *const *weft_subscriber_labels(const weft_subscriber *subscriber) {
     static const char *const none[] = {NULL};
     const weft_texts *labels = &subscriber->here.labels;
     return labels->items != NULL ? (const char *const *)labels->items : none;
+}
+
+/* ---- for other folders of lib/sync ---- */
+
+weft_status weft_subscriber_look(weft_subscriber *subscriber, uint64_t *newest_out) {
+    weft_status status = look_at_head(subscriber);
+    if (status >= 0) {
+        *newest_out = subscriber->follow.seen ? subscriber->follow.head.newest.version : 0;
+    }
+    return status < 0 ? status : WEFT_OK;
+}
+
+void weft_subscriber_listen(weft_subscriber *subscriber, const weft_step_listener *listener) {
+    subscriber->listener = *listener;
+}
+
+bool weft_subscriber_prepared(const weft_subscriber *subscriber) {
+    return subscriber->prepared;
+}
+
+bool weft_subscriber_holds(const weft_subscriber *subscriber, const weft_digest *digest) {
+    return subscriber->replica.known && weft_digest_equal(&subscriber->replica.digest, digest);
+}
+
+bool weft_subscriber_unusable(weft_status status) {
+    return weft_status_is_integrity(status) || status == WEFT_NOT_FOUND || status == WEFT_UNSUPPORTED;
 }

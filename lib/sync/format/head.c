@@ -3,10 +3,11 @@
  * head.c: heads to bytes and back, and finding the newest.
  */
 #include "head.h"
+#include "../../base/sized.h"
 
 #include "../../base/context.h"
+#include "../../store/key.h"
 #include "../../tensor/json.h"
-#include "key.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -39,12 +40,6 @@ bool weft_sync_head_newer(const weft_sync_head *head, uint64_t epoch, uint64_t s
 
 /* ---- writing ---- */
 
-static void set(json_t *json, bool *failed, const char *name, json_t *value) {
-    if (json_object_set_new(json, name, value) != 0) {
-        *failed = true;
-    }
-}
-
 /* What readers would refuse about a head, or NULL. */
 static const char *head_fault(const weft_sync_head *head) {
     if (!weft_sync_name_valid(head->run) || !weft_sync_name_valid(head->writer) || head->epoch == 0 ||
@@ -56,21 +51,15 @@ static const char *head_fault(const weft_sync_head *head) {
 }
 
 static json_t *format_json(const weft_sync_head *head) {
-    bool failed = false;
-    json_t *json = json_object();
-    set(json, &failed, "weft", json_integer(WEFT_SYNC_FORMAT));
-    set(json, &failed, "kind", json_string("head"));
-    set(json, &failed, "run", json_string(head->run));
-    set(json, &failed, "epoch", json_integer((json_int_t)head->epoch));
-    set(json, &failed, "sequence", json_integer((json_int_t)head->sequence));
-    set(json, &failed, "writer", json_string(head->writer));
+    json_t *json = weft_json_with(json_object(), "weft", weft_count_json(WEFT_SYNC_FORMAT));
+    json = weft_json_with(json, "kind", json_string("head"));
+    json = weft_json_with(json, "run", json_string(head->run));
+    json = weft_json_with(json, "epoch", weft_count_json(head->epoch));
+    json = weft_json_with(json, "sequence", weft_count_json(head->sequence));
+    json = weft_json_with(json, "writer", json_string(head->writer));
     if (head->started) {
-        set(json, &failed, "page", weft_blob_format(&head->page));
-        set(json, &failed, "newest", weft_record_format(&head->newest));
-    }
-    if (failed) {
-        json_decref(json);
-        return NULL;
+        json = weft_json_with(json, "page", weft_blob_format(&head->page));
+        json = weft_json_with(json, "newest", weft_record_format(&head->newest));
     }
     return json;
 }
@@ -195,10 +184,7 @@ static weft_status check_signature(weft_context *context, const char *where, con
 
 static weft_status parse_json(weft_context *context, const char *where, const json_t *json,
                               weft_sync_head *head) {
-    weft_status status = weft_sync_check_kind(context, where, json, "head");
-    if (status != WEFT_OK) {
-        return status;
-    }
+    weft_status status = WEFT_OK;
     if (!weft_json_text(json, "run", head->run, sizeof head->run) ||
         !weft_json_count(json, "epoch", &head->epoch) ||
         !weft_json_count(json, "sequence", &head->sequence) ||
@@ -257,7 +243,8 @@ weft_status weft_sync_head_parse(weft_context *context, const char *where, const
     }
     json_t *json = NULL;
     if (status == WEFT_OK) {
-        status = weft_sync_parse(context, where, text, json_size, JSON_DEPTH, JSON_CONTAINERS, &json);
+        status =
+            weft_sync_parse(context, where, "head", text, json_size, JSON_DEPTH, JSON_CONTAINERS, &json);
     }
     if (status == WEFT_OK) {
         status = parse_json(context, where, json, head);
@@ -275,6 +262,7 @@ weft_status weft_sync_head_parse(weft_context *context, const char *where, const
 
 weft_head_info weft_sync_head_describe(const weft_sync_head *head) {
     weft_head_info info = {
+        .size = sizeof info,
         .epoch = head->epoch,
         .sequence = head->sequence,
         .version = head->newest.version,
@@ -294,9 +282,13 @@ weft_status weft_head_inspect(weft_context *context, const void *data, size_t si
                               weft_head_info *info_out) {
     weft_context_clear(context);
     weft_sync_head head;
-    weft_status status = weft_sync_head_parse(context, "the head", data, size, trusted, &head);
+    weft_status status = weft_sized_check(context, info_out, "weft_head_info");
     if (status == WEFT_OK) {
-        *info_out = weft_sync_head_describe(&head);
+        status = weft_sync_head_parse(context, "the head", data, size, trusted, &head);
+    }
+    if (status == WEFT_OK) {
+        const weft_head_info info = weft_sync_head_describe(&head);
+        weft_sized_write(&info, info_out, sizeof info);
         weft_sync_head_close(&head, context);
     }
     return status;
@@ -310,12 +302,13 @@ weft_status weft_sync_head_read(weft_context *context, weft_store *store, uint64
     char key[WEFT_HEAD_KEY];
     weft_head_key(epoch, key);
     weft_store_get_request request = {
+        .size = sizeof request,
         .key = key,
         .length = WEFT_HEAD_MAX,
         .buffer = data,
         .unless = unless != NULL && unless->text[0] != '\0' ? unless : NULL,
     };
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     weft_status status = weft_store_get(context, store, &request, &result);
     if (status != WEFT_OK) {
         return status;
@@ -330,12 +323,11 @@ weft_status weft_sync_head_read(weft_context *context, weft_store *store, uint64
     return WEFT_OK;
 }
 
-static weft_status epoch_exists(weft_context *context, weft_store *store, uint64_t epoch, bool *exists) {
+weft_status weft_head_exists(weft_context *context, weft_store *store, uint64_t epoch, bool *exists) {
     char key[WEFT_HEAD_KEY];
     uint64_t size;
-    weft_store_tag tag;
     weft_head_key(epoch, key);
-    weft_status status = weft_store_head(context, store, key, &size, &tag);
+    weft_status status = weft_store_head(context, store, key, &size, NULL);
     *exists = status == WEFT_OK;
     return status == WEFT_NOT_FOUND ? WEFT_OK : status;
 }
@@ -347,7 +339,7 @@ static weft_status last_epoch(weft_context *context, weft_store *store, uint64_t
     bool exists = true;
     weft_status status = WEFT_OK;
     while (status == WEFT_OK && exists && low + step > low) {
-        status = epoch_exists(context, store, low + step, &exists);
+        status = weft_head_exists(context, store, low + step, &exists);
         if (status == WEFT_OK && exists) {
             low += step;
             step *= 2;
@@ -356,7 +348,7 @@ static weft_status last_epoch(weft_context *context, weft_store *store, uint64_t
     uint64_t high = low + step;
     while (status == WEFT_OK && high - low > 1) {
         uint64_t middle = low + (high - low) / 2;
-        status = epoch_exists(context, store, middle, &exists);
+        status = weft_head_exists(context, store, middle, &exists);
         low = exists ? middle : low;
         high = exists ? high : middle;
     }
@@ -368,7 +360,7 @@ static weft_status find_last(weft_context *context, weft_store *store, uint64_t 
                              weft_stored_head *stored) {
     uint64_t epoch = least_epoch > 0 ? least_epoch : 1;
     bool exists;
-    weft_status status = epoch_exists(context, store, epoch, &exists);
+    weft_status status = weft_head_exists(context, store, epoch, &exists);
     if (status == WEFT_OK && !exists) {
         return weft_fail(context, WEFT_NOT_FOUND, "%s: nothing was published here yet (no %s)",
                          weft_store_url(store),

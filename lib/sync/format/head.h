@@ -40,6 +40,7 @@ bool weft_sync_head_unsettled(const weft_sync_head *head);
 /* The version that it leads to; 0: there is none yet. */
 uint64_t weft_sync_head_version(const weft_sync_head *head);
 
+weft_status weft_head_exists(weft_context *context, weft_store *store, uint64_t epoch, bool *exists);
 /* The bytes of an epoch's head. With `unless`, WEFT_MORE says that it is still that one. `tag` may be
  * NULL. */
 weft_status weft_sync_head_read(weft_context *context, weft_store *store, uint64_t epoch,

@@ -9,20 +9,6 @@
 
 #include <string.h>
 
-static weft_status fetch_visible(weft_context *context, weft_store *store, const weft_blob *blob,
-                                 uint8_t **data_out) {
-    double end = weft_clock_now() + WEFT_VISIBLE_SECONDS;
-    unsigned failures = 0;
-    weft_status status = weft_blob_fetch(context, store, blob, WEFT_PAGE_MAX, data_out);
-    while (status == WEFT_NOT_FOUND && weft_clock_now() < end) {
-        status = weft_clock_sleep(context, weft_clock_backoff(0.05, WEFT_VISIBLE_SECONDS, ++failures));
-        if (status == WEFT_OK) {
-            status = weft_blob_fetch(context, store, blob, WEFT_PAGE_MAX, data_out);
-        }
-    }
-    return status;
-}
-
 weft_status weft_history_parse(weft_context *context, const char *key, const uint8_t *data, size_t size,
                                weft_page **page_out) {
     weft_page *page = weft_allocate(context, sizeof *page);
@@ -43,7 +29,15 @@ static weft_status read_page(weft_context *context, weft_store *store, const wef
                              const char *run, weft_page **page_out) {
     uint8_t *data;
     weft_page *page;
-    weft_status status = fetch_visible(context, store, blob, &data);
+    double end = weft_clock_now() + WEFT_VISIBLE_SECONDS;
+    unsigned failures = 0;
+    weft_status status = weft_blob_fetch(context, store, blob, WEFT_PAGE_MAX, &data);
+    while (status == WEFT_NOT_FOUND && weft_clock_now() < end) {
+        status = weft_clock_sleep(context, weft_clock_backoff(0.05, WEFT_VISIBLE_SECONDS, ++failures));
+        if (status == WEFT_OK) {
+            status = weft_blob_fetch(context, store, blob, WEFT_PAGE_MAX, &data);
+        }
+    }
     if (status != WEFT_OK) {
         return status;
     }

@@ -70,31 +70,22 @@ weft_status weft_ladder_add(weft_leaps *ladder, weft_context *context, const wef
 }
 
 static json_t *format_leap(const weft_leap *leap) {
-    json_t *json = json_pack("{s:I,s:I,s:o,s:o,s:o}", "first", (json_int_t)leap->first, "last",
-                             (json_int_t)leap->last, "base", weft_digest_json(&leap->base), "digest",
-                             weft_digest_json(&leap->digest), "node", weft_blob_format(&leap->node));
-    bool failed = json == NULL;
-    if (!failed && leap->bytes > 0) {
-        failed = json_object_set_new(json, "bytes", json_integer((json_int_t)leap->bytes)) != 0 ||
-                 json_object_set_new(json, "key", json_string(leap->key)) != 0;
+    json_t *json = weft_json_with(json_object(), "first", weft_count_json(leap->first));
+    json = weft_json_with(json, "last", weft_count_json(leap->last));
+    json = weft_json_with(json, "base", weft_digest_json(&leap->base));
+    json = weft_json_with(json, "digest", weft_digest_json(&leap->digest));
+    json = weft_json_with(json, "node", weft_blob_format(&leap->node));
+    if (leap->bytes > 0) {
+        json = weft_json_with(json, "bytes", weft_count_json(leap->bytes));
+        json = weft_json_with(json, "key", json_string(leap->key));
     }
-    if (!failed && leap->list_key[0] != '\0') {
-        failed = json_object_set_new(json, "list", json_string(leap->list_key)) != 0;
-    }
-    if (failed) {
-        json_decref(json);
-        return NULL;
-    }
-    return json;
+    return leap->list_key[0] != '\0' ? weft_json_with(json, "list", json_string(leap->list_key)) : json;
 }
 
 json_t *weft_leaps_format(const weft_leaps *leaps) {
     json_t *json = json_array();
-    for (size_t i = 0; json != NULL && i < leaps->count; i++) {
-        if (json_array_append_new(json, format_leap(&leaps->items[i])) != 0) {
-            json_decref(json);
-            return NULL;
-        }
+    for (size_t i = 0; i < leaps->count; i++) {
+        json = weft_json_append(json, format_leap(&leaps->items[i]));
     }
     return json;
 }
@@ -237,34 +228,18 @@ static const char *node_fault(const weft_leap_node *node) {
     return fault;
 }
 
-static json_t *format_records(const weft_leap_node *node) {
-    json_t *json = json_array();
-    for (size_t i = 0; json != NULL && i < node->record_count; i++) {
-        if (json_array_append_new(json, weft_record_format(&node->records[i])) != 0) {
-            json_decref(json);
-            return NULL;
-        }
-    }
-    return json;
-}
-
 static json_t *format_node(const weft_leap_node *node) {
-    json_t *json =
-        json_pack("{s:i,s:s,s:s,s:I,s:I,s:o,s:o}", "weft", WEFT_SYNC_FORMAT, "kind", "leap", "run",
-                  node->run, "first", (json_int_t)node->first, "last", (json_int_t)node->last, "base",
-                  weft_digest_json(&node->base), "records", format_records(node));
-    bool failed = json == NULL;
-    if (!failed && node->patched) {
-        failed = json_object_set_new(json, "patch", weft_object_format(&node->patch)) != 0;
+    json_t *json = weft_json_with(json_object(), "weft", weft_count_json(WEFT_SYNC_FORMAT));
+    json = weft_json_with(json, "kind", json_string("leap"));
+    json = weft_json_with(json, "run", json_string(node->run));
+    json = weft_json_with(json, "first", weft_count_json(node->first));
+    json = weft_json_with(json, "last", weft_count_json(node->last));
+    json = weft_json_with(json, "base", weft_digest_json(&node->base));
+    json = weft_json_with(json, "records", weft_records_format(node->records, node->record_count));
+    if (node->patched) {
+        json = weft_json_with(json, "patch", weft_object_format(&node->patch));
     }
-    if (!failed && node->parts.count > 0) {
-        failed = json_object_set_new(json, "leaps", weft_leaps_format(&node->parts)) != 0;
-    }
-    if (failed) {
-        json_decref(json);
-        return NULL;
-    }
-    return json;
+    return node->parts.count > 0 ? weft_json_with(json, "leaps", weft_leaps_format(&node->parts)) : json;
 }
 
 static void describe_leap(const weft_leap_node *node, weft_leap *leap) {
@@ -299,11 +274,7 @@ weft_status weft_leap_node_write(const weft_leap_node *node, weft_store *store, 
         leap->node.bytes = writer.size;
         fault = leap_fault(leap);
         status = fault != NULL ? weft_sync_unwritable(context, "a leap", fault)
-                               : weft_hash_compute(context, writer.data, writer.size, &leap->node.hash);
-    }
-    if (status == WEFT_OK) {
-        status = weft_store_put_bytes(context, store, key, writer.data, writer.size, WEFT_STORE_ALWAYS,
-                                      NULL, NULL);
+                               : weft_blob_put(context, store, key, &writer, &leap->node);
     }
     weft_writer_close(&writer);
     return status;
@@ -311,25 +282,8 @@ weft_status weft_leap_node_write(const weft_leap_node *node, weft_store *store, 
 
 /* ---- reading ---- */
 
-static weft_status parse_records(weft_leap_node *node, const char *where, const json_t *json) {
-    size_t wanted = lowest_level(node->first, node->last) ? (size_t)(node->last - node->first) : 1;
-    if (!json_is_array(json) || json_array_size(json) != wanted) {
-        return weft_sync_malformed(node->context, where, "the list of versions");
-    }
-    weft_status status = WEFT_OK;
-    for (size_t i = 0; i < wanted && status == WEFT_OK; i++) {
-        status = weft_record_parse(node->context, where, json_array_get(json, i), &node->records[i]);
-        node->record_count += status == WEFT_OK;
-    }
-    return status;
-}
-
 static weft_status parse_node(weft_leap_node *node, const char *where, const json_t *json) {
     weft_context *context = node->context;
-    weft_status status = weft_sync_check_kind(context, where, json, "leap");
-    if (status != WEFT_OK) {
-        return status;
-    }
     if (!weft_json_text(json, "run", node->run, sizeof node->run) ||
         !weft_json_count(json, "first", &node->first) || !weft_json_count(json, "last", &node->last) ||
         !length_valid(node->first, node->last) || !weft_json_digest(json, "base", &node->base)) {
@@ -337,11 +291,11 @@ static weft_status parse_node(weft_leap_node *node, const char *where, const jso
     }
     const json_t *patch = json_object_get(json, "patch");
     node->patched = patch != NULL;
-    if (node->patched) {
-        status = weft_object_parse(context, where, patch, &node->patch);
-    }
+    weft_status status = node->patched ? weft_object_parse(context, where, patch, &node->patch) : WEFT_OK;
     if (status == WEFT_OK) {
-        status = parse_records(node, where, json_object_get(json, "records"));
+        size_t wanted = lowest_level(node->first, node->last) ? (size_t)(node->last - node->first) : 1;
+        status = weft_records_parse(context, where, json_object_get(json, "records"), wanted, wanted,
+                                    node->records, &node->record_count);
     }
     if (status == WEFT_OK) {
         status = weft_leaps_parse(context, where, json_object_get(json, "leaps"), &node->parts);
@@ -353,7 +307,7 @@ static weft_status parse_node(weft_leap_node *node, const char *where, const jso
 weft_status weft_leap_node_parse(weft_leap_node *node, const char *where, const void *data, size_t size) {
     json_t *json;
     weft_status status =
-        weft_sync_parse(node->context, where, data, size, JSON_DEPTH, JSON_CONTAINERS, &json);
+        weft_sync_parse(node->context, where, "leap", data, size, JSON_DEPTH, JSON_CONTAINERS, &json);
     if (status != WEFT_OK) {
         return status;
     }

@@ -77,17 +77,24 @@ json_t *weft_digest_json(const weft_digest *digest) {
     return json_string(text);
 }
 
-static json_t *format_count(uint64_t value) {
-    return json_integer((json_int_t)value);
+json_t *weft_count_json(uint64_t value) {
+    return json_integer((json_int_t)(value <= INT64_MAX ? value : INT64_MAX));
 }
 
-/* Sets a member, or gives up the whole object: half of one must never be written. */
-static json_t *with(json_t *json, const char *name, json_t *value) {
-    if (json == NULL || value == NULL || json_object_set_new(json, name, value) != 0) {
+json_t *weft_json_with(json_t *json, const char *name, json_t *value) {
+    if (json_object_set_new(json, name, value) != 0) {
         json_decref(json);
         return NULL;
     }
     return json;
+}
+
+json_t *weft_json_append(json_t *array, json_t *item) {
+    if (json_array_append_new(array, item) != 0) {
+        json_decref(array);
+        return NULL;
+    }
+    return array;
 }
 
 weft_status weft_sync_check_kind(weft_context *context, const char *where, const json_t *json,
@@ -107,10 +114,20 @@ weft_status weft_sync_check_kind(weft_context *context, const char *where, const
     return WEFT_OK;
 }
 
-weft_status weft_sync_parse(weft_context *context, const char *where, const void *data, size_t size,
-                            unsigned depth, uint64_t containers, json_t **json_out) {
-    weft_status status = weft_json_parse(context, where, data, size, depth, containers, json_out);
-    return status == WEFT_LIMIT_EXCEEDED ? WEFT_MALFORMED : status;
+weft_status weft_sync_parse(weft_context *context, const char *where, const char *kind, const void *data,
+                            size_t size, unsigned depth, uint64_t containers, json_t **json_out) {
+    json_t *json;
+    weft_status status = weft_json_parse(context, where, data, size, depth, containers, &json);
+    if (status != WEFT_OK) {
+        return status == WEFT_LIMIT_EXCEEDED ? WEFT_MALFORMED : status;
+    }
+    status = weft_sync_check_kind(context, where, json, kind);
+    if (status != WEFT_OK) {
+        json_decref(json);
+        return status;
+    }
+    *json_out = json;
+    return WEFT_OK;
 }
 
 weft_status weft_sync_malformed(weft_context *context, const char *where, const char *what) {
@@ -135,9 +152,9 @@ weft_status weft_sync_write_line(weft_context *context, const char *what, json_t
 /* ---- blobs and objects ---- */
 
 json_t *weft_blob_format(const weft_blob *blob) {
-    json_t *json = with(json_object(), "key", json_string(blob->key));
-    json = with(json, "bytes", format_count(blob->bytes));
-    return with(json, "sha256", format_hash(&blob->hash));
+    json_t *json = weft_json_with(json_object(), "key", json_string(blob->key));
+    json = weft_json_with(json, "bytes", weft_count_json(blob->bytes));
+    return weft_json_with(json, "sha256", format_hash(&blob->hash));
 }
 
 const char *weft_blob_fault(const weft_blob *blob) {
@@ -178,34 +195,23 @@ const char *weft_object_fault(const weft_object *object) {
     return good ? NULL : "the size of a list of chunks";
 }
 
-static json_t *format_chunks(const weft_object *object) {
-    json_t *chunks = json_array();
-    for (uint64_t i = 0; chunks != NULL && i < weft_object_chunks(object); i++) {
-        if (json_array_append_new(chunks, format_hash(&object->chunks[i])) != 0) {
-            json_decref(chunks);
-            return NULL;
-        }
-    }
-    return chunks;
-}
-
-static json_t *format_pieced(const weft_object *object) {
-    json_t *json = with(json_object(), "bytes", format_count(object->bytes));
-    return with(json, "pieces", weft_blob_format(&object->list));
-}
-
 json_t *weft_object_format(const weft_object *object) {
+    json_t *json = json_object();
     if (object->pieced) {
-        return format_pieced(object);
+        json = weft_json_with(json, "bytes", weft_count_json(object->bytes));
+        return weft_json_with(json, "pieces", weft_blob_format(&object->list));
     }
-    json_t *json = with(json_object(), "key", json_string(object->key));
-    json = with(json, "bytes", format_count(object->bytes));
-    json = with(json, "chunk_bytes", format_count(object->chunk_bytes));
-    if (json == NULL) {
-        return NULL;
+    json = weft_json_with(json, "key", json_string(object->key));
+    json = weft_json_with(json, "bytes", weft_count_json(object->bytes));
+    json = weft_json_with(json, "chunk_bytes", weft_count_json(object->chunk_bytes));
+    if (object->listed) {
+        return weft_json_with(json, "list", weft_blob_format(&object->list));
     }
-    return object->listed ? with(json, "list", weft_blob_format(&object->list))
-                          : with(json, "sha256", format_chunks(object));
+    json_t *chunks = json_array();
+    for (uint64_t i = 0; i < weft_object_chunks(object); i++) {
+        chunks = weft_json_append(chunks, format_hash(&object->chunks[i]));
+    }
+    return weft_json_with(json, "sha256", chunks);
 }
 
 static bool parse_chunks(const json_t *json, weft_object *object) {
@@ -291,25 +297,6 @@ static weft_status copy_texts(weft_context *context, const weft_texts *from, wef
         status = weft_texts_add(to, context, from->items[i]);
     }
     return status;
-}
-
-static json_t *format_labels(const weft_texts *labels) {
-    json_t *json = json_object();
-    for (size_t i = 0; i + 1 < labels->count; i += 2) {
-        json = with(json, labels->items[i], json_string(labels->items[i + 1]));
-    }
-    return json;
-}
-
-static json_t *format_retired(const weft_texts *retired) {
-    json_t *json = json_array();
-    for (size_t i = 0; json != NULL && i < retired->count; i++) {
-        if (json_array_append_new(json, json_string(retired->items[i])) != 0) {
-            json_decref(json);
-            return NULL;
-        }
-    }
-    return json;
 }
 
 static const char *labels_fault(const weft_texts *labels) {
@@ -406,25 +393,35 @@ weft_status weft_record_copy(weft_context *context, const weft_record *from, wef
 }
 
 json_t *weft_record_format(const weft_record *record) {
-    json_t *json = with(json_object(), "version", format_count(record->version));
-    json = with(json, "epoch", format_count(record->epoch));
-    json = with(json, "time", format_count(record->milliseconds));
-    json = with(json, "floor", format_count(record->floor));
-    json = with(json, "digest", weft_digest_json(&record->digest));
-    json = with(json, "changed", format_count(record->changed));
-    json = with(json, "total", format_count(record->total));
-    json = with(json, "dense_bytes", format_count(record->dense_bytes));
+    json_t *json = weft_json_with(json_object(), "version", weft_count_json(record->version));
+    json = weft_json_with(json, "epoch", weft_count_json(record->epoch));
+    json = weft_json_with(json, "time", weft_count_json(record->milliseconds));
+    json = weft_json_with(json, "floor", weft_count_json(record->floor));
+    json = weft_json_with(json, "digest", weft_digest_json(&record->digest));
+    json = weft_json_with(json, "changed", weft_count_json(record->changed));
+    json = weft_json_with(json, "total", weft_count_json(record->total));
+    json = weft_json_with(json, "dense_bytes", weft_count_json(record->dense_bytes));
     if (record->patched) {
-        json = with(json, "base", weft_digest_json(&record->base));
-        json = with(json, "patch", weft_object_format(&record->patch));
+        json = weft_json_with(json, "base", weft_digest_json(&record->base));
+        json = weft_json_with(json, "patch", weft_object_format(&record->patch));
     }
     if (record->labels.count > 0) {
-        json = with(json, "labels", format_labels(&record->labels));
+        json_t *labels = json_object();
+        for (size_t i = 0; i + 1 < record->labels.count; i += 2) {
+            labels =
+                weft_json_with(labels, record->labels.items[i], json_string(record->labels.items[i + 1]));
+        }
+        json = weft_json_with(json, "labels", labels);
     }
     if (record->retired.count > 0) {
-        json = with(json, "retired", format_retired(&record->retired));
+        json_t *retired = json_array();
+        for (size_t i = 0; i < record->retired.count; i++) {
+            retired = weft_json_append(retired, json_string(record->retired.items[i]));
+        }
+        json = weft_json_with(json, "retired", retired);
     }
-    return record->leaps.count > 0 ? with(json, "leaps", weft_leaps_format(&record->leaps)) : json;
+    return record->leaps.count > 0 ? weft_json_with(json, "leaps", weft_leaps_format(&record->leaps))
+                                   : json;
 }
 
 const char *weft_record_fault(const weft_record *record) {
@@ -479,7 +476,38 @@ weft_status weft_record_parse(weft_context *context, const char *where, const js
     return status;
 }
 
+json_t *weft_records_format(const weft_record *records, size_t count) {
+    json_t *json = json_array();
+    for (size_t i = 0; i < count; i++) {
+        json = weft_json_append(json, weft_record_format(&records[i]));
+    }
+    return json;
+}
+
+weft_status weft_records_parse(weft_context *context, const char *where, const json_t *json, size_t least,
+                               size_t most, weft_record *records, size_t *count_out) {
+    size_t count = json_array_size(json);
+    if (!json_is_array(json) || count < least || count > most) {
+        return weft_sync_malformed(context, where, "the list of versions");
+    }
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < count && status == WEFT_OK; i++) {
+        status = weft_record_parse(context, where, json_array_get(json, i), &records[i]);
+        *count_out += status == WEFT_OK;
+    }
+    return status;
+}
+
 /* ---- pages ---- */
+
+const weft_anchor *weft_anchor_find(const weft_anchor *anchors, size_t count, uint64_t version) {
+    for (size_t i = 0; i < count; i++) {
+        if (anchors[i].version == version) {
+            return &anchors[i];
+        }
+    }
+    return NULL;
+}
 
 void weft_page_open(weft_page *page, weft_context *context) {
     memset(page, 0, sizeof *page);
@@ -500,34 +528,8 @@ uint64_t weft_page_first(uint64_t version) {
     return (version - 1) / step * step + 1;
 }
 
-static json_t *format_anchors(const weft_page *page) {
-    json_t *json = json_array();
-    for (size_t i = 0; json != NULL && i < page->anchor_count; i++) {
-        const weft_anchor *anchor = &page->anchors[i];
-        json_t *item = with(json_object(), "version", format_count(anchor->version));
-        item = with(item, "digest", weft_digest_json(&anchor->digest));
-        item = with(item, "object", weft_object_format(&anchor->object));
-        if (item == NULL || json_array_append_new(json, item) != 0) {
-            json_decref(json);
-            return NULL;
-        }
-    }
-    return json;
-}
-
-static json_t *format_records(const weft_page *page) {
-    json_t *json = json_array();
-    for (size_t i = 0; json != NULL && i < page->record_count; i++) {
-        if (json_array_append_new(json, weft_record_format(&page->records[i])) != 0) {
-            json_decref(json);
-            return NULL;
-        }
-    }
-    return json;
-}
-
 /* Each patch must start from the state that the record before it names. */
-static bool follows(const weft_record *before, const weft_record *record) {
+static bool is_next(const weft_record *before, const weft_record *record) {
     return record->version == before->version + 1 &&
            (!record->patched || weft_digest_equal(&record->base, &before->digest));
 }
@@ -553,7 +555,7 @@ static const char *records_fault(const weft_page *page) {
         if (fault != NULL) {
             return fault;
         }
-        if (i > 0 && !follows(&page->records[i - 1], &page->records[i])) {
+        if (i > 0 && !is_next(&page->records[i - 1], &page->records[i])) {
             return "the order of versions";
         }
     }
@@ -584,19 +586,27 @@ static const char *page_fault(const weft_page *page) {
 }
 
 static json_t *format_page(const weft_page *page) {
-    json_t *json = with(json_object(), "weft", format_count(WEFT_SYNC_FORMAT));
-    json = with(json, "kind", json_string("page"));
-    json = with(json, "run", json_string(page->run));
+    json_t *json = weft_json_with(json_object(), "weft", weft_count_json(WEFT_SYNC_FORMAT));
+    json = weft_json_with(json, "kind", json_string("page"));
+    json = weft_json_with(json, "run", json_string(page->run));
     if (page->linked) {
-        json = with(json, "previous", weft_blob_format(&page->previous));
+        json = weft_json_with(json, "previous", weft_blob_format(&page->previous));
     }
     if (page->replaces[0] != '\0') {
-        json = with(json, "replaces", json_string(page->replaces));
+        json = weft_json_with(json, "replaces", json_string(page->replaces));
     }
-    json = with(json, "anchors", format_anchors(page));
-    json = with(json, "records", format_records(page));
+    json_t *anchors = json_array();
+    for (size_t i = 0; i < page->anchor_count; i++) {
+        const weft_anchor *anchor = &page->anchors[i];
+        json_t *item = weft_json_with(json_object(), "version", weft_count_json(anchor->version));
+        item = weft_json_with(item, "digest", weft_digest_json(&anchor->digest));
+        anchors =
+            weft_json_append(anchors, weft_json_with(item, "object", weft_object_format(&anchor->object)));
+    }
+    json = weft_json_with(json, "anchors", anchors);
+    json = weft_json_with(json, "records", weft_records_format(page->records, page->record_count));
     if (page->leaps.count > 0) {
-        json = with(json, "leaps", weft_leaps_format(&page->leaps));
+        json = weft_json_with(json, "leaps", weft_leaps_format(&page->leaps));
     }
     return json;
 }
@@ -616,13 +626,7 @@ weft_status weft_page_write(const weft_page *page, weft_store *store, const char
     weft_writer_open(&writer, context);
     weft_status status = weft_page_format(page, &writer);
     if (status == WEFT_OK) {
-        *blob = (weft_blob){.bytes = writer.size};
-        memcpy(blob->key, key, strlen(key) + 1);
-        status = weft_hash_compute(context, writer.data, writer.size, &blob->hash);
-    }
-    if (status == WEFT_OK) {
-        status = weft_store_put_bytes(context, store, key, writer.data, writer.size, WEFT_STORE_ALWAYS,
-                                      NULL, NULL);
+        status = weft_blob_put(context, store, key, &writer, blob);
     }
     weft_writer_close(&writer);
     return status;
@@ -649,27 +653,11 @@ static weft_status parse_anchors(weft_page *page, const char *where, const json_
     return WEFT_OK;
 }
 
-static weft_status parse_records(weft_page *page, const char *where, const json_t *json) {
-    if (!json_is_array(json) || json_array_size(json) == 0 || json_array_size(json) > WEFT_PAGE_LONG) {
-        return weft_sync_malformed(page->context, where, "the list of versions");
-    }
-    for (size_t i = 0; i < json_array_size(json); i++) {
-        weft_status status =
-            weft_record_parse(page->context, where, json_array_get(json, i), &page->records[i]);
-        if (status != WEFT_OK) {
-            return status;
-        }
-        page->record_count++;
-    }
-    return WEFT_OK;
-}
-
 static weft_status parse_page(weft_page *page, const char *where, const json_t *json) {
     weft_context *context = page->context;
-    weft_status status = weft_sync_check_kind(context, where, json, "page");
-    if (status == WEFT_OK && !weft_json_text(json, "run", page->run, sizeof page->run)) {
-        status = weft_sync_malformed(context, where, "the name of the run");
-    }
+    weft_status status = weft_json_text(json, "run", page->run, sizeof page->run)
+                             ? WEFT_OK
+                             : weft_sync_malformed(context, where, "the name of the run");
     const json_t *previous = json_object_get(json, "previous");
     if (status == WEFT_OK && previous != NULL) {
         page->linked = true;
@@ -683,7 +671,8 @@ static weft_status parse_page(weft_page *page, const char *where, const json_t *
         status = parse_anchors(page, where, json_object_get(json, "anchors"));
     }
     if (status == WEFT_OK) {
-        status = parse_records(page, where, json_object_get(json, "records"));
+        status = weft_records_parse(context, where, json_object_get(json, "records"), 1, WEFT_PAGE_LONG,
+                                    page->records, &page->record_count);
     }
     if (status == WEFT_OK) {
         status = weft_leaps_parse(context, where, json_object_get(json, "leaps"), &page->leaps);
@@ -695,7 +684,7 @@ static weft_status parse_page(weft_page *page, const char *where, const json_t *
 weft_status weft_page_parse(weft_page *page, const char *where, const void *data, size_t size) {
     json_t *json;
     weft_status status =
-        weft_sync_parse(page->context, where, data, size, JSON_DEPTH, JSON_CONTAINERS, &json);
+        weft_sync_parse(page->context, where, "page", data, size, JSON_DEPTH, JSON_CONTAINERS, &json);
     if (status != WEFT_OK) {
         return status;
     }
@@ -718,12 +707,23 @@ weft_status weft_sync_key(weft_context *context, const char *room, uint64_t epoc
     return status;
 }
 
-/* ---- fetching ---- */
+/* ---- blobs in the store ---- */
+
+weft_status weft_blob_put(weft_context *context, weft_store *store, const char *key,
+                          const weft_writer *writer, weft_blob *blob) {
+    *blob = (weft_blob){.bytes = writer->size};
+    memcpy(blob->key, key, strlen(key) + 1);
+    weft_status status = weft_hash_compute(context, writer->data, writer->size, &blob->hash);
+    return status == WEFT_OK ? weft_store_put_bytes(context, store, key, writer->data, writer->size,
+                                                    WEFT_STORE_ALWAYS, NULL, NULL)
+                             : status;
+}
 
 static weft_status fetch_once(weft_context *context, weft_store *store, const weft_blob *blob,
                               uint8_t *data) {
-    weft_store_get_request request = {.key = blob->key, .length = blob->bytes, .buffer = data};
-    weft_store_get_result result;
+    weft_store_get_request request = {
+        .size = sizeof request, .key = blob->key, .length = blob->bytes, .buffer = data};
+    weft_store_get_result result = {.size = sizeof result};
     weft_status status = weft_store_get(context, store, &request, &result);
     if (status != WEFT_OK) {
         return status;

@@ -117,11 +117,19 @@ json_t *weft_record_format(const weft_record *record);
 weft_status weft_record_parse(weft_context *context, const char *where, const json_t *json,
                               weft_record *record);
 
+json_t *weft_records_format(const weft_record *records, size_t count);
+/* `count_out` counts those that were parsed, for whoever closes them. */
+weft_status weft_records_parse(weft_context *context, const char *where, const json_t *json, size_t least,
+                               size_t most, weft_record *records, size_t *count_out);
+
 typedef struct weft_anchor {
     uint64_t version;
     weft_digest digest;
     weft_object object;
 } weft_anchor;
+
+/* That of a version, or NULL. */
+const weft_anchor *weft_anchor_find(const weft_anchor *anchors, size_t count, uint64_t version);
 
 typedef struct weft_page {
     weft_context *context;
@@ -164,6 +172,11 @@ bool weft_sync_name_valid(const char *name);
 bool weft_json_digest(const json_t *json, const char *name, weft_digest *digest);
 bool weft_json_key(const json_t *json, const char *name, char key[WEFT_KEY_SIZE]);
 json_t *weft_digest_json(const weft_digest *digest);
+json_t *weft_count_json(uint64_t value);
+/* Both take what they are given, and give up the whole if a part of it is NULL: half of an object must
+ * never be written. */
+json_t *weft_json_with(json_t *json, const char *name, json_t *value);
+json_t *weft_json_append(json_t *array, json_t *item);
 /* Says which part of an object cannot be read. */
 weft_status weft_sync_malformed(weft_context *context, const char *where, const char *what);
 /* The failure of a writer whose readers would say so. */
@@ -171,10 +184,10 @@ weft_status weft_sync_unwritable(weft_context *context, const char *what, const 
 /* Appends one line of JSON, which it takes, unless it is beyond what readers take. */
 weft_status weft_sync_write_line(weft_context *context, const char *what, json_t *json,
                                  const weft_json_bounds *bounds, weft_writer *writer);
-/* Parses the JSON of an object of a store. How much of it there may be is the format's: beyond that it is
- * malformed, and not a limit that somebody has set. */
-weft_status weft_sync_parse(weft_context *context, const char *where, const void *data, size_t size,
-                            unsigned depth, uint64_t containers, json_t **json_out);
+/* Parses the JSON of an object of a store, of this kind. How much of it there may be is the format's:
+ * beyond that it is malformed, and not a limit that somebody has set. */
+weft_status weft_sync_parse(weft_context *context, const char *where, const char *kind, const void *data,
+                            size_t size, unsigned depth, uint64_t containers, json_t **json_out);
 /* Refuses objects of another kind, and of formats that are still to come. */
 weft_status weft_sync_check_kind(weft_context *context, const char *where, const json_t *json,
                                  const char *kind);
@@ -184,6 +197,9 @@ weft_status weft_sync_check_kind(weft_context *context, const char *where, const
 weft_status weft_sync_key(weft_context *context, const char *room, uint64_t epoch, uint64_t version,
                           char key[WEFT_KEY_SIZE]);
 
+/* Puts what the writer holds, and describes it. */
+weft_status weft_blob_put(weft_context *context, weft_store *store, const char *key,
+                          const weft_writer *writer, weft_blob *blob);
 /* Fetches a blob, and again if it came damaged. The caller releases the data. */
 weft_status weft_blob_fetch(weft_context *context, weft_store *store, const weft_blob *blob,
                             uint64_t most_bytes, uint8_t **data_out);

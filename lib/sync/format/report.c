@@ -47,19 +47,6 @@ const char *weft_sync_phase_name(weft_sync_phase phase) {
 
 /* ---- writing ---- */
 
-/* Sets a member, or gives up the whole object: half of one must never be written. */
-static json_t *with(json_t *json, const char *name, json_t *value) {
-    if (json_object_set_new(json, name, value) != 0) {
-        json_decref(json);
-        return NULL;
-    }
-    return json;
-}
-
-static json_t *format_count(uint64_t value) {
-    return json_integer((json_int_t)(value <= INT64_MAX ? value : INT64_MAX));
-}
-
 static json_t *format_seconds(double seconds) {
     double bounded = seconds > 0 ? seconds : 0;
     return json_real(bounded < NUMBER_MAX ? bounded : NUMBER_MAX);
@@ -85,48 +72,39 @@ static void clean_text(const char *text, char clean[WEFT_FOLLOWER_ERROR]) {
     json_decref(valid);
 }
 
-static json_t *format_error(const weft_follower *follower) {
-    char text[WEFT_FOLLOWER_ERROR];
-    clean_text(follower->error, text);
-    json_t *json = with(json_object(), "time", format_count(follower->error_milliseconds));
-    return with(json, "text", json_string(text));
-}
-
-static json_t *format_phases(const weft_follower *follower) {
-    json_t *json = json_object();
-    for (int i = 0; i <= WEFT_SYNC_COMMIT; i++) {
-        json = with(json, weft_sync_phase_name((weft_sync_phase)i),
-                    format_seconds(follower->phase_seconds[i]));
-    }
-    return json;
-}
-
 static json_t *format_json(const weft_follower *follower) {
-    char digest[WEFT_DIGEST_TEXT];
-    weft_digest_format(&follower->digest, digest);
     uint64_t lag = follower->newest > follower->version ? follower->newest - follower->version : 0;
-    json_t *json = with(json_object(), "weft", json_integer(WEFT_SYNC_FORMAT));
-    json = with(json, "kind", json_string("follower"));
-    json = with(json, "name", json_string(follower->name));
-    json = with(json, "run", json_string(follower->run));
-    json = with(json, "version", format_count(follower->version));
-    json = with(json, "digest", json_string(digest));
-    json = with(json, "newest", format_count(follower->newest));
-    json = with(json, "lag", format_count(lag));
-    json = with(json, "time", format_count(follower->milliseconds));
-    json = with(json, "published", format_count(follower->published));
-    json = with(json, "state", json_string(follower->state));
-    json = with(json, "phases", format_phases(follower));
-    json = with(json, "pause", format_seconds(follower->pause_seconds));
-    json = with(json, "patches", format_count(follower->patches));
-    json = with(json, "anchors", format_count(follower->anchors));
-    json = with(json, "healed", format_count(follower->healed));
-    json = with(json, "fetched_bytes", format_count(follower->fetched_bytes));
-    json = with(json, "requests", format_count(follower->requests));
-    if (follower->error[0] != '\0') {
-        json = with(json, "error", format_error(follower));
+    json_t *json = weft_json_with(json_object(), "weft", weft_count_json(WEFT_SYNC_FORMAT));
+    json = weft_json_with(json, "kind", json_string("follower"));
+    json = weft_json_with(json, "name", json_string(follower->name));
+    json = weft_json_with(json, "run", json_string(follower->run));
+    json = weft_json_with(json, "version", weft_count_json(follower->version));
+    json = weft_json_with(json, "digest", weft_digest_json(&follower->digest));
+    json = weft_json_with(json, "newest", weft_count_json(follower->newest));
+    json = weft_json_with(json, "lag", weft_count_json(lag));
+    json = weft_json_with(json, "time", weft_count_json(follower->milliseconds));
+    json = weft_json_with(json, "published", weft_count_json(follower->published));
+    json = weft_json_with(json, "state", json_string(follower->state));
+    json_t *phases = json_object();
+    for (int i = 0; i <= WEFT_SYNC_COMMIT; i++) {
+        phases = weft_json_with(phases, weft_sync_phase_name((weft_sync_phase)i),
+                                format_seconds(follower->phase_seconds[i]));
     }
-    return with(json, "interval", format_seconds(follower->interval_seconds));
+    json = weft_json_with(json, "phases", phases);
+    json = weft_json_with(json, "pause", format_seconds(follower->pause_seconds));
+    json = weft_json_with(json, "patches", weft_count_json(follower->patches));
+    json = weft_json_with(json, "anchors", weft_count_json(follower->anchors));
+    json = weft_json_with(json, "healed", weft_count_json(follower->healed));
+    json = weft_json_with(json, "fetched_bytes", weft_count_json(follower->fetched_bytes));
+    json = weft_json_with(json, "requests", weft_count_json(follower->requests));
+    if (follower->error[0] != '\0') {
+        char text[WEFT_FOLLOWER_ERROR];
+        clean_text(follower->error, text);
+        json_t *error =
+            weft_json_with(json_object(), "time", weft_count_json(follower->error_milliseconds));
+        json = weft_json_with(json, "error", weft_json_with(error, "text", json_string(text)));
+    }
+    return weft_json_with(json, "interval", format_seconds(follower->interval_seconds));
 }
 
 weft_status weft_report_format(weft_context *context, const weft_follower *follower,
@@ -166,10 +144,6 @@ static bool parse_number(const json_t *json, const char *name, double least, dou
     return true;
 }
 
-static bool parse_state(const json_t *json, char state[WEFT_FOLLOWER_STATE]) {
-    return weft_json_text(json, "state", state, WEFT_FOLLOWER_STATE) && state_valid(state);
-}
-
 static bool parse_phases(const json_t *json, weft_follower *follower) {
     const json_t *phases = json_object_get(json, "phases");
     bool good = json_is_object(phases);
@@ -193,7 +167,9 @@ static bool parse_where(const json_t *json, weft_follower *follower) {
            weft_json_digest(json, "digest", &follower->digest) &&
            weft_json_count(json, "newest", &follower->newest) &&
            weft_json_count(json, "time", &follower->milliseconds) &&
-           weft_json_count(json, "published", &follower->published) && parse_state(json, follower->state);
+           weft_json_count(json, "published", &follower->published) &&
+           weft_json_text(json, "state", follower->state, WEFT_FOLLOWER_STATE) &&
+           state_valid(follower->state);
 }
 
 static bool parse_how(const json_t *json, weft_follower *follower) {

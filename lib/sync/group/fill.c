@@ -6,7 +6,7 @@
 
 #include "../../base/context.h"
 #include "../../base/pool.h"
-#include "../../patch/bucket/window.h"
+#include "../../patch/apply/batch.h"
 #include "../../tensor/table.h"
 
 enum { PIECE_BYTES = 4 << 20 };
@@ -72,13 +72,34 @@ static weft_status check_segments(const fill_job *job, const weft_segments *segm
     return WEFT_OK;
 }
 
+/* What weft_window_fill leaves out. */
+static weft_status fill_rest(const fill_job *job, const weft_window *window, const void *values,
+                             unsigned width) {
+    uint64_t *targets;
+    size_t count;
+    weft_status status = weft_targets_list(window, NULL, &targets, &count);
+    if (status != WEFT_OK || count == 0) {
+        return status;
+    }
+    status = weft_targets_convert(window, NULL, targets, values, width);
+    if (status == WEFT_OK && weft_window_batched(window)) {
+        weft_batch batch;
+        weft_batch_begin(&batch, job->context, weft_view_batch(job->view));
+        weft_batch_scatter(&batch, window, NULL, targets, values, width);
+        status = weft_batch_end(&batch);
+    }
+    weft_release(job->context, targets);
+    return status;
+}
+
 static weft_status fill_task(void *argument, size_t index, unsigned worker) {
     (void)worker;
     const fill_job *job = argument;
     const fill_piece *piece = &job->pieces[index];
     unsigned width = weft_dtype_width(weft_view_at(job->view, piece->tensor)->dtype);
     weft_span span = {piece->start, piece->units, 0, 1};
-    weft_window window = {.context = job->context, .segments = {.context = job->context}};
+    weft_window window = {
+        .context = job->context, .view = job->view, .segments = {.context = job->context}};
     weft_holding holding;
     weft_status status = weft_view_map(job->view, piece->tensor, &span, 0, &window.segments, &holding);
     if (status == WEFT_OK) {
@@ -87,15 +108,31 @@ static weft_status fill_task(void *argument, size_t index, unsigned worker) {
     if (status == WEFT_OK) {
         status = weft_window_fill(&window, piece->source + piece->start * width, width);
     }
+    if (status == WEFT_OK) {
+        status = fill_rest(job, &window, piece->source + piece->start * width, width);
+    }
     weft_segments_close(&window.segments);
+    return status;
+}
+
+/* All pieces, for a loop of one. */
+static weft_status fill_alone(void *argument, size_t index, unsigned worker) {
+    (void)index;
+    const fill_job *job = argument;
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < job->count && status == WEFT_OK; i++) {
+        status = fill_task(argument, i, worker);
+    }
     return status;
 }
 
 weft_status weft_fill(weft_context *context, const weft_view *view, const weft_table *table) {
     fill_job job = {.context = context, .view = view};
     weft_status status = list_pieces(&job, table);
+    bool alone = weft_view_batch(view) != NULL || weft_view_converts(view); /* in this thread */
     if (status == WEFT_OK) {
-        status = weft_parallel(context, job.count, fill_task, &job);
+        status = alone ? weft_parallel(context, 1, fill_alone, &job)
+                       : weft_parallel(context, job.count, fill_task, &job);
     }
     weft_release(context, job.pieces);
     return status;

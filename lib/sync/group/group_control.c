@@ -75,7 +75,14 @@ struct weft_group_shared {
 
 /* ---- the directory and the file ---- */
 
-static weft_status check_owner(weft_group_room *room) {
+static weft_status open_directory(weft_group_room *room) {
+    room->directory = open(room->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (room->directory < 0) {
+        int error = errno;
+        return error == ENOENT
+                   ? weft_fail(room->context, WEFT_NOT_FOUND, "%s: there is no such group", room->path)
+                   : weft_fail_errno(room->context, error, "%s: cannot open", room->path);
+    }
     struct stat info;
     if (fstat(room->directory, &info) != 0) {
         return weft_fail_errno(room->context, errno, "%s: cannot look at it", room->path);
@@ -87,17 +94,6 @@ static weft_status check_owner(weft_group_room *room) {
                          room->path, (unsigned)(info.st_mode & 0777));
     }
     return WEFT_OK;
-}
-
-static weft_status open_directory(weft_group_room *room) {
-    room->directory = open(room->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (room->directory < 0) {
-        int error = errno;
-        return error == ENOENT
-                   ? weft_fail(room->context, WEFT_NOT_FOUND, "%s: there is no such group", room->path)
-                   : weft_fail_errno(room->context, error, "%s: cannot open", room->path);
-    }
-    return check_owner(room);
 }
 
 static weft_status open_file(weft_group_room *room, int flags) {
@@ -177,27 +173,22 @@ void weft_group_room_close(weft_group_room *room) {
 
 /* ---- places ---- */
 
-static bool take(int file, off_t byte) {
+static bool lock_byte(int file, off_t byte) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
     return fcntl(file, F_OFD_SETLK, &lock) == 0;
 }
 
-static void leave(int file, off_t byte) {
-    struct flock lock = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
-    fcntl(file, F_OFD_SETLK, &lock);
-}
-
-static bool taken(int file, off_t byte) {
+static bool is_locked(int file, off_t byte) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
     return fcntl(file, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
 bool weft_group_leader_lives(const weft_group_room *room) {
-    return taken(room->file, LEADER_BYTE);
+    return is_locked(room->file, LEADER_BYTE);
 }
 
 bool weft_group_rank_lives(const weft_group_room *room, unsigned rank) {
-    return taken(room->file, RANK_BYTE + (off_t)rank);
+    return is_locked(room->file, RANK_BYTE + (off_t)rank);
 }
 
 bool weft_group_inhabited(const weft_group_room *room) {
@@ -227,9 +218,21 @@ static weft_status reserve_shared(weft_group_room *room) {
         room->path, sizeof(weft_group_shared));
 }
 
-/* A file that nobody has finished is begun again. */
-static weft_status make_shared(weft_group_room *room, unsigned members) {
-    weft_status status = reserve_shared(room);
+static weft_status lead_room(weft_group_room *room, unsigned members) {
+    if (mkdir(room->path, 0700) != 0 && errno != EEXIST) {
+        return weft_fail_errno(room->context, errno, "%s: cannot make the group's directory", room->path);
+    }
+    weft_status status = open_directory(room);
+    if (status == WEFT_OK) {
+        status = open_file(room, O_CREAT);
+    }
+    if (status == WEFT_OK && !lock_byte(room->file, LEADER_BYTE)) {
+        status = weft_fail(room->context, WEFT_BUSY, "%s: another process leads this group", room->path);
+    }
+    /* a file that nobody has finished is begun again */
+    if (status == WEFT_OK) {
+        status = reserve_shared(room);
+    }
     if (status == WEFT_OK) {
         status = map_file(room);
     }
@@ -238,10 +241,12 @@ static weft_status make_shared(weft_group_room *room, unsigned members) {
         atomic_store(&room->shared->members, members);
         atomic_store(&room->shared->magic, MAGIC);
     }
-    return status;
-}
-
-static weft_status check_members(weft_group_room *room, unsigned members) {
+    if (status == WEFT_OK) {
+        status = check_shared(room);
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
     return room->members == members
                ? WEFT_OK
                : weft_fail(room->context, WEFT_INVALID_ARGUMENT,
@@ -250,31 +255,11 @@ static weft_status check_members(weft_group_room *room, unsigned members) {
                            room->path, room->members, members);
 }
 
-static weft_status lead(weft_group_room *room, unsigned members) {
-    if (mkdir(room->path, 0700) != 0 && errno != EEXIST) {
-        return weft_fail_errno(room->context, errno, "%s: cannot make the group's directory", room->path);
-    }
-    weft_status status = open_directory(room);
-    if (status == WEFT_OK) {
-        status = open_file(room, O_CREAT);
-    }
-    if (status == WEFT_OK && !take(room->file, LEADER_BYTE)) {
-        status = weft_fail(room->context, WEFT_BUSY, "%s: another process leads this group", room->path);
-    }
-    if (status == WEFT_OK) {
-        status = make_shared(room, members);
-    }
-    if (status == WEFT_OK) {
-        status = check_shared(room);
-    }
-    return status == WEFT_OK ? check_members(room, members) : status;
-}
-
 weft_status weft_group_room_lead(weft_group_room *room, weft_context *context, const char *path,
                                  unsigned members) {
     weft_status status = begin_room(room, context, path);
     if (status == WEFT_OK) {
-        status = lead(room, members);
+        status = lead_room(room, members);
     }
     if (status != WEFT_OK) {
         weft_group_room_close(room);
@@ -282,7 +267,7 @@ weft_status weft_group_room_lead(weft_group_room *room, weft_context *context, c
     return status;
 }
 
-static weft_status enter(weft_group_room *room) {
+static weft_status enter_room(weft_group_room *room) {
     weft_status status = open_directory(room);
     if (status == WEFT_OK) {
         status = open_file(room, 0);
@@ -300,7 +285,7 @@ static weft_status take_rank(weft_group_room *room, unsigned rank) {
                          room->members, room->members - 1, rank);
     }
     double until = weft_clock_now() + TAKE_SECONDS;
-    while (!take(room->file, RANK_BYTE + (off_t)rank)) {
+    while (!lock_byte(room->file, RANK_BYTE + (off_t)rank)) {
         if (weft_clock_now() >= until) {
             return weft_fail(room->context, WEFT_BUSY,
                              "rank %u of the group at %s is taken by another process", rank, room->path);
@@ -320,12 +305,12 @@ weft_status weft_group_room_join(weft_group_room *room, weft_context *context, c
     if (status != WEFT_OK) {
         return status;
     }
-    status = enter(room);
+    status = enter_room(room);
     while (status == WEFT_NOT_FOUND && weft_clock_now() < until) {
         leave_file(room);
         status = weft_clock_sleep(context, 0.02);
         if (status == WEFT_OK) {
-            status = enter(room);
+            status = enter_room(room);
         }
     }
     if (status == WEFT_OK) {
@@ -519,9 +504,10 @@ void weft_group_write_text(const weft_group_room *room, unsigned rank, const cha
 void weft_group_reap(const weft_group_room *room) {
     for (unsigned i = 0; i < room->members; i++) {
         off_t byte = RANK_BYTE + (off_t)i;
-        if (weft_group_standing(room, i).kind != WEFT_STANDING_ABSENT && take(room->file, byte)) {
+        if (weft_group_standing(room, i).kind != WEFT_STANDING_ABSENT && lock_byte(room->file, byte)) {
             weft_group_stand(room, i, (weft_standing){WEFT_STANDING_ABSENT, 0});
-            leave(room->file, byte);
+            struct flock lock = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+            fcntl(room->file, F_OFD_SETLK, &lock);
         }
     }
 }
@@ -537,6 +523,15 @@ weft_group_mirror weft_group_last_mirror(const weft_group_room *room) {
         .milliseconds = atomic_load(&shared->milliseconds),
         .digest = load_digest(&shared->digest),
     };
+}
+
+char *weft_group_mirror_path(const weft_group_room *room) {
+    size_t size = strlen(room->path) + sizeof "/mirror";
+    char *path = weft_allocate(room->context, size);
+    if (path != NULL) {
+        snprintf(path, size, "%s/mirror", room->path);
+    }
+    return path;
 }
 
 bool weft_group_read_mirror(const weft_group_room *room, weft_group_mirror *mirror) {

@@ -129,6 +129,8 @@ void weft_group_reap(const weft_group_room *room);
 
 /* ---- the mirror ---- */
 
+/* Where it lies, to be released with weft_release; NULL: no memory. */
+char *weft_group_mirror_path(const weft_group_room *room);
 /* False while it moves. */
 bool weft_group_read_mirror(const weft_group_room *room, weft_group_mirror *mirror);
 /* What it was before it began to move, whether or not it moves. For the leader. */

@@ -13,6 +13,7 @@
  *             and there is something newer by then, the offer is withdrawn
  *   refused   the step is still prepared: it is offered again
  */
+#include "../../base/sized.h"
 #include "group_control.h"
 #include "group_step.h"
 
@@ -40,6 +41,7 @@ struct weft_group {
     pid_t process; /* that opened it */
     weft_store *store;
     weft_group_options options;
+    weft_subscriber_options follow; /* what options.follow points to */
     weft_group_room room;
     weft_subscriber *subscriber;
     weft_step_writer writer;
@@ -58,7 +60,8 @@ static weft_status hear_step(void *opaque, const weft_record *record, weft_patch
     if (!group->relaying) {
         return WEFT_OK;
     }
-    weft_patch_info info = weft_patch_describe(patch);
+    weft_patch_info info = {.size = sizeof info};
+    weft_patch_describe(patch, &info);
     group->step = (weft_group_step){
         .version = record->version,
         .milliseconds = record->milliseconds,
@@ -72,7 +75,7 @@ static weft_status hear_step(void *opaque, const weft_record *record, weft_patch
 /* A process that is just ending gives up its places one after the other: the mirror may still be its own.
  */
 static weft_status open_subscriber(weft_group *group, const char *path) {
-    weft_subscriber_options options = group->options.follow;
+    weft_subscriber_options options = group->follow;
     options.state_path = NULL;
     options.replace = true;
     double until = weft_clock_now() + ENDING_SECONDS;
@@ -90,12 +93,10 @@ static weft_status open_subscriber(weft_group *group, const char *path) {
 }
 
 static weft_status open_mirror(weft_group *group) {
-    size_t size = strlen(group->room.path) + sizeof "/mirror";
-    char *path = weft_allocate(group->context, size);
+    char *path = weft_group_mirror_path(&group->room);
     if (path == NULL) {
         return WEFT_NO_MEMORY;
     }
-    snprintf(path, size, "%s/mirror", group->room.path);
     weft_status status = open_subscriber(group, path);
     weft_release(group->context, path);
     if (status == WEFT_OK) {
@@ -105,11 +106,21 @@ static weft_status open_mirror(weft_group *group) {
 }
 
 weft_status weft_group_lead(weft_context *context, weft_store *store, const char *path,
-                            const weft_group_options *options, weft_group **group_out) {
+                            const weft_group_options *given, weft_group **group_out) {
     weft_context_clear(context);
-    if (options->members == 0 || options->members > WEFT_GROUP_MEMBERS_MAX) {
+    weft_group_options options;
+    weft_subscriber_options follow;
+    weft_status status = weft_sized_read(context, given, &options, sizeof options, "weft_group_options");
+    if (status == WEFT_OK) {
+        status =
+            weft_sized_read(context, options.follow, &follow, sizeof follow, "weft_subscriber_options");
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (options.members == 0 || options.members > WEFT_GROUP_MEMBERS_MAX) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "a group has 1 to %d members, not %u",
-                         WEFT_GROUP_MEMBERS_MAX, options->members);
+                         WEFT_GROUP_MEMBERS_MAX, options.members);
     }
     weft_group *group = weft_allocate_zeroed(context, 1, sizeof *group);
     if (group == NULL) {
@@ -118,8 +129,9 @@ weft_status weft_group_lead(weft_context *context, weft_store *store, const char
     group->context = context;
     group->process = getpid();
     group->store = store;
-    group->options = *options;
-    weft_status status = weft_group_room_lead(&group->room, context, path, options->members);
+    group->options = options;
+    group->follow = follow;
+    status = weft_group_room_lead(&group->room, context, path, options.members);
     if (status == WEFT_OK) {
         weft_step_writer_open(&group->writer, context, group->room.path, group->room.directory);
         /* what the leader before had offered is not committed any more, unless it was decided */
@@ -164,7 +176,8 @@ static void place_mirror(weft_group *group, uint64_t number, uint64_t version, u
 
 /* What the subscriber holds now is the mirror, as the step of this number left it. */
 static void place_subscriber(weft_group *group, uint64_t number) {
-    weft_subscriber_info info = weft_subscriber_describe(group->subscriber);
+    weft_subscriber_info info = {.size = sizeof info};
+    weft_subscriber_describe(group->subscriber, &info);
     place_mirror(group, number, info.version, info.milliseconds, &info.digest);
 }
 
@@ -211,7 +224,7 @@ static weft_status restore_newest(weft_group *group, uint64_t *number_out) {
 
 /* After a leader that ended at any instant, the mirror is brought to where the group is. If that version is
  * no longer kept, or damaged, the newest must do. */
-static weft_status restore(weft_group *group) {
+static weft_status restore_mirror(weft_group *group) {
     uint64_t number;
     weft_group_step place = find_group(group, &number);
     weft_group_move_mirror(&group->room);
@@ -236,7 +249,7 @@ static weft_status restore(weft_group *group) {
 
 /* ---- offering ---- */
 
-static weft_status offer(weft_group *group) {
+static weft_status offer_step(weft_group *group) {
     weft_group_reap(&group->room);
     group->number = weft_group_announce(&group->room, &group->step, WEFT_VERDICT_OPEN);
     group->looked = weft_clock_now();
@@ -264,7 +277,7 @@ static weft_status go_alone(weft_group *group) {
     return move_mirror(group);
 }
 
-static weft_status seek(weft_group *group, double until) {
+static weft_status seek_step(weft_group *group, double until) {
     double left = until - weft_clock_now();
     weft_status status = weft_subscriber_wait(group->subscriber, left > 0 ? left : 0, NULL);
     if (status != WEFT_OK) {
@@ -279,7 +292,9 @@ static weft_status seek(weft_group *group, double until) {
     }
     if (!weft_subscriber_prepared(group->subscriber)) {
         /* the same weights under another version, or those that were there at the start */
-        if (!whole || mirror.version != weft_subscriber_describe(group->subscriber).version) {
+        weft_subscriber_info info = {.size = sizeof info};
+        weft_subscriber_describe(group->subscriber, &info);
+        if (!whole || mirror.version != info.version) {
             place_subscriber(group, whole ? mirror.number : weft_group_newest(&group->room));
         }
         return WEFT_OK;
@@ -290,10 +305,10 @@ static weft_status seek(weft_group *group, double until) {
     status = weft_step_writer_end(&group->writer);
     group->info.step_bytes = group->writer.stream.written;
     group->step.file = group->writer.file;
-    return status == WEFT_OK ? offer(group) : status;
+    return status == WEFT_OK ? offer_step(group) : status;
 }
 
-static bool engaged(const weft_group *group) {
+static bool is_engaged(const weft_group *group) {
     bool found = false;
     for (unsigned i = 0; i < group->options.members && !found; i++) {
         weft_standing standing = weft_group_standing(&group->room, i);
@@ -303,9 +318,9 @@ static bool engaged(const weft_group *group) {
 }
 
 /* Withdraws what nobody has begun with, if there is something newer, or nobody is left to vote. */
-static weft_status reconsider(weft_group *group) {
+static weft_status reconsider_offer(weft_group *group) {
     double now = weft_clock_now();
-    if (now < group->looked + LOOK_SECONDS || engaged(group)) {
+    if (now < group->looked + LOOK_SECONDS || is_engaged(group)) {
         return WEFT_OK;
     }
     group->looked = now;
@@ -318,7 +333,7 @@ static weft_status reconsider(weft_group *group) {
     return status == WEFT_CANCELLED ? status : WEFT_OK;
 }
 
-static bool scattering(const weft_group *group) {
+static bool is_scattering(const weft_group *group) {
     bool found = false;
     for (unsigned i = 0; i < group->options.members && !found; i++) {
         weft_standing standing = weft_group_standing(&group->room, i);
@@ -332,7 +347,7 @@ static bool scattering(const weft_group *group) {
 static void let_ranks_go_first(const weft_group *group) {
     double until = weft_clock_now() + YIELD_SECONDS;
     uint32_t bell = weft_group_bell(&group->room);
-    while (scattering(group) && weft_clock_now() < until &&
+    while (is_scattering(group) && weft_clock_now() < until &&
            weft_group_sleep(&group->room, bell, YIELD_SECONDS) == WEFT_OK) {
         bell = weft_group_bell(&group->room);
     }
@@ -360,7 +375,7 @@ static weft_status await_decision(weft_group *group, double until) {
         double left = until - weft_clock_now();
         weft_status status = left > 0 ? weft_group_sleep(&group->room, bell, left) : WEFT_MORE;
         if (status == WEFT_OK) {
-            status = reconsider(group);
+            status = reconsider_offer(group);
         }
         if (status != WEFT_OK) {
             return status;
@@ -381,16 +396,16 @@ weft_status weft_group_run(weft_group *group, double seconds, uint64_t *version_
     do {
         switch (group->state) {
         case LEAD_RESTORE:
-            status = restore(group);
+            status = restore_mirror(group);
             break;
         case LEAD_SEEK:
-            status = seek(group, until);
+            status = seek_step(group, until);
             break;
         case LEAD_OFFER:
             status = await_decision(group, until);
             break;
         case LEAD_REFUSED:
-            status = offer(group);
+            status = offer_step(group);
             break;
         }
     } while (status >= 0 && weft_group_last_mirror(&group->room).version == before &&
@@ -408,9 +423,10 @@ weft_status weft_group_run(weft_group *group, double seconds, uint64_t *version_
     return WEFT_OK;
 }
 
-weft_group_info weft_group_describe(const weft_group *group) {
+void weft_group_describe(const weft_group *group, weft_group_info *info_out) {
     weft_group_info info = group->info;
-    weft_subscriber_info subscriber = weft_subscriber_describe(group->subscriber);
+    weft_subscriber_info subscriber = {.size = sizeof subscriber};
+    weft_subscriber_describe(group->subscriber, &subscriber);
     weft_group_mirror mirror = weft_group_last_mirror(&group->room);
     info.version = mirror.version;
     info.digest = mirror.digest;
@@ -422,5 +438,5 @@ weft_group_info weft_group_describe(const weft_group *group) {
     }
     info.fetched_bytes = subscriber.fetched_bytes;
     info.requests = subscriber.requests;
-    return info;
+    weft_sized_write(&info, info_out, sizeof info);
 }

@@ -8,6 +8,7 @@
  * is one decision, and everybody acts by it. A rank that dies after the decision comes back and is filled
  * from the mirror, which goes through the same steps.
  */
+#include "../../base/sized.h"
 #include "../follow/replica.h"
 #include "fill.h"
 #include "group_control.h"
@@ -195,13 +196,16 @@ static weft_status open_member(weft_context *context, const char *path, unsigned
     member->rank = rank;
     member->replica.context = context;
     member->info.rank = rank;
-    if (options != NULL) {
-        member->options = *options;
+    weft_status status =
+        weft_sized_read(context, options, &member->options, sizeof member->options, "weft_member_options");
+    if (status != WEFT_OK) {
+        weft_release(context, member);
+        return status;
     }
     weft_member_options *chosen = &member->options;
     chosen->seconds = chosen->seconds > 0 ? chosen->seconds : GROUP_SECONDS;
     chosen->audit_bytes = chosen->audit_bytes != 0 ? chosen->audit_bytes : AUDIT_BYTES;
-    weft_status status = join(member, path);
+    status = join(member, path);
     if (status != WEFT_OK) {
         weft_member_close(member);
         return status;
@@ -337,7 +341,8 @@ static void drop_step(weft_member *member) {
 }
 
 static weft_status check_step(const weft_member *member) {
-    weft_patch_info info = weft_patch_describe(member->reader.patch);
+    weft_patch_info info = {.size = sizeof info};
+    weft_patch_describe(member->reader.patch, &info);
     bool contradicts = member->step.anchor && weft_roster_plain(&member->reader.patch->header.roster);
     if (contradicts || !weft_digest_equal(&info.result, &member->step.result) ||
         !weft_digest_equal(&info.base, &member->step.base)) {
@@ -539,11 +544,11 @@ weft_status weft_member_verify(weft_member *member) {
     return status == WEFT_OK ? weft_replica_audit(&member->replica, UINT64_MAX) : status;
 }
 
-weft_member_info weft_member_describe(const weft_member *member) {
+void weft_member_describe(const weft_member *member, weft_member_info *info_out) {
     weft_member_info info = member->info;
     info.digest = member->replica.digest;
     info.version = member->replica.known ? info.version : 0;
-    return info;
+    weft_sized_write(&info, info_out, sizeof info);
 }
 
 const char *weft_member_label(const weft_member *member, const char *key) {

@@ -26,7 +26,7 @@ static void format_name(uint64_t file, char name[NAME_BYTES]) {
 /* ---- the leader ---- */
 
 /* Numbers go on after those that were used: a member may still look for one. */
-static void sweep(weft_step_writer *writer) {
+static void remove_old_files(weft_step_writer *writer) {
     int copy = openat(writer->directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *listing = copy >= 0 ? fdopendir(copy) : NULL;
     if (listing == NULL) {
@@ -50,14 +50,11 @@ void weft_step_writer_open(weft_step_writer *writer, weft_context *context, cons
     *writer =
         (weft_step_writer){.context = context, .path = path, .directory = directory, .descriptor = -1};
     pthread_mutex_init(&writer->lock, NULL);
-    sweep(writer);
+    remove_old_files(writer);
 }
 
-static void drop(weft_step_writer *writer) {
-    if (writer->streaming) {
-        weft_stream_close(&writer->stream);
-        writer->streaming = false;
-    }
+static void drop_file(weft_step_writer *writer) {
+    weft_stream_close(&writer->stream);
     if (writer->descriptor >= 0) {
         char name[NAME_BYTES];
         format_name(writer->file, name);
@@ -69,13 +66,13 @@ static void drop(weft_step_writer *writer) {
 
 void weft_step_writer_close(weft_step_writer *writer) {
     if (writer->context != NULL) {
-        drop(writer);
+        drop_file(writer);
         pthread_mutex_destroy(&writer->lock);
     }
 }
 
 /* The stream tells only that its sink has failed. */
-static weft_status explain(const weft_step_writer *writer, weft_status status) {
+static weft_status explain_failure(const weft_step_writer *writer, weft_status status) {
     return writer->error == 0
                ? status
                : weft_fail_errno(writer->context, writer->error,
@@ -84,14 +81,14 @@ static weft_status explain(const weft_step_writer *writer, weft_status status) {
                                  writer->path, (unsigned long long)writer->file);
 }
 
-static weft_status put(void *opaque, const void *data, size_t size) {
+static weft_status write_bytes(void *opaque, const void *data, size_t size) {
     weft_step_writer *writer = opaque;
     const uint8_t *bytes = data;
     while (size > 0) {
         ssize_t count = write(writer->descriptor, bytes, size);
         if (count < 0 && errno != EINTR) {
             writer->error = errno;
-            return explain(writer, WEFT_IO_FAILED);
+            return explain_failure(writer, WEFT_IO_FAILED);
         }
         bytes += count > 0 ? count : 0;
         size -= count > 0 ? (size_t)count : 0;
@@ -99,7 +96,7 @@ static weft_status put(void *opaque, const void *data, size_t size) {
     return WEFT_OK;
 }
 
-static weft_status hear(void *opaque, const weft_frame *frame, const weft_changes *changes) {
+static weft_status relay_frame(void *opaque, const weft_frame *frame, const weft_changes *changes) {
     weft_step_writer *writer = opaque;
     weft_writer relayed;
     weft_writer_open(&relayed, writer->context);
@@ -107,8 +104,8 @@ static weft_status hear(void *opaque, const weft_frame *frame, const weft_change
         weft_frame_relay(writer->context, frame, &writer->patch->header.roster, changes, &relayed);
     if (status == WEFT_OK) {
         pthread_mutex_lock(&writer->lock);
-        status =
-            explain(writer, weft_stream_frame(&writer->stream, &frame->bucket, &relayed, frame->changed));
+        status = explain_failure(
+            writer, weft_stream_frame(&writer->stream, &frame->bucket, &relayed, frame->changed));
         pthread_mutex_unlock(&writer->lock);
     }
     weft_writer_close(&relayed);
@@ -117,7 +114,7 @@ static weft_status hear(void *opaque, const weft_frame *frame, const weft_change
 
 weft_status weft_step_writer_begin(weft_step_writer *writer, weft_patch *patch, const char *const *labels) {
     char name[NAME_BYTES];
-    drop(writer);
+    drop_file(writer);
     format_name(++writer->file, name);
     writer->error = 0;
     writer->descriptor =
@@ -127,25 +124,23 @@ weft_status weft_step_writer_begin(weft_step_writer *writer, weft_patch *patch, 
                                name);
     }
     const weft_header *header = &patch->header;
-    writer->sink = (weft_sink){put, writer};
+    writer->sink = (weft_sink){write_bytes, writer};
     writer->patch = patch;
-    writer->streaming = true;
     weft_status status =
         weft_stream_open(&writer->stream, writer->context, &writer->sink, WEFT_PROFILE_FAST,
                          &header->roster, header->same_files, weft_patch_container(patch), labels);
     if (status == WEFT_OK) {
-        patch->listener = (weft_patch_listener){hear, writer};
+        patch->listener = (weft_patch_listener){relay_frame, writer};
     }
-    return explain(writer, status);
+    return explain_failure(writer, status);
 }
 
 weft_status weft_step_writer_end(weft_step_writer *writer) {
     const weft_footer *footer = &writer->patch->footer;
-    weft_diff_stats stats = {.base = footer->base, .result = footer->result};
+    weft_diff_stats stats = {.size = sizeof stats, .base = footer->base, .result = footer->result};
     weft_status status = weft_stream_finish(&writer->stream, &stats);
     weft_stream_close(&writer->stream);
-    writer->streaming = false;
-    return explain(writer, status);
+    return explain_failure(writer, status);
 }
 
 /* ---- a member ---- */

@@ -18,8 +18,7 @@ typedef struct weft_step_writer {
     int directory;
     uint64_t file; /* number of the newest file */
     int descriptor;
-    int error;      /* of a write, else 0 */
-    bool streaming; /* `stream` is open */
+    int error; /* of a write, else 0 */
     pthread_mutex_t lock;
     weft_sink sink;
     weft_patch_stream stream;

@@ -88,12 +88,13 @@ static weft_status load_chunk_once(weft_fetch *fetch, weft_context *context, siz
     const chunk *chunk = &fetch->chunks[index];
     size_t size = chunk->size;
     weft_store_get_request request = {
+        .size = sizeof request,
         .key = chunk->piece->key,
         .offset = chunk->offset,
         .length = size,
         .buffer = data,
     };
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     weft_hash hash = {{0}};
     weft_status status = weft_store_get(context, fetch->store, &request, &result);
     if (status == WEFT_OK && result.received == size) {

@@ -3,8 +3,8 @@
  * fetch.h: an object of the store as the source of a patch, read while it is still coming.
  *
  * Chunks are fetched by a few threads, checked against their SHA-256, and fetched again if they came
- * damaged. Who reads waits for the chunks that it needs, which go before all others. What is held is
- * bounded: of a large object, chunks that were read through are dropped.
+ * damaged. A reader waits for the chunks that it needs, and these go before all others. Memory is bounded:
+ * of a large object, chunks that were read through are dropped.
  */
 #ifndef WEFT_SYNC_OBJECTS_FETCH_H
 #define WEFT_SYNC_OBJECTS_FETCH_H

@@ -5,6 +5,7 @@
 #include "pieces.h"
 
 #include "../../base/context.h"
+#include "../../store/rendezvous.h"
 #include "../../tensor/json.h"
 
 #include <string.h>
@@ -41,17 +42,6 @@ weft_status weft_pieces_add(weft_pieces *pieces, const weft_object *piece) {
 
 /* ---- JSON ---- */
 
-static json_t *format_items(const weft_pieces *pieces) {
-    json_t *items = json_array();
-    for (size_t i = 0; items != NULL && i < pieces->count; i++) {
-        if (json_array_append_new(items, weft_object_format(&pieces->items[i])) != 0) {
-            json_decref(items);
-            return NULL;
-        }
-    }
-    return items;
-}
-
 static bool piece_valid(const weft_object *piece) {
     return weft_object_fault(piece) == NULL && !piece->pieced && weft_key_collectable(piece->key) &&
            (!piece->listed || weft_key_collectable(piece->list.key));
@@ -76,10 +66,13 @@ weft_status weft_pieces_format(const weft_pieces *pieces, weft_writer *writer) {
     if (fault != NULL) {
         return weft_sync_unwritable(pieces->context, "a list of pieces", fault);
     }
-    json_t *items = format_items(pieces);
-    json_t *json = items != NULL ? json_pack("{s:i,s:s,s:o}", "weft", WEFT_SYNC_FORMAT, "kind", "pieces",
-                                             "pieces", items)
-                                 : NULL;
+    json_t *items = json_array();
+    for (size_t i = 0; i < pieces->count; i++) {
+        items = weft_json_append(items, weft_object_format(&pieces->items[i]));
+    }
+    json_t *json = weft_json_with(json_object(), "weft", weft_count_json(WEFT_SYNC_FORMAT));
+    json = weft_json_with(json, "kind", json_string("pieces"));
+    json = weft_json_with(json, "pieces", items);
     return weft_sync_write_line(pieces->context, "a list of pieces", json, &bounds, writer);
 }
 
@@ -110,14 +103,11 @@ static weft_status parse_items(weft_pieces *pieces, const char *where, const jso
 weft_status weft_pieces_parse(weft_pieces *pieces, const char *where, const void *data, size_t size) {
     json_t *json;
     weft_status status =
-        weft_sync_parse(pieces->context, where, data, size, JSON_DEPTH, JSON_CONTAINERS, &json);
+        weft_sync_parse(pieces->context, where, "pieces", data, size, JSON_DEPTH, JSON_CONTAINERS, &json);
     if (status != WEFT_OK) {
         return status;
     }
-    status = weft_sync_check_kind(pieces->context, where, json, "pieces");
-    if (status == WEFT_OK) {
-        status = parse_items(pieces, where, json_object_get(json, "pieces"));
-    }
+    status = parse_items(pieces, where, json_object_get(json, "pieces"));
     json_decref(json);
     if (status != WEFT_OK) {
         weft_pieces_close(pieces);
@@ -170,16 +160,15 @@ weft_status weft_pieces_fetch(weft_pieces *pieces, weft_store *store, const weft
 }
 
 weft_status weft_pieces_look(weft_pieces *pieces, weft_store *store, const char *key) {
-    char *data = weft_allocate(pieces->context, WEFT_PIECES_BYTES);
-    if (data == NULL) {
-        return WEFT_NO_MEMORY;
+    weft_received received;
+    weft_status status =
+        weft_message_get(pieces->context, store, key, WEFT_PIECES_BYTES, pieces->context, &received);
+    if (status == WEFT_LIMIT_EXCEEDED) {
+        return WEFT_MALFORMED;
     }
-    weft_store_get_request request = {.key = key, .length = WEFT_PIECES_BYTES, .buffer = data};
-    weft_store_get_result result;
-    weft_status status = weft_store_get(pieces->context, store, &request, &result);
     if (status == WEFT_OK) {
-        status = weft_pieces_parse(pieces, key, data, (size_t)result.received);
+        status = weft_pieces_parse(pieces, key, received.data, received.size);
+        weft_received_close(&received);
     }
-    weft_release(pieces->context, data);
     return status;
 }

@@ -161,31 +161,19 @@ static weft_status end_chunk(weft_spool *spool) {
     return status;
 }
 
-static void announce(weft_spool *spool, uint64_t size) {
-    pthread_mutex_lock(&spool->mutex);
-    spool->size = size;
-    pthread_cond_broadcast(&spool->grown);
-    pthread_mutex_unlock(&spool->mutex);
-}
-
-/* The blocks array may move while a reader looks at it: it is changed under the lock. */
-static weft_status next_chunk(weft_spool *spool) {
-    weft_status status = spool->pending_bytes > 0 ? end_chunk(spool) : WEFT_OK;
-    if (status != WEFT_OK) {
-        return status;
-    }
-    pthread_mutex_lock(&spool->mutex);
-    status = begin_chunk(spool);
-    pthread_mutex_unlock(&spool->mutex);
-    return status;
-}
-
 static weft_status write_bytes(void *opaque, const void *data, size_t size) {
     weft_spool *spool = opaque;
     const uint8_t *bytes = data;
     while (size > 0) {
         if (spool->pending_bytes == WEFT_CHUNK_BYTES || (spool->file < 0 && spool->block_count == 0)) {
-            weft_status status = next_chunk(spool);
+            /* the blocks array may move while a reader looks at it: it is changed under the lock */
+            weft_status status = spool->pending_bytes > 0 ? end_chunk(spool) : WEFT_OK;
+            if (status != WEFT_OK) {
+                return status;
+            }
+            pthread_mutex_lock(&spool->mutex);
+            status = begin_chunk(spool);
+            pthread_mutex_unlock(&spool->mutex);
             if (status != WEFT_OK) {
                 return status;
             }
@@ -197,7 +185,10 @@ static weft_status write_bytes(void *opaque, const void *data, size_t size) {
         bytes += part;
         size -= part;
         uint64_t whole = (uint64_t)spool->hash_count * WEFT_CHUNK_BYTES;
-        announce(spool, spool->file >= 0 ? whole : whole + spool->pending_bytes);
+        pthread_mutex_lock(&spool->mutex);
+        spool->size = spool->file >= 0 ? whole : whole + spool->pending_bytes;
+        pthread_cond_broadcast(&spool->grown);
+        pthread_mutex_unlock(&spool->mutex);
     }
     return WEFT_OK;
 }
@@ -309,7 +300,8 @@ weft_status weft_spool_put(weft_context *context, weft_spool *spool, weft_store 
         status = weft_sync_key(context, "chunks", epoch, version, list_key);
     }
     if (status == WEFT_OK) {
-        weft_store_put_request request = {.key = key, .feed = weft_spool_feed(spool)};
+        weft_store_put_request request = {
+            .size = sizeof request, .key = key, .feed = weft_spool_feed(spool)};
         status = weft_store_put(context, store, &request, NULL);
     }
     return status == WEFT_OK ? weft_spool_describe(context, spool, key, list_key, store, object) : status;
@@ -344,7 +336,8 @@ weft_status weft_upload_start(weft_context *context, weft_store *store, const ch
     if (status == WEFT_OK) {
         snprintf(upload->key, sizeof upload->key, "%s", key);
         upload->store = store;
-        upload->request = (weft_store_put_request){.key = upload->key, .feed = weft_spool_feed(spool)};
+        upload->request = (weft_store_put_request){
+            .size = sizeof(weft_store_put_request), .key = upload->key, .feed = weft_spool_feed(spool)};
         int error = pthread_create(&upload->thread, NULL, upload_main, upload);
         if (error != 0) {
             status = weft_fail_errno(context, error, "cannot start a thread for an upload");

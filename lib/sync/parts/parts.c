@@ -13,24 +13,10 @@
 
 static const double PART_SECONDS = 60;
 static const double PAUSE_LEAST = 0.0001;
-static const double PAUSE_SHARE = 1.0 / 16; /* of what was waited already */
 static const double PAUSE_LOCAL = 0.001;
 static const double PAUSE_REMOTE = 0.05;
 
-enum { FIRST_BYTES = 64 << 10 };
-
 /* ---- opening ---- */
-
-static weft_status hash_plan(weft_parts *parts) {
-    weft_writer writer;
-    weft_writer_open(&writer, parts->context);
-    weft_part_plan_write(&parts->plan, &writer);
-    weft_status status = weft_writer_failed(&writer) ? WEFT_NO_MEMORY
-                                                     : weft_hash_compute(parts->context, writer.data,
-                                                                         writer.size, &parts->plan_hash);
-    weft_writer_close(&writer);
-    return status;
-}
 
 weft_status weft_parts_open(weft_parts *parts, weft_context *context, weft_store *store,
                             const weft_view *view, const weft_publisher_options *options) {
@@ -44,6 +30,7 @@ weft_status weft_parts_open(weft_parts *parts, weft_context *context, weft_store
         .seconds = options->part_seconds > 0 ? options->part_seconds : PART_SECONDS,
     };
     const weft_diff_options diff = {
+        .size = sizeof diff,
         .profile = options->profile,
         .bucket_bytes = options->bucket_bytes,
         .cuts = options->cuts,
@@ -51,7 +38,13 @@ weft_status weft_parts_open(weft_parts *parts, weft_context *context, weft_store
     };
     weft_status status = weft_part_plan_open(&parts->plan, context, view, &diff);
     if (status == WEFT_OK) {
-        status = hash_plan(parts);
+        weft_writer writer;
+        weft_writer_open(&writer, parts->context);
+        weft_part_plan_write(&parts->plan, &writer);
+        status = weft_writer_failed(&writer)
+                     ? WEFT_NO_MEMORY
+                     : weft_hash_compute(parts->context, writer.data, writer.size, &parts->plan_hash);
+        weft_writer_close(&writer);
     }
     if (status == WEFT_OK) {
         status = weft_hex_random(context, (WEFT_PART_NAME - 1) / 2, parts->member);
@@ -81,13 +74,18 @@ void weft_parts_key(const weft_parts *parts, const char *call, const char *rest,
 }
 
 /* Messages are of this run alone, and one that a power cut has torn does not match its checksum. */
-weft_status weft_parts_put(weft_parts *parts, const char *key, weft_writer *writer,
-                           weft_store_condition condition) {
+weft_status weft_parts_put(weft_parts *parts, const char *key, weft_writer *writer, bool once) {
     const weft_message_seal seal = {parts->options->key, parts->run, key};
     weft_status status = weft_message_close(parts->context, &seal, writer);
-    return status == WEFT_OK ? weft_store_put_message(parts->context, parts->store, key, writer->data,
-                                                      writer->size, condition)
-                             : status;
+    const weft_message message = {
+        .key = key,
+        .data = writer->data,
+        .size = writer->size,
+        .condition = once ? WEFT_STORE_IF_ABSENT : WEFT_STORE_ALWAYS,
+        .volatile_write = true,
+        .alone = true,
+    };
+    return status == WEFT_OK ? weft_message_put(parts->context, parts->store, &message) : status;
 }
 
 weft_status weft_parts_open_message(const weft_parts *parts, const char *key, const uint8_t *data,
@@ -96,60 +94,36 @@ weft_status weft_parts_open_message(const weft_parts *parts, const char *key, co
     return weft_message_open(parts->context, &seal, data, *size, size);
 }
 
-static weft_status get_once(weft_parts *parts, const char *key, uint64_t room, uint8_t **data_out,
-                            weft_store_get_result *result) {
-    uint8_t *data = weft_allocate(parts->context, (size_t)room);
-    if (data == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    weft_store_get_request request = {.key = key, .length = room, .buffer = data};
-    weft_status status = weft_store_get(parts->context, parts->store, &request, result);
+weft_status weft_parts_get(weft_parts *parts, const char *key, weft_received *received_out) {
+    weft_received received;
+    weft_status status =
+        weft_message_get(parts->context, parts->store, key, WEFT_MESSAGE_BYTES, parts->context, &received);
     if (status != WEFT_OK) {
-        weft_release(parts->context, data);
         return status;
     }
-    *data_out = data;
+    status = weft_parts_open_message(parts, key, received.data, &received.size);
+    if (status != WEFT_OK) {
+        weft_received_close(&received);
+        return status;
+    }
+    *received_out = received;
     return WEFT_OK;
 }
 
-weft_status weft_parts_get(weft_parts *parts, const char *key, uint8_t **data_out, size_t *size_out) {
-    weft_store_get_result result;
-    uint8_t *data;
-    weft_status status = get_once(parts, key, FIRST_BYTES, &data, &result);
-    if (status == WEFT_OK && result.size > result.received) {
-        weft_release(parts->context, data);
-        status = result.size <= WEFT_MESSAGE_BYTES
-                     ? get_once(parts, key, result.size, &data, &result)
-                     : weft_fail(parts->context, WEFT_LIMIT_EXCEEDED, "%s/%s has %llu bytes, too many",
-                                 weft_store_url(parts->store), key, (unsigned long long)result.size);
-    }
-    if (status != WEFT_OK) {
-        return status;
-    }
-    *size_out = (size_t)result.received;
-    status = weft_parts_open_message(parts, key, data, size_out);
-    if (status != WEFT_OK) {
-        weft_release(parts->context, data);
-        return status;
-    }
-    *data_out = data;
-    return WEFT_OK;
-}
-
-void weft_parts_wait_begin(const weft_parts *parts, double seconds, weft_parts_wait *wait) {
-    wait->most = weft_store_traits_of(parts->store).directory != NULL ? PAUSE_LOCAL : PAUSE_REMOTE;
+void weft_parts_wait_begin(double seconds, weft_parts_wait *wait) {
     wait->start = weft_clock_now();
     wait->deadline = wait->start + seconds;
 }
 
-weft_status weft_parts_wait_more(weft_parts *parts, weft_parts_wait *wait) {
+weft_status weft_parts_wait_more(weft_parts *parts, const weft_parts_wait *wait) {
     double now = weft_clock_now();
     if (now >= wait->deadline) {
         return WEFT_MORE;
     }
-    double pause = (now - wait->start) * PAUSE_SHARE;
-    pause = pause > PAUSE_LEAST ? pause : PAUSE_LEAST;
-    return weft_clock_sleep(parts->context, pause < wait->most ? pause : wait->most);
+    weft_store_traits traits = {.size = sizeof traits};
+    weft_store_traits_of(parts->store, &traits);
+    double most = traits.directory != NULL ? PAUSE_LOCAL : PAUSE_REMOTE;
+    return weft_clock_sleep(parts->context, weft_clock_pause(now - wait->start, PAUSE_LEAST, most));
 }
 
 /* ---- the roll ---- */
@@ -167,10 +141,6 @@ weft_status weft_parts_hold(const weft_parts *parts, weft_writer *writer) {
     return weft_writer_failed(writer) ? WEFT_NO_MEMORY : WEFT_OK;
 }
 
-static bool same_owned(const weft_parts *parts, const bool *owned) {
-    return parts->owned != NULL && memcmp(parts->owned, owned, parts->plan.plan.count * sizeof *owned) == 0;
-}
-
 weft_status weft_parts_enrol(weft_parts *parts, const char *name, weft_part_roll *roll,
                              weft_baseline *baseline) {
     size_t count = parts->plan.plan.count;
@@ -181,9 +151,8 @@ weft_status weft_parts_enrol(weft_parts *parts, const char *name, weft_part_roll
     for (size_t i = 0; i < count; i++) {
         owned[i] = roll->owners[i] == parts->index;
     }
-    weft_status status = same_owned(parts, owned)
-                             ? WEFT_OK
-                             : weft_baseline_share(baseline, parts->view, &parts->plan, owned);
+    bool same = parts->owned != NULL && memcmp(parts->owned, owned, count * sizeof *owned) == 0;
+    weft_status status = same ? WEFT_OK : weft_baseline_share(baseline, parts->view, &parts->plan, owned);
     if (status != WEFT_OK) {
         weft_release(parts->context, owned);
         return status;
@@ -199,38 +168,8 @@ weft_status weft_parts_enrol(weft_parts *parts, const char *name, weft_part_roll
 
 /* ---- this part of a version ---- */
 
-static weft_status take_totals(weft_parts *parts, const weft_sums *moves, weft_part_manifest *manifest) {
-    size_t count = weft_view_count(parts->view);
-    manifest->moves = weft_allocate_zeroed(parts->context, count, sizeof *manifest->moves);
-    if (manifest->moves == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    manifest->tensor_count = count;
-    for (size_t i = 0; i < count; i++) {
-        manifest->moves[i] = weft_sums_total(moves, i);
-    }
-    return WEFT_OK;
-}
-
-/* The sums of the owned buckets as they are in the copy. */
-static weft_status take_sums(weft_parts *parts, const weft_baseline *baseline,
-                             weft_part_manifest *manifest) {
-    size_t count = weft_view_count(parts->view);
-    manifest->sums = weft_allocate_zeroed(parts->context, count, sizeof *manifest->sums);
-    return manifest->sums != NULL ? weft_part_total(parts->context, &parts->plan, parts->owned,
-                                                    baseline->mirror.view, manifest->sums)
-                                  : WEFT_NO_MEMORY;
-}
-
-/* The copy is filled first, so that what is sent and what is kept are the same even if the weights do not
- * stay still. */
-static weft_status fill_copy(weft_parts *parts, weft_baseline *baseline) {
-    baseline->holds = false;
-    return weft_part_copy(parts->context, &parts->plan, parts->owned, parts->view, baseline->mirror.view);
-}
-
-static weft_status encode(weft_parts *parts, weft_baseline *baseline, const weft_part_task *task,
-                          weft_part_edition *edition) {
+static weft_status encode_frames(weft_parts *parts, weft_baseline *baseline, const weft_part_task *task,
+                                 weft_part_edition *edition) {
     bool patch = task->kind == WEFT_CALL_PATCH;
     const weft_part_request request = {
         .plan = &parts->plan,
@@ -245,17 +184,23 @@ static weft_status encode(weft_parts *parts, weft_baseline *baseline, const weft
     if (status != WEFT_OK) {
         return status;
     }
+    weft_part_manifest *manifest = &edition->manifest;
+    size_t count = weft_view_count(parts->view);
     edition->ahead = patch;
-    edition->manifest.frames = result.frames;
-    edition->manifest.frame_count = result.frame_count;
-    status = take_totals(parts, result.moves, &edition->manifest);
+    manifest->frames = result.frames;
+    manifest->frame_count = result.frame_count;
+    manifest->moves = weft_allocate_zeroed(parts->context, count, sizeof *manifest->moves);
+    manifest->tensor_count = manifest->moves != NULL ? count : 0;
+    for (size_t i = 0; i < manifest->tensor_count; i++) {
+        manifest->moves[i] = weft_sums_total(result.moves, i);
+    }
     if (patch) {
         weft_sums_merge(result.moves, baseline->sums, false);
         edition->new_sums = result.moves;
     } else {
         weft_sums_destroy(result.moves);
     }
-    return status;
+    return manifest->moves != NULL ? WEFT_OK : WEFT_NO_MEMORY;
 }
 
 static weft_status make_frames(weft_parts *parts, weft_baseline *baseline, const weft_part_task *task,
@@ -264,26 +209,22 @@ static weft_status make_frames(weft_parts *parts, weft_baseline *baseline, const
     weft_status status =
         task->before != NULL ? sink.write(sink.opaque, task->before->data, task->before->size) : WEFT_OK;
     if (status == WEFT_OK && task->sums) {
-        status = take_sums(parts, baseline, &edition->manifest);
+        /* the sums of the owned buckets as they are in the copy */
+        size_t count = weft_view_count(parts->view);
+        edition->manifest.sums =
+            weft_allocate_zeroed(parts->context, count, sizeof *edition->manifest.sums);
+        status = edition->manifest.sums != NULL
+                     ? weft_part_total(parts->context, &parts->plan, parts->owned, baseline->mirror.view,
+                                       edition->manifest.sums)
+                     : WEFT_NO_MEMORY;
     }
     if (status == WEFT_OK) {
-        status = encode(parts, baseline, task, edition);
+        status = encode_frames(parts, baseline, task, edition);
     }
     if (status == WEFT_OK && task->kind == WEFT_CALL_WHOLE) {
         status = weft_sums_compute(parts->context, baseline->mirror.view, &edition->new_sums);
     }
     return weft_spool_finish(edition->spool, status);
-}
-
-static weft_status upload_frames(weft_parts *parts, weft_baseline *baseline, const weft_part_task *task,
-                                 const char *key, weft_part_edition *edition) {
-    weft_context *context = parts->context;
-    weft_upload *upload;
-    weft_status status = weft_upload_start(context, parts->store, key, edition->spool, &upload);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    return weft_upload_join(context, upload, make_frames(parts, baseline, task, edition));
 }
 
 /* A member in which nothing has changed has no piece. */
@@ -299,21 +240,22 @@ static weft_status describe_piece(weft_parts *parts, const weft_part_task *task,
                              : status;
 }
 
-static weft_status copy_labels(weft_parts *parts, const weft_part_task *task, weft_texts *labels) {
-    weft_status status = WEFT_OK;
-    for (size_t i = 0; task->labels != NULL && task->labels[i] != NULL && status == WEFT_OK; i++) {
-        status = weft_texts_add(labels, parts->context, task->labels[i]);
-    }
-    return status;
-}
-
-static weft_status make(weft_parts *parts, weft_baseline *baseline, const weft_part_task *task,
-                        weft_part_edition *edition) {
+weft_status weft_part_edition_make(weft_parts *parts, weft_baseline *baseline, const weft_part_task *task,
+                                   weft_part_edition *edition) {
+    *edition = (weft_part_edition){.ahead = false};
+    memcpy(edition->manifest.member, parts->member, sizeof parts->member);
     bool patch = task->kind == WEFT_CALL_PATCH;
     char key[WEFT_KEY_SIZE];
-    weft_status status = copy_labels(parts, task, &edition->manifest.labels);
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; task->labels != NULL && task->labels[i] != NULL && status == WEFT_OK; i++) {
+        status = weft_texts_add(&edition->manifest.labels, parts->context, task->labels[i]);
+    }
     if (status == WEFT_OK && task->kind == WEFT_CALL_WHOLE) {
-        status = fill_copy(parts, baseline);
+        /* the copy is filled first, so that what is sent and what is kept are the same even if the weights
+         * do not stay still */
+        baseline->holds = false;
+        status =
+            weft_part_copy(parts->context, &parts->plan, parts->owned, parts->view, baseline->mirror.view);
     }
     if (status == WEFT_OK) {
         status =
@@ -324,16 +266,15 @@ static weft_status make(weft_parts *parts, weft_baseline *baseline, const weft_p
                                  &edition->spool);
     }
     if (status == WEFT_OK) {
-        status = upload_frames(parts, baseline, task, key, edition);
+        weft_upload *upload;
+        status = weft_upload_start(parts->context, parts->store, key, edition->spool, &upload);
+        if (status == WEFT_OK) {
+            status = weft_upload_join(parts->context, upload, make_frames(parts, baseline, task, edition));
+        }
     }
-    return status == WEFT_OK ? describe_piece(parts, task, key, edition) : status;
-}
-
-weft_status weft_part_edition_make(weft_parts *parts, weft_baseline *baseline, const weft_part_task *task,
-                                   weft_part_edition *edition) {
-    *edition = (weft_part_edition){.ahead = false};
-    memcpy(edition->manifest.member, parts->member, sizeof parts->member);
-    weft_status status = make(parts, baseline, task, edition);
+    if (status == WEFT_OK) {
+        status = describe_piece(parts, task, key, edition);
+    }
     if (status != WEFT_OK) {
         weft_failure failure = weft_failure_keep(parts->context, status);
         if (edition->ahead) {

@@ -2,7 +2,7 @@
  *
  * parts_lead.c: calling, collecting, checking and composing.
  */
-#include "parts_lead.h"
+#include "parts.h"
 
 #include "../../base/clock.h"
 #include "../../base/context.h"
@@ -40,7 +40,7 @@ static weft_status put_call(weft_parts_lead *lead, weft_call *call) {
     weft_writer_open(&writer, parts->context);
     weft_call_write(call, &writer);
     weft_parts_key(parts, "call", "", key);
-    status = weft_parts_put(parts, key, &writer, WEFT_STORE_ALWAYS);
+    status = weft_parts_put(parts, key, &writer, false);
     weft_writer_close(&writer);
     memcpy(lead->last, call->name, sizeof lead->last);
     return status;
@@ -99,17 +99,16 @@ static weft_status try_answer(const collection *c, size_t index) {
     weft_parts *parts = &c->lead->parts;
     char key[WEFT_KEY_SIZE];
     char rest[ANSWER_TEXT];
-    uint8_t *data;
-    size_t size;
+    weft_received answer;
     answer_rest(c, index, rest);
     weft_parts_key(parts, c->call, rest, key);
-    weft_status status = weft_parts_get(parts, key, &data, &size);
+    weft_status status = weft_parts_get(parts, key, &answer);
     if (status == WEFT_NOT_FOUND || status == WEFT_CHECKSUM_MISMATCH) {
         return WEFT_MORE;
     }
     if (status == WEFT_OK) {
-        status = c->read(c->opaque, index, data, size);
-        weft_release(parts->context, data);
+        status = c->read(c->opaque, index, answer.data, answer.size);
+        weft_received_close(&answer);
     }
     return status;
 }
@@ -133,7 +132,7 @@ static weft_status collect_all(const collection *c, bool *answered) {
     weft_parts *parts = &c->lead->parts;
     size_t missing = parts->count - 1;
     weft_parts_wait wait;
-    weft_parts_wait_begin(parts, parts->seconds, &wait);
+    weft_parts_wait_begin(parts->seconds, &wait);
     for (;;) {
         for (size_t i = 1; i < parts->count; i++) {
             weft_status status = answered[i] ? WEFT_MORE : try_answer(c, i);
@@ -205,15 +204,6 @@ static weft_status read_holding(void *opaque, size_t index, const uint8_t *data,
     return status == WEFT_OK ? check_holding(parts, index, &g->holdings[index]) : status;
 }
 
-static weft_status nobody_holds(const weft_parts *parts, size_t bucket) {
-    const char *name = weft_part_tensor(&parts->plan, bucket);
-    return weft_fail(
-        parts->context, WEFT_INVALID_ARGUMENT,
-        "no part holds all of a bucket that begins with tensor %s; if that is sharded, tell how "
-        "with a cut of it, the same on every part",
-        name);
-}
-
 static size_t holders_of(const gathering *g, size_t bucket, size_t *last) {
     size_t holders = 0;
     for (size_t i = 0; i < g->lead->parts.count; i++) {
@@ -243,7 +233,11 @@ static weft_status share_out(gathering *g, uint64_t *loads) {
             size_t owner = 0;
             size_t holders = holders_of(g, i, &owner);
             if (holders == 0) {
-                return nobody_holds(parts, i);
+                const char *name = weft_part_tensor(&parts->plan, i);
+                return weft_fail(parts->context, WEFT_INVALID_ARGUMENT,
+                                 "no part holds all of a bucket that begins with tensor %s; if that is "
+                                 "sharded, tell how with a cut of it, the same on every part",
+                                 name);
             }
             if ((holders > 1) != (shared == 1)) {
                 continue;
@@ -274,18 +268,6 @@ static weft_status make_roll(gathering *g) {
     return status;
 }
 
-static weft_status put_roll(gathering *g, const char *call) {
-    weft_parts *parts = &g->lead->parts;
-    char key[WEFT_KEY_SIZE];
-    weft_writer writer;
-    weft_writer_open(&writer, parts->context);
-    weft_part_roll_write(&g->roll, &writer);
-    weft_parts_key(parts, call, "roll", key);
-    weft_status status = weft_parts_put(parts, key, &writer, WEFT_STORE_ALWAYS);
-    weft_writer_close(&writer);
-    return status;
-}
-
 static weft_status own_holding(gathering *g) {
     const weft_parts *parts = &g->lead->parts;
     weft_part_holding *own = &g->holdings[0];
@@ -298,7 +280,7 @@ static weft_status own_holding(gathering *g) {
     return WEFT_OK;
 }
 
-static weft_status gather_members(gathering *g, weft_baseline *baseline, uint64_t version) {
+static weft_status fill_roll(gathering *g, weft_baseline *baseline, uint64_t version) {
     weft_parts_lead *lead = g->lead;
     weft_call call = {.kind = WEFT_CALL_JOIN, .version = version};
     weft_status status = own_holding(g);
@@ -314,20 +296,27 @@ static weft_status gather_members(gathering *g, weft_baseline *baseline, uint64_
         status = make_roll(g);
     }
     if (status == WEFT_OK) {
-        status = put_roll(g, call.name);
+        weft_parts *parts = &g->lead->parts;
+        char key[WEFT_KEY_SIZE];
+        weft_writer writer;
+        weft_writer_open(&writer, parts->context);
+        weft_part_roll_write(&g->roll, &writer);
+        weft_parts_key(parts, call.name, "roll", key);
+        status = weft_parts_put(parts, key, &writer, false);
+        weft_writer_close(&writer);
     }
     return status == WEFT_OK ? weft_parts_enrol(&lead->parts, call.name, &g->roll, baseline) : status;
 }
 
 /* The members are asked anew: one of them may be another process by now. */
-static void dismiss(weft_parts_lead *lead) {
+static void dismiss_members(weft_parts_lead *lead) {
     if (lead->parts.roll_name[0] != '\0') {
         remove_answer(lead, lead->parts.roll_name, "roll");
         lead->parts.roll_name[0] = '\0';
     }
 }
 
-static weft_status gather(weft_parts_lead *lead, weft_baseline *baseline, uint64_t version) {
+static weft_status gather_members(weft_parts_lead *lead, weft_baseline *baseline, uint64_t version) {
     weft_context *context = lead->parts.context;
     gathering g = {.lead = lead};
     g.holdings = weft_allocate_zeroed(context, lead->parts.count, sizeof *g.holdings);
@@ -335,7 +324,7 @@ static weft_status gather(weft_parts_lead *lead, weft_baseline *baseline, uint64
         return WEFT_NO_MEMORY;
     }
     lead->totalled = false;
-    weft_status status = gather_members(&g, baseline, version);
+    weft_status status = fill_roll(&g, baseline, version);
     for (size_t i = 0; i < lead->parts.count; i++) {
         weft_part_holding_close(&g.holdings[i], context);
     }
@@ -352,7 +341,7 @@ weft_status weft_parts_lead_begin(weft_parts_lead *lead, weft_baseline *baseline
                                   const weft_sync_head *head, uint64_t version) {
     lead->parts.epoch = head->epoch;
     memcpy(lead->parts.run, head->run, sizeof lead->parts.run);
-    return lead->parts.roll_name[0] == '\0' ? gather(lead, baseline, version) : WEFT_OK;
+    return lead->parts.roll_name[0] == '\0' ? gather_members(lead, baseline, version) : WEFT_OK;
 }
 
 /* ---- a version ---- */
@@ -367,12 +356,6 @@ typedef struct making {
     bool refused;
 } making;
 
-static weft_status part_failed(making *m, size_t index, const weft_part_manifest *manifest) {
-    m->refused = m->refused || manifest->status == WEFT_BASE_MISMATCH;
-    return weft_fail(m->lead->parts.context, (weft_status)manifest->status,
-                     "nothing was published: part %zu failed: %s", index, manifest->text);
-}
-
 static bool same_texts(const weft_texts *a, const weft_texts *b) {
     if (a->count != b->count) {
         return false;
@@ -386,7 +369,7 @@ static bool same_texts(const weft_texts *a, const weft_texts *b) {
 }
 
 /* Each bucket from its owner, once; their lengths are those of the piece. */
-static bool covers(making *m, size_t index) {
+static bool covers_buckets(making *m, size_t index) {
     const weft_parts *parts = &m->lead->parts;
     const weft_part_manifest *manifest = &m->manifests[index];
     uint64_t bytes = 0;
@@ -405,7 +388,7 @@ static bool covers(making *m, size_t index) {
 }
 
 /* What the history is to name must be what a collector may remove some day. */
-static bool removable(const weft_part_manifest *manifest) {
+static bool is_removable(const weft_part_manifest *manifest) {
     return manifest->frame_count == 0 ||
            (weft_key_collectable(manifest->piece.key) &&
             (!manifest->piece.listed || weft_key_collectable(manifest->piece.list.key)));
@@ -415,7 +398,7 @@ static weft_status check_manifest(making *m, size_t index) {
     weft_context *context = m->lead->parts.context;
     const weft_part_manifest *manifest = &m->manifests[index];
     if (strcmp(manifest->member, m->lead->parts.roll.members[index]) != 0 || manifest->moves == NULL ||
-        (m->call.sums && manifest->sums == NULL) || !removable(manifest) || !covers(m, index)) {
+        (m->call.sums && manifest->sums == NULL) || !is_removable(manifest) || !covers_buckets(m, index)) {
         return weft_fail(context, WEFT_MALFORMED,
                          "nothing was published: what part %zu says of its buckets is not what it owns",
                          index);
@@ -440,7 +423,12 @@ static weft_status read_manifest(void *opaque, size_t index, const uint8_t *data
     if (status != WEFT_OK) {
         return status;
     }
-    return manifest->status != WEFT_OK ? part_failed(m, index, manifest) : check_manifest(m, index);
+    if (manifest->status == WEFT_OK) {
+        return check_manifest(m, index);
+    }
+    m->refused = m->refused || manifest->status == WEFT_BASE_MISMATCH;
+    return weft_fail(lead->parts.context, (weft_status)manifest->status,
+                     "nothing was published: part %zu failed: %s", index, manifest->text);
 }
 
 /* With a whole version or an anchor, no bucket may be missing. */
@@ -546,13 +534,20 @@ static weft_status list_frames(const making *m, weft_part_frame **frames_out, si
     return WEFT_OK;
 }
 
-static weft_status write_tail(const making *m, bool whole, const char *room, weft_pieces *pieces,
-                              weft_parts_made *made) {
+static weft_status list_pieces(const making *m, bool whole, weft_pieces *pieces, weft_parts_made *made) {
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < m->lead->parts.count && status == WEFT_OK; i++) {
+        const weft_object *piece = &m->manifests[i].piece;
+        status = piece->bytes > 0 ? weft_pieces_add(pieces, piece) : WEFT_OK;
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
     weft_context *context = m->lead->parts.context;
     weft_part_frame *frames;
     size_t count;
     weft_writer tail;
-    weft_status status = list_frames(m, &frames, &count);
+    status = list_frames(m, &frames, &count);
     if (status != WEFT_OK) {
         return status;
     }
@@ -560,23 +555,14 @@ static weft_status write_tail(const making *m, bool whole, const char *room, wef
     status = weft_part_write_tail(&m->lead->parts.plan, whole, frames, count, m->header.size, &tail,
                                   &made->stats);
     if (status == WEFT_OK) {
-        status = put_tail(m, room, &tail, pieces, made);
+        status = put_tail(m, whole ? "anchors" : "patches", &tail, pieces, made);
     }
     weft_writer_close(&tail);
     weft_release(context, frames);
     return status;
 }
 
-static weft_status list_pieces(const making *m, bool whole, weft_pieces *pieces, weft_parts_made *made) {
-    weft_status status = WEFT_OK;
-    for (size_t i = 0; i < m->lead->parts.count && status == WEFT_OK; i++) {
-        const weft_object *piece = &m->manifests[i].piece;
-        status = piece->bytes > 0 ? weft_pieces_add(pieces, piece) : WEFT_OK;
-    }
-    return status == WEFT_OK ? write_tail(m, whole, whole ? "anchors" : "patches", pieces, made) : status;
-}
-
-static weft_status compose(const making *m, bool whole, weft_parts_made *made) {
+static weft_status compose_object(const making *m, bool whole, weft_parts_made *made) {
     weft_parts *parts = &m->lead->parts;
     char key[WEFT_KEY_SIZE];
     weft_pieces pieces;
@@ -639,29 +625,6 @@ static void close_making(making *m) {
     weft_writer_close(&m->header);
 }
 
-static weft_status make_version(making *m, weft_baseline *baseline, weft_parts_made *made) {
-    bool whole = m->order->whole;
-    weft_status status = open_making(m);
-    if (status == WEFT_OK) {
-        m->lead->called = true;
-        status = put_call(m->lead, &m->call);
-    }
-    if (status == WEFT_OK) {
-        status = make_parts(m, baseline, made);
-    }
-    if (status == WEFT_OK) {
-        status = check_cover(m, whole);
-    }
-    if (status == WEFT_OK && !whole) {
-        status = check_base(m);
-    }
-    if (status == WEFT_OK) {
-        sum_up(m, whole, made);
-        status = compose(m, whole, made);
-    }
-    return status;
-}
-
 static weft_status join_ends(weft_context *context, weft_parts_made *made, weft_status status) {
     status = weft_parcel_join(context, &made->tail, status);
     return weft_parcel_join(context, &made->list, status);
@@ -680,7 +643,7 @@ static weft_status give_up(weft_parts_lead *lead, weft_baseline *baseline, weft_
     /* one that did not answer may have been replaced, and those that are out of step agree on a step anew
      */
     if (status == WEFT_REMOTE_FAILED || status == WEFT_INVALID_ARGUMENT) {
-        dismiss(lead);
+        dismiss_members(lead);
     }
     return weft_failure_tell(context, &failure);
 }
@@ -695,7 +658,24 @@ weft_status weft_parts_lead_make(weft_parts_lead *lead, weft_baseline *baseline,
         .base = order->base,
     };
     *made = (weft_parts_made){.refused = false};
-    weft_status status = make_version(&m, baseline, made);
+    weft_status status = open_making(&m);
+    if (status == WEFT_OK) {
+        lead->called = true;
+        status = put_call(m.lead, &m.call);
+    }
+    if (status == WEFT_OK) {
+        status = make_parts(&m, baseline, made);
+    }
+    if (status == WEFT_OK) {
+        status = check_cover(&m, order->whole);
+    }
+    if (status == WEFT_OK && !order->whole) {
+        status = check_base(&m);
+    }
+    if (status == WEFT_OK) {
+        sum_up(&m, order->whole, made);
+        status = compose_object(&m, order->whole, made);
+    }
     made->refused = status != WEFT_OK && m.refused;
     close_making(&m);
     return status == WEFT_OK ? WEFT_OK : give_up(lead, baseline, made, status);
@@ -708,33 +688,30 @@ void weft_parts_lead_settle(weft_parts_lead *lead) {
     lead->totalled = true;
 }
 
-static weft_status make_anchor(making *m, weft_baseline *baseline, weft_parts_made *made,
-                               const weft_digest *digest) {
-    memcpy(m->call.name, m->lead->last, sizeof m->call.name);
-    weft_status status = open_making(m);
-    if (status == WEFT_OK) {
-        status = make_parts(m, baseline, made);
-    }
-    if (status == WEFT_OK) {
-        status = check_cover(m, true);
-    }
-    if (status == WEFT_OK) {
-        sum_up(m, true, made);
-    }
-    if (status == WEFT_OK && !weft_digest_equal(&made->stats.result, digest)) {
-        status = weft_fail(m->lead->parts.context, WEFT_DIGEST_MISMATCH,
-                           "the copy of version %llu that an anchor was to be made of has drifted",
-                           (unsigned long long)m->order->version);
-    }
-    return status == WEFT_OK ? compose(m, true, made) : status;
-}
-
 weft_status weft_parts_lead_anchor(weft_parts_lead *lead, weft_baseline *baseline, weft_anchor *anchor,
                                    const weft_container *container) {
     const weft_parts_order order = {.whole = true, .version = anchor->version, .container = container};
     making m = {.lead = lead, .order = &order, .call = {.kind = WEFT_CALL_DONE}};
     weft_parts_made made = {.refused = false};
-    weft_status status = make_anchor(&m, baseline, &made, &anchor->digest);
+    memcpy(m.call.name, lead->last, sizeof m.call.name);
+    weft_status status = open_making(&m);
+    if (status == WEFT_OK) {
+        status = make_parts(&m, baseline, &made);
+    }
+    if (status == WEFT_OK) {
+        status = check_cover(&m, true);
+    }
+    if (status == WEFT_OK) {
+        sum_up(&m, true, &made);
+    }
+    if (status == WEFT_OK && !weft_digest_equal(&made.stats.result, &anchor->digest)) {
+        status = weft_fail(lead->parts.context, WEFT_DIGEST_MISMATCH,
+                           "the copy of version %llu that an anchor was to be made of has drifted",
+                           (unsigned long long)order.version);
+    }
+    if (status == WEFT_OK) {
+        status = compose_object(&m, true, &made);
+    }
     status = join_ends(lead->parts.context, &made, status);
     if (status == WEFT_OK) {
         anchor->object = made.object;
@@ -768,7 +745,7 @@ void weft_parts_lead_close(weft_parts_lead *lead) {
         lead->turn++;
         weft_status ignored = put_call(lead, &call);
         (void)ignored;
-        dismiss(lead);
+        dismiss_members(lead);
     }
     weft_release(context, lead->totals);
     weft_release(context, lead->next_totals);

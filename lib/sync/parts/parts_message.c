@@ -23,49 +23,24 @@ typedef enum message_kind {
     MESSAGE_MANIFEST = 4,
 } message_kind;
 
-static const char SIGNED_PREFIX[] = "weft part\n";
 static const char MAGIC[8] = {'w', 'e', 'f', 't', 'p', 'a', 'r', 't'};
 
 /* ---- the frame of every message ---- */
 
-static void begin(weft_writer *writer, message_kind kind) {
+static void begin_message(weft_writer *writer, message_kind kind) {
     weft_writer_bytes(writer, MAGIC, sizeof MAGIC);
     weft_writer_u8(writer, MESSAGE_VERSION);
     weft_writer_u8(writer, (uint8_t)kind);
 }
 
-static weft_status write_signed_text(const weft_message_seal *seal, const void *data, size_t size,
-                                     weft_writer *text) {
-    weft_writer_bytes(text, SIGNED_PREFIX, sizeof SIGNED_PREFIX - 1);
-    weft_writer_bytes(text, seal->run, strlen(seal->run));
-    weft_writer_u8(text, '\n');
-    weft_writer_bytes(text, seal->where, strlen(seal->where));
-    weft_writer_u8(text, '\n');
-    weft_writer_bytes(text, data, size);
-    return weft_writer_failed(text) ? WEFT_NO_MEMORY : WEFT_OK;
-}
-
-static weft_status sign(weft_context *context, const weft_message_seal *seal, weft_writer *writer) {
-    uint8_t signature[WEFT_SIGNATURE_BYTES];
-    weft_writer text;
-    weft_writer_open(&text, context);
-    weft_status status = write_signed_text(seal, writer->data, writer->size, &text);
-    if (status == WEFT_OK) {
-        status = weft_key_sign(context, seal->key, text.data, text.size, signature);
-    }
-    weft_writer_close(&text);
-    if (status == WEFT_OK) {
-        weft_writer_bytes(writer, signature, sizeof signature);
-    }
-    return status;
-}
-
 weft_status weft_message_close(weft_context *context, const weft_message_seal *seal, weft_writer *writer) {
     weft_hash hash;
-    if (weft_writer_failed(writer)) {
-        return WEFT_NO_MEMORY;
+    uint8_t signature[WEFT_SIGNATURE_BYTES];
+    weft_status status = WEFT_OK;
+    if (seal->key != NULL && !weft_writer_failed(writer)) {
+        status = weft_message_sign(context, seal, "part", writer->data, writer->size, signature);
+        weft_writer_bytes(writer, signature, sizeof signature);
     }
-    weft_status status = seal->key != NULL ? sign(context, seal, writer) : WEFT_OK;
     if (status != WEFT_OK) {
         return status;
     }
@@ -83,25 +58,6 @@ weft_status weft_message_close(weft_context *context, const weft_message_seal *s
 
 static weft_status malformed(weft_context *context) {
     return weft_fail(context, WEFT_MALFORMED, "a message between the parts of a version makes no sense");
-}
-
-static weft_status check_signature(weft_context *context, const weft_message_seal *seal,
-                                   const uint8_t *data, size_t size, const uint8_t *signature) {
-    weft_writer text;
-    weft_writer_open(&text, context);
-    weft_status status = write_signed_text(seal, data, size, &text);
-    bool good = status == WEFT_OK && signature != NULL &&
-                weft_key_check(seal->key, text.data, text.size, signature);
-    weft_writer_close(&text);
-    if (status != WEFT_OK || good) {
-        return status;
-    }
-    return weft_fail(context, WEFT_SIGNATURE_MISMATCH,
-                     "%s is %s; give every part of the trainer the same secret key, and see who else can "
-                     "write to the store",
-                     seal->where,
-                     signature == NULL ? "not signed, and this part has a key"
-                                       : "not signed by the key that this part has");
 }
 
 weft_status weft_message_open(weft_context *context, const weft_message_seal *seal, const void *data,
@@ -125,8 +81,9 @@ weft_status weft_message_open(weft_context *context, const weft_message_seal *se
     }
     size -= is_signed ? WEFT_SIGNATURE_BYTES : 0;
     *size_out = size;
-    return seal->key != NULL ? check_signature(context, seal, bytes, size, is_signed ? bytes + size : NULL)
-                             : WEFT_OK;
+    return seal->key != NULL
+               ? weft_message_check(context, seal, "part", bytes, size, is_signed ? bytes + size : NULL)
+               : WEFT_OK;
 }
 
 /* Checks the kind; `reader` is left at what follows. */
@@ -180,17 +137,10 @@ static bool read_bool(weft_reader *reader) {
     return weft_reader_u8(reader) != 0;
 }
 
-static void read_digest(weft_reader *reader, weft_digest *digest) {
-    const uint8_t *bytes = weft_reader_bytes(reader, sizeof digest->bytes);
-    if (bytes != NULL) {
-        memcpy(digest->bytes, bytes, sizeof digest->bytes);
-    }
-}
-
 /* ---- calls ---- */
 
 void weft_call_write(const weft_call *call, weft_writer *writer) {
-    begin(writer, MESSAGE_CALL);
+    begin_message(writer, MESSAGE_CALL);
     weft_writer_u8(writer, (uint8_t)call->kind);
     weft_writer_varint(writer, call->number);
     weft_writer_varint(writer, call->turn);
@@ -218,7 +168,10 @@ weft_status weft_call_read(weft_context *context, const void *data, size_t size,
     call->version = weft_reader_varint(&reader);
     call->sums = read_bool(&reader);
     call->anchor = read_bool(&reader);
-    read_digest(&reader, &call->base);
+    const uint8_t *bytes = weft_reader_bytes(&reader, sizeof call->base.bytes);
+    if (bytes != NULL) {
+        memcpy(call->base.bytes, bytes, sizeof call->base.bytes);
+    }
     call->status = (int32_t)weft_reader_u32(&reader);
     good = good && read_text(&reader, call->text, sizeof call->text);
     call->wait = weft_reader_varint(&reader);
@@ -237,7 +190,7 @@ void weft_part_holding_close(weft_part_holding *holding, weft_context *context) 
 }
 
 void weft_part_holding_write(const weft_part_holding *holding, weft_writer *writer) {
-    begin(writer, MESSAGE_HOLDING);
+    begin_message(writer, MESSAGE_HOLDING);
     write_text(writer, holding->member);
     weft_writer_varint(writer, holding->index);
     weft_writer_varint(writer, holding->count);
@@ -302,7 +255,7 @@ void weft_part_roll_close(weft_part_roll *roll, weft_context *context) {
 }
 
 void weft_part_roll_write(const weft_part_roll *roll, weft_writer *writer) {
-    begin(writer, MESSAGE_ROLL);
+    begin_message(writer, MESSAGE_ROLL);
     weft_writer_varint(writer, roll->member_count);
     for (size_t i = 0; i < roll->member_count; i++) {
         write_text(writer, roll->members[i]);
@@ -369,18 +322,8 @@ static void write_sums(const weft_sum *sums, size_t count, weft_writer *writer) 
     }
 }
 
-static void write_object(const weft_object *object, weft_writer *writer) {
-    weft_writer text;
-    weft_writer_open(&text, writer->context);
-    weft_json_write(&text, weft_object_format(object));
-    writer->failed = writer->failed || weft_writer_failed(&text);
-    weft_writer_varint(writer, text.size);
-    weft_writer_bytes(writer, text.data, text.size);
-    weft_writer_close(&text);
-}
-
 void weft_part_manifest_write(const weft_part_manifest *manifest, weft_writer *writer) {
-    begin(writer, MESSAGE_MANIFEST);
+    begin_message(writer, MESSAGE_MANIFEST);
     write_text(writer, manifest->member);
     weft_writer_u32(writer, (uint32_t)manifest->status);
     write_text(writer, manifest->text);
@@ -390,7 +333,13 @@ void weft_part_manifest_write(const weft_part_manifest *manifest, weft_writer *w
     }
     weft_writer_varint(writer, manifest->frame_count);
     if (manifest->frame_count > 0) {
-        write_object(&manifest->piece, writer);
+        weft_writer text;
+        weft_writer_open(&text, writer->context);
+        weft_json_write(&text, weft_object_format(&manifest->piece));
+        writer->failed = writer->failed || weft_writer_failed(&text);
+        weft_writer_varint(writer, text.size);
+        weft_writer_bytes(writer, text.data, text.size);
+        weft_writer_close(&text);
     }
     for (size_t i = 0; i < manifest->frame_count; i++) {
         const weft_part_frame *frame = &manifest->frames[i];

@@ -14,7 +14,7 @@
 #define WEFT_SYNC_PARTS_PARTS_MESSAGE_H
 
 #include "../../patch/diff/part.h"
-#include "../format/key.h"
+#include "../../store/rendezvous.h"
 #include "../format/record.h"
 
 enum {
@@ -87,13 +87,6 @@ void weft_call_write(const weft_call *call, weft_writer *writer);
 void weft_part_holding_write(const weft_part_holding *holding, weft_writer *writer);
 void weft_part_roll_write(const weft_part_roll *roll, weft_writer *writer);
 void weft_part_manifest_write(const weft_part_manifest *manifest, weft_writer *writer);
-
-/* What a message is bound to when it is signed. */
-typedef struct weft_message_seal {
-    const weft_key *key; /* NULL: nothing is signed, and signatures are not looked at */
-    const char *run;
-    const char *where; /* the object's key */
-} weft_message_seal;
 
 /* Appends signature and hash. */
 weft_status weft_message_close(weft_context *context, const weft_message_seal *seal, weft_writer *writer);

@@ -7,7 +7,7 @@
  * the end of its own publish, so that members that come late stay in step with the others. A call of a
  * later turn than the one that a publish takes part in is left for the next publish.
  */
-#include "parts_rank.h"
+#include "parts.h"
 
 #include "../../base/clock.h"
 #include "../../base/context.h"
@@ -23,7 +23,7 @@ static const uint64_t AUDIT_BYTES = (uint64_t)16 << 20;
 
 /* ---- hearing ---- */
 
-static bool involved(const weft_parts_rank *rank) {
+static bool is_involved(const weft_parts_rank *rank) {
     return rank->answered[0] != '\0';
 }
 
@@ -82,12 +82,13 @@ static weft_status look_for_call(weft_parts_rank *rank, weft_call *call) {
     uint8_t data[WEFT_CALL_BYTES];
     weft_parts_key(parts, "call", "", key);
     weft_store_get_request request = {
+        .size = sizeof request,
         .key = key,
         .length = sizeof data,
         .buffer = data,
         .unless = rank->tag.text[0] != '\0' ? &rank->tag : NULL,
     };
-    weft_store_get_result result;
+    weft_store_get_result result = {.size = sizeof result};
     weft_status status = weft_store_get(parts->context, parts->store, &request, &result);
     if (status == WEFT_OK && result.unchanged) {
         return WEFT_MORE;
@@ -122,7 +123,7 @@ static void leave_call(weft_parts_rank *rank, const weft_call *call) {
 
 /* Who has answered waits longer than the coordinator does for the others, so as to hear why it gave up; who
  * has not, as long as the coordinator may wait for followers first. */
-static double patience(const weft_parts_rank *rank) {
+static double call_seconds(const weft_parts_rank *rank) {
     bool answered = rank->current || is_busy(rank);
     return answered ? 2 * rank->parts.seconds : rank->parts.seconds + rank->wait;
 }
@@ -132,7 +133,7 @@ static weft_status heard_nothing(const weft_parts_rank *rank) {
     return weft_fail(parts->context, WEFT_REMOTE_FAILED,
                      "part 0 of %zu was not heard of for %g seconds%s; see whether it lives, and publish "
                      "again on all parts",
-                     parts->count, patience(rank),
+                     parts->count, call_seconds(rank),
                      rank->made ? " after this part was put: whether the version is published is found out "
                                   "by the next publish"
                                 : "");
@@ -140,7 +141,7 @@ static weft_status heard_nothing(const weft_parts_rank *rank) {
 
 static weft_status next_call(weft_parts_rank *rank, weft_call *call) {
     weft_parts_wait wait;
-    weft_parts_wait_begin(&rank->parts, patience(rank), &wait);
+    weft_parts_wait_begin(call_seconds(rank), &wait);
     for (;;) {
         weft_status status = look_for_epoch(rank);
         if (status == WEFT_OK) {
@@ -186,6 +187,7 @@ static void note_record(search *s, const weft_record *record) {
     s->found = true;
     s->digest = record->digest;
     s->stats = (weft_diff_stats){
+        .size = sizeof(weft_diff_stats),
         .changed = record->changed,
         .total = record->total,
         .dense_bytes = record->dense_bytes,
@@ -201,11 +203,12 @@ static void note_record(search *s, const weft_record *record) {
 static weft_status visit_page(void *opaque, const weft_blob *blob, const weft_page *page) {
     (void)blob;
     search *s = opaque;
-    for (size_t i = 0; !s->walking && i < page->anchor_count; i++) {
-        if (page->anchors[i].version == s->version) {
-            s->placed = true;
-            s->object = page->anchors[i].object;
-        }
+    /* the newest page names them all */
+    const weft_anchor *anchor =
+        s->walking ? NULL : weft_anchor_find(page->anchors, page->anchor_count, s->version);
+    if (anchor != NULL) {
+        s->placed = true;
+        s->object = anchor->object;
     }
     s->walking = true;
     for (size_t i = 0; i < page->record_count; i++) {
@@ -289,16 +292,6 @@ static void undo_edition(weft_parts_rank *rank) {
     forget_edition(rank);
 }
 
-static weft_status not_ours(weft_parts_rank *rank) {
-    unsigned long long version = rank->made_version;
-    undo_edition(rank);
-    rank->baseline.holds = false;
-    return weft_fail(rank->parts.context, WEFT_CONFLICT,
-                     "version %llu was published with another process as part %zu of %zu; one process only "
-                     "may be that part",
-                     version, rank->parts.index, rank->parts.count);
-}
-
 /* `told`: the coordinator says that it is published; else only the head can. */
 static weft_status settle_edition(weft_parts_rank *rank, const weft_call *call, bool told,
                                   bool *published_out, weft_diff_stats *stats) {
@@ -313,7 +306,14 @@ static weft_status settle_edition(weft_parts_rank *rank, const weft_call *call, 
     }
     *published_out = s.found && ours == OURS;
     if (told && ours == ANOTHERS) {
-        return not_ours(rank);
+        unsigned long long version = rank->made_version;
+        undo_edition(rank);
+        rank->baseline.holds = false;
+        return weft_fail(
+            rank->parts.context, WEFT_CONFLICT,
+            "version %llu was published with another process as part %zu of %zu; one process only "
+            "may be that part",
+            version, rank->parts.index, rank->parts.count);
     }
     if (ours != OURS) {
         undo_edition(rank);
@@ -340,9 +340,10 @@ static weft_status answer_join(weft_parts_rank *rank, const weft_call *call) {
     weft_parts_key(parts, call->name, index, key);
     weft_status status = weft_parts_hold(parts, &writer);
     if (status == WEFT_OK) {
-        bool conditional = weft_store_traits_of(parts->store).conditional;
-        status =
-            weft_parts_put(parts, key, &writer, conditional ? WEFT_STORE_IF_ABSENT : WEFT_STORE_ALWAYS);
+        weft_store_traits traits = {.size = sizeof traits};
+        weft_store_traits_of(parts->store, &traits);
+        status = weft_parts_put(parts, key, &writer,
+                                traits.conditional ? WEFT_STORE_IF_ABSENT : WEFT_STORE_ALWAYS);
     }
     weft_writer_close(&writer);
     if (status == WEFT_CONFLICT) {
@@ -363,22 +364,22 @@ static weft_status answer_join(weft_parts_rank *rank, const weft_call *call) {
 static weft_status fetch_roll(weft_parts_rank *rank, const weft_call *call, weft_part_roll *roll) {
     weft_parts *parts = &rank->parts;
     char key[WEFT_KEY_SIZE];
-    uint8_t *data;
-    size_t size;
+    weft_received received;
     weft_parts_wait wait;
     weft_parts_key(parts, call->roll, "roll", key);
-    weft_parts_wait_begin(parts, WEFT_VISIBLE_SECONDS, &wait);
-    weft_status status = weft_parts_get(parts, key, &data, &size);
+    weft_parts_wait_begin(WEFT_VISIBLE_SECONDS, &wait);
+    weft_status status = weft_parts_get(parts, key, &received);
     while (status == WEFT_NOT_FOUND || status == WEFT_CHECKSUM_MISMATCH) {
         weft_status waited = weft_parts_wait_more(parts, &wait);
         if (waited != WEFT_OK) {
             return waited == WEFT_MORE ? status : waited;
         }
-        status = weft_parts_get(parts, key, &data, &size);
+        status = weft_parts_get(parts, key, &received);
     }
     if (status == WEFT_OK) {
-        status = weft_part_roll_read(parts->context, data, size, parts->plan.plan.count, roll);
-        weft_release(parts->context, data);
+        status =
+            weft_part_roll_read(parts->context, received.data, received.size, parts->plan.plan.count, roll);
+        weft_received_close(&received);
     }
     return status;
 }
@@ -441,7 +442,7 @@ static weft_status put_manifest(weft_parts_rank *rank, const weft_call *call,
     weft_part_manifest_write(manifest, &writer);
     weft_parts_key(parts, call->name, parts->member, key);
     memcpy(rank->answer, key, sizeof rank->answer);
-    weft_status status = weft_parts_put(parts, key, &writer, WEFT_STORE_ALWAYS);
+    weft_status status = weft_parts_put(parts, key, &writer, false);
     weft_writer_close(&writer);
     return status;
 }
@@ -552,7 +553,7 @@ static weft_status end_edition(weft_parts_rank *rank, const weft_call *call, wef
     bool again = same_turn && (call->kind == WEFT_CALL_PATCH || call->kind == WEFT_CALL_WHOLE);
     uint64_t version = rank->made_version;
     uint64_t turn = rank->made_turn;
-    weft_diff_stats stats = {0};
+    weft_diff_stats stats = {.size = sizeof stats};
     bool published = false;
     weft_status status = WEFT_OK;
     /* a version that its coordinator says has failed cannot be published any more */
@@ -581,7 +582,7 @@ static weft_status end_edition(weft_parts_rank *rank, const weft_call *call, wef
     }
     if (published) {
         result->version = version;
-        result->diff = stats;
+        weft_publish_count(result, &stats);
         return WEFT_OK;
     }
     return same_turn
@@ -646,7 +647,7 @@ static bool is_too_late(const weft_parts_rank *rank, const weft_call *call) {
 }
 
 /* WEFT_MORE: the publish is not over. */
-static weft_status obey(weft_parts_rank *rank, const weft_call *call, const char *const *labels) {
+static weft_status obey_call(weft_parts_rank *rank, const weft_call *call, const char *const *labels) {
     weft_status status;
     switch (call->kind) {
     case WEFT_CALL_JOIN:
@@ -657,7 +658,7 @@ static weft_status obey(weft_parts_rank *rank, const weft_call *call, const char
     case WEFT_CALL_WHOLE:
         return obey_version(rank, call, labels);
     case WEFT_CALL_DONE:
-        if (!involved(rank)) {
+        if (!is_involved(rank)) {
             return WEFT_MORE;
         }
         rank->turn = call->turn;
@@ -669,7 +670,7 @@ static weft_status obey(weft_parts_rank *rank, const weft_call *call, const char
     case WEFT_CALL_CLOSED:
         break;
     }
-    if (!involved(rank)) {
+    if (!is_involved(rank)) {
         return WEFT_MORE;
     }
     /* of a publish that has ended before it heard of its turn; or of nobody knows which */
@@ -699,7 +700,7 @@ static weft_status take_turn(weft_parts_rank *rank, const char *const *labels,
             return left_behind(rank, &call);
         }
         if (status == WEFT_MORE && !rank->made && call.turn > rank->turn) {
-            status = obey(rank, &call, labels);
+            status = obey_call(rank, &call, labels);
         }
     }
     return status;
@@ -712,7 +713,7 @@ void weft_parts_rank_count(weft_parts_rank *rank) {
 /* An audit goes over so many bytes of the model, and re-sums what the copy holds of them: all parts
  * together re-sum as much as a process alone would. At once, while the coordinator does the same and has
  * not called yet. A copy that is ahead of its sums can wait for the next time. */
-static weft_status audit(weft_parts_rank *rank) {
+static weft_status audit_copy(weft_parts_rank *rank) {
     return rank->made ? WEFT_OK : weft_baseline_audit(&rank->baseline, AUDIT_BYTES);
 }
 
@@ -720,7 +721,7 @@ weft_status weft_parts_rank_publish(weft_parts_rank *rank, const char *const *la
                                     weft_publish_result *result) {
     rank->current = false;
     rank->looked = 0;
-    weft_status status = audit(rank);
+    weft_status status = audit_copy(rank);
     if (status == WEFT_OK) {
         status = take_turn(rank, labels, result);
     }
@@ -752,4 +753,14 @@ void weft_parts_rank_close(weft_parts_rank *rank) {
     forget_edition(rank);
     weft_baseline_close(&rank->baseline);
     weft_parts_close(&rank->parts);
+}
+
+void weft_publish_count(weft_publish_result *result, const weft_diff_stats *stats) {
+    result->changed = stats->changed;
+    result->total = stats->total;
+    result->dense_bytes = stats->dense_bytes;
+    result->patch_bytes = stats->patch_bytes;
+    result->buckets = stats->buckets;
+    result->base = stats->base;
+    result->digest = stats->result;
 }

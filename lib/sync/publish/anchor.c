@@ -23,6 +23,7 @@ weft_status weft_anchor_encode(weft_context *context, const weft_view *view,
     }
     if (status == WEFT_OK) {
         const weft_diff_options diff = {
+            .size = sizeof diff,
             .profile = options->profile,
             .bucket_bytes = options->bucket_bytes,
             .cuts = options->cuts,
@@ -36,6 +37,41 @@ weft_status weft_anchor_encode(weft_context *context, const weft_view *view,
     }
     weft_view_destroy(nowhere);
     weft_table_destroy(nothing);
+    return status;
+}
+
+weft_status weft_anchor_write(weft_context *context, const weft_anchor_task *task, const weft_view *view,
+                              weft_anchor *anchor) {
+    char key[WEFT_KEY_SIZE];
+    char list_key[WEFT_KEY_SIZE];
+    weft_diff_stats stats = {.size = sizeof stats};
+    weft_spool *spool;
+    weft_upload *upload;
+    weft_status status = weft_spool_open(context, weft_spool_directory(task->options), &spool);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = weft_sync_key(context, "anchors", task->epoch, anchor->version, key);
+    if (status == WEFT_OK) {
+        status = weft_sync_key(context, "chunks", task->epoch, anchor->version, list_key);
+    }
+    if (status == WEFT_OK) {
+        status = weft_upload_start(context, task->store, key, spool, &upload);
+    }
+    if (status == WEFT_OK) {
+        status =
+            weft_anchor_encode(context, view, task->options, task->container, NULL, spool, NULL, &stats);
+        if (status == WEFT_OK && !weft_digest_equal(&stats.result, &anchor->digest)) {
+            status = weft_fail(context, WEFT_DIGEST_MISMATCH,
+                               "the copy of version %llu that an anchor was to be made of has drifted",
+                               (unsigned long long)anchor->version);
+        }
+        status = weft_upload_join(context, upload, weft_spool_finish(spool, status));
+    }
+    if (status == WEFT_OK) {
+        status = weft_spool_describe(context, spool, key, list_key, task->store, &anchor->object);
+    }
+    weft_spool_close(spool);
     return status;
 }
 
@@ -67,44 +103,9 @@ static weft_status copy_mirror(weft_anchor_job *job, weft_mirror *copy) {
     return WEFT_OK;
 }
 
-static weft_status check_digest(const weft_anchor_job *job, const weft_diff_stats *stats) {
-    return weft_digest_equal(&stats->result, &job->anchor.digest)
-               ? WEFT_OK
-               : weft_fail(job->context, WEFT_DIGEST_MISMATCH,
-                           "the copy of version %llu that an anchor was to be made of has drifted",
-                           (unsigned long long)job->anchor.version);
-}
-
-static weft_status write_anchor(weft_anchor_job *job) {
-    const weft_anchor_task *task = &job->task;
-    weft_mirror copy = {0};
-    weft_spool *spool = NULL;
-    weft_diff_stats stats;
-    weft_status status = copy_mirror(job, &copy);
-    if (status == WEFT_OK) {
-        status = weft_spool_open(job->context, task->directory, &spool);
-    }
-    if (status == WEFT_OK) {
-        status = weft_anchor_encode(job->context, copy.view, task->options, task->container, NULL, spool,
-                                    NULL, &stats);
-    }
-    weft_mirror_close(&copy);
-    if (status == WEFT_OK) {
-        status = check_digest(job, &stats);
-    }
-    if (status == WEFT_OK) {
-        status = weft_spool_finish(spool, WEFT_OK);
-    }
-    if (status == WEFT_OK) {
-        status = weft_spool_put(job->context, spool, task->store, "anchors", task->epoch,
-                                job->anchor.version, &job->anchor.object);
-    }
-    weft_spool_close(spool);
-    return status;
-}
-
 void weft_anchor_collect(weft_context *context, weft_store *store, const weft_publisher_options *chosen) {
-    const weft_gc_options options = {.trusted = chosen->key,
+    const weft_gc_options options = {.size = sizeof options,
+                                     .trusted = chosen->key,
                                      .grace_seconds = chosen->gc_seconds,
                                      .keep_followers = chosen->keep_followers};
     if (chosen->gc_seconds > 0) {
@@ -117,7 +118,12 @@ static void *anchor_main(void *argument) {
     weft_anchor_job *job = argument;
     /* on Linux this is the thread alone: training goes first */
     setpriority(PRIO_PROCESS, 0, 10);
-    weft_status status = write_anchor(job);
+    weft_mirror copy = {0};
+    weft_status status = copy_mirror(job, &copy);
+    if (status == WEFT_OK) {
+        status = weft_anchor_write(job->context, &job->task, copy.view, &job->anchor);
+    }
+    weft_mirror_close(&copy);
     job->failure = weft_failure_keep(job->context, status);
     weft_anchor_collect(job->context, job->task.store, job->task.options);
     atomic_store(&job->done, true);

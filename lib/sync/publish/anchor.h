@@ -27,13 +27,17 @@ typedef struct weft_anchor_task {
     const weft_mirror *mirror;
     const weft_publisher_options *options;
     const weft_container *container;
-    const char *directory; /* for the spool */
     uint64_t epoch;
     /* what the mirror holds; all three change only under the lock */
     pthread_mutex_t *lock;
     const uint64_t *version;
     const weft_digest *digest;
 } weft_anchor_task;
+
+/* Puts the anchor of what the view holds, which must be the version and digest that `anchor` says, and
+ * describes it there. */
+weft_status weft_anchor_write(weft_context *context, const weft_anchor_task *task, const weft_view *view,
+                              weft_anchor *anchor);
 
 /* An anchor that is written by a thread of its own, from a copy of the mirror, while publishing goes on. */
 typedef struct weft_anchor_job weft_anchor_job;

@@ -12,8 +12,8 @@
 #include "../../patch/bucket/window.h"
 #include "../../tensor/digest.h"
 #include "../../tensor/pieces.h"
-#include "../follow/follow.h"
 #include "../follow/subscriber.h"
+#include "../follow/watermark.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,7 @@
 
 enum { ALIGNMENT = 64, PIECE_BYTES = 4 << 20 };
 
-static uint64_t aligned(uint64_t bytes) {
+static uint64_t align_bytes(uint64_t bytes) {
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
@@ -39,8 +39,10 @@ static weft_status add_tensors(weft_mirror *mirror, const weft_view *like) {
         tensor.storage = tensor.dtype;
         tensor.data = tensor.bytes > 0 ? cursor : NULL;
         tensor.access = NULL;
+        tensor.strides = NULL;
+        tensor.converter = NULL;
         tensor.writable = true;
-        cursor += aligned(tensor.bytes);
+        cursor += align_bytes(tensor.bytes);
         status = weft_table_add(mirror->table, &tensor);
     }
     return status;
@@ -49,7 +51,7 @@ static weft_status add_tensors(weft_mirror *mirror, const weft_view *like) {
 weft_status weft_mirror_open(weft_mirror *mirror, weft_context *context, const weft_view *like) {
     *mirror = (weft_mirror){.context = context, .bytes = ALIGNMENT};
     for (size_t i = 0; i < weft_view_count(like); i++) {
-        mirror->bytes += aligned(weft_view_at(like, i)->bytes);
+        mirror->bytes += align_bytes(weft_view_at(like, i)->bytes);
     }
     mirror->memory = weft_allocate(context, (size_t)mirror->bytes);
     if (mirror->memory == NULL) {
@@ -141,7 +143,7 @@ static void place_ranges(weft_mirror *mirror, weft_view *view, const part_range 
         unsigned width = weft_dtype_width(live->dtype);
         uint64_t units = mapping->units / ranges[i].row * ranges[i].length;
         if (mapping->piece_count == 0) {
-            cursor = aligned(cursor);
+            cursor = align_bytes(cursor);
             live->data = first_byte(mirror) + cursor;
             live->bytes = 0;
             mapping->pieces = &view->pieces[i];
@@ -167,35 +169,9 @@ static uint64_t measure_ranges(const weft_view *like, const part_range *ranges, 
     for (size_t i = 0; i < count; i++) {
         const weft_tensor *tensor = weft_view_at(like, ranges[i].tensor);
         uint64_t rows = weft_tensor_units(tensor) / ranges[i].row;
-        bytes += aligned(rows * ranges[i].length * weft_dtype_width(tensor->dtype)) + ALIGNMENT;
+        bytes += align_bytes(rows * ranges[i].length * weft_dtype_width(tensor->dtype)) + ALIGNMENT;
     }
     return bytes;
-}
-
-/* The tensors of the model, without memory. */
-static weft_status describe_tensors(weft_mirror *mirror, const weft_view *like) {
-    weft_status status = weft_table_create(mirror->context, &mirror->table);
-    for (size_t i = 0; i < weft_view_count(like) && status == WEFT_OK; i++) {
-        weft_tensor tensor = *weft_view_at(like, i);
-        tensor.storage = tensor.dtype;
-        tensor.data = NULL;
-        tensor.access = NULL;
-        status = weft_table_add(mirror->table, &tensor);
-    }
-    return status;
-}
-
-/* Pages that nobody writes to cost nothing. */
-static weft_status map_zeros(weft_mirror *mirror) {
-    void *memory = mmap(NULL, (size_t)mirror->bytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) {
-        return weft_fail(mirror->context, WEFT_NO_MEMORY, "no memory for a copy of %llu bytes of the model",
-                         (unsigned long long)mirror->bytes);
-    }
-    mirror->memory = memory;
-    mirror->mapped = true;
-    return WEFT_OK;
 }
 
 static weft_status build_part(weft_mirror *mirror, const part_range *ranges, size_t count) {
@@ -210,10 +186,15 @@ static weft_status build_part(weft_mirror *mirror, const part_range *ranges, siz
     if (view->live == NULL) {
         return WEFT_NO_MEMORY;
     }
-    status = map_zeros(mirror);
-    if (status != WEFT_OK) {
-        return status;
+    /* pages that nobody writes to cost nothing */
+    void *memory = mmap(NULL, (size_t)mirror->bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+        return weft_fail(mirror->context, WEFT_NO_MEMORY, "no memory for a copy of %llu bytes of the model",
+                         (unsigned long long)mirror->bytes);
     }
+    mirror->memory = memory;
+    mirror->mapped = true;
     for (size_t i = 0; i < view->count; i++) {
         view->live[i] = view->tensors[i];
         view->live[i].writable = true;
@@ -233,7 +214,17 @@ weft_status weft_mirror_open_part(weft_mirror *mirror, weft_context *context, co
         return status;
     }
     mirror->bytes = measure_ranges(like, ranges, count);
-    status = describe_tensors(mirror, like);
+    /* the tensors of the model, without memory */
+    status = weft_table_create(mirror->context, &mirror->table);
+    for (size_t i = 0; i < weft_view_count(like) && status == WEFT_OK; i++) {
+        weft_tensor tensor = *weft_view_at(like, i);
+        tensor.storage = tensor.dtype;
+        tensor.data = NULL;
+        tensor.access = NULL;
+        tensor.strides = NULL;
+        tensor.converter = NULL;
+        status = weft_table_add(mirror->table, &tensor);
+    }
     if (status == WEFT_OK) {
         status = build_part(mirror, ranges, count);
     }
@@ -374,7 +365,7 @@ const weft_container *weft_baseline_container(const weft_baseline *baseline) {
 
 /* ---- from the store ---- */
 
-static weft_status pull(weft_subscriber *subscriber, uint64_t version) {
+static weft_status pull_version(weft_subscriber *subscriber, uint64_t version) {
     weft_status status = weft_subscriber_pull(subscriber, version);
     weft_subscriber_close(subscriber);
     return status;
@@ -382,11 +373,12 @@ static weft_status pull(weft_subscriber *subscriber, uint64_t version) {
 
 static weft_status rebuild_memory(weft_baseline *baseline, uint64_t version) {
     weft_subscriber *subscriber;
-    const weft_subscriber_options options = {.trusted = baseline->trusted, .empty = true};
+    const weft_subscriber_options options = {
+        .size = sizeof options, .trusted = baseline->trusted, .empty = true};
     weft_status status = weft_subscriber_open(baseline->context, baseline->store, baseline->mirror.view,
                                               &options, &subscriber);
     if (status == WEFT_OK) {
-        status = pull(subscriber, version);
+        status = pull_version(subscriber, version);
     }
     if (status == WEFT_OK) {
         weft_sums_destroy(baseline->sums);
@@ -408,29 +400,25 @@ static weft_status open_place(weft_baseline *baseline) {
     return status;
 }
 
-/* The checkpoint is ours, whatever run it was of before. */
-static weft_status drop_other_run(weft_baseline *baseline, const char *run) {
+static weft_status rebuild_file(weft_baseline *baseline, const weft_sync_head *head) {
+    weft_subscriber *subscriber;
+    const weft_subscriber_options options = {
+        .size = sizeof options, .trusted = baseline->trusted, .replace = true};
+    weft_in_place_close(baseline->place);
+    baseline->place = NULL;
+    /* the checkpoint is ours, whatever run it was of before */
     char *mark;
     weft_status status = weft_watermark_path(baseline->context, baseline->path, &mark);
     if (status == WEFT_OK) {
-        weft_watermark_drop(baseline->context, mark, run);
+        weft_watermark_drop(baseline->context, mark, head->run);
         weft_release(baseline->context, mark);
     }
-    return status;
-}
-
-static weft_status rebuild_file(weft_baseline *baseline, const weft_sync_head *head) {
-    weft_subscriber *subscriber;
-    const weft_subscriber_options options = {.trusted = baseline->trusted, .replace = true};
-    weft_in_place_close(baseline->place);
-    baseline->place = NULL;
-    weft_status status = drop_other_run(baseline, head->run);
     if (status == WEFT_OK) {
         status = weft_subscriber_open_file(baseline->context, baseline->store, baseline->path, &options,
                                            &subscriber);
     }
     if (status == WEFT_OK) {
-        status = pull(subscriber, head->newest.version);
+        status = pull_version(subscriber, head->newest.version);
     }
     return status == WEFT_OK ? open_place(baseline) : status;
 }

@@ -6,7 +6,7 @@
 
 #include "../../base/clock.h"
 #include "../../base/context.h"
-#include "../follow/follow.h"
+#include "../follow/watermark.h"
 #include "../format/history.h"
 #include "../format/leap.h"
 
@@ -27,7 +27,11 @@ enum { CLAIM_ATTEMPTS = 20, DAMAGE_ATTEMPTS = 4 };
  * writer then begins an epoch of its own, which is always right. */
 enum { TEXT_BYTES = 128 };
 
-static weft_status make_path(weft_identity *identity, const char *mirror_path) {
+weft_status weft_identity_open(weft_identity *identity, weft_context *context, const char *mirror_path) {
+    *identity = (weft_identity){.context = context, .file = -1};
+    if (mirror_path == NULL) {
+        return WEFT_OK;
+    }
     char *mark;
     weft_status status = weft_watermark_path(identity->context, mirror_path, &mark);
     if (status != WEFT_OK) {
@@ -39,17 +43,8 @@ static weft_status make_path(weft_identity *identity, const char *mirror_path) {
         snprintf(identity->path, size, "%s-writer", mark);
     }
     weft_release(identity->context, mark);
-    return identity->path != NULL ? WEFT_OK : WEFT_NO_MEMORY;
-}
-
-weft_status weft_identity_open(weft_identity *identity, weft_context *context, const char *mirror_path) {
-    *identity = (weft_identity){.context = context, .file = -1};
-    if (mirror_path == NULL) {
-        return WEFT_OK;
-    }
-    weft_status status = make_path(identity, mirror_path);
-    if (status != WEFT_OK) {
-        return status;
+    if (identity->path == NULL) {
+        return WEFT_NO_MEMORY;
     }
     identity->file = open(identity->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (identity->file < 0) {
@@ -71,7 +66,7 @@ void weft_identity_close(weft_identity *identity) {
     weft_release(identity->context, identity->path);
 }
 
-static int format(const weft_sync_head *head, char text[TEXT_BYTES]) {
+static int format_identity(const weft_sync_head *head, char text[TEXT_BYTES]) {
     return snprintf(text, TEXT_BYTES, "%s %llu %s\n", head->run, (unsigned long long)head->epoch,
                     head->writer);
 }
@@ -79,7 +74,7 @@ static int format(const weft_sync_head *head, char text[TEXT_BYTES]) {
 bool weft_identity_owns(const weft_identity *identity, const weft_sync_head *head) {
     char expected[TEXT_BYTES];
     char found[TEXT_BYTES];
-    int length = format(head, expected);
+    int length = format_identity(head, expected);
     ssize_t count = identity->file >= 0 ? pread(identity->file, found, sizeof found, 0) : -1;
     return count == length && memcmp(found, expected, (size_t)length) == 0;
 }
@@ -89,7 +84,7 @@ weft_status weft_identity_keep(const weft_identity *identity, const weft_sync_he
         return WEFT_OK;
     }
     char text[TEXT_BYTES];
-    int length = format(head, text);
+    int length = format_identity(head, text);
     if (ftruncate(identity->file, 0) != 0 ||
         pwrite(identity->file, text, (size_t)length, 0) != (ssize_t)length) {
         return weft_fail_errno(identity->context, errno, "%s: cannot write", identity->path);
@@ -270,7 +265,7 @@ weft_status weft_claim_prepare(weft_claim *claim, const weft_blob *page, const w
     return status;
 }
 
-static weft_status fence(weft_claim *claim) {
+static weft_status fail_fenced(weft_claim *claim) {
     claim->fenced = true;
     return weft_fail(claim->context, WEFT_CONFLICT,
                      "%s: another publisher has taken over this run (it had epoch %llu here); nothing was "
@@ -279,12 +274,14 @@ static weft_status fence(weft_claim *claim) {
 }
 
 static bool puts_have_conditions(const weft_claim *claim) {
-    return weft_store_traits_of(claim->store).conditional && claim->tag.text[0] != '\0';
+    weft_store_traits traits = {.size = sizeof traits};
+    weft_store_traits_of(claim->store, &traits);
+    return traits.conditional && claim->tag.text[0] != '\0';
 }
 
 weft_status weft_claim_check(weft_claim *claim) {
     if (claim->fenced) {
-        return fence(claim);
+        return fail_fenced(claim);
     }
     char key[WEFT_HEAD_KEY];
     uint64_t size;
@@ -292,12 +289,12 @@ weft_status weft_claim_check(weft_claim *claim) {
     weft_head_key(claim->head.epoch + 1, key);
     weft_status status = weft_store_head(claim->context, claim->store, key, &size, &tag);
     if (status == WEFT_OK) {
-        return fence(claim);
+        return fail_fenced(claim);
     }
     return status == WEFT_NOT_FOUND ? WEFT_OK : status;
 }
 
-static void adopt(weft_claim *claim, weft_claim_move *move) {
+static void adopt_head(weft_claim *claim, weft_claim_move *move) {
     weft_sync_head_close(&claim->head, claim->context);
     claim->head = move->head;
     memcpy(claim->bytes, move->bytes, move->size);
@@ -352,7 +349,7 @@ static weft_status find_in_history(weft_claim *claim, const weft_claim_move *mov
         status = weft_store_head(claim->context, claim->store, key, &size, &tag);
     }
     *found_out = found && status == WEFT_NOT_FOUND;
-    return status == WEFT_OK || status == WEFT_NOT_FOUND ? fence(claim) : status;
+    return status == WEFT_OK || status == WEFT_NOT_FOUND ? fail_fenced(claim) : status;
 }
 
 static bool names_page(const weft_sync_head *head, const weft_sync_head *other) {
@@ -373,13 +370,13 @@ static weft_status judge_other(weft_claim *claim, const weft_claim_move *move, c
         return status;
     }
     if (status != WEFT_OK) {
-        return fence(claim);
+        return fail_fenced(claim);
     }
     bool ours = strcmp(head.writer, claim->head.writer) == 0;
     bool same = ours && head.sequence <= claim->issued && names_page(&head, &claim->head);
     *taken_out = move != NULL && names_page(&head, &move->head);
     weft_sync_head_close(&head, claim->context);
-    return same ? WEFT_OK : fence(claim);
+    return same ? WEFT_OK : fail_fenced(claim);
 }
 
 /* Reads what lies in the place of our head. `written_out`: the move, or a seal of it. WEFT_OK otherwise:
@@ -443,7 +440,7 @@ weft_status weft_claim_resolve(weft_claim *claim, weft_claim_move *move, bool *w
                                              : resolve_by_look(claim, move, written_out);
     }
     if (*written_out) {
-        adopt(claim, move);
+        adopt_head(claim, move);
     }
     return *written_out ? WEFT_OK : status;
 }
@@ -490,7 +487,7 @@ static weft_status settle_put(weft_claim *claim, weft_claim_move *move, weft_sta
         return weft_claim_resolve(claim, move, written_out);
     }
     if (*written_out) {
-        adopt(claim, move);
+        adopt_head(claim, move);
     }
     return status;
 }

@@ -80,15 +80,6 @@ static uint64_t anchor_version(const weft_ledger *ledger) {
     return ledger->anchor_count > 0 ? ledger->anchors[0].version : 0;
 }
 
-static void count_patches(weft_ledger *ledger, const weft_page *page) {
-    for (size_t i = 0; i < page->record_count; i++) {
-        const weft_record *record = &page->records[i];
-        if (record->patched && record->version > anchor_version(ledger)) {
-            ledger->patch_bytes += record->patch.bytes;
-        }
-    }
-}
-
 /* WEFT_MORE: the page before is wanted too, for the records of the long page under way, or to count the
  * patches since the newest anchor. */
 static weft_status take_page(weft_ledger *ledger, const weft_blob *blob, weft_page *page) {
@@ -96,7 +87,12 @@ static weft_status take_page(weft_ledger *ledger, const weft_blob *blob, weft_pa
     uint64_t last = page->records[page->record_count - 1].version;
     weft_status status = ledger->version == 0 ? take_newest(ledger, blob, page) : WEFT_OK;
     uint64_t group = group_of(ledger->version);
-    count_patches(ledger, page);
+    for (size_t i = 0; i < page->record_count; i++) {
+        const weft_record *record = &page->records[i];
+        if (record->patched && record->version > anchor_version(ledger)) {
+            ledger->patch_bytes += record->patch.bytes;
+        }
+    }
     note_page(ledger, last, blob);
     if (status == WEFT_OK && last >= group) {
         status = prepend_records(ledger, page);
@@ -228,10 +224,7 @@ size_t weft_ledger_leap_room(const weft_ledger *ledger) {
 
 weft_status weft_ledger_add_leap(weft_ledger *ledger, const weft_leap *leap) {
     weft_status status = weft_ladder_add(&ledger->ladder, ledger->context, leap);
-    if (status == WEFT_OK) {
-        status = weft_leaps_add(&ledger->made, ledger->context, leap);
-    }
-    return status;
+    return status == WEFT_OK ? weft_leaps_add(&ledger->made, ledger->context, leap) : status;
 }
 
 /* ---- drafting ---- */
@@ -242,18 +235,6 @@ static const weft_blob *page_before(const weft_ledger *ledger, uint64_t first) {
         return &ledger->page;
     }
     return (first - 1) % WEFT_PAGE_LONG == 0 ? &ledger->former : &ledger->shorts[short_slot(first - 1)];
-}
-
-static weft_status copy_records(const weft_ledger *ledger, uint64_t first, weft_page *page) {
-    weft_status status = WEFT_OK;
-    for (size_t i = 0; i < ledger->record_count && status == WEFT_OK; i++) {
-        if (ledger->records[i].version >= first) {
-            status =
-                weft_record_copy(ledger->context, &ledger->records[i], &page->records[page->record_count]);
-            page->record_count += status == WEFT_OK;
-        }
-    }
-    return status;
 }
 
 /* What a new anchor has made superfluous stands in the newest record from now on: the writer may end before
@@ -278,7 +259,13 @@ static weft_status fill_page(const weft_ledger *ledger, const weft_record *recor
     page->anchor_count = ledger->anchor_count;
     weft_status status = weft_leaps_copy(&page->leaps, ledger->context, &ledger->ladder);
     if (status == WEFT_OK) {
-        status = copy_records(ledger, first, page);
+        for (size_t i = 0; i < ledger->record_count && status == WEFT_OK; i++) {
+            if (ledger->records[i].version >= first) {
+                status = weft_record_copy(ledger->context, &ledger->records[i],
+                                          &page->records[page->record_count]);
+                page->record_count += status == WEFT_OK;
+            }
+        }
     }
     if (status == WEFT_OK && record != NULL) {
         status = weft_record_copy(ledger->context, record, &page->records[page->record_count]);
@@ -350,13 +337,6 @@ weft_status weft_ledger_redraft(weft_ledger *ledger, const char *page_key, weft_
 
 /* ---- entering ---- */
 
-/* What a finished long page holds need not be repeated; the next pages link to it. */
-static void begin_long_page(weft_ledger *ledger) {
-    ledger->former = ledger->page;
-    clear_records(ledger);
-    memset(ledger->shorts, 0, sizeof ledger->shorts);
-}
-
 weft_status weft_ledger_enter(weft_ledger *ledger, weft_record *record, const weft_blob *page) {
     if (record == NULL) {
         weft_status status = amend_record(ledger, &ledger->records[ledger->record_count - 1]);
@@ -370,7 +350,10 @@ weft_status weft_ledger_enter(weft_ledger *ledger, weft_record *record, const we
         return status;
     }
     if (ledger->version > 0 && ledger->version % WEFT_PAGE_LONG == 0) {
-        begin_long_page(ledger);
+        /* what a finished long page holds need not be repeated; the next pages link to it */
+        ledger->former = ledger->page;
+        clear_records(ledger);
+        memset(ledger->shorts, 0, sizeof ledger->shorts);
     }
     if (record->patched) {
         ledger->patch_bytes += record->patch.bytes;

@@ -91,6 +91,7 @@ static void drop_job(weft_merger *merger, merger_job *job) {
 static weft_diff_options diff_options(const weft_merger *merger, const weft_record *record) {
     const weft_publisher_options *options = merger->task.options;
     return (weft_diff_options){
+        .size = sizeof(weft_diff_options),
         .profile = options->profile,
         .bucket_bytes = options->bucket_bytes,
         .cuts = options->cuts,
@@ -193,26 +194,6 @@ static weft_status write_all(file_sink *sink, const file_header *header, const w
     return status;
 }
 
-static weft_status write_file(weft_context *context, const char *path, const file_header *header,
-                              const weft_past *past) {
-    file_sink sink = {fopen(path, "we"), XXH3_createState()};
-    weft_status status = WEFT_OK;
-    if (sink.file == NULL || sink.hash == NULL) {
-        status = weft_fail_errno(context, errno, "%s: cannot create", path);
-    } else {
-        XXH3_64bits_reset(sink.hash);
-        errno = 0;
-        status = write_all(&sink, header, past);
-    }
-    bool closed = sink.file == NULL || fclose(sink.file) == 0;
-    XXH3_freeState(sink.hash);
-    if (sink.file != NULL && (status != WEFT_OK || !closed)) {
-        status = weft_fail_errno(context, errno, "writing %s failed", path);
-        unlink(path);
-    }
-    return status;
-}
-
 /* `version` is the last one that the past has taken in. */
 static weft_status save_file(weft_context *context, const char *path, const char *run, uint64_t version,
                              const weft_past *past) {
@@ -224,7 +205,21 @@ static weft_status save_file(weft_context *context, const char *path, const char
         return WEFT_NO_MEMORY;
     }
     sprintf(temporary, "%s-new", path);
-    weft_status status = write_file(context, temporary, &header, past);
+    file_sink sink = {fopen(temporary, "we"), XXH3_createState()};
+    weft_status status = WEFT_OK;
+    if (sink.file == NULL || sink.hash == NULL) {
+        status = weft_fail_errno(context, errno, "%s: cannot create", temporary);
+    } else {
+        XXH3_64bits_reset(sink.hash);
+        errno = 0;
+        status = write_all(&sink, &header, past);
+    }
+    bool closed = sink.file == NULL || fclose(sink.file) == 0;
+    XXH3_freeState(sink.hash);
+    if (sink.file != NULL && (status != WEFT_OK || !closed)) {
+        status = weft_fail_errno(context, errno, "writing %s failed", temporary);
+        unlink(temporary);
+    }
     if (status == WEFT_OK && rename(temporary, path) != 0) {
         status = weft_fail_errno(context, errno, "%s: cannot rename", temporary);
     }
@@ -311,22 +306,17 @@ static void load_past(weft_merger *merger, unsigned number, uint64_t version) {
     }
 }
 
-static void save_past(weft_merger *merger, unsigned number, uint64_t version) {
-    merger_level *level = &merger->levels[number];
-    char *path = past_path(merger, number);
-    if (path != NULL && (!level->begun || save_file(merger->keeper_context, path, merger->run, version,
-                                                    level->past) != WEFT_OK)) {
-        unlink(path);
-    }
-    weft_release(merger->keeper_context, path);
-}
-
 /* The memory goes too: the next version may be another process's. */
 static void save_pasts(weft_merger *merger, uint64_t version) {
     for (unsigned i = 1; i <= WEFT_LEAP_LEVELS; i++) {
         merger_level *level = &merger->levels[i];
         if (level->changed) {
-            save_past(merger, i, version);
+            char *path = past_path(merger, i);
+            if (path != NULL && (!level->begun || save_file(merger->keeper_context, path, merger->run,
+                                                            version, level->past) != WEFT_OK)) {
+                unlink(path);
+            }
+            weft_release(merger->keeper_context, path);
         }
         weft_past_destroy(level->past);
         *level = (merger_level){0};
@@ -357,7 +347,7 @@ static weft_spool *encode_leap(weft_merger *merger, unsigned number, const weft_
     }
     const weft_diff_options options = diff_options(merger, record);
     weft_sink sink = weft_spool_sink(spool);
-    weft_diff_stats stats;
+    weft_diff_stats stats = {.size = sizeof stats};
     weft_status status = weft_past_diff(context, level->past, &options,
                                         weft_baseline_sums(merger->task.baseline), &sink, &stats);
     if (status == WEFT_OK && !weft_digest_equal(&stats.result, &record->digest)) {
@@ -371,20 +361,7 @@ static weft_spool *encode_leap(weft_merger *merger, unsigned number, const weft_
     return spool;
 }
 
-static void queue_job(weft_merger *merger, merger_job *job) {
-    pthread_mutex_lock(&merger->lock);
-    if (merger->last_job != NULL) {
-        merger->last_job->next = job;
-    } else {
-        merger->first_job = job;
-    }
-    merger->last_job = job;
-    merger->job_count++;
-    pthread_cond_broadcast(&merger->changed);
-    pthread_mutex_unlock(&merger->lock);
-}
-
-static size_t queued(weft_merger *merger) {
+static size_t count_jobs(weft_merger *merger) {
     pthread_mutex_lock(&merger->lock);
     size_t count = merger->job_count;
     pthread_mutex_unlock(&merger->lock);
@@ -415,8 +392,17 @@ static void make_leap(weft_merger *merger, unsigned number) {
         return;
     }
     /* who cannot send as fast as leaps are made leaves patches out, and keeps the tree together */
-    job->spool = queued(merger) < QUEUE_MOST ? encode_leap(merger, number, record) : NULL;
-    queue_job(merger, job);
+    job->spool = count_jobs(merger) < QUEUE_MOST ? encode_leap(merger, number, record) : NULL;
+    pthread_mutex_lock(&merger->lock);
+    if (merger->last_job != NULL) {
+        merger->last_job->next = job;
+    } else {
+        merger->first_job = job;
+    }
+    merger->last_job = job;
+    merger->job_count++;
+    pthread_cond_broadcast(&merger->changed);
+    pthread_mutex_unlock(&merger->lock);
 }
 
 /* The end of a leap of level 1, and maybe of others that consist of such. */
@@ -442,36 +428,28 @@ static void end_block(weft_merger *merger, uint64_t version) {
     begin_pasts(merger, version);
 }
 
-/* A version that came without a patch: no leap goes over it, and all begin anew. */
-static void start_over(weft_merger *merger) {
-    forget_block(merger);
-    merger->block_whole = true;
-    for (unsigned i = 1; i <= WEFT_LEAP_LEVELS; i++) {
-        begin_past(merger, i);
-    }
-}
-
-/* The copy could not follow: what is to come begins at multiples again. */
-static void stop_all(weft_merger *merger) {
-    forget_block(merger);
-    merger->block_whole = false;
-    for (unsigned i = 1; i <= WEFT_LEAP_LEVELS; i++) {
-        end_past(&merger->levels[i]);
-    }
-}
-
 /* Takes over the record. */
 static void keep_version(weft_merger *merger, weft_record *record) {
     uint64_t version = record->version;
     const weft_trail *trail = merger->task.baseline->trail;
     if (!merger->task.baseline->holds) {
         weft_record_close(record, merger->context);
-        stop_all(merger);
+        /* the copy could not follow: what is to come begins at multiples again */
+        forget_block(merger);
+        merger->block_whole = false;
+        for (unsigned i = 1; i <= WEFT_LEAP_LEVELS; i++) {
+            end_past(&merger->levels[i]);
+        }
         return;
     }
     if (!record->patched || trail == NULL) {
         weft_record_close(record, merger->context);
-        start_over(merger);
+        /* a version that came without a patch: no leap goes over it, and all begin anew */
+        forget_block(merger);
+        merger->block_whole = true;
+        for (unsigned i = 1; i <= WEFT_LEAP_LEVELS; i++) {
+            begin_past(merger, i);
+        }
         return;
     }
     merger_level *lowest = &merger->levels[1];
@@ -543,22 +521,18 @@ static uint64_t bytes_leapt(const merger_job *job, const weft_leap *parts, size_
     return bytes;
 }
 
-/* The records in a node are what it takes to go that way; what they retire, or what leaps were made with
- * them, is the pages' affair. */
-static void take_records(weft_merger *merger, merger_job *job, weft_leap_node *node) {
+static weft_status fill_node(weft_merger *merger, merger_job *job, const weft_leap *parts,
+                             size_t part_count, weft_leap_node *node) {
+    memcpy(node->run, merger->run, sizeof node->run);
+    node->last = job->last;
+    /* the records in a node are what it takes to go that way; what they retire, or what leaps were made
+     * with them, is the pages' affair */
     for (size_t i = 0; i < job->record_count; i++) {
         weft_texts_close(&job->records[i].retired, merger->context);
         weft_leaps_close(&job->records[i].leaps, merger->context);
         node->records[node->record_count++] = job->records[i];
     }
     job->record_count = 0;
-}
-
-static weft_status fill_node(weft_merger *merger, merger_job *job, const weft_leap *parts,
-                             size_t part_count, weft_leap_node *node) {
-    memcpy(node->run, merger->run, sizeof node->run);
-    node->last = job->last;
-    take_records(merger, job, node);
     if (part_count == 0) {
         node->first = node->records[0].version - 1;
         node->base = node->records[0].base;
@@ -579,7 +553,8 @@ static bool leads_from(weft_merger *merger, const merger_job *job, const weft_di
     if (weft_patch_open(merger->sender_context, &source, &patch) != WEFT_OK) {
         return false;
     }
-    weft_patch_info info = weft_patch_describe(patch);
+    weft_patch_info info = {.size = sizeof info};
+    weft_patch_describe(patch, &info);
     weft_patch_close(patch);
     return weft_digest_equal(&info.base, base);
 }
@@ -611,7 +586,7 @@ static weft_status write_leap(weft_merger *merger, merger_job *job, weft_leap *l
 }
 
 /* A leap without a patch only serves to hold others together. */
-static bool wanted(const weft_merger *merger, const merger_job *job) {
+static bool is_wanted(const weft_merger *merger, const merger_job *job) {
     if (job->level == 1) {
         return job->spool != NULL || merger->ladder.count > 0;
     }
@@ -621,7 +596,7 @@ static bool wanted(const weft_merger *merger, const merger_job *job) {
 
 static void send_job(weft_merger *merger, merger_job *job) {
     weft_leap leap;
-    if (!wanted(merger, job) || write_leap(merger, job, &leap) != WEFT_OK ||
+    if (!is_wanted(merger, job) || write_leap(merger, job, &leap) != WEFT_OK ||
         weft_ladder_add(&merger->ladder, merger->sender_context, &leap) != WEFT_OK) {
         return;
     }
@@ -663,17 +638,6 @@ static void *sender_main(void *argument) {
 
 /* ---- the publisher's side ---- */
 
-static weft_status start_threads(weft_merger *merger) {
-    int error = pthread_create(&merger->keeper, NULL, keeper_main, merger);
-    merger->keeper_runs = error == 0;
-    if (error == 0) {
-        error = pthread_create(&merger->sender, NULL, sender_main, merger);
-        merger->sender_runs = error == 0;
-    }
-    return error == 0 ? WEFT_OK
-                      : weft_fail_errno(merger->context, error, "cannot start a thread for merged patches");
-}
-
 /* The records since the last multiple of four: the leap that is under way goes over them too. */
 static weft_status take_block(weft_merger *merger, const weft_ledger *ledger) {
     size_t count = (size_t)(ledger->version % WEFT_LEAP_WAYS);
@@ -713,7 +677,15 @@ static weft_status open_merger(weft_merger *merger, const weft_ledger *ledger) {
     }
     if (status == WEFT_OK) {
         begin_pasts(merger, ledger->version);
-        status = start_threads(merger);
+        int error = pthread_create(&merger->keeper, NULL, keeper_main, merger);
+        merger->keeper_runs = error == 0;
+        if (error == 0) {
+            error = pthread_create(&merger->sender, NULL, sender_main, merger);
+            merger->sender_runs = error == 0;
+        }
+        status = error == 0
+                     ? WEFT_OK
+                     : weft_fail_errno(merger->context, error, "cannot start a thread for merged patches");
     }
     return status;
 }

@@ -48,7 +48,7 @@ static weft_status note_stragglers(weft_pressure *pressure, weft_context *contex
         return WEFT_NO_MEMORY;
     }
     for (size_t i = 0; i < fleet->live; i++) {
-        const weft_follower *follower = &fleet->followers[i];
+        const weft_follower *follower = fleet->followers[i];
         if (is_too_far(follower, version, max_lag)) {
             weft_straggler *straggler = &noted.stragglers[noted.count++];
             *straggler = (weft_straggler){.version = follower->version,
@@ -72,9 +72,9 @@ static bool is_awaited(const weft_pressure *pressure) {
 /* WEFT_MORE: somebody is to be waited for, or that could not be found out just now. */
 static weft_status look_at_followers(weft_pressure *pressure, weft_context *context, weft_store *store,
                                      const weft_sync_head *head, uint64_t max_lag) {
-    weft_fleet fleet;
+    weft_fleet fleet = {.size = sizeof fleet};
     weft_head_info info = weft_fleet_head(head);
-    const weft_fleet_options options = {.head = &info};
+    const weft_fleet_options options = {.size = sizeof options, .head = &info};
     weft_status status = weft_fleet_read(context, store, &options, &fleet);
     if (status == WEFT_REMOTE_FAILED || status == WEFT_IO_FAILED) {
         return WEFT_MORE;
@@ -85,12 +85,6 @@ static weft_status look_at_followers(weft_pressure *pressure, weft_context *cont
     status = note_stragglers(pressure, context, &fleet, info.version + 1, max_lag);
     weft_fleet_close(context, &fleet);
     return status == WEFT_OK && is_awaited(pressure) ? WEFT_MORE : status;
-}
-
-static void overtake(weft_pressure *pressure) {
-    for (size_t i = 0; i < pressure->count; i++) {
-        pressure->stragglers[i].overtaken = true;
-    }
 }
 
 double weft_pressure_patience(const weft_publisher_options *options) {
@@ -125,6 +119,8 @@ weft_status weft_pressure_wait(weft_pressure *pressure, weft_context *context, w
         return status;
     }
     result->overtaken = status == WEFT_MORE || pressure->count > 0;
-    overtake(pressure);
+    for (size_t i = 0; i < pressure->count; i++) {
+        pressure->stragglers[i].overtaken = true;
+    }
     return WEFT_OK;
 }

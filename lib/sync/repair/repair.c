@@ -8,6 +8,7 @@
  * would be lost. Mending (repair_mend.c) only writes what the look has made.
  */
 #include "repair.h"
+#include "../../base/sized.h"
 
 #include "../../base/context.h"
 #include "../format/history.h"
@@ -39,18 +40,6 @@ weft_repair_note *weft_repair_add_note(weft_repair *repair, weft_repair_kind kin
 }
 
 /* ---- the history ---- */
-
-static weft_status add_link(weft_repair *repair, const weft_repair_link *link) {
-    weft_repair_link *links =
-        weft_reallocate_array(repair->context, repair->links, repair->link_count + 1, sizeof *links);
-    if (links == NULL) {
-        weft_history_release(repair->context, link->made);
-        return WEFT_NO_MEMORY;
-    }
-    repair->links = links;
-    links[repair->link_count++] = *link;
-    return WEFT_OK;
-}
 
 static void add_words(char text[WEFT_REPAIR_TEXT], const char *words) {
     size_t used = strlen(text);
@@ -126,14 +115,6 @@ static weft_status mend_link(weft_repair *repair, const weft_blob *blob, const w
                      wrong == WEFT_NOT_FOUND ? "missing" : "damaged");
 }
 
-/* The page that was made last links to none, and none was found that could be the one before it. */
-static void note_beginning(weft_repair *repair, uint64_t first) {
-    weft_repair_note *note = &repair->notes[repair->note_count - 1];
-    add_words(note->remedy, "; nothing was found of what lies before it");
-    note->first = 1;
-    note->last = note->last > 0 ? note->last : first - 1;
-}
-
 /* The page of a blob, if it ends with what the page after it begins from. */
 static weft_status read_link(weft_repair *repair, const weft_blob *blob, const weft_repair_gap *gap,
                              weft_page **page_out) {
@@ -187,7 +168,15 @@ static weft_status walk_link(weft_repair *repair, weft_blob *blob, weft_repair_g
     if (page != link.made) {
         weft_history_release(repair->context, page);
     }
-    return add_link(repair, &link);
+    weft_repair_link *links =
+        weft_reallocate_array(repair->context, repair->links, repair->link_count + 1, sizeof *links);
+    if (links == NULL) {
+        weft_history_release(repair->context, link.made);
+        return WEFT_NO_MEMORY;
+    }
+    repair->links = links;
+    links[repair->link_count++] = link;
+    return WEFT_OK;
 }
 
 static weft_status walk_history(weft_repair *repair) {
@@ -201,7 +190,11 @@ static weft_status walk_history(weft_repair *repair) {
         status = walk_link(repair, &blob, &gap, &more);
     }
     if (status == WEFT_MORE) {
-        note_beginning(repair, gap.last + 1);
+        /* the page that was made last links to none, and none was found that could be the one before it */
+        weft_repair_note *note = &repair->notes[repair->note_count - 1];
+        add_words(note->remedy, "; nothing was found of what lies before it");
+        note->first = 1;
+        note->last = note->last > 0 ? note->last : gap.last;
         status = WEFT_OK;
     }
     if (status == WEFT_OK) {
@@ -242,9 +235,7 @@ static void open_repair(weft_repair *repair, weft_context *context, weft_store *
     memset(repair, 0, sizeof *repair);
     repair->context = context;
     repair->store = store;
-    if (options != NULL) {
-        repair->options = *options;
-    }
+    repair->options = *options;
     if (repair->options.key != NULL && !repair->options.adopt) {
         repair->options.trusted = repair->options.key;
     }
@@ -309,13 +300,21 @@ static weft_status repair_look_again(weft_repair *repair, weft_repair_result *re
     return status;
 }
 
-weft_status weft_repair_run(weft_context *context, weft_store *store, const weft_repair_options *options,
+weft_status weft_repair_run(weft_context *context, weft_store *store, const weft_repair_options *given,
                             weft_repair_result *result_out) {
     weft_context_clear(context);
     weft_repair repair;
-    weft_repair_result result;
-    open_repair(&repair, context, store, options);
-    weft_status status = repair_look(&repair, !repair.options.apply);
+    weft_repair_result result = {.size = sizeof result};
+    weft_repair_options options;
+    weft_status status = weft_sized_read(context, given, &options, sizeof options, "weft_repair_options");
+    if (status == WEFT_OK) {
+        status = weft_sized_check(context, result_out, "weft_repair_result");
+    }
+    if (status != WEFT_OK) {
+        return status;
+    }
+    open_repair(&repair, context, store, &options);
+    status = repair_look(&repair, !repair.options.apply);
     result = repair.result;
     if (status == WEFT_OK && repair.options.apply) {
         status = weft_repair_mend(&repair);
@@ -324,8 +323,8 @@ weft_status weft_repair_run(weft_context *context, weft_store *store, const weft
         repair_tell(&repair, false);
     }
     close_repair(&repair);
-    if (status == WEFT_OK && result_out != NULL) {
-        *result_out = result;
+    if (status == WEFT_OK) {
+        weft_sized_write(&result, result_out, sizeof result);
     }
     return status;
 }

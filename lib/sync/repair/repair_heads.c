@@ -69,25 +69,15 @@ static uint64_t highest_epoch(const epoch_listing *list) {
     return last;
 }
 
-static weft_status head_exists(weft_repair *repair, uint64_t epoch, bool *exists) {
-    char key[WEFT_HEAD_KEY];
-    uint64_t size;
-    weft_store_tag tag;
-    weft_head_key(epoch, key);
-    weft_status status = weft_store_head(repair->context, repair->store, key, &size, &tag);
-    *exists = status == WEFT_OK;
-    return status == WEFT_NOT_FOUND ? WEFT_OK : status;
-}
-
 /* Readers count on epochs without gaps; one that is there all the same hides what is behind it. A server
  * that has something under every name has no epochs that could be counted. */
 static weft_status probe_epochs(weft_repair *repair, epoch_listing *list) {
     bool exists;
     uint64_t last = 0;
-    weft_status status = head_exists(repair, INT64_MAX, &exists);
+    weft_status status = weft_head_exists(repair->context, repair->store, INT64_MAX, &exists);
     bool endless = exists;
     for (uint64_t epoch = 1; status == WEFT_OK && !endless && epoch <= last + EPOCHS_MISSING; epoch++) {
-        status = head_exists(repair, epoch, &exists);
+        status = weft_head_exists(repair->context, repair->store, epoch, &exists);
         if (status == WEFT_OK && exists) {
             status = add_epoch(list, epoch);
             last = epoch;
@@ -266,17 +256,6 @@ static weft_status leads_from(weft_repair *repair, const weft_page *page, const 
     return status;
 }
 
-/* A page is put before its patch, or its anchor, is there whole. */
-static weft_status has_objects(weft_repair *repair, const weft_page *page, bool *has) {
-    const weft_record *newest = &page->records[page->record_count - 1];
-    const weft_object *object = newest->patched ? &newest->patch : NULL;
-    for (size_t i = 0; i < page->anchor_count && object == NULL; i++) {
-        object = page->anchors[i].version == newest->version ? &page->anchors[i].object : NULL;
-    }
-    *has = false;
-    return object != NULL ? weft_repair_is_there(repair, object, has) : WEFT_OK;
-}
-
 static weft_status adopt_page(weft_repair *repair, uint64_t epoch, const weft_blob *blob,
                               const weft_page *page) {
     weft_context *context = repair->context;
@@ -297,7 +276,12 @@ static weft_status try_page(weft_repair *repair, const weft_repair_entry *entry,
     if (status != WEFT_OK) {
         return weft_repair_damage(status) ? WEFT_MORE : status;
     }
-    status = has_objects(repair, page, &fits);
+    /* a page is put before its patch, or its anchor, is there whole */
+    const weft_record *newest = &page->records[page->record_count - 1];
+    const weft_anchor *anchor = weft_anchor_find(page->anchors, page->anchor_count, newest->version);
+    const weft_object *object = newest->patched ? &newest->patch : anchor != NULL ? &anchor->object : NULL;
+    fits = false;
+    status = object != NULL ? weft_repair_is_there(repair, object, &fits) : WEFT_OK;
     if (status == WEFT_OK && fits && below != NULL && below->started) {
         status = leads_from(repair, page, below, &fits);
     }
@@ -449,22 +433,19 @@ static weft_status restore_state(weft_repair *repair, size_t epoch, const weft_s
     return status;
 }
 
-/* Pages of a later epoch than all heads that belong to nothing are leftovers of something else. */
-static void forget_epochs(weft_repair *repair, uint64_t last_known) {
-    size_t last = repair->head_count;
-    repair->head_count = (size_t)last_known;
-    for (size_t i = repair->head_count; i < last; i++) {
-        repair->head_count = repair->heads[i].state == WEFT_REPAIR_HEAD_JUNK ? i + 1 : repair->head_count;
-    }
-}
-
 static weft_status find_lost_state(weft_repair *repair, size_t epoch, const weft_sync_head *claim,
                                    uint64_t *noted) {
     state_source source;
     weft_status status = restore_state(repair, epoch, claim, &source);
     repair->lost_head = true;
     if (status == WEFT_OK && claim == NULL && source != STATE_OF_NOTHING) {
-        forget_epochs(repair, repair->head.epoch);
+        /* pages of a later epoch than all heads that belong to nothing are leftovers of something else */
+        size_t last = repair->head_count;
+        repair->head_count = (size_t)repair->head.epoch;
+        for (size_t i = repair->head_count; i < last; i++) {
+            repair->head_count =
+                repair->heads[i].state == WEFT_REPAIR_HEAD_JUNK ? i + 1 : repair->head_count;
+        }
         repair->lost_head = source == STATE_OF_PAGE || repair->head_count > repair->head.epoch;
     }
     if (status == WEFT_OK && repair->lost_head) {

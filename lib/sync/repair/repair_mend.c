@@ -63,7 +63,7 @@ static weft_status check_rights(const weft_repair *repair) {
     return WEFT_OK;
 }
 
-static weft_status changed(const weft_repair *repair) {
+static weft_status fail_changed(const weft_repair *repair) {
     return weft_fail(repair->context, WEFT_CONFLICT,
                      "%s: a head has changed since it was looked at: somebody writes there; end all "
                      "publishers, and look again",
@@ -78,7 +78,7 @@ static weft_status check_same(const weft_repair *repair, uint64_t epoch, const w
     weft_status status =
         weft_sync_head_read(repair->context, repair->store, epoch, NULL, data, &size, NULL);
     if (status == WEFT_NOT_FOUND) {
-        return seen->state == WEFT_REPAIR_HEAD_MISSING ? WEFT_OK : changed(repair);
+        return seen->state == WEFT_REPAIR_HEAD_MISSING ? WEFT_OK : fail_changed(repair);
     }
     if (status == WEFT_OK) {
         status = weft_hash_compute(repair->context, data, size, &hash);
@@ -87,7 +87,7 @@ static weft_status check_same(const weft_repair *repair, uint64_t epoch, const w
         return status;
     }
     bool same = seen->state == WEFT_REPAIR_HEAD_JUNK && weft_hash_equal(&hash, &seen->hash);
-    return same ? WEFT_OK : changed(repair);
+    return same ? WEFT_OK : fail_changed(repair);
 }
 
 static weft_status write_head(weft_repair *repair, uint64_t epoch) {
@@ -121,33 +121,7 @@ static weft_status write_head(weft_repair *repair, uint64_t epoch) {
                                           NULL);
         }
     }
-    return status == WEFT_CONFLICT ? changed(repair) : status;
-}
-
-static weft_status mend_heads(weft_repair *repair) {
-    weft_status status = WEFT_OK;
-    /* which objects retire is for the history alone */
-    weft_texts_close(&repair->head.newest.retired, repair->context);
-    weft_leaps_close(&repair->head.newest.leaps, repair->context);
-    for (size_t i = 0; i < repair->head_count && status == WEFT_OK; i++) {
-        if (weft_repair_head_broken(&repair->heads[i])) {
-            status = write_head(repair, i + 1);
-        }
-    }
-    return status;
-}
-
-/* The very bytes go back to where they were. */
-static weft_status mend_exact(weft_repair *repair) {
-    weft_status status = WEFT_OK;
-    for (size_t i = 0; i < repair->link_count && status == WEFT_OK; i++) {
-        const weft_repair_link *link = &repair->links[i];
-        weft_blob blob;
-        if (link->exact) {
-            status = weft_page_write(link->made, repair->store, link->blob.key, &blob);
-        }
-    }
-    return status;
+    return status == WEFT_CONFLICT ? fail_changed(repair) : status;
 }
 
 /* Writes the page of a link once more. `before`: the page that it is to link to, or NULL. */
@@ -215,7 +189,7 @@ static weft_status mend_in_new_epoch(weft_repair *repair) {
     weft_status status = weft_claim_take(&claim, repair->context, repair->store, repair->options.key,
                                          repair->options.adopt, &nobody);
     if (status == WEFT_OK && strcmp(claim.head.page.key, repair->head.page.key) != 0) {
-        status = changed(repair);
+        status = fail_changed(repair);
     }
     if (status == WEFT_OK && claim.head.started) {
         status =
@@ -228,10 +202,24 @@ static weft_status mend_in_new_epoch(weft_repair *repair) {
 weft_status weft_repair_mend(weft_repair *repair) {
     weft_status status = check_rights(repair);
     if (status == WEFT_OK) {
-        status = mend_exact(repair);
+        /* the very bytes go back to where they were */
+        for (size_t i = 0; i < repair->link_count && status == WEFT_OK; i++) {
+            const weft_repair_link *link = &repair->links[i];
+            weft_blob blob;
+            if (link->exact) {
+                status = weft_page_write(link->made, repair->store, link->blob.key, &blob);
+            }
+        }
     }
     if (status == WEFT_OK && repair->head.run[0] != '\0') {
-        status = mend_heads(repair);
+        /* which objects retire is for the history alone */
+        weft_texts_close(&repair->head.newest.retired, repair->context);
+        weft_leaps_close(&repair->head.newest.leaps, repair->context);
+        for (size_t i = 0; i < repair->head_count && status == WEFT_OK; i++) {
+            if (weft_repair_head_broken(&repair->heads[i])) {
+                status = write_head(repair, i + 1);
+            }
+        }
         if (status == WEFT_OK && (repair->lost_head || needs_links(repair))) {
             status = mend_in_new_epoch(repair);
         }

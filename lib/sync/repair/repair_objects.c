@@ -6,6 +6,7 @@
 #include "repair.h"
 
 #include "../../base/context.h"
+#include "../../store/rendezvous.h"
 #include "../format/history.h"
 #include "../format/leap.h"
 #include "../objects/fetch.h"
@@ -100,31 +101,27 @@ weft_status weft_repair_read(weft_repair *repair, const char *key, uint64_t size
         return weft_fail(repair->context, WEFT_MALFORMED, "%s has %llu bytes, which is no size for it", key,
                          (unsigned long long)size);
     }
-    uint8_t *data = weft_allocate(repair->context, (size_t)size);
-    if (data == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    weft_store_get_request request = {.key = key, .length = size, .buffer = data};
-    weft_store_get_result result;
-    weft_status status = weft_store_get(repair->context, repair->store, &request, &result);
-    if (status == WEFT_OK && result.received != size) {
-        status = weft_fail(repair->context, WEFT_TRUNCATED, "%s ends early", key);
-    }
-    if (status == WEFT_OK) {
-        status = weft_hash_compute(repair->context, data, (size_t)size, hash_out);
-    }
+    weft_received received;
+    weft_status status =
+        weft_message_get(repair->context, repair->store, key, most, repair->context, &received);
     if (status != WEFT_OK) {
-        weft_release(repair->context, data);
         return status;
     }
-    *data_out = data;
+    status = received.size < size
+                 ? weft_fail(repair->context, WEFT_TRUNCATED, "%s ends early", key)
+                 : weft_hash_compute(repair->context, received.data, (size_t)size, hash_out);
+    if (status != WEFT_OK) {
+        weft_received_close(&received);
+        return status;
+    }
+    *data_out = received.data;
     return WEFT_OK;
 }
 
 weft_status weft_repair_read_page(weft_repair *repair, const weft_repair_entry *entry, weft_blob *blob,
                                   weft_page **page_out) {
     weft_context *context = repair->context;
-    uint8_t *data;
+    uint8_t *data = NULL;
     *blob = (weft_blob){.bytes = entry->size};
     memcpy(blob->key, entry->key, sizeof blob->key);
     weft_status status =
@@ -151,10 +148,6 @@ weft_status weft_repair_read_page(weft_repair *repair, const weft_repair_entry *
 
 /* ---- describing ---- */
 
-static bool is_list(const char *key) {
-    return strncmp(key, "pieces/", 7) == 0;
-}
-
 static weft_status hash_chunks(weft_repair *repair, weft_object *object, weft_hash *hashes) {
     weft_context *context = repair->context;
     uint8_t *data = weft_allocate(context, (size_t)object->chunk_bytes);
@@ -163,12 +156,13 @@ static weft_status hash_chunks(weft_repair *repair, weft_object *object, weft_ha
         uint64_t offset = i * object->chunk_bytes;
         uint64_t rest = object->bytes - offset;
         weft_store_get_request request = {
+            .size = sizeof request,
             .key = object->key,
             .offset = offset,
             .length = rest < object->chunk_bytes ? rest : object->chunk_bytes,
             .buffer = data,
         };
-        weft_store_get_result result;
+        weft_store_get_result result = {.size = sizeof result};
         status = weft_store_get(context, repair->store, &request, &result);
         if (status == WEFT_OK && result.received != request.length) {
             status = weft_fail(context, WEFT_TRUNCATED, "%s ends early", object->key);
@@ -236,7 +230,7 @@ static weft_status describe_plain(weft_repair *repair, const weft_repair_entry *
 
 static weft_status describe_pieced(weft_repair *repair, const weft_repair_entry *entry,
                                    weft_object *object) {
-    uint8_t *data;
+    uint8_t *data = NULL;
     weft_pieces pieces;
     *object = (weft_object){.pieced = true, .list = {.bytes = entry->size}};
     memcpy(object->key, entry->key, sizeof object->key);
@@ -253,18 +247,6 @@ static weft_status describe_pieced(weft_repair *repair, const weft_repair_entry 
     }
     weft_pieces_close(&pieces);
     weft_release(repair->context, data);
-    return status;
-}
-
-static weft_status copy_labels(weft_repair *repair, const weft_patch *patch, weft_texts *labels) {
-    weft_status status = WEFT_OK;
-    for (size_t i = 0; i < weft_patch_label_count(patch) && status == WEFT_OK; i++) {
-        const char *key = weft_patch_label_key(patch, i);
-        status = weft_texts_add(labels, repair->context, key);
-        if (status == WEFT_OK) {
-            status = weft_texts_add(labels, repair->context, weft_patch_label(patch, key));
-        }
-    }
     return status;
 }
 
@@ -287,15 +269,16 @@ weft_status weft_repair_describe(weft_repair *repair, const weft_repair_entry *e
                                  weft_digest *base, weft_digest *digest, weft_record *record) {
     weft_fetch *fetch;
     weft_patch *patch;
-    weft_status status = is_list(entry->key) ? describe_pieced(repair, entry, object)
-                                             : describe_plain(repair, entry, object);
+    weft_status status = strncmp(entry->key, "pieces/", 7) == 0 ? describe_pieced(repair, entry, object)
+                                                                : describe_plain(repair, entry, object);
     if (status == WEFT_OK) {
         status = open_object(repair, object, &fetch, &patch);
     }
     if (status != WEFT_OK) {
         return weft_repair_damage(status) || status == WEFT_WRONG_VERSION ? WEFT_MORE : status;
     }
-    weft_patch_info info = weft_patch_describe(patch);
+    weft_patch_info info = {.size = sizeof info};
+    weft_patch_describe(patch, &info);
     *base = info.base;
     *digest = info.result;
     if (record != NULL) {
@@ -307,7 +290,13 @@ weft_status weft_repair_describe(weft_repair *repair, const weft_repair_entry *e
             .total = info.total,
             .dense_bytes = info.dense_bytes,
         };
-        status = copy_labels(repair, patch, &record->labels);
+        for (size_t i = 0; i < weft_patch_label_count(patch) && status == WEFT_OK; i++) {
+            const char *key = weft_patch_label_key(patch, i);
+            status = weft_texts_add(&record->labels, repair->context, key);
+            if (status == WEFT_OK) {
+                status = weft_texts_add(&record->labels, repair->context, weft_patch_label(patch, key));
+            }
+        }
         if (status != WEFT_OK) {
             weft_record_close(record, repair->context);
         }
@@ -321,8 +310,7 @@ weft_status weft_repair_describe(weft_repair *repair, const weft_repair_entry *e
 
 static weft_status look_at_plain(weft_repair *repair, const weft_object *object, char *wrong) {
     uint64_t size;
-    weft_store_tag tag;
-    weft_status status = weft_store_head(repair->context, repair->store, object->key, &size, &tag);
+    weft_status status = weft_store_head(repair->context, repair->store, object->key, &size, NULL);
     if (status == WEFT_NOT_FOUND) {
         snprintf(wrong, WEFT_REPAIR_TEXT, "%s is missing", object->key);
         return WEFT_OK;

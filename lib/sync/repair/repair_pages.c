@@ -59,23 +59,6 @@ static bool may_repeat(const page_making *making, const char *key, uint64_t vers
            strcmp(key, making->blob->key) != 0;
 }
 
-static weft_status find_listed(page_making *making) {
-    const weft_repair_room *room;
-    weft_status status = weft_repair_list(making->repair, "pages", &room);
-    for (size_t i = 0; status == WEFT_OK && i < room->count; i++) {
-        const weft_repair_entry *entry = &room->entries[i];
-        weft_blob blob;
-        weft_page *page;
-        if (!may_repeat(making, entry->key, entry->version)) {
-            continue;
-        }
-        status = weft_repair_read_page(making->repair, entry, &blob, &page);
-        status = status == WEFT_OK ? add_source(making, &blob, page) : status;
-        status = weft_repair_damage(status) ? WEFT_OK : status;
-    }
-    return status;
-}
-
 /* The last head of an epoch names a page by its hash: it can be had without a listing. */
 static weft_status find_named(page_making *making) {
     weft_repair *repair = making->repair;
@@ -92,14 +75,6 @@ static weft_status find_named(page_making *making) {
         status = weft_repair_damage(status) ? WEFT_OK : status;
     }
     return status;
-}
-
-static void close_making(page_making *making) {
-    for (size_t i = 0; i < making->source_count; i++) {
-        weft_history_release(making->context, making->sources[i].page);
-    }
-    weft_release(making->context, making->sources);
-    weft_history_release(making->context, making->before.page);
 }
 
 /* The youngest source that ends with a version, or NULL. */
@@ -323,21 +298,6 @@ static weft_status find_in_objects(page_making *making, const record_wish *wish,
     return status == WEFT_OK ? WEFT_MORE : status;
 }
 
-/* Of a version of which nothing is left but, mostly, the digest. */
-static weft_status make_up(page_making *making, const record_wish *wish, weft_record *record) {
-    size_t index = (size_t)(wish->version - making->first);
-    making->made_up[index] = true;
-    making->unknown[index] = wish->digest == NULL;
-    *record = (weft_record){.version = wish->version};
-    if (wish->digest != NULL) {
-        record->digest = *wish->digest;
-    }
-    weft_status status = weft_texts_add(&record->labels, making->context, "lost");
-    return status == WEFT_OK
-               ? weft_texts_add(&record->labels, making->context, "the record of this version")
-               : status;
-}
-
 /* Where what was found does not tell, the record after it does, or as good as. */
 static void fill_in(const page_making *making, const weft_record *after, weft_record *record) {
     const weft_repair_gap *gap = making->gap;
@@ -371,29 +331,22 @@ static weft_status find_record(page_making *making, const record_wish *wish, con
     }
     status = find_in_objects(making, wish, record);
     if (status == WEFT_MORE) {
-        status = make_up(making, wish, record);
+        /* of a version of which nothing is left but, mostly, the digest */
+        size_t index = (size_t)(wish->version - making->first);
+        making->made_up[index] = true;
+        making->unknown[index] = wish->digest == NULL;
+        *record = (weft_record){.version = wish->version};
+        if (wish->digest != NULL) {
+            record->digest = *wish->digest;
+        }
+        status = weft_texts_add(&record->labels, making->context, "lost");
+        if (status == WEFT_OK) {
+            status = weft_texts_add(&record->labels, making->context, "the record of this version");
+        }
     }
     if (status == WEFT_OK) {
         fill_in(making, after, record);
     }
-    return status;
-}
-
-static weft_status find_records(page_making *making) {
-    const weft_repair_gap *gap = making->gap;
-    weft_page *page = making->page;
-    size_t count = (size_t)(gap->last - making->first + 1);
-    record_wish wish = {gap->last, gap->proven ? &gap->digest : NULL, gap->newest};
-    weft_status status = WEFT_OK;
-    const weft_record *after = NULL;
-    for (size_t i = count; i > 0 && status == WEFT_OK; i--) {
-        weft_record *record = &page->records[i - 1];
-        status = find_record(making, &wish, after, record);
-        after = record;
-        wish = (record_wish){wish.version - 1, record->patched ? &record->base : NULL, NULL};
-    }
-    /* what is not there yet is empty */
-    page->record_count = count;
     return status;
 }
 
@@ -481,7 +434,7 @@ static weft_status find_from_base(page_making *making, size_t index, const weft_
 }
 
 /* Where the way from the newest record back has ended, the way up from the page before may go on. */
-static weft_status climb(page_making *making) {
+static weft_status climb_up(page_making *making) {
     weft_page *page = making->page;
     const weft_page *before = making->before.page;
     const weft_digest *base = before != NULL ? &before->records[before->record_count - 1].digest : NULL;
@@ -579,22 +532,6 @@ static weft_status retire_again(page_making *making, weft_record *record, bool r
     return status;
 }
 
-static weft_status compare_all(page_making *making, bool *exact) {
-    weft_page *page = making->page;
-    weft_record *last = &page->records[page->record_count - 1];
-    weft_status status = compare_replacing(making, exact);
-    for (int i = 0; i < 2 && status == WEFT_OK && !*exact && making->head_alone; i++) {
-        status = retire_again(making, last, i == 0);
-        if (status == WEFT_OK) {
-            status = compare_replacing(making, exact);
-        }
-    }
-    if (status == WEFT_OK && !*exact) {
-        page->replaces[0] = '\0';
-    }
-    return status;
-}
-
 /* ---- making ---- */
 
 /* Somebody may have given it another name. */
@@ -612,17 +549,44 @@ static weft_page *take_same(page_making *making) {
 }
 
 static weft_status make_page(page_making *making, bool *exact) {
-    weft_status status = find_records(making);
+    const weft_repair_gap *gap = making->gap;
+    weft_page *page = making->page;
+    size_t count = (size_t)(gap->last - making->first + 1);
+    record_wish wish = {gap->last, gap->proven ? &gap->digest : NULL, gap->newest};
+    weft_status status = WEFT_OK;
+    const weft_record *after = NULL;
+    for (size_t i = count; i > 0 && status == WEFT_OK; i--) {
+        weft_record *record = &page->records[i - 1];
+        status = find_record(making, &wish, after, record);
+        after = record;
+        wish = (record_wish){wish.version - 1, record->patched ? &record->base : NULL, NULL};
+    }
+    /* what is not there yet is empty */
+    page->record_count = count;
     if (status == WEFT_OK) {
         status = find_link(making);
     }
     if (status == WEFT_OK) {
-        status = climb(making);
+        status = climb_up(making);
     }
     if (status == WEFT_OK) {
         status = copy_model(making);
     }
-    return status == WEFT_OK ? compare_all(making, exact) : status;
+    if (status != WEFT_OK) {
+        return status;
+    }
+    weft_record *last = &page->records[page->record_count - 1];
+    status = compare_replacing(making, exact);
+    for (int i = 0; i < 2 && status == WEFT_OK && !*exact && making->head_alone; i++) {
+        status = retire_again(making, last, i == 0);
+        if (status == WEFT_OK) {
+            status = compare_replacing(making, exact);
+        }
+    }
+    if (status == WEFT_OK && !*exact) {
+        page->replaces[0] = '\0';
+    }
+    return status;
 }
 
 static void count_lost(const page_making *making, uint64_t lost[2]) {
@@ -636,7 +600,19 @@ static void count_lost(const page_making *making, uint64_t lost[2]) {
 
 static weft_status make_whole(page_making *making, weft_page **page_out, bool *exact_out,
                               uint64_t lost[2]) {
-    weft_status status = find_listed(making);
+    const weft_repair_room *room;
+    weft_status status = weft_repair_list(making->repair, "pages", &room);
+    for (size_t i = 0; status == WEFT_OK && i < room->count; i++) {
+        const weft_repair_entry *entry = &room->entries[i];
+        weft_blob blob;
+        weft_page *page;
+        if (!may_repeat(making, entry->key, entry->version)) {
+            continue;
+        }
+        status = weft_repair_read_page(making->repair, entry, &blob, &page);
+        status = status == WEFT_OK ? add_source(making, &blob, page) : status;
+        status = weft_repair_damage(status) ? WEFT_OK : status;
+    }
     if (status == WEFT_OK) {
         status = find_named(making);
     }
@@ -680,7 +656,11 @@ weft_status weft_repair_make_page(weft_repair *repair, const weft_blob *blob, co
     lost[0] = 0;
     lost[1] = 0;
     weft_status status = make_whole(&making, page_out, exact_out, lost);
-    close_making(&making);
+    for (size_t i = 0; i < making.source_count; i++) {
+        weft_history_release(making.context, making.sources[i].page);
+    }
+    weft_release(making.context, making.sources);
+    weft_history_release(making.context, making.before.page);
     return status;
 }
 
@@ -721,15 +701,6 @@ static weft_status is_in_history(weft_repair *repair, uint64_t version, const we
         }
     }
     return status;
-}
-
-static bool has_anchor(const weft_page *page, uint64_t version) {
-    for (size_t i = 0; i < page->anchor_count; i++) {
-        if (page->anchors[i].version == version) {
-            return true;
-        }
-    }
-    return false;
 }
 
 static void insert_anchor(weft_page *page, const weft_anchor *anchor) {
@@ -774,7 +745,7 @@ weft_status weft_repair_find_anchors(weft_repair *repair) {
         for (size_t j = 0; status == WEFT_OK && j < room->count; j++) {
             const weft_repair_entry *entry = &room->entries[j];
             if (entry->version >= newest->floor && entry->version <= newest->version &&
-                !has_anchor(page, entry->version)) {
+                weft_anchor_find(page->anchors, page->anchor_count, entry->version) == NULL) {
                 status = try_anchor(repair, entry, page);
             }
         }

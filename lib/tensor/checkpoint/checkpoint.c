@@ -25,18 +25,9 @@
 
 /* ---- paths and journals ---- */
 
-static char *join_texts(weft_context *context, const char *a, const char *b, const char *c) {
-    size_t size = strlen(a) + strlen(b) + strlen(c) + 1;
-    char *text = weft_allocate(context, size);
-    if (text != NULL) {
-        stpcpy(stpcpy(stpcpy(text, a), b), c);
-    }
-    return text;
-}
-
 char *weft_path_join(weft_context *context, const char *directory, const char *name) {
     size_t length = strlen(directory);
-    return join_texts(context, directory, length > 0 && directory[length - 1] == '/' ? "" : "/", name);
+    return weft_join_texts(context, directory, length > 0 && directory[length - 1] == '/' ? "" : "/", name);
 }
 
 char *weft_path_parent(weft_context *context, const char *path) {
@@ -56,7 +47,7 @@ weft_status weft_journal_path(weft_context *context, const char *path, char **jo
     const char *base = realpath(path, real) != NULL ? real : path;
     struct stat info;
     bool directory = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
-    char *journal = join_texts(context, base, directory ? "/" : "", ".weft-journal");
+    char *journal = weft_join_texts(context, base, directory ? "/" : "", ".weft-journal");
     weft_release(context, real);
     if (journal == NULL) {
         return WEFT_NO_MEMORY;

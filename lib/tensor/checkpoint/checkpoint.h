@@ -71,6 +71,16 @@ struct weft_checkpoint {
     weft_draft *draft; /* NULL unless created and not finished */
 };
 
+typedef enum weft_temporary_kind {
+    WEFT_TEMPORARY_FILE,      /* ".tmp": swept after a kill */
+    WEFT_TEMPORARY_DIRECTORY, /* the same */
+    WEFT_TEMPORARY_ASIDE,     /* ".old": the user's own file, which is never swept */
+} weft_temporary_kind;
+
+/* Creates a file or directory under a name that nobody has; `number` helps to find a free one. */
+weft_status weft_temporary_create(weft_context *context, const char *directory, size_t number,
+                                  weft_temporary_kind kind, char **path_out, int *descriptor_out);
+
 weft_status weft_checkpoint_allocate(weft_context *context, size_t file_count,
                                      weft_checkpoint **checkpoint_out);
 /* Parses the header of a file and appends its tensors to the table. Files come in order. */

@@ -5,7 +5,9 @@
  */
 #include "../../base/context.h"
 #include "../../base/pool.h"
+#include "../../base/sized.h"
 #include "../../base/status.h"
+#include "../strides.h"
 #include "../table.h"
 #include "index.h"
 #include "safetensors.h"
@@ -181,6 +183,11 @@ static weft_status copy_range(weft_context *context, const weft_tensor *source, 
         return weft_answer(context, source->access->read(source->opaque, offset, output, size),
                            "the read function of tensor \"%.*s\"", WEFT_NAME_SHOWN, source->name);
     }
+    if (source->strides != NULL) {
+        unsigned width = weft_dtype_width(source->dtype);
+        weft_tensor_read(source, offset / width, size / width, output);
+        return WEFT_OK;
+    }
     const uint8_t *data = source->data;
     if (source->storage == source->dtype) {
         memcpy(output, data + offset, size);
@@ -264,16 +271,17 @@ static weft_status write_plan(const writer_plan *plan, const char *path,
 }
 
 weft_status weft_table_write(weft_context *context, const weft_table *table, const char *path,
-                             const weft_write_options *options) {
-    static const weft_write_options defaults = {0};
+                             const weft_write_options *given) {
     weft_context_clear(context);
-    if (options == NULL) {
-        options = &defaults;
+    weft_write_options options;
+    weft_status status = weft_sized_read(context, given, &options, sizeof options, "weft_write_options");
+    if (status != WEFT_OK) {
+        return status;
     }
     writer_plan plan = {.context = context};
-    weft_status status = make_plan(&plan, table, options);
+    status = make_plan(&plan, table, &options);
     if (status == WEFT_OK) {
-        status = write_plan(&plan, path, options);
+        status = write_plan(&plan, path, &options);
     }
     close_plan(&plan);
     return status;

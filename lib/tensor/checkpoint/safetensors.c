@@ -70,7 +70,8 @@ static bool is_count(const json_t *value) {
 
 /* The description that goes into a table. The shape has been checked. */
 static weft_tensor describe(const weft_safetensors_entry *entry) {
-    weft_tensor tensor = {.name = entry->name, .dtype = entry->dtype, .storage = entry->dtype};
+    weft_tensor tensor = {
+        .size = sizeof tensor, .name = entry->name, .dtype = entry->dtype, .storage = entry->dtype};
     tensor.rank = (uint32_t)json_array_size(entry->shape);
     for (uint32_t i = 0; i < tensor.rank; i++) {
         tensor.shape[i] = (uint64_t)json_integer_value(json_array_get(entry->shape, i));

@@ -7,22 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPTION_IN_PLACE = 0x100, OPTION_RECOVER, OPTION_DURABLE };
-
-static const struct argp_option options[] = {
-    {"output", 'o', "OUT", 0, "Write the result to OUT and leave BASE alone", 1},
-    {"in-place", OPTION_IN_PLACE, NULL, 0, "Change the checkpoint itself", 1},
-    {"recover", OPTION_RECOVER, NULL, 0,
-     "With --in-place and no patch: finish or undo what a killed run left behind", 1},
-    {"durable", OPTION_DURABLE, NULL, 0, "Return only when the result would survive a power loss", 1},
-    {0},
-};
-
 static const char doc[] =
-    "Apply one patch, or several in order. Every patch must start from the state that the one "
-    "before makes; a patch for another base is refused before anything is written.\v" HELP_CKPT
-    "\nWith -o the result is byte for byte the checkpoint that was diffed, and appears complete or not "
-    "at all. In place, each patch is a transaction of its own: it is decoded and proven before the first "
+    "Apply one patch, or several in order. Every patch must start from the state that the one before "
+    "makes; a patch for another base is refused before anything is written.\v" HELP_CKPT
+    "\nWith -o the result is byte for byte the checkpoint that was diffed, and appears complete or not at "
+    "all. In place, each patch is a transaction of its own: it is decoded and proven before the first "
     "weight changes, and a process killed at any instant leaves the state before or after it, which the "
     "next weft command (or --recover) settles.\n"
     "\nExamples:\n"
@@ -41,7 +30,8 @@ typedef struct apply_arguments {
     bool durable;
 } apply_arguments;
 
-static void parse_end(const apply_arguments *arguments, struct argp_state *state) {
+static void check_arguments(struct argp_state *state, void *input) {
+    const apply_arguments *arguments = input;
     if (arguments->recover && (!arguments->in_place || arguments->path_count != 1)) {
         argp_error(state, "--recover goes with --in-place and one checkpoint, without patches");
     }
@@ -59,48 +49,13 @@ static void parse_end(const apply_arguments *arguments, struct argp_state *state
     }
 }
 
-static error_t parse(int key, char *argument, struct argp_state *state) {
-    apply_arguments *arguments = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &arguments->command;
-        return 0;
-    case 'o':
-        arguments->output = argument;
-        return 0;
-    case OPTION_IN_PLACE:
-        arguments->in_place = true;
-        return 0;
-    case OPTION_RECOVER:
-        arguments->recover = true;
-        return 0;
-    case OPTION_DURABLE:
-        arguments->durable = true;
-        return 0;
-    case ARGP_KEY_ARG:
-        /* argp moves the arguments together at the end of argv; take them all at once */
-        return ARGP_ERR_UNKNOWN;
-    case ARGP_KEY_ARGS:
-        arguments->paths = state->argv + state->next;
-        arguments->path_count = (size_t)(state->argc - state->next);
-        return 0;
-    case ARGP_KEY_END:
-        parse_end(arguments, state);
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp argp = {
-    options, parse, "BASE PATCH... -o OUT\n--in-place CKPT PATCH...", doc, command_children, NULL, NULL};
-
 static int print_result(apply_arguments *arguments, const patch_list *list, const weft_digest *digest,
                         double seconds) {
     weft_command *command = &arguments->command;
     uint64_t changed = 0, bytes = 0;
     for (size_t i = 0; i < list->count; i++) {
-        weft_patch_info info = weft_patch_describe(list->patches[i]);
+        weft_patch_info info = {.size = sizeof info};
+        weft_patch_describe(list->patches[i], &info);
         changed += info.changed;
         bytes += info.bytes;
     }
@@ -199,5 +154,21 @@ static int run(void *input) {
 
 int verb_apply(int argc, char **argv) {
     apply_arguments arguments = {0};
-    return command_run(&argp, argc, argv, &arguments, run);
+    const weft_option options[] = {
+        {"output", "OUT", 1, "Write the result to OUT and leave BASE alone", .letter = 'o',
+         .text = &arguments.output},
+        {"in-place", NULL, 1, "Change the checkpoint itself", .flag = &arguments.in_place},
+        {"recover", NULL, 1, "With --in-place and no patch: finish or undo what a killed run left behind",
+         .flag = &arguments.recover},
+        {"durable", NULL, 1, "Return only when the result would survive a power loss",
+         .flag = &arguments.durable},
+        {0},
+    };
+    const weft_form form = {"BASE PATCH... -o OUT\n--in-place CKPT PATCH...",
+                            doc,
+                            {{options, NULL}},
+                            .rest = &arguments.paths,
+                            .rest_count = &arguments.path_count,
+                            .check = check_arguments};
+    return command_run(&form, argc, argv, &arguments, run);
 }

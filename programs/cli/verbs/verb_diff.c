@@ -7,37 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    OPTION_PROFILE = 0x100,
-    OPTION_INVERSE,
-    OPTION_BUCKET_SIZE,
-    OPTION_CUT,
-    OPTION_LABEL,
-    OPTION_DURABLE
-};
-
-static const struct argp_option options[] = {
-    {"output", 'o', "PATCH", 0, "Where to write the patch; '-' for stdout", 1},
-    {"profile", OPTION_PROFILE, "NAME", 0,
-     "small (default): the fewest bytes, decoded with the base at hand; fast: more bytes, quicker on "
-     "both sides, decoded without the base",
-     1},
-    {"inverse", OPTION_INVERSE, "FILE", 0, "Also write the patch from NEW back to BASE, from the same pass",
-     1},
-    {"bucket-size", OPTION_BUCKET_SIZE, "SIZE", 0,
-     "Weights per bucket, the unit that is coded and checked alone; suffixes K, M, KiB, MiB (default 8MiB)",
-     1},
-    {"cut", OPTION_CUT, "PATTERN:DIM:PARTS", 0, HELP_CUT, 1},
-    {"label", OPTION_LABEL, "KEY=VALUE", 0, "Text carried along in the patch; may be repeated", 1},
-    {"durable", OPTION_DURABLE, NULL, 0, "Return only when the patch would survive a power loss", 1},
-    {0},
-};
-
 static const char doc[] =
-    "Write the patch that turns BASE into NEW, bit for bit. It names the digests of both, and "
-    "is refused on any other base.\v" HELP_CKPT
-    "\nThe patch appears at its path complete or not at all. The same input gives the same bytes, "
-    "whatever the number of threads. With -o - the report goes to stderr.\n"
+    "Write the patch that turns BASE into NEW, bit for bit. It names the digests of both, and is refused "
+    "on any other base.\v" HELP_CKPT
+    "\nThe patch appears at its path complete or not at all. The same input gives the same bytes, whatever "
+    "the number of threads. With -o - the report goes to stderr.\n"
     "\nExamples:\n"
     "  weft diff step-41.safetensors step-42.safetensors -o 42.weft\n"
     "  weft diff old/ new/ -o - | ssh worker weft apply --in-place model/ -\n"
@@ -57,10 +31,8 @@ typedef struct diff_arguments {
     bool durable;
 } diff_arguments;
 
-static void parse_end(diff_arguments *arguments, struct argp_state *state) {
-    if (state->arg_num != 2) {
-        argp_error(state, "give two checkpoints: BASE and NEW");
-    }
+static void check_arguments(struct argp_state *state, void *input) {
+    const diff_arguments *arguments = input;
     if (arguments->output == NULL) {
         argp_error(state, "say where to write the patch with -o PATCH ('-' for stdout)");
     }
@@ -68,45 +40,6 @@ static void parse_end(diff_arguments *arguments, struct argp_state *state) {
         argp_error(state, "the patch and its inverse need different files");
     }
 }
-
-static error_t parse(int key, char *argument, struct argp_state *state) {
-    diff_arguments *arguments = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &arguments->command;
-        return 0;
-    case 'o':
-        arguments->output = argument;
-        return 0;
-    case OPTION_PROFILE:
-        arguments->profile = command_parse_profile(state, argument);
-        return 0;
-    case OPTION_INVERSE:
-        arguments->inverse = argument;
-        return 0;
-    case OPTION_BUCKET_SIZE:
-        arguments->bucket_bytes = command_parse_bytes(state, "--bucket-size", argument);
-        return 0;
-    case OPTION_CUT:
-        cuts_parse(&arguments->cuts, state, argument);
-        return 0;
-    case OPTION_LABEL:
-        labels_parse(&arguments->labels, state, argument);
-        return 0;
-    case OPTION_DURABLE:
-        arguments->durable = true;
-        return 0;
-    case ARGP_KEY_ARG:
-        return command_parse_path(state, argument, arguments->paths, 2);
-    case ARGP_KEY_END:
-        parse_end(arguments, state);
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp argp = {options, parse, "BASE NEW -o PATCH", doc, command_children, NULL, NULL};
 
 static int print_json(diff_arguments *arguments, FILE *stream, const weft_diff_stats *stats,
                       double seconds) {
@@ -183,6 +116,7 @@ static int write_patch(diff_arguments *arguments, const weft_model models[2], we
                        weft_output *inverse) {
     weft_command *command = &arguments->command;
     weft_diff_options diff = {
+        .size = sizeof diff,
         .profile = arguments->profile,
         .bucket_bytes = arguments->bucket_bytes,
         .cuts = arguments->cuts.items,
@@ -192,12 +126,12 @@ static int write_patch(diff_arguments *arguments, const weft_model models[2], we
         .labels = arguments->labels.items,
         .inverse = arguments->inverse != NULL ? &inverse->sink : NULL,
     };
-    weft_diff_stats stats;
+    weft_diff_stats stats = {.size = sizeof stats};
     double start = clock_seconds();
     weft_status status =
         weft_diff(command->context, models[0].view, models[1].view, &diff, &patch->sink, &stats);
     if (status != WEFT_OK) {
-        return output_fail(command, inverse->error != 0 ? inverse : patch, status);
+        return command_fail(command, NULL, status);
     }
     int code = output_finish(command, patch);
     if (code == EXIT_DONE && arguments->inverse != NULL) {
@@ -210,7 +144,7 @@ static int run(void *input) {
     diff_arguments *arguments = input;
     weft_command *command = &arguments->command;
     weft_model models[2] = {{0}};
-    weft_output patch = {.descriptor = -1}, inverse = {.descriptor = -1};
+    weft_output patch = {0}, inverse = {0};
     int code = guard_outputs(arguments);
     for (int i = 0; i < 2 && code == EXIT_DONE; i++) {
         code = model_open(command, arguments->paths[i], &models[i]);
@@ -233,7 +167,32 @@ static int run(void *input) {
 
 int verb_diff(int argc, char **argv) {
     diff_arguments arguments = {.profile = WEFT_PROFILE_SMALL};
-    int code = command_run(&argp, argc, argv, &arguments, run);
+    const weft_option options[] = {
+        {"output", "PATCH", 1, "Where to write the patch; '-' for stdout", .letter = 'o',
+         .text = &arguments.output},
+        {"profile", "NAME", 1,
+         "small (default): the fewest bytes, decoded with the base at hand; fast: more bytes, quicker on "
+         "both sides, decoded without the base",
+         .choice = &arguments.profile, .words = PROFILE_WORDS},
+        {"inverse", "FILE", 1, "Also write the patch from NEW back to BASE, from the same pass",
+         .text = &arguments.inverse},
+        {"bucket-size", "SIZE", 1,
+         "Weights per bucket, the unit that is coded and checked alone; suffixes K, M, KiB, MiB (default "
+         "8MiB)",
+         .bytes = &arguments.bucket_bytes},
+        {"cut", "PATTERN:DIM:PARTS", 1, HELP_CUT, .parse = cuts_parse, .into = &arguments.cuts},
+        {"label", "KEY=VALUE", 1, "Text carried along in the patch; may be repeated", .parse = labels_parse,
+         .into = &arguments.labels},
+        {"durable", NULL, 1, "Return only when the patch would survive a power loss",
+         .flag = &arguments.durable},
+        {0},
+    };
+    const weft_form form = {"BASE NEW -o PATCH",
+                            doc,
+                            {{options, NULL}},
+                            .paths = {arguments.paths, 2, 2, "give two checkpoints: BASE and NEW"},
+                            .check = check_arguments};
+    int code = command_run(&form, argc, argv, &arguments, run);
     cuts_close(&arguments.cuts);
     labels_close(&arguments.labels);
     return code;

@@ -4,16 +4,9 @@
  */
 #include "../command.h"
 
-enum { OPTION_TENSORS = 0x100 };
-
-static const struct argp_option options[] = {
-    {"tensors", OPTION_TENSORS, NULL, 0, "Also print the value of each tensor", 1},
-    {0},
-};
-
 static const char doc[] =
-    "Print the digest that names the state of a checkpoint: all tensors, bound to their names, "
-    "dtypes and shapes.\v" HELP_CKPT
+    "Print the digest that names the state of a checkpoint: all tensors, bound to their names, dtypes and "
+    "shapes.\v" HELP_CKPT
     "\nThe digest does not depend on how the tensors are spread over files, on their order, or on "
     "metadata. It finds accidents; it is no defence against someone who forges weights.\n"
     "\nExamples:\n"
@@ -25,23 +18,6 @@ typedef struct digest_arguments {
     const char *path;
     bool tensors;
 } digest_arguments;
-
-static error_t parse(int key, char *argument, struct argp_state *state) {
-    digest_arguments *arguments = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &arguments->command;
-        return 0;
-    case OPTION_TENSORS:
-        arguments->tensors = true;
-        return 0;
-    default:
-        return command_parse_only(key, argument, state, "give one checkpoint", "give a checkpoint",
-                                  &arguments->path);
-    }
-}
-
-static const struct argp argp = {options, parse, "CKPT", doc, command_children, NULL, NULL};
 
 static int print_json(digest_arguments *arguments, const weft_view *view, const weft_sums *sums) {
     weft_digest digest = weft_sums_digest(sums);
@@ -102,5 +78,11 @@ static int run(void *input) {
 
 int verb_digest(int argc, char **argv) {
     digest_arguments arguments = {0};
-    return command_run(&argp, argc, argv, &arguments, run);
+    const weft_option options[] = {
+        {"tensors", NULL, 1, "Also print the value of each tensor", .flag = &arguments.tensors},
+        {0},
+    };
+    const weft_form form = {
+        "CKPT", doc, {{options, NULL}}, .paths = {&arguments.path, 1, 1, "give a checkpoint"}};
+    return command_run(&form, argc, argv, &arguments, run);
 }

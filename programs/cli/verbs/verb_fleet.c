@@ -7,15 +7,6 @@
 #include <errno.h>
 #include <string.h>
 
-enum { OPTION_WATCH = 0x100, OPTION_LIVE };
-
-static const struct argp_option options[] = {
-    {"watch", OPTION_WATCH, "TIME", OPTION_ARG_OPTIONAL,
-     "Look again and again, every TIME (default: 2s), until interrupted", 1},
-    {"live", OPTION_LIVE, NULL, 0, "Only live followers", 1},
-    {0},
-};
-
 static const char doc[] =
     "Show the followers of the run in STORE, by their reports; the one that is most behind comes "
     "first.\v" HELP_STORE
@@ -24,8 +15,8 @@ static const char doc[] =
     "is than the newest; what it does (waiting, fetching, prepared, failed, ended), or \"silent\" if it "
     "was not heard of for three of its intervals; its last pause; how long ago it was heard of; and its "
     "last error.\n"
-    "\nReports are untrusted: whoever may write to the store, or read from a weft serve, may write "
-    "what they like. Of more than 4096 followers, those that were heard of most recently are shown.\n"
+    "\nReports are untrusted: whoever may write to the store, or read from a weft serve, may write what "
+    "they like. Of more than 4096 followers, those that were heard of most recently are shown.\n"
     "\nExamples:\n"
     "  weft fleet /srv/run-7\n"
     "  weft fleet https://store.example/run-7 --watch\n"
@@ -39,26 +30,6 @@ typedef struct fleet_arguments {
     bool live;
 } fleet_arguments;
 
-static error_t parse(int key, char *argument, struct argp_state *state) {
-    fleet_arguments *arguments = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        remote_parse_begin(&arguments->remote, &arguments->command, state);
-        return 0;
-    case OPTION_WATCH:
-        arguments->watch_seconds =
-            argument != NULL ? remote_parse_seconds(state, "--watch", argument) : 2.0;
-        return 0;
-    case OPTION_LIVE:
-        arguments->live = true;
-        return 0;
-    default:
-        return remote_parse_store(key, argument, state, &arguments->store);
-    }
-}
-
-static const struct argp argp = {options, parse, "STORE", doc, reader_children, NULL, NULL};
-
 /* ---- results ---- */
 
 static int print_json(fleet_arguments *arguments, const weft_fleet *fleet) {
@@ -67,7 +38,7 @@ static int print_json(fleet_arguments *arguments, const weft_fleet *fleet) {
     json_t *followers = json_array();
     size_t count = arguments->live ? fleet->live : fleet->count;
     for (size_t i = 0; i < count; i++) {
-        const weft_follower *follower = &fleet->followers[i];
+        const weft_follower *follower = fleet->followers[i];
         json_array_append_new(followers, remote_follower(follower, follower->age_seconds));
     }
     json_object_set_new(json, "newest", json_count(fleet->newest));
@@ -104,7 +75,7 @@ static int print_table(fleet_arguments *arguments, const weft_fleet *fleet) {
                "pause", "heard", "error");
     }
     for (size_t i = 0; i < count; i++) {
-        print_follower(&fleet->followers[i]);
+        print_follower(fleet->followers[i]);
     }
     printf("%zu live of %zu; the newest version is %llu", fleet->live, fleet->count,
            (unsigned long long)fleet->newest);
@@ -121,8 +92,8 @@ static int print_table(fleet_arguments *arguments, const weft_fleet *fleet) {
 
 static int look(fleet_arguments *arguments) {
     weft_command *command = &arguments->command;
-    const weft_fleet_options chosen = {.trusted = arguments->remote.trusted};
-    weft_fleet fleet;
+    const weft_fleet_options chosen = {.size = sizeof chosen, .trusted = arguments->remote.trusted};
+    weft_fleet fleet = {.size = sizeof fleet};
     weft_status status = weft_fleet_read(command->context, arguments->remote.store, &chosen, &fleet);
     if (status != WEFT_OK) {
         return command_fail(command, NULL, status);
@@ -133,8 +104,12 @@ static int look(fleet_arguments *arguments) {
     return code;
 }
 
-static int watch(fleet_arguments *arguments) {
-    int code = look(arguments);
+static int run(void *input) {
+    fleet_arguments *arguments = input;
+    int code = remote_open(&arguments->remote, arguments->store);
+    if (code == EXIT_DONE) {
+        code = look(arguments);
+    }
     while (code == EXIT_DONE && arguments->watch_seconds > 0) {
         command_sleep(arguments->watch_seconds);
         code = command_interrupted() == EXIT_DONE ? look(arguments)
@@ -143,17 +118,15 @@ static int watch(fleet_arguments *arguments) {
     return code;
 }
 
-static int run(void *input) {
-    fleet_arguments *arguments = input;
-    int code = remote_open(&arguments->remote, arguments->store);
-    if (code == EXIT_DONE) {
-        code = watch(arguments);
-    }
-    remote_close(&arguments->remote);
-    return code;
-}
-
 int verb_fleet(int argc, char **argv) {
     fleet_arguments arguments = {0};
-    return command_run(&argp, argc, argv, &arguments, run);
+    const weft_option options[] = {
+        {"watch", "TIME", 1, "Look again and again, every TIME (default: 2s), until interrupted",
+         .seconds = &arguments.watch_seconds, .otherwise = "2s"},
+        {"live", NULL, 1, "Only live followers", .flag = &arguments.live},
+        {0},
+    };
+    const weft_form form = {
+        "STORE", doc, {{options, NULL}}, .paths = {&arguments.store, 1, 1, "give a store"}};
+    return remote_run(&form, &arguments.remote, true, argc, argv, &arguments, run);
 }

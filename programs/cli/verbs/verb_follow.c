@@ -7,7 +7,6 @@
  * is told once and tried again; what cannot (a wrong key, another run, a foreign file) ends it.
  */
 #include "../remote.h"
-#include "environment.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -18,45 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum {
-    OPTION_EXEC = 0x100,
-    OPTION_EXEC_FATAL,
-    OPTION_UNTIL,
-    OPTION_POLL,
-    OPTION_MAX_FAILURES,
-    OPTION_REPLACE,
-    OPTION_DURABLE,
-    OPTION_NAME,
-    OPTION_NO_REPORT,
-    OPTION_REPORT_EVERY,
-    OPTION_GROUP,
-    OPTION_MEMBERS,
-};
 enum { PHASES = WEFT_SYNC_COMMIT + 1 };
-
-static const struct argp_option options[] = {
-    {"exec", OPTION_EXEC, "CMD", 0,
-     "Run CMD with /bin/sh for each version that was put in place, and wait for it; see below", 1},
-    {"exec-fatal", OPTION_EXEC_FATAL, NULL, 0, "Stop when CMD fails", 1},
-    {"until", OPTION_UNTIL, "N", 0, "Stop when OUT is at version N or a later one", 1},
-    {"poll", OPTION_POLL, "SECONDS", 0,
-     "Poll at this interval where the store has no long poll (default: 0.5; of a directory 0.02)", 1},
-    {"max-failures", OPTION_MAX_FAILURES, "N", 0, "Give up after N failures in a row (default: 0, never)",
-     1},
-    {"replace", OPTION_REPLACE, NULL, 0, "OUT may be a model that is no version of the run: replace it", 1},
-    {"durable", OPTION_DURABLE, NULL, 0, "OUT is whole, old or new, even after a power loss", 1},
-    {"name", OPTION_NAME, "NAME", 0,
-     "Report under this name (default: made of the host's and of OUT); see weft fleet", 2},
-    {"report-every", OPTION_REPORT_EVERY, "TIME", 0,
-     "Report at this interval, from 1s to 20m (default: 5s; in S3 60s)", 2},
-    {"no-report", OPTION_NO_REPORT, NULL, 0, "Do not report", 2},
-    {"group", OPTION_GROUP, "NAME", 0,
-     "Lead a group instead of keeping an OUT: ranks on this host that commit together. NAME stands for "
-     "/dev/shm/weft-NAME, unless it has a '/'",
-     3},
-    {"members", OPTION_MEMBERS, "N", 0, "The group's ranks are 0 to N-1", 3},
-    {0},
-};
 
 static const char doc[] =
     "Keep OUT at the newest version of the run in STORE, until interrupted. Prints a line for each version "
@@ -70,19 +31,18 @@ static const char doc[] =
     "ours. One that fell behind takes the cheapest route to the newest version, and may skip others.\n"
     "\nCMD finds WEFT_VERSION, WEFT_DIGEST, WEFT_OUT, WEFT_STORE and WEFT_LABEL_<KEY> in its environment "
     "(the key in capitals, everything but letters and digits as '_'). It is also run at the start, if OUT "
-    "is already at the newest version. While it runs, OUT does not change. The store's credentials are "
-    "not passed to it: WEFT_TOKEN, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, "
-    "AWS_SECURITY_TOKEN and "
-    "AWS_CONTAINER_AUTHORIZATION_TOKEN; a CMD that needs them takes them from elsewhere, such as a file.\n"
+    "is already at the newest version. While it runs, OUT does not change. The store's credentials are not "
+    "passed to it: WEFT_TOKEN, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, "
+    "AWS_SECURITY_TOKEN and AWS_CONTAINER_AUTHORIZATION_TOKEN; a CMD that needs them takes them from "
+    "elsewhere, such as a file.\n"
     "\nA follower puts a report into the store, a small object, followers/NAME, which weft fleet and the "
     "status of weft serve show. A store that refuses it is not asked again.\n"
     "\nThe leader of a group fetches and decodes each version once, into a copy of the model in shared "
-    "memory. "
-    "The ranks, processes that call weft_member_open, load their "
-    "weights from there, and commit a version when all of them have prepared it, or none does. An aborted "
-    "version is reported on stderr, with the rank and the reason, and offered again. "
-    "Ranks and leader may be restarted at any time. What they share stays until somebody removes the "
-    "directory, so that the next leader has nothing to fetch.\n" HELP_TRUST "\nExamples:\n"
+    "memory. The ranks, processes that call weft_member_open, load their weights from there, and commit a "
+    "version when all of them have prepared it, or none does. An aborted version is reported on stderr, "
+    "with the rank and the reason, and offered again. Ranks and leader may be restarted at any time. What "
+    "they share stays until somebody removes the directory, so that the next leader has nothing to "
+    "fetch.\n" HELP_TRUST "\nExamples:\n"
     "  weft follow /srv/run-7 worker.safetensors\n"
     "  weft follow https://store.example/run-7 model/ --trust run-7.key.pub \\\n"
     "      --exec 'curl -fsS -X POST http://127.0.0.1:8000/reload'\n"
@@ -96,7 +56,7 @@ typedef struct follow_arguments {
     weft_command command;
     weft_remote remote;
     const char *paths[2]; /* STORE and OUT */
-    char *exec;
+    const char *exec;
     bool exec_fatal;
     uint64_t until;
     uint64_t max_failures;
@@ -129,34 +89,15 @@ typedef struct follower {
 
 /* ---- arguments ---- */
 
-static error_t parse_switch(int key, struct argp_state *state) {
-    follow_arguments *arguments = state->input;
-    switch (key) {
-    case OPTION_EXEC_FATAL:
-        arguments->exec_fatal = true;
-        return 0;
-    case OPTION_REPLACE:
-        arguments->replace = true;
-        return 0;
-    case OPTION_DURABLE:
-        arguments->durable = true;
-        return 0;
-    case OPTION_NO_REPORT:
-        arguments->no_report = true;
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static void parse_group(follow_arguments *arguments, const char *name, struct argp_state *state) {
+static void parse_group(struct argp_state *state, const weft_option *option, char *name) {
     const char *prefix = strchr(name, '/') != NULL ? "" : "/dev/shm/weft-";
-    if (*name == 0 || asprintf(&arguments->group, "%s%s", prefix, name) < 0) {
+    if (*name == 0 || asprintf((char **)option->into, "%s%s", prefix, name) < 0) {
         argp_error(state, "--group takes a name or a path");
     }
 }
 
-static void check_arguments(const follow_arguments *arguments, struct argp_state *state) {
+static void check_arguments(struct argp_state *state, void *input) {
+    const follow_arguments *arguments = input;
     bool leads = arguments->group != NULL;
     if (!leads && state->arg_num != 2) {
         argp_error(state, "give the store, and the checkpoint to keep up to date");
@@ -172,48 +113,83 @@ static void check_arguments(const follow_arguments *arguments, struct argp_state
     }
 }
 
-static error_t parse(int key, char *argument, struct argp_state *state) {
-    follow_arguments *arguments = state->input;
-    switch (key) {
-    case OPTION_GROUP:
-        parse_group(arguments, argument, state);
-        return 0;
-    case OPTION_MEMBERS:
-        arguments->members = command_parse_number(state, "--members", argument, 1, WEFT_GROUP_MEMBERS_MAX);
-        return 0;
-    case ARGP_KEY_INIT:
-        remote_parse_begin(&arguments->remote, &arguments->command, state);
-        return 0;
-    case OPTION_EXEC:
-        arguments->exec = argument;
-        return 0;
-    case OPTION_UNTIL:
-        arguments->until = command_parse_version(state, "--until", argument);
-        return 0;
-    case OPTION_NAME:
-        arguments->name = remote_parse_name(state, argument);
-        return 0;
-    case OPTION_REPORT_EVERY:
-        arguments->report_seconds = remote_parse_seconds(state, "--report-every", argument);
-        return 0;
-    case OPTION_POLL:
-        arguments->poll_seconds = remote_parse_seconds(state, "--poll", argument);
-        return 0;
-    case OPTION_MAX_FAILURES:
-        arguments->max_failures = command_parse_number(state, "--max-failures", argument, 0, INT64_MAX);
-        return 0;
-    case ARGP_KEY_ARG:
-        return command_parse_path(state, argument, arguments->paths, 2);
-    case ARGP_KEY_END:
-        check_arguments(arguments, state);
-        return 0;
-    default:
-        return parse_switch(key, state);
+/* ---- the environment of CMD ---- */
+
+/* It is put together on the side: other threads read ours at any time, and nothing may be changed in there
+ * once they run. */
+typedef struct environment {
+    char **items; /* "NAME=VALUE", ended by NULL */
+    size_t count;
+    bool failed; /* no memory; it sticks */
+} environment;
+
+static const char *const secrets[] = {
+    "WEFT_TOKEN",        "AWS_ACCESS_KEY_ID",  "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+};
+static const char LABELS[] = "WEFT_LABEL_";
+
+static bool has_name(const char *item, const char *name, size_t length) {
+    return strncmp(item, name, length) == 0 && item[length] == '=';
+}
+
+static bool is_inherited(const char *item) {
+    for (size_t i = 0; i < sizeof secrets / sizeof *secrets; i++) {
+        if (has_name(item, secrets[i], strlen(secrets[i]))) {
+            return false;
+        }
+    }
+    return strncmp(item, LABELS, sizeof LABELS - 1) != 0;
+}
+
+/* Takes the item. */
+static void environment_add(environment *environment, char *item) {
+    char **items = realloc(environment->items, (environment->count + 2) * sizeof *items);
+    if (items != NULL) {
+        environment->items = items;
+    }
+    if (items == NULL || item == NULL) {
+        environment->failed = true;
+        free(item);
+        return;
+    }
+    items[environment->count++] = item;
+    items[environment->count] = NULL;
+}
+
+/* What we were given, without what is ours to know: tokens and keys of the store. Labels that somebody else
+ * has set are left out too. */
+static void environment_inherit(environment *environment) {
+    for (char **item = environ; item != NULL && *item != NULL; item++) {
+        if (is_inherited(*item)) {
+            environment_add(environment, strdup(*item));
+        }
     }
 }
 
-static const struct argp argp = {
-    options, parse, "STORE OUT\nSTORE --group NAME --members N", doc, reader_children, NULL, NULL};
+/* The last value of a name counts. */
+static void environment_set(environment *environment, const char *name, const char *value) {
+    size_t length = strlen(name);
+    char *item = NULL;
+    if (asprintf(&item, "%s=%s", name, value) < 0) {
+        item = NULL;
+    }
+    for (size_t i = 0; i < environment->count && item != NULL; i++) {
+        if (has_name(environment->items[i], name, length)) {
+            free(environment->items[i]);
+            environment->items[i] = item;
+            return;
+        }
+    }
+    environment_add(environment, item);
+}
+
+static void environment_close(environment *environment) {
+    for (size_t i = 0; i < environment->count; i++) {
+        free(environment->items[i]);
+    }
+    free(environment->items);
+}
 
 /* ---- CMD ---- */
 
@@ -259,9 +235,9 @@ static void make_environment(const follower *f, const weft_subscriber_info *info
 }
 
 /* CMD's stdout is not ours, whose lines others read. */
-static int spawn_shell(char *text, const environment *environment, pid_t *pid_out) {
+static int spawn_shell(const char *text, const environment *environment, pid_t *pid_out) {
     static char shell[] = "sh", option[] = "-c";
-    char *arguments[] = {shell, option, text, NULL};
+    char *arguments[] = {shell, option, (char *)text, NULL};
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
     sigset_t defaults;
@@ -466,6 +442,7 @@ static weft_subscriber_options choose_options(follower *f, const char *path,
     const follow_arguments *arguments = f->arguments;
     const char *name = arguments->name != NULL ? arguments->name : remote_make_name(path, made);
     return (weft_subscriber_options){
+        .size = sizeof(weft_subscriber_options),
         .trusted = arguments->remote.trusted,
         .poll_seconds = arguments->poll_seconds,
         .replace = arguments->replace,
@@ -492,7 +469,8 @@ static int announce(follower *f, const weft_subscriber_info *info) {
 
 /* After a commit, or when there was nothing to do. */
 static int arrive(follower *f, bool moved) {
-    weft_subscriber_info info = weft_subscriber_describe(f->subscriber);
+    weft_subscriber_info info = {.size = sizeof info};
+    weft_subscriber_describe(f->subscriber, &info);
     int code = EXIT_DONE;
     if (moved) {
         code = print_version(f, &info);
@@ -506,7 +484,8 @@ static int arrive(follower *f, bool moved) {
 
 /* One step towards the newest version. */
 static weft_status advance(follower *f, int *code_out) {
-    weft_subscriber_info before = weft_subscriber_describe(f->subscriber);
+    weft_subscriber_info before = {.size = sizeof before};
+    weft_subscriber_describe(f->subscriber, &before);
     weft_status status = weft_subscriber_prepare(f->subscriber, 0);
     if (status < 0) {
         return status;
@@ -515,7 +494,8 @@ static weft_status advance(follower *f, int *code_out) {
     if (committed != WEFT_OK) {
         return committed;
     }
-    weft_subscriber_info after = weft_subscriber_describe(f->subscriber);
+    weft_subscriber_info after = {.size = sizeof after};
+    weft_subscriber_describe(f->subscriber, &after);
     bool moved = after.patches + after.anchors != before.patches + before.anchors;
     note_success(f);
     *code_out = arrive(f, moved);
@@ -528,7 +508,8 @@ static bool reached(const follower *f) {
 
 /* A store that has less to show than before is waited for, but not in silence. */
 static void note_silence(follower *f) {
-    weft_subscriber_info info = weft_subscriber_describe(f->subscriber);
+    weft_subscriber_info info = {.size = sizeof info};
+    weft_subscriber_describe(f->subscriber, &info);
     if (info.newest == 0 && info.epoch > 0 && !f->silence) {
         command_note(f->command, "%s has no head as new as one that was seen there before; waiting for one",
                      weft_store_url(f->arguments->remote.store));
@@ -562,16 +543,15 @@ static weft_status follow_once(follower *f, int *code_out) {
 static weft_status take_lead(follower *f) {
     const follow_arguments *arguments = f->arguments;
     char made[WEFT_FOLLOWER_NAME];
+    const weft_subscriber_options follow = choose_options(f, arguments->group, made);
     const weft_group_options chosen = {
-        .members = (unsigned)arguments->members,
-        .follow = choose_options(f, arguments->group, made),
-    };
+        .size = sizeof chosen, .members = (unsigned)arguments->members, .follow = &follow};
     return weft_group_lead(f->command->context, arguments->remote.store, arguments->group, &chosen,
                            &f->group);
 }
 
 static double lag_of(uint64_t milliseconds) {
-    const weft_subscriber_info info = {.milliseconds = milliseconds};
+    const weft_subscriber_info info = {.size = sizeof info, .milliseconds = milliseconds};
     return lag_seconds(&info);
 }
 
@@ -592,7 +572,8 @@ static int print_group_json(const follower *f, const weft_group_info *info) {
 }
 
 static int print_group(follower *f) {
-    weft_group_info info = weft_group_describe(f->group);
+    weft_group_info info = {.size = sizeof info};
+    weft_group_describe(f->group, &info);
     char text[TEXT_SIZE];
     int code = EXIT_DONE;
     progress_clear(&f->command->progress);
@@ -660,7 +641,6 @@ static int run(void *input) {
         weft_subscriber_close(f.subscriber);
         weft_group_close(f.group);
     }
-    remote_close(&arguments->remote);
     free(arguments->group);
     return code;
 }
@@ -668,5 +648,40 @@ static int run(void *input) {
 int verb_follow(int argc, char **argv) {
     /* a follower writes nothing into a store but its reports */
     follow_arguments arguments = {.remote = {.volatile_writes = true}};
-    return command_run(&argp, argc, argv, &arguments, run);
+    const weft_option options[] = {
+        {"exec", "CMD", 1,
+         "Run CMD with /bin/sh for each version that was put in place, and wait for it; see below",
+         .text = &arguments.exec},
+        {"exec-fatal", NULL, 1, "Stop when CMD fails", .flag = &arguments.exec_fatal},
+        {"until", "N", 1, "Stop when OUT is at version N or a later one", .number = &arguments.until,
+         .least = 1, .what = "the number of a version"},
+        {"poll", "SECONDS", 1,
+         "Poll at this interval where the store has no long poll (default: 0.5; of a directory 0.02)",
+         .seconds = &arguments.poll_seconds},
+        {"max-failures", "N", 1, "Give up after N failures in a row (default: 0, never)",
+         .number = &arguments.max_failures},
+        {"replace", NULL, 1, "OUT may be a model that is no version of the run: replace it",
+         .flag = &arguments.replace},
+        {"durable", NULL, 1, "OUT is whole, old or new, even after a power loss",
+         .flag = &arguments.durable},
+        {"name", "NAME", 2,
+         "Report under this name (default: made of the host's and of OUT); see weft fleet",
+         .parse = remote_parse_name, .into = &arguments.name},
+        {"report-every", "TIME", 2, "Report at this interval, from 1s to 20m (default: 5s; in S3 60s)",
+         .seconds = &arguments.report_seconds},
+        {"no-report", NULL, 2, "Do not report", .flag = &arguments.no_report},
+        {"group", "NAME", 3,
+         "Lead a group instead of keeping an OUT: ranks on this host that commit together. NAME stands for "
+         "/dev/shm/weft-NAME, unless it has a '/'",
+         .parse = parse_group, .into = &arguments.group},
+        {"members", "N", 3, "The group's ranks are 0 to N-1", .number = &arguments.members, .least = 1,
+         .most = WEFT_GROUP_MEMBERS_MAX},
+        {0},
+    };
+    const weft_form form = {"STORE OUT\nSTORE --group NAME --members N",
+                            doc,
+                            {{options, NULL}},
+                            .paths = {arguments.paths, 0, 2, NULL},
+                            .check = check_arguments};
+    return remote_run(&form, &arguments.remote, true, argc, argv, &arguments, run);
 }

@@ -4,25 +4,12 @@
  */
 #include "../remote.h"
 
-enum { OPTION_GRACE = 0x100, OPTION_DRY_RUN, OPTION_KEEP_FOLLOWERS };
-
-static const struct argp_option options[] = {
-    {"grace", OPTION_GRACE, "TIME", 0,
-     "Leave what was still needed so short a time ago, by the store's clock: 30s, 15m, 2h, 1d (default: "
-     "1h)",
-     1},
-    {"keep-followers", OPTION_KEEP_FOLLOWERS, NULL, 0,
-     "Keep the patches that a live follower needs to catch up; see weft fleet", 1},
-    {"dry-run", OPTION_DRY_RUN, NULL, 0, "Only tell what would be removed", 1},
-    {0},
-};
-
 static const char doc[] =
     "Remove from STORE what no kept version needs.\v" HELP_STORE
-    "\nThe publisher decides which versions are kept (weft publish --keep-anchors): those since the "
-    "oldest kept anchor. Objects of older versions are removed when they have not been needed for the "
-    "grace period, so that a worker that is fetching one can finish. The store's own clock decides. Where "
-    "a server gives no dates, what would have to wait stays, and --grace 0 removes it at once. In a "
+    "\nThe publisher decides which versions are kept (weft publish --keep-anchors): those since the oldest "
+    "kept anchor. Objects of older versions are removed when they have not been needed for the grace "
+    "period, so that a worker that is fetching one can finish. The store's own clock decides. Where a "
+    "server gives no dates, what would have to wait stays, and --grace 0 removes it at once. In a "
     "directory and in S3, leftovers of failed publishes are removed too. The history itself stays: weft "
     "log still shows every version.\n"
     "\nMay run at any time, beside publishers, however long one of them was stopped, and followers; once "
@@ -41,30 +28,11 @@ typedef struct gc_arguments {
     json_t *removed; /* NULL: each is printed */
 } gc_arguments;
 
-static error_t parse(int key, char *argument, struct argp_state *state) {
-    gc_arguments *arguments = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        remote_parse_begin(&arguments->remote, &arguments->command, state);
-        return 0;
-    case OPTION_GRACE:
-        if (!text_parse_seconds(argument, &arguments->grace_seconds)) {
-            argp_error(state, "--grace takes a length of time such as 30s, 15m, 2h or 1d, not '%s'",
-                       argument);
-        }
-        return 0;
-    case OPTION_KEEP_FOLLOWERS:
-        arguments->keep_followers = true;
-        return 0;
-    case OPTION_DRY_RUN:
-        arguments->dry_run = true;
-        return 0;
-    default:
-        return remote_parse_store(key, argument, state, &arguments->store);
+static void parse_grace(struct argp_state *state, const weft_option *option, char *text) {
+    if (!text_parse_seconds(text, option->into)) {
+        argp_error(state, "--grace takes a length of time such as 30s, 15m, 2h or 1d, not '%s'", text);
     }
 }
-
-static const struct argp argp = {options, parse, "STORE", doc, reader_children, NULL, NULL};
 
 static void on_removed(void *opaque, const char *key, uint64_t bytes) {
     gc_arguments *arguments = opaque;
@@ -128,12 +96,18 @@ static int print_result(gc_arguments *arguments, const weft_gc_result *result) {
     return EXIT_DONE;
 }
 
-static int collect(gc_arguments *arguments) {
+static int run(void *input) {
+    gc_arguments *arguments = input;
     weft_command *command = &arguments->command;
+    int code = remote_open(&arguments->remote, arguments->store);
+    if (code != EXIT_DONE) {
+        return code;
+    }
     if (command->json && (arguments->removed = json_array()) == NULL) {
         return command_error(command, EXIT_FAILED, "no memory for the JSON result");
     }
     const weft_gc_options chosen = {
+        .size = sizeof chosen,
         .trusted = arguments->remote.trusted,
         .grace_seconds = arguments->grace_seconds,
         .dry_run = arguments->dry_run,
@@ -141,24 +115,27 @@ static int collect(gc_arguments *arguments) {
         .removed = on_removed,
         .opaque = arguments,
     };
-    weft_gc_result result;
+    weft_gc_result result = {.size = sizeof result};
     weft_status status = weft_gc_run(command->context, arguments->remote.store, &chosen, &result);
-    int code = status < 0 ? command_fail(command, NULL, status) : print_result(arguments, &result);
+    code = status < 0 ? command_fail(command, NULL, status) : print_result(arguments, &result);
     json_decref(arguments->removed);
-    return code;
-}
-
-static int run(void *input) {
-    gc_arguments *arguments = input;
-    int code = remote_open(&arguments->remote, arguments->store);
-    if (code == EXIT_DONE) {
-        code = collect(arguments);
-    }
-    remote_close(&arguments->remote);
     return code;
 }
 
 int verb_gc(int argc, char **argv) {
     gc_arguments arguments = {.grace_seconds = -1};
-    return command_run(&argp, argc, argv, &arguments, run);
+    const weft_option options[] = {
+        {"grace", "TIME", 1,
+         "Leave what was still needed so short a time ago, by the store's clock: 30s, 15m, 2h, 1d "
+         "(default: 1h)",
+         .parse = parse_grace, .into = &arguments.grace_seconds},
+        {"keep-followers", NULL, 1,
+         "Keep the patches that a live follower needs to catch up; see weft fleet",
+         .flag = &arguments.keep_followers},
+        {"dry-run", NULL, 1, "Only tell what would be removed", .flag = &arguments.dry_run},
+        {0},
+    };
+    const weft_form form = {
+        "STORE", doc, {{options, NULL}}, .paths = {&arguments.store, 1, 1, "give a store"}};
+    return remote_run(&form, &arguments.remote, true, argc, argv, &arguments, run);
 }

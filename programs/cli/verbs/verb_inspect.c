@@ -11,23 +11,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { OPTION_TENSORS = 0x100, OPTION_BUCKETS, OPTION_LABEL };
-
-static const struct argp_option options[] = {
-    {"tensors", OPTION_TENSORS, NULL, 0, "List the tensors; of a patch, with what becomes of them", 1},
-    {"buckets", OPTION_BUCKETS, NULL, 0, "List the buckets of a patch, checking each", 1},
-    {"label", OPTION_LABEL, "KEY", 0, "Show only this label of a patch; may be repeated", 1},
-    {0},
-};
-
-static const char doc[] =
-    "Show what a patch or a checkpoint says about itself.\v"
-    "FILE is a patch ('-' for stdin), a safetensors file, or a checkpoint directory. The weights of a "
-    "checkpoint are not read: see weft digest and weft verify.\n"
-    "\nExamples:\n"
-    "  weft inspect 42.weft --buckets --label step\n"
-    "  weft inspect model/ --tensors\n"
-    "  weft inspect 42.weft --json | jq .changed\n" HELP_EXIT_CODES;
+static const char doc[] = "Show what a patch or a checkpoint says about itself.\v"
+                          "FILE is a patch ('-' for stdin), a safetensors file, or a checkpoint directory. "
+                          "The weights of a checkpoint are not read: see weft digest and weft verify.\n"
+                          "\nExamples:\n"
+                          "  weft inspect 42.weft --buckets --label step\n"
+                          "  weft inspect model/ --tensors\n"
+                          "  weft inspect 42.weft --json | jq .changed\n" HELP_EXIT_CODES;
 
 enum { LABEL_MAX = 32 };
 
@@ -40,31 +30,13 @@ typedef struct inspect_arguments {
     size_t label_count;
 } inspect_arguments;
 
-static error_t parse(int key, char *argument, struct argp_state *state) {
-    inspect_arguments *arguments = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &arguments->command;
-        return 0;
-    case OPTION_TENSORS:
-        arguments->tensors = true;
-        return 0;
-    case OPTION_BUCKETS:
-        arguments->buckets = true;
-        return 0;
-    case OPTION_LABEL:
-        if (arguments->label_count == LABEL_MAX) {
-            argp_error(state, "at most %d labels", LABEL_MAX);
-        }
-        arguments->labels[arguments->label_count++] = argument;
-        return 0;
-    default:
-        return command_parse_only(key, argument, state, "give one file", "give a patch or a checkpoint",
-                                  &arguments->path);
+static void parse_label(struct argp_state *state, const weft_option *option, char *text) {
+    inspect_arguments *arguments = option->into;
+    if (arguments->label_count == LABEL_MAX) {
+        argp_error(state, "at most %d labels", LABEL_MAX);
     }
+    arguments->labels[arguments->label_count++] = text;
 }
-
-static const struct argp argp = {options, parse, "FILE", doc, command_children, NULL, NULL};
 
 /* ---- patches ---- */
 
@@ -142,9 +114,10 @@ static void print_bucket(const weft_patch *patch, uint64_t index, const weft_buc
 /* Goes through the buckets once, for text or into `list`. */
 static int show_buckets(inspect_arguments *arguments, const weft_patch *patch, json_t *list) {
     weft_command *command = &arguments->command;
-    uint64_t count = weft_patch_describe(patch).buckets;
-    for (uint64_t i = 0; i < count; i++) {
-        weft_bucket_info bucket;
+    weft_patch_info info = {.size = sizeof info};
+    weft_patch_describe(patch, &info);
+    for (uint64_t i = 0; i < info.buckets; i++) {
+        weft_bucket_info bucket = {.size = sizeof bucket};
         weft_status status = weft_patch_bucket(command->context, patch, (size_t)i, &bucket);
         if (status != WEFT_OK) {
             return command_fail(command, arguments->path, status);
@@ -184,7 +157,8 @@ static json_t *patch_tensors_json(const weft_patch *patch) {
 }
 
 static int print_patch_json(inspect_arguments *arguments, const weft_patch *patch) {
-    weft_patch_info info = weft_patch_describe(patch);
+    weft_patch_info info = {.size = sizeof info};
+    weft_patch_describe(patch, &info);
     json_t *json = json_object();
     json_object_set_new(json, "kind", json_string("patch"));
     json_object_set_new(json, "version", json_count(info.version));
@@ -225,19 +199,9 @@ static void print_label(const char *key, const char *value) {
     putchar('\n');
 }
 
-/* All labels, or those that were asked for. */
-static void print_patch_labels(const inspect_arguments *arguments, const weft_patch *patch) {
-    for (size_t i = 0; i < arguments->label_count; i++) {
-        print_label(arguments->labels[i], weft_patch_label(patch, arguments->labels[i]));
-    }
-    for (size_t i = 0; arguments->label_count == 0 && i < weft_patch_label_count(patch); i++) {
-        const char *key = weft_patch_label_key(patch, i);
-        print_label(key, weft_patch_label(patch, key));
-    }
-}
-
 static int print_patch_text(inspect_arguments *arguments, const weft_patch *patch) {
-    weft_patch_info info = weft_patch_describe(patch);
+    weft_patch_info info = {.size = sizeof info};
+    weft_patch_describe(patch, &info);
     char a[TEXT_SIZE], b[TEXT_SIZE], digest[WEFT_DIGEST_TEXT];
     printf("patch     format %u, profile %s, %s\n", info.version, text_profile(info.profile),
            text_bytes(info.bytes, a));
@@ -252,7 +216,14 @@ static int print_patch_text(inspect_arguments *arguments, const weft_patch *patc
     printf("base      %s\n", digest);
     weft_digest_format(&info.result, digest);
     printf("result    %s\n", digest);
-    print_patch_labels(arguments, patch);
+    /* All labels, or those that were asked for. */
+    for (size_t i = 0; i < arguments->label_count; i++) {
+        print_label(arguments->labels[i], weft_patch_label(patch, arguments->labels[i]));
+    }
+    for (size_t i = 0; arguments->label_count == 0 && i < weft_patch_label_count(patch); i++) {
+        const char *key = weft_patch_label_key(patch, i);
+        print_label(key, weft_patch_label(patch, key));
+    }
     for (size_t i = 0; arguments->tensors && i < weft_patch_tensor_count(patch); i++) {
         weft_fate fate;
         const weft_tensor *tensor = weft_patch_tensor(patch, i, &fate);
@@ -410,5 +381,15 @@ static int run(void *input) {
 
 int verb_inspect(int argc, char **argv) {
     inspect_arguments arguments = {0};
-    return command_run(&argp, argc, argv, &arguments, run);
+    const weft_option options[] = {
+        {"tensors", NULL, 1, "List the tensors; of a patch, with what becomes of them",
+         .flag = &arguments.tensors},
+        {"buckets", NULL, 1, "List the buckets of a patch, checking each", .flag = &arguments.buckets},
+        {"label", "KEY", 1, "Show only this label of a patch; may be repeated", .parse = parse_label,
+         .into = &arguments},
+        {0},
+    };
+    const weft_form form = {
+        "FILE", doc, {{options, NULL}}, .paths = {&arguments.path, 1, 1, "give a patch or a checkpoint"}};
+    return command_run(&form, argc, argv, &arguments, run);
 }

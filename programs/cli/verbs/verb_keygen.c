@@ -22,20 +22,6 @@ typedef struct keygen_arguments {
     const char *path;
 } keygen_arguments;
 
-static error_t parse(int key, char *argument, struct argp_state *state) {
-    keygen_arguments *arguments = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &arguments->command;
-        return 0;
-    default:
-        return command_parse_only(key, argument, state, "give one file to write",
-                                  "say where to write the secret key", &arguments->path);
-    }
-}
-
-static const struct argp argp = {NULL, parse, "KEY", doc, command_children, NULL, NULL};
-
 static int print_result(keygen_arguments *arguments, const weft_key *key, const char *public_path) {
     weft_command *command = &arguments->command;
     char text[WEFT_KEY_TEXT];
@@ -83,5 +69,7 @@ static int run(void *input) {
 
 int verb_keygen(int argc, char **argv) {
     keygen_arguments arguments = {0};
-    return command_run(&argp, argc, argv, &arguments, run);
+    const weft_form form = {"KEY", doc,
+                            .paths = {&arguments.path, 1, 1, "say where to write the secret key"}};
+    return command_run(&form, argc, argv, &arguments, run);
 }

@@ -4,19 +4,14 @@
  */
 #include "../remote.h"
 
-static const struct argp_option options[] = {
-    {"number", 'n', "N", 0, "Only the newest N versions", 1},
-    {0},
-};
-
 static const char doc[] =
     "Print the history of the run in STORE, newest version first, and check every link of it.\v" HELP_STORE
     "\nEach part of the history names the part before it by its SHA-256, and the head names the newest "
     "part. If a link does not fit, the command says so and gives exit code 3.\n" HELP_TRUST
     "\nColumns: the version; the epoch, which counts how often a publisher took over; when it was "
-    "published, by the publisher's clock; the digest of the state; how many weights changed; the bytes "
-    "of its patch and of its anchor; whether its objects are kept, or may be or were removed by weft gc; "
-    "and its labels.\n"
+    "published, by the publisher's clock; the digest of the state; how many weights changed; the bytes of "
+    "its patch and of its anchor; whether its objects are kept, or may be or were removed by weft gc; and "
+    "its labels.\n"
     "\nExamples:\n"
     "  weft log /srv/run-7 -n 20\n"
     "  weft log https://store.example/run-7 --trust run-7.key.pub\n"
@@ -36,24 +31,6 @@ typedef struct log_report {
     uint64_t oldest;
     json_t *versions; /* NULL: a table is printed */
 } log_report;
-
-static error_t parse(int key, char *argument, struct argp_state *state) {
-    log_arguments *arguments = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        remote_parse_begin(&arguments->remote, &arguments->command, state);
-        return 0;
-    case 'n':
-        if (!text_parse_unsigned(argument, INT64_MAX, &arguments->number) || arguments->number == 0) {
-            argp_error(state, "-n takes a number of versions, not '%s'", argument);
-        }
-        return 0;
-    default:
-        return remote_parse_store(key, argument, state, &arguments->store);
-    }
-}
-
-static const struct argp argp = {options, parse, "STORE", doc, reader_children, NULL, NULL};
 
 /* ---- results ---- */
 
@@ -124,8 +101,13 @@ static int finish_report(log_arguments *arguments, log_report *report) {
     return EXIT_DONE;
 }
 
-static int walk(log_arguments *arguments) {
+static int run(void *input) {
+    log_arguments *arguments = input;
     weft_command *command = &arguments->command;
+    int code = remote_open(&arguments->remote, arguments->store);
+    if (code != EXIT_DONE) {
+        return code;
+    }
     log_report report = {.command = command, .number = arguments->number};
     if (command->json && (report.versions = json_array()) == NULL) {
         return command_error(command, EXIT_FAILED, "no memory for the JSON result");
@@ -135,22 +117,19 @@ static int walk(log_arguments *arguments) {
     if (status >= 0 && command_interrupted() != EXIT_DONE) {
         status = WEFT_CANCELLED;
     }
-    int code = status < 0 ? command_fail(command, NULL, status) : finish_report(arguments, &report);
+    code = status < 0 ? command_fail(command, NULL, status) : finish_report(arguments, &report);
     json_decref(report.versions);
-    return code;
-}
-
-static int run(void *input) {
-    log_arguments *arguments = input;
-    int code = remote_open(&arguments->remote, arguments->store);
-    if (code == EXIT_DONE) {
-        code = walk(arguments);
-    }
-    remote_close(&arguments->remote);
     return code;
 }
 
 int verb_log(int argc, char **argv) {
     log_arguments arguments = {0};
-    return command_run(&argp, argc, argv, &arguments, run);
+    const weft_option options[] = {
+        {"number", "N", 1, "Only the newest N versions", .letter = 'n', .number = &arguments.number,
+         .least = 1, .what = "a number of versions"},
+        {0},
+    };
+    const weft_form form = {
+        "STORE", doc, {{options, NULL}}, .paths = {&arguments.store, 1, 1, "give a store"}};
+    return remote_run(&form, &arguments.remote, true, argc, argv, &arguments, run);
 }

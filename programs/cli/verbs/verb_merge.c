@@ -6,23 +6,9 @@
 
 #include <string.h>
 
-enum { OPTION_BASE = 0x100, OPTION_PROFILE, OPTION_LABEL, OPTION_DURABLE };
-
-static const struct argp_option options[] = {
-    {"output", 'o', "PATCH", 0, "Where to write the merged patch; '-' for stdout", 1},
-    {"base", OPTION_BASE, "CKPT", 0,
-     "The checkpoint that the first patch starts from; needed unless all patches, and the result, are "
-     "of profile fast",
-     1},
-    {"profile", OPTION_PROFILE, "NAME", 0, "small or fast; default: small with --base, fast without", 1},
-    {"label", OPTION_LABEL, "KEY=VALUE", 0, "Text carried along in the patch; may be repeated", 1},
-    {"durable", OPTION_DURABLE, NULL, 0, "Return only when the patch would survive a power loss", 1},
-    {0},
-};
-
 static const char doc[] =
-    "Compose patches that follow one another into one that does the same: a weight that "
-    "changed in several is carried once, and one that changed back not at all.\v" HELP_CKPT
+    "Compose patches that follow one another into one that does the same: a weight that changed in several "
+    "is carried once, and one that changed back not at all.\v" HELP_CKPT
     "\nThe patches are given in order, oldest first; each must start from the state that the one before "
     "makes, keep all tensors, and be cut into the same buckets. One of them may be '-' for stdin.\n"
     "\nExamples:\n"
@@ -36,19 +22,20 @@ typedef struct merge_arguments {
     const char *output;
     const char *base;
     weft_profile profile;
-    bool profile_given;
+    const char *profile_given;
     weft_labels labels;
     bool durable;
 } merge_arguments;
 
-static void parse_end(merge_arguments *arguments, struct argp_state *state) {
+static void check_arguments(struct argp_state *state, void *input) {
+    merge_arguments *arguments = input;
     if (arguments->path_count == 0) {
         argp_error(state, "give the patches to merge, oldest first");
     }
     if (arguments->output == NULL) {
         argp_error(state, "say where to write the patch with -o PATCH ('-' for stdout)");
     }
-    if (!arguments->profile_given) {
+    if (arguments->profile_given == NULL) {
         arguments->profile = arguments->base != NULL ? WEFT_PROFILE_SMALL : WEFT_PROFILE_FAST;
     }
     if (arguments->profile == WEFT_PROFILE_SMALL && arguments->base == NULL) {
@@ -56,48 +43,13 @@ static void parse_end(merge_arguments *arguments, struct argp_state *state) {
     }
 }
 
-static error_t parse(int key, char *argument, struct argp_state *state) {
-    merge_arguments *arguments = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &arguments->command;
-        return 0;
-    case 'o':
-        arguments->output = argument;
-        return 0;
-    case OPTION_BASE:
-        arguments->base = argument;
-        return 0;
-    case OPTION_PROFILE:
-        arguments->profile = command_parse_profile(state, argument);
-        arguments->profile_given = true;
-        return 0;
-    case OPTION_LABEL:
-        labels_parse(&arguments->labels, state, argument);
-        return 0;
-    case OPTION_DURABLE:
-        arguments->durable = true;
-        return 0;
-    case ARGP_KEY_ARGS:
-        arguments->paths = state->argv + state->next;
-        arguments->path_count = (size_t)(state->argc - state->next);
-        return 0;
-    case ARGP_KEY_END:
-        parse_end(arguments, state);
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp argp = {options, parse, "PATCH PATCH... -o PATCH", doc, command_children,
-                                 NULL,    NULL};
-
 /* Bytes of the patches that were merged. */
 static uint64_t merged_bytes(const patch_list *list) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < list->count; i++) {
-        bytes += weft_patch_describe(list->patches[i]).bytes;
+        weft_patch_info info = {.size = sizeof info};
+        weft_patch_describe(list->patches[i], &info);
+        bytes += info.bytes;
     }
     return bytes;
 }
@@ -141,16 +93,17 @@ static int merge(merge_arguments *arguments, const patch_list *list, const weft_
                  weft_output *output) {
     weft_command *command = &arguments->command;
     weft_merge_options merge = {
+        .size = sizeof merge,
         .profile = arguments->profile,
         .base = base->view,
         .labels = arguments->labels.items,
     };
-    weft_diff_stats stats;
+    weft_diff_stats stats = {.size = sizeof stats};
     double start = clock_seconds();
     weft_status status =
         weft_merge(command->context, list->patches, list->count, &merge, &output->sink, &stats);
     if (status != WEFT_OK) {
-        return output_fail(command, output, status);
+        return command_fail(command, NULL, status);
     }
     int code = output_finish(command, output);
     return code == EXIT_DONE ? print_result(arguments, list, &stats, clock_seconds() - start) : code;
@@ -161,7 +114,7 @@ static int run(void *input) {
     weft_command *command = &arguments->command;
     weft_model base = {0};
     patch_list list = {0};
-    weft_output output = {.descriptor = -1};
+    weft_output output = {0};
     int code = EXIT_DONE;
     for (size_t i = 0; i < arguments->path_count && code == EXIT_DONE; i++) {
         code = output_guard(command, arguments->output, arguments->paths[i]);
@@ -189,7 +142,28 @@ static int run(void *input) {
 
 int verb_merge(int argc, char **argv) {
     merge_arguments arguments = {0};
-    int code = command_run(&argp, argc, argv, &arguments, run);
+    const weft_option options[] = {
+        {"output", "PATCH", 1, "Where to write the merged patch; '-' for stdout", .letter = 'o',
+         .text = &arguments.output},
+        {"base", "CKPT", 1,
+         "The checkpoint that the first patch starts from; needed unless all patches, and the result, are "
+         "of profile fast",
+         .text = &arguments.base},
+        {"profile", "NAME", 1, "small or fast; default: small with --base, fast without",
+         .choice = &arguments.profile, .words = PROFILE_WORDS, .given = &arguments.profile_given},
+        {"label", "KEY=VALUE", 1, "Text carried along in the patch; may be repeated", .parse = labels_parse,
+         .into = &arguments.labels},
+        {"durable", NULL, 1, "Return only when the patch would survive a power loss",
+         .flag = &arguments.durable},
+        {0},
+    };
+    const weft_form form = {"PATCH PATCH... -o PATCH",
+                            doc,
+                            {{options, NULL}},
+                            .rest = &arguments.paths,
+                            .rest_count = &arguments.path_count,
+                            .check = check_arguments};
+    int code = command_run(&form, argc, argv, &arguments, run);
     labels_close(&arguments.labels);
     return code;
 }

@@ -15,80 +15,15 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-enum {
-    OPTION_LABEL = 0x100,
-    OPTION_PROFILE,
-    OPTION_CUT,
-    OPTION_BUCKET,
-    OPTION_SIGN,
-    OPTION_ADOPT,
-    OPTION_CACHE,
-    OPTION_ANCHOR,
-    OPTION_ANCHOR_RATIO,
-    OPTION_KEEP_ANCHORS,
-    OPTION_NO_LEAPS,
-    OPTION_GC,
-    OPTION_PART,
-    OPTION_KEEP_FOLLOWERS,
-    OPTION_MAX_LAG,
-    OPTION_MAX_LAG_SECONDS,
-};
-
-static const struct argp_option options[] = {
-    {"label", OPTION_LABEL, "KEY=VALUE", 0,
-     "Text carried along with the version, such as step=42; may be repeated", 1},
-    {"profile", OPTION_PROFILE, "NAME", 0,
-     "small (default): the fewest bytes; fast: more bytes, quicker on both sides", 1},
-    {"cut", OPTION_CUT, "PATTERN:DIM:PARTS", 0, HELP_CUT, 1},
-    {"bucket", OPTION_BUCKET, "SIZE", 0,
-     "Weights per bucket, the unit that is coded and checked alone (default: 8MiB; with --profile fast "
-     "2MiB)",
-     1},
-    {"sign", OPTION_SIGN, "FILE", 0,
-     "Sign with this secret key (weft keygen makes one), so that followers can use --trust", 1},
-    {"adopt", OPTION_ADOPT, NULL, 0,
-     "With --sign: continue a run whose history that key has not signed, and sign for it from now on", 1},
-    {"cache", OPTION_CACHE, "DIR", 0,
-     "Keep the copy of what was published last in DIR (default: a directory per store in "
-     "${XDG_CACHE_HOME:-~/.cache}/weft)",
-     1},
-    {"part", OPTION_PART, "I/N", 0,
-     "Publish together with N - 1 other processes, each of which is given the same checkpoint and another "
-     "I, "
-     "from 0 on; each encodes and sends a part of it, and keeps no cache",
-     1},
-    {"anchor", OPTION_ANCHOR, "WHEN", 0,
-     "Write an anchor, a snapshot for workers that start or were away: auto (default), when the patches "
-     "since the last one outweigh it; now; or never",
-     2},
-    {"anchor-ratio", OPTION_ANCHOR_RATIO, "R", 0,
-     "With --anchor auto: when the patches add up to R times the last anchor (default: 1)", 2},
-    {"keep-anchors", OPTION_KEEP_ANCHORS, "N", 0,
-     "Versions older than the last N anchors may be removed by weft gc (default: 2)", 2},
-    {"no-leaps", OPTION_NO_LEAPS, NULL, 0,
-     "Make no patches over 4, 16, 64, ... versions, which shorten catching up", 2},
-    {"gc", OPTION_GC, "AGE", 0,
-     "With each anchor, remove what no kept version has needed for AGE (such as 1h), as weft gc does", 2},
-    {"keep-followers", OPTION_KEEP_FOLLOWERS, NULL, 0,
-     "With --gc: keep the patches that a live follower needs to catch up", 2},
-    {"max-lag", OPTION_MAX_LAG, "N", 0,
-     "Before publishing, wait until every live follower is within N versions of the new one; see weft "
-     "fleet",
-     3},
-    {"max-lag-wait", OPTION_MAX_LAG_SECONDS, "TIME", 0,
-     "With --max-lag: wait at most TIME, and then publish all the same (default: 60s)", 3},
-    {0},
-};
-
 static const char doc[] =
     "Publish a checkpoint as the next version of the run in STORE. Only what changed since the version "
     "before is sent; the first version goes whole.\v" HELP_STORE HELP_CKPT
-    "\nPublish a checkpoint that is finished: its files must not change while they are read. A version "
-    "is visible to followers whole or not at all. If publishing fails, simply try again.\n"
+    "\nPublish a checkpoint that is finished: its files must not change while they are read. A version is "
+    "visible to followers whole or not at all. If publishing fails, simply try again.\n"
     "\nA run has one publisher at a time. A new publisher takes over, and one that is still at work is "
     "fenced and refused. Calls that use the same cache, one after the other, are one publisher.\n"
-    "\nA publisher continues the history that it finds. With --sign that must be signed by the same "
-    "key, unless --adopt says otherwise.\n"
+    "\nA publisher continues the history that it finds. With --sign that must be signed by the same key, "
+    "unless --adopt says otherwise.\n"
     "\nThe copy in the cache takes as much disk as the checkpoint, and the data for leaps up to twice "
     "that. If it is lost, or another machine takes over, it is rebuilt from the store.\n"
     "\nExamples:\n"
@@ -119,148 +54,48 @@ typedef struct publish_arguments {
     const char *cache;
     anchor_choice anchor;
     double anchor_ratio;
-    uint64_t keep_anchors;
+    unsigned keep_anchors;
     bool no_leaps;
-    uint64_t part_index;
-    uint64_t part_count; /* 0: there is one process */
+    unsigned part_index;
+    unsigned part_count; /* 0: there is one process */
 } publish_arguments;
 
 /* ---- arguments ---- */
 
-static bool parse_anchor(const char *text, anchor_choice *choice_out) {
-    static const char *const names[] = {"auto", "now", "never"};
-    for (int i = 0; i < 3; i++) {
-        if (strcmp(text, names[i]) == 0) {
-            *choice_out = (anchor_choice)i;
-            return true;
-        }
-    }
-    return false;
-}
-
-static bool parse_ratio(const char *text, double *ratio_out) {
-    char *end = NULL;
-    double value = strtod(text, &end);
-    if (*text < '0' || *text > '9' || *end != 0 || !(value > 0) || !(value < 1e9)) {
-        return false;
-    }
-    *ratio_out = value;
-    return true;
-}
-
 /* "2/4" */
-static bool parse_part(const char *text, publish_arguments *arguments) {
+static void parse_part(struct argp_state *state, const weft_option *option, char *text) {
     enum { PARTS_MAX = 1024 };
-    char index[8];
-    const char *slash = strchr(text, '/');
-    if (slash == NULL || (size_t)(slash - text) >= sizeof index) {
-        return false;
+    publish_arguments *arguments = option->into;
+    char *slash = strchr(text, '/');
+    uint64_t index = 0, count = 0;
+    if (slash != NULL) {
+        *slash = 0;
     }
-    memcpy(index, text, (size_t)(slash - text));
-    index[slash - text] = 0;
-    return text_parse_unsigned(slash + 1, PARTS_MAX, &arguments->part_count) &&
-           text_parse_unsigned(index, PARTS_MAX, &arguments->part_index) &&
-           arguments->part_index < arguments->part_count;
+    if (slash == NULL || !text_parse_unsigned(text, PARTS_MAX, &index) ||
+        !text_parse_unsigned(slash + 1, PARTS_MAX, &count) || index >= count) {
+        argp_error(state, "--part takes a number and a count, such as 0/4 to 3/4, not '%s%s%s'", text,
+                   slash != NULL ? "/" : "", slash != NULL ? slash + 1 : "");
+    }
+    arguments->part_index = (unsigned)index;
+    arguments->part_count = (unsigned)count;
 }
 
-static error_t parse_anchors(int key, char *argument, struct argp_state *state) {
-    publish_arguments *arguments = state->input;
-    switch (key) {
-    case OPTION_ANCHOR:
-        if (!parse_anchor(argument, &arguments->anchor)) {
-            argp_error(state, "--anchor is auto, now or never, not '%s'", argument);
-        }
-        return 0;
-    case OPTION_ANCHOR_RATIO:
-        if (!parse_ratio(argument, &arguments->anchor_ratio)) {
-            argp_error(state, "--anchor-ratio takes a number above zero, not '%s'", argument);
-        }
-        return 0;
-    case OPTION_KEEP_ANCHORS:
-        if (!text_parse_unsigned(argument, 15, &arguments->keep_anchors) || arguments->keep_anchors == 0) {
-            argp_error(state, "--keep-anchors takes a number from 1 to 15, not '%s'", argument);
-        }
-        return 0;
-    case OPTION_NO_LEAPS:
-        arguments->no_leaps = true;
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
+static void check_arguments(struct argp_state *state, void *input) {
+    const publish_arguments *arguments = input;
+    if (arguments->anchor_ratio == 0) {
+        argp_error(state, "--anchor-ratio takes a number above zero");
+    }
+    if (arguments->part_count > 1 && (arguments->cache != NULL || arguments->anchor == ANCHOR_NOW)) {
+        argp_error(state, "--part does not go with --cache or --anchor now");
+    }
+    if (arguments->part_count > 1 && arguments->labels.count == 0) {
+        argp_error(state, "--part needs a --label that tells the step, such as step=43, the same on all "
+                          "parts: by that parts at different steps are told apart");
+    }
+    if (arguments->cache != NULL && *arguments->cache == 0) {
+        argp_error(state, "--cache takes a directory");
     }
 }
-
-static error_t parse(int key, char *argument, struct argp_state *state) {
-    publish_arguments *arguments = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        remote_parse_begin(&arguments->remote, &arguments->command, state);
-        return 0;
-    case OPTION_LABEL:
-        labels_parse(&arguments->labels, state, argument);
-        return 0;
-    case OPTION_PROFILE:
-        arguments->profile = command_parse_profile(state, argument);
-        return 0;
-    case OPTION_CUT:
-        cuts_parse(&arguments->cuts, state, argument);
-        return 0;
-    case OPTION_BUCKET:
-        arguments->bucket_bytes = command_parse_bytes(state, "--bucket", argument);
-        return 0;
-    case OPTION_SIGN:
-        arguments->sign_file = argument;
-        return 0;
-    case OPTION_GC:
-        if (!text_parse_seconds(argument, &arguments->gc_seconds) || arguments->gc_seconds <= 0) {
-            argp_error(state, "--gc takes an age such as 30m, 2h or 1d, not '%s'", argument);
-        }
-        return 0;
-    case OPTION_MAX_LAG:
-        if (!text_parse_unsigned(argument, INT64_MAX, &arguments->max_lag) || arguments->max_lag == 0) {
-            argp_error(state, "--max-lag takes a number of versions, not '%s'", argument);
-        }
-        return 0;
-    case OPTION_MAX_LAG_SECONDS:
-        arguments->max_lag_seconds = remote_parse_seconds(state, "--max-lag-wait", argument);
-        return 0;
-    case OPTION_KEEP_FOLLOWERS:
-        arguments->keep_followers = true;
-        return 0;
-    case OPTION_PART:
-        if (!parse_part(argument, arguments)) {
-            argp_error(state, "--part takes a number and a count, such as 0/4 to 3/4, not '%s'", argument);
-        }
-        return 0;
-    case OPTION_ADOPT:
-        arguments->adopt = true;
-        return 0;
-    case OPTION_CACHE:
-        arguments->cache = argument;
-        return 0;
-    case ARGP_KEY_ARG:
-        return command_parse_path(state, argument, arguments->paths, 2);
-    case ARGP_KEY_END:
-        if (state->arg_num != 2) {
-            argp_error(state, "give the store, and the checkpoint to publish");
-        }
-        if (arguments->part_count > 1 && (arguments->cache != NULL || arguments->anchor == ANCHOR_NOW)) {
-            argp_error(state, "--part does not go with --cache or --anchor now");
-        }
-        if (arguments->part_count > 1 && arguments->labels.count == 0) {
-            argp_error(state,
-                       "--part needs a --label that tells the step, such as step=43, the same on all "
-                       "parts: by that parts at different steps are told apart");
-        }
-        if (arguments->cache != NULL && *arguments->cache == 0) {
-            argp_error(state, "--cache takes a directory");
-        }
-        return 0;
-    default:
-        return parse_anchors(key, argument, state);
-    }
-}
-
-static const struct argp argp = {options, parse, "STORE CKPT", doc, remote_children, NULL, NULL};
 
 /* ---- the cache ---- */
 
@@ -297,9 +132,10 @@ static char *absolute_path(const char *path) {
 }
 
 static char *store_identity(const weft_store *store) {
-    const char *directory = weft_store_traits_of(store).directory;
-    if (directory != NULL) {
-        return absolute_path(directory);
+    weft_store_traits traits = {.size = sizeof traits};
+    weft_store_traits_of(store, &traits);
+    if (traits.directory != NULL) {
+        return absolute_path(traits.directory);
     }
     const char *url = weft_store_url(store);
     size_t length = strlen(url);
@@ -309,9 +145,14 @@ static char *store_identity(const weft_store *store) {
     return strndup(url, length);
 }
 
-/* A name that people recognise, and a hash that tells stores of the same name apart. Should two ever share
- * a directory, the copy does not fit and is rebuilt. */
-static void cache_name(const char *identity, char name[TEXT_SIZE + 20]) {
+static int default_cache(weft_command *command, const weft_store *store, char **path_out) {
+    char *identity = store_identity(store);
+    char name[TEXT_SIZE + 20];
+    if (identity == NULL) {
+        return no_memory(command);
+    }
+    /* A name that people recognise, and a hash that tells stores of the same name apart. Should two ever
+     * share a directory, the copy does not fit and is rebuilt. */
     const char *slash = strrchr(identity, '/');
     const char *base = slash != NULL ? slash + 1 : identity;
     size_t used = 0;
@@ -321,26 +162,14 @@ static void cache_name(const char *identity, char name[TEXT_SIZE + 20]) {
         name[used] = plain ? base[used] : '-';
     }
     snprintf(name + used, 20, "-%016llx", (unsigned long long)XXH3_64bits(identity, strlen(identity)));
-}
-
-static int default_cache(weft_command *command, const weft_store *store, char **path_out) {
-    const char *root = getenv("XDG_CACHE_HOME");
-    const char *home = getenv("HOME");
-    bool chosen = root != NULL && *root == '/';
-    if (!chosen && (home == NULL || *home != '/')) {
-        return command_error(command, EXIT_USAGE,
-                             "there is no HOME to keep a copy of what was published in; say where with "
-                             "--cache DIR");
-    }
-    char *identity = store_identity(store);
-    char name[TEXT_SIZE + 20];
-    if (identity == NULL) {
-        return no_memory(command);
-    }
-    cache_name(identity, name);
     free(identity);
-    int length = asprintf(path_out, "%s%s/weft/%s", chosen ? root : home, chosen ? "" : "/.cache", name);
-    return length >= 0 ? EXIT_DONE : no_memory(command);
+    int code = cache_path(command, name, path_out);
+    if (code == EXIT_DONE && *path_out == NULL) {
+        code = command_error(
+            command, EXIT_USAGE,
+            "there is no HOME to keep a copy of what was published in; say where with --cache DIR");
+    }
+    return code;
 }
 
 /* Makes a directory and those above it, readable by the owner only: weights lie there. */
@@ -391,8 +220,8 @@ static int find_mirror(publish_arguments *arguments, bool sharded, char **path_o
 static bool look_for_followers(publish_arguments *arguments, const char *run,
                                const weft_publish_result *result, weft_fleet *fleet) {
     weft_command *command = &arguments->command;
-    weft_head_info head = {.version = result->version};
-    const weft_fleet_options chosen = {.head = &head};
+    weft_head_info head = {.size = sizeof head, .version = result->version};
+    const weft_fleet_options chosen = {.size = sizeof chosen, .head = &head};
     snprintf(head.run, sizeof head.run, "%s", run);
     return weft_fleet_read(command->context, arguments->remote.store, &chosen, fleet) == WEFT_OK;
 }
@@ -407,22 +236,22 @@ static json_t *json_fleet(const weft_fleet *fleet) {
 
 static int print_json(publish_arguments *arguments, const char *run, const weft_publish_result *result,
                       const weft_fleet *fleet) {
-    const weft_diff_stats *diff = &result->diff;
     json_t *json = json_object();
     json_object_set_new(json, "run", json_string(run));
     json_object_set_new(json, "version", json_count(result->version));
     json_object_set_new(json, "epoch", json_count(result->epoch));
-    json_object_set_new(json, "digest", json_digest(&diff->result));
-    json_object_set_new(json, "base", result->anchored ? json_null() : json_digest(&diff->base));
+    json_object_set_new(json, "digest", json_digest(&result->digest));
+    json_object_set_new(json, "base", result->anchored ? json_null() : json_digest(&result->base));
     json_object_set_new(json, "labels", remote_labels(arguments->labels.items));
     json_object_set_new(json, "anchored", json_boolean(result->anchored));
-    json_object_set_new(json, "changed", json_count(diff->changed));
-    json_object_set_new(json, "total", json_count(diff->total));
-    json_object_set_new(json, "density", json_ratio((double)diff->changed, (double)diff->total));
-    json_object_set_new(json, "patch_bytes", json_count(diff->patch_bytes));
-    json_object_set_new(json, "dense_bytes", json_count(diff->dense_bytes));
-    json_object_set_new(json, "ratio", json_ratio((double)diff->dense_bytes, (double)diff->patch_bytes));
-    json_object_set_new(json, "buckets", json_count(diff->buckets));
+    json_object_set_new(json, "changed", json_count(result->changed));
+    json_object_set_new(json, "total", json_count(result->total));
+    json_object_set_new(json, "density", json_ratio((double)result->changed, (double)result->total));
+    json_object_set_new(json, "patch_bytes", json_count(result->patch_bytes));
+    json_object_set_new(json, "dense_bytes", json_count(result->dense_bytes));
+    json_object_set_new(json, "ratio",
+                        json_ratio((double)result->dense_bytes, (double)result->patch_bytes));
+    json_object_set_new(json, "buckets", json_count(result->buckets));
     json_object_set_new(json, "profile", json_string(text_profile(arguments->profile)));
     json_object_set_new(json, "uploaded_bytes", json_count(result->uploaded_bytes));
     json_object_set_new(json, "requests", json_count(result->requests));
@@ -454,23 +283,22 @@ static void print_fleet(const weft_publish_result *result, const weft_fleet *fle
 }
 
 static void print_text(const weft_publish_result *result) {
-    const weft_diff_stats *diff = &result->diff;
     char a[TEXT_SIZE], b[TEXT_SIZE], digest[WEFT_DIGEST_TEXT];
     printf("published version %llu (epoch %llu): ", (unsigned long long)result->version,
            (unsigned long long)result->epoch);
     if (result->anchored) {
         printf("the whole model, ");
     } else {
-        double share = diff->total > 0 ? 100.0 * (double)diff->changed / (double)diff->total : 0;
-        printf("%s of %s weights changed (%.2f%%), ", text_count(diff->changed, a),
-               text_count(diff->total, b), share);
+        double share = result->total > 0 ? 100.0 * (double)result->changed / (double)result->total : 0;
+        printf("%s of %s weights changed (%.2f%%), ", text_count(result->changed, a),
+               text_count(result->total, b), share);
     }
-    printf("%s instead of %s", text_bytes(diff->patch_bytes, a), text_bytes(diff->dense_bytes, b));
-    if (diff->patch_bytes > 0 && diff->patch_bytes < diff->dense_bytes) {
-        double times = (double)diff->dense_bytes / (double)diff->patch_bytes;
+    printf("%s instead of %s", text_bytes(result->patch_bytes, a), text_bytes(result->dense_bytes, b));
+    if (result->patch_bytes > 0 && result->patch_bytes < result->dense_bytes) {
+        double times = (double)result->dense_bytes / (double)result->patch_bytes;
         printf(" (%.*f times fewer)", times < 9.95 ? 1 : 0, times);
     }
-    weft_digest_format(&diff->result, digest);
+    weft_digest_format(&result->digest, digest);
     printf(", %s; digest %s\n", text_seconds(result->seconds, a), digest);
     if (result->anchor_bytes > 0) {
         printf("wrote an anchor of it, %s\n", text_bytes(result->anchor_bytes, a));
@@ -479,7 +307,7 @@ static void print_text(const weft_publish_result *result) {
 
 static int print_result(publish_arguments *arguments, const char *run, const weft_publish_result *result) {
     weft_command *command = &arguments->command;
-    weft_fleet fleet = {0};
+    weft_fleet fleet = {.size = sizeof fleet};
     int code = EXIT_DONE;
     if (command->quiet && !command->json) {
         return EXIT_DONE;
@@ -499,7 +327,7 @@ static int print_result(publish_arguments *arguments, const char *run, const wef
 
 static int publish_once(publish_arguments *arguments, weft_publisher *publisher) {
     weft_command *command = &arguments->command;
-    weft_publish_result result;
+    weft_publish_result result = {.size = sizeof result};
     weft_status status = weft_publisher_publish(publisher, arguments->labels.items, &result);
     if (status != WEFT_OK) {
         return command_fail(command, NULL, status);
@@ -529,6 +357,7 @@ static int publish_model(publish_arguments *arguments, const weft_model *model, 
         return code;
     }
     const weft_publisher_options chosen = {
+        .size = sizeof chosen,
         .profile = arguments->profile,
         .bucket_bytes = arguments->bucket_bytes,
         .cuts = arguments->cuts.items,
@@ -541,11 +370,11 @@ static int publish_model(publish_arguments *arguments, const weft_model *model, 
         .max_lag = arguments->max_lag,
         .max_lag_seconds = arguments->max_lag_seconds,
         .anchor_ratio = arguments->anchor == ANCHOR_NEVER ? -1 : arguments->anchor_ratio,
-        .keep_anchors = (unsigned)arguments->keep_anchors,
+        .keep_anchors = arguments->keep_anchors,
         .no_leaps = arguments->no_leaps,
         .mirror_path = mirror,
-        .part_index = (unsigned)arguments->part_index,
-        .part_count = (unsigned)arguments->part_count,
+        .part_index = arguments->part_index,
+        .part_count = arguments->part_count,
     };
     weft_publisher *publisher;
     weft_status status =
@@ -578,15 +407,70 @@ static int run(void *input) {
     if (code == EXIT_DONE) {
         code = publish_model(arguments, &model, key);
     }
-    remote_close(&arguments->remote);
     model_close(&model);
     weft_key_destroy(key);
     return code;
 }
 
 int verb_publish(int argc, char **argv) {
-    publish_arguments arguments = {.profile = WEFT_PROFILE_SMALL};
-    int code = command_run(&argp, argc, argv, &arguments, run);
+    publish_arguments arguments = {.profile = WEFT_PROFILE_SMALL, .anchor_ratio = 1};
+    const weft_option options[] = {
+        {"label", "KEY=VALUE", 1, "Text carried along with the version, such as step=42; may be repeated",
+         .parse = labels_parse, .into = &arguments.labels},
+        {"profile", "NAME", 1, "small (default): the fewest bytes; fast: more bytes, quicker on both sides",
+         .choice = &arguments.profile, .words = PROFILE_WORDS},
+        {"cut", "PATTERN:DIM:PARTS", 1, HELP_CUT, .parse = cuts_parse, .into = &arguments.cuts},
+        {"bucket", "SIZE", 1,
+         "Weights per bucket, the unit that is coded and checked alone (default: 8MiB; with --profile fast "
+         "2MiB)",
+         .bytes = &arguments.bucket_bytes},
+        {"sign", "FILE", 1,
+         "Sign with this secret key (weft keygen makes one), so that followers can use --trust",
+         .text = &arguments.sign_file},
+        {"adopt", NULL, 1,
+         "With --sign: continue a run whose history that key has not signed, and sign for it from now on",
+         .flag = &arguments.adopt},
+        {"cache", "DIR", 1,
+         "Keep the copy of what was published last in DIR (default: a directory per store in "
+         "${XDG_CACHE_HOME:-~/.cache}/weft)",
+         .text = &arguments.cache},
+        {"part", "I/N", 1,
+         "Publish together with N - 1 other processes, each of which is given the same checkpoint and "
+         "another I, from 0 on; each encodes and sends a part of it, and keeps no cache",
+         .parse = parse_part, .into = &arguments},
+        {"anchor", "WHEN", 2,
+         "Write an anchor, a snapshot for workers that start or were away: auto (default), when the "
+         "patches since the last one outweigh it; now; or never",
+         .choice = &arguments.anchor, .words = "auto|now|never"},
+        {"anchor-ratio", "R", 2,
+         "With --anchor auto: when the patches add up to R times the last anchor (default: 1)",
+         .real = &arguments.anchor_ratio, .what = "a number above zero"},
+        {"keep-anchors", "N", 2,
+         "Versions older than the last N anchors may be removed by weft gc (default: 2)",
+         .count = &arguments.keep_anchors, .least = 1, .most = 15},
+        {"no-leaps", NULL, 2, "Make no patches over 4, 16, 64, ... versions, which shorten catching up",
+         .flag = &arguments.no_leaps},
+        {"gc", "AGE", 2,
+         "With each anchor, remove what no kept version has needed for AGE (such as 1h), as weft gc does",
+         .seconds = &arguments.gc_seconds, .what = "an age such as 30m, 2h or 1d"},
+        {"keep-followers", NULL, 2, "With --gc: keep the patches that a live follower needs to catch up",
+         .flag = &arguments.keep_followers},
+        {"max-lag", "N", 3,
+         "Before publishing, wait until every live follower is within N versions of the new one; see weft "
+         "fleet",
+         .number = &arguments.max_lag, .least = 1, .what = "a number of versions"},
+        {"max-lag-wait", "TIME", 3,
+         "With --max-lag: wait at most TIME, and then publish all the same (default: 60s)",
+         .seconds = &arguments.max_lag_seconds},
+        {0},
+    };
+    const weft_form form = {
+        "STORE CKPT",
+        doc,
+        {{options, NULL}},
+        .paths = {arguments.paths, 2, 2, "give the store, and the checkpoint to publish"},
+        .check = check_arguments};
+    int code = remote_run(&form, &arguments.remote, false, argc, argv, &arguments, run);
     cuts_close(&arguments.cuts);
     labels_close(&arguments.labels);
     return code;

@@ -6,18 +6,6 @@
 
 #include <string.h>
 
-enum { OPTION_VERSION_WANTED = 0x100, OPTION_VERIFY, OPTION_REPLACE, OPTION_DURABLE, OPTION_NAME };
-
-static const struct argp_option options[] = {
-    {"version", OPTION_VERSION_WANTED, "N", 0, "Bring OUT to version N (default: the newest)", 1},
-    {"verify", OPTION_VERIFY, "full", 0, "Read all of OUT again afterwards, and check it", 1},
-    {"replace", OPTION_REPLACE, NULL, 0, "OUT may be a model that is of no version of the run: replace it",
-     1},
-    {"durable", OPTION_DURABLE, NULL, 0, "OUT is whole, old or new, even after a power loss", 1},
-    {"name", OPTION_NAME, "NAME", 0, "Be seen under this name meanwhile; see weft fleet", 1},
-    {0},
-};
-
 static const char doc[] =
     "Bring OUT to the newest version of the run in STORE, or to another, and byte for byte to what was "
     "published. Only what is missing is fetched.\v" HELP_STORE
@@ -35,52 +23,15 @@ typedef struct pull_arguments {
     weft_remote remote;
     const char *paths[2]; /* STORE and OUT */
     uint64_t version;
-    bool verify;
+    const char *verify; /* NULL or "full" */
     bool replace;
     bool durable;
     const char *name;
 } pull_arguments;
 
-static error_t parse(int key, char *argument, struct argp_state *state) {
-    pull_arguments *arguments = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        remote_parse_begin(&arguments->remote, &arguments->command, state);
-        return 0;
-    case OPTION_VERSION_WANTED:
-        arguments->version = command_parse_version(state, "--version", argument);
-        return 0;
-    case OPTION_VERIFY:
-        if (strcmp(argument, "full") != 0) {
-            argp_error(state, "--verify takes full, not '%s'", argument);
-        }
-        arguments->verify = true;
-        return 0;
-    case OPTION_REPLACE:
-        arguments->replace = true;
-        return 0;
-    case OPTION_DURABLE:
-        arguments->durable = true;
-        return 0;
-    case OPTION_NAME:
-        arguments->name = remote_parse_name(state, argument);
-        return 0;
-    case ARGP_KEY_ARG:
-        return command_parse_path(state, argument, arguments->paths, 2);
-    case ARGP_KEY_END:
-        if (state->arg_num != 2) {
-            argp_error(state, "give the store, and the checkpoint to bring up to date");
-        }
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp argp = {options, parse, "STORE OUT", doc, reader_children, NULL, NULL};
-
 static int print_json(pull_arguments *arguments, const weft_subscriber *subscriber, double seconds) {
-    weft_subscriber_info info = weft_subscriber_describe(subscriber);
+    weft_subscriber_info info = {.size = sizeof info};
+    weft_subscriber_describe(subscriber, &info);
     json_t *json = json_object();
     json_object_set_new(json, "version", json_count(info.version));
     json_object_set_new(json, "digest", json_digest(&info.digest));
@@ -93,7 +44,7 @@ static int print_json(pull_arguments *arguments, const weft_subscriber *subscrib
     json_object_set_new(json, "healed", json_count(info.healed));
     json_object_set_new(json, "fetched_bytes", json_count(info.fetched_bytes));
     json_object_set_new(json, "requests", json_count(info.requests));
-    json_object_set_new(json, "verified", json_boolean(arguments->verify));
+    json_object_set_new(json, "verified", json_boolean(arguments->verify != NULL));
     json_object_set_new(json, "seconds", json_real(seconds));
     json_object_set_new(json, "pause_seconds", json_real(info.pause_seconds));
     return command_print_json(&arguments->command, stdout, json);
@@ -106,7 +57,8 @@ static void print_text(const pull_arguments *arguments, const weft_subscriber_in
     if (info->version != info->newest) {
         printf(" (the newest is %llu)", (unsigned long long)info->newest);
     }
-    printf("\ndigest    %s%s\nway       ", digest, arguments->verify ? ", read again and checked" : "");
+    printf("\ndigest    %s%s\nway       ", digest,
+           arguments->verify != NULL ? ", read again and checked" : "");
     if (info->patches + info->anchors == 0) {
         printf("was there already");
     } else {
@@ -128,7 +80,7 @@ static void print_text(const pull_arguments *arguments, const weft_subscriber_in
 static int pull_into(pull_arguments *arguments, weft_subscriber *subscriber, double start) {
     weft_command *command = &arguments->command;
     weft_status status = weft_subscriber_pull(subscriber, arguments->version);
-    if (status == WEFT_OK && arguments->verify) {
+    if (status == WEFT_OK && arguments->verify != NULL) {
         status = weft_subscriber_verify(subscriber);
     }
     if (status != WEFT_OK) {
@@ -140,7 +92,8 @@ static int pull_into(pull_arguments *arguments, weft_subscriber *subscriber, dou
         return print_json(arguments, subscriber, seconds);
     }
     if (!command->quiet) {
-        weft_subscriber_info info = weft_subscriber_describe(subscriber);
+        weft_subscriber_info info = {.size = sizeof info};
+        weft_subscriber_describe(subscriber, &info);
         print_text(arguments, &info, seconds);
     }
     return EXIT_DONE;
@@ -151,29 +104,47 @@ static int run(void *input) {
     weft_command *command = &arguments->command;
     double start = clock_seconds();
     int code = remote_open(&arguments->remote, arguments->paths[0]);
-    if (code == EXIT_DONE) {
-        const weft_subscriber_options chosen = {
-            .trusted = arguments->remote.trusted,
-            .replace = arguments->replace,
-            .durable = arguments->durable,
-            .report_name = arguments->name,
-        };
-        weft_subscriber *subscriber;
-        weft_status status = weft_subscriber_open_file(command->context, arguments->remote.store,
-                                                       arguments->paths[1], &chosen, &subscriber);
-        if (status == WEFT_OK) {
-            code = pull_into(arguments, subscriber, start);
-            weft_subscriber_close(subscriber);
-        } else {
-            code = command_fail(command, NULL, status);
-        }
+    if (code != EXIT_DONE) {
+        return code;
     }
-    remote_close(&arguments->remote);
+    const weft_subscriber_options chosen = {
+        .size = sizeof chosen,
+        .trusted = arguments->remote.trusted,
+        .replace = arguments->replace,
+        .durable = arguments->durable,
+        .report_name = arguments->name,
+    };
+    weft_subscriber *subscriber;
+    weft_status status = weft_subscriber_open_file(command->context, arguments->remote.store,
+                                                   arguments->paths[1], &chosen, &subscriber);
+    if (status != WEFT_OK) {
+        return command_fail(command, NULL, status);
+    }
+    code = pull_into(arguments, subscriber, start);
+    weft_subscriber_close(subscriber);
     return code;
 }
 
 int verb_pull(int argc, char **argv) {
     /* nothing is written into the store but reports */
     pull_arguments arguments = {.remote = {.volatile_writes = true}};
-    return command_run(&argp, argc, argv, &arguments, run);
+    const weft_option options[] = {
+        {"version", "N", 1, "Bring OUT to version N (default: the newest)", .number = &arguments.version,
+         .least = 1, .what = "the number of a version"},
+        {"verify", "full", 1, "Read all of OUT again afterwards, and check it", .text = &arguments.verify,
+         .words = "full"},
+        {"replace", NULL, 1, "OUT may be a model that is of no version of the run: replace it",
+         .flag = &arguments.replace},
+        {"durable", NULL, 1, "OUT is whole, old or new, even after a power loss",
+         .flag = &arguments.durable},
+        {"name", "NAME", 1, "Be seen under this name meanwhile; see weft fleet", .parse = remote_parse_name,
+         .into = &arguments.name},
+        {0},
+    };
+    const weft_form form = {
+        "STORE OUT",
+        doc,
+        {{options, NULL}},
+        .paths = {arguments.paths, 2, 2, "give the store, and the checkpoint to bring up to date"}};
+    return remote_run(&form, &arguments.remote, true, argc, argv, &arguments, run);
 }

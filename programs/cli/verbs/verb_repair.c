@@ -4,20 +4,6 @@
  */
 #include "../remote.h"
 
-enum { OPTION_APPLY = 0x100, OPTION_SIGN, OPTION_ADOPT, OPTION_DEEP, OPTION_UNLISTED };
-
-static const struct argp_option options[] = {
-    {"apply", OPTION_APPLY, NULL, 0, "Mend what can be mended; no publisher may be running", 1},
-    {"sign", OPTION_SIGN, "FILE", 0,
-     "The secret key of a signed run: heads must be signed by it, and those that are written are", 1},
-    {"adopt", OPTION_ADOPT, NULL, 0,
-     "With --sign: sign also for what was found and is not proven by anything signed", 1},
-    {"deep", OPTION_DEEP, NULL, 0, "Read everything that is kept, and check every chunk of it", 1},
-    {"unlisted", OPTION_UNLISTED, NULL, 0,
-     "Mend the history also of a store that has no listing, and lose what a listing might have found", 1},
-    {0},
-};
-
 static const char doc[] =
     "Look for what is damaged in STORE, say what that means, and mend it.\v" HELP_STORE
     "\nChecks the head of every epoch, every page of the history, and the patches, anchors and leaps that "
@@ -33,8 +19,7 @@ static const char doc[] =
     "  weft repair /srv/run-7 --apply\n"
     "  weft repair s3://models/run-7 --apply --sign run-7.key\n"
     "\nExit codes: 0 all is well, or is mended, 1 failed, 2 wrong usage, 3 something is damaged, 4 the "
-    "store "
-    "was not reached or refused, 130 interrupted.\n";
+    "store was not reached or refused, 130 interrupted.\n";
 
 typedef struct repair_arguments {
     weft_command command;
@@ -48,38 +33,12 @@ typedef struct repair_arguments {
     json_t *findings; /* NULL: each is printed */
 } repair_arguments;
 
-static error_t parse(int key, char *argument, struct argp_state *state) {
-    repair_arguments *arguments = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        remote_parse_begin(&arguments->remote, &arguments->command, state);
-        return 0;
-    case OPTION_APPLY:
-        arguments->apply = true;
-        return 0;
-    case OPTION_SIGN:
-        arguments->sign_file = argument;
-        return 0;
-    case OPTION_ADOPT:
-        arguments->adopt = true;
-        return 0;
-    case OPTION_DEEP:
-        arguments->deep = true;
-        return 0;
-    case OPTION_UNLISTED:
-        arguments->unlisted = true;
-        return 0;
-    case ARGP_KEY_SUCCESS:
-        if (arguments->adopt && arguments->sign_file == NULL) {
-            argp_error(state, "--adopt goes with --sign");
-        }
-        return 0;
-    default:
-        return remote_parse_store(key, argument, state, &arguments->store);
+static void check_arguments(struct argp_state *state, void *input) {
+    const repair_arguments *arguments = input;
+    if (arguments->adopt && arguments->sign_file == NULL) {
+        argp_error(state, "--adopt goes with --sign");
     }
 }
-
-static const struct argp argp = {options, parse, "STORE", doc, reader_children, NULL, NULL};
 
 static json_t *json_finding(const weft_repair_finding *finding) {
     json_t *json = json_object();
@@ -140,12 +99,12 @@ static int print_result(repair_arguments *arguments, const weft_repair_result *r
         int printed = print_json(arguments, result);
         code = printed != EXIT_DONE ? printed : code;
     } else if (result->version > 0) {
-        printf(
-            "version %llu, epoch %llu; the history tells of versions since %llu; %llu of the %llu that are "
-            "kept, since %llu, can be reached\n",
-            (unsigned long long)result->version, (unsigned long long)result->epoch,
-            (unsigned long long)result->oldest, (unsigned long long)result->reachable,
-            (unsigned long long)(result->version - result->floor + 1), (unsigned long long)result->floor);
+        printf("version %llu, epoch %llu; the history tells of versions since %llu; %llu of the %llu that "
+               "are kept, since %llu, can be reached\n",
+               (unsigned long long)result->version, (unsigned long long)result->epoch,
+               (unsigned long long)result->oldest, (unsigned long long)result->reachable,
+               (unsigned long long)(result->version - result->floor + 1),
+               (unsigned long long)result->floor);
     }
     if (result->mendable > 0) {
         command_note(
@@ -169,6 +128,7 @@ static int mend(repair_arguments *arguments, const weft_key *key) {
         return command_error(command, EXIT_FAILED, "no memory for the JSON result");
     }
     const weft_repair_options chosen = {
+        .size = sizeof chosen,
         .trusted = arguments->remote.trusted,
         .key = key,
         .adopt = arguments->adopt,
@@ -178,7 +138,7 @@ static int mend(repair_arguments *arguments, const weft_key *key) {
         .found = on_found,
         .opaque = arguments,
     };
-    weft_repair_result result;
+    weft_repair_result result = {.size = sizeof result};
     weft_status status = weft_repair_run(command->context, arguments->remote.store, &chosen, &result);
     int code = status < 0 ? command_fail(command, NULL, status) : print_result(arguments, &result);
     json_decref(arguments->findings);
@@ -196,11 +156,30 @@ static int run(void *input) {
         code = mend(arguments, key);
     }
     weft_key_destroy(key);
-    remote_close(&arguments->remote);
     return code;
 }
 
 int verb_repair(int argc, char **argv) {
     repair_arguments arguments = {0};
-    return command_run(&argp, argc, argv, &arguments, run);
+    const weft_option options[] = {
+        {"apply", NULL, 1, "Mend what can be mended; no publisher may be running",
+         .flag = &arguments.apply},
+        {"sign", "FILE", 1,
+         "The secret key of a signed run: heads must be signed by it, and those that are written are",
+         .text = &arguments.sign_file},
+        {"adopt", NULL, 1, "With --sign: sign also for what was found and is not proven by anything signed",
+         .flag = &arguments.adopt},
+        {"deep", NULL, 1, "Read everything that is kept, and check every chunk of it",
+         .flag = &arguments.deep},
+        {"unlisted", NULL, 1,
+         "Mend the history also of a store that has no listing, and lose what a listing might have found",
+         .flag = &arguments.unlisted},
+        {0},
+    };
+    const weft_form form = {"STORE",
+                            doc,
+                            {{options, NULL}},
+                            .paths = {&arguments.store, 1, 1, "give a store"},
+                            .check = check_arguments};
+    return remote_run(&form, &arguments.remote, true, argc, argv, &arguments, run);
 }

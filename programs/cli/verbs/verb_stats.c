@@ -8,25 +8,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPTION_TOP = 0x100, OPTION_ALL_TENSORS, OPTION_NO_PROFILES };
-
-static const struct argp_option options[] = {
-    {"top", OPTION_TOP, "N", 0, "Show the N tensors with the highest density (default 10)", 1},
-    {"all-tensors", OPTION_ALL_TENSORS, NULL, 0, "Show every tensor", 1},
-    {"no-profiles", OPTION_NO_PROFILES, NULL, 0, "Do not make the patches to see what each profile costs",
-     1},
-    {0},
-};
-
 static const char doc[] =
-    "Count what changed between two checkpoints: density overall, by tensor and by exponent of "
-    "the old weight; the sizes of the steps; and what the patch costs in each profile.\v" HELP_CKPT
-    "\nThe bound is the entropy H(position | exponent byte) + H(step | exponent byte) in bits per "
-    "change, pooled over the BF16 tensors that both have. The exponent byte is (old >> 7) & 0xff; a step "
-    "is (new - old) mod 2^16 of the bits. The position term is the sum over exponents e of n_e h(c_e / "
-    "n_e) / C, with h the binary entropy, n_e weights and c_e of C changes; the step term comes from "
-    "exact histograms. Beside it stand the same without the exponent (iid). A profile's cost is the "
-    "whole patch file.\n"
+    "Count what changed between two checkpoints: density overall, by tensor and by exponent of the old "
+    "weight; the sizes of the steps; and what the patch costs in each profile.\v" HELP_CKPT
+    "\nThe bound is the entropy H(position | exponent byte) + H(step | exponent byte) in bits per change, "
+    "pooled over the BF16 tensors that both have. The exponent byte is (old >> 7) & 0xff; a step is (new - "
+    "old) mod 2^16 of the bits. The position term is the sum over exponents e of n_e h(c_e / n_e) / C, "
+    "with h the binary entropy, n_e weights and c_e of C changes; the step term comes from exact "
+    "histograms. Beside it stand the same without the exponent (iid). A profile's cost is the whole patch "
+    "file.\n"
     "\nSteps of one sign count in ULPs, + away from zero; up and down are by value.\n"
     "\nExamples:\n"
     "  weft stats step-41.safetensors step-42.safetensors\n"
@@ -37,7 +27,8 @@ typedef struct stats_arguments {
     weft_command command;
     const char *paths[2];
     uint64_t top;
-    bool profiles;
+    bool all_tensors;
+    bool no_profiles;
 } stats_arguments;
 
 /* What one profile costs. */
@@ -45,35 +36,6 @@ typedef struct profile_cost {
     uint64_t bytes;
     double seconds;
 } profile_cost;
-
-static error_t parse(int key, char *argument, struct argp_state *state) {
-    stats_arguments *arguments = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &arguments->command;
-        return 0;
-    case OPTION_TOP:
-        arguments->top = command_parse_number(state, "--top", argument, 0, UINT32_MAX);
-        return 0;
-    case OPTION_ALL_TENSORS:
-        arguments->top = UINT64_MAX;
-        return 0;
-    case OPTION_NO_PROFILES:
-        arguments->profiles = false;
-        return 0;
-    case ARGP_KEY_ARG:
-        return command_parse_path(state, argument, arguments->paths, 2);
-    case ARGP_KEY_END:
-        if (state->arg_num != 2) {
-            argp_error(state, "give two checkpoints: BASE and NEW");
-        }
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp argp = {options, parse, "BASE NEW", doc, command_children, NULL, NULL};
 
 /* ---- what the profiles cost ---- */
 
@@ -88,11 +50,12 @@ static int measure_profile(weft_command *command, const weft_model models[2], we
                            profile_cost *cost) {
     weft_sink sink = {.write = swallow};
     weft_diff_options diff = {
+        .size = sizeof diff,
         .profile = profile,
         .base_container = weft_checkpoint_container(models[0].checkpoint),
         .new_container = weft_checkpoint_container(models[1].checkpoint),
     };
-    weft_diff_stats stats;
+    weft_diff_stats stats = {.size = sizeof stats};
     double start = clock_seconds();
     weft_status status = weft_diff(command->context, models[0].view, models[1].view, &diff, &sink, &stats);
     if (status != WEFT_OK) {
@@ -210,7 +173,7 @@ static int print_json(stats_arguments *arguments, const weft_survey *survey, con
     json_object_set_new(json, "steps", steps_json(survey));
     json_object_set_new(json, "bound", survey->bf16_changed > 0 ? bound_json(bound) : json_null());
     json_object_set_new(json, "profiles",
-                        arguments->profiles ? profiles_json(survey, bound, costs) : json_null());
+                        !arguments->no_profiles ? profiles_json(survey, bound, costs) : json_null());
     return command_print_json(&arguments->command, stdout, json);
 }
 
@@ -233,7 +196,8 @@ static int by_density(const void *left, const void *right) {
 
 static void print_tensors(const stats_arguments *arguments, weft_survey *survey) {
     qsort(survey->tensors, survey->tensor_count, sizeof *survey->tensors, by_density);
-    size_t shown = arguments->top < survey->tensor_count ? (size_t)arguments->top : survey->tensor_count;
+    bool all = arguments->all_tensors || arguments->top >= survey->tensor_count;
+    size_t shown = all ? survey->tensor_count : (size_t)arguments->top;
     printf("\ntensors, densest first%s\n",
            shown < survey->tensor_count ? " (--all-tensors for the rest)" : "");
     for (size_t i = 0; i < shown; i++) {
@@ -283,40 +247,6 @@ static void print_exponents(const weft_survey *survey) {
     }
 }
 
-static void print_steps(const weft_survey *survey) {
-    char count[TEXT_SIZE];
-    uint64_t changed = survey->bf16_changed;
-    printf("\nsteps in ULPs, + away from zero (BF16)\n");
-    for (unsigned c = 0; c < ULP_CLASSES; c++) {
-        printf("  %-12s %14s %9.3f%%\n", ulp_names[c], text_count(survey->bf16.ulp[c], count),
-               percent(survey->bf16.ulp[c], changed));
-    }
-    printf("  by value: %.2f%% up, %.2f%% down\n", percent(survey->bf16.up, changed),
-           percent(survey->bf16.down, changed));
-}
-
-static void print_costs(const stats_arguments *arguments, const weft_survey *survey,
-                        const survey_bound *bound, const profile_cost costs[2]) {
-    double limit = bound->position + bound->step;
-    printf("\nbits per change     position     step    total\n");
-    printf("  iid entropy       %8.3f %8.3f %8.3f\n", bound->position_iid, bound->step_iid,
-           bound->position_iid + bound->step_iid);
-    printf("  given exponent    %8.3f %8.3f %8.3f  <- the bound\n", bound->position, bound->step, limit);
-    for (int i = 0; arguments->profiles && i < 2; i++) {
-        char size[TEXT_SIZE];
-        double bits = 8.0 * (double)costs[i].bytes / (double)survey->changed;
-        printf("  profile %-5s                      %8.3f", text_profile((weft_profile)i), bits);
-        if (comparable(survey)) {
-            printf("  %.3f x bound", bits / limit);
-        }
-        printf(", %.3f bytes per change, %s in %.2f s\n", bits / 8, text_bytes(costs[i].bytes, size),
-               costs[i].seconds);
-    }
-    if (!comparable(survey)) {
-        printf("  (the patches also carry what is not BF16 or not in both: no ratio to the bound)\n");
-    }
-}
-
 static void print_text(const stats_arguments *arguments, weft_survey *survey, const survey_bound *bound,
                        const profile_cost costs[2]) {
     char a[TEXT_SIZE], b[TEXT_SIZE];
@@ -328,15 +258,41 @@ static void print_text(const stats_arguments *arguments, weft_survey *survey, co
     print_tensors(arguments, survey);
     if (survey->bf16_changed > 0) {
         print_exponents(survey);
-        print_steps(survey);
-        print_costs(arguments, survey, bound, costs);
+        char count[TEXT_SIZE];
+        uint64_t changed = survey->bf16_changed;
+        printf("\nsteps in ULPs, + away from zero (BF16)\n");
+        for (unsigned c = 0; c < ULP_CLASSES; c++) {
+            printf("  %-12s %14s %9.3f%%\n", ulp_names[c], text_count(survey->bf16.ulp[c], count),
+                   percent(survey->bf16.ulp[c], changed));
+        }
+        printf("  by value: %.2f%% up, %.2f%% down\n", percent(survey->bf16.up, changed),
+               percent(survey->bf16.down, changed));
+        double limit = bound->position + bound->step;
+        printf("\nbits per change     position     step    total\n");
+        printf("  iid entropy       %8.3f %8.3f %8.3f\n", bound->position_iid, bound->step_iid,
+               bound->position_iid + bound->step_iid);
+        printf("  given exponent    %8.3f %8.3f %8.3f  <- the bound\n", bound->position, bound->step,
+               limit);
+        for (int i = 0; !arguments->no_profiles && i < 2; i++) {
+            char size[TEXT_SIZE];
+            double bits = 8.0 * (double)costs[i].bytes / (double)survey->changed;
+            printf("  profile %-5s                      %8.3f", text_profile((weft_profile)i), bits);
+            if (comparable(survey)) {
+                printf("  %.3f x bound", bits / limit);
+            }
+            printf(", %.3f bytes per change, %s in %.2f s\n", bits / 8, text_bytes(costs[i].bytes, size),
+                   costs[i].seconds);
+        }
+        if (!comparable(survey)) {
+            printf("  (the patches also carry what is not BF16 or not in both: no ratio to the bound)\n");
+        }
     }
 }
 
 static int report_survey(stats_arguments *arguments, const weft_model models[2], weft_survey *survey) {
     weft_command *command = &arguments->command;
     profile_cost costs[2] = {{0}};
-    for (int i = 0; arguments->profiles && i < 2; i++) {
+    for (int i = 0; !arguments->no_profiles && i < 2; i++) {
         int code = measure_profile(command, models, (weft_profile)i, &costs[i]);
         if (code != EXIT_DONE) {
             return code;
@@ -374,6 +330,18 @@ static int run(void *input) {
 }
 
 int verb_stats(int argc, char **argv) {
-    stats_arguments arguments = {.top = 10, .profiles = true};
-    return command_run(&argp, argc, argv, &arguments, run);
+    stats_arguments arguments = {.top = 10};
+    const weft_option options[] = {
+        {"top", "N", 1, "Show the N tensors with the highest density (default 10)",
+         .number = &arguments.top, .most = UINT32_MAX},
+        {"all-tensors", NULL, 1, "Show every tensor", .flag = &arguments.all_tensors},
+        {"no-profiles", NULL, 1, "Do not make the patches to see what each profile costs",
+         .flag = &arguments.no_profiles},
+        {0},
+    };
+    const weft_form form = {"BASE NEW",
+                            doc,
+                            {{options, NULL}},
+                            .paths = {arguments.paths, 2, 2, "give two checkpoints: BASE and NEW"}};
+    return command_run(&form, argc, argv, &arguments, run);
 }

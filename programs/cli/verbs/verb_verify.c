@@ -7,73 +7,43 @@
 #include <string.h>
 #include <strings.h>
 
-enum { OPTION_DIGEST = 0x100 };
-
-static const struct argp_option options[] = {
-    {"digest", OPTION_DIGEST, "HEX", 0, "The digest that the checkpoint must have", 1},
-    {0},
-};
-
-static const char doc[] = "Check a checkpoint: that its headers and structure "
-                          "are valid, and, if --digest is given, that it is that "
-                          "state. With a PATCH, check every bucket of the patch "
-                          "too, and say whether the checkpoint is the patch's "
-                          "base, its result, or neither.\v" HELP_CKPT "The PATCH may be '-' for stdin.\n"
-                          "\nExamples:\n"
-                          "  weft verify model/\n"
-                          "  weft verify model/ --digest 0f5e11a9c2d4b7e83a6610c47f92d35b\n"
-                          "  weft verify worker/ 42.weft && echo 'at 41 or at 42'\n"
-                          "  weft verify worker/ 42.weft --json | jq -r .state\n" HELP_EXIT_CODES
-                          "The state \"neither\", a wrong digest and a damaged patch give 3.\n";
+static const char doc[] =
+    "Check a checkpoint: that its headers and structure are valid, and, if --digest is given, that it is "
+    "that state. With a PATCH, check every bucket of the patch too, and say whether the checkpoint is the "
+    "patch's base, its result, or neither.\v" HELP_CKPT "The PATCH may be '-' for stdin.\n"
+    "\nExamples:\n"
+    "  weft verify model/\n"
+    "  weft verify model/ --digest 0f5e11a9c2d4b7e83a6610c47f92d35b\n"
+    "  weft verify worker/ 42.weft && echo 'at 41 or at 42'\n"
+    "  weft verify worker/ 42.weft --json | jq -r .state\n" HELP_EXIT_CODES
+    "The state \"neither\", a wrong digest and a damaged patch give 3.\n";
 
 typedef struct verify_arguments {
     weft_command command;
-    const char *path;
-    const char *patch;
+    const char *paths[2]; /* CKPT and PATCH, which may be NULL */
     const char *digest;
 } verify_arguments;
 
-static error_t parse(int key, char *argument, struct argp_state *state) {
-    verify_arguments *arguments = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &arguments->command;
-        return 0;
-    case OPTION_DIGEST:
-        if (strlen(argument) != WEFT_DIGEST_TEXT - 1 ||
-            strspn(argument, "0123456789abcdefABCDEF") != WEFT_DIGEST_TEXT - 1) {
-            argp_error(state, "--digest takes %d hexadecimal digits", WEFT_DIGEST_TEXT - 1);
-        }
-        arguments->digest = argument;
-        return 0;
-    case ARGP_KEY_ARG:
-        if (arguments->path == NULL) {
-            arguments->path = argument;
-        } else if (arguments->patch == NULL) {
-            arguments->patch = argument;
-        } else {
-            argp_error(state, "too many arguments, from '%s' on", argument);
-        }
-        return 0;
-    case ARGP_KEY_NO_ARGS:
-        argp_error(state, "give a checkpoint");
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
+static void check_arguments(struct argp_state *state, void *input) {
+    const char *digest = ((const verify_arguments *)input)->digest;
+    const size_t digits = WEFT_DIGEST_TEXT - 1;
+    if (digest != NULL &&
+        (strlen(digest) != digits || strspn(digest, "0123456789abcdefABCDEF") != digits)) {
+        argp_error(state, "--digest takes %zu hexadecimal digits", digits);
     }
 }
-
-static const struct argp argp = {options, parse, "CKPT [PATCH]", doc, command_children, NULL, NULL};
 
 /* Reads every bucket of the patch against its checksum. */
 static int check_buckets(verify_arguments *arguments, const patch_file *file, uint64_t *buckets_out) {
     weft_command *command = &arguments->command;
-    uint64_t count = weft_patch_describe(file->patch).buckets;
+    weft_patch_info patch = {.size = sizeof patch};
+    weft_patch_describe(file->patch, &patch);
+    uint64_t count = patch.buckets;
     for (uint64_t i = 0; i < count; i++) {
-        weft_bucket_info info;
+        weft_bucket_info info = {.size = sizeof info};
         weft_status status = weft_patch_bucket(command->context, file->patch, (size_t)i, &info);
         if (status != WEFT_OK) {
-            return command_fail(command, arguments->patch, status);
+            return command_fail(command, arguments->paths[1], status);
         }
         if (command_interrupted() != EXIT_DONE) {
             return command_error(command, command_interrupted(), "interrupted");
@@ -100,7 +70,8 @@ static int print_json(verify_arguments *arguments, const weft_digest *digest, co
         json_object_set_new(json, "matches", json_boolean(matches));
     }
     if (file != NULL) {
-        weft_patch_info info = weft_patch_describe(file->patch);
+        weft_patch_info info = {.size = sizeof info};
+        weft_patch_describe(file->patch, &info);
         json_object_set_new(json, "state", json_string(state));
         json_object_set_new(json, "base", json_digest(&info.base));
         json_object_set_new(json, "result", json_digest(&info.result));
@@ -117,7 +88,8 @@ static void print_text(const weft_digest *digest, const patch_file *file, uint64
     if (file == NULL) {
         return;
     }
-    weft_patch_info info = weft_patch_describe(file->patch);
+    weft_patch_info info = {.size = sizeof info};
+    weft_patch_describe(file->patch, &info);
     printf("patch       valid, %s bucket%s checked\n", text_count(buckets, count), buckets == 1 ? "" : "s");
     weft_digest_format(&info.base, text);
     printf("base        %s\n", text);
@@ -136,7 +108,8 @@ static int conclude(verify_arguments *arguments, const weft_digest *digest, cons
     bool matches = arguments->digest == NULL || strcasecmp(text, arguments->digest) == 0;
     const char *state = "";
     if (file != NULL) {
-        weft_patch_info info = weft_patch_describe(file->patch);
+        weft_patch_info info = {.size = sizeof info};
+        weft_patch_describe(file->patch, &info);
         state = state_name(digest, &info);
     }
     progress_clear(&command->progress);
@@ -147,14 +120,14 @@ static int conclude(verify_arguments *arguments, const weft_digest *digest, cons
         print_text(digest, file, buckets, state);
     }
     if (!matches) {
-        return command_error(command, EXIT_INTEGRITY, "digest mismatch: %s is %s, not %s", arguments->path,
-                             text, arguments->digest);
+        return command_error(command, EXIT_INTEGRITY, "digest mismatch: %s is %s, not %s",
+                             arguments->paths[0], text, arguments->digest);
     }
     if (strcmp(state, "neither") == 0) {
         return command_error(
             command, EXIT_INTEGRITY,
             "%s is neither the base nor the result of %s; find the patch that starts from %s",
-            arguments->path, arguments->patch, text);
+            arguments->paths[0], arguments->paths[1], text);
     }
     return code;
 }
@@ -166,9 +139,9 @@ static int run(void *input) {
     patch_file file = {0};
     weft_sums *sums = NULL;
     uint64_t buckets = 0;
-    int code = model_open(command, arguments->path, &model);
-    if (code == EXIT_DONE && arguments->patch != NULL) {
-        code = patch_file_open(command, arguments->patch, &file);
+    int code = model_open(command, arguments->paths[0], &model);
+    if (code == EXIT_DONE && arguments->paths[1] != NULL) {
+        code = patch_file_open(command, arguments->paths[1], &file);
         if (code == EXIT_DONE) {
             code = check_buckets(arguments, &file, &buckets);
         }
@@ -179,11 +152,9 @@ static int run(void *input) {
     }
     if (code == EXIT_DONE) {
         weft_digest digest = weft_sums_digest(sums);
-        code = conclude(arguments, &digest, arguments->patch != NULL ? &file : NULL, buckets);
+        code = conclude(arguments, &digest, arguments->paths[1] != NULL ? &file : NULL, buckets);
     }
-    if (sums != NULL) {
-        weft_sums_destroy(sums);
-    }
+    weft_sums_destroy(sums);
     patch_file_close(&file);
     model_close(&model);
     return code;
@@ -191,5 +162,14 @@ static int run(void *input) {
 
 int verb_verify(int argc, char **argv) {
     verify_arguments arguments = {0};
-    return command_run(&argp, argc, argv, &arguments, run);
+    const weft_option options[] = {
+        {"digest", "HEX", 1, "The digest that the checkpoint must have", .text = &arguments.digest},
+        {0},
+    };
+    const weft_form form = {"CKPT [PATCH]",
+                            doc,
+                            {{options, NULL}},
+                            .paths = {arguments.paths, 1, 2, "give a checkpoint"},
+                            .check = check_arguments};
+    return command_run(&form, argc, argv, &arguments, run);
 }

@@ -1,11 +1,72 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench.h: the parts of `weft bench`: the trace, the model in memory, the baselines, the measurements.
+ * bench.h: the parts of `weft bench`: what it is told, the trace, the model in memory, the baselines, the
+ * measurements.
  */
 #ifndef WEFT_PROGRAMS_LAB_BENCH_BENCH_H
 #define WEFT_PROGRAMS_LAB_BENCH_BENCH_H
 
 #include "../../cli/survey.h"
+
+#include "../../../train/study.h"
+
+/* ---- what `weft bench` is told; each bench takes what is for it ---- */
+
+enum { BENCH_RATES_MAX = 16, BENCH_STALENESS_MAX = 8 };
+
+typedef struct bench_options {
+    uint64_t parameters; /* 0: as many as the bench usually has */
+    double learning_rate;
+    uint64_t seed;
+    unsigned repeat;
+    const char *base; /* a real pair of checkpoints; NULL: the trace */
+    const char *next;
+    const char *make; /* where the trace is written; NULL: it is measured */
+    uint64_t steps;   /* of the trace, or of learning by rewards; 0: the usual */
+    bool quick;
+    const char *directory; /* for stores; NULL: TMPDIR or /tmp; with an arm: for warmed-up policies */
+    /* publishing and following */
+    unsigned parts;     /* of bench_sync.h */
+    uint64_t versions;  /* 0: the usual, and so the next three */
+    uint64_t tensors;   /* of the bucketing */
+    uint64_t followers; /* of the fleet */
+    uint64_t relays;
+    /* the small policy */
+    double rate;        /* of learning; 0: the usual */
+    uint64_t staleness; /* of learning: versions that the sampler is behind */
+    double rates[BENCH_RATES_MAX];
+    size_t rate_count;
+    const char *state; /* a trainer's, whose policy is measured; NULL: one is warmed up */
+    const char *save;  /* where the state of that policy is left; NULL: nowhere */
+    const char *arm;   /* of learning under a compressed cache */
+    uint64_t chain;    /* sums of its chains; 0: the usual */
+    bool long_chains;  /* the policy of its long chains */
+    /* trainers in one process */
+    train_study_way way;
+    uint32_t trainers;
+    uint32_t local_steps;
+    uint32_t significant;
+} bench_options;
+
+/* ---- the benches beside the table; each prints its results ---- */
+
+/* Each preset, a level of sequences and the objective, on one thread, beside memcpy of the same arrays. */
+int bench_correction(weft_command *command, const bench_options *options);
+/* What a round of PULSELoCo costs a rank. */
+int bench_loco(weft_command *command, const bench_options *options);
+/* Several trainers of a small policy in one process: what they send in a round, and what they gain, by the
+ * way in which they agree. */
+int bench_loco_study(weft_command *command, const bench_options *options);
+/* Speeds of training and generation of the small policy of lm/, by size of the model. */
+int bench_lm(weft_command *command, const bench_options *options);
+/* One run: warm-up on right answers, then by rewards alone. */
+int bench_lm_learn(weft_command *command, const bench_options *options);
+/* Sparsity and bytes of steps at each of the rates. */
+int bench_lm_rates(weft_command *command, const bench_options *options);
+/* Rollouts per second under each KV-cache policy, in a fixed memory for keys and values. */
+int bench_lm_kv(weft_command *command, const bench_options *options);
+/* Learning from what a compressed cache samples: one arm of the study. */
+int bench_lm_sparse(weft_command *command, const bench_options *options);
 
 /* ---- bench_trace.c: checkpoints of a made-up training run ---- */
 

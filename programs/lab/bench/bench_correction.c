@@ -4,7 +4,7 @@
  * are near 1, one in 200 is off, one in 100,000 far off, every seventh token is masked, sequences are up to
  * 2048 tokens long.
  */
-#include "bench_correction.h"
+#include "bench.h"
 
 #include <weft/rollout.h>
 
@@ -116,15 +116,9 @@ static bool open_scene(correction_scene *scene, size_t tokens, uint64_t seed) {
     return whole;
 }
 
-/* What goes in is copied, over what comes out. */
-static void copy_arrays(correction_scene *scene) {
-    memcpy(scene->weights, scene->sampler, scene->tokens * sizeof *scene->weights);
-    memcpy(scene->weights, scene->old, scene->tokens * sizeof *scene->weights);
-    memcpy(scene->kept, scene->mask, scene->tokens);
-}
-
 static weft_status run_objective(weft_context *context, correction_scene *scene, bool weighed) {
-    weft_objective_options options = weft_objective_defaults();
+    weft_objective_options options = {.size = sizeof options};
+    weft_objective_defaults(&options);
     weft_correction_batch batch = scene->batch;
     batch.mask = weighed ? scene->kept : scene->mask;
     weft_objective_input input = {.batch = &batch,
@@ -132,15 +126,16 @@ static weft_status run_objective(weft_context *context, correction_scene *scene,
                                   .learner = scene->learner,
                                   .weights = weighed ? scene->weights : NULL,
                                   .advantages = scene->advantages};
-    weft_objective_result result;
+    weft_objective_result result = {.size = sizeof result};
     return weft_objective_run(context, &input, &options, scene->slopes, &result);
 }
 
 static weft_status run_preset(weft_context *context, correction_scene *scene, correction_row *row) {
-    weft_correction_options options;
+    weft_correction_options options = {.size = sizeof options};
     weft_status status = weft_correction_preset(context, row->preset, &options);
     if (status == WEFT_OK) {
         options.level = row->level;
+        row->found.size = sizeof row->found;
         status = weft_correction_weigh(context, &scene->batch, scene->sampler, scene->old, &options,
                                        scene->weights, scene->kept, NULL, &row->found);
     }
@@ -153,7 +148,10 @@ static weft_status run_row(weft_context *context, correction_scene *scene, corre
     if (row->preset != NULL) {
         status = run_preset(context, scene, row);
     } else if (!row->objective) {
-        copy_arrays(scene);
+        /* What goes in is copied, over what comes out. */
+        memcpy(scene->weights, scene->sampler, scene->tokens * sizeof *scene->weights);
+        memcpy(scene->weights, scene->old, scene->tokens * sizeof *scene->weights);
+        memcpy(scene->kept, scene->mask, scene->tokens);
     }
     if (row->objective && status == WEFT_OK) {
         status = run_objective(context, scene, row->preset != NULL);
@@ -201,7 +199,7 @@ static void print_text(const correction_scene *scene, const correction_row measu
     }
 }
 
-int bench_correction(weft_command *command, const correction_bench_options *options) {
+int bench_correction(weft_command *command, const bench_options *options) {
     enum { TOKENS = 10000000, QUICK = 1000000 };
     correction_scene scene;
     correction_row measured[ROWS];

@@ -6,10 +6,151 @@
  * Every repetition is a round: eight steps of a trainer, gate, encode, decode, aggregate. What a round
  * sends is therefore also seen when residual and momentum are at work.
  */
-#include "bench_loco.h"
+#include "bench.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- the trace ---- */
+
+/* FP32 weights like those of a trained transformer, and steps of AdamW in FP32.
+ *
+ *     matrix weight   w = deviation * R[row] * z                      R = exp(0.35 z')
+ *     norm weight     w = 1 + 0.05 z
+ *     a step          m = 0.9 m + 0.1 g;  w -= lr * A[row] * m        g normal, m begins as if it had run
+ *     row-wise spread A = exp(0.5 z' - 0.125), anew for each round
+ *
+ * which is Adam where the second moment has settled. Every number is a function of seed, tensor, row, round
+ * and column, so that rows may be made in any order by any number of threads. */
+typedef struct loco_trace {
+    weft_trace shape;
+    uint64_t elements;
+    weft_loco_tensor *tensors; /* over `weights` */
+    float *weights;
+    unsigned threads;
+} loco_trace;
+
+enum { STEPS = 8 };
+
+static uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static uint64_t draw(uint64_t *stream) {
+    *stream += 0x9e3779b97f4a7c15u;
+    return mix(*stream);
+}
+
+static double uniform(uint64_t *stream) {
+    return ((double)(draw(stream) >> 11) + 0.5) * 0x1p-53;
+}
+
+static double normal(uint64_t *stream) {
+    double radius = sqrt(-2 * log(uniform(stream)));
+    return radius * cos(6.283185307179586 * uniform(stream));
+}
+
+/* Nearly normal, from four uniform numbers of 16 bits: gradients need no tails. */
+static float gradient(uint64_t *stream) {
+    uint64_t bits = draw(stream);
+    float sum = (float)(bits & 0xffff) + (float)(bits >> 16 & 0xffff) + (float)(bits >> 32 & 0xffff) +
+                (float)(bits >> 48);
+    return (sum - 131070.0f) * (1.7320508f / 65536.0f);
+}
+
+/* ---- rows ---- */
+
+typedef struct row_job {
+    loco_trace *trace;
+    size_t tensor;
+    uint64_t round; /* 0: the weights of the beginning */
+} row_job;
+
+static uint64_t stream_of(const row_job *job, size_t row) {
+    return mix(mix(mix(job->trace->shape.seed ^ 0x10c0) ^ job->tensor) ^ row) ^ mix(job->round);
+}
+
+static void make_row(void *argument, size_t row, unsigned worker) {
+    const row_job *job = argument;
+    const trace_tensor *tensor = &job->trace->shape.tensors[job->tensor];
+    float *weights = job->trace->tensors[job->tensor].data + row * tensor->columns;
+    uint64_t stream = stream_of(job, row);
+    double scale = tensor->deviation * exp(0.35 * normal(&stream));
+    (void)worker;
+    for (uint64_t i = 0; i < tensor->columns; i++) {
+        double z = normal(&stream);
+        weights[i] = (float)(tensor->deviation > 0 ? scale * z : 1 + 0.05 * z);
+    }
+}
+
+static void train_row(void *argument, size_t row, unsigned worker) {
+    const row_job *job = argument;
+    const trace_tensor *tensor = &job->trace->shape.tensors[job->tensor];
+    float *weights = job->trace->tensors[job->tensor].data + row * tensor->columns;
+    uint64_t stream = stream_of(job, row);
+    float rate = (float)(job->trace->shape.learning_rate * exp(0.5 * normal(&stream) - 0.125));
+    (void)worker;
+    for (uint64_t i = 0; i < tensor->columns; i++) {
+        float moment = 0.2294157f * gradient(&stream);
+        for (int step = 0; step < STEPS; step++) {
+            moment = 0.9f * moment + 0.1f * gradient(&stream);
+            weights[i] -= rate * moment;
+        }
+    }
+}
+
+static void run_trace_rows(loco_trace *trace, uint64_t round, void (*task)(void *, size_t, unsigned)) {
+    for (size_t i = 0; i < trace->shape.count; i++) {
+        row_job job = {trace, i, round};
+        parallel_run(trace->threads, trace->shape.tensors[i].rows, task, &job);
+    }
+}
+
+/* ---- the trace ---- */
+
+static int loco_trace_open(weft_command *command, loco_trace *trace, const bench_options *options) {
+    *trace = (loco_trace){.threads = weft_context_threads(command->context)};
+    int code =
+        trace_open(command, &trace->shape, options->parameters, options->learning_rate, options->seed);
+    if (code != EXIT_DONE) {
+        return code;
+    }
+    trace->elements = trace->shape.parameters;
+    trace->weights = bench_map(trace->elements * sizeof *trace->weights);
+    trace->tensors = calloc(trace->shape.count, sizeof *trace->tensors);
+    if (trace->weights == NULL || trace->tensors == NULL) {
+        return command_error(command, EXIT_FAILED, "no memory for the weights");
+    }
+    uint64_t start = 0;
+    for (size_t i = 0; i < trace->shape.count; i++) {
+        const trace_tensor *tensor = &trace->shape.tensors[i];
+        uint64_t count = tensor->rows * tensor->columns;
+        trace->tensors[i] = (weft_loco_tensor){tensor->name, trace->weights + start, count};
+        start += count;
+    }
+    return EXIT_DONE;
+}
+
+static void loco_trace_close(loco_trace *trace) {
+    bench_unmap(trace->weights, trace->elements * sizeof *trace->weights);
+    free(trace->tensors);
+    trace_close(&trace->shape);
+}
+
+/* Sets the weights to those of the beginning. */
+static void loco_trace_reset(loco_trace *trace) {
+    run_trace_rows(trace, 0, make_row);
+}
+
+/* Eight steps of Adam. */
+static void loco_trace_train(loco_trace *trace, uint64_t round) {
+    run_trace_rows(trace, round + 1, train_row);
+}
+
+/* ---- a round ---- */
 
 typedef struct loco_mode {
     const char *name;
@@ -73,7 +214,8 @@ static int open_scene(weft_command *command, loco_trace *trace, const loco_mode 
     if (code != EXIT_DONE) {
         return code;
     }
-    weft_loco_options options = weft_loco_defaults();
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
     options.run = "bench";
     options.significant = mode->significant;
     options.open = mode->open;
@@ -98,9 +240,7 @@ static void close_scene(loco_scene *scene) {
     bench_unmap(scene->positions, scene_bytes(scene));
     bench_unmap(scene->values, scene_bytes(scene));
     weft_loco_destroy(scene->loco);
-    if (scene->context != NULL) {
-        weft_context_destroy(scene->context);
-    }
+    weft_context_destroy(scene->context);
 }
 
 /* The gate alone, over the same weights and with a residual of its own that goes along. */
@@ -126,7 +266,7 @@ static weft_status run_gate(loco_scene *scene, const loco_mode *mode, uint64_t *
 
 static weft_status run_round(loco_scene *scene, loco_row *row, uint64_t round) {
     weft_loco_payload payload;
-    weft_loco_stats stats;
+    weft_loco_stats stats = {.size = sizeof stats};
     uint64_t fired = 0;
     double seconds = 0;
     loco_trace_train(scene->trace, round);
@@ -259,10 +399,9 @@ static void print_speed(const loco_results *results, const loco_row *row, double
 static void print_text(const loco_results *results, unsigned rounds) {
     char count[TEXT_SIZE];
     int last = rounds > 1;
-    printf(
-        "%s weights, eight steps and then a round, %u rounds; %s; GB/s of FP32, x: against memcpy with as "
-        "many threads\n\n",
-        text_count(results->elements, count), rounds, weft_cpu_name());
+    printf("%s weights, eight steps and then a round, %u rounds; %s; GB/s of FP32, x: against memcpy with "
+           "as many threads\n\n",
+           text_count(results->elements, count), rounds, weft_cpu_name());
     printf("%-9s %3s  %6s  %7s %7s  %6s %5s  %6s %5s  %6s %5s  %6s %5s\n", "", "", "", "bytes /", "fired",
            "", "", "gate +", "", "", "", "aggre-", "");
     printf("%-9s %3s  %6s  %7s %7s  %6s %5s  %6s %5s  %6s %5s  %6s %5s\n", "", "thr", "fired", "first",
@@ -290,22 +429,22 @@ static void print_text(const loco_results *results, unsigned rounds) {
     }
 }
 
-int bench_loco(weft_command *command, const loco_bench_options *options) {
+int bench_loco(weft_command *command, const bench_options *options) {
     enum { PARAMETERS = 64000000 };
-    loco_bench_options chosen = *options;
+    bench_options chosen = *options;
     chosen.parameters = chosen.parameters > 0 ? chosen.parameters : PARAMETERS;
     loco_trace trace;
     int code = loco_trace_open(command, &trace, &chosen);
     loco_results results = {.threads = weft_context_threads(command->context), .elements = trace.elements};
     if (code == EXIT_DONE) {
-        code = run_rows(command, &trace, chosen.rounds, &results);
+        code = run_rows(command, &trace, chosen.repeat, &results);
     }
     if (code == EXIT_DONE) {
         progress_clear(&command->progress);
         if (command->json) {
-            code = print_json(command, &results, chosen.rounds);
+            code = print_json(command, &results, chosen.repeat);
         } else {
-            print_text(&results, chosen.rounds);
+            print_text(&results, chosen.repeat);
         }
     }
     loco_trace_close(&trace);

@@ -110,19 +110,13 @@ static int session_fail(const bench_session *session, weft_status status) {
 }
 
 static void session_close(bench_session *session) {
-    if (session->base_sums != NULL) {
-        weft_sums_destroy(session->base_sums);
-    }
+    weft_sums_destroy(session->base_sums);
     weft_view *views[] = {session->base, session->next, session->live};
     for (int i = 0; i < 3; i++) {
-        if (views[i] != NULL) {
-            weft_view_destroy(views[i]);
-        }
+        weft_view_destroy(views[i]);
     }
     bench_unmap(session->patch, session->capacity);
-    if (session->context != NULL) {
-        weft_context_destroy(session->context);
-    }
+    weft_context_destroy(session->context);
 }
 
 static int session_open(weft_command *command, bench_model *model, unsigned threads,
@@ -161,8 +155,8 @@ static int time_diff(bench_session *session, weft_profile profile, bench_row *ro
     weft_sums *sums = NULL;
     weft_sink sink = {.write = append_patch, .opaque = session};
     weft_diff_options options = {
-        .profile = profile, .base_sums = session->base_sums, .new_sums_out = &sums};
-    weft_diff_stats stats;
+        .size = sizeof options, .profile = profile, .base_sums = session->base_sums, .new_sums_out = &sums};
+    weft_diff_stats stats = {.size = sizeof stats};
     session->size = 0;
     bench_chill();
     double start = clock_seconds();
@@ -204,12 +198,10 @@ static weft_status apply_patch(bench_session *session, weft_sums *sums, bool liv
         status = live ? apply_live(apply) : weft_apply_run(apply);
     }
     if (apply != NULL) {
-        *stats = weft_apply_describe(apply);
+        weft_apply_describe(apply, stats);
         weft_apply_destroy(apply);
     }
-    if (patch != NULL) {
-        weft_patch_close(patch);
-    }
+    weft_patch_close(patch);
     return status;
 }
 
@@ -221,7 +213,7 @@ static int time_apply(bench_session *session, bool live, bench_row *row) {
         return session_fail(session, status);
     }
     bench_chill();
-    weft_apply_stats stats = {0};
+    weft_apply_stats stats = {.size = sizeof stats};
     double start = clock_seconds();
     status = apply_patch(session, sums, live, &stats);
     double seconds = clock_seconds() - start;

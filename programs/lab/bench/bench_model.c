@@ -72,7 +72,8 @@ int bench_model_table(weft_command *command, const bench_model *model, uint16_t 
     weft_status status = weft_table_create(command->context, table_out);
     for (size_t i = 0; i < model->count && status == WEFT_OK; i++) {
         const bench_tensor *tensor = &model->tensors[i];
-        weft_tensor entry = {.name = tensor->name,
+        weft_tensor entry = {.size = sizeof entry,
+                             .name = tensor->name,
                              .dtype = WEFT_DTYPE_BF16,
                              .rank = tensor->rank,
                              .data = state + tensor->start,
@@ -104,9 +105,7 @@ void bench_model_close(bench_model *model) {
     size_t bytes = model->extent * sizeof(uint16_t);
     weft_table *tables[] = {model->base_table, model->next_table, model->live_table};
     for (int i = 0; i < 3; i++) {
-        if (tables[i] != NULL) {
-            weft_table_destroy(tables[i]);
-        }
+        weft_table_destroy(tables[i]);
     }
     bench_unmap(model->base, bytes);
     bench_unmap(model->next, bytes);

@@ -9,6 +9,8 @@
 #include "../../cli/command.h"
 #include "../../server/training.h"
 
+#include "../../../train/run.h"
+
 #include <sys/types.h>
 
 /* ---- demo_processes.c: the processes ---- */

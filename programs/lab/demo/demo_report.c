@@ -56,15 +56,6 @@ static void print_until(FILE *out, size_t *at, const char *mark) {
     *at = found != NULL ? end + strlen(mark) : end;
 }
 
-static void print_page(FILE *out, const char *policy, const char *json) {
-    size_t at = 0;
-    print_until(out, &at, "<!-- policy -->");
-    fprintf(out, "<meta http-equiv=\"Content-Security-Policy\" content=\"%s\">", policy);
-    print_until(out, &at, "<!-- data -->");
-    print_data(out, json);
-    fwrite(page_document + at, 1, sizeof page_document - at, out);
-}
-
 static char *make_page(const demo_report *report, size_t *size_out) {
     char policy[PAGE_POLICY];
     char *text = NULL;
@@ -76,7 +67,12 @@ static char *make_page(const demo_report *report, size_t *size_out) {
                     ? open_memstream(&text, size_out)
                     : NULL;
     if (out != NULL) {
-        print_page(out, policy, data);
+        size_t at = 0;
+        print_until(out, &at, "<!-- policy -->");
+        fprintf(out, "<meta http-equiv=\"Content-Security-Policy\" content=\"%s\">", policy);
+        print_until(out, &at, "<!-- data -->");
+        print_data(out, data);
+        fwrite(page_document + at, 1, sizeof page_document - at, out);
         if (fclose(out) != 0) {
             free(text);
             text = NULL;
@@ -96,7 +92,7 @@ int demo_report_write(weft_command *command, const char *path, const demo_report
     int code = output_open(command, &output, path, false);
     if (code == EXIT_DONE) {
         weft_status status = output.sink.write(output.sink.opaque, page, size);
-        code = status == WEFT_OK ? output_finish(command, &output) : output_fail(command, &output, status);
+        code = status == WEFT_OK ? output_finish(command, &output) : command_fail(command, NULL, status);
         output_close(&output);
     }
     free(page);

@@ -18,7 +18,7 @@ void demo_show_open(demo_show *show, const weft_command *command) {
     bool terminal = isatty(STDERR_FILENO) != 0;
     *show = (demo_show){
         .quiet = command->quiet,
-        .redraw = command->show_progress == 1 || (command->show_progress == -1 && terminal),
+        .redraw = !command->hide_progress && (command->show_progress || terminal),
         .started = clock_seconds(),
     };
 }

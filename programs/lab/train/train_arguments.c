@@ -13,155 +13,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    OPTION_ROLE = 0x100,
-    OPTION_OUTPUT,
-    OPTION_FRESH,
-    OPTION_CHANGE,
-    OPTION_DURABLE,
-    OPTION_SIGN,
-    OPTION_PATIENCE,
-    OPTION_METRICS,
-    OPTION_MODEL,
-    OPTION_CONFIG,
-    OPTION_LAYERS,
-    OPTION_WIDTH,
-    OPTION_HEADS,
-    OPTION_KV_HEADS,
-    OPTION_FEED_FORWARD,
-    OPTION_CONTEXT,
-    OPTION_TASK,
-    OPTION_CHAIN_STEPS,
-    OPTION_CHAIN_PERIOD,
-    OPTION_DIGITS,
-    OPTION_SEED,
-    OPTION_STEPS,
-    OPTION_PROMPTS,
-    OPTION_GROUP,
-    OPTION_SLOTS,
-    OPTION_TEMPERATURE,
-    OPTION_STALENESS,
-    OPTION_SYNC,
-    OPTION_RATE,
-    OPTION_UPDATES,
-    OPTION_PASSES,
-    OPTION_CLIP,
-    OPTION_CLIP_HIGH,
-    OPTION_CLIP_NORM,
-    OPTION_KL,
-    OPTION_EVALUATE,
-    OPTION_EVALUATE_PROMPTS,
-    OPTION_WARMUP_SUCCESS,
-    OPTION_WARMUP_RATE,
-    OPTION_WARMUP_STEPS,
-    OPTION_WARMUP_CACHE,
-    OPTION_NO_WARMUP_CACHE,
-    OPTION_NAME,
-    OPTION_MAX_SECONDS,
-};
-
-static const struct argp_option options[] = {
-    {"role", OPTION_ROLE, "ROLE", 0, "trainer: learns and publishes; rollout: makes trajectories", 1},
-    {"patience", OPTION_PATIENCE, "TIME", 0,
-     "Give up when nothing new has come, or the store has failed, for so long (default: 10m)", 1},
-
-    {NULL, 0, NULL, 0, "Of a rollout worker:", 2},
-    {"name", OPTION_NAME, "NAME", 0,
-     "Go by this name (default: made of the host's name and the process); workers that run at the same "
-     "time need different ones",
-     3},
-    {"max-seconds", OPTION_MAX_SECONDS, "TIME", 0, "End after so long, even if the run goes on", 3},
-
-    {NULL, 0, NULL, 0, "Of a trainer:", 4},
-    {"output", OPTION_OUTPUT, "DIR", 0,
-     "Keep state.safetensors, metrics.jsonl and at the end the model in DIR; a state of the same run there "
-     "is gone on with",
-     5},
-    {"fresh", OPTION_FRESH, NULL, 0, "Begin a new run, whatever lies in DIR and in the store", 5},
-    {"change", OPTION_CHANGE, NULL, 0,
-     "Go on with a run that learned otherwise until now (rate, updates, passes, clips, kl, correction)", 5},
-    {"durable", OPTION_DURABLE, NULL, 0, "Write the state so that it outlasts a power cut", 5},
-    {"sign", OPTION_SIGN, "FILE", 0,
-     "Sign versions with this secret key (weft keygen makes one), so that workers can use --trust", 5},
-    {"metrics", OPTION_METRICS, "-", 0,
-     "Print each line of metrics.jsonl to stdout too; over MPI, those of rank 0", 5},
-
-    {NULL, 0, NULL, 0, "The model:", 6},
-    {"model", OPTION_MODEL, "SIZE", 0, "0.1M (default), 0.2M, 0.6M, 2M, 8M or 27M parameters", 7},
-    {"config", OPTION_CONFIG, "FILE", 0, "The sizes in a Hugging Face config.json for Llama", 7},
-    {"layers", OPTION_LAYERS, "N", 0, "Change one size of it; and so the next", 7},
-    {"hidden", OPTION_WIDTH, "N", 0, "Width", 7},
-    {"heads", OPTION_HEADS, "N", 0, "Attention heads", 7},
-    {"kv-heads", OPTION_KV_HEADS, "N", 0, "Key-value heads", 7},
-    {"feed-forward", OPTION_FEED_FORWARD, "N", 0, "Width of the feed-forward layers", 7},
-    {"context", OPTION_CONTEXT, "N", 0, "The longest sequence", 7},
-
-    {NULL, 0, NULL, 0, "The task and its batches:", 8},
-    {"task", OPTION_TASK, "NAME", 0, "chain (default): sums round a circle of digits; or addition", 9},
-    {"chain-steps", OPTION_CHAIN_STEPS, "N", 0, "Sums of a chain", 9},
-    {"chain-period", OPTION_CHAIN_PERIOD, "N", 0, "Digits of its circle", 9},
-    {"digits", OPTION_DIGITS, "N", 0, "Digits of each number that is added", 9},
-    {"seed", OPTION_SEED, "N", 0, "All random numbers follow from it (default: 1)", 9},
-    {"steps", OPTION_STEPS, "N", 0, "Steps of the trainer (default: 240)", 9},
-    {"prompts", OPTION_PROMPTS, "N", 0, "Prompts of a step, for each trainer (default: 32)", 9},
-    {"group", OPTION_GROUP, "N", 0, "Responses to each (default: 8)", 9},
-    {"slots", OPTION_SLOTS, "N", 0,
-     "Pieces of work that they are divided into, for each trainer (default: 8)", 9},
-    {"temperature", OPTION_TEMPERATURE, "T", 0, "Of sampling (default: 1)", 9},
-    {"staleness", OPTION_STALENESS, "N", 0,
-     "Rounds (with one trainer: steps) that the policy of a trajectory may be behind; 0 (default): "
-     "strictly synchronous, the same "
-     "bits "
-     "whatever workers there are",
-     9},
-    {"sync", OPTION_SYNC, "HOW", 0, "patch (default): versions travel as what changed; full: whole", 9},
-
-    {NULL, 0, NULL, 0, "Learning:", 10},
-    {"rate", OPTION_RATE, "R", 0, "Learning rate", 11},
-    {"updates", OPTION_UPDATES, "N", 0, "Updates of a step, each on its share of the groups", 11},
-    {"passes", OPTION_PASSES, "N", 0, "How often a step goes over its batch", 11},
-    {"clip", OPTION_CLIP, "C", 0, "Ratios below 1 - C are clipped", 11},
-    {"clip-high", OPTION_CLIP_HIGH, "C", 0, "Ratios above 1 + C are clipped", 11},
-    {"clip-norm", OPTION_CLIP_NORM, "N", 0, "Largest norm of the gradient; 0: not clipped", 11},
-    {"kl", OPTION_KL, "W", 0, "Weight of the divergence from the first policy (default: 0)", 11},
-    {"evaluate", OPTION_EVALUATE, "N", 0,
-     "Measure success on fresh prompts every N steps (default: 20); 0: after the last only", 11},
-    {"evaluate-prompts", OPTION_EVALUATE_PROMPTS, "N", 0, "How many (default: 256)", 11},
-    {"warmup-success", OPTION_WARMUP_SUCCESS, "S", 0,
-     "First learn from right answers until this share succeeds (default: 0.45); 0: no warm-up", 11},
-    {"warmup-rate", OPTION_WARMUP_RATE, "R", 0, "Learning rate of the warm-up", 11},
-    {"warmup-steps", OPTION_WARMUP_STEPS, "N", 0, "Steps of the warm-up, at most", 11},
-    {"warmup-cache", OPTION_WARMUP_CACHE, "DIR", 0,
-     "Keep warmed-up policies in DIR, for the next run like this (default: "
-     "${XDG_CACHE_HOME:-~/.cache}/weft/train)",
-     11},
-    {"no-warmup-cache", OPTION_NO_WARMUP_CACHE, NULL, 0, "Keep none", 11},
-    {0},
-};
-
 static const char doc[] =
     "Train a small policy by reinforcement learning, one role of it.\v"
     "A trainer and any number of rollout workers know each other by STORE alone and may be on different "
     "machines. The trainer publishes each policy there, as weft publish does; workers follow it, as weft "
     "follow does, and put trajectories into the same store. What a worker needs to know of the run it "
-    "reads "
-    "there too.\n"
+    "reads there too.\n"
     "\nWorkers may come, go and be killed at any time: what they had not delivered, another one makes. A "
     "trainer that was ended goes on where it was when it is called again with the same options. "
-    "Trajectories "
-    "that are damaged, forged or too old are counted, told of and made again.\n"
+    "Trajectories that are damaged, forged or too old are counted, told of and made again.\n"
     "\nWith --kv workers keep only part of their caches of keys and values while they sample, which takes "
-    "less "
-    "memory, and sends responses that the policy itself would not have given quite like that. The trainer "
-    "scores them with a whole cache and, with a --correction, weighs or rejects what differs; "
-    "metrics.jsonl "
-    "tells how much. Success is always measured with a whole cache.\n"
+    "less memory, and sends responses that the policy itself would not have given quite like that. The "
+    "trainer scores them with a whole cache and, with a --correction, weighs or rejects what differs; "
+    "metrics.jsonl tells how much. Success is always measured with a whole cache.\n"
     "\nSeveral trainers each learn from batches of their own for a round of steps, then agree on one "
-    "policy, "
-    "which the workers get. Every rank writes its own metrics.jsonl; the rank that publishes also shows "
-    "its "
-    "own in the store. Over MPI rank 0 alone prints what it does. With --fresh, start rank 0 before the "
-    "others.\n"
+    "policy, which the workers get. Every rank writes its own metrics.jsonl; the rank that publishes also "
+    "shows its own in the store. Over MPI rank 0 alone prints what it does. With --fresh, start rank 0 "
+    "before the others.\n"
     "\n" HELP_STORE "\nExamples:\n"
     "  weft train /srv/run-9 --role trainer --output run-9 &\n"
     "  weft train /srv/run-9 --role rollout --name a &\n"
@@ -177,18 +45,17 @@ static const char doc[] =
     "  weft train /srv/run-9 --role trainer --output run-9 \\\n"
     "      --kv rkv --kv-budget 20 --correction tis\n" HELP_REMOTE_EXIT_CODES;
 
-enum { COUNT_MOST = 1 << 20 };
-
-static uint32_t small(struct argp_state *state, const char *option, const char *text) {
-    return (uint32_t)command_parse_number(state, option, text, 0, COUNT_MOST);
-}
-
-static double real(struct argp_state *state, const char *option, const char *text) {
-    return command_parse_real(state, option, text, 0, 1e9);
+static void parse_model(struct argp_state *state, const weft_option *option, char *text) {
+    const lm_preset *preset = lm_preset_find(text);
+    if (preset == NULL) {
+        argp_error(state, "--model is one of " LM_PRESET_NAMES ", not '%s'", text);
+    } else {
+        *(lm_config *)option->into = preset->config;
+    }
 }
 
 /* A config.json, or the end of the process. What follows on the command line changes single sizes of it. */
-static void read_config(struct argp_state *state, const char *path, lm_config *config) {
+static void parse_config(struct argp_state *state, const weft_option *option, char *path) {
     enum { MOST = 1 << 16 };
     weft_context *context = NULL;
     char *text = NULL;
@@ -198,7 +65,7 @@ static void read_config(struct argp_state *state, const char *path, lm_config *c
         status = train_read_text(context, path, MOST, &text, &size);
     }
     if (status == WEFT_OK) {
-        status = lm_config_parse(context, text, size, config);
+        status = lm_config_parse(context, text, size, option->into);
         weft_release(context, text);
     }
     if (status != WEFT_OK) {
@@ -207,177 +74,28 @@ static void read_config(struct argp_state *state, const char *path, lm_config *c
     weft_context_destroy(context);
 }
 
-static error_t parse_model(int key, char *text, struct argp_state *state) {
-    train_arguments *arguments = state->input;
-    lm_config *config = &arguments->chosen.run.config;
-    const lm_preset *preset;
-    switch (key) {
-    case OPTION_MODEL:
-        preset = lm_preset_find(text);
-        if (preset == NULL) {
-            argp_error(state, "--model is one of " LM_PRESET_NAMES ", not '%s'", text);
-            return EINVAL;
-        }
-        *config = preset->config;
-        return 0;
-    case OPTION_CONFIG:
-        read_config(state, text, config);
-        return 0;
-    case OPTION_LAYERS:
-        config->layers = small(state, "--layers", text);
-        return 0;
-    case OPTION_WIDTH:
-        config->width = small(state, "--hidden", text);
-        return 0;
-    case OPTION_HEADS:
-        config->heads = small(state, "--heads", text);
-        return 0;
-    case OPTION_KV_HEADS:
-        config->kv_heads = small(state, "--kv-heads", text);
-        return 0;
-    case OPTION_FEED_FORWARD:
-        config->feed_forward = small(state, "--feed-forward", text);
-        return 0;
-    case OPTION_CONTEXT:
-        config->context = small(state, "--context", text);
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
+static void parse_metrics(struct argp_state *state, const weft_option *option, char *text) {
+    if (strcmp(text, "-") != 0) {
+        argp_error(state, "--metrics takes '-': the file is metrics.jsonl in the output directory");
+    }
+    *(bool *)option->into = true;
+}
+
+static void parse_outer(struct argp_state *state, const weft_option *option, char *text) {
+    train_outer *outer = option->into;
+    if (!train_outer_find(text, outer) || *outer == TRAIN_ALONE) {
+        argp_error(state, "--outer is pulseloco, diloco or ddp, not '%s'", text);
     }
 }
 
-static error_t parse_task(int key, char *text, struct argp_state *state) {
-    train_arguments *arguments = state->input;
-    train_run *run = &arguments->chosen.run;
-    switch (key) {
-    case OPTION_TASK:
-        if (strcmp(text, "chain") != 0 && strcmp(text, "addition") != 0) {
-            argp_error(state, "--task is chain or addition, not '%s'", text);
-        }
-        run->task.kind = strcmp(text, "chain") == 0 ? LM_TASK_CHAIN : LM_TASK_ADDITION;
-        return 0;
-    case OPTION_CHAIN_STEPS:
-        run->task.steps = small(state, "--chain-steps", text);
-        return 0;
-    case OPTION_CHAIN_PERIOD:
-        run->task.period = small(state, "--chain-period", text);
-        return 0;
-    case OPTION_DIGITS:
-        run->task.digits = small(state, "--digits", text);
-        return 0;
-    case OPTION_SEED:
-        run->seed = command_parse_number(state, "--seed", text, 0, INT64_MAX / 2);
-        return 0;
-    case OPTION_STEPS:
-        run->steps = command_parse_number(state, "--steps", text, 0, 1000000000);
-        return 0;
-    case OPTION_PROMPTS:
-        run->prompts = small(state, "--prompts", text);
-        return 0;
-    case OPTION_GROUP:
-        run->group = small(state, "--group", text);
-        return 0;
-    case OPTION_SLOTS:
-        run->slots = small(state, "--slots", text);
-        return 0;
-    case OPTION_TEMPERATURE:
-        run->temperature = real(state, "--temperature", text);
-        return 0;
-    case OPTION_STALENESS:
-        run->staleness = small(state, "--staleness", text);
-        return 0;
-    case OPTION_SYNC:
-        if (strcmp(text, "patch") != 0 && strcmp(text, "full") != 0) {
-            argp_error(state, "--sync is patch or full, not '%s'", text);
-        }
-        run->sync = strcmp(text, "full") == 0 ? TRAIN_SYNC_FULL : TRAIN_SYNC_PATCH;
-        return 0;
-    default:
-        return parse_model(key, text, state);
+static void parse_policy(struct argp_state *state, const weft_option *option, char *text) {
+    if (!weft_kv_policy_parse(text, option->into)) {
+        argp_error(state, "--kv is none, streaming, h2o, snapkv or rkv, not '%s'", text);
     }
 }
 
-static error_t parse_learning(int key, char *text, struct argp_state *state) {
-    train_arguments *arguments = state->input;
-    train_options *chosen = &arguments->chosen;
-    switch (key) {
-    case OPTION_RATE:
-        chosen->grpo.adam.rate = real(state, "--rate", text);
-        return 0;
-    case OPTION_UPDATES:
-        chosen->grpo.updates = small(state, "--updates", text);
-        return 0;
-    case OPTION_PASSES:
-        chosen->grpo.passes = small(state, "--passes", text);
-        return 0;
-    case OPTION_CLIP:
-        chosen->grpo.clip_low = real(state, "--clip", text);
-        return 0;
-    case OPTION_CLIP_HIGH:
-        chosen->grpo.clip_high = real(state, "--clip-high", text);
-        return 0;
-    case OPTION_CLIP_NORM:
-        chosen->grpo.adam.clip = real(state, "--clip-norm", text);
-        return 0;
-    case OPTION_KL:
-        chosen->grpo.kl = real(state, "--kl", text);
-        return 0;
-    case OPTION_EVALUATE:
-        chosen->evaluation_interval = small(state, "--evaluate", text);
-        return 0;
-    case OPTION_EVALUATE_PROMPTS:
-        chosen->evaluation_prompts = small(state, "--evaluate-prompts", text);
-        return 0;
-    case OPTION_WARMUP_SUCCESS:
-        chosen->warmup.success = real(state, "--warmup-success", text);
-        return 0;
-    case OPTION_WARMUP_RATE:
-        chosen->warmup.adam.rate = real(state, "--warmup-rate", text);
-        return 0;
-    case OPTION_WARMUP_STEPS:
-        chosen->warmup.steps = small(state, "--warmup-steps", text);
-        return 0;
-    case OPTION_WARMUP_CACHE:
-        arguments->cache = text;
-        return 0;
-    case OPTION_NO_WARMUP_CACHE:
-        arguments->no_cache = true;
-        return 0;
-    default:
-        return parse_task(key, text, state);
-    }
-}
-
-static error_t parse_trainer(int key, char *text, struct argp_state *state) {
-    train_arguments *arguments = state->input;
-    switch (key) {
-    case OPTION_OUTPUT:
-        arguments->chosen.output = text;
-        return 0;
-    case OPTION_FRESH:
-        arguments->chosen.fresh = true;
-        return 0;
-    case OPTION_CHANGE:
-        arguments->chosen.change = true;
-        return 0;
-    case OPTION_DURABLE:
-        arguments->chosen.durable = true;
-        return 0;
-    case OPTION_SIGN:
-        arguments->sign_file = text;
-        return 0;
-    case OPTION_METRICS:
-        if (strcmp(text, "-") != 0) {
-            argp_error(state, "--metrics takes '-': the file is metrics.jsonl in the output directory");
-        }
-        arguments->print_lines = true;
-        return 0;
-    default:
-        return parse_learning(key, text, state);
-    }
-}
-
-static void check_role(const train_arguments *arguments, struct argp_state *state) {
+static void check_arguments(struct argp_state *state, void *input) {
+    train_arguments *arguments = input;
     if (arguments->role == ROLE_NONE) {
         argp_error(state, "give a --role: trainer or rollout");
     }
@@ -388,58 +106,234 @@ static void check_role(const train_arguments *arguments, struct argp_state *stat
         argp_error(state, "--name and --max-seconds are a rollout worker's");
     }
     if (arguments->role == ROLE_ROLLOUT &&
-        (arguments->of_trainer || arguments->sparse.given || arguments->team.given)) {
+        (arguments->of_trainer != NULL || arguments->of_team != NULL || arguments->of_sparse != NULL)) {
         argp_error(state, "a rollout worker learns all about the run from the store; its options are "
                           "--name, --max-seconds, --patience and --trust");
     }
     if (arguments->print_lines && arguments->command.json) {
         argp_error(state, "--metrics - and --json would both be printed to stdout; choose one");
     }
+    train_team_choose(&arguments->team, state);
 }
 
-static error_t parse(int key, char *text, struct argp_state *state) {
-    train_arguments *arguments = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        remote_parse_begin(&arguments->remote, &arguments->command, state);
-        arguments->team.chosen = &arguments->chosen;
-        state->child_inputs[1] = &arguments->team;
-        state->child_inputs[2] = &arguments->sparse;
-        return 0;
-    case OPTION_ROLE:
-        if (strcmp(text, "trainer") != 0 && strcmp(text, "rollout") != 0) {
-            argp_error(state, "--role is trainer or rollout, not '%s'", text);
+int train_arguments_run(train_arguments *arguments, int argc, char **argv, int (*run)(void *input)) {
+    enum { COUNT_MOST = 1 << 20 };
+    const weft_option options[] = {
+        {"role", "ROLE", 1, "trainer: learns and publishes; rollout: makes trajectories",
+         .choice = &arguments->role, .words = "trainer|rollout", .least = ROLE_TRAINER},
+        {"patience", "TIME", 1,
+         "Give up when nothing new has come, or the store has failed, for so long (default: 10m)",
+         .seconds = &arguments->chosen.patience},
+        {.group = 2, .help = "Of a rollout worker:"},
+        {"name", "NAME", 3,
+         "Go by this name (default: made of the host's name and the process); workers that run at the same "
+         "time need different ones",
+         .parse = remote_parse_name, .into = &arguments->name},
+        {"max-seconds", "TIME", 3, "End after so long, even if the run goes on",
+         .seconds = &arguments->max_seconds},
+        {0},
+    };
+    const weft_option trainer[] = {
+        {.group = 4, .help = "Of a trainer:"},
+        {"output", "DIR", 5,
+         "Keep state.safetensors, metrics.jsonl and at the end the model in DIR; a state of the same run "
+         "there is gone on with",
+         .text = &arguments->chosen.output},
+        {"fresh", NULL, 5, "Begin a new run, whatever lies in DIR and in the store",
+         .flag = &arguments->chosen.fresh},
+        {"change", NULL, 5,
+         "Go on with a run that learned otherwise until now (rate, updates, passes, clips, kl, correction)",
+         .flag = &arguments->chosen.change},
+        {"durable", NULL, 5, "Write the state so that it outlasts a power cut",
+         .flag = &arguments->chosen.durable},
+        {"sign", "FILE", 5,
+         "Sign versions with this secret key (weft keygen makes one), so that workers can use --trust; "
+         "several "
+         "trainers need the same one, and sign what they agree on",
+         .text = &arguments->sign_file},
+        {"metrics", "-", 5, "Print each line of metrics.jsonl to stdout too; over MPI, those of rank 0",
+         .parse = parse_metrics, .into = &arguments->print_lines},
+        {.group = 6, .help = "The model:"},
+        {"model", "SIZE", 7, "0.1M (default), 0.2M, 0.6M, 2M, 8M or 27M parameters", .parse = parse_model,
+         .into = &arguments->chosen.run.config},
+        {"config", "FILE", 7, "The sizes in a Hugging Face config.json for Llama", .parse = parse_config,
+         .into = &arguments->chosen.run.config},
+        {"layers", "N", 7, "Change one size of it; and so the next",
+         .count = &arguments->chosen.run.config.layers, .most = COUNT_MOST},
+        {"hidden", "N", 7, "Width", .count = &arguments->chosen.run.config.width, .most = COUNT_MOST},
+        {"heads", "N", 7, "Attention heads", .count = &arguments->chosen.run.config.heads,
+         .most = COUNT_MOST},
+        {"kv-heads", "N", 7, "Key-value heads", .count = &arguments->chosen.run.config.kv_heads,
+         .most = COUNT_MOST},
+        {"feed-forward", "N", 7, "Width of the feed-forward layers",
+         .count = &arguments->chosen.run.config.feed_forward, .most = COUNT_MOST},
+        {"context", "N", 7, "The longest sequence", .count = &arguments->chosen.run.config.context,
+         .most = COUNT_MOST},
+        {.group = 8, .help = "The task and its batches:"},
+        {"task", "NAME", 9, "chain (default): sums round a circle of digits; or addition",
+         .choice = &arguments->chosen.run.task.kind, .words = "chain|addition"},
+        {"chain-steps", "N", 9, "Sums of a chain", .count = &arguments->chosen.run.task.steps,
+         .most = COUNT_MOST},
+        {"chain-period", "N", 9, "Digits of its circle", .count = &arguments->chosen.run.task.period,
+         .most = COUNT_MOST},
+        {"digits", "N", 9, "Digits of each number that is added",
+         .count = &arguments->chosen.run.task.digits, .most = COUNT_MOST},
+        {"seed", "N", 9, "All random numbers follow from it (default: 1)",
+         .number = &arguments->chosen.run.seed, .most = INT64_MAX / 2},
+        {"steps", "N", 9, "Steps of the trainer (default: 240)", .number = &arguments->chosen.run.steps,
+         .most = 1000000000},
+        {"prompts", "N", 9, "Prompts of a step, for each trainer (default: 32)",
+         .count = &arguments->chosen.run.prompts, .most = COUNT_MOST},
+        {"group", "N", 9, "Responses to each (default: 8)", .count = &arguments->chosen.run.group,
+         .most = COUNT_MOST},
+        {"slots", "N", 9, "Pieces of work that they are divided into, for each trainer (default: 8)",
+         .count = &arguments->chosen.run.slots, .most = COUNT_MOST},
+        {"temperature", "T", 9, "Of sampling (default: 1)", .real = &arguments->chosen.run.temperature},
+        {"staleness", "N", 9,
+         "Rounds (with one trainer: steps) that the policy of a trajectory may be behind; 0 (default): "
+         "strictly synchronous, the same bits whatever workers there are",
+         .count = &arguments->chosen.run.staleness, .most = COUNT_MOST},
+        {"sync", "HOW", 9, "patch (default): versions travel as what changed; full: whole",
+         .choice = &arguments->chosen.run.sync, .words = "patch|full"},
+        {.group = 10, .help = "Learning:"},
+        {"rate", "R", 11, "Learning rate", .real = &arguments->chosen.grpo.adam.rate},
+        {"updates", "N", 11, "Updates of a step, each on its share of the groups",
+         .number = &arguments->chosen.grpo.updates, .most = COUNT_MOST},
+        {"passes", "N", 11, "How often a step goes over its batch",
+         .number = &arguments->chosen.grpo.passes, .most = COUNT_MOST},
+        {"clip", "C", 11, "Ratios below 1 - C are clipped", .real = &arguments->chosen.grpo.clip_low},
+        {"clip-high", "C", 11, "Ratios above 1 + C are clipped", .real = &arguments->chosen.grpo.clip_high},
+        {"clip-norm", "N", 11, "Largest norm of the gradient; 0: not clipped",
+         .real = &arguments->chosen.grpo.adam.clip},
+        {"kl", "W", 11, "Weight of the divergence from the first policy (default: 0)",
+         .real = &arguments->chosen.grpo.kl},
+        {"evaluate", "N", 11,
+         "Measure success on fresh prompts every N steps (default: 20); 0: after the last only",
+         .number = &arguments->chosen.evaluation_interval, .most = COUNT_MOST},
+        {"evaluate-prompts", "N", 11, "How many (default: 256)",
+         .number = &arguments->chosen.evaluation_prompts, .most = COUNT_MOST},
+        {"warmup-success", "S", 11,
+         "First learn from right answers until this share succeeds (default: 0.45); 0: no warm-up",
+         .real = &arguments->chosen.warmup.success},
+        {"warmup-rate", "R", 11, "Learning rate of the warm-up",
+         .real = &arguments->chosen.warmup.adam.rate},
+        {"warmup-steps", "N", 11, "Steps of the warm-up, at most",
+         .number = &arguments->chosen.warmup.steps, .most = COUNT_MOST},
+        {"warmup-cache", "DIR", 11,
+         "Keep warmed-up policies in DIR, for the next run like this (default: "
+         "${XDG_CACHE_HOME:-~/.cache}/weft/train)",
+         .text = &arguments->cache},
+        {"no-warmup-cache", NULL, 11, "Keep none", .flag = &arguments->no_cache},
+        {0},
+    };
+    const weft_option team[] = {
+        {.group = 12, .help = "Several trainers:"},
+        {"trainers", "K", 13,
+         "There are K trainers (default: 1), each a process with the same options; over MPI: as many as it "
+         "has started",
+         .count = &arguments->chosen.run.trainers, .least = 1, .most = WEFT_LOCO_RANKS_MAX},
+        {"rank", "R", 13,
+         "Which of them this is, from 0; the others keep their files in DIR/rank-R. Over MPI it is known",
+         .count = &arguments->chosen.rank, .most = WEFT_LOCO_RANKS_MAX - 1,
+         .given = &arguments->team.of_rank},
+        {"exchange", "HOW", 13,
+         "store (default): they meet in STORE, and go on without one that is gone; mpi: mpirun has started "
+         "them",
+         .choice = &arguments->team.exchange_kind, .words = "store|mpi"},
+        {"outer", "HOW", 13,
+         "pulseloco (default): after each round send what the next forward pass can see; diloco: send all; "
+         "ddp: average the gradients of each update",
+         .parse = parse_outer, .into = &arguments->chosen.run.outer},
+        {"local-steps", "H", 13, "Steps of a round (default: 8; ddp: 1)",
+         .count = &arguments->team.local_steps, .least = 1, .most = TRAIN_LOCAL_STEPS_MAX},
+        {"outer-rate", "R", 13, "Rate of the outer optimizer (default: 0.7)",
+         .real = &arguments->chosen.run.outer_rate, .most = 1000, .given = &arguments->team.of_outer},
+        {"outer-momentum", "M", 13, "Its momentum (default: 0.9)",
+         .real = &arguments->chosen.run.outer_momentum, .most = 1000, .given = &arguments->team.of_outer},
+        {"significant", "BITS", 13,
+         "Cut the values that pulseloco sends to so many significant bits, 2 to 23; the rest stays for a "
+         "later round (default: 0: nothing is cut)",
+         .count = &arguments->chosen.run.significant, .most = 23, .given = &arguments->team.of_values},
+        {"deadline", "TIME", 13,
+         "How long the end of a round waits for trainers that are late, over a store (default: 60s; ddp "
+         "waits for all, as long as --patience says)",
+         .seconds = &arguments->chosen.deadline, .given = &arguments->team.of_store},
+        {"join", NULL, 13,
+         "Rank 0 takes part in the run that the store holds, though its state is not in DIR, as other "
+         "ranks do",
+         .flag = &arguments->chosen.join, .given = &arguments->team.of_store},
+        {0},
+    };
+    const weft_option sparse[] = {
+        {.group = 14, .help = "A compressed cache of keys and values:"},
+        {"kv", "POLICY", 15,
+         "What workers keep of their caches while they sample: none (default: all), streaming, h2o, snapkv "
+         "or rkv",
+         .parse = parse_policy, .into = &arguments->sparse.policy},
+        {"kv-budget", "N", 15, "Tokens that are left when some are evicted",
+         .number = &arguments->sparse.budget, .least = 1, .most = WEFT_KV_TOKENS_MAX},
+        {"kv-interval", "N", 15, "Tokens from one choice to the next (default: a quarter of the budget)",
+         .number = &arguments->sparse.interval, .least = 1, .most = WEFT_KV_TOKENS_MAX},
+        {"kv-sinks", "N", 15, "First tokens, which stay (default: the policy's)",
+         .number = &arguments->sparse.sinks, .most = WEFT_KV_TOKENS_MAX},
+        {"kv-window", "N", 15, "Last tokens, which stay (default: the policy's)",
+         .number = &arguments->sparse.window, .least = 1, .most = WEFT_KV_TOKENS_MAX},
+        {"correction", "PRESET", 15,
+         "What is done about responses that the policy would not have sampled with a whole cache: none "
+         "(default), paper, released, tis, mis or icepop",
+         .text = &arguments->sparse.correction},
+        {"veto", "X", 15,
+         "Reject a trajectory if the policy gives one of its tokens less than X times what the sampler "
+         "did; 0: never (default: the preset's)",
+         .real = &arguments->sparse.veto, .most = 1},
+        {"exclude-rejected", NULL, 15,
+         "Leave rejected trajectories out of the means that others are compared with",
+         .flag = &arguments->sparse.exclude_rejected},
+        {0},
+    };
+    const weft_form form = {"STORE --role ROLE",
+                            doc,
+                            {{options, NULL},
+                             {trainer, &arguments->of_trainer},
+                             {team, &arguments->of_team},
+                             {sparse, &arguments->of_sparse}},
+                            .paths = {&arguments->store, 1, 1, "give a store"},
+                            .check = check_arguments};
+    arguments->team.chosen = &arguments->chosen;
+    return remote_run(&form, &arguments->remote, true, argc, argv, arguments, run);
+}
+
+/* ---- what follows from the arguments ---- */
+
+static weft_kv_options choose_kv(const train_sparse *sparse) {
+    weft_kv_options kv = {.size = sizeof kv};
+    weft_kv_defaults(sparse->policy, sparse->budget, &kv);
+    kv.interval = sparse->interval > 0 ? sparse->interval : kv.interval;
+    kv.sinks = sparse->sinks != SINKS_OF_POLICY ? sparse->sinks : kv.sinks;
+    kv.window = sparse->window > 0 ? sparse->window : kv.window;
+    return kv;
+}
+
+int train_sparse_choose(weft_command *command, const train_sparse *sparse, train_options *chosen) {
+    weft_correction_options *correction = &chosen->grpo.correction;
+    bool limited = sparse->budget > 0 || sparse->interval > 0 || sparse->sinks != SINKS_OF_POLICY ||
+                   sparse->window > 0;
+    if (sparse->policy == WEFT_KV_NONE && limited) {
+        return command_error(command, EXIT_USAGE, "a budget for caches needs a policy; give one with --kv");
+    }
+    if (sparse->policy != WEFT_KV_NONE && sparse->budget == 0) {
+        return command_error(command, EXIT_USAGE, "--kv %s needs a --kv-budget",
+                             weft_kv_policy_name(sparse->policy));
+    }
+    chosen->run.kv = choose_kv(sparse);
+    if (sparse->correction != NULL) {
+        weft_status status = weft_correction_preset(command->context, sparse->correction, correction);
+        if (status != WEFT_OK) {
+            return command_error(command, EXIT_USAGE, "--correction: %s",
+                                 weft_context_error(command->context));
         }
-        arguments->role = strcmp(text, "trainer") == 0 ? ROLE_TRAINER : ROLE_ROLLOUT;
-        return 0;
-    case OPTION_PATIENCE:
-        arguments->chosen.patience = remote_parse_seconds(state, "--patience", text);
-        return 0;
-    case OPTION_NAME:
-        arguments->name = remote_parse_name(state, text);
-        return 0;
-    case OPTION_MAX_SECONDS:
-        arguments->max_seconds = remote_parse_seconds(state, "--max-seconds", text);
-        return 0;
-    case ARGP_KEY_END:
-        check_role(arguments, state);
-        train_team_choose(&arguments->team, state);
-        return 0;
-    default:
-        break;
     }
-    error_t error = parse_trainer(key, text, state);
-    if (error == 0) {
-        arguments->of_trainer = true;
-        return 0;
-    }
-    return remote_parse_store(key, text, state, &arguments->store);
+    correction->veto = sparse->veto >= 0 ? sparse->veto : correction->veto;
+    correction->baseline_excludes_rejected = sparse->exclude_rejected;
+    return EXIT_DONE;
 }
-
-static const struct argp_child children[] = {
-    {&reader_argp, 0, NULL, 0},
-    {&train_team_argp, 0, "Several trainers:", 12},
-    {&train_sparse_argp, 0, "A compressed cache of keys and values:", 14},
-    {0}};
-
-const struct argp train_argp = {options, parse, "STORE --role ROLE", doc, children, NULL, NULL};

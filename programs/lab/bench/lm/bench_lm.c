@@ -4,7 +4,7 @@
  * whole policy steps, and the useful operations of each beside the fastest product of matrices that all
  * threads reach at once.
  */
-#include "bench_lm.h"
+#include "../bench.h"
 
 #include "../../../../lib/base/pool.h"
 #include "../../../../lm/learn/grpo.h"
@@ -173,19 +173,6 @@ static weft_status generate(lm_bench_scene *scene, size_t *starts, lm_samples **
     return lm_generate(scene->trainer->model, &prompts, scene->streams, &sampling, samples_out);
 }
 
-static weft_status learn(lm_bench_scene *scene, const lm_samples *samples) {
-    lm_grpo_options options = lm_grpo_defaults();
-    lm_grpo_result result;
-    lm_rollouts rollouts = {
-        .batch = lm_samples_batch(samples),
-        .prompts = samples->prompts,
-        .logp = samples->logp,
-        .rewards = scene->rewards,
-        .group = GROUP,
-    };
-    return lm_grpo_step(scene->trainer, &rollouts, &options, NULL, &result);
-}
-
 /* One policy step, of which the generation is timed on its own, too. */
 static weft_status policy_once(lm_bench_scene *scene, size_t *starts, double *generation_out,
                                double *seconds_out) {
@@ -194,7 +181,16 @@ static weft_status policy_once(lm_bench_scene *scene, size_t *starts, double *ge
     weft_status status = generate(scene, starts, &samples);
     *generation_out = clock_seconds() - start;
     if (status == WEFT_OK) {
-        status = learn(scene, samples);
+        lm_grpo_options options = lm_grpo_defaults();
+        lm_grpo_result result;
+        lm_rollouts rollouts = {
+            .batch = lm_samples_batch(samples),
+            .prompts = samples->prompts,
+            .logp = samples->logp,
+            .rewards = scene->rewards,
+            .group = GROUP,
+        };
+        status = lm_grpo_step(scene->trainer, &rollouts, &options, NULL, &result);
     }
     *seconds_out = clock_seconds() - start;
     lm_samples_destroy(samples);
@@ -227,8 +223,7 @@ static weft_status measure_scene(lm_bench_scene *scene, unsigned repeat, lm_row 
     return status;
 }
 
-static int measure_size(weft_command *command, const lm_bench_options *options, size_t number,
-                        lm_row *row) {
+static int measure_size(weft_command *command, const bench_options *options, size_t number, lm_row *row) {
     lm_bench_scene scene = {0};
     command_note(command, "%s parameters …", lm_presets[number].name);
     weft_status status = open_scene(command, number, options->seed, &scene);
@@ -302,7 +297,7 @@ static void print_text(const lm_bench_results *results) {
     }
 }
 
-int bench_lm(weft_command *command, const lm_bench_options *options) {
+int bench_lm(weft_command *command, const bench_options *options) {
     lm_bench_results results = {.threads = weft_context_threads(command->context),
                                 .count = options->quick ? QUICK_SIZES : LM_PRESETS};
     int code = measure_peak(command, options->repeat, &results);

@@ -5,7 +5,7 @@
  * once, and each token attends to more. Every rollout fills the context whatever is sampled, so that every
  * policy does the same number of tokens.
  */
-#include "bench_lm.h"
+#include "../bench.h"
 
 #include "../../../../lm/learn/generate.h"
 #include "../../../../lm/model/pass.h"
@@ -113,7 +113,8 @@ static void prepare(const kv_scene *scene, kv_results *results) {
     results->kv_bytes = results->rollouts * lm_sampling_bytes(&scene->config, NULL, length) / 2;
     for (size_t i = 0; i < WEFT_KV_POLICIES; i++) {
         kv_row *row = &results->rows[i];
-        row->kv = weft_kv_defaults((weft_kv_policy)i, scene->budget);
+        row->kv.size = sizeof row->kv;
+        weft_kv_defaults((weft_kv_policy)i, scene->budget, &row->kv);
         row->kv.interval = scene->interval;
         size_t fitting = results->kv_bytes / lm_sampling_bytes(&scene->config, &row->kv, length);
         row->together = fitting < results->rollouts ? fitting : results->rollouts;
@@ -121,7 +122,7 @@ static void prepare(const kv_scene *scene, kv_results *results) {
 }
 
 /* Policies take turns, so that what else the machine does meets all of them. */
-static int measure(weft_command *command, const lm_bench_options *options, lm_model *model,
+static int measure(weft_command *command, const bench_options *options, lm_model *model,
                    kv_results *results) {
     kv_prompts prompts = {0};
     if (!make_prompts(results->scene, &prompts)) {
@@ -142,7 +143,7 @@ static int measure(weft_command *command, const lm_bench_options *options, lm_mo
                                                          : command_fail(command, NULL, status);
 }
 
-static int measure_scene(weft_command *command, const lm_bench_options *options, const kv_scene *scene,
+static int measure_scene(weft_command *command, const bench_options *options, const kv_scene *scene,
                          kv_results *results) {
     lm_model *model = NULL;
     weft_status status = lm_model_create(command->context, &scene->config, LM_TRAINER, &model);
@@ -215,7 +216,7 @@ static void print_text(const kv_results *results) {
     }
 }
 
-int bench_lm_kv(weft_command *command, const lm_bench_options *options) {
+int bench_lm_kv(weft_command *command, const bench_options *options) {
     kv_results results[SCENES];
     size_t count = options->quick ? 1 : SCENES;
     int code = EXIT_DONE;

@@ -4,7 +4,7 @@
  * right answers until it succeeds sometimes, then policy steps from rewards alone. What a step would send
  * is counted on the way: the share of BF16 weights that it changes.
  */
-#include "bench_lm.h"
+#include "../bench.h"
 
 #include "../../../../train/options.h"
 
@@ -153,11 +153,10 @@ static int print_results(const learn_run *run) {
                (unsigned long long)run->seed);
         printf("warm-up       %llu steps, %.1f s\n", (unsigned long long)run->warm.steps,
                run->warm_seconds);
-        printf(
-            "policy steps  %llu with rate %g and staleness %llu, %.2f s each; a step changes %.2f%% of the "
-            "BF16 weights\n",
-            (unsigned long long)run->steps, run->usual.grpo.adam.rate, (unsigned long long)run->staleness,
-            run->step_seconds, 100 * run->changed);
+        printf("policy steps  %llu with rate %g and staleness %llu, %.2f s each; a step changes %.2f%% of "
+               "the BF16 weights\n",
+               (unsigned long long)run->steps, run->usual.grpo.adam.rate,
+               (unsigned long long)run->staleness, run->step_seconds, 100 * run->changed);
         printf("reward        %.3f in the first %d steps, %.3f in the last\n", run->first_rewards, REPORT,
                run->last_rewards);
         printf("success       %.3f before, %.3f after, on %d fresh prompts\n", run->start, run->end,
@@ -198,7 +197,7 @@ static weft_status learn(learn_run *run) {
     return status;
 }
 
-int bench_lm_learn(weft_command *command, const lm_bench_options *options) {
+int bench_lm_learn(weft_command *command, const bench_options *options) {
     learn_run run = {
         .command = command,
         .usual = train_options_defaults(),

@@ -6,8 +6,8 @@
  */
 #include "../../../../lm/learn/rates.h"
 #include "../../../../lm/model/presets.h"
+#include "../bench.h"
 #include "../sync/bench_sync.h"
-#include "bench_lm.h"
 
 #include "../../../../lm/learn/state.h"
 #include "../../../../lm/learn/warmup.h"
@@ -22,7 +22,7 @@ static const lm_task short_chain = {.kind = LM_TASK_CHAIN, .steps = 10, .period 
 
 typedef struct rates_bench {
     weft_command *command;
-    const lm_bench_options *options;
+    const bench_options *options;
     lm_trainer *trainer;
     lm_progress progress;
     lm_warmup_result warm; /* no steps: the policy came from a file */
@@ -217,11 +217,10 @@ static weft_status measure(rates_bench *bench, const char *directory) {
     return lm_rates_measure(bench->trainer, &bench->chosen, bench->rows, bench->options->rate_count);
 }
 
-int bench_lm_rates(weft_command *command, const lm_bench_options *options) {
+int bench_lm_rates(weft_command *command, const bench_options *options) {
     rates_bench bench = {.command = command, .options = options, .steps = json_array()};
-    sync_options place = {.directory = options->directory};
     sync_bench stores;
-    int code = sync_bench_open(command, &place, &stores);
+    int code = sync_bench_open(command, options, &stores);
     if (code != EXIT_DONE) {
         json_decref(bench.steps);
         return code;

@@ -11,10 +11,10 @@
  *     naive   none: ratios are against the policy with a whole cache, as if that had sampled
  *     bypass  none: ratios are against the sampler
  */
-#include "bench_lm.h"
+#include "../bench.h"
 
-#include "../../../../lm/model/forward.h"
-#include "../../../../train/learner/cache.h"
+#include "../../../../lm/model/pass.h"
+#include "../../../../train/learner/learner.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -81,7 +81,8 @@ typedef struct sparse_run {
 /* ---- arms ---- */
 
 static weft_kv_options choose_kv(weft_kv_policy policy, size_t budget) {
-    weft_kv_options kv = weft_kv_defaults(policy, budget);
+    weft_kv_options kv = {.size = sizeof kv};
+    weft_kv_defaults(policy, budget, &kv);
     kv.interval = INTERVAL;
     return kv;
 }
@@ -120,10 +121,9 @@ static int parse_arm(sparse_run *run, const char *arm) {
     char *correction = strtok_r(NULL, ":", &rest);
     if (strlen(arm) >= sizeof text || correction == NULL || strtok_r(NULL, ":", &rest) != NULL ||
         !weft_kv_policy_parse(name, &policy) || !text_parse_unsigned(tokens, 1 << 20, &budget)) {
-        return command_error(command, EXIT_USAGE,
-                             "--sparse takes dense or POLICY:BUDGET:CORRECTION, such as rkv:20:tis, not "
-                             "'%s'",
-                             arm);
+        return command_error(
+            command, EXIT_USAGE,
+            "--sparse takes dense or POLICY:BUDGET:CORRECTION, such as rkv:20:tis, not '%s'", arm);
     }
     run->kv = choose_kv(policy, budget);
     if (weft_kv_check(command->context, &run->kv) != WEFT_OK ||
@@ -146,8 +146,19 @@ static void count_usage(sparse_run *run, const weft_kv_usage *usage) {
         usage->peak_full_bytes > total->peak_full_bytes ? usage->peak_full_bytes : total->peak_full_bytes;
 }
 
-/* Sampler against old policy, whatever the correction makes of it. */
-static void count_distance(const sparse_run *run, const lm_samples *samples, sparse_sums *sums) {
+static void count_step(sparse_run *run, uint64_t step, const lm_samples *samples,
+                       const lm_grpo_result *result) {
+    sparse_sums *sums = &run->sums[step / REPORT];
+    const weft_correction_diagnostics *found = &result->correction;
+    run->sum_count = step / REPORT + 1;
+    sums->steps += 1;
+    sums->reward += result->reward;
+    sums->k3 += found->kl_k3;
+    sums->rejected += (double)found->rejected / (double)found->sequences;
+    sums->masked += (double)found->masked / (double)found->tokens;
+    sums->effective += found->effective;
+    sums->skipped += (double)result->skipped;
+    /* Sampler against old policy, whatever the correction makes of it. */
     double distance = 0;
     size_t tokens = 0;
     size_t below = 0;
@@ -163,21 +174,6 @@ static void count_distance(const sparse_run *run, const lm_samples *samples, spa
     }
     sums->distance += distance / (double)tokens;
     sums->below += (double)below / (double)samples->sequences;
-}
-
-static void count_step(sparse_run *run, uint64_t step, const lm_samples *samples,
-                       const lm_grpo_result *result) {
-    sparse_sums *sums = &run->sums[step / REPORT];
-    const weft_correction_diagnostics *found = &result->correction;
-    run->sum_count = step / REPORT + 1;
-    sums->steps += 1;
-    sums->reward += result->reward;
-    sums->k3 += found->kl_k3;
-    sums->rejected += (double)found->rejected / (double)found->sequences;
-    sums->masked += (double)found->masked / (double)found->tokens;
-    sums->effective += found->effective;
-    sums->skipped += (double)result->skipped;
-    count_distance(run, samples, sums);
     count_usage(run, &samples->kv);
     run->tokens += samples->starts[samples->sequences];
 }
@@ -353,7 +349,7 @@ static int print_results(const sparse_run *run) {
 
 /* The usual run, with chains that are long enough for a cache to be worth compressing, and heads that fill
  * what a cache takes for them. */
-static train_options choose_run(const lm_bench_options *options) {
+static train_options choose_run(const bench_options *options) {
     train_options usual = train_options_defaults();
     train_run *run = &usual.run;
     run->task.steps = options->chain > 0     ? (uint32_t)options->chain
@@ -382,7 +378,7 @@ static bool take_memory(sparse_run *run) {
     return run->rewards != NULL && run->old != NULL && run->sums != NULL;
 }
 
-int bench_lm_sparse(weft_command *command, const lm_bench_options *options) {
+int bench_lm_sparse(weft_command *command, const bench_options *options) {
     sparse_run run = {.command = command, .usual = choose_run(options)};
     int code = parse_arm(&run, options->arm);
     if (code != EXIT_DONE) {

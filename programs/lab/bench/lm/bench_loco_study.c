@@ -1,18 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_loco_study.c: see bench_loco_study.h.
+ * bench_loco_study.c: `weft bench --loco --study WAY`.
  */
-#include "bench_loco_study.h"
+#include "../bench.h"
 
 #include "../../../../lm/learn/state.h"
 
 enum {
-    OPTION_STUDY = 0x300,
-    OPTION_TRAINERS,
-    OPTION_LOCAL_STEPS,
-    OPTION_SIGNIFICANT,
-    TRAINERS = 4,
-    LOCAL_STEPS = 8,
     STEPS = 96,
     SETTLE = 2, /* rounds */
     PROMPTS = 8,
@@ -22,58 +16,6 @@ enum {
 };
 
 static const double RATE = 1e-6;
-
-static const struct argp_option study_arguments[] = {
-    {"study", OPTION_STUDY, "WAY", 0,
-     "With --loco: trainers in one process learn from the policy in --state FILE, and agree by pulseloco, "
-     "diloco, ddp, forgetful (no error feedback), rounded (differences of BF16 weights) or nearest (values "
-     "rounded to BF16); --rate, --steps, --seed",
-     0},
-    {"trainers", OPTION_TRAINERS, "K", 0, "With --study: so many (default 4)", 0},
-    {"local-steps", OPTION_LOCAL_STEPS, "H", 0, "With --study: steps of a round (default 8; 1 for ddp)", 0},
-    {"significant", OPTION_SIGNIFICANT, "BITS", 0,
-     "With --study: of the values that pulseloco sends (default 0: all)", 0},
-    {0},
-};
-
-static error_t parse(int key, char *text, struct argp_state *state) {
-    loco_study_options *chosen = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        chosen->trainers = TRAINERS;
-        chosen->local_steps = LOCAL_STEPS;
-        return 0;
-    case OPTION_STUDY:
-        if (!train_study_find(text, &chosen->way)) {
-            argp_error(state, "--study is pulseloco, diloco, ddp, forgetful, rounded or nearest, not '%s'",
-                       text);
-        }
-        chosen->given = true;
-        return 0;
-    case OPTION_TRAINERS:
-        chosen->only_with_study = "--trainers";
-        chosen->trainers = (uint32_t)command_parse_number(state, "--trainers", text, 1, 64);
-        return 0;
-    case OPTION_LOCAL_STEPS:
-        chosen->only_with_study = "--local-steps";
-        chosen->local_steps =
-            (uint32_t)command_parse_number(state, "--local-steps", text, 1, TRAIN_LOCAL_STEPS_MAX);
-        return 0;
-    case OPTION_SIGNIFICANT:
-        chosen->only_with_study = "--significant";
-        chosen->significant = (uint32_t)command_parse_number(state, "--significant", text, 0, 23);
-        return 0;
-    case ARGP_KEY_END:
-        if (chosen->only_with_study != NULL && !chosen->given) {
-            argp_error(state, "%s goes with --study WAY", chosen->only_with_study);
-        }
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-const struct argp bench_loco_study_argp = {study_arguments, parse, NULL, NULL, NULL, NULL, NULL};
 
 typedef struct study_bench {
     weft_command *command;
@@ -154,8 +96,9 @@ static void print_text(const study_bench *bench, const train_study_result *resul
            EVALUATION);
 }
 
-static void choose(study_bench *bench, const loco_study_options *options, const lm_progress *progress) {
-    const weft_loco_options usual = weft_loco_defaults();
+static void choose(study_bench *bench, const bench_options *options, const lm_progress *progress) {
+    weft_loco_options usual = {.size = sizeof usual};
+    weft_loco_defaults(&usual);
     uint64_t steps = options->steps > 0 ? options->steps : STEPS;
     uint32_t local_steps = options->way == TRAIN_STUDY_DDP ? 1 : options->local_steps;
     uint64_t rounds = (steps + local_steps - 1) / local_steps;
@@ -182,7 +125,7 @@ static void choose(study_bench *bench, const loco_study_options *options, const 
     bench->chosen.grpo.adam.rate = options->rate > 0 ? options->rate : RATE;
 }
 
-int bench_loco_study(weft_command *command, const loco_study_options *options) {
+int bench_loco_study(weft_command *command, const bench_options *options) {
     study_bench bench = {.command = command, .rounds = json_array()};
     lm_trainer *trainer = NULL;
     lm_progress progress;

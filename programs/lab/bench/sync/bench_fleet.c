@@ -8,14 +8,10 @@
 
 /* ---- what is held against what ---- */
 
-/* What the origin sends to one relay, if it sends everything that is new once. */
-static uint64_t published_bytes(const fleet_crowd_results *crowd) {
-    return crowd->patch_bytes + crowd->page_bytes + crowd->head_bytes;
-}
-
 /* Of what may be sent to that many relays; HTTP's own bytes are in neither. */
 static double origin_share(const fleet_crowd_results *crowd, uint64_t relays) {
-    uint64_t published = published_bytes(crowd);
+    /* What the origin sends to one relay, if it sends everything that is new once. */
+    uint64_t published = crowd->patch_bytes + crowd->page_bytes + crowd->head_bytes;
     return published > 0 ? (double)crowd->origin_bytes / (double)(relays * published) : 0;
 }
 
@@ -37,7 +33,7 @@ static json_t *memory_json(const fleet_crowd_results *crowd, uint64_t relays) {
     return json;
 }
 
-static json_t *crowd_json(const fleet_crowd_results *crowd, const sync_options *options) {
+static json_t *crowd_json(const fleet_crowd_results *crowd, const bench_options *options) {
     json_t *json = json_object();
     json_object_set_new(json, "total", json_count(crowd->total));
     json_object_set_new(json, "changed", json_count(crowd->changed));
@@ -79,7 +75,7 @@ static json_t *asked_json(const fleet_results *results) {
     return json;
 }
 
-static int print_json(weft_command *command, const sync_options *options, const fleet_results *results) {
+static int print_json(weft_command *command, const bench_options *options, const fleet_results *results) {
     json_t *json = json_object();
     json_object_set_new(json, "cpu", json_string(weft_cpu_name()));
     json_object_set_new(json, "followers", json_count(options->followers));
@@ -93,7 +89,7 @@ static int print_json(weft_command *command, const sync_options *options, const 
 
 /* ---- text ---- */
 
-static void print_crowd(const fleet_crowd_results *crowd, const sync_options *options) {
+static void print_crowd(const fleet_crowd_results *crowd, const bench_options *options) {
     char total[TEXT_SIZE], changed[TEXT_SIZE], sent[TEXT_SIZE], patches[TEXT_SIZE], index[TEXT_SIZE];
     printf("\n%-8s %llu followers behind %llu relay%s, %s weights, %s changed (%.3f%%), %llu versions\n",
            "fleet", (unsigned long long)options->followers, (unsigned long long)options->relays,
@@ -128,7 +124,7 @@ static void print_relay(const fleet_results *results) {
            relayed->median / direct->median);
 }
 
-static void print_asked(const fleet_results *results, const sync_options *options) {
+static void print_asked(const fleet_results *results, const bench_options *options) {
     printf("\n%-8s %llu at the same moment, of a relay that holds nothing\n", "ask",
            (unsigned long long)options->followers);
     for (int i = 0; i < FLEET_ASKED; i++) {
@@ -179,18 +175,14 @@ static int run_crowd(sync_bench *bench, fleet_results *results) {
     return code;
 }
 
-static uint64_t choose(uint64_t given, bool quick, uint64_t short_one, uint64_t usual) {
-    return given > 0 ? given : quick ? short_one : usual;
-}
-
-int bench_fleet(weft_command *command, const sync_options *options) {
-    sync_options chosen = *options;
+int bench_fleet(weft_command *command, const bench_options *options) {
+    bench_options chosen = *options;
     fleet_results results = {0};
     sync_bench bench;
-    chosen.parameters = choose(options->parameters, options->quick, 1000000, 8000000);
-    chosen.versions = choose(options->versions, options->quick, 12, 200);
-    chosen.followers = choose(options->followers, options->quick, 8, 64);
-    chosen.relays = choose(options->relays, options->quick, 2, 2);
+    chosen.parameters = sync_choose(options->parameters, options->quick, 1000000, 8000000);
+    chosen.versions = sync_choose(options->versions, options->quick, 12, 200);
+    chosen.followers = sync_choose(options->followers, options->quick, 8, 64);
+    chosen.relays = sync_choose(options->relays, options->quick, 2, 2);
     int code = sync_bench_open(command, &chosen, &bench);
     if (code != EXIT_DONE) {
         return code;

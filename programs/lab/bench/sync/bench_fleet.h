@@ -46,7 +46,7 @@ typedef struct fleet_results {
 
 /* Of the options, 0 is: 64 followers, 2 relays, 200 versions, 8M parameters; or 8, 2, 12 and 1M if
  * `quick`. Runs all and prints the results. */
-int bench_fleet(weft_command *command, const sync_options *options);
+int bench_fleet(weft_command *command, const bench_options *options);
 
 /* ---- bench_fleet_tools.c: what servers tell of themselves, and threads that wait for each other ---- */
 

@@ -54,8 +54,8 @@ static void await_go(question *question) {
 static weft_status fetch(weft_context *context, weft_store *store, const question *question,
                          uint8_t *buffer) {
     const weft_store_get_request request = {
-        .key = question->key, .length = question->bytes, .buffer = buffer};
-    weft_store_get_result result;
+        .size = sizeof request, .key = question->key, .length = question->bytes, .buffer = buffer};
+    weft_store_get_result result = {.size = sizeof result};
     return weft_store_get(context, store, &request, &result);
 }
 
@@ -90,12 +90,8 @@ static int start_asker(question *question, asker *asker) {
 }
 
 static void close_asker(asker *asker, uint64_t bytes) {
-    if (asker->store != NULL) {
-        weft_store_close(asker->store);
-    }
-    if (asker->context != NULL) {
-        weft_context_destroy(asker->context);
-    }
+    weft_store_close(asker->store);
+    weft_context_destroy(asker->context);
     bench_unmap(asker->answer, bytes);
 }
 
@@ -230,9 +226,7 @@ static int ask_relay(sync_bench *bench, const fleet_origin *origin, const char *
         asked[i].room = rooms[i];
         code = ask_for(bench, directory, relay.url, meter, &asked[i]);
     }
-    if (directory != NULL) {
-        weft_store_close(directory);
-    }
+    weft_store_close(directory);
     sync_server_stop(&relay);
     return code;
 }

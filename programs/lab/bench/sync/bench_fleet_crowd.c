@@ -77,18 +77,6 @@ static void stop(crowd *crowd) {
     pthread_mutex_unlock(&crowd->lock);
 }
 
-/* Only the first that fails speaks. */
-static void fail_follower(follower *follower, weft_status status) {
-    crowd *crowd = follower->crowd;
-    pthread_mutex_lock(&crowd->lock);
-    if (!crowd->stopped) {
-        crowd->code = sync_fail(crowd->bench, follower->context, status);
-        crowd->stopped = true;
-        pthread_cond_broadcast(&crowd->moved);
-    }
-    pthread_mutex_unlock(&crowd->lock);
-}
-
 static void tell_crowd(crowd *crowd, uint64_t version) {
     pthread_mutex_lock(&crowd->lock);
     if (version == crowd->awaited && ++crowd->arrived == crowd->count) {
@@ -111,7 +99,8 @@ static weft_status follow_once(follower *follower) {
     }
     if (status == WEFT_OK) {
         double now = clock_seconds();
-        weft_subscriber_info info = weft_subscriber_describe(follower->subscriber);
+        weft_subscriber_info info = {.size = sizeof info};
+        weft_subscriber_describe(follower->subscriber, &info);
         if (info.version >= 2 && info.version < crowd->versions + 2) {
             follower->arrivals[info.version - 2] = (arrival){now, info.digest};
         }
@@ -121,7 +110,7 @@ static weft_status follow_once(follower *follower) {
 }
 
 static weft_status open_subscriber(follower *follower) {
-    const weft_subscriber_options options = {.empty = true};
+    const weft_subscriber_options options = {.size = sizeof options, .empty = true};
     weft_status status = weft_store_open(follower->context, follower->url, NULL, &follower->store);
     if (status == WEFT_OK) {
         status = weft_view_create(follower->context, follower->table, &follower->view);
@@ -140,7 +129,15 @@ static void *follow(void *opaque) {
         status = follow_once(follower);
     }
     if (status != WEFT_OK) {
-        fail_follower(follower, status);
+        /* Only the first that fails speaks. */
+        crowd *crowd = follower->crowd;
+        pthread_mutex_lock(&crowd->lock);
+        if (!crowd->stopped) {
+            crowd->code = sync_fail(crowd->bench, follower->context, status);
+            crowd->stopped = true;
+            pthread_cond_broadcast(&crowd->moved);
+        }
+        pthread_mutex_unlock(&crowd->lock);
     }
     return NULL;
 }
@@ -167,21 +164,11 @@ static int start_follower(crowd *crowd, uint64_t index) {
 }
 
 static void close_follower(follower *follower, const bench_model *model) {
-    if (follower->subscriber != NULL) {
-        weft_subscriber_close(follower->subscriber);
-    }
-    if (follower->view != NULL) {
-        weft_view_destroy(follower->view);
-    }
-    if (follower->store != NULL) {
-        weft_store_close(follower->store);
-    }
-    if (follower->context != NULL) {
-        weft_context_destroy(follower->context);
-    }
-    if (follower->table != NULL) {
-        weft_table_destroy(follower->table);
-    }
+    weft_subscriber_close(follower->subscriber);
+    weft_view_destroy(follower->view);
+    weft_store_close(follower->store);
+    weft_context_destroy(follower->context);
+    weft_table_destroy(follower->table);
     bench_unmap(follower->weights, model->extent * sizeof *follower->weights);
     free(follower->arrivals);
 }
@@ -233,7 +220,7 @@ static weft_status add_head(crowd *crowd) {
 
 static int train_once(crowd *crowd, uint64_t index) {
     weft_context *context = crowd->pair.trainer_context;
-    weft_publish_result result = {0};
+    weft_publish_result result = {.size = sizeof result};
     bool all;
     crowd->results->changed += sync_walk_step(&crowd->walk);
     expect(crowd, index + 2);
@@ -245,7 +232,7 @@ static int train_once(crowd *crowd, uint64_t index) {
     if (status != WEFT_OK) {
         return sync_fail(crowd->bench, context, status);
     }
-    crowd->results->patch_bytes += result.diff.patch_bytes;
+    crowd->results->patch_bytes += result.patch_bytes;
     int code = await_all(crowd, &all);
     if (code == EXIT_DONE) {
         status = add_head(crowd);
@@ -386,24 +373,6 @@ static int start_relays(crowd *crowd) {
     return code;
 }
 
-/* All followers, at the first version. */
-static int start_followers(crowd *crowd) {
-    int code = EXIT_DONE;
-    bool all = false;
-    expect(crowd, 1);
-    for (uint64_t i = 0; i < crowd->count && code == EXIT_DONE; i++) {
-        code = start_follower(crowd, i);
-    }
-    if (code == EXIT_DONE) {
-        code = await_all(crowd, &all);
-    }
-    if (code == EXIT_DONE && !all) {
-        code = command_error(crowd->bench->command, EXIT_FAILED,
-                             "not all followers had the first version after half a minute");
-    }
-    return code;
-}
-
 static int run_crowd(crowd *crowd) {
     const sync_pair_options options = {.profile = WEFT_PROFILE_SMALL, .anchors = true, .keep_all = true};
     sync_bench *bench = crowd->bench;
@@ -422,18 +391,21 @@ static int run_crowd(crowd *crowd) {
         code = start_relays(crowd);
     }
     if (code == EXIT_DONE) {
-        code = start_followers(crowd);
-    }
-    return code == EXIT_DONE ? train_measured(crowd) : code;
-}
-
-static void join_followers(crowd *crowd) {
-    stop(crowd);
-    for (uint64_t i = 0; i < crowd->count; i++) {
-        if (crowd->followers[i].running) {
-            pthread_join(crowd->followers[i].thread, NULL);
+        /* All followers, at the first version. */
+        bool all = false;
+        expect(crowd, 1);
+        for (uint64_t i = 0; i < crowd->count && code == EXIT_DONE; i++) {
+            code = start_follower(crowd, i);
+        }
+        if (code == EXIT_DONE) {
+            code = await_all(crowd, &all);
+        }
+        if (code == EXIT_DONE && !all) {
+            code = command_error(crowd->bench->command, EXIT_FAILED,
+                                 "not all followers had the first version after half a minute");
         }
     }
+    return code == EXIT_DONE ? train_measured(crowd) : code;
 }
 
 static void close_crowd(crowd *crowd) {
@@ -445,9 +417,7 @@ static void close_crowd(crowd *crowd) {
         sync_store_remove(crowd->caches[i]);
     }
     fleet_meter_close(&crowd->meter);
-    if (crowd->directory != NULL) {
-        weft_store_close(crowd->directory);
-    }
+    weft_store_close(crowd->directory);
     sync_pair_close(&crowd->pair);
     sync_walk_close(&crowd->walk);
     free(crowd->followers);
@@ -458,7 +428,7 @@ static void close_crowd(crowd *crowd) {
 }
 
 int bench_fleet_crowd(sync_bench *bench, const fleet_origin *origin, fleet_crowd_results *results) {
-    const sync_options *options = bench->options;
+    const bench_options *options = bench->options;
     crowd crowd = {.bench = bench,
                    .origin = origin,
                    .results = results,
@@ -476,7 +446,12 @@ int bench_fleet_crowd(sync_bench *bench, const fleet_origin *origin, fleet_crowd
         code = run_crowd(&crowd);
     }
     if (crowd.followers != NULL) {
-        join_followers(&crowd);
+        stop(&crowd);
+        for (uint64_t i = 0; i < crowd.count; i++) {
+            if (crowd.followers[i].running) {
+                pthread_join(crowd.followers[i].thread, NULL);
+            }
+        }
     }
     if (code == EXIT_DONE) {
         code = collect_crowd(&crowd);

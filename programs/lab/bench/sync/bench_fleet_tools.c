@@ -22,12 +22,8 @@ int fleet_meter_open(sync_bench *bench, const char *url, fleet_meter *meter) {
 }
 
 void fleet_meter_close(fleet_meter *meter) {
-    if (meter->store != NULL) {
-        weft_store_close(meter->store);
-    }
-    if (meter->context != NULL) {
-        weft_context_destroy(meter->context);
-    }
+    weft_store_close(meter->store);
+    weft_context_destroy(meter->context);
     *meter = (fleet_meter){0};
 }
 
@@ -50,8 +46,9 @@ static int read_once(fleet_meter *meter, fleet_counts *counts_out) {
     if (text == NULL) {
         return sync_no_memory(meter->bench);
     }
-    const weft_store_get_request request = {.key = "metrics", .length = TEXT_BYTES, .buffer = text};
-    weft_store_get_result result;
+    const weft_store_get_request request = {
+        .size = sizeof request, .key = "metrics", .length = TEXT_BYTES, .buffer = text};
+    weft_store_get_result result = {.size = sizeof result};
     weft_status status = weft_store_get(meter->context, meter->store, &request, &result);
     if (status == WEFT_OK) {
         counts_out->requests = find_number(text, "weft_serve_request_seconds_count{route=\"object\"}");

@@ -7,43 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- parts ---- */
-
-static const struct {
-    const char *name;
-    unsigned part;
-} part_names[] = {{"publish", SYNC_PUBLISH}, {"pause", SYNC_PAUSE},         {"scaling", SYNC_SCALING},
-                  {"latency", SYNC_LATENCY}, {"bucketing", SYNC_BUCKETING}, {"catch-up", SYNC_CATCH_UP},
-                  {"group", SYNC_GROUP},     {"parts", SYNC_PARTS}};
-
-enum { PART_COUNT = sizeof part_names / sizeof part_names[0] };
-
-static unsigned find_part(const char *name, size_t length) {
-    for (size_t i = 0; i < PART_COUNT; i++) {
-        if (strlen(part_names[i].name) == length && strncmp(part_names[i].name, name, length) == 0) {
-            return part_names[i].part;
-        }
-    }
-    return 0;
-}
-
-bool bench_sync_parse_parts(const char *text, unsigned *parts_out) {
-    unsigned parts = 0;
-    for (;;) {
-        size_t length = strcspn(text, ",");
-        unsigned part = find_part(text, length);
-        if (part == 0) {
-            return false;
-        }
-        parts |= part;
-        if (text[length] == 0) {
-            *parts_out = parts;
-            return true;
-        }
-        text += length + 1;
-    }
-}
-
 /* ---- JSON ---- */
 
 json_t *sync_times_json(const sync_times *times) {
@@ -55,7 +18,8 @@ json_t *sync_times_json(const sync_times *times) {
     return json;
 }
 
-static json_t *publish_json(const sync_publish_results *results) {
+static json_t *publish_json(const sync_results *all) {
+    const sync_publish_results *results = &all->publish;
     json_t *json = json_object(), *rows = json_array();
     for (int i = 0; i < 2; i++) {
         const sync_publish_row *row = &results->rows[i];
@@ -81,7 +45,8 @@ static json_t *publish_json(const sync_publish_results *results) {
     return json;
 }
 
-static json_t *pause_json(const sync_pause_results *results) {
+static json_t *pause_json(const sync_results *all) {
+    const sync_pause_results *results = &all->pause;
     json_t *json = json_object();
     json_object_set_new(json, "total", json_count(results->total));
     json_object_set_new(json, "changed", json_count(results->changed));
@@ -91,7 +56,8 @@ static json_t *pause_json(const sync_pause_results *results) {
     return json;
 }
 
-static json_t *scaling_json(const sync_scaling_results *results) {
+static json_t *scaling_json(const sync_results *all) {
+    const sync_scaling_results *results = &all->scaling;
     json_t *json = json_object(), *models = json_array();
     for (int i = 0; i < 2; i++) {
         json_t *entry = json_object();
@@ -121,7 +87,8 @@ json_t *sync_latency_json(const sync_latency_results *results) {
     return json;
 }
 
-static json_t *bucketing_json(const sync_bucketing_results *results) {
+static json_t *bucketing_json(const sync_results *all) {
+    const sync_bucketing_results *results = &all->bucketing;
     json_t *json = json_object(), *rows = json_array();
     for (int i = 0; i < SYNC_WAYS; i++) {
         const sync_bucketing_row *row = &results->rows[i];
@@ -139,7 +106,8 @@ static json_t *bucketing_json(const sync_bucketing_results *results) {
     return json;
 }
 
-static json_t *catch_up_json(const sync_catch_up_results *results) {
+static json_t *catch_up_json(const sync_results *all) {
+    const sync_catch_up_results *results = &all->catch_up;
     json_t *json = json_object(), *rows = json_array();
     size_t worst;
     for (int i = 0; i < SYNC_ABSENCES; i++) {
@@ -167,7 +135,8 @@ static json_t *catch_up_json(const sync_catch_up_results *results) {
     return json;
 }
 
-static json_t *group_json(const sync_group_results *results) {
+static json_t *group_json(const sync_results *all) {
+    const sync_group_results *results = &all->group;
     json_t *json = json_object(), *rows = json_array();
     for (int i = 0; i < 2; i++) {
         const sync_group_row *row = &results->rows[i];
@@ -196,7 +165,8 @@ static uint64_t highest(const uint64_t *values) {
     return most;
 }
 
-static json_t *parts_json(const sync_parts_results *results) {
+static json_t *parts_json(const sync_results *all) {
+    const sync_parts_results *results = &all->parts;
     json_t *json = json_object(), *rows = json_array();
     for (int i = 0; i < 2; i++) {
         const sync_parts_row *row = &results->rows[i];
@@ -221,38 +191,6 @@ static json_t *parts_json(const sync_parts_results *results) {
     return json;
 }
 
-static int print_json(weft_command *command, const sync_options *options, const sync_results *results) {
-    json_t *json = json_object();
-    json_object_set_new(json, "cpu", json_string(weft_cpu_name()));
-    json_object_set_new(json, "threads", json_count(results->threads));
-    json_object_set_new(json, "repeat", json_count(options->repeat));
-    if (options->parts & SYNC_PUBLISH) {
-        json_object_set_new(json, "publish", publish_json(&results->publish));
-    }
-    if (options->parts & SYNC_PAUSE) {
-        json_object_set_new(json, "pause", pause_json(&results->pause));
-    }
-    if (options->parts & SYNC_SCALING) {
-        json_object_set_new(json, "scaling", scaling_json(&results->scaling));
-    }
-    if (options->parts & SYNC_LATENCY) {
-        json_object_set_new(json, "latency", sync_latency_json(&results->latency));
-    }
-    if (options->parts & SYNC_BUCKETING) {
-        json_object_set_new(json, "bucketing", bucketing_json(&results->bucketing));
-    }
-    if (options->parts & SYNC_CATCH_UP) {
-        json_object_set_new(json, "catch_up", catch_up_json(&results->catch_up));
-    }
-    if (options->parts & SYNC_GROUP) {
-        json_object_set_new(json, "group", group_json(&results->group));
-    }
-    if (options->parts & SYNC_PARTS) {
-        json_object_set_new(json, "parts", parts_json(&results->parts));
-    }
-    return command_print_json(command, stdout, json);
-}
-
 /* ---- text ---- */
 
 static void print_model(const char *part, uint64_t total, uint64_t changed) {
@@ -261,7 +199,8 @@ static void print_model(const char *part, uint64_t total, uint64_t changed) {
            text_count(changed, changed_text), 100 * (double)changed / (double)total);
 }
 
-static void print_publish(const sync_publish_results *results) {
+static void print_publish(const sync_results *all) {
+    const sync_publish_results *results = &all->publish;
     double gigabytes = 1e-9 * (double)results->bytes;
     print_model("publish", results->total, results->changed);
     printf(", to a directory, synced\n");
@@ -279,14 +218,16 @@ static void print_publish(const sync_publish_results *results) {
     }
 }
 
-static void print_pause(const sync_pause_results *results) {
+static void print_pause(const sync_results *all) {
+    const sync_pause_results *results = &all->pause;
     print_model("pause", results->total, results->changed);
     printf("\n  commit %.1f ms (median %.1f), prepare before it %.1f ms; memcpy of the model %.1f ms\n",
            1e3 * results->commit.best, 1e3 * results->commit.median, 1e3 * results->prepare.best,
            1e3 * results->copy);
 }
 
-static void print_scaling(const sync_scaling_results *results) {
+static void print_scaling(const sync_results *all) {
+    const sync_scaling_results *results = &all->scaling;
     char changed[TEXT_SIZE], small[TEXT_SIZE], large[TEXT_SIZE];
     printf("\n%-10s commit of %s changes, cold caches\n", "scaling", text_count(results->changed, changed));
     printf("  %s weights %.2f ms, %s weights %.2f ms (medians): factor %.2f\n",
@@ -295,7 +236,8 @@ static void print_scaling(const sync_scaling_results *results) {
            results->commits[1].median / results->commits[0].median);
 }
 
-static void print_latency(const sync_latency_results *results) {
+static void print_latency(const sync_results *all) {
+    const sync_latency_results *results = &all->latency;
     char up[TEXT_SIZE], down[TEXT_SIZE];
     print_model("latency", results->total, results->changed);
     printf(", %llu versions over HTTP, %llu anchors beside\n", (unsigned long long)results->versions,
@@ -309,7 +251,8 @@ static void print_latency(const sync_latency_results *results) {
            text_bytes((uint64_t)results->bytes_down, down));
 }
 
-static void print_bucketing(const sync_bucketing_results *results) {
+static void print_bucketing(const sync_results *all) {
+    const sync_bucketing_results *results = &all->bucketing;
     char tensors[TEXT_SIZE], requests[TEXT_SIZE], bytes[TEXT_SIZE];
     print_model("bucketing", results->total, results->changed);
     printf(" in %s tensors, over HTTP\n", text_count(results->tensors, tensors));
@@ -321,7 +264,8 @@ static void print_bucketing(const sync_bucketing_results *results) {
     }
 }
 
-static void print_catch_up(const sync_catch_up_results *results) {
+static void print_catch_up(const sync_results *all) {
+    const sync_catch_up_results *results = &all->catch_up;
     char fetched[TEXT_SIZE], replayed[TEXT_SIZE], anchor[TEXT_SIZE];
     size_t index;
     double worst = sync_catch_up_worst(results, &index);
@@ -339,7 +283,8 @@ static void print_catch_up(const sync_catch_up_results *results) {
            100 * (double)results->leap_bytes / (double)results->patch_bytes);
 }
 
-static void print_group(const sync_group_results *results) {
+static void print_group(const sync_results *all) {
+    const sync_group_results *results = &all->group;
     char bytes[TEXT_SIZE];
     print_model("group", results->total, results->changed);
     printf(", %d replicas on one host, %llu versions\n", SYNC_GROUP_RANKS,
@@ -354,7 +299,8 @@ static void print_group(const sync_group_results *results) {
     }
 }
 
-static void print_parts(const sync_parts_results *results) {
+static void print_parts(const sync_results *all) {
+    const sync_parts_results *results = &all->parts;
     char alone[TEXT_SIZE], part[TEXT_SIZE], held[TEXT_SIZE], share[TEXT_SIZE];
     print_model("parts", results->total, results->changed);
     printf(", %d processes with a part each against one, a thread each\n", SYNC_TEAM);
@@ -371,93 +317,92 @@ static void print_parts(const sync_parts_results *results) {
     }
 }
 
-static void print_text(const sync_options *options, const sync_results *results) {
-    printf("%s, %u thread%s; fastest of %u unless it says otherwise; x: memcpy with as many threads is "
-           "1\n",
-           weft_cpu_name(), results->threads, results->threads == 1 ? "" : "s", options->repeat);
-    if (options->parts & SYNC_PUBLISH) {
-        print_publish(&results->publish);
-    }
-    if (options->parts & SYNC_PAUSE) {
-        print_pause(&results->pause);
-    }
-    if (options->parts & SYNC_SCALING) {
-        print_scaling(&results->scaling);
-    }
-    if (options->parts & SYNC_LATENCY) {
-        print_latency(&results->latency);
-    }
-    if (options->parts & SYNC_BUCKETING) {
-        print_bucketing(&results->bucketing);
-    }
-    if (options->parts & SYNC_CATCH_UP) {
-        print_catch_up(&results->catch_up);
-    }
-    if (options->parts & SYNC_GROUP) {
-        print_group(&results->group);
-    }
-    if (options->parts & SYNC_PARTS) {
-        print_parts(&results->parts);
-    }
-}
-
 /* ---- the run ---- */
 
-static int run_parts(sync_bench *bench, sync_results *results) {
-    unsigned parts = bench->options->parts;
-    int code = EXIT_DONE;
-    if (parts & SYNC_PUBLISH) {
-        code = bench_sync_publish(bench, &results->publish);
-    }
-    if (code == EXIT_DONE && (parts & SYNC_PAUSE)) {
-        code = bench_sync_pause(bench, &results->pause);
-    }
-    if (code == EXIT_DONE && (parts & SYNC_SCALING)) {
-        code = bench_sync_scaling(bench, &results->scaling);
-    }
-    if (code == EXIT_DONE && (parts & SYNC_LATENCY)) {
-        code = bench_sync_latency(bench, &results->latency);
-    }
-    if (code == EXIT_DONE && (parts & SYNC_BUCKETING)) {
-        code = bench_sync_buckets(bench, &results->bucketing);
-    }
-    if (code == EXIT_DONE && (parts & SYNC_CATCH_UP)) {
-        code = bench_sync_catch_up(bench, &results->catch_up);
-    }
-    if (code == EXIT_DONE && (parts & SYNC_GROUP)) {
-        code = bench_sync_group(bench, &results->group);
-    }
-    if (code == EXIT_DONE && (parts & SYNC_PARTS)) {
-        code = bench_sync_parts(bench, &results->parts);
-    }
-    return code;
+static json_t *latency_json(const sync_results *all) {
+    return sync_latency_json(&all->latency);
 }
 
-static uint64_t choose(uint64_t given, bool quick, uint64_t short_one, uint64_t usual) {
-    return given > 0 ? given : quick ? short_one : usual;
+/* In the order in which they run and are told; a part's place is its bit. */
+static const struct {
+    const char *name;
+    const char *json_name;
+    int (*run)(sync_bench *bench, sync_results *all);
+    json_t *(*json)(const sync_results *all);
+    void (*print)(const sync_results *all);
+} parts[] = {
+    {"publish", "publish", bench_sync_publish, publish_json, print_publish},
+    {"pause", "pause", bench_sync_pause, pause_json, print_pause},
+    {"scaling", "scaling", bench_sync_scaling, scaling_json, print_scaling},
+    {"latency", "latency", bench_sync_latency, latency_json, print_latency},
+    {"bucketing", "bucketing", bench_sync_buckets, bucketing_json, print_bucketing},
+    {"catch-up", "catch_up", bench_sync_catch_up, catch_up_json, print_catch_up},
+    {"group", "group", bench_sync_group, group_json, print_group},
+    {"parts", "parts", bench_sync_parts, parts_json, print_parts},
+};
+enum { PART_COUNT = sizeof parts / sizeof parts[0] };
+
+bool bench_sync_parse_parts(const char *text, unsigned *parts_out) {
+    unsigned chosen = 0;
+    for (;;) {
+        size_t length = strcspn(text, ","), i = 0;
+        while (i < PART_COUNT &&
+               (strlen(parts[i].name) != length || strncmp(parts[i].name, text, length) != 0)) {
+            i++;
+        }
+        if (i == PART_COUNT) {
+            return false;
+        }
+        chosen |= 1u << i;
+        if (text[length] == 0) {
+            *parts_out = chosen;
+            return true;
+        }
+        text += length + 1;
+    }
 }
 
-int bench_sync(weft_command *command, const sync_options *options) {
-    sync_options chosen = *options;
+int bench_sync(weft_command *command, const bench_options *options) {
+    bench_options chosen = *options;
     sync_results results = {0};
     sync_bench bench;
-    chosen.parameters = choose(options->parameters, options->quick, 256000000, 1000000000);
-    chosen.versions = choose(options->versions, options->quick, 100, 500);
-    chosen.tensors = choose(options->tensors, options->quick, 2000, 2000);
+    chosen.parameters = sync_choose(options->parameters, options->quick, 256000000, 1000000000);
+    chosen.versions = sync_choose(options->versions, options->quick, 100, 500);
+    chosen.tensors = sync_choose(options->tensors, options->quick, 2000, 2000);
     int code = sync_bench_open(command, &chosen, &bench);
     if (code != EXIT_DONE) {
         return code;
     }
     results.threads = bench.threads;
-    code = run_parts(&bench, &results);
+    for (size_t i = 0; i < PART_COUNT && code == EXIT_DONE; i++) {
+        if (chosen.parts & 1u << i) {
+            code = parts[i].run(&bench, &results);
+        }
+    }
     sync_bench_close(&bench);
     progress_clear(&command->progress);
     if (code != EXIT_DONE) {
         return code;
     }
-    if (command->json) {
-        return print_json(command, &chosen, &results);
+    json_t *json = json_object();
+    json_object_set_new(json, "cpu", json_string(weft_cpu_name()));
+    json_object_set_new(json, "threads", json_count(results.threads));
+    json_object_set_new(json, "repeat", json_count(chosen.repeat));
+    if (!command->json) {
+        printf("%s, %u thread%s; fastest of %u unless it says otherwise; x: memcpy with as many threads is "
+               "1\n",
+               weft_cpu_name(), results.threads, results.threads == 1 ? "" : "s", chosen.repeat);
     }
-    print_text(&chosen, &results);
+    for (size_t i = 0; i < PART_COUNT; i++) {
+        if ((chosen.parts & 1u << i) && command->json) {
+            json_object_set_new(json, parts[i].json_name, parts[i].json(&results));
+        } else if (chosen.parts & 1u << i) {
+            parts[i].print(&results);
+        }
+    }
+    if (command->json) {
+        return command_print_json(command, stdout, json);
+    }
+    json_decref(json);
     return EXIT_DONE;
 }

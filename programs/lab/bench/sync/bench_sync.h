@@ -12,38 +12,15 @@
 
 /* ---- bench_sync.c: what to run, and the results ---- */
 
-enum {
-    SYNC_PUBLISH = 1,
-    SYNC_PAUSE = 2,
-    SYNC_SCALING = 4,
-    SYNC_LATENCY = 8,
-    SYNC_BUCKETING = 16,
-    SYNC_CATCH_UP = 32,
-    SYNC_GROUP = 64,
-    SYNC_PARTS = 128,
-    SYNC_ALL = 255,
-};
+/* Of bench_options.parts: every bit that has a part. */
+enum { SYNC_ALL = 255 };
 
 enum { SYNC_VERSIONS_MAX = 10000, SYNC_TENSORS_MAX = 20000 };
-
-typedef struct sync_options {
-    unsigned parts;      /* of the above */
-    uint64_t parameters; /* 0: one billion, or 256 million if `quick` */
-    bool quick;
-    double learning_rate;
-    uint64_t seed;
-    unsigned repeat;
-    uint64_t versions;  /* of the latency; 0: 500, or 100 if `quick` */
-    uint64_t tensors;   /* of the bucketing; 0: 2,000 */
-    uint64_t followers; /* of the fleet, see bench_fleet.h */
-    uint64_t relays;
-    const char *directory; /* where stores are made; NULL: TMPDIR or /tmp */
-} sync_options;
 
 /* Parses "publish,pause". False if a part is unknown. */
 bool bench_sync_parse_parts(const char *text, unsigned *parts_out);
 /* Runs the parts and prints the results. */
-int bench_sync(weft_command *command, const sync_options *options);
+int bench_sync(weft_command *command, const bench_options *options);
 
 /* Of several runs. */
 typedef struct sync_times {
@@ -175,7 +152,7 @@ json_t *sync_latency_json(const sync_latency_results *results);
 /* A bench in its surroundings. */
 typedef struct sync_bench {
     weft_command *command;
-    const sync_options *options;
+    const bench_options *options;
     unsigned threads;
     char *directory; /* everything that is written lies in it */
 } sync_bench;
@@ -192,7 +169,11 @@ int sync_go_on(sync_bench *bench);
 int sync_no_memory(sync_bench *bench);
 
 /* Makes the directory. `sync_bench_close` removes it with all that it holds. */
-int sync_bench_open(weft_command *command, const sync_options *options, sync_bench *bench);
+/* A number that was given, or one of two usual ones. */
+static inline uint64_t sync_choose(uint64_t given, bool quick, uint64_t short_one, uint64_t usual) {
+    return given > 0 ? given : quick ? short_one : usual;
+}
+int sync_bench_open(weft_command *command, const bench_options *options, sync_bench *bench);
 void sync_bench_close(sync_bench *bench);
 /* The path of a new store, and its removal. */
 char *sync_store_path(sync_bench *bench, const char *name);
@@ -227,7 +208,7 @@ int sync_flips_trace(sync_bench *bench, const bench_model *model, const weft_tra
 void sync_flips_apply(const sync_flips *flips, uint16_t *state);
 void sync_flips_close(sync_flips *flips);
 
-/* ---- bench_sync_walk.c: a training run of any length ---- */
+/* ---- bench_sync_tools.c: a training run of any length ---- */
 
 enum { SYNC_WALK_STEPS = 8 };
 typedef struct sync_walk {
@@ -296,21 +277,21 @@ void sync_line_close(sync_line *line);
 /* ---- the parts ---- */
 
 /* bench_sync_memory.c */
-int bench_sync_publish(sync_bench *bench, sync_publish_results *results);
-int bench_sync_pause(sync_bench *bench, sync_pause_results *results);
-int bench_sync_scaling(sync_bench *bench, sync_scaling_results *results);
+int bench_sync_publish(sync_bench *bench, sync_results *all);
+int bench_sync_pause(sync_bench *bench, sync_results *all);
+int bench_sync_scaling(sync_bench *bench, sync_results *all);
 /* bench_sync_latency.c */
-int bench_sync_latency(sync_bench *bench, sync_latency_results *results);
+int bench_sync_latency(sync_bench *bench, sync_results *all);
 /* bench_sync_buckets.c */
-int bench_sync_buckets(sync_bench *bench, sync_bucketing_results *results);
+int bench_sync_buckets(sync_bench *bench, sync_results *all);
 /* bench_sync_group.c */
-int bench_sync_group(sync_bench *bench, sync_group_results *results);
+int bench_sync_group(sync_bench *bench, sync_results *all);
 /* bench_sync_catch_up.c */
-int bench_sync_catch_up(sync_bench *bench, sync_catch_up_results *results);
+int bench_sync_catch_up(sync_bench *bench, sync_results *all);
 /* Of the worst and of all, as a share of the patches that were missed. */
 double sync_catch_up_worst(const sync_catch_up_results *results, size_t *index_out);
 double sync_catch_up_mean(const sync_catch_up_results *results);
 /* bench_sync_parts.c */
-int bench_sync_parts(sync_bench *bench, sync_parts_results *results);
+int bench_sync_parts(sync_bench *bench, sync_results *all);
 
 #endif

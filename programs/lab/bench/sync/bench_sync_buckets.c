@@ -54,7 +54,8 @@ static weft_status append(void *opaque, const void *data, size_t size) {
 
 static weft_status open_state(weft_context *context, frame *frame, int state, const bench_tensor *tensor,
                               uint16_t *memory) {
-    weft_tensor entry = {.name = tensor->name,
+    weft_tensor entry = {.size = sizeof entry,
+                         .name = tensor->name,
                          .dtype = WEFT_DTYPE_BF16,
                          .rank = tensor->rank,
                          .data = memory + tensor->start,
@@ -87,15 +88,9 @@ static weft_status open_frame(frame_run *run, size_t index) {
 
 static void close_frame(frame *frame) {
     for (int state = 0; state < STATES; state++) {
-        if (frame->sums[state] != NULL) {
-            weft_sums_destroy(frame->sums[state]);
-        }
-        if (frame->views[state] != NULL) {
-            weft_view_destroy(frame->views[state]);
-        }
-        if (frame->tables[state] != NULL) {
-            weft_table_destroy(frame->tables[state]);
-        }
+        weft_sums_destroy(frame->sums[state]);
+        weft_view_destroy(frame->views[state]);
+        weft_table_destroy(frame->tables[state]);
     }
     free(frame->patch);
 }
@@ -104,8 +99,10 @@ static void close_frame(frame *frame) {
 static weft_status send_frame(frame_run *run, weft_context *context, frame *frame) {
     weft_sums *sums = NULL;
     weft_sink sink = {.write = append, .opaque = frame};
-    weft_diff_options options = {
-        .profile = WEFT_PROFILE_SMALL, .base_sums = frame->sums[OLD], .new_sums_out = &sums};
+    weft_diff_options options = {.size = sizeof options,
+                                 .profile = WEFT_PROFILE_SMALL,
+                                 .base_sums = frame->sums[OLD],
+                                 .new_sums_out = &sums};
     frame->size = 0;
     weft_status status = weft_diff(context, frame->views[OLD], frame->views[NEW], &options, &sink, NULL);
     if (status == WEFT_OK) {
@@ -130,19 +127,16 @@ static weft_status apply_frame(weft_context *context, frame *frame) {
     if (status == WEFT_OK) {
         status = weft_apply_commit(apply);
     }
-    if (apply != NULL) {
-        weft_apply_destroy(apply);
-    }
-    if (patch != NULL) {
-        weft_patch_close(patch);
-    }
+    weft_apply_destroy(apply);
+    weft_patch_close(patch);
     return status;
 }
 
 /* Get, check, decode and commit, from the bytes that the server gave. */
 static weft_status receive_frame(frame_run *run, weft_context *context, frame *frame) {
-    weft_store_get_request request = {.key = frame->key, .length = frame->size, .buffer = frame->patch};
-    weft_store_get_result result;
+    weft_store_get_request request = {
+        .size = sizeof request, .key = frame->key, .length = frame->size, .buffer = frame->patch};
+    weft_store_get_result result = {.size = sizeof result};
     memset(frame->patch, 0, frame->size);
     weft_status status = weft_store_get(context, run->store, &request, &result);
     return status == WEFT_OK ? apply_frame(context, frame) : status;
@@ -202,7 +196,8 @@ static int time_frames(frame_run *run, unsigned workers, sync_bucketing_row *row
     if (code != EXIT_DONE) {
         return code;
     }
-    weft_store_traffic before = weft_store_traffic_of(run->store);
+    weft_store_traffic before = {.size = sizeof before};
+    weft_store_traffic_of(run->store, &before);
     double start = clock_seconds();
     code = run_phase(run, workers, send_frame);
     if (code == EXIT_DONE) {
@@ -212,7 +207,8 @@ static int time_frames(frame_run *run, unsigned workers, sync_bucketing_row *row
     if (code != EXIT_DONE) {
         return code;
     }
-    weft_store_traffic after = weft_store_traffic_of(run->store);
+    weft_store_traffic after = {.size = sizeof after};
+    weft_store_traffic_of(run->store, &after);
     row->requests = after.requests - before.requests;
     row->bytes = after.sent + after.received - before.sent - before.received;
     const bench_model *model = run->model;
@@ -246,13 +242,9 @@ static void close_frames(frame_run *run) {
         close_frame(&run->frames[i]);
     }
     free(run->frames);
-    if (run->store != NULL) {
-        weft_store_close(run->store);
-    }
+    weft_store_close(run->store);
     for (int i = 0; i < WIDE; i++) {
-        if (run->contexts[i] != NULL) {
-            weft_context_destroy(run->contexts[i]);
-        }
+        weft_context_destroy(run->contexts[i]);
     }
 }
 
@@ -280,8 +272,9 @@ static int run_frames(sync_bench *bench, bench_model *model, const char *url, do
 
 static int time_version(sync_pair *pair, const sync_flips *flips, sync_bucketing_row *row,
                         double *seconds) {
-    weft_subscriber_info before = weft_subscriber_describe(pair->subscriber);
-    weft_publish_result result;
+    weft_subscriber_info before = {.size = sizeof before};
+    weft_subscriber_describe(pair->subscriber, &before);
+    weft_publish_result result = {.size = sizeof result};
     uint64_t newest;
     sync_flips_apply(flips, pair->model->base);
     bench_chill();
@@ -298,7 +291,8 @@ static int time_version(sync_pair *pair, const sync_flips *flips, sync_bucketing
     if (status != WEFT_OK) {
         return sync_fail(pair->bench, pair->worker_context, status);
     }
-    weft_subscriber_info after = weft_subscriber_describe(pair->subscriber);
+    weft_subscriber_info after = {.size = sizeof after};
+    weft_subscriber_describe(pair->subscriber, &after);
     row->requests = result.requests + after.requests - before.requests;
     row->bytes = result.uploaded_bytes + after.fetched_bytes - before.fetched_bytes;
     int code = sync_pair_compare(pair);
@@ -353,8 +347,9 @@ static int run_ways(sync_bench *bench, bench_model *model, sync_bucketing_result
     return code;
 }
 
-int bench_sync_buckets(sync_bench *bench, sync_bucketing_results *results) {
-    const sync_options *options = bench->options;
+int bench_sync_buckets(sync_bench *bench, sync_results *all) {
+    sync_bucketing_results *results = &all->bucketing;
+    const bench_options *options = bench->options;
     weft_trace trace;
     bench_model model;
     *results = (sync_bucketing_results){

@@ -50,7 +50,7 @@ static int open_worker(catch_up_run *run, away *worker) {
     if (code != EXIT_DONE) {
         return code;
     }
-    const weft_subscriber_options options = {.empty = true};
+    const weft_subscriber_options options = {.size = sizeof options, .empty = true};
     weft_status status = weft_store_open(worker->context, run->path, NULL, &worker->store);
     if (status == WEFT_OK) {
         status = weft_view_create(worker->context, worker->model.live_table, &worker->view);
@@ -68,25 +68,23 @@ static int open_worker(catch_up_run *run, away *worker) {
 static void close_worker(away *worker) {
     weft_subscriber_close(worker->subscriber);
     weft_view_destroy(worker->view);
-    if (worker->store != NULL) {
-        weft_store_close(worker->store);
-    }
+    weft_store_close(worker->store);
     bench_model_close(&worker->model);
-    if (worker->context != NULL) {
-        weft_context_destroy(worker->context);
-    }
+    weft_context_destroy(worker->context);
     *worker = (away){0};
 }
 
 static int come_back(catch_up_run *run, away *worker, sync_absence *absence) {
-    weft_subscriber_info before = weft_subscriber_describe(worker->subscriber);
+    weft_subscriber_info before = {.size = sizeof before};
+    weft_subscriber_describe(worker->subscriber, &before);
     double start = clock_seconds();
     weft_status status = weft_subscriber_pull(worker->subscriber, 0);
     absence->seconds = clock_seconds() - start;
     if (status != WEFT_OK) {
         return fail_worker(run, worker, status);
     }
-    weft_subscriber_info after = weft_subscriber_describe(worker->subscriber);
+    weft_subscriber_info after = {.size = sizeof after};
+    weft_subscriber_describe(worker->subscriber, &after);
     absence->fetched = after.fetched_bytes - before.fetched_bytes;
     absence->requests = after.requests - before.requests;
     absence->steps = after.patches + after.anchors - before.patches - before.anchors;
@@ -104,15 +102,15 @@ static int come_back(catch_up_run *run, away *worker, sync_absence *absence) {
 /* ---- the run ---- */
 
 static int publish_next(catch_up_run *run, uint64_t version) {
-    weft_publish_result result = {0};
+    weft_publish_result result = {.size = sizeof result};
     sync_flips_apply(&run->flips[version - 2], run->model.base);
     weft_status status = weft_publisher_publish(run->pair.publisher, NULL, &result);
     if (status != WEFT_OK) {
         return sync_fail(run->bench, run->pair.trainer_context, status);
     }
-    run->patches[version] = result.diff.patch_bytes;
-    run->results->changed += result.diff.changed;
-    run->results->patch_bytes += result.diff.patch_bytes;
+    run->patches[version] = result.patch_bytes;
+    run->results->changed += result.changed;
+    run->results->patch_bytes += result.patch_bytes;
     return sync_go_on(run->bench);
 }
 
@@ -152,21 +150,6 @@ static bool add_leap(void *opaque, const char *key, uint64_t size, double age_se
     return true;
 }
 
-/* What lies in the rooms of patches and leaps beyond the versions' own patches. */
-static int count_leaps(catch_up_run *run) {
-    uint64_t bytes = 0;
-    weft_context *context = run->pair.trainer_context;
-    weft_status status = weft_store_list(context, run->pair.trainer_store, "patches", add_leap, &bytes);
-    if (status == WEFT_OK) {
-        status = weft_store_list(context, run->pair.trainer_store, "leaps", add_leap, &bytes);
-    }
-    if (status == WEFT_OK) {
-        status = weft_log_walk(context, run->pair.trainer_store, NULL, note_anchor, run);
-    }
-    run->results->leap_bytes = bytes - run->results->patch_bytes;
-    return status == WEFT_OK ? EXIT_DONE : sync_fail(run->bench, context, status);
-}
-
 static int run_versions(catch_up_run *run) {
     const sync_pair_options options = {
         .profile = WEFT_PROFILE_SMALL, .anchors = true, .keep_all = true, .unsynced = true};
@@ -178,7 +161,18 @@ static int run_versions(catch_up_run *run) {
         }
     }
     if (code == EXIT_DONE) {
-        code = count_leaps(run);
+        /* What lies in the rooms of patches and leaps beyond the versions' own patches. */
+        uint64_t bytes = 0;
+        weft_context *context = run->pair.trainer_context;
+        weft_status status = weft_store_list(context, run->pair.trainer_store, "patches", add_leap, &bytes);
+        if (status == WEFT_OK) {
+            status = weft_store_list(context, run->pair.trainer_store, "leaps", add_leap, &bytes);
+        }
+        if (status == WEFT_OK) {
+            status = weft_log_walk(context, run->pair.trainer_store, NULL, note_anchor, run);
+        }
+        run->results->leap_bytes = bytes - run->results->patch_bytes;
+        code = status == WEFT_OK ? EXIT_DONE : sync_fail(run->bench, context, status);
     }
     for (int i = 0; i < SYNC_ABSENCES; i++) {
         close_worker(&run->workers[i]);
@@ -190,7 +184,7 @@ static int run_versions(catch_up_run *run) {
 
 static int make_run(catch_up_run *run) {
     enum { PARAMETERS = 2000000 };
-    const sync_options *options = run->bench->options;
+    const bench_options *options = run->bench->options;
     uint64_t parameters = options->parameters < PARAMETERS ? options->parameters : PARAMETERS;
     run->flips = calloc(run->versions, sizeof *run->flips);
     run->patches = calloc(run->versions + 2, sizeof *run->patches);
@@ -211,7 +205,8 @@ static int make_run(catch_up_run *run) {
     return code;
 }
 
-int bench_sync_catch_up(sync_bench *bench, sync_catch_up_results *results) {
+int bench_sync_catch_up(sync_bench *bench, sync_results *all) {
+    sync_catch_up_results *results = &all->catch_up;
     enum { MISSED = 256, MISSED_QUICK = 64 };
     catch_up_run run = {.bench = bench, .results = results};
     results->missed = bench->options->quick ? MISSED_QUICK : MISSED;

@@ -95,7 +95,7 @@ static weft_status open_rank(group_rank *rank) {
         return weft_member_open(rank->context, run->group_path, rank->rank, rank->view, NULL,
                                 &rank->member);
     }
-    const weft_subscriber_options options = {.empty = true};
+    const weft_subscriber_options options = {.size = sizeof options, .empty = true};
     weft_status status = weft_store_open(rank->context, run->store_path, NULL, &rank->store);
     if (status == WEFT_OK) {
         status = weft_subscriber_open(rank->context, rank->store, rank->view, &options, &rank->subscriber);
@@ -104,7 +104,8 @@ static weft_status open_rank(group_rank *rank) {
         status = weft_subscriber_pull(rank->subscriber, 0);
     }
     if (status == WEFT_OK) {
-        weft_subscriber_info info = weft_subscriber_describe(rank->subscriber);
+        weft_subscriber_info info = {.size = sizeof info};
+        weft_subscriber_describe(rank->subscriber, &info);
         rank->fetched = info.fetched_bytes;
         rank->requests = info.requests;
     }
@@ -119,7 +120,8 @@ static weft_status step_member(group_rank *rank, uint64_t *version_out, double *
     if (status == WEFT_OK) {
         status = weft_member_commit(rank->member);
     }
-    weft_member_info info = weft_member_describe(rank->member);
+    weft_member_info info = {.size = sizeof info};
+    weft_member_describe(rank->member, &info);
     *version_out = info.version;
     *pause_out = info.pause_seconds;
     return status;
@@ -130,7 +132,8 @@ static weft_status step_subscriber(group_rank *rank, uint64_t *version_out, doub
     if (status == WEFT_OK) {
         status = weft_subscriber_pull(rank->subscriber, 0);
     }
-    weft_subscriber_info info = weft_subscriber_describe(rank->subscriber);
+    weft_subscriber_info info = {.size = sizeof info};
+    weft_subscriber_describe(rank->subscriber, &info);
     *version_out = info.version;
     *pause_out = info.pause_seconds;
     return status;
@@ -229,7 +232,7 @@ static int open_leader(group_run *run) {
     if (code != EXIT_DONE) {
         return code;
     }
-    const weft_group_options options = {.members = RANKS};
+    const weft_group_options options = {.size = sizeof options, .members = RANKS};
     weft_status status = weft_store_open(run->leader_context, run->store_path, NULL, &run->leader_store);
     if (status == WEFT_OK) {
         status =
@@ -241,7 +244,8 @@ static int open_leader(group_run *run) {
     if (status != WEFT_OK) {
         return sync_fail(run->bench, run->leader_context, status);
     }
-    weft_group_info info = weft_group_describe(run->group);
+    weft_group_info info = {.size = sizeof info};
+    weft_group_describe(run->group, &info);
     run->fetched = info.fetched_bytes;
     run->requests = info.requests;
     run->leading = pthread_create(&run->leader, NULL, lead, run) == 0;
@@ -289,26 +293,6 @@ static int train(group_run *run, sync_group_row *row) {
 
 /* ---- the whole ---- */
 
-static void collect(group_run *run, sync_group_row *row) {
-    double versions = (double)run->versions;
-    uint64_t bytes = 0;
-    uint64_t requests = 0;
-    if (run->grouped) {
-        weft_group_info info = weft_group_describe(run->group);
-        bytes = info.fetched_bytes - run->fetched;
-        requests = info.requests - run->requests;
-    }
-    for (unsigned i = 0; i < RANKS && !run->grouped; i++) {
-        weft_subscriber_info info = weft_subscriber_describe(run->ranks[i].subscriber);
-        bytes += info.fetched_bytes - run->ranks[i].fetched;
-        requests += info.requests - run->ranks[i].requests;
-    }
-    row->bytes = (double)bytes / versions;
-    row->requests = (double)requests / versions;
-    row->pause = sync_times_of(run->pauses, (size_t)run->versions * RANKS);
-    row->seconds = sync_times_of(run->seconds, (size_t)run->versions);
-}
-
 static int compare(const group_run *run) {
     const bench_model *model = run->model;
     for (unsigned i = 0; i < RANKS; i++) {
@@ -345,7 +329,25 @@ static int run_threads(group_run *run, sync_group_row *row) {
         code = compare(run);
     }
     if (code == EXIT_DONE) {
-        collect(run, row);
+        double versions = (double)run->versions;
+        uint64_t bytes = 0;
+        uint64_t requests = 0;
+        if (run->grouped) {
+            weft_group_info info = {.size = sizeof info};
+            weft_group_describe(run->group, &info);
+            bytes = info.fetched_bytes - run->fetched;
+            requests = info.requests - run->requests;
+        }
+        for (unsigned i = 0; i < RANKS && !run->grouped; i++) {
+            weft_subscriber_info info = {.size = sizeof info};
+            weft_subscriber_describe(run->ranks[i].subscriber, &info);
+            bytes += info.fetched_bytes - run->ranks[i].fetched;
+            requests += info.requests - run->ranks[i].requests;
+        }
+        row->bytes = (double)bytes / versions;
+        row->requests = (double)requests / versions;
+        row->pause = sync_times_of(run->pauses, (size_t)run->versions * RANKS);
+        row->seconds = sync_times_of(run->seconds, (size_t)run->versions);
     }
     for (unsigned i = 0; i < RANKS; i++) {
         close_rank(&run->ranks[i], run->model);
@@ -389,9 +391,10 @@ static int run_way(group_run *run, sync_group_row *row) {
     return code;
 }
 
-int bench_sync_group(sync_bench *bench, sync_group_results *results) {
+int bench_sync_group(sync_bench *bench, sync_results *all) {
+    sync_group_results *results = &all->group;
     enum { PARAMETERS = 64000000, VERSIONS = 40 };
-    const sync_options *options = bench->options;
+    const bench_options *options = bench->options;
     uint64_t parameters = options->parameters < PARAMETERS ? options->parameters : PARAMETERS;
     bench_model model = {0};
     sync_flips flips = {0};

@@ -65,7 +65,9 @@ static weft_status follow_once(sync_line *line) {
     }
     if (status == WEFT_OK) {
         double now = clock_seconds();
-        uint64_t version = weft_subscriber_describe(subscriber).version;
+        weft_subscriber_info info = {.size = sizeof info};
+        weft_subscriber_describe(subscriber, &info);
+        uint64_t version = info.version;
         if (version >= 2 && version < line->versions + 2) {
             line->ended[version - 2] = now;
         }
@@ -111,7 +113,7 @@ static void await_version(sync_line *line, uint64_t version) {
 }
 
 int sync_line_step(sync_line *line) {
-    weft_publish_result result = {0};
+    weft_publish_result result = {.size = sizeof result};
     line->sums.changed += sync_walk_step(&line->walk);
     line->begun[line->made++] = clock_seconds();
     weft_status status = weft_publisher_publish(line->pair.publisher, NULL, &result);
@@ -134,7 +136,8 @@ static bool count_anchor(void *opaque, const weft_log_entry *entry) {
 
 static int collect_latencies(sync_line *line, sync_latency_results *results) {
     double versions = (double)line->made, *seconds = line->begun;
-    weft_subscriber_info after = weft_subscriber_describe(line->pair.subscriber);
+    weft_subscriber_info after = {.size = sizeof after};
+    weft_subscriber_describe(line->pair.subscriber, &after);
     uint64_t arrived = 0;
     for (uint64_t i = 0; i < line->made; i++) {
         if (line->ended[i] > 0) {
@@ -224,7 +227,8 @@ static int start_line(sync_line *line, bool relayed) {
     if (code != EXIT_DONE) {
         return code;
     }
-    line->before = weft_subscriber_describe(line->pair.subscriber);
+    line->before.size = sizeof line->before;
+    weft_subscriber_describe(line->pair.subscriber, &line->before);
     if (pthread_create(&line->worker, NULL, follow, line) != 0) {
         return command_error(line->bench->command, EXIT_FAILED, "cannot start a thread");
     }
@@ -253,7 +257,8 @@ int sync_line_open(sync_bench *bench, bool relayed, uint64_t versions, sync_line
     return EXIT_DONE;
 }
 
-int bench_sync_latency(sync_bench *bench, sync_latency_results *results) {
+int bench_sync_latency(sync_bench *bench, sync_results *all) {
+    sync_latency_results *results = &all->latency;
     uint64_t versions = bench->options->versions;
     sync_line *line;
     int code = sync_line_open(bench, false, versions, &line);

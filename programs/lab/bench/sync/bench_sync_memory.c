@@ -26,7 +26,7 @@ typedef struct stepped_model {
 } stepped_model;
 
 static int open_stepped(sync_bench *bench, uint64_t parameters, stepped_model *stepped) {
-    const sync_options *options = bench->options;
+    const bench_options *options = bench->options;
     weft_trace trace;
     *stepped = (stepped_model){0};
     int code = trace_open(bench->command, &trace, parameters, options->learning_rate, options->seed);
@@ -53,31 +53,26 @@ static void close_stepped(stepped_model *stepped) {
 
 /* ---- publish ---- */
 
-static void keep_publish(sync_publish_row *row, double *samples, unsigned run,
-                         const weft_publish_result *result) {
-    samples[run] = result->seconds;
-    row->patch_bytes = result->diff.patch_bytes;
-    row->uploaded_bytes = result->uploaded_bytes;
-    if (run == 0 || result->seconds < row->seconds.best) {
-        row->seconds.best = result->seconds;
-        row->diff = result->diff_seconds;
-        row->upload = result->upload_seconds;
-        row->head = result->head_seconds;
-    }
-}
-
 static int publish_rows(sync_bench *bench, sync_pair *pair, const sync_flips *flips,
                         sync_publish_results *results, sync_publish_row *row, double *samples) {
     int code = EXIT_DONE;
     for (unsigned i = 0; i < bench->options->repeat && code == EXIT_DONE; i++) {
-        weft_publish_result result;
+        weft_publish_result result = {.size = sizeof result};
         code = time_copy(bench, results->bytes, &results->copy);
         if (code == EXIT_DONE) {
             code = sync_pair_publish(pair, flips, &result);
         }
         if (code == EXIT_DONE) {
-            keep_publish(row, samples, i, &result);
-            results->changed = result.diff.changed;
+            samples[i] = result.seconds;
+            row->patch_bytes = result.patch_bytes;
+            row->uploaded_bytes = result.uploaded_bytes;
+            if (i == 0 || result.seconds < row->seconds.best) {
+                row->seconds.best = result.seconds;
+                row->diff = result.diff_seconds;
+                row->upload = result.upload_seconds;
+                row->head = result.head_seconds;
+            }
+            results->changed = result.changed;
         }
     }
     return code;
@@ -105,7 +100,8 @@ static int publish_profile(sync_bench *bench, stepped_model *stepped, sync_publi
     return code;
 }
 
-int bench_sync_publish(sync_bench *bench, sync_publish_results *results) {
+int bench_sync_publish(sync_bench *bench, sync_results *all) {
+    sync_publish_results *results = &all->publish;
     stepped_model stepped;
     int code = open_stepped(bench, bench->options->parameters, &stepped);
     if (code == EXIT_DONE) {
@@ -138,7 +134,8 @@ static int run_pause(sync_bench *bench, sync_pair *pair, const sync_flips *flips
     return code;
 }
 
-int bench_sync_pause(sync_bench *bench, sync_pause_results *results) {
+int bench_sync_pause(sync_bench *bench, sync_results *all) {
+    sync_pause_results *results = &all->pause;
     enum { PARAMETERS = 256000000 };
     uint64_t parameters = bench->options->parameters;
     unsigned repeat = bench->options->repeat;
@@ -215,7 +212,8 @@ static int run_scaled(scaled *side, unsigned run) {
     return code == EXIT_DONE ? sync_pair_follow(&side->pair, &prepare, &side->commits[run]) : code;
 }
 
-int bench_sync_scaling(sync_bench *bench, sync_scaling_results *results) {
+int bench_sync_scaling(sync_bench *bench, sync_results *all) {
+    sync_scaling_results *results = &all->scaling;
     enum { SMALL_PARAMETERS = 64000000 };
     uint64_t large = bench->options->parameters;
     uint64_t small = large / 4 < SMALL_PARAMETERS ? large / 4 : SMALL_PARAMETERS;

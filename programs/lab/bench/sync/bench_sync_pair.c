@@ -13,13 +13,15 @@ static int open_trainer(sync_pair *pair, const char *url, const sync_pair_option
         return code;
     }
     weft_context *context = pair->trainer_context;
-    weft_publisher_options publisher_options = {.profile = options->profile,
+    weft_publisher_options publisher_options = {.size = sizeof publisher_options,
+                                                .profile = options->profile,
                                                 .anchor_ratio = options->anchors ? 0 : -1,
                                                 .keep_anchors = options->keep_all ? 15 : 0,
                                                 .anchors_in_background = options->anchors,
                                                 .no_leaps = options->no_leaps,
                                                 .spool_directory = bench->directory};
-    const weft_store_options store_options = {.volatile_writes = options->unsynced};
+    const weft_store_options store_options = {.size = sizeof store_options,
+                                              .volatile_writes = options->unsynced};
     weft_status status = weft_store_open(context, url, &store_options, &pair->trainer_store);
     if (status == WEFT_OK) {
         status = weft_view_create(context, pair->model->base_table, &pair->trainer_view);
@@ -41,7 +43,7 @@ static int open_worker(sync_pair *pair, const char *url) {
         return code;
     }
     weft_context *context = pair->worker_context;
-    weft_subscriber_options subscriber_options = {.empty = true};
+    weft_subscriber_options subscriber_options = {.size = sizeof subscriber_options, .empty = true};
     weft_status status = weft_store_open(context, url, NULL, &pair->worker_store);
     if (status == WEFT_OK) {
         status = weft_view_create(context, pair->model->next_table, &pair->worker_view);
@@ -74,24 +76,14 @@ int sync_pair_open(sync_bench *bench, bench_model *model, const char *url, const
 }
 
 static void close_side(weft_view *view, weft_store *store, weft_context *context) {
-    if (view != NULL) {
-        weft_view_destroy(view);
-    }
-    if (store != NULL) {
-        weft_store_close(store);
-    }
-    if (context != NULL) {
-        weft_context_destroy(context);
-    }
+    weft_view_destroy(view);
+    weft_store_close(store);
+    weft_context_destroy(context);
 }
 
 void sync_pair_close(sync_pair *pair) {
-    if (pair->subscriber != NULL) {
-        weft_subscriber_close(pair->subscriber);
-    }
-    if (pair->publisher != NULL) {
-        weft_publisher_close(pair->publisher);
-    }
+    weft_subscriber_close(pair->subscriber);
+    weft_publisher_close(pair->publisher);
     close_side(pair->worker_view, pair->worker_store, pair->worker_context);
     close_side(pair->trainer_view, pair->trainer_store, pair->trainer_context);
     *pair = (sync_pair){0};

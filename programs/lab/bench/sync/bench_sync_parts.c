@@ -109,7 +109,7 @@ static int write_model(sync_bench *bench, const bench_model *from, parted_model 
 
 static int open_parted(sync_bench *bench, parted_model *model) {
     enum { PARAMETERS = 256000000 };
-    const sync_options *options = bench->options;
+    const bench_options *options = bench->options;
     uint64_t parameters = options->parameters < PARAMETERS ? options->parameters : PARAMETERS;
     weft_trace trace;
     bench_model generated;
@@ -314,7 +314,8 @@ static int open_memory(part_process *p) {
 static weft_status add_tensor(part_process *p, size_t index, weft_layout *layout) {
     const bench_tensor *tensor = &p->model->tensors[index];
     const share *held = &p->shares[index];
-    weft_tensor whole = {.name = tensor->name, .dtype = WEFT_DTYPE_BF16, .rank = tensor->rank};
+    weft_tensor whole = {
+        .size = sizeof whole, .name = tensor->name, .dtype = WEFT_DTYPE_BF16, .rank = tensor->rank};
     memcpy(whole.shape, tensor->shape, sizeof whole.shape);
     weft_tensor live = whole;
     weft_slice slice = {.tensor = tensor->name, .dim = held->dim};
@@ -366,6 +367,7 @@ static int open_process(part_process *p, const char *store, weft_profile profile
         return code;
     }
     const weft_publisher_options options = {
+        .size = sizeof options,
         .profile = profile,
         .cuts = p->cuts,
         .cut_count = p->cut_count,
@@ -414,7 +416,7 @@ static bool report(part_process *p, int answers, const weft_publish_result *resu
 
 /* Each byte on `orders` is a step of training ('s') or a publish ('p'); its end is the end. */
 static int run_process(part_process *p, int orders, int answers) {
-    weft_publish_result result = {0};
+    weft_publish_result result = {.size = sizeof result};
     char order;
     bool told = report(p, answers, &result);
     while (told && read(orders, &order, 1) == 1) {
@@ -576,15 +578,6 @@ static int time_publish(team *t, double *seconds, double *processor) {
 
 /* ---- the comparison ---- */
 
-static void note_memory(sync_parts_row *row, const team *alone, const team *together) {
-    row->alone_peak = alone->reports[0].peak_bytes;
-    row->alone_held = alone->reports[0].held_bytes;
-    for (unsigned i = 0; i < PARTS; i++) {
-        row->peaks[i] = together->reports[i].peak_bytes;
-        row->held[i] = together->reports[i].held_bytes;
-    }
-}
-
 static int compare_runs(sync_bench *bench, team *alone, team *together, sync_parts_row *row,
                         double *samples) {
     unsigned repeat = bench->options->repeat;
@@ -594,9 +587,9 @@ static int compare_runs(sync_bench *bench, team *alone, team *together, sync_par
         if (code == EXIT_DONE) {
             code = time_publish(together, &samples[repeat + i], &row->together_processor);
         }
-        const weft_diff_stats *one = &alone->reports[0].result.diff;
-        const weft_diff_stats *other = &together->reports[0].result.diff;
-        if (code == EXIT_DONE && !weft_digest_equal(&one->result, &other->result)) {
+        const weft_digest *one = &alone->reports[0].result.digest;
+        const weft_digest *other = &together->reports[0].result.digest;
+        if (code == EXIT_DONE && !weft_digest_equal(one, other)) {
             code = command_error(bench->command, EXIT_FAILED,
                                  "the parts have published something else than the process alone");
         }
@@ -604,8 +597,13 @@ static int compare_runs(sync_bench *bench, team *alone, team *together, sync_par
     if (code == EXIT_DONE) {
         row->alone = sync_times_of(samples, repeat);
         row->together = sync_times_of(samples + repeat, repeat);
-        row->patch_bytes = together->reports[0].result.diff.patch_bytes;
-        note_memory(row, alone, together);
+        row->patch_bytes = together->reports[0].result.patch_bytes;
+        row->alone_peak = alone->reports[0].peak_bytes;
+        row->alone_held = alone->reports[0].held_bytes;
+        for (unsigned i = 0; i < PARTS; i++) {
+            row->peaks[i] = together->reports[i].peak_bytes;
+            row->held[i] = together->reports[i].held_bytes;
+        }
     }
     return code;
 }
@@ -629,7 +627,8 @@ static int compare(sync_bench *bench, const parted_model *model, sync_parts_row 
     return code;
 }
 
-int bench_sync_parts(sync_bench *bench, sync_parts_results *results) {
+int bench_sync_parts(sync_bench *bench, sync_results *all) {
+    sync_parts_results *results = &all->parts;
     parted_model model;
     int code = open_parted(bench, &model);
     results->total = model.units;
