@@ -17,9 +17,12 @@ doc/architecture/rollout.md has the formulas.
         learner.backward(step.slopes)  # the gradient of step.loss by the learner's log-probabilities
 """
 
+from __future__ import annotations
+
 import ctypes
 import dataclasses
 import math
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Tuple, Union
 
 import numpy
 
@@ -39,22 +42,25 @@ AGGREGATIONS = {
 }
 _REJECTIONS_MAX = 8
 
+Array = Any  # a numpy array or a torch tensor
 
-class _Record(ctypes.Structure):
-    """One that shows what it holds. Without __slots__ in each, a name that was mistyped would be one more attribute,
+
+class _Shown:
+    """A structure that shows what it holds. Without __slots__ in each, a name that was mistyped would be one more attribute,
     and change nothing."""
 
     __slots__ = ()
+    _fields_: ClassVar[Any]
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._shown())
         return f"{type(self).__name__}({values})"
 
-    def _shown(self):
+    def _shown(self) -> List[str]:
         return [name for name, _ in self._fields_]
 
 
-class Rejection(_Record):
+class Rejection(_Shown, ctypes.Structure):
     """A rule that rejects tokens or sequences; made by Options.reject."""
 
     __slots__ = ()
@@ -66,7 +72,7 @@ class Rejection(_Record):
     ]
 
 
-class Options(_Record):
+class Options(_Shown, library.Sized):
     """How to correct; see weft_correction_options. A new one corrects nothing. `level` is TOKEN, SEQUENCE or
     GEOMETRIC, `mode` ANY, TRUNCATE, CLIP, MASK or ZERO."""
 
@@ -84,15 +90,15 @@ class Options(_Record):
         ("baseline_excludes_rejected", ctypes.c_bool),
     ]
 
-    def _shown(self):
+    def _shown(self) -> List[str]:
         return [name for name in super()._shown() if name not in ("rejection_count", "rejections")] + ["rules"]
 
     @property
-    def rules(self):
+    def rules(self) -> List[Rejection]:
         """The rejections that were added."""
         return list(self.rejections[: self.rejection_count])
 
-    def reject(self, name, upper, lower=0.0):
+    def reject(self, name: str, upper: float, lower: float = 0.0) -> Options:
         """Adds a rule by verl's name for it, such as "seq_max_k3". Bounds of k1 are those of old / sampler."""
         library.call(
             "weft_correction_reject",
@@ -104,7 +110,7 @@ class Options(_Record):
         return self
 
 
-class Diagnostics(_Record):
+class Diagnostics(_Shown, library.Sized):
     """What was found; see weft_correction_diagnostics."""
 
     __slots__ = ()
@@ -130,7 +136,7 @@ class Diagnostics(_Record):
         )
     ]
 
-    def as_dict(self):
+    def as_dict(self) -> Dict[str, Union[int, float]]:
         """All of it by name, for a logger."""
         return {name: getattr(self, name) for name, _ in self._fields_}
 
@@ -139,7 +145,7 @@ class _Batch(ctypes.Structure):
     _fields_ = [("sequences", ctypes.c_size_t), ("starts", ctypes.c_void_p), ("mask", ctypes.c_void_p)]
 
 
-class _ObjectiveOptions(ctypes.Structure):
+class _ObjectiveOptions(library.Sized):
     _fields_ = [
         ("surrogate", ctypes.c_int),
         ("clip_low", ctypes.c_double),
@@ -159,7 +165,7 @@ class _ObjectiveInput(ctypes.Structure):
     ]
 
 
-class _ObjectiveResult(ctypes.Structure):
+class _ObjectiveResult(library.Sized):
     _fields_ = [
         ("loss", ctypes.c_double),
         ("tokens", ctypes.c_size_t),
@@ -175,13 +181,13 @@ class _ObjectiveResult(ctypes.Structure):
 # ---- options ----
 
 
-def _choose(names, name, what):
+def _choose(names: Mapping[str, Any], name: str, what: str) -> Any:
     if name not in names:
         raise ValueError(f"{what} cannot be {name!r}; choose one of {', '.join(names)}")
     return names[name]
 
 
-def preset(name):
+def preset(name: str) -> Options:
     """Options by name: one of PRESETS."""
     options = Options()
     library.call("weft_correction_preset", name.encode(), ctypes.byref(options))
@@ -189,18 +195,18 @@ def preset(name):
 
 
 def from_slime(
-    use_tis=True,
-    tis_level="token",
-    tis_mode="truncate",
-    tis_lower_bound=None,
-    tis_upper_bound=2.0,
-    tis_batch_normalize=False,
-    use_rs=False,
-    rs_level=None,
-    rs_lower_bound=None,
-    rs_upper_bound=None,
-    rs_veto_threshold=None,
-):
+    use_tis: bool = True,
+    tis_level: str = "token",
+    tis_mode: str = "truncate",
+    tis_lower_bound: Optional[float] = None,
+    tis_upper_bound: float = 2.0,
+    tis_batch_normalize: bool = False,
+    use_rs: bool = False,
+    rs_level: Optional[str] = None,
+    rs_lower_bound: Optional[float] = None,
+    rs_upper_bound: Optional[float] = None,
+    rs_veto_threshold: Optional[float] = None,
+) -> Options:
     """Options from those of slime's mis.yaml. As there, nothing is corrected without use_tis, and the veto
     counts only with use_rs."""
     options = Options()
@@ -221,19 +227,19 @@ def from_slime(
     return options
 
 
-def from_slime_tis(tis_clip=2.0, tis_clip_low=0.0, icepop=False):
+def from_slime_tis(tis_clip: float = 2.0, tis_clip_low: float = 0.0, icepop: bool = False) -> Options:
     """Options from the arguments of slime's --use-tis: its own function, or the icepop_function that
     --custom-tis-function-path names. For a mis.yaml see from_slime."""
     return Options(weigh=True, mode=ZERO if icepop else CLIP, lower=tis_clip_low, upper=tis_clip)
 
 
 def from_verl(
-    rollout_is=None,
-    rollout_is_threshold=2.0,
-    rollout_is_batch_normalize=False,
-    rollout_rs=None,
-    rollout_rs_threshold=None,
-):
+    rollout_is: Optional[str] = None,
+    rollout_is_threshold: Union[None, float, str] = 2.0,
+    rollout_is_batch_normalize: bool = False,
+    rollout_rs: Optional[str] = None,
+    rollout_rs_threshold: Union[None, float, str] = None,
+) -> Options:
     """Options from those of verl's rollout_correction. As there, nothing is weighed without a threshold.
 
     For bypass_mode, weigh with the learner's array as `old`. Then for the loss_type ppo_clip give the sampler's
@@ -271,18 +277,18 @@ def from_verl(
 # ---- arrays ----
 
 
-def _is_tensor(array):
+def _is_tensor(array: Any) -> bool:
     return type(array).__module__.split(".")[0] == "torch"
 
 
-def _tensor_dtype(dtype):
+def _tensor_dtype(dtype: Any) -> Any:
     """Types such as torch.bfloat16 have no counterpart in numpy, so tensors are converted before."""
     import torch
 
     return {numpy.float32: torch.float32, numpy.uint64: torch.int64, numpy.uint8: torch.uint8}[dtype]
 
 
-def _take(array, dtype, name, shape=None):
+def _take(array: Any, dtype: Any, name: str, shape: Optional[Tuple[int, ...]] = None) -> Any:
     """An array of the library's type, flat; copied only if it must be. Without a shape any of one dimension will do."""
     if array is None:
         return None
@@ -294,7 +300,7 @@ def _take(array, dtype, name, shape=None):
     return array.reshape(-1)
 
 
-def _take_flags(array, name, shape):
+def _take_flags(array: Any, name: str, shape: Tuple[int, ...]) -> Any:
     """Anything but 0 is 1, whatever the type was."""
     if array is None:
         return None
@@ -302,7 +308,7 @@ def _take_flags(array, name, shape):
     return _take(flags, numpy.uint8, name, shape)
 
 
-def _give(array, like, shape=None):
+def _give(array: Any, like: Any, shape: Optional[Tuple[int, ...]] = None) -> Any:
     """As the caller's kind of array, in that shape and where it lies."""
     array = array if shape is None else array.reshape(shape)
     if not _is_tensor(like):
@@ -312,11 +318,11 @@ def _give(array, like, shape=None):
     return torch.from_numpy(array).to(like.device)
 
 
-def _address(array):
+def _address(array: Any) -> Optional[int]:
     return None if array is None else array.ctypes.data
 
 
-def _take_batch(starts, first, name):
+def _take_batch(starts: Any, first: Any, name: str) -> Tuple[Any, Tuple[int, ...]]:
     """Where sequences start, as the library has it, and the shape that all arrays of tokens must have."""
     shape = tuple(first.shape) if hasattr(first, "shape") else numpy.shape(first)
     if starts is None:
@@ -339,14 +345,16 @@ class Weights:
     """What weigh gives: of each token a weight and whether it is kept, and of each sequence whether it is
     rejected. `left_out` is for advantages: `rejected` with the option baseline_excludes_rejected, else None."""
 
-    weights: object
-    kept: object
-    rejected: object
-    left_out: object
+    weights: Array
+    kept: Array
+    rejected: Array
+    left_out: Optional[Array]
     diagnostics: Diagnostics
 
 
-def weigh(starts, sampler, old, options, mask=None):
+def weigh(
+    starts: Optional[Array], sampler: Array, old: Array, options: Union[str, Options], mask: Optional[Array] = None
+) -> Weights:
     """Weights and rejections from the log-probabilities of the sampler and of the dense old policy.
 
     `options` is an Options or the name of a preset; tokens where `mask` is 0 do not count."""
@@ -375,7 +383,7 @@ def weigh(starts, sampler, old, options, mask=None):
     return Weights(_give(weights, sampler, shape), kept, rejected, left_out, diagnostics)
 
 
-def _compare(rewards, rejected, group, normalise):
+def _compare(rewards: Any, rejected: Any, group: int, normalise: bool) -> Any:
     """Advantages within groups of one size that lie together."""
     output = numpy.zeros(len(rewards), numpy.float32)
     library.call(
@@ -390,7 +398,7 @@ def _compare(rewards, rejected, group, normalise):
     return output
 
 
-def _split(labels, count):
+def _split(labels: Any, count: int) -> Any:
     """The places of each label, in order."""
     labels = numpy.asarray(labels.detach().cpu() if _is_tensor(labels) else labels)
     if labels.shape != (count,):
@@ -399,7 +407,9 @@ def _split(labels, count):
     return numpy.split(numpy.argsort(numbers, kind="stable"), numpy.cumsum(sizes)[:-1]) if count else []
 
 
-def advantages(rewards, group, rejected=None, normalise=True):
+def advantages(
+    rewards: Array, group: Union[int, Array], rejected: Optional[Array] = None, normalise: bool = True
+) -> Array:
     """(reward - mean) / (deviation + 1e-6) within each group of sequences.
 
     `group` is the size of groups that lie together, or a label for each sequence, such as verl's uid: those with the
@@ -423,7 +433,7 @@ class Objective:
     the optimizer's step if it does not move: momentum would still change weights."""
 
     loss: float
-    slopes: object
+    slopes: Array
     tokens: int
     sequences: int
     clipped: float
@@ -434,23 +444,23 @@ class Objective:
 
 
 def objective(
-    starts,
-    old,
-    learner,
-    advantages,
-    weights=None,
-    mask=None,
-    reference=None,
-    clip_low=0.2,
-    clip_high=0.28,
-    clip_dual=0.0,
-    kl=0.0,
-    surrogate="ppo_clip",
-    aggregation="seq-mean-token-mean",
-    horizon=None,
-    skip_empty=False,
-    sequence_delta=0.0,
-):
+    starts: Optional[Array],
+    old: Array,
+    learner: Array,
+    advantages: Array,
+    weights: Optional[Array] = None,
+    mask: Optional[Array] = None,
+    reference: Optional[Array] = None,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    clip_dual: float = 0.0,
+    kl: float = 0.0,
+    surrogate: str = "ppo_clip",
+    aggregation: str = "seq-mean-token-mean",
+    horizon: Optional[float] = None,
+    skip_empty: bool = False,
+    sequence_delta: float = 0.0,
+) -> Objective:
     """The loss of the clipped surrogate with the weights outside of the clip, and its slopes.
 
     `mask` is what weigh kept; `horizon` the divisor of "seq-mean-token-sum-norm"; `sequence_delta` slime's
@@ -489,5 +499,5 @@ def objective(
         ctypes.c_void_p(_address(slopes)),
         ctypes.byref(result),
     )
-    fields = {name: getattr(result, name) for name, _ in result._fields_}
+    fields = {field[0]: getattr(result, field[0]) for field in result._fields_}
     return Objective(slopes=_give(slopes, old, shape), **fields)

@@ -18,6 +18,7 @@ FLOATS = ctypes.POINTER(ctypes.c_float)
 
 class Options(ctypes.Structure):
     _fields_ = [
+        ("size", ctypes.c_size_t),
         ("run", ctypes.c_char_p),
         ("rank", ctypes.c_uint32),
         ("ranks", ctypes.c_uint32),
@@ -38,7 +39,7 @@ class Bytes(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t)]
 
 
-weft.weft_loco_defaults.restype = Options
+weft.weft_loco_defaults.restype = None
 weft.weft_loco_consensus.restype = FLOATS
 weft.weft_context_error.restype = ctypes.c_char_p
 
@@ -55,7 +56,8 @@ class Rank:
         assert weft.weft_context_create(None, ctypes.byref(self.context)) == 0
         self.tensors = {b"a": first, b"b": second}
         self.residual = numpy.zeros(len(first) + len(second), numpy.float32)
-        self.options = weft.weft_loco_defaults()
+        self.options = Options(size=ctypes.sizeof(Options))
+        weft.weft_loco_defaults(ctypes.byref(self.options))
         self.options.run = b"format"
         for name, value in options.items():
             setattr(self.options, name, value)

@@ -18,6 +18,7 @@ ROUNDS = 3
 
 class StoreOptions(ctypes.Structure):
     _fields_ = [
+        ("size", ctypes.c_size_t),
         ("run", ctypes.c_char_p),
         ("rank", ctypes.c_uint32),
         ("ranks", ctypes.c_uint32),
@@ -28,17 +29,18 @@ class StoreOptions(ctypes.Structure):
         ("patience_seconds", ctypes.c_double),
         ("keep_rounds", ctypes.c_uint64),
         ("snapshot_rounds", ctypes.c_uint64),
+        ("key", ctypes.c_void_p),
     ]
 
 
 class Exchange(ctypes.Structure):
-    _fields_ = [
+    _fields_ = [("size", ctypes.c_size_t)] + [
         (name, ctypes.c_void_p)
         for name in ("share", "ended", "snapshot_due", "snapshot_put", "snapshot_get", "close", "opaque")
     ]
 
 
-weft.weft_loco_store_defaults.restype = StoreOptions
+weft.weft_loco_store_defaults.restype = None
 weft.weft_store_close.argtypes = [ctypes.c_void_p]
 
 
@@ -48,8 +50,9 @@ class Member:
     def __init__(self, place, momentum):
         self.rank = Rank(*weights(), ranks=3, momentum=momentum)
         self.store = ctypes.c_void_p()
-        self.exchange = Exchange()
-        options = weft.weft_loco_store_defaults()
+        self.exchange = Exchange(size=ctypes.sizeof(Exchange))
+        options = StoreOptions(size=ctypes.sizeof(StoreOptions))
+        weft.weft_loco_store_defaults(ctypes.byref(options))
         options.run, options.ranks = b"format", 3
         options.deadline_seconds = options.passing_seconds = options.poll_seconds = 0.01
         options.keep_rounds, options.snapshot_rounds = 4, 2

@@ -19,12 +19,12 @@ ROOMS = {
     "lib/tensor": {"lib/base"},
     "lib/patch": {"lib/base", "lib/code", "lib/tensor"},
     "lib/store": {"lib/base", "lib/tensor"},
-    "lib/sync": {"lib/base", "lib/tensor", "lib/patch"},
+    "lib/sync": {"lib/base", "lib/tensor", "lib/patch", "lib/store"},
     "lib/relay": {"lib/base", "lib/store", "lib/sync"},
-    "lib/loco": {"lib/base", "lib/code", "lib/tensor"},
+    "lib/loco": {"lib/base", "lib/code", "lib/tensor", "lib/store"},
     "lib/rollout": {"lib/base"},
     "lm": {"lib/base", "lib/tensor"},
-    "train": {"lib/base", "lib/tensor", "lib/sync", "lm"},
+    "train": {"lib/base", "lib/tensor", "lib/store", "lib/sync", "lm"},
     "programs": {"lib/base", "lib/tensor", "lib/store", "lib/sync", "lm", "train"},
 }
 # the private headers of the library that programs/ may include: serve sends files by descriptor and checks reports
@@ -66,6 +66,14 @@ def test_rooms_include_what_is_below_them():
             if other not in ROOMS[room] or (room == "programs" and other.startswith("lib/")
                                             and not PROGRAMS.match(included)):
                 wrong.append(f"{path} includes {included}")
+    assert not wrong, wrong
+
+
+def test_only_the_laboratory_includes_the_laboratory():
+    """A build without it (-DWEFT_LAB=OFF) has the rest of the command."""
+    laboratory = ("lm/", "train/", "programs/lab/")
+    wrong = [f"{path} includes {included}" for path in sources() if not path.startswith(laboratory)
+             for included in includes(path) if included.startswith(laboratory)]
     assert not wrong, wrong
 
 

@@ -309,8 +309,13 @@ def test_status_and_metrics():
             return json.loads(server.request("GET", "/v1/status").body)
 
         assert wait_for(lambda: status()["head"] is not None)
-        # a request is counted when its last byte is gone, which the client may see earlier
-        assert wait_for(lambda: status()["requests"]["GET"].get("206") == 1)
+        def counted():
+            """A request is counted when its last byte is gone, which the client may see earlier."""
+            requests = status()["requests"]
+            gets, others = requests["GET"], (requests.get("PUT"), requests.get("other"))
+            return gets.get("206") == 1 and gets.get("404") == 1 and others == ({"201": 1}, {"405": 1})
+
+        assert wait_for(counted), status()
         now = status()
         assert now["head"]["version"] == 41 and now["head"]["epoch"] == 1 and now["head"]["sequence"] == 3, now
         assert now["head"]["patch_bytes"] == 77 and now["head"]["dense_bytes"] == 2000, now
