@@ -27,7 +27,9 @@ typedef weft_status (*weft_relay_teach)(weft_relay_catalog *catalog, weft_contex
                                         weft_relay_item *item, const uint8_t *data, size_t size);
 
 /* What a file was when it was verified. Whoever writes to it, cuts it or replaces it changes one of these,
- * the change time whether they want or not. */
+ * the change time whether they want or not: only a write within the same tick of the file system's clock as
+ * the relay's own, and one whose times were put back while the relay was giving the file its name, are not
+ * seen. Followers check what they get. */
 typedef struct weft_relay_print {
     dev_t device;
     ino_t inode;

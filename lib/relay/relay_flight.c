@@ -528,21 +528,26 @@ int weft_flight_open_proven(weft_relay *relay, weft_relay_item *item) {
     return WEFT_FILE_OTHER;
 }
 
+/* The file gets the name under which others find it after its last check. Who writes to it before the print
+ * is taken changes its time of modification, which a change of name does not: such a file is not `proven`,
+ * and is checked again before anybody gets it. */
 static bool place_draft(weft_relay *relay, weft_context *context, const weft_flight *flight,
-                        weft_relay_print *print) {
-    struct stat info;
-    bool placed = flight->held == NULL && flight->file >= 0 &&
-                  weft_relay_cache_place(&relay->cache, context, flight->item->node.key) == WEFT_OK &&
-                  fstat(flight->file, &info) == 0;
-    if (placed) {
-        *print = print_of(&info);
+                        weft_relay_print *print, bool *proven) {
+    struct stat draft;
+    struct stat placed;
+    if (flight->held != NULL || flight->file < 0 || fstat(flight->file, &draft) != 0 ||
+        weft_relay_cache_place(&relay->cache, context, flight->item->node.key) != WEFT_OK ||
+        fstat(flight->file, &placed) != 0) {
+        return false;
     }
-    return placed;
+    *print = print_of(&placed);
+    *proven = same_time(draft.st_mtim, placed.st_mtim) && draft.st_size == placed.st_size;
+    return true;
 }
 
 /* Under the lock, with the flight's last loader about to leave. */
 static void settle_flight(weft_relay *relay, weft_flight *flight, bool placed,
-                          const weft_relay_print *print) {
+                          const weft_relay_print *print, bool proven) {
     weft_relay_item *item = flight->item;
     flight->done = true;
     flight->wanted = false;
@@ -553,7 +558,7 @@ static void settle_flight(weft_relay *relay, weft_flight *flight, bool placed,
     }
     relay->stats.disk_full = false;
     take_off_list(relay, flight);
-    item->proven = true;
+    item->proven = proven;
     item->print = *print;
     weft_relay_cache_add(&relay->cache, item->node.key, item->bytes);
     (void)weft_relay_cache_shrink(&relay->cache, 0);
@@ -564,9 +569,10 @@ static void finish_flight(weft_relay *relay, weft_context *context, weft_flight 
     static const weft_relay_failure other = {WEFT_REMOTE_FAILED, "the list of its hashes is another's"};
     const weft_relay_item *item = flight->item;
     weft_relay_print print = {0};
-    bool placed = place_draft(relay, context, flight, &print);
+    bool proven = false;
+    bool placed = place_draft(relay, context, flight, &print, &proven);
     pthread_mutex_lock(&relay->mutex);
-    settle_flight(relay, flight, placed, &print);
+    settle_flight(relay, flight, placed, &print, proven);
     if (item->teach != NULL) {
         fail_owners(relay, item->node.key, &other);
         weft_lookup_walk(relay);

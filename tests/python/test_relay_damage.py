@@ -113,7 +113,8 @@ def test_tampered_cache():
             with Relay(run.origin.url, cache=cache) as relay:
                 check_all(run, relay)
                 before = relay.relay()
-                assert wait_for(lambda: len(cached_files(relay)) >= 4), (tamper, cached_files(relay))
+                assert wait_for(lambda: len(cached_files(relay)) >= 4 and relay.relay()["under_way"] == 0), \
+                    (tamper, cached_files(relay))
                 files = cached_files(relay)
                 for key in files:
                     tamper(relay.cached(key), dice)
