@@ -29,7 +29,8 @@ typedef struct weft_store_tag {
 typedef struct weft_store_options {
     size_t size;            /* sizeof(weft_store_options) */
     const char *token;      /* sent as a bearer token, except to S3; NULL: none */
-    const char *ca_file;    /* PEM certificates to trust instead of the system's; NULL: the system's */
+    const char *ca_file;    /* PEM certificates to trust instead of the system's; NULL: those of the
+                               environment's SSL_CERT_FILE, else the system's */
     double connect_seconds; /* to reach the server; 0: 10 */
     double stall_seconds;   /* without a byte moving, or with less than 1 KiB/s for all transfers together,
                                before a transfer is given up; 0: 20 */

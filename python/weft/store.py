@@ -16,14 +16,6 @@ from .errors import InvalidArgument
 from .tensors import Path, path_bytes, text_bytes
 
 _ALWAYS, _IF_ABSENT, _IF_SAME = 0, 1, 2
-# Where systems keep the certificates that they trust. The library was built where they lie in the first place.
-_CERTIFICATES = (
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,16 +34,6 @@ class Traffic:
     requests: int
     sent: int
     received: int
-
-
-def certificates() -> Optional[str]:
-    """SSL_CERT_FILE, as other programs heed it; else None where the library's own place exists, or where the system has them."""
-    given = os.environ.get("SSL_CERT_FILE")
-    if given:
-        return given
-    if os.path.exists(_CERTIFICATES[0]):
-        return None
-    return next((path for path in _CERTIFICATES if os.path.exists(path)), None)
 
 
 class Store(Handle):
@@ -84,10 +66,9 @@ class Store(Handle):
     ) -> None:
         super().__init__(Context())
         token = token if token is not None else os.environ.get("WEFT_TOKEN") or None
-        trusted = os.fspath(ca_file) if ca_file is not None else certificates()
         options = structures.store_options(
             token=None if token is None else token.encode(),
-            ca_file=None if trusted is None else os.fsencode(trusted),
+            ca_file=None if ca_file is None else os.fsencode(ca_file),
             connect_seconds=connect_seconds,
             stall_seconds=stall_seconds,
             attempts=attempts,

@@ -92,6 +92,9 @@ expect 4 '(token|may not)' "$weft" publish "$url" "$(model 0)" --ca-file cert.pe
 expect 0 '' "$weft" publish "$url" "$(model 0)" --ca-file cert.pem --token-file writer
 expect 0 '' env WEFT_TOKEN="$(cat writer)" "$weft" publish "$url" "$(model 1)" --ca-file cert.pem
 expect 0 '' "$weft" pull "$url" private --ca-file cert.pem --token-file reader
+expect 0 '' env SSL_CERT_FILE=cert.pem "$weft" pull "$url" private --token-file reader
+expect 4 'certificate' "$weft" pull "$url" private --token-file reader
+expect 2 'cannot read certificates from nowhere.pem' env SSL_CERT_FILE=nowhere.pem "$weft" pull "$url" private --token-file reader
 check 'through TLS' cmp private "$(model 1)"
 expect 4 'token' "$weft" pull "$url" private --ca-file cert.pem
 expect 4 'token' "$weft" follow "$url" private --ca-file cert.pem --token-file wrong

@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -473,6 +474,32 @@ weft_status weft_http_table_remove(void *self, weft_context *context, const char
 
 /* ---- opening ---- */
 
+/* The certificates to trust: the caller's, else those of SSL_CERT_FILE, as other programs heed it, else the
+ * system's. libcurl looks for these where they lie on the system that it was built on; a library that was
+ * carried to another looks where that has them. NULL: libcurl's own place. */
+static const char *find_certificates(const weft_store_options *options) {
+    static const char *const places[] = {
+        "/etc/ssl/certs/ca-certificates.crt", /* Debian, Ubuntu, Arch; libcurl's own where weft is built */
+        "/etc/pki/tls/certs/ca-bundle.crt",   /* Fedora, RHEL */
+        "/etc/ssl/ca-bundle.pem",             /* SUSE */
+        "/etc/ssl/cert.pem",                  /* Alpine */
+    };
+    const char *named = getenv("SSL_CERT_FILE");
+    if (options->ca_file != NULL || (named != NULL && *named != '\0')) {
+        return options->ca_file != NULL ? options->ca_file : named;
+    }
+    const curl_version_info_data *curl = curl_version_info(CURLVERSION_NOW);
+    if (curl->age >= CURLVERSION_SEVENTH && curl->cainfo != NULL && access(curl->cainfo, R_OK) == 0) {
+        return NULL;
+    }
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        if (access(places[i], R_OK) == 0) {
+            return places[i];
+        }
+    }
+    return NULL;
+}
+
 static weft_status check_options(weft_context *context, const weft_store_options *options) {
     if (options->token != NULL) {
         for (const char *byte = options->token; *byte != '\0'; byte++) {
@@ -508,8 +535,9 @@ static weft_status copy_options(weft_http_client *client, const weft_store_optio
             return WEFT_NO_MEMORY;
         }
     }
-    if (options->ca_file != NULL) {
-        client->settings.ca_file = weft_copy_text(context, options->ca_file, strlen(options->ca_file));
+    const char *certificates = find_certificates(options);
+    if (certificates != NULL) {
+        client->settings.ca_file = weft_copy_text(context, certificates, strlen(certificates));
         if (client->settings.ca_file == NULL) {
             return WEFT_NO_MEMORY;
         }
