@@ -347,7 +347,7 @@ static weft_status create_relay(weft_context *context, weft_store *upstream,
         weft_release(context, relay);
         return status;
     }
-    if (relay->options.poll_seconds <= 0) {
+    if (!(relay->options.poll_seconds > 0)) {
         weft_store_traits traits = {.size = sizeof traits};
         weft_store_traits_of(upstream, &traits);
         relay->options.poll_seconds = traits.poll_seconds;

@@ -27,6 +27,15 @@ _EVERYTHING = 2**64 - 1
 _FOREVER = 3600.0  # seconds of one wait of the library's, of those that make up an endless one
 
 
+def _number_of(version: Optional[int]) -> int:
+    """As C takes it: 0 for the newest."""
+    if version is None:
+        return 0
+    if not 0 < version < 2**64:  # C would take the rest of it
+        raise InvalidArgument(f"there is no version {version}; versions are numbered from 1, and None is the newest")
+    return version
+
+
 @dataclasses.dataclass(frozen=True)
 class Phase:
     """One phase of one step has ended: wait, fetch, decode, verify or commit."""
@@ -152,7 +161,7 @@ class Follower(Handle):
         if self._tensors is not None:
             self._tensors.check()
         self._prepared = None
-        return self._context.run(self._function("prepare"), self.handle, version or 0) == MORE
+        return self._context.run(self._function("prepare"), self.handle, _number_of(version)) == MORE
 
     def _prepare(self, version: int) -> Update:
         self._prepared = update = Update(self, version, self.prepare())
@@ -326,7 +335,7 @@ class Subscriber(Follower):
         if self._tensors is not None:
             self._tensors.check()
         self._prepared = None
-        self._context.run(functions.subscriber_pull, self.handle, version or 0)
+        self._context.run(functions.subscriber_pull, self.handle, _number_of(version))
         return self.info
 
     def changes(self, batch: int = 0) -> Iterator[Change]:

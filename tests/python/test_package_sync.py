@@ -98,6 +98,9 @@ class Sync(package.Case):
                 subscriber.pull()
                 with self.assertRaises(weft.StaleError):
                     stale.commit()
+                for beyond in (0, -1, 2**64 + 1):
+                    with self.assertRaisesRegex(weft.InvalidArgument, "no version"):
+                        subscriber.pull(beyond)
 
     def test_masters(self):
         """FP32 masters reach a follower in BF16."""

@@ -133,7 +133,7 @@ static weft_status create_subscriber(weft_context *context, weft_store *store,
     weft_subscriber_options *chosen = &subscriber->options;
     chosen->audit_bytes = chosen->audit_bytes != 0 ? chosen->audit_bytes : AUDIT_BYTES;
     chosen->fetch_bytes = chosen->fetch_bytes != 0 ? chosen->fetch_bytes : FETCH_BYTES;
-    if (chosen->poll_seconds <= 0) {
+    if (!(chosen->poll_seconds > 0)) { /* NaN, too, would poll without a pause */
         weft_store_traits traits = {.size = sizeof traits};
         weft_store_traits_of(store, &traits);
         chosen->poll_seconds = traits.poll_seconds;
