@@ -5,23 +5,13 @@
  */
 #include "classes.h"
 
+#include "../base/fixed.h"
 #include "lanes.h"
 
 enum {
     BINS_MAX = 64,
     CLASS_COST_BITS = 320, /* about what a class's two tables cost */
 };
-
-/* log2(x) in 16.16 fixed point, good to a hundredth; log2(0) counts as 0. */
-static uint64_t fixed_log2(uint64_t x) {
-    if (x == 0) {
-        return 0;
-    }
-    unsigned top = 63u - (unsigned)__builtin_clzll(x);
-    uint64_t fraction = top >= 16 ? (x >> (top - 16)) & 0xffff : (x << (16 - top)) & 0xffff;
-    uint64_t bulge = (fraction * (65536 - fraction)) >> 16;
-    return ((uint64_t)top << 16) + fraction + ((bulge * 22481) >> 16);
-}
 
 typedef struct bins {
     unsigned count;
@@ -75,7 +65,7 @@ static void collect_bins(const weft_class_sample *sample, bins *bins_out) {
 }
 
 static uint64_t entropy_term(uint64_t count) {
-    return count * fixed_log2(count);
+    return count * weft_fixed_log2(count);
 }
 
 /* What the sampled changes of bins [from, to) cost as one class: positions and magnitudes. */

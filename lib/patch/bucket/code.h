@@ -5,6 +5,8 @@
  * fast    gaps and steps, bit-packed; decoding needs nothing else
  * small   gaps within classes of the base's exponent, and steps, entropy-coded; needs the base
  * dense   every unit, as steps or as values, in byte planes under zstd
+ * packed  every unit, as steps by class or as values: codes entropy-coded, lowest bits as they are; of
+ * floats
  *
  * Encoders keep their buffers from bucket to bucket: one of each per worker.
  */
@@ -13,6 +15,7 @@
 
 #include "../../code/classes_read.h"
 #include "../../code/classes_write.h"
+#include "../../code/pack.h"
 #include "changes.h"
 #include "kernels.h"
 #include "window.h"
@@ -82,5 +85,95 @@ weft_status weft_dense_encode(weft_context *context, const void *base, const voi
                               unsigned width, weft_profile profile, weft_writer *writer);
 weft_status weft_dense_decode(weft_context *context, const uint8_t *payload, size_t size, const void *base,
                               size_t units, unsigned width, void *output);
+
+/* ---- packed ---- */
+
+/* The bits of a value below its exponent, the sign's included; 0 if the dtype is not one whose weights are
+ * packed. */
+unsigned weft_packed_low(weft_dtype dtype);
+
+/* The numbers of a class. */
+typedef struct weft_packed_part {
+    void *numbers;
+    size_t capacity; /* in bytes */
+    size_t count;
+    size_t escapes;
+    weft_pack_form form;
+    weft_rans_table codes;
+    weft_rans_table beyond; /* of the escapes */
+} weft_packed_part;
+
+typedef struct weft_packed_encoder {
+    weft_context *context;
+    const weft_patch_kernels *kernels;
+    unsigned width;
+    unsigned low;   /* weft_packed_low */
+    unsigned shift; /* of the exponent */
+    bool values;
+    size_t units;
+    size_t changed; /* units whose step is not zero, so far */
+    weft_classes classes;
+    weft_packed_part parts[WEFT_CLASS_MAX];
+    weft_tile tile;
+    uint16_t numbers[WEFT_TILE];
+    uint8_t *symbols; /* of all classes */
+    size_t symbol_capacity;
+    uint64_t *escapes; /* which numbers of a class have one */
+    size_t escape_capacity;
+    uint8_t *tokens; /* of the escapes of all classes */
+    uint64_t *rests; /* and their plain bits */
+    size_t token_count;
+    size_t token_capacity;
+    uint8_t *room; /* where the bits and then the stream are written */
+    size_t room_size;
+} weft_packed_encoder;
+
+void weft_packed_encoder_open(weft_packed_encoder *encoder, weft_context *context);
+void weft_packed_encoder_close(weft_packed_encoder *encoder);
+/* Begins a bucket of `units` units, as values or as steps, with classes for the sample, or one if that is
+ * NULL. */
+void weft_packed_encoder_begin(weft_packed_encoder *encoder, const weft_patch_kernels *kernels,
+                               weft_dtype dtype, bool values, const weft_class_sample *sample,
+                               uint64_t units);
+/* Takes the next units, at most WEFT_TILE. Values need no old ones. */
+weft_status weft_packed_encoder_tile(weft_packed_encoder *encoder, const void *old, const void *new,
+                                     size_t units);
+weft_status weft_packed_encoder_finish(weft_packed_encoder *encoder, weft_profile profile,
+                                       weft_writer *writer);
+/* True if these units, at most WEFT_PACK_SAMPLE, cost less as values than as steps. */
+bool weft_packed_prefers_values(const weft_pack_kernels *kernels, weft_dtype dtype, weft_profile profile,
+                                const void *old, const void *new, size_t units);
+
+typedef struct weft_packed_decoder {
+    weft_context *context;
+    const weft_patch_kernels *kernels;
+    unsigned width;
+    bool values;
+    unsigned classes;
+    unsigned shift;
+    uint8_t cuts[WEFT_CLASS_MAX];
+    uint8_t *numbers; /* of all classes */
+    size_t number_bytes;
+    uint8_t *symbols; /* of a class, and behind them the tokens of its escapes */
+    size_t symbol_bytes;
+    uint64_t *escapes; /* which numbers of a class have one */
+    size_t escape_bytes;
+    const void *nexts[WEFT_CLASS_MAX]; /* the next number of each class */
+    size_t left[WEFT_CLASS_MAX];       /* how many there are */
+    weft_tile tile;
+    uint16_t merged[WEFT_TILE];
+} weft_packed_decoder;
+
+void weft_packed_decoder_open(weft_packed_decoder *decoder, weft_context *context);
+void weft_packed_decoder_close(weft_packed_decoder *decoder);
+/* Decodes the numbers of a bucket of `units` units. `payload` is followed by WEFT_BITS_SLACK readable
+ * bytes. */
+weft_status weft_packed_decoder_begin(weft_packed_decoder *decoder, const weft_patch_kernels *kernels,
+                                      weft_dtype dtype, bool values, const uint8_t *payload, size_t size,
+                                      size_t units);
+/* The next units, at most WEFT_TILE, from the old ones, which may be where the new ones go. After all units
+ * of the bucket were taken, nothing is left. Values need no old ones. */
+weft_status weft_packed_decoder_next(weft_packed_decoder *decoder, const void *old, size_t units,
+                                     void *new);
 
 #endif

@@ -7,10 +7,17 @@
 
 #include "bucket.h"
 
+/* Looks at units all over the bucket, at most WEFT_PACK_SAMPLE: sets coder->tile_olds and coder->tile_news,
+ * and returns how many. */
+size_t weft_scan_pick(weft_bucket_coder *coder, const weft_bucket *bucket);
+/* A sample that classes can be cut from. */
+weft_status weft_scan_sample(weft_bucket_coder *coder, const weft_bucket *bucket,
+                             weft_class_sample *sample);
 /* Fills coder->changes with what differs between the windows coder->from and coder->to, and with
- * `small` feeds the small encoder on the way. Stops early, with *dense_out set, once more than half of
- * the units differ. */
-weft_status weft_scan(weft_bucket_coder *coder, const weft_bucket *bucket, bool small, bool *dense_out);
+ * `small` feeds the small encoder on the way. Stops early, with *dense_out set, once more than `most` units
+ * differ. */
+weft_status weft_scan(weft_bucket_coder *coder, const weft_bucket *bucket, bool small, uint64_t most,
+                      bool *dense_out);
 /* Where coder->changes are known, ascending: feeds the small encoder with them and with coder->from. */
 weft_status weft_scan_known(weft_bucket_coder *coder, const weft_bucket *bucket);
 #endif
