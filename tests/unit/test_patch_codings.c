@@ -814,7 +814,7 @@ static void test_random_payloads(void **state) {
         weft_writer frame;
         weft_writer_open(&frame, self.context);
         weft_writer_u32(&frame, 0);
-        weft_writer_u8(&frame, (uint8_t)(1 + round % 4));
+        weft_writer_u8(&frame, (uint8_t)(1 + round % 6));
         weft_bucket_write_spans(&self.bucket, &self.roster, &frame);
         weft_writer_varint(&frame, 1 + dice_below(&dice, round % 5 == 0 ? self.bucket.units : 40));
         weft_writer_u64(&frame, 0);
