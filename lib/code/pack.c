@@ -90,7 +90,7 @@ enum {
     BINS_MAX = 2048, /* upper parts that are told apart: as many as a value has exponents, */
     STEP_BINS = 256, /* or a step has codes */
     TOKEN_BITS = 4,  /* about what the token of an escape costs, beside its plain bits, */
-    TOKEN_TIME = 16, /* and how many symbols' time */
+    TOKEN_TIME = 32, /* and how many symbols' time */
 };
 
 /* The upper parts of a sample. */

@@ -24,7 +24,7 @@
 
 enum {
     WEFT_PACK_GROUP = 64,
-    WEFT_PACK_SAMPLE = 4096, /* numbers that a form is fitted to, at most */
+    WEFT_PACK_SAMPLE = 16384, /* numbers that a form is fitted to, at most */
 };
 
 typedef struct weft_pack_form {

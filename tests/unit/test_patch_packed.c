@@ -310,21 +310,26 @@ typedef struct work {
     const uint8_t *old;
     const uint8_t *new;
     size_t units;
+    size_t sampled; /* units at the front that the form is chosen from */
 } work;
 
 static weft_status pack(packer *self, const work *work, weft_cpu level) {
     unsigned width = weft_dtype_width(work->dtype);
     self->payload.size = 0;
-    weft_packed_encoder_begin(self->encoder, weft_patch_kernels_for(level), work->dtype, work->values,
-                              work->sample, work->units);
-    weft_status status = WEFT_OK;
-    for (size_t done = 0; done < work->units && status == WEFT_OK; done += WEFT_TILE) {
-        size_t some = work->units - done < WEFT_TILE ? work->units - done : WEFT_TILE;
-        status = weft_packed_encoder_tile(self->encoder, work->old + done * width, work->new + done *width,
-                                          some);
+    weft_packed_sample sample = {work->old, work->new,
+                                 work->sampled < work->units ? work->sampled : work->units};
+    weft_status status =
+        weft_packed_encoder_begin(self->encoder, weft_patch_kernels_for(level), work->dtype, work->values,
+                                  work->profile, work->sample, &sample, work->units);
+    for (bool again = true; again && status == WEFT_OK;) {
+        for (size_t done = 0; done < work->units && status == WEFT_OK; done += WEFT_TILE) {
+            size_t some = work->units - done < WEFT_TILE ? work->units - done : WEFT_TILE;
+            status = weft_packed_encoder_tile(self->encoder, work->old + done * width,
+                                              work->new + done *width, some);
+        }
+        status = status == WEFT_OK ? weft_packed_encoder_end(self->encoder, &again) : status;
     }
-    return status == WEFT_OK ? weft_packed_encoder_finish(self->encoder, work->profile, &self->payload)
-                             : status;
+    return status == WEFT_OK ? weft_packed_encoder_finish(self->encoder, &self->payload) : status;
 }
 
 static weft_status unpack(packer *self, const work *work, weft_cpu level, const uint8_t *payload,
@@ -397,8 +402,14 @@ static void test_units(void **state) {
             memcpy(new, old, units * width);
             weights_change(&dice, (change_kind)(round / 3 % 3), width, new, units, densities[round % 7]);
             for (unsigned kind = 0; kind < 4; kind++) {
-                work work = {
-                    packed_dtypes[t], (weft_profile)(kind % 2), kind / 2 == 1, NULL, old, new, units};
+                work work = {packed_dtypes[t],
+                             (weft_profile)(kind % 2),
+                             kind / 2 == 1,
+                             NULL,
+                             old,
+                             new,
+                             units,
+                             round % 2 == 0 ? 4000 : 70};
                 round_trip(&self, &work);
                 if (kind == 1 && width == 2) {
                     count_sample(&work, &sample);
@@ -432,7 +443,8 @@ static void test_every_pattern(void **state) {
                          NULL,
                          old,
                          new,
-                         UNITS};
+                         UNITS,
+                         4000};
             round_trip(&self, &work);
         }
     }
@@ -453,7 +465,7 @@ static void test_sizes(void **state) {
     for (size_t i = 0; i < UNITS; i++) {
         weft_unit_store(new, i, 4, 0x3f800000);
     }
-    work work = {WEFT_DTYPE_F32, WEFT_PROFILE_SMALL, true, NULL, old, new, UNITS};
+    work work = {WEFT_DTYPE_F32, WEFT_PROFILE_SMALL, true, NULL, old, new, UNITS, 4000};
     round_trip(&self, &work);
     assert_true(self.payload.size < 200);
     /* FP32 that holds BF16 */
@@ -488,7 +500,7 @@ static void test_another_base(void **state) {
     for (size_t i = 1; i < UNITS; i += 2) {
         weights_change_one(&dice, CHANGE_ULP, 2, new, i);
     }
-    work work = {WEFT_DTYPE_BF16, WEFT_PROFILE_SMALL, false, &sample, old, new, UNITS};
+    work work = {WEFT_DTYPE_BF16, WEFT_PROFILE_SMALL, false, &sample, old, new, UNITS, 4000};
     count_sample(&work, &sample);
     round_trip(&self, &work);
     assert_true(self.payload.data[0] > 1);
@@ -524,7 +536,7 @@ static void test_no_memory(void **state) {
     weights_fill(&dice, WEIGHTS_TRAINED, WEFT_DTYPE_BF16, old, UNITS);
     memcpy(new, old, 2 * UNITS);
     weights_change(&dice, CHANGE_MIXED, 2, new, UNITS, 500000);
-    const work work = {WEFT_DTYPE_BF16, WEFT_PROFILE_SMALL, false, NULL, old, new, UNITS};
+    const work work = {WEFT_DTYPE_BF16, WEFT_PROFILE_SMALL, false, NULL, old, new, UNITS, 4000};
     bool done = false;
     for (size_t nth = 1; !done; nth++) {
         packer self;

@@ -11,6 +11,7 @@
 
 enum {
     PACKED_SHARE = 16, /* with more than one unit in so many changed, a bucket is packed, */
+    GLANCE = 4096,     /* units that say which is likely */
     LISTED_SHARE = 4,  /* with at most so many, its changes are listed in memory; */
     DENSE_SHARE = 8,   /* or, if it is not one to be packed, dense codings are tried too */
 };
@@ -187,7 +188,7 @@ static weft_status encode_packed(weft_bucket_coder *coder, const weft_bucket *bu
 
 /* Whether many units differ, to judge by some of them. */
 static bool seem_many(weft_bucket_coder *coder, const weft_bucket *bucket) {
-    size_t picked = weft_scan_pick(coder, bucket), differing = 0;
+    size_t picked = weft_scan_pick(coder, &coder->from, &coder->to, bucket, GLANCE), differing = 0;
     for (size_t i = 0; i < picked; i++) {
         differing += weft_unit_load(coder->tile_olds, i, bucket->width) !=
                      weft_unit_load(coder->tile_news, i, bucket->width);

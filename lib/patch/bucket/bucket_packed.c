@@ -90,10 +90,15 @@ static weft_status new_units(weft_bucket_coder *coder, const weft_bucket *bucket
     return WEFT_OK;
 }
 
-/* Goes over the bucket's tiles; `values` are all new units. With `back`, only takes back what this did to
- * `moves`. */
+/* Goes over the bucket's tiles; `values` are all new units. */
+typedef enum pack_task {
+    PACK_ALL,    /* code and prove */
+    PACK_AGAIN,  /* code: all is proven */
+    PACK_UNDONE, /* take back what proving did to the sums */
+} pack_task;
+
 static weft_status pack_tiles(weft_bucket_coder *coder, const weft_bucket *bucket, const uint8_t *values,
-                              bool back, weft_sums *moves, weft_sum *delta) {
+                              pack_task task, weft_sums *moves, weft_sum *delta) {
     const weft_digest_kernels *kernels = weft_digest_kernels_for(weft_cpu_level());
     unsigned width = bucket->width;
     weft_status status = WEFT_OK;
@@ -103,68 +108,114 @@ static weft_status pack_tiles(weft_bucket_coder *coder, const weft_bucket *bucke
             size_t units = tile_units(run, done);
             const uint8_t *old = run_units(run, done, units, width, coder->tile_olds);
             const uint8_t *new = values + (run->linear + done) * width;
-            if (back) {
+            if (task == PACK_UNDONE) {
                 prove_units(kernels, run, done, units, width, new, old, moves, delta);
                 continue;
             }
             status = weft_packed_encoder_tile(&coder->packed_encoder, old, new, units);
-            prove_units(kernels, run, done, units, width, old, new, moves, delta);
+            if (task == PACK_ALL) {
+                prove_units(kernels, run, done, units, width, old, new, moves, delta);
+            }
         }
     }
     return status;
+}
+
+/* Chooses how to code the bucket, from a sample of it. */
+static weft_status begin_pack(weft_bucket_coder *coder, const weft_bucket *bucket, weft_profile profile,
+                              bool *by_value) {
+    weft_packed_encoder *encoder = &coder->packed_encoder;
+    weft_class_sample exponents;
+    bool small = profile == WEFT_PROFILE_SMALL && weft_exponent_of(bucket->dtype).present;
+    weft_status status = small ? weft_scan_sample(coder, bucket, &exponents) : WEFT_OK;
+    if (status != WEFT_OK) {
+        return status;
+    }
+    const weft_packed_sample sample = {
+        coder->tile_olds, coder->tile_news,
+        weft_scan_pick(coder, &coder->from, &coder->to, bucket, WEFT_PACK_SAMPLE)};
+    *by_value = weft_packed_prefers_values(encoder, coder->kernels, bucket->dtype, profile, &sample);
+    return weft_packed_encoder_begin(encoder, coder->kernels, bucket->dtype, *by_value, profile,
+                                     small && !*by_value ? &exponents : NULL, &sample, bucket->units);
 }
 
 weft_status weft_bucket_pack(weft_bucket_coder *coder, const weft_bucket *bucket, weft_profile profile,
                              uint64_t least, weft_sums *moves, weft_coding *coding, uint64_t *changed,
                              weft_sum *delta) {
     weft_packed_encoder *encoder = &coder->packed_encoder;
-    weft_class_sample sample;
     const uint8_t *values;
     uint8_t *copy;
-    size_t picked = weft_scan_pick(coder, bucket);
-    bool by_value = weft_packed_prefers_values(coder->kernels->packs, bucket->dtype, profile,
-                                               coder->tile_olds, coder->tile_news, picked);
-    bool classes = profile == WEFT_PROFILE_SMALL && !by_value && weft_exponent_of(bucket->dtype).present;
-    weft_status status = classes ? weft_scan_sample(coder, bucket, &sample) : WEFT_OK;
+    bool by_value;
+    *delta = (weft_sum){{0, 0}};
+    weft_status status = begin_pack(coder, bucket, profile, &by_value);
     if (status == WEFT_OK) {
         status = new_units(coder, bucket, &values, &copy);
     }
     if (status != WEFT_OK) {
         return status;
     }
-    weft_packed_encoder_begin(encoder, coder->kernels, bucket->dtype, by_value, classes ? &sample : NULL,
-                              bucket->units);
-    *delta = (weft_sum){{0, 0}};
-    status = pack_tiles(coder, bucket, values, false, moves, delta);
+    status = pack_tiles(coder, bucket, values, PACK_ALL, moves, delta);
     *changed = encoder->changed;
     *coding = by_value ? WEFT_CODING_PACKED_VALUES : WEFT_CODING_PACKED_STEPS;
-    if (status == WEFT_OK && *changed < least) {
-        status = pack_tiles(coder, bucket, values, true, moves, delta);
-    } else if (status == WEFT_OK) {
-        status = weft_packed_encoder_finish(encoder, profile, &coder->payload);
+    bool enough = *changed >= least;
+    if (status == WEFT_OK && !enough) {
+        status = pack_tiles(coder, bucket, values, PACK_UNDONE, moves, delta);
+    }
+    bool again = enough;
+    if (status == WEFT_OK && enough) {
+        status = weft_packed_encoder_end(encoder, &again);
+    }
+    if (status == WEFT_OK && enough && again) {
+        status = pack_tiles(coder, bucket, values, PACK_AGAIN, NULL, NULL);
+        status = status == WEFT_OK ? weft_packed_encoder_end(encoder, &again) : status;
+    }
+    if (status == WEFT_OK && enough) {
+        status = weft_packed_encoder_finish(encoder, &coder->payload);
     }
     weft_release(coder->context, copy);
     return status;
 }
 
-weft_status weft_bucket_pack_whole(weft_bucket_coder *coder, const weft_bucket *bucket,
-                                   weft_profile profile, weft_sums *sums, weft_sum *delta) {
+/* The tiles of new tensors; proven, unless that is done. */
+static weft_status pack_whole_tiles(weft_bucket_coder *coder, const weft_bucket *bucket, bool prove,
+                                    weft_sums *sums, weft_sum *delta) {
     const weft_digest_kernels *kernels = weft_digest_kernels_for(weft_cpu_level());
     weft_status status = WEFT_OK;
-    *delta = (weft_sum){{0, 0}};
-    weft_packed_encoder_begin(&coder->packed_encoder, coder->kernels, bucket->dtype, true, NULL,
-                              bucket->units);
     for (size_t i = 0; i < coder->to.run_count; i++) {
         const weft_run *run = &coder->to.runs[i];
         for (uint64_t done = 0; done < run->units && status == WEFT_OK; done += WEFT_TILE) {
             size_t units = tile_units(run, done);
             const uint8_t *new = run_units(run, done, units, bucket->width, coder->tile_news);
             status = weft_packed_encoder_tile(&coder->packed_encoder, NULL, new, units);
-            prove_units(kernels, run, done, units, bucket->width, NULL, new, sums, delta);
+            if (prove) {
+                prove_units(kernels, run, done, units, bucket->width, NULL, new, sums, delta);
+            }
         }
     }
-    return status == WEFT_OK ? weft_packed_encoder_finish(&coder->packed_encoder, profile, &coder->payload)
-                             : status;
+    return status;
+}
+
+weft_status weft_bucket_pack_whole(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                   weft_profile profile, weft_sums *sums, weft_sum *delta) {
+    weft_packed_encoder *encoder = &coder->packed_encoder;
+    bool again = false;
+    *delta = (weft_sum){{0, 0}};
+    /* both sides of the sample are the new one */
+    const weft_packed_sample sample = {
+        NULL, coder->tile_news, weft_scan_pick(coder, &coder->to, &coder->to, bucket, WEFT_PACK_SAMPLE)};
+    weft_status status = weft_packed_encoder_begin(encoder, coder->kernels, bucket->dtype, true, profile,
+                                                   NULL, &sample, bucket->units);
+    if (status == WEFT_OK) {
+        status = pack_whole_tiles(coder, bucket, true, sums, delta);
+    }
+    if (status == WEFT_OK) {
+        status = weft_packed_encoder_end(encoder, &again);
+    }
+    if (status == WEFT_OK && again) {
+        status = pack_whole_tiles(coder, bucket, false, NULL, NULL);
+        status = status == WEFT_OK ? weft_packed_encoder_end(encoder, &again) : status;
+    }
+    return status == WEFT_OK ? weft_packed_encoder_finish(encoder, &coder->payload) : status;
 }
 
 /* ---- decoding ---- */

@@ -92,13 +92,33 @@ weft_status weft_dense_decode(weft_context *context, const uint8_t *payload, siz
  * packed. */
 unsigned weft_packed_low(weft_dtype dtype);
 
-/* The numbers of a class. */
+/* Units that stand for those of a bucket; whole ones have no old ones. */
+typedef struct weft_packed_sample {
+    const void *olds;
+    const void *news;
+    size_t count; /* at most WEFT_PACK_SAMPLE */
+} weft_packed_sample;
+
+/* Memory that grows. */
+typedef struct weft_packed_bytes {
+    uint8_t *data;
+    size_t size;
+    size_t capacity;
+} weft_packed_bytes;
+
+/* What becomes of a class. */
 typedef struct weft_packed_part {
-    void *numbers;
-    size_t capacity; /* in bytes */
-    size_t count;
-    size_t escapes;
     weft_pack_form form;
+    uint64_t still;   /* lowest bits that did not vary in the sample, */
+    uint64_t moved;   /* and those of them that do */
+    uint8_t *numbers; /* those that wait for a whole group, and those of a tile */
+    size_t waiting;
+    size_t units; /* that are coded */
+    size_t escapes;
+    weft_packed_bytes symbols;
+    weft_packed_bytes planes;
+    weft_packed_bytes tokens; /* of the escapes */
+    weft_packed_bytes rests;  /* and their plain bits, eight bytes each */
     weft_rans_table codes;
     weft_rans_table beyond; /* of the escapes */
 } weft_packed_part;
@@ -107,7 +127,6 @@ typedef struct weft_packed_encoder {
     weft_context *context;
     const weft_patch_kernels *kernels;
     unsigned width;
-    unsigned low;   /* weft_packed_low */
     unsigned shift; /* of the exponent */
     bool values;
     size_t units;
@@ -116,33 +135,29 @@ typedef struct weft_packed_encoder {
     weft_packed_part parts[WEFT_CLASS_MAX];
     weft_tile tile;
     uint16_t numbers[WEFT_TILE];
-    uint8_t *symbols; /* of all classes */
-    size_t symbol_capacity;
-    uint64_t *escapes; /* which numbers of a class have one */
-    size_t escape_capacity;
-    uint8_t *tokens; /* of the escapes of all classes */
-    uint64_t *rests; /* and their plain bits */
-    size_t token_count;
-    size_t token_capacity;
-    uint8_t *room; /* where the bits and then the stream are written */
-    size_t room_size;
+    uint64_t sample[WEFT_PACK_SAMPLE];
+    uint64_t chosen[WEFT_PACK_SAMPLE]; /* those of a class */
+    weft_packed_bytes room;            /* where the bits and then the stream are written */
 } weft_packed_encoder;
 
 void weft_packed_encoder_open(weft_packed_encoder *encoder, weft_context *context);
 void weft_packed_encoder_close(weft_packed_encoder *encoder);
-/* Begins a bucket of `units` units, as values or as steps, with classes for the sample, or one if that is
+/* True if units like these cost less as values than as steps. */
+bool weft_packed_prefers_values(weft_packed_encoder *encoder, const weft_patch_kernels *kernels,
+                                weft_dtype dtype, weft_profile profile, const weft_packed_sample *sample);
+/* Begins a bucket of `units` units, as values or as steps, with classes for `exponents`, or one if that is
  * NULL. */
-void weft_packed_encoder_begin(weft_packed_encoder *encoder, const weft_patch_kernels *kernels,
-                               weft_dtype dtype, bool values, const weft_class_sample *sample,
-                               uint64_t units);
+weft_status weft_packed_encoder_begin(weft_packed_encoder *encoder, const weft_patch_kernels *kernels,
+                                      weft_dtype dtype, bool values, weft_profile profile,
+                                      const weft_class_sample *exponents, const weft_packed_sample *sample,
+                                      uint64_t units);
 /* Takes the next units, at most WEFT_TILE. Values need no old ones. */
 weft_status weft_packed_encoder_tile(weft_packed_encoder *encoder, const void *old, const void *new,
                                      size_t units);
-weft_status weft_packed_encoder_finish(weft_packed_encoder *encoder, weft_profile profile,
-                                       weft_writer *writer);
-/* True if these units, at most WEFT_PACK_SAMPLE, cost less as values than as steps. */
-bool weft_packed_prefers_values(const weft_pack_kernels *kernels, weft_dtype dtype, weft_profile profile,
-                                const void *old, const void *new, size_t units);
+/* After the last tile. Sets *again_out if the sample misled about bits that never vary: then all tiles, and
+ * this call, are to come once more. */
+weft_status weft_packed_encoder_end(weft_packed_encoder *encoder, bool *again_out);
+weft_status weft_packed_encoder_finish(weft_packed_encoder *encoder, weft_writer *writer);
 
 typedef struct weft_packed_decoder {
     weft_context *context;

@@ -200,18 +200,21 @@ weft_status weft_scan_sample(weft_bucket_coder *coder, const weft_bucket *bucket
 }
 
 /* PICKS runs at equal distances, each from where it starts to the end of its stretch at most. */
-size_t weft_scan_pick(weft_bucket_coder *coder, const weft_bucket *bucket) {
-    enum { PICKS = 16, PICK = WEFT_PACK_SAMPLE / PICKS };
+size_t weft_scan_pick(weft_bucket_coder *coder, const weft_window *from, const weft_window *to,
+                      const weft_bucket *bucket, size_t most) {
+    enum { PICKS = 16 };
     unsigned width = bucket->width;
-    stretches iterator = stretches_of(&coder->from, &coder->to, width);
+    most = most < sizeof coder->tile_olds / width ? most : sizeof coder->tile_olds / width;
+    stretches iterator = stretches_of(from, to, width);
     stretch s;
-    uint64_t distance = bucket->units / PICKS > PICK ? bucket->units / PICKS : PICK, at = 0;
+    uint64_t run = most / PICKS, distance = bucket->units / PICKS, at = 0;
+    distance = distance > run ? distance : run;
     size_t picked = 0;
     while (next_stretch(&iterator, &s)) {
-        for (; at < s.linear + s.units && picked < WEFT_PACK_SAMPLE; at += distance) {
-            uint64_t left = s.linear + s.units - at, room = WEFT_PACK_SAMPLE - picked;
-            size_t some = left < PICK ? (size_t)left : PICK, first = (size_t)(at - s.linear);
-            some = some < room ? some : (size_t)room;
+        for (; at < s.linear + s.units && picked < most; at += distance) {
+            uint64_t left = s.linear + s.units - at;
+            size_t first = (size_t)(at - s.linear), some = (size_t)(left < run ? left : run);
+            some = some < most - picked ? some : most - picked;
             for (size_t i = 0; i < some; i++) {
                 weft_unit_store(coder->tile_olds, picked, width, weft_unit_load(s.from, first + i, width));
                 weft_unit_store(coder->tile_news, picked, width, next_value(&s, first + i, width));

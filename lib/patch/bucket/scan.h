@@ -7,9 +7,10 @@
 
 #include "bucket.h"
 
-/* Looks at units all over the bucket, at most WEFT_PACK_SAMPLE: sets coder->tile_olds and coder->tile_news,
- * and returns how many. */
-size_t weft_scan_pick(weft_bucket_coder *coder, const weft_bucket *bucket);
+/* Looks at units all over the bucket, in both windows: at most `most` of them, or as many as
+ * coder->tile_olds and coder->tile_news have room for, where it puts them. Returns how many. */
+size_t weft_scan_pick(weft_bucket_coder *coder, const weft_window *from, const weft_window *to,
+                      const weft_bucket *bucket, size_t most);
 /* A sample that classes can be cut from. */
 weft_status weft_scan_sample(weft_bucket_coder *coder, const weft_bucket *bucket,
                              weft_class_sample *sample);
