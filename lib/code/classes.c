@@ -5,13 +5,22 @@
  */
 #include "classes.h"
 
-#include "../base/fixed.h"
 #include "lanes.h"
 
 enum {
     BINS_MAX = 64,
     CLASS_COST_BITS = 320, /* about what a class's two tables cost */
 };
+
+uint64_t weft_fixed_log2(uint64_t x) {
+    if (x == 0) {
+        return 0;
+    }
+    unsigned top = 63u - (unsigned)__builtin_clzll(x);
+    uint64_t fraction = top >= 16 ? (x >> (top - 16)) & 0xffff : (x << (16 - top)) & 0xffff;
+    uint64_t bulge = (fraction * (65536 - fraction)) >> 16;
+    return ((uint64_t)top << 16) + fraction + ((bulge * 22481) >> 16);
+}
 
 typedef struct bins {
     unsigned count;

@@ -4,9 +4,8 @@
  * with many states, and the coder of units of every width, count and density. What frames make of it is in
  * test_patch_codings.c.
  */
-#include "../../lib/code/pack.h"
-#include "../../lib/code/rans_wide.h"
-#include "../../lib/patch/bucket/bucket_packed.h"
+#include "../../lib/code/pack/packed.h"
+#include "../../lib/patch/bucket/bucket.h"
 #include "faults.h"
 #include "models.h"
 #include "stride.h"
@@ -318,9 +317,9 @@ static weft_status pack(packer *self, const work *work, weft_cpu level) {
     self->payload.size = 0;
     weft_packed_sample sample = {work->old, work->new,
                                  work->sampled < work->units ? work->sampled : work->units};
-    weft_status status =
-        weft_packed_encoder_begin(self->encoder, weft_patch_kernels_for(level), work->dtype, work->values,
-                                  work->profile, work->sample, &sample, work->units);
+    weft_status status = weft_packed_encoder_begin(
+        self->encoder, &weft_patch_kernels_for(level)->packed, weft_packed_kind_of(work->dtype),
+        work->values, work->profile == WEFT_PROFILE_SMALL, work->sample, &sample, work->units);
     for (bool again = true; again && status == WEFT_OK;) {
         for (size_t done = 0; done < work->units && status == WEFT_OK; done += WEFT_TILE) {
             size_t some = work->units - done < WEFT_TILE ? work->units - done : WEFT_TILE;
@@ -335,8 +334,9 @@ static weft_status pack(packer *self, const work *work, weft_cpu level) {
 static weft_status unpack(packer *self, const work *work, weft_cpu level, const uint8_t *payload,
                           size_t size, const uint8_t *base, uint8_t *output) {
     unsigned width = weft_dtype_width(work->dtype);
-    weft_status status = weft_packed_decoder_begin(self->decoder, weft_patch_kernels_for(level),
-                                                   work->dtype, work->values, payload, size, work->units);
+    weft_status status = weft_packed_decoder_begin(self->decoder, &weft_patch_kernels_for(level)->packed,
+                                                   weft_packed_kind_of(work->dtype), work->values, payload,
+                                                   size, work->units);
     for (size_t done = 0; done < work->units && status == WEFT_OK; done += WEFT_TILE) {
         size_t some = work->units - done < WEFT_TILE ? work->units - done : WEFT_TILE;
         status = weft_packed_decoder_next(self->decoder, base == NULL ? NULL : base + done * width, some,

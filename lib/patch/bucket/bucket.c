@@ -3,9 +3,7 @@
  * bucket.c: frames. The coding is chosen by count: sparse while few units change, otherwise packed. Of what
  * is no float, or tiny, whichever of sparse, steps and values is the smallest.
  */
-#include "bucket_packed.h"
-
-#include "scan.h"
+#include "bucket.h"
 
 #include <xxhash.h>
 

@@ -132,4 +132,46 @@ weft_status weft_frame_decode_steps(weft_bucket_coder *coder, const weft_frame *
 weft_status weft_frame_decode_dense(weft_bucket_coder *coder, const weft_frame *frame, const void *base,
                                     void *output);
 
+/* ---- scan.c: comparing a bucket of two states ---- */
+
+/* Looks at units all over the bucket, in both windows: at most `most` of them, or as many as
+ * coder->tile_olds and coder->tile_news have room for, where it puts them. Returns how many. */
+size_t weft_scan_pick(weft_bucket_coder *coder, const weft_window *from, const weft_window *to,
+                      const weft_bucket *bucket, size_t most);
+/* A sample that classes can be cut from. */
+weft_status weft_scan_sample(weft_bucket_coder *coder, const weft_bucket *bucket,
+                             weft_class_sample *sample);
+/* Fills coder->changes with what differs between the windows coder->from and coder->to, and with
+ * `small` feeds the small encoder on the way. Stops early, with *dense_out set, once more than `most` units
+ * differ. */
+weft_status weft_scan(weft_bucket_coder *coder, const weft_bucket *bucket, bool small, uint64_t most,
+                      bool *dense_out);
+/* Where coder->changes are known, ascending: feeds the small encoder with them and with coder->from. */
+weft_status weft_scan_known(weft_bucket_coder *coder, const weft_bucket *bucket);
+
+/* ---- bucket_packed.c: the packed codings between the weights of a bucket and its payload ---- */
+
+/* True if a bucket that is dense is packed: one of floats that is not tiny. */
+bool weft_bucket_packs(const weft_bucket *bucket);
+/* Codes what leads from the window coder->from to coder->to into coder->payload, which is empty, and proves
+ * it. If fewer than `least` units differ, all is left as it was, and the payload empty. */
+weft_status weft_bucket_pack(weft_bucket_coder *coder, const weft_bucket *bucket, weft_profile profile,
+                             uint64_t least, weft_sums *moves, weft_coding *coding, uint64_t *changed,
+                             weft_sum *delta);
+/* The same for all that coder->to has, where nothing was before. */
+weft_status weft_bucket_pack_whole(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                   weft_profile profile, weft_sums *sums, weft_sum *delta);
+/* All new units of the bucket, from the old ones, which values do not need. */
+weft_status weft_bucket_unpack(weft_bucket_coder *coder, const weft_bucket *bucket, weft_coding coding,
+                               const uint8_t *payload, size_t size, const void *base, void *output);
+/* The same into the window coder->from, which is plain memory that may be written, proven on the way.
+ * `fresh` means that nothing was there before. */
+weft_status weft_bucket_unpack_through(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                       weft_coding coding, const uint8_t *payload, size_t size, bool fresh,
+                                       weft_sums *moves, weft_sum *delta_out);
+
+/* The same as a list of changes, which has as many as the frame says unless that lies. */
+weft_status weft_bucket_unpack_changes(weft_bucket_coder *coder, const weft_frame *frame,
+                                       weft_changes *changes, weft_sums *moves, weft_sum *delta_out);
+
 #endif

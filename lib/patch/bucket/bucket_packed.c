@@ -3,16 +3,43 @@
  * bucket_packed.c: packed buckets, tile by tile: coded from the weights of both sides, or decoded next to
  * those of one, and proven on the way, while a tile is in the cache.
  */
-#include "bucket_packed.h"
-
-#include "scan.h"
+#include "bucket.h"
 
 enum {
     PACKED_LEAST = 4096, /* units of a bucket whose tables are worth their bytes */
 };
 
+weft_packed_kind weft_packed_kind_of(weft_dtype dtype) {
+    weft_packed_kind kind = {weft_dtype_width(dtype), 0, weft_exponent_of(dtype)};
+    switch (dtype) {
+    case WEFT_DTYPE_F8_E5M2:
+    case WEFT_DTYPE_F8_E5M2FNUZ:
+        kind.low = 3;
+        break;
+    case WEFT_DTYPE_F8_E4M3:
+    case WEFT_DTYPE_F8_E4M3FNUZ:
+        kind.low = 4;
+        break;
+    case WEFT_DTYPE_BF16:
+        kind.low = 8;
+        break;
+    case WEFT_DTYPE_F16:
+        kind.low = 11;
+        break;
+    case WEFT_DTYPE_F32:
+        kind.low = 24;
+        break;
+    case WEFT_DTYPE_F64:
+        kind.low = 53;
+        break;
+    default:
+        break;
+    }
+    return kind;
+}
+
 bool weft_bucket_packs(const weft_bucket *bucket) {
-    return bucket->units >= PACKED_LEAST && weft_packed_low(bucket->dtype) != 0;
+    return bucket->units >= PACKED_LEAST && weft_packed_kind_of(bucket->dtype).low != 0;
 }
 
 /* What units of a run do to the digest: those in `new`, which come from those in `old`; NULL: from nothing.
@@ -125,18 +152,20 @@ static weft_status pack_tiles(weft_bucket_coder *coder, const weft_bucket *bucke
 static weft_status begin_pack(weft_bucket_coder *coder, const weft_bucket *bucket, weft_profile profile,
                               bool *by_value) {
     weft_packed_encoder *encoder = &coder->packed_encoder;
+    const weft_packed_kernels *kernels = &coder->kernels->packed;
+    weft_packed_kind kind = weft_packed_kind_of(bucket->dtype);
     weft_class_sample exponents;
-    bool small = profile == WEFT_PROFILE_SMALL && weft_exponent_of(bucket->dtype).present;
-    weft_status status = small ? weft_scan_sample(coder, bucket, &exponents) : WEFT_OK;
+    bool small = profile == WEFT_PROFILE_SMALL, classes = small && kind.exponent.present;
+    weft_status status = classes ? weft_scan_sample(coder, bucket, &exponents) : WEFT_OK;
     if (status != WEFT_OK) {
         return status;
     }
     const weft_packed_sample sample = {
         coder->tile_olds, coder->tile_news,
         weft_scan_pick(coder, &coder->from, &coder->to, bucket, WEFT_PACK_SAMPLE)};
-    *by_value = weft_packed_prefers_values(encoder, coder->kernels, bucket->dtype, profile, &sample);
-    return weft_packed_encoder_begin(encoder, coder->kernels, bucket->dtype, *by_value, profile,
-                                     small && !*by_value ? &exponents : NULL, &sample, bucket->units);
+    *by_value = weft_packed_prefers_values(encoder, kernels, kind, small, &sample);
+    return weft_packed_encoder_begin(encoder, kernels, kind, *by_value, small,
+                                     classes && !*by_value ? &exponents : NULL, &sample, bucket->units);
 }
 
 weft_status weft_bucket_pack(weft_bucket_coder *coder, const weft_bucket *bucket, weft_profile profile,
@@ -203,8 +232,9 @@ weft_status weft_bucket_pack_whole(weft_bucket_coder *coder, const weft_bucket *
     /* both sides of the sample are the new one */
     const weft_packed_sample sample = {
         NULL, coder->tile_news, weft_scan_pick(coder, &coder->to, &coder->to, bucket, WEFT_PACK_SAMPLE)};
-    weft_status status = weft_packed_encoder_begin(encoder, coder->kernels, bucket->dtype, true, profile,
-                                                   NULL, &sample, bucket->units);
+    weft_status status =
+        weft_packed_encoder_begin(encoder, &coder->kernels->packed, weft_packed_kind_of(bucket->dtype),
+                                  true, profile == WEFT_PROFILE_SMALL, NULL, &sample, bucket->units);
     if (status == WEFT_OK) {
         status = pack_whole_tiles(coder, bucket, true, sums, delta);
     }
@@ -226,8 +256,8 @@ weft_status weft_bucket_unpack(weft_bucket_coder *coder, const weft_bucket *buck
     unsigned width = bucket->width;
     bool values = coding == WEFT_CODING_PACKED_VALUES;
     weft_packed_decoder *decoder = &coder->packed_decoder;
-    weft_status status =
-        weft_packed_decoder_begin(decoder, coder->kernels, bucket->dtype, values, payload, size, units);
+    weft_status status = weft_packed_decoder_begin(
+        decoder, &coder->kernels->packed, weft_packed_kind_of(bucket->dtype), values, payload, size, units);
     for (size_t done = 0; done < units && status == WEFT_OK; done += WEFT_TILE) {
         size_t some = units - done < WEFT_TILE ? units - done : WEFT_TILE;
         const uint8_t *old = base != NULL ? (const uint8_t *)base + done * width : NULL;
@@ -242,9 +272,9 @@ weft_status weft_bucket_unpack_through(weft_bucket_coder *coder, const weft_buck
     const weft_digest_kernels *kernels = weft_digest_kernels_for(weft_cpu_level());
     weft_packed_decoder *decoder = &coder->packed_decoder;
     unsigned width = bucket->width;
-    weft_status status = weft_packed_decoder_begin(decoder, coder->kernels, bucket->dtype,
-                                                   coding == WEFT_CODING_PACKED_VALUES, payload, size,
-                                                   (size_t)bucket->units);
+    weft_status status = weft_packed_decoder_begin(
+        decoder, &coder->kernels->packed, weft_packed_kind_of(bucket->dtype),
+        coding == WEFT_CODING_PACKED_VALUES, payload, size, (size_t)bucket->units);
     *delta_out = (weft_sum){{0, 0}};
     for (size_t i = 0; i < coder->from.run_count; i++) {
         const weft_run *run = &coder->from.runs[i];
@@ -287,9 +317,10 @@ weft_status weft_bucket_unpack_changes(weft_bucket_coder *coder, const weft_fram
     const weft_bucket *bucket = &frame->bucket;
     weft_packed_decoder *decoder = &coder->packed_decoder;
     unsigned width = bucket->width;
-    weft_status status = weft_packed_decoder_begin(
-        decoder, coder->kernels, bucket->dtype, frame->coding == WEFT_CODING_PACKED_VALUES, frame->payload,
-        frame->payload_size, (size_t)bucket->units);
+    weft_status status =
+        weft_packed_decoder_begin(decoder, &coder->kernels->packed, weft_packed_kind_of(bucket->dtype),
+                                  frame->coding == WEFT_CODING_PACKED_VALUES, frame->payload,
+                                  frame->payload_size, (size_t)bucket->units);
     if (status == WEFT_OK) {
         status = weft_changes_reset(changes, width, (size_t)frame->changed);
     }

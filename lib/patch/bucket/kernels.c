@@ -53,8 +53,7 @@ static bool decode_fast_portable(weft_fast_decoder *decoder, uint32_t *positions
 
 const weft_patch_kernels weft_patch_kernels_portable = {
     .tiles = &weft_tile_kernels_portable,
-    .packs = &weft_pack_kernels_portable,
-    .wide = &weft_rans_wide_kernels_portable,
+    .packed = {&weft_tile_kernels_portable, &weft_pack_kernels_portable, &weft_rans_wide_kernels_portable},
     .diff = diff_portable,
     .diff_masters = diff_masters_portable,
     .decode_fast = decode_fast_portable,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * kernels.h: the loops over weights that decide how fast a patch is made and applied, beside those over the
- * classes of a tile (tile.h), and over numbers that are packed (pack.h).
+ * classes of a tile (tile.h), and over numbers that are packed (pack/pack.h).
  *
  * Pointers to weights have no alignment: a
  * safetensors file may put them anywhere.
@@ -10,15 +10,13 @@
 #define WEFT_PATCH_BUCKET_KERNELS_H
 
 #include "../../base/cpu.h"
-#include "../../code/pack.h"
-#include "../../code/rans_wide.h"
+#include "../../code/pack/packed.h"
 #include "../../code/tile.h"
 #include "fast_loop.h"
 
 typedef struct weft_patch_kernels {
     const weft_tile_kernels *tiles; /* of the same level */
-    const weft_pack_kernels *packs;
-    const weft_rans_wide_kernels *wide;
+    weft_packed_kernels packed;     /* the same, among others */
     /* Writes `first` plus the index of every unit that differs, ascending; returns how many. */
     size_t (*diff)(const void *base, const void *next, size_t count, unsigned width, uint32_t first,
                    uint32_t *positions);

@@ -122,8 +122,7 @@ static bool decode_fast_avx2(weft_fast_decoder *decoder, uint32_t *positions, vo
 
 const weft_patch_kernels weft_patch_kernels_avx2 = {
     .tiles = &weft_tile_kernels_avx2,
-    .packs = &weft_pack_kernels_avx2,
-    .wide = &weft_rans_wide_kernels_portable,
+    .packed = {&weft_tile_kernels_avx2, &weft_pack_kernels_avx2, &weft_rans_wide_kernels_portable},
     .diff = diff_avx2,
     .diff_masters = diff_masters_avx2,
     .decode_fast = decode_fast_avx2,

@@ -157,8 +157,7 @@ static bool decode_fast_avx512(weft_fast_decoder *decoder, uint32_t *positions, 
 
 const weft_patch_kernels weft_patch_kernels_avx512 = {
     .tiles = &weft_tile_kernels_avx512,
-    .packs = &weft_pack_kernels_avx512,
-    .wide = &weft_rans_wide_kernels_avx512,
+    .packed = {&weft_tile_kernels_avx512, &weft_pack_kernels_avx512, &weft_rans_wide_kernels_avx512},
     .diff = diff_avx512,
     .diff_masters = diff_masters_avx512,
     .decode_fast = decode_fast_avx512,

@@ -3,7 +3,7 @@
  * scan.c: the one pass over both states. The two windows may be cut into different runs; the pass goes
  * over the stretches that are contiguous in the memory of both, a tile at a time.
  */
-#include "scan.h"
+#include "bucket.h"
 
 #include "../../code/token.h"
 
@@ -199,7 +199,7 @@ weft_status weft_scan_sample(weft_bucket_coder *coder, const weft_bucket *bucket
     return status;
 }
 
-/* PICKS runs at equal distances, each from where it starts to the end of its stretch at most. */
+/* PICKS runs at equal distances along the bucket: the same units, whatever memory they lie in. */
 size_t weft_scan_pick(weft_bucket_coder *coder, const weft_window *from, const weft_window *to,
                       const weft_bucket *bucket, size_t most) {
     enum { PICKS = 16 };
@@ -207,17 +207,17 @@ size_t weft_scan_pick(weft_bucket_coder *coder, const weft_window *from, const w
     most = most < sizeof coder->tile_olds / width ? most : sizeof coder->tile_olds / width;
     stretches iterator = stretches_of(from, to, width);
     stretch s;
-    uint64_t run = most / PICKS, distance = bucket->units / PICKS, at = 0;
+    uint64_t run = most / PICKS, distance = bucket->units / PICKS;
     distance = distance > run ? distance : run;
     size_t picked = 0;
     while (next_stretch(&iterator, &s)) {
-        for (; at < s.linear + s.units && picked < most; at += distance) {
-            uint64_t left = s.linear + s.units - at;
-            size_t first = (size_t)(at - s.linear), some = (size_t)(left < run ? left : run);
-            some = some < most - picked ? some : most - picked;
-            for (size_t i = 0; i < some; i++) {
-                weft_unit_store(coder->tile_olds, picked, width, weft_unit_load(s.from, first + i, width));
-                weft_unit_store(coder->tile_news, picked, width, next_value(&s, first + i, width));
+        uint64_t end = s.linear + s.units;
+        for (uint64_t at = s.linear / distance * distance; at < end; at += distance) {
+            uint64_t first = at < s.linear ? s.linear : at, last = at + run < end ? at + run : end;
+            for (uint64_t i = first; i < last && picked < most; i++) {
+                size_t index = (size_t)(i - s.linear);
+                weft_unit_store(coder->tile_olds, picked, width, weft_unit_load(s.from, index, width));
+                weft_unit_store(coder->tile_news, picked, width, next_value(&s, index, width));
                 picked++;
             }
         }

@@ -17,8 +17,8 @@
 #ifndef WEFT_CODE_PACK_H
 #define WEFT_CODE_PACK_H
 
-#include "../base/cpu.h"
-#include "tile.h"
+#include "../../base/cpu.h"
+#include "../tile.h"
 
 #include <stdbool.h>
 

@@ -5,7 +5,7 @@
  */
 #include "rans_wide.h"
 
-#include "rans_symbol.h"
+#include "../rans_symbol.h"
 
 #include <immintrin.h>
 

@@ -5,7 +5,7 @@
  */
 #include "rans_wide.h"
 
-#include "rans_symbol.h"
+#include "../rans_symbol.h"
 
 static void encode_blocks(weft_rans_wide_encoder *encoder, const weft_rans_token *tokens,
                           const uint8_t *symbols, size_t blocks) {

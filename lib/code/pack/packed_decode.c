@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * code_packed_decode.c: a packed bucket's bytes become units. First the numbers of all classes; then, tile
+ * packed_decode.c: a packed bucket's bytes become units. First the numbers of all classes; then, tile
  * by tile, the old units are classified, which tells whose numbers come next. The bytes are hostile:
  * nothing is believed that was not bounded, and memory is taken for the units of the bucket only, which the
  * reader's limits bound.
  */
-#include "code.h"
+#include "packed.h"
 
-#include "../../code/token.h"
+#include "../token.h"
 
 void weft_packed_decoder_open(weft_packed_decoder *decoder, weft_context *context) {
     memset(decoder, 0, sizeof *decoder);
@@ -181,8 +181,8 @@ put_escapes(const packed_class *class, weft_bits_reader *reader, const uint8_t *
                 return false;
             }
             uint64_t part = (beyond + escape + form->first) & upper;
-            uint64_t number = weft_unit_load(numbers, index, width) & lowest;
-            weft_unit_store(numbers, index, width, part << form->low | number);
+            uint64_t number = weft_packed_load(numbers, index, width) & lowest;
+            weft_packed_store(numbers, index, width, part << form->low | number);
         }
     }
     *reader = bits;
@@ -233,18 +233,18 @@ static bool read_numbers(weft_packed_decoder *decoder, packed_front *front) {
     return front->bits.size - front->bits.position < 8 && weft_rans_wide_decoder_done(&front->rans);
 }
 
-weft_status weft_packed_decoder_begin(weft_packed_decoder *decoder, const weft_patch_kernels *kernels,
-                                      weft_dtype dtype, bool values, const uint8_t *payload, size_t size,
-                                      size_t units) {
+weft_status weft_packed_decoder_begin(weft_packed_decoder *decoder, const weft_packed_kernels *kernels,
+                                      weft_packed_kind kind, bool values, const uint8_t *payload,
+                                      size_t size, size_t units) {
     decoder->kernels = kernels;
-    decoder->width = weft_dtype_width(dtype);
+    decoder->width = kind.width;
     decoder->values = values;
     packed_front *front = weft_allocate(decoder->context, sizeof *front);
     if (front == NULL) {
         return WEFT_NO_MEMORY;
     }
     weft_status status = WEFT_OK;
-    if (!read_front(decoder, front, payload, size, weft_exponent_of(dtype), units)) {
+    if (!read_front(decoder, front, payload, size, kind.exponent, units)) {
         status = weft_fail(decoder->context, WEFT_MALFORMED, "a packed bucket has no valid front");
     }
     if (status == WEFT_OK) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * code_packed_encode.c: the packed codings of dense buckets of floats.
+ * packed_encode.c: the packed codings of dense buckets of floats.
  *
  * Every unit of the bucket has a number, its folded step or its rotated value. Steps are sorted into
  * classes by the old unit's exponent, as those of the `small` coding are: a class of small weights may
@@ -12,9 +12,9 @@
  * pass goes tile by tile while the weights are in the cache, and keeps of them only symbols, planes and
  * escapes. No floating point.
  */
-#include "code.h"
+#include "packed.h"
 
-#include "../../code/token.h"
+#include "../token.h"
 
 enum {
     PRICE_SMALL = (1 << 16) / 16, /* what a symbol may cost beyond its bits: a sixteenth of a bit, */
@@ -40,27 +40,6 @@ void weft_packed_encoder_close(weft_packed_encoder *encoder) {
     weft_release(encoder->context, encoder->room.data);
 }
 
-unsigned weft_packed_low(weft_dtype dtype) {
-    switch (dtype) {
-    case WEFT_DTYPE_F8_E5M2:
-    case WEFT_DTYPE_F8_E5M2FNUZ:
-        return 3;
-    case WEFT_DTYPE_F8_E4M3:
-    case WEFT_DTYPE_F8_E4M3FNUZ:
-        return 4;
-    case WEFT_DTYPE_BF16:
-        return 8;
-    case WEFT_DTYPE_F16:
-        return 11;
-    case WEFT_DTYPE_F32:
-        return 24;
-    case WEFT_DTYPE_F64:
-        return 53;
-    default:
-        return 0;
-    }
-}
-
 /* Makes room for `more` bytes. What is full takes half as much again: a class may turn out to have all
  * units. */
 static weft_status grow(weft_context *context, weft_packed_bytes *bytes, size_t more) {
@@ -80,36 +59,36 @@ static weft_status grow(weft_context *context, weft_packed_bytes *bytes, size_t 
 
 /* ---- forms ---- */
 
-static weft_pack_wish wish_for(weft_dtype dtype, bool values, weft_profile profile) {
+static weft_pack_wish wish_for(weft_packed_kind kind, bool values, bool small) {
     return (weft_pack_wish){
-        .bits = 8 * weft_dtype_width(dtype),
+        .bits = 8 * kind.width,
         .values = values,
-        .low = weft_packed_low(dtype),
-        .price = profile == WEFT_PROFILE_SMALL ? PRICE_SMALL : PRICE_FAST,
+        .low = kind.low,
+        .price = small ? PRICE_SMALL : PRICE_FAST,
     };
 }
 
 /* Sets encoder->sample to the numbers of the sample. */
-static void fold_sample(weft_packed_encoder *encoder, const weft_pack_kernels *packs, weft_dtype dtype,
+static void fold_sample(weft_packed_encoder *encoder, const weft_pack_kernels *packs, weft_packed_kind kind,
                         bool values, const weft_packed_sample *sample) {
-    unsigned width = weft_dtype_width(dtype);
+    unsigned width = kind.width;
     if (values) {
         packs->fold_values(sample->news, sample->count, width, encoder->chosen);
     } else {
         packs->fold_steps(sample->olds, sample->news, sample->count, width, encoder->chosen);
     }
     for (size_t i = 0; i < sample->count; i++) {
-        encoder->sample[i] = weft_unit_load(encoder->chosen, i, width);
+        encoder->sample[i] = weft_packed_load(encoder->chosen, i, width);
     }
 }
 
-bool weft_packed_prefers_values(weft_packed_encoder *encoder, const weft_patch_kernels *kernels,
-                                weft_dtype dtype, weft_profile profile, const weft_packed_sample *sample) {
+bool weft_packed_prefers_values(weft_packed_encoder *encoder, const weft_packed_kernels *kernels,
+                                weft_packed_kind kind, bool small, const weft_packed_sample *sample) {
     uint64_t costs[2];
     for (unsigned values = 0; values < 2; values++) {
-        weft_pack_wish wish = wish_for(dtype, values != 0, profile);
+        weft_pack_wish wish = wish_for(kind, values != 0, small);
         weft_pack_form form;
-        fold_sample(encoder, kernels->packs, dtype, values != 0, sample);
+        fold_sample(encoder, kernels->packs, kind, values != 0, sample);
         costs[values] = weft_pack_form_fit(&form, encoder->sample, sample->count, &wish);
     }
     return costs[1] < costs[0];
@@ -131,11 +110,11 @@ static void fit_part(weft_packed_part *part, const uint64_t *sample, size_t coun
 }
 
 /* The forms of all classes, from those of the sample's units that are in them. */
-static void fit_parts(weft_packed_encoder *encoder, weft_dtype dtype, weft_profile profile,
+static void fit_parts(weft_packed_encoder *encoder, weft_packed_kind kind, bool small,
                       const weft_packed_sample *sample) {
     const weft_classes *classes = &encoder->classes;
-    weft_pack_wish wish = wish_for(dtype, encoder->values, profile);
-    fold_sample(encoder, encoder->kernels->packs, dtype, encoder->values, sample);
+    weft_pack_wish wish = wish_for(kind, encoder->values, small);
+    fold_sample(encoder, encoder->kernels->packs, kind, encoder->values, sample);
     if (classes->count == 1) {
         fit_part(&encoder->parts[0], encoder->sample, sample->count, &wish);
         return;
@@ -143,7 +122,7 @@ static void fit_parts(weft_packed_encoder *encoder, weft_dtype dtype, weft_profi
     for (unsigned c = 0; c < classes->count; c++) {
         size_t count = 0;
         for (size_t i = 0; i < sample->count; i++) {
-            unsigned exponent = (unsigned)(weft_unit_load(sample->olds, i, 2) & 0x7fff) >> encoder->shift;
+            unsigned exponent = (unsigned)(weft_packed_load(sample->olds, i, 2) & 0x7fff) >> encoder->shift;
             encoder->chosen[count] = encoder->sample[i];
             count += classes->of_exponent[exponent] == c;
         }
@@ -183,18 +162,18 @@ static weft_status open_part(weft_packed_encoder *encoder, weft_packed_part *par
                : status;
 }
 
-weft_status weft_packed_encoder_begin(weft_packed_encoder *encoder, const weft_patch_kernels *kernels,
-                                      weft_dtype dtype, bool values, weft_profile profile,
+weft_status weft_packed_encoder_begin(weft_packed_encoder *encoder, const weft_packed_kernels *kernels,
+                                      weft_packed_kind kind, bool values, bool small,
                                       const weft_class_sample *exponents, const weft_packed_sample *sample,
                                       uint64_t units) {
     encoder->kernels = kernels;
-    encoder->width = weft_dtype_width(dtype);
-    encoder->shift = weft_exponent_of(dtype).shift;
+    encoder->width = kind.width;
+    encoder->shift = kind.exponent.shift;
     encoder->values = values;
     encoder->units = (size_t)units;
     encoder->changed = 0;
     weft_classes_cut(&encoder->classes, exponents, units);
-    fit_parts(encoder, dtype, profile, sample);
+    fit_parts(encoder, kind, small, sample);
     weft_status status = WEFT_OK;
     for (unsigned c = 0; c < encoder->classes.count && status == WEFT_OK; c++) {
         status = open_part(encoder, &encoder->parts[c]);
@@ -223,7 +202,7 @@ static weft_status take_escapes(weft_packed_encoder *encoder, weft_packed_part *
     for (size_t g = 0; g < groups; g++) {
         for (uint64_t mask = escapes[g]; mask != 0; mask &= mask - 1) {
             size_t index = g * WEFT_PACK_GROUP + (unsigned)__builtin_ctzll(mask);
-            uint64_t number = weft_unit_load(part->numbers, index, width);
+            uint64_t number = weft_packed_load(part->numbers, index, width);
             uint64_t beyond = (((number >> part->form.low) - part->form.first) & upper) - escape;
             unsigned token = weft_token_of(beyond);
             uint64_t rest = beyond - weft_token_base(token);
@@ -252,7 +231,7 @@ static weft_status code_numbers(weft_packed_encoder *encoder, weft_packed_part *
         return status;
     }
     if (part->still != 0) {
-        uint64_t first = weft_unit_load(part->numbers, 0, encoder->width);
+        uint64_t first = weft_packed_load(part->numbers, 0, encoder->width);
         part->moved |=
             (packs->varying(part->numbers, count, encoder->width) | (first ^ form->fixed)) & part->still;
     }
@@ -385,7 +364,7 @@ static weft_status write_bits(weft_packed_encoder *encoder, weft_writer *writer)
     for (unsigned c = 0; c < classes; c++) {
         const weft_packed_part *part = &encoder->parts[c];
         for (size_t i = 0; i < part->escapes; i++) {
-            weft_bits_put_wide(&bits, weft_unit_load(part->rests.data, i, 8),
+            weft_bits_put_wide(&bits, weft_packed_load(part->rests.data, i, 8),
                                weft_token_bits(part->tokens.data[i]));
         }
     }

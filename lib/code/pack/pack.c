@@ -6,8 +6,8 @@
  */
 #include "pack_loop.h"
 
-#include "../base/fixed.h"
-#include "token.h"
+#include "../classes.h"
+#include "../token.h"
 
 const weft_pack_kernels weft_pack_kernels_portable = {
     .fold_steps = fold_steps,

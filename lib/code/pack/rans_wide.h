@@ -7,7 +7,7 @@
 #ifndef WEFT_CODE_RANS_WIDE_H
 #define WEFT_CODE_RANS_WIDE_H
 
-#include "rans.h"
+#include "../rans.h"
 
 enum {
     WEFT_RANS_WIDE = 32,
