@@ -33,7 +33,7 @@ static const char doc[] =
     "changed weights of a private copy in one go, everything proven on the way. Live weights are brought "
     "forward in two: prepare decodes and proves and leaves them alone, commit is the pause. The baselines "
     "run on one thread and prove nothing. Each result is compared bit for bit with the new state.\n"
-    "\nWith --density, the trace (16M parameters unless --params says another number) after a step at each of "
+    "\nWith --density, the trace (64M parameters unless --params says another number) after a step at each of "
     "15 learning rates, from 1e-8 to 1e-2: both profiles beside COO+zstd-1, XOR+zstd-1 and the new weights alone by "
     "zstd-3, on one thread. Times are the processor's, not the clock's. Between 1% and 30% it says what a change "
     "more than those at 1% takes; the last line is a version from nothing.\n"
