@@ -189,6 +189,8 @@ typedef enum weft_coding {
     WEFT_CODING_SMALL = 2,
     WEFT_CODING_DIFFERENCE = 3, /* every unit's step, in byte planes, zstd */
     WEFT_CODING_VALUES = 4,     /* every unit's new value, in byte planes, zstd */
+    WEFT_CODING_PACKED_STEPS = 5,  /* every unit's step, of floats: codes, entropy-coded, and plain bits */
+    WEFT_CODING_PACKED_VALUES = 6, /* every unit's new value, in the same way */
 } weft_coding;
 
 typedef struct weft_bucket_info {

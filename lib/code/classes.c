@@ -12,8 +12,7 @@ enum {
     CLASS_COST_BITS = 320, /* about what a class's two tables cost */
 };
 
-/* log2(x) in 16.16 fixed point, good to a hundredth; log2(0) counts as 0. */
-static uint64_t fixed_log2(uint64_t x) {
+uint64_t weft_fixed_log2(uint64_t x) {
     if (x == 0) {
         return 0;
     }
@@ -75,7 +74,7 @@ static void collect_bins(const weft_class_sample *sample, bins *bins_out) {
 }
 
 static uint64_t entropy_term(uint64_t count) {
-    return count * fixed_log2(count);
+    return count * weft_fixed_log2(count);
 }
 
 /* What the sampled changes of bins [from, to) cost as one class: positions and magnitudes. */

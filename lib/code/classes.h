@@ -9,6 +9,8 @@
 
 #include "tile.h"
 
+#include <stdbool.h>
+
 /* Which bits of a unit are its exponent: the `small` profile's context. */
 typedef struct weft_exponent {
     bool present;   /* units without one form a single class */
@@ -29,6 +31,9 @@ typedef struct weft_classes {
     uint8_t of_exponent[256];
 } weft_classes;
 
+/* log2(x) in 16.16 fixed point, good to a hundredth; log2(0) counts as 0. For decisions that must be the
+ * same on every machine. */
+uint64_t weft_fixed_log2(uint64_t x);
 /* Counts the exponents of `count` weights, which begin at bit `shift`. */
 void weft_class_sample_units(weft_class_sample *sample, const void *weights, size_t count, unsigned shift);
 /* Chooses classes for `units` units. One class, if there is no sample. */

@@ -87,26 +87,6 @@ weft_status weft_class_encoder_tokens(weft_class_encoder *encoder) {
                    2 * encoder->count, 1);
 }
 
-/* A table that fits the tokens. Four counters for each, by turns: one that was just written is slow to
- * read. */
-static void fit_table(const uint8_t *tokens, size_t count, weft_rans_table *table) {
-    uint32_t counts[4][WEFT_RANS_TOKENS] = {{0}};
-    size_t i = 0;
-    for (; i + 4 <= count; i += 4) {
-        counts[0][tokens[i]]++;
-        counts[1][tokens[i + 1]]++;
-        counts[2][tokens[i + 2]]++;
-        counts[3][tokens[i + 3]]++;
-    }
-    for (; i < count; i++) {
-        counts[0][tokens[i]]++;
-    }
-    for (unsigned t = 0; t < WEFT_RANS_TOKENS; t++) {
-        counts[0][t] += counts[1][t] + counts[2][t] + counts[3][t];
-    }
-    weft_rans_table_fit(table, counts[0]);
-}
-
 weft_status weft_class_encoder_front(weft_class_encoder *encoder, size_t rest, weft_writer *writer,
                                      weft_bits_writer *bits) {
     const weft_classes *classes = &encoder->classes;
@@ -125,8 +105,8 @@ weft_status weft_class_encoder_front(weft_class_encoder *encoder, size_t rest, w
     for (unsigned c = 0; c < classes->count; c++) {
         weft_writer_varint(writer, encoder->counts[c]);
         if (encoder->counts[c] > 0) {
-            fit_table(tokens, encoder->counts[c], &encoder->gaps[c]);
-            fit_table(tokens + encoder->count, encoder->counts[c], &encoder->values[c]);
+            weft_rans_table_fit_symbols(&encoder->gaps[c], tokens, encoder->counts[c]);
+            weft_rans_table_fit_symbols(&encoder->values[c], tokens + encoder->count, encoder->counts[c]);
             weft_rans_table_write(&encoder->gaps[c], bits);
             weft_rans_table_write(&encoder->values[c], bits);
         }

@@ -2,12 +2,9 @@
  *
  * rans.c: tables, encoder and decoder of rans.h. No floating point: the same bytes everywhere.
  */
-#include "rans.h"
+#include "rans_symbol.h"
 
-enum {
-    LOWER = 1 << 16, /* states live in [LOWER, 2^32) and move 16 bits at a time */
-    LEVEL_MAX = 64,
-};
+enum { LEVEL_MAX = 64 };
 
 /* Level 0 is absent; levels 1, 2, 3, … weigh 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, … */
 static uint64_t level_weight(unsigned level) {
@@ -78,6 +75,25 @@ void weft_rans_table_fit(weft_rans_table *table, const uint32_t counts[WEFT_RANS
     derive_frequencies(table);
 }
 
+/* Four counters for each, by turns: one that was just written is slow to read. */
+void weft_rans_table_fit_symbols(weft_rans_table *table, const uint8_t *symbols, size_t count) {
+    uint32_t counts[4][WEFT_RANS_TOKENS] = {{0}};
+    size_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+        counts[0][symbols[i]]++;
+        counts[1][symbols[i + 1]]++;
+        counts[2][symbols[i + 2]]++;
+        counts[3][symbols[i + 3]]++;
+    }
+    for (; i < count; i++) {
+        counts[0][symbols[i]]++;
+    }
+    for (unsigned t = 0; t < WEFT_RANS_TOKENS; t++) {
+        counts[0][t] += counts[1][t] + counts[2][t] + counts[3][t];
+    }
+    weft_rans_table_fit(table, counts[0]);
+}
+
 /* A level travels as its difference from the one before: in unary up to 14, so that equal and
  * neighbouring levels are short; 15 ones announce the level itself in seven bits. */
 enum { UNARY_MAX = 14, LEVEL_BITS = 7, TOKEN_BITS = 8 };
@@ -138,26 +154,12 @@ void weft_rans_encoder_open(weft_rans_encoder *encoder, uint8_t *room, size_t si
     encoder->end = room + size;
     encoder->cursor = encoder->end;
     for (unsigned i = 0; i < 4; i++) {
-        encoder->states[i] = LOWER;
+        encoder->states[i] = WEFT_RANS_LOWER;
     }
     encoder->fours = weft_rans_fours_for(weft_cpu_level());
 }
 
-/* Codes one symbol and moves the cursor down by a word if the state is full, by arithmetic: whether it is
- * is as good as random. The word below the cursor may be written either way. The new state is quotient *
- * WEFT_RANS_TOTAL + remainder + start, and the remainder is the state less quotient * frequency.
- */
-static inline uint32_t encode_symbol(uint32_t state, const weft_rans_token *token, uint8_t **cursor) {
-    uint16_t word = (uint16_t)state;
-    uint64_t full = ((uint64_t)token->limit - state) >> 63;
-    memcpy(*cursor - 2, &word, 2);
-    *cursor -= 2 * full;
-    state >>= 16 * full;
-    uint32_t quotient = (uint32_t)((state * token->inverse) >> WEFT_RANS_INVERSE_BITS);
-    return state + token->start + quotient * token->complement;
-}
-
-static void prepare_tokens(const weft_rans_table *table, weft_rans_token *tokens) {
+void weft_rans_tokens(const weft_rans_table *table, weft_rans_token *tokens) {
     for (unsigned t = 0; t < table->tokens; t++) {
         uint32_t frequency = table->frequencies[t];
         if (frequency > 0) {
@@ -175,10 +177,10 @@ static void encode_fours(weft_rans_encoder *encoder, const weft_rans_token *toke
     uint32_t *states = encoder->states;
     uint32_t s0 = states[0], s1 = states[1], s2 = states[2], s3 = states[3];
     for (size_t i = count; i > 0; i -= 4) {
-        s3 = encode_symbol(s3, &tokens[symbols[i - 1]], &cursor);
-        s2 = encode_symbol(s2, &tokens[symbols[i - 2]], &cursor);
-        s1 = encode_symbol(s1, &tokens[symbols[i - 3]], &cursor);
-        s0 = encode_symbol(s0, &tokens[symbols[i - 4]], &cursor);
+        s3 = weft_rans_put(s3, &tokens[symbols[i - 1]], &cursor);
+        s2 = weft_rans_put(s2, &tokens[symbols[i - 2]], &cursor);
+        s1 = weft_rans_put(s1, &tokens[symbols[i - 3]], &cursor);
+        s0 = weft_rans_put(s0, &tokens[symbols[i - 4]], &cursor);
     }
     states[0] = s0;
     states[1] = s1;
@@ -202,9 +204,9 @@ void weft_rans_encode(weft_rans_encoder *encoder, const weft_rans_table *table, 
     weft_rans_token tokens[WEFT_RANS_TOKENS];
     uint32_t *states = encoder->states;
     size_t i = count;
-    prepare_tokens(table, tokens);
+    weft_rans_tokens(table, tokens);
     for (; i % 4 != 0; i--) {
-        states[(i - 1) % 4] = encode_symbol(states[(i - 1) % 4], &tokens[symbols[i - 1]], &encoder->cursor);
+        states[(i - 1) % 4] = weft_rans_put(states[(i - 1) % 4], &tokens[symbols[i - 1]], &encoder->cursor);
     }
     encoder->fours(encoder, tokens, symbols, i);
 }
@@ -225,61 +227,45 @@ bool weft_rans_decoder_open(weft_rans_decoder *decoder, const uint8_t *data, siz
     decoder->cursor = data + sizeof decoder->states;
     decoder->end = data + size;
     for (unsigned i = 0; i < 4; i++) {
-        if (decoder->states[i] < LOWER) {
+        if (decoder->states[i] < WEFT_RANS_LOWER) {
             return false;
         }
     }
     return true;
 }
 
-static void fill_slots(weft_rans_decoder *decoder, const weft_rans_table *table) {
+void weft_rans_slots(const weft_rans_table *table, uint32_t *all) {
     for (unsigned t = 0; t < table->tokens; t++) {
         uint32_t frequency = table->frequencies[t];
-        uint32_t *slots = decoder->slots + table->starts[t];
+        uint32_t *slots = all + table->starts[t];
         for (uint32_t i = 0; i < frequency; i++) {
             slots[i] = t | (frequency - 1) << 8 | i << 20;
         }
     }
 }
 
-/* One symbol without the refill. */
-static inline uint32_t advance(const uint32_t *slots, uint32_t state, uint8_t *symbol) {
-    uint32_t slot = slots[state & (WEFT_RANS_TOTAL - 1)];
-    *symbol = (uint8_t)slot;
-    return (((slot >> 8) & (WEFT_RANS_TOTAL - 1)) + 1) * (state >> WEFT_RANS_BITS) + (slot >> 20);
-}
-
-/* Takes a word if the state ran low. Branch-free: whether it does is as good as random. */
-static inline uint32_t refill(uint32_t state, const uint8_t **cursor) {
-    uint16_t word;
-    memcpy(&word, *cursor, 2);
-    uint32_t low = state < LOWER;
-    *cursor += 2 * low;
-    return low ? state << 16 | word : state;
-}
-
 bool weft_rans_decode(weft_rans_decoder *decoder, const weft_rans_table *table, uint8_t *symbols,
                       size_t count) {
-    fill_slots(decoder, table);
+    weft_rans_slots(table, decoder->slots);
     const uint32_t *slots = decoder->slots;
     const uint8_t *cursor = decoder->cursor;
     uint32_t s0 = decoder->states[0], s1 = decoder->states[1];
     uint32_t s2 = decoder->states[2], s3 = decoder->states[3];
     size_t i = 0;
     for (; i + 4 <= count && decoder->end - cursor >= 8; i += 4) {
-        s0 = refill(advance(slots, s0, symbols + i), &cursor);
-        s1 = refill(advance(slots, s1, symbols + i + 1), &cursor);
-        s2 = refill(advance(slots, s2, symbols + i + 2), &cursor);
-        s3 = refill(advance(slots, s3, symbols + i + 3), &cursor);
+        s0 = weft_rans_refill(weft_rans_take(slots, s0, symbols + i), &cursor);
+        s1 = weft_rans_refill(weft_rans_take(slots, s1, symbols + i + 1), &cursor);
+        s2 = weft_rans_refill(weft_rans_take(slots, s2, symbols + i + 2), &cursor);
+        s3 = weft_rans_refill(weft_rans_take(slots, s3, symbols + i + 3), &cursor);
     }
     uint32_t states[4] = {s0, s1, s2, s3};
     for (; i < count; i++) {
-        uint32_t state = advance(slots, states[i & 3], symbols + i);
-        if (state < LOWER) {
+        uint32_t state = weft_rans_take(slots, states[i & 3], symbols + i);
+        if (state < WEFT_RANS_LOWER) {
             if (decoder->end - cursor < 2) {
                 return false;
             }
-            state = refill(state, &cursor);
+            state = weft_rans_refill(state, &cursor);
         }
         states[i & 3] = state;
     }
@@ -291,7 +277,7 @@ bool weft_rans_decode(weft_rans_decoder *decoder, const weft_rans_table *table, 
 bool weft_rans_decoder_done(const weft_rans_decoder *decoder) {
     bool at_start = true;
     for (unsigned i = 0; i < 4; i++) {
-        at_start = at_start && decoder->states[i] == LOWER;
+        at_start = at_start && decoder->states[i] == WEFT_RANS_LOWER;
     }
     return at_start && decoder->cursor == decoder->end;
 }

@@ -29,6 +29,8 @@ typedef struct weft_rans_table {
 
 /* A table that fits the counts, of which at least one is not zero. */
 void weft_rans_table_fit(weft_rans_table *table, const uint32_t counts[WEFT_RANS_TOKENS]);
+/* The same for what `symbols` has of each; there is at least one. */
+void weft_rans_table_fit_symbols(weft_rans_table *table, const uint8_t *symbols, size_t count);
 void weft_rans_table_write(const weft_rans_table *table, weft_bits_writer *bits);
 /* False if the bits are no table. */
 bool weft_rans_table_read(weft_rans_table *table, weft_bits_reader *bits);
@@ -47,6 +49,11 @@ typedef struct weft_rans_token {
 } weft_rans_token;
 
 enum { WEFT_RANS_INVERSE_BITS = 44, WEFT_RANS_LIMIT_BITS = 32 - WEFT_RANS_BITS };
+
+/* What a coder needs of a table: of every token, and of every slot: token, frequency - 1 above 8 bits, and
+ * above 20 the offset in the token. */
+void weft_rans_tokens(const weft_rans_table *table, weft_rans_token *tokens);
+void weft_rans_slots(const weft_rans_table *table, uint32_t *slots);
 
 /* Codes arrays from the last symbol of the last array to the first of the first, writing backwards. */
 typedef struct weft_rans_encoder weft_rans_encoder;
@@ -79,7 +86,7 @@ typedef struct weft_rans_decoder {
     const uint8_t *cursor;
     const uint8_t *end;
     uint32_t states[4];
-    uint32_t slots[WEFT_RANS_TOTAL]; /* of the table in use: token, frequency - 1, offset in the token */
+    uint32_t slots[WEFT_RANS_TOTAL]; /* of the table in use */
 } weft_rans_decoder;
 
 /* False if the stream is too short to be one. */

@@ -37,7 +37,7 @@ from .tensors import Cuts, Model, Path, Tensors, cut_array, is_path, path_bytes,
 
 PROFILES = {"fast": 0, "small": 1}
 FATES = ("kept", "added", "removed", "replaced")
-CODINGS = {1: "fast", 2: "small", 3: "difference", 4: "values"}
+CODINGS = {1: "fast", 2: "small", 3: "difference", 4: "values", 5: "packed steps", 6: "packed values"}
 
 Output = Union[None, Path, BinaryIO]
 

@@ -232,7 +232,7 @@ static bool measure_frame(world *world, weft_bucket_coder *coder, const weft_fra
     require(olds != NULL && news != NULL);
     bool good =
         weft_window_copy(&coder->from, olds, frame->bucket.width) == WEFT_OK &&
-        weft_frame_decode_dense(world->context, frame, olds, news) == WEFT_OK &&
+        weft_frame_decode_dense(coder, frame, olds, news) == WEFT_OK &&
         weft_window_prove_all(&coder->from, news, frame->bucket.width, false, moves, delta) == WEFT_OK;
     free(olds);
     free(news);

@@ -61,7 +61,7 @@ static weft_status append(void *opaque, const void *data, size_t size) {
 /* ---- buckets ---- */
 
 /* All zeros stand in for the base. */
-static void decode_frame(weft_context *context, weft_bucket_coder *coder, const weft_frame *frame) {
+static void decode_frame(weft_bucket_coder *coder, const weft_frame *frame) {
     size_t bytes = (size_t)frame->bucket.units * frame->bucket.width;
     require(bytes > 0 && bytes <= BUCKET_BYTES);
     uint8_t *base = calloc(bytes, 1);
@@ -70,13 +70,15 @@ static void decode_frame(weft_context *context, weft_bucket_coder *coder, const 
     weft_sum delta;
     require(weft_window_set_memory(&coder->from, &frame->bucket, base) == WEFT_OK);
     if (weft_frame_dense(frame)) {
-        if (weft_frame_decode_dense(context, frame, base, next) == WEFT_OK) {
+        if (weft_frame_decode_dense(coder, frame, base, next) == WEFT_OK) {
             require(weft_window_prove_all(&coder->from, next, frame->bucket.width, false, NULL, &delta) ==
                     WEFT_OK);
         }
     } else if (weft_frame_decode(coder, frame, &coder->changes, NULL, &delta) == WEFT_OK) {
         const weft_changes *changes = &coder->changes;
-        require(changes->count == frame->changed);
+        /* a packed frame may lie about it */
+        require(changes->count == frame->changed || frame->coding == WEFT_CODING_PACKED_STEPS ||
+                frame->coding == WEFT_CODING_PACKED_VALUES);
         memset(next, 0, bytes);
         for (size_t i = 0; i < changes->count; i++) {
             require(changes->positions[i] < frame->bucket.units);
@@ -104,7 +106,7 @@ static void decode_all(weft_context *context, const weft_patch *patch) {
         if (status == WEFT_OK) {
             require(info.first_tensor < weft_patch_tensor_count(patch));
             require(info.last_tensor < weft_patch_tensor_count(patch));
-            decode_frame(context, &coder, &frame);
+            decode_frame(&coder, &frame);
             weft_bucket_close(&frame.bucket, context);
         } else {
             require(weft_context_error(context)[0] != '\0');

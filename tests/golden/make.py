@@ -7,7 +7,8 @@
 Golden files pin decoding for ever: every later weft decodes them to the same bytes, or refuses them as it
 did. Encoding need not reproduce them. So this script is run by hand when a case is added, and leaves every
 file alone that is there already; only manifest.toml, the list of all cases, is written anew each time. A
-case is added by adding it here; none is taken away while the version of the format is 1.
+case is added by adding it here; none is taken away. A patch that said version 2 before there was one was an
+error and is a patch now.
 
     checkpoints/    bases and results, made from random numbers that depend on the file's name only
     patches/        patches, most as the command made them, some put together by hand (see forge.py)
@@ -31,7 +32,8 @@ sys.path.insert(0, str(HERE.parent / "python"))
 
 import forge
 import random_checkpoints as checkpoints
-from weft_format import ADDED, DIFFERENCE, DTYPE_OF_NAME, DTYPES, FAST, REMOVED, REPLACED, SMALL
+from weft_format import ADDED, DIFFERENCE, DTYPE_OF_NAME, DTYPES, FAST, PACKED_STEPS, PACKED_VALUES, REMOVED
+from weft_format import REPLACED, SMALL
 from weft_format import Dtype, Entry, FormatError, Tensor, apply_patch, parse_patch, read_checkpoint
 
 
@@ -203,6 +205,37 @@ def make_dense(golden):
         golden.diff(f"dense-{profile}", *names, "--profile", profile)
 
 
+def make_packed(golden):
+    """Packed buckets of every dtype that is packed, and of values that are no ordinary numbers, by steps and whole."""
+    random = random_for("packed")
+    specials = {"BF16": [0, 0x8000, 0x7F80, 0xFF80, 0x7FC1, 0xFFFF, 1, 0x8001]}
+    specials["F16"] = [0, 0x8000, 0x7C00, 0xFC00, 0x7E01, 0xFFFF, 1, 0x8001]
+    kinds = {f"t.{name}": (name, (4100,)) for name in ("F8_E4M3", "F8_E5M2", "BF16", "F16", "F32", "F64")}
+    first = checkpoints.random_state(random, kinds)
+    densities = dict(zip(first, (0.3, 0.9, 0.2, 0.6, 1.0, 0.4)))
+    second = {name: checkpoints.changed_tensor(random, first[name], densities[name], 9) for name in first}
+    for dtype, values in specials.items():
+        units = second[f"t.{dtype}".encode()].units
+        units[random.choice(len(units), len(values), replace=False)] = values
+    first[b"w"] = weights_by_exponent(random, (70, 64), [110, 114, 118, 120, 121])
+    second[b"w"] = changed_by_exponent(random, first[b"w"], {110: 1, 114: 0.9, 118: 0.3, 120: 0.08, 121: 0.04})
+    make_packed_pair(golden, "packed", first, second)
+    kinds = {"far": ("BF16", (65, 64)), "constant": ("F32", (4096,))}
+    first, second = (checkpoints.random_state(random, kinds) for _ in range(2))
+    second[b"constant"].units[:] = 0x3F800000
+    make_packed_pair(golden, "packed-far", first, second)
+
+
+def make_packed_pair(golden, name, first, second):
+    names = (f"{name}-0.safetensors", f"{name}-1.safetensors")
+    golden.checkpoint(names[0], first)
+    golden.checkpoint(names[1], second)
+    golden.checkpoint("nothing.safetensors", {})
+    for profile in ("fast", "small"):
+        golden.diff(f"{name}-{profile}", *names, "--profile", profile)
+        golden.diff(f"{name}-whole-{profile}", "nothing.safetensors", names[1], "--profile", profile)
+
+
 def make_roster(golden):
     """Tensors added, removed and replaced; tensors without dimensions and tensors without elements."""
     random = random_for("roster")
@@ -346,6 +379,13 @@ def make_forged(golden):
     golden.forged("forged-classes-of-all", *names, small)
     make_forged_weights(golden)
     make_forged_dense(golden)
+    make_forged_packed(golden)
+
+
+def make_forged_version(golden):
+    """A patch of version 2 that has nothing of it."""
+    pieces = forge.take_apart(golden.path("victim-fast").read_bytes())
+    golden.forged("version-2", VICTIM, AFTER, replace(pieces, version=2))
 
 
 def make_forged_weights(golden):
@@ -377,6 +417,40 @@ def make_forged_dense(golden):
     header = pieces.header[:-1] + b"\1" + forge.text(b"filling") + forge.text(b"x" * 99)
     pieces = replace(pieces, header=header, compressed_header=packer.compress(header))
     golden.forged("forged-zstd-forms", *names, pieces)
+
+
+def make_forged_packed(golden):
+    """Packed buckets of all dtypes, each code and each place of the cut, and of few units."""
+    names = ("dtypes-0.safetensors", "dtypes-dense.safetensors")
+    data = golden.path("dtypes-dense-fast").read_bytes()
+    patch, old, new = parse_patch(data), *(golden.state(name) for name in names)
+    for code in (1, 2, 4, 8):
+        pieces = replace(forge.take_apart(data), version=2)
+        for number, frame in enumerate(patch.frames):
+            bits = 8 * patch.header.roster[frame.spans[0].tensor].dtype.width
+            cut = (number * 5 + code) % bits
+            values = (number + code) % 3 == 0
+            pieces = forge.recode_packed(pieces, patch, number, old, new, values, cut, code)
+        golden.forged(f"forged-packed-{code}-bit{'s' if code > 1 else ''}", *names, pieces)
+    make_forged_packed_classes(golden)
+
+
+def make_forged_packed_classes(golden):
+    """Eight classes, of which some have no units."""
+    names = ("weights-0.safetensors", "weights-1.safetensors")
+    data = golden.path("weights-small").read_bytes()
+    patch, old, new = parse_patch(data), *(golden.state(name) for name in names)
+    before, after = (forge.bucket_units(patch.frames[0].spans, patch.header.roster, state) for state in (old, new))
+    cuts = [110, 111, 120, 121, 127, 128, 129]
+    numbers = numpy.array(forge.packed_numbers(before, after, False, 2))
+    classes = []
+    for place, members in enumerate(forge.class_members(before, cuts, DTYPE_OF_NAME["BF16"])):
+        mine = numbers[members].tolist()
+        classes.append((mine, forge.packed_form(mine, place % 3, 1 << place % 4)))
+    payload = forge.packed_payload(classes, cuts, 2)
+    pieces = replace(forge.take_apart(data), version=2)
+    pieces = pieces.with_frame(0, coding=PACKED_STEPS, payload=payload)
+    golden.forged("forged-packed-8-classes", *names, pieces)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -422,6 +496,7 @@ def make_errors(golden):
     make_lying_fast_payloads(golden, pieces)
     make_lying_small_payloads(golden, pieces)
     make_lying_dense_payloads(golden, pieces)
+    make_lying_packed_payloads(golden, pieces)
     golden.error("base-is-the-result", AFTER, "none: the patch has been applied already", data)
     golden.error("base-has-other-tensors", MOVER, "none: the base is another one", data)
 
@@ -454,7 +529,7 @@ def make_lying_files(golden, data, pieces):
         golden.error(name, VICTIM, damage, replace(pieces, **fields).seal())
 
     error("version-0", "version 0", version=0)
-    error("version-2", "version 2", version=2)
+    error("version-3", "version 3", version=3)
     error("flags", "a flag set", flags=1)
     error("header-left-over", "a byte behind the labels", header=pieces.header + b"\0")
     error("header-ends-early", "the labels end early", header=pieces.header[:-1])
@@ -651,6 +726,8 @@ def make_lying_frames(golden, pieces):
 
     error("coding-0", "coding 0", BFLOATS, coding=0)
     error("coding-5", "coding 5", BFLOATS, coding=5)
+    lying = replace(pieces, version=2).with_frame(BFLOATS, coding=7)
+    golden.error("frame-coding-7", VICTIM, "coding 7", lying.seal())
     error("changed-0", "no changes", BYTES, changed=0)
     error("changed-above", "more changes than units", BYTES, changed=49)
     error("changed-less", "fewer changes than the payload has", BFLOATS, changed=1)
@@ -741,12 +818,63 @@ def make_lying_dense_payloads(golden, pieces):
     error("zstd-checksum", "a wrong checksum of zstd's own", good[:-1] + bytes([good[-1] ^ 1]))
 
 
+def make_lying_packed_payloads(golden, pieces):
+    """The bucket of 100 BF16 units, packed in one class unless cuts are given."""
+    patch = parse_patch(golden.path("victim-fast").read_bytes())
+    states = [golden.state(name) for name in (VICTIM, AFTER)]
+    before, after = (forge.bucket_units(patch.frames[BFLOATS].spans, patch.header.roster, state) for state in states)
+    numbers = forge.packed_numbers(before, after, False, 2)
+    form = forge.packed_form(numbers, 1, 2)
+
+    def error(name, damage, payload, frame=BFLOATS, **fields):
+        lying = replace(pieces, version=2).with_frame(frame, coding=PACKED_STEPS, payload=payload)
+        golden.error(f"packed-{name}", VICTIM, damage, lying.with_frame(frame, **fields).seal())
+
+    def packed(*classes, cuts=(), width=2, states=32):
+        return forge.packed_payload(classes, list(cuts), width, states)
+
+    good = packed((numbers, form))
+    assert good[:7] == bytes([1, 100, 1 | 1 << 6, 0, 1, 0]) + good[6:7]
+    planes = 6 + 8 + 5  # where the planes of 64 and of 36 units end
+    bits = planes + 2 + good[planes + 1]
+    error("wrong-steps", "steps that are not those of the delta", packed(([0] * 100, form)))
+    error("nothing", "a payload of no bytes", b"")
+    error("classes-0", "no classes", b"\0" + good[1:])
+    error("classes-9", "nine classes", packed((numbers, form), *[([], form)] * 8, cuts=range(110, 118)))
+    error("classes-of-values", "two classes of values", packed((numbers, form), ([], form), cuts=[100]),
+          coding=PACKED_VALUES)
+    error("classes-of-integers", "two classes of I8", packed(([0] * 48, forge.packed_form([0] * 48, 0, 1)),
+          ([], form), cuts=[100], width=1), frame=BYTES)
+    error("cuts-equal", "two cuts at one exponent", packed((numbers, form), ([], form), ([], form), cuts=[120, 120]))
+    error("units", "a class with a unit fewer than the bucket", packed((numbers[:-1], form)))
+    error("units-of-class", "classes of other units than the base has",
+          packed((numbers[:99], form), (numbers[99:], forge.packed_form(numbers[99:], 0, 1)), cuts=[1]))
+    error("low", "no upper part", good[:2] + bytes([16 | 1 << 6]) + good[3:])
+    error("first", "a first upper part of 16 bits", good[:3] + forge.varint(1 << 15) + good[4:])
+    error("varying", "a plane beyond the lowest bits", good[:4] + b"\2" + good[5:])
+    error("fixed", "a bit that is fixed and varies", good[:5] + b"\1" + good[6:])
+    error("planes-cut", "planes beyond the payload", good[:planes - 1])
+    error("escapes-above", "more escapes than units", good[:planes] + b"\x65" + good[planes + 1 :])
+    error("escapes", "another number of escapes", good[:planes] + bytes([good[planes] ^ 1]) + good[planes + 1 :])
+    error("bits-size", "bits beyond the payload", good[: planes + 1] + b"\x7f" + good[planes + 2 :])
+    error("bits-left-over", "a byte of bits too many",
+          good[: planes + 1] + bytes([good[planes + 1] + 1]) + good[planes + 2 : bits] + b"\0" + good[bits:])
+    error("no-stream", "a stream of 127 bytes", good[: bits + 127])
+    error("four-states", "a stream of four states", packed((numbers, form), states=4))
+    error("stream-left-over", "a stream with a word too many", good + b"\0\0")
+    error("state-low", "a state below 2^16", good[: bits + 2] + b"\0\0" + good[bits + 4 :])
+    changed = bytes([good[bits + 1] ^ 1])
+    error("state-end", "a state that does not end at 2^16", good[: bits + 1] + changed + good[bits + 2 :])
+    far = [*numbers[:-1], 1 << 16]
+    error("beyond", "an upper part of 17 bits", packed((far, form), width=3))
+
+
 def main():
     golden = Golden(HERE, os.environ.get("WEFT", "weft"))
     for name in ("checkpoints", "patches", "errors"):
         (HERE / name).mkdir(exist_ok=True)
     families = [make_weights, make_steps, make_dtypes, make_dense, make_roster, make_cuts, make_files]
-    for make in (*families, make_page, make_forged, make_victims, make_errors):
+    for make in (*families, make_packed, make_page, make_forged, make_victims, make_forged_version, make_errors):
         make(golden)
     golden.write_manifest()
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy
 
-from weft_format import END_MAGIC, MAGIC, SMALL, STATE_FLOOR, TABLE_SLOTS
-from weft_format import Cursor, bucket_units, checksum, class_members, frequencies
+from weft_format import END_MAGIC, MAGIC, PACKED_STEPS, PACKED_VALUES, SMALL, STATE_FLOOR, TABLE_SLOTS
+from weft_format import Cursor, Form, bucket_units, checksum, class_members, frequencies
 from weft_format import little_endian, parse_patch, read_spans, unzstd, weight
 
 
@@ -134,7 +134,7 @@ def take_apart(data):
         start += frame.length
     footer = patch.footer
     counts = (footer.changed, footer.total, footer.dense_bytes)
-    return Pieces(raw_header(data), frames, footer.base, footer.result, *counts)
+    return Pieces(raw_header(data), frames, footer.base, footer.result, *counts, version=patch.header.version)
 
 
 def raw_header(data):
@@ -144,7 +144,7 @@ def raw_header(data):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The writer's side of the codings fast and small, with choices that weft's writer would not make
+# The writer's side of the codings fast, small and packed, with choices that weft's writer would not make
 # ----------------------------------------------------------------------------------------------------------
 
 
@@ -217,18 +217,18 @@ def write_table(bits, levels):
         before = level
 
 
-def rans_stream(arrays):
+def rans_stream(arrays, count=4):
     """The stream of token arrays, each given with its frequencies; it is written from its end."""
-    states = [STATE_FLOOR] * 4
+    states = [STATE_FLOOR] * count
     words = b""
     for tokens, frequency in reversed(arrays):
         for place in reversed(range(len(tokens))):
             slots, start = frequency[tokens[place]], sum(frequency[: tokens[place]])
-            state = states[place % 4]
+            state = states[place % count]
             if state >= slots << 20:
                 words = little_endian(state % STATE_FLOOR, 2) + words
                 state >>= 16
-            states[place % 4] = state // slots * TABLE_SLOTS + state % slots + start
+            states[place % count] = state // slots * TABLE_SLOTS + state % slots + start
     return b"".join(little_endian(state, 4) for state in states) + words
 
 
@@ -266,3 +266,72 @@ def recode_small(pieces, patch, number, old, new, cuts):
     before, after = (bucket_units(spans, roster, tensors) for tensors in (old, new))
     payload = small_payload(small_values(before, after, roster[spans[0].tensor].dtype, cuts), cuts)
     return pieces.with_frame(number, coding=SMALL, payload=payload)
+
+
+def packed_numbers(before, after, values, width):
+    """The rotated values, or the folded steps, of units."""
+    bits = 8 * width
+    if values:
+        return [(int(unit) << 1 | int(unit) >> bits - 1) % (1 << bits) for unit in after]
+    steps = [(int(new) - int(old)) % (1 << bits) for old, new in zip(before, after)]
+    return [2 * step if step < 1 << bits - 1 else 2 * ((1 << bits) - step) - 1 for step in steps]
+
+
+def packed_form(numbers, low, code, first=0):
+    """A form of these numbers, in which all lowest bits that differ have planes."""
+    lowest = [number & (1 << low) - 1 for number in numbers]
+    varying = 0
+    for part in lowest:
+        varying |= part ^ lowest[0]
+    return Form(len(numbers), low, code, first, varying, lowest[0] & ~varying if numbers else 0)
+
+
+def packed_planes(numbers, form):
+    planes = b""
+    for start in range(0, len(numbers), 64):
+        group = numbers[start : start + 64]
+        for bit in (bit for bit in range(form.low) if form.varying >> bit & 1):
+            plane = sum((number >> bit & 1) << place for place, number in enumerate(group))
+            planes += little_endian(plane, (len(group) + 7) // 8)
+    return planes
+
+
+def packed_payload(classes, cuts, width, states=32):
+    """The payload of a packed coding from the numbers and the form of each class."""
+    front, planes, escapes, coded, rests = bytes([len(cuts) + 1, *cuts]), b"", b"", [], []
+    bits = BitWriter()
+    for numbers, form in classes:
+        front += varint(len(numbers))
+        if not numbers:
+            continue
+        front += bytes([form.low | (form.code.bit_length() - 1) << 6])
+        front += varint(form.first) + varint(form.varying) + varint(form.fixed)
+        planes += packed_planes(numbers, form)
+        escape = (1 << form.code) - 1
+        parts = [((number >> form.low) - form.first) % (1 << 8 * width - form.low) for number in numbers]
+        codes = [min(part, escape) for part in parts] + [0] * (-len(parts) % (8 // form.code))
+        symbols = [
+            sum(code << form.code * place for place, code in enumerate(codes[start : start + 8 // form.code]))
+            for start in range(0, len(codes), 8 // form.code)
+        ]
+        beyond = [token_of(part - escape) for part in parts if part >= escape]
+        rests += beyond
+        escapes += varint(len(beyond))
+        for tokens in filter(None, (symbols, [token for token, _, _ in beyond])):
+            levels = levels_near_counts(tokens)
+            write_table(bits, levels)
+            coded.append((tokens, frequencies(levels)))
+    for _, rest, extra in rests:
+        bits.write(rest, extra)
+    return front + planes + escapes + text(bits.bytes()) + rans_stream(coded, states)
+
+
+def recode_packed(pieces, patch, number, old, new, values, low, code):
+    """A copy of a patch's pieces in which one frame is packed with one class of this form."""
+    roster, spans = patch.header.roster, patch.frames[number].spans
+    before, after = (bucket_units(spans, roster, tensors) for tensors in (old, new))
+    width = roster[spans[0].tensor].dtype.width
+    numbers = packed_numbers(before, after, values, width)
+    first = numbers[0] >> low if values else 0
+    payload = packed_payload([(numbers, packed_form(numbers, low, code, first))], [], width)
+    return pieces.with_frame(number, coding=PACKED_VALUES if values else PACKED_STEPS, payload=payload)

@@ -36,7 +36,7 @@ CONSTANTS = {
     "WEFT_PROFILE_FAST": patches.PROFILES["fast"],
     "WEFT_PROFILE_SMALL": patches.PROFILES["small"],
     "WEFT_FATE_REPLACED": patches.FATES.index("replaced"),
-    "WEFT_CODING_VALUES": max(patches.CODINGS),
+    "WEFT_CODING_PACKED_VALUES": max(patches.CODINGS),
     "WEFT_SYNC_COMMIT": subscriber.PHASES.index("commit"),
     "WEFT_DTYPE_BF16": tensors.BF16,
     "WEFT_DTYPE_F32": tensors.F32,

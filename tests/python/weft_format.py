@@ -372,6 +372,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Header:
+    version: int
     size: int
     profile: str
     roster: list
@@ -383,7 +384,7 @@ def read_header(data):
     preamble = Cursor(data, "preamble")
     require(preamble.take(8) == MAGIC, "not a weft patch: wrong magic")
     version = preamble.unsigned(2)
-    require(version == 1, f"version {version} is not known")
+    require(version in LARGEST_CODING, f"version {version} is not known")
     require(preamble.unsigned(2) == 0, "unknown flags")
     stored_size = preamble.unsigned(4)
     raw_size = preamble.unsigned(4)
@@ -393,10 +394,10 @@ def read_header(data):
     covered = preamble.offset
     require(preamble.unsigned(8) == checksum(data[:covered]), "the header's checksum does not match")
     body = stored if stored_size == raw_size else unzstd(stored, raw_size, "header")
-    return read_header_body(body, preamble.offset)
+    return read_header_body(body, version, preamble.offset)
 
 
-def read_header_body(body, size):
+def read_header_body(body, version, size):
     cursor = Cursor(body, "header")
     profile = cursor.unsigned(1)
     require(profile < len(PROFILES), "unknown profile")
@@ -404,7 +405,7 @@ def read_header_body(body, size):
     files = read_files(cursor)
     labels = read_labels(cursor)
     cursor.finish()
-    return Header(size, PROFILES[profile], roster, files, labels)
+    return Header(version, size, PROFILES[profile], roster, files, labels)
 
 
 def read_roster(cursor):
@@ -614,8 +615,9 @@ def check_box_coverage(boxes):
 # Sections 7, 11 and 12: frames, index and footer
 # ----------------------------------------------------------------------------------------------------------
 
-CODINGS = {1: "fast", 2: "small", 3: "difference", 4: "values"}
-FAST, SMALL, DIFFERENCE, VALUES = CODINGS
+CODINGS = {1: "fast", 2: "small", 3: "difference", 4: "values", 5: "packed steps", 6: "packed values"}
+FAST, SMALL, DIFFERENCE, VALUES, PACKED_STEPS, PACKED_VALUES = CODINGS
+LARGEST_CODING = {1: VALUES, 2: PACKED_VALUES}  # by version
 FOOTER_SIZE = 92
 
 
@@ -666,7 +668,7 @@ def parse_patch(data):
     check_totals(footer, header.roster)
     records = read_index(data, footer, header.roster)
     check_coverage([record.spans for record in records], header.roster)
-    frames = read_frames(data[header.size : footer.index_offset], records, header.roster)
+    frames = read_frames(data[header.size : footer.index_offset], records, header)
     return Patch(len(data), header, frames, footer)
 
 
@@ -711,16 +713,17 @@ def read_index(data, footer, roster):
     return records
 
 
-def read_frames(data, records, roster):
+def read_frames(data, records, header):
     cursor = Cursor(data, "frames")
     frames = []
     for record in records:
-        frames.append(read_frame(cursor.take(record.length), record, roster))
+        frames.append(read_frame(cursor.take(record.length), record, header))
     cursor.finish()
     return frames
 
 
-def read_frame(data, record, roster):
+def read_frame(data, record, header):
+    roster = header.roster
     require(len(data) >= 12, "a frame is too short")
     stored_checksum = int.from_bytes(data[-8:], "little")
     require(stored_checksum == checksum(data[:-8]), "a frame's checksum does not match")
@@ -729,7 +732,7 @@ def read_frame(data, record, roster):
     length = cursor.unsigned(4)
     require(length == record.length, "a frame's length is not the index's")
     coding = cursor.unsigned(1)
-    require(coding in CODINGS, "unknown coding")
+    require(1 <= coding <= LARGEST_CODING[header.version], "unknown coding")
     spans = read_spans(cursor, roster)
     require(spans == record.spans, "a frame's spans are not the index's")
     changed = cursor.varint()
@@ -737,7 +740,8 @@ def read_frame(data, record, roster):
     frame = Frame(length, coding, spans, changed, delta, cursor.rest())
     require(1 <= changed <= frame.units, "a frame of no changes, or of more than there are units")
     is_kept = roster[spans[0].tensor].fate == KEPT
-    require(is_kept or coding == VALUES, "new tensors that are not coded as values")
+    require(is_kept or coding in (VALUES, PACKED_VALUES), "new tensors that are not coded as values")
+    require(is_kept or coding == VALUES or changed == frame.units, "new tensors of which not all units are changed")
     require(coding != SMALL or changed <= frame.units // 2, "coding small with more than half changed")
     return frame
 
@@ -795,6 +799,7 @@ def read_fast_step(bits, width):
 EXPONENT_SHIFT = {"BF16": 7, "F16": 10}
 LARGEST_CUT = {"BF16": 255, "F16": 31}
 TABLE_SLOTS = 4096
+PACKED_STATES = 32
 STATE_FLOOR = 1 << 16
 
 
@@ -805,29 +810,29 @@ class Table(NamedTuple):
 
 
 class Rans:
-    """The four states of a rANS stream and the words that refill them."""
+    """The states of a rANS stream, four or more, and the words that refill them."""
 
-    def __init__(self, stream):
+    def __init__(self, stream, states=4):
         self.words = Cursor(stream, "rANS stream")
-        self.states = [self.words.unsigned(4) for _ in range(4)]
+        self.states = [self.words.unsigned(4) for _ in range(states)]
         require(min(self.states) >= STATE_FLOOR, "a rANS state is too small")
 
     def read_array(self, table, count):
         tokens = []
         for place in range(count):
-            state = self.states[place % 4]
+            state = self.states[place % len(self.states)]
             slot = state % TABLE_SLOTS
             token = table.token_of_slot[slot]
             state = table.frequency[token] * (state // TABLE_SLOTS) + slot - table.start[token]
             if state < STATE_FLOOR:
                 state = state << 16 | self.words.unsigned(2)
-            self.states[place % 4] = state
+            self.states[place % len(self.states)] = state
             tokens.append(token)
         return tokens
 
     def finish(self):
         self.words.finish()
-        require(self.states == [STATE_FLOOR] * 4, "the rANS stream does not end as it should")
+        require(set(self.states) == {STATE_FLOOR}, "the rANS stream does not end as it should")
 
 
 def decode_small(frame, dtype, before):
@@ -951,7 +956,7 @@ def frequencies(levels):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Section 10: codings difference and values
+# Section 10: codings difference, values, packed steps and packed values
 # ----------------------------------------------------------------------------------------------------------
 
 
@@ -968,10 +973,96 @@ def unfold_steps(folded):
 
 
 def unfold_values(folded, width):
-    if width == 1:
-        return folded
+    return folded if width == 1 else rotate_right(folded, width)
+
+
+def rotate_right(folded, width):
     one = folded.dtype.type(1)
     return (folded >> one) | (folded << folded.dtype.type(8 * width - 1))
+
+
+class Form(NamedTuple):
+    """How the numbers of a class are packed."""
+
+    units: int
+    low: int
+    code: int
+    first: int
+    varying: int
+    fixed: int
+
+
+def decode_packed(frame, dtype, before):
+    """The numbers of all units, folded steps or rotated values; before are the old units of the bucket."""
+    cursor = Cursor(frame.payload, "payload")
+    cuts = read_cuts(cursor, dtype)
+    require(not cuts or frame.coding == PACKED_STEPS, "classes of values")
+    forms = [read_form(cursor, 8 * dtype.width) for _ in range(len(cuts) + 1)]
+    require(sum(form.units for form in forms) == frame.units, "the classes' units are not those of the bucket")
+    low_parts = [read_low_parts(cursor, form) for form in forms]
+    escapes = [cursor.varint() if form.units else 0 for form in forms]
+    bits = Bits(cursor.take(cursor.varint()), "payload")
+    tables = []
+    for form, count in zip(forms, escapes):
+        require(count <= form.units, "more escapes than units")
+        codes = read_table(bits, 256) if form.units else None
+        tables.append((codes, read_table(bits, 256) if count else None))
+    rans = Rans(cursor.rest(), PACKED_STATES)
+    numbers = numpy.zeros(frame.units, dtype=dtype.unit)
+    for form, low, count, pair, members in zip(forms, low_parts, escapes, tables, class_members(before, cuts, dtype)
+                                               if cuts else [numpy.arange(frame.units)]):
+        require(len(members) == form.units, "a class has other units in the base")
+        if form.units:
+            upper = read_upper_parts(form, count, pair, rans, bits, 8 * dtype.width)
+            numbers[members] = [high << form.low | rest for high, rest in zip(upper, low)]
+    bits.finish()
+    rans.finish()
+    return numbers
+
+
+def read_form(cursor, width):
+    units = cursor.varint()
+    if units == 0:
+        return Form(0, 0, 1, 0, 0, 0)
+    form = cursor.unsigned(1)
+    low, code = form & 63, 1 << (form >> 6)
+    first, varying, fixed = (cursor.varint() for _ in range(3))
+    require(low < width, "a form without an upper part")
+    require(first < 1 << width - low, "a first upper part with too many bits")
+    require(varying | fixed < 1 << low and not varying & fixed, "lowest bits that contradict each other")
+    return Form(units, low, code, first, varying, fixed)
+
+
+def read_low_parts(cursor, form):
+    """The lowest bits of the units of a class, from its planes."""
+    planes = [bit for bit in range(form.low) if form.varying >> bit & 1]
+    parts = []
+    for start in range(0, form.units, 64):
+        count = min(64, form.units - start)
+        group = [form.fixed] * count
+        for bit in planes:
+            plane = cursor.unsigned((count + 7) // 8)
+            require(plane < 1 << count, "padding bits of a plane are not zero")
+            group = [part | (plane >> place & 1) << bit for place, part in enumerate(group)]
+        parts += group
+    return parts
+
+
+def read_upper_parts(form, escapes, tables, rans, bits, width):
+    per_symbol, escape = 8 // form.code, (1 << form.code) - 1
+    symbols = rans.read_array(tables[0], (form.units + per_symbol - 1) // per_symbol)
+    codes = [symbol >> form.code * place & escape for symbol in symbols for place in range(per_symbol)]
+    require(not any(codes[form.units :]), "padding codes are not zero")
+    codes = codes[: form.units]
+    require(codes.count(escape) == escapes, "another number of escapes")
+    tokens = iter(rans.read_array(tables[1], escapes) if escapes else [])
+    limit = 1 << width - form.low
+    parts = []
+    for code in codes:
+        part = code if code < escape else escape + read_value(next(tokens), bits)
+        require(part < limit, "an upper part with too many bits")
+        parts.append((part + form.first) % limit)
+    return parts
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -983,6 +1074,10 @@ def decode_frame(frame, dtype, before):
     """The new units of a bucket; before are the old ones, or None for new tensors."""
     if frame.coding == VALUES:
         return unfold_values(read_planes(frame, dtype), dtype.width)
+    if frame.coding == PACKED_VALUES:
+        return rotate_right(decode_packed(frame, dtype, before), dtype.width)
+    if frame.coding == PACKED_STEPS:
+        return before + unfold_steps(decode_packed(frame, dtype, before))
     if frame.coding == DIFFERENCE:
         return before + unfold_steps(read_planes(frame, dtype))
     if frame.coding == FAST:

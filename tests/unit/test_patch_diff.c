@@ -129,7 +129,7 @@ static void copy_bucket(const weft_patch *patch, const weft_bucket *bucket, cons
 }
 
 /* Decodes a frame over the base and puts the new units into `result`. */
-static void apply_frame(weft_context *context, const weft_patch *patch, const weft_frame *frame,
+static void apply_frame(const weft_patch *patch, const weft_frame *frame,
                         weft_bucket_coder *coder, const model *base, const model *result) {
     weft_fate fate;
     weft_patch_tensor(patch, frame->bucket.spans[0].tensor, &fate);
@@ -143,7 +143,7 @@ static void apply_frame(weft_context *context, const weft_patch *patch, const we
         copy_bucket(patch, &frame->bucket, base, linear, COPY_OUT);
     }
     if (weft_frame_dense(frame)) {
-        assert_int_equal(weft_frame_decode_dense(context, frame, linear, output), WEFT_OK);
+        assert_int_equal(weft_frame_decode_dense(coder, frame, linear, output), WEFT_OK);
     } else {
         weft_sum delta;
         memcpy(output, linear, bytes);
@@ -186,7 +186,7 @@ static void expect_rebuild(weft_context *context, const bytes *data, const model
         weft_writer buffer;
         weft_writer_open(&buffer, context);
         assert_int_equal(weft_patch_frame(context, patch, i, &buffer, &frame), WEFT_OK);
-        apply_frame(context, patch, &frame, coder, base, &result);
+        apply_frame(patch, &frame, coder, base, &result);
         weft_bucket_close(&frame.bucket, context);
         weft_writer_close(&buffer);
     }

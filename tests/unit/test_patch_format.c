@@ -91,7 +91,7 @@ static weft_status decode_bucket(weft_context *context, const weft_patch *patch,
         uint8_t *base = calloc(2, size);
         assert_non_null(base);
         if (weft_frame_dense(&frame)) {
-            status = weft_frame_decode_dense(context, &frame, base, base + size);
+            status = weft_frame_decode_dense(coder, &frame, base, base + size);
         } else {
             assert_int_equal(weft_window_set_memory(&coder->from, &frame.bucket, base), WEFT_OK);
             weft_sum delta;
@@ -746,10 +746,13 @@ static void test_versions(void **state) {
     forge_open(&forged, &self);
     forge_plain_header(&forged);
     weft_writer_varint(&forged.index, 0);
-    const uint16_t versions[] = {0, 2, 256, 0xffff};
+    const uint16_t versions[] = {0, 3, 256, 0xffff};
     for (size_t i = 0; i < 4; i++) {
         forged.version = versions[i];
         assert_int_equal(forge_try(&forged), WEFT_WRONG_VERSION);
+    }
+    for (forged.version = WEFT_FORMAT_OLDEST; forged.version <= WEFT_FORMAT_VERSION; forged.version++) {
+        assert_int_equal(forge_try(&forged), WEFT_OK);
     }
     forge_close(&forged);
     close_fixture(&self);

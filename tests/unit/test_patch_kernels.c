@@ -91,16 +91,16 @@ static void expect_positions(const output *output, size_t found, const uint32_t 
 /* ---- diff ---- */
 
 static void compare_diff(weft_cpu level, const uint8_t *base, const uint8_t *next, size_t count,
-                         uint32_t first) {
+                         unsigned width, uint32_t first) {
     static uint32_t expected[WEFT_TILE];
     size_t changed = 0;
     for (size_t i = 0; i < count; i++) {
-        if (memcmp(base + 2 * i, next + 2 * i, 2) != 0) {
+        if (memcmp(base + width * i, next + width * i, width) != 0) {
             expected[changed++] = first + (uint32_t)i;
         }
     }
     output output = open_output(changed);
-    size_t found = weft_patch_kernels_for(level)->diff(base, next, count, first, output.entries);
+    size_t found = weft_patch_kernels_for(level)->diff(base, next, count, width, first, output.entries);
     expect_positions(&output, found, expected, changed);
     close_output(&output);
 }
@@ -113,16 +113,18 @@ static void test_diff(void **state) {
         size_t count = count_at(c);
         for (size_t d = 0; d < 5; d++) {
             size_t round = 5 * c + d;
-            block base = take(2 * count, round % 3);
-            block next = take(2 * count, round % 5);
-            fill_weights(&dice, base.data, count);
-            memcpy(next.data, base.data, 2 * count);
-            weights_change(&dice, CHANGE_MIXED, 2, next.data, count, densities[d]);
-            for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
-                compare_diff((weft_cpu)level, base.data, next.data, count, firsts[round % 3]);
+            for (unsigned width = 1; width <= 8; width *= 2) {
+                block base = take(width * count, round % 3);
+                block next = take(width * count, round % 5);
+                dice_fill(&dice, base.data, width * count);
+                memcpy(next.data, base.data, width * count);
+                weights_change(&dice, CHANGE_MIXED, width, next.data, count, densities[d]);
+                for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
+                    compare_diff((weft_cpu)level, base.data, next.data, count, width, firsts[round % 3]);
+                }
+                free(base.start);
+                free(next.start);
             }
-            free(base.start);
-            free(next.start);
         }
     }
 }
@@ -139,13 +141,13 @@ static void test_diff_every_lane(void **state) {
         memcpy(next.data, base.data, 2 * COUNT);
         next.data[2 * i + i % 2] ^= (uint8_t)(1u << i % 8);
         for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
-            compare_diff((weft_cpu)level, base.data, next.data, COUNT, 5);
+            compare_diff((weft_cpu)level, base.data, next.data, COUNT, 2, 5);
         }
         for (size_t j = 0; j < COUNT; j++) {
             set_weight(next.data, j, (uint16_t)(weight_at(base.data, j) ^ (i == j ? 0 : 0x8000)));
         }
         for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
-            compare_diff((weft_cpu)level, base.data, next.data, COUNT, 5);
+            compare_diff((weft_cpu)level, base.data, next.data, COUNT, 2, 5);
         }
     }
     free(base.start);

@@ -77,6 +77,11 @@ static weft_status stage_check_delta(const weft_apply *apply, const weft_frame *
         weft_apply_bucket(apply, place), stage_tensor_name(apply, frame), weft_apply_consequence(apply));
 }
 
+/* True if the tensors of the bucket are not in the base as they are in the result. */
+static bool stage_fresh(const weft_apply *apply, const weft_frame *frame) {
+    return apply->patch->header.roster.entries[frame->bucket.spans[0].tensor].fate != WEFT_FATE_KEPT;
+}
+
 static weft_status stage_sparse(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
                                 size_t place, weft_staged *staged) {
     weft_sum delta;
@@ -97,7 +102,7 @@ static weft_status stage_dense(weft_apply *apply, weft_bucket_coder *coder, cons
     weft_context *context = apply->context;
     size_t bytes = (size_t)frame->bucket.units * frame->bucket.width;
     weft_status status = WEFT_OK;
-    bool fresh = apply->patch->header.roster.entries[frame->bucket.spans[0].tensor].fate != WEFT_FATE_KEPT;
+    bool fresh = stage_fresh(apply, frame);
     staged->dense_news = weft_allocate(context, bytes);
     bool restorable = !fresh || apply->kind == WEFT_APPLY_REPLACE;
     if (restorable) {
@@ -110,7 +115,7 @@ static weft_status stage_dense(weft_apply *apply, weft_bucket_coder *coder, cons
         status = weft_window_copy(&coder->from, staged->dense_olds, frame->bucket.width);
     }
     if (status == WEFT_OK) {
-        status = weft_frame_decode_dense(context, frame, staged->dense_olds, staged->dense_news);
+        status = weft_frame_decode_dense(coder, frame, staged->dense_olds, staged->dense_news);
     }
     weft_sum delta = {{0, 0}};
     if (status == WEFT_OK) {
@@ -277,10 +282,11 @@ weft_status weft_apply_prove_waiting(weft_apply *apply, size_t place, unsigned w
 /* Who listens wants changes, which are not kept where they are written as they are decoded. */
 static weft_status stage_through(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
                                  size_t place, weft_staged *staged) {
-    if (apply->patch->listener.bucket == NULL && !weft_frame_dense(frame) &&
+    if (apply->patch->listener.bucket == NULL && weft_frame_passes(frame) &&
         stage_in_plain_memory(&coder->from)) {
         weft_sum delta;
-        weft_status status = weft_frame_decode_through(coder, frame, apply->moves, &delta);
+        weft_status status =
+            weft_frame_decode_through(coder, frame, stage_fresh(apply, frame), apply->moves, &delta);
         return status == WEFT_OK ? stage_check_delta(apply, frame, place, delta) : status;
     }
     weft_status status = stage_frame(apply, coder, frame, place, staged);

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bucket.c: frames. The coding is chosen by size alone: sparse while few units change, otherwise
- * whichever of sparse, steps and values is the smallest.
+ * bucket.c: frames. The coding is chosen by count: sparse while few units change, otherwise packed. Of what
+ * is no float, or tiny, whichever of sparse, steps and values is the smallest.
  */
 #include "bucket.h"
-
-#include "scan.h"
 
 #include <xxhash.h>
 
 enum {
-    DENSE_SHARE = 8, /* with more than one unit in eight changed, dense codings are tried too */
+    PACKED_SHARE = 16, /* with more than one unit in so many changed, a bucket is packed, */
+    GLANCE = 4096,     /* units that say which is likely */
+    LISTED_SHARE = 4,  /* with at most so many, its changes are listed in memory; */
+    DENSE_SHARE = 8,   /* or, if it is not one to be packed, dense codings are tried too */
 };
 
 void weft_bucket_coder_open(weft_bucket_coder *coder, weft_context *context) {
@@ -22,6 +23,8 @@ void weft_bucket_coder_open(weft_bucket_coder *coder, weft_context *context) {
     weft_changes_open(&coder->changes, context);
     weft_small_encoder_open(&coder->small_encoder, context);
     weft_small_decoder_open(&coder->small_decoder, context);
+    weft_packed_encoder_open(&coder->packed_encoder, context);
+    weft_packed_decoder_open(&coder->packed_decoder, context);
     weft_writer_open(&coder->payload, context);
 }
 
@@ -31,6 +34,8 @@ void weft_bucket_coder_close(weft_bucket_coder *coder) {
     weft_changes_close(&coder->changes);
     weft_small_encoder_close(&coder->small_encoder);
     weft_small_decoder_close(&coder->small_decoder);
+    weft_packed_encoder_close(&coder->packed_encoder);
+    weft_packed_decoder_close(&coder->packed_decoder);
     weft_writer_close(&coder->payload);
 }
 
@@ -74,27 +79,6 @@ static void release_sides(weft_context *context, dense_sides *sides) {
     weft_release(context, sides->to);
 }
 
-/* Copies what a window shows, whatever its runs are. */
-static void copy_runs(const weft_window *window, unsigned width, uint8_t *output) {
-    for (size_t i = 0; i < window->run_count; i++) {
-        const weft_run *run = &window->runs[i];
-        for (uint64_t done = 0; done < run->units;) {
-            size_t units = (size_t)weft_run_joined(run, done);
-            uint64_t offset = weft_run_offset(run, done);
-            uint8_t *place = output + (run->linear + done) * width;
-            if (run->masters != NULL) {
-                for (size_t j = 0; j < units; j++) {
-                    uint32_t bits = (uint32_t)weft_unit_load(run->masters, (size_t)offset + j, 4);
-                    weft_unit_store(place, j, 2, weft_bf16_round(bits));
-                }
-            } else {
-                memcpy(place, run->memory + offset * width, units * width);
-            }
-            done += units;
-        }
-    }
-}
-
 static weft_status copy_sides(weft_bucket_coder *coder, const weft_bucket *bucket, dense_sides *sides) {
     size_t bytes = (size_t)bucket->units * bucket->width;
     sides->from = weft_allocate(coder->context, bytes);
@@ -103,8 +87,8 @@ static weft_status copy_sides(weft_bucket_coder *coder, const weft_bucket *bucke
         release_sides(coder->context, sides);
         return WEFT_NO_MEMORY;
     }
-    copy_runs(&coder->from, bucket->width, sides->from);
-    copy_runs(&coder->to, bucket->width, sides->to);
+    weft_window_copy_runs(&coder->from, bucket->width, sides->from);
+    weft_window_copy_runs(&coder->to, bucket->width, sides->to);
     return WEFT_OK;
 }
 
@@ -166,7 +150,48 @@ static weft_status encode_dense(weft_bucket_coder *coder, const weft_bucket *buc
 }
 
 bool weft_bucket_many(const weft_bucket *bucket, uint64_t changed) {
-    return changed > bucket->units / DENSE_SHARE;
+    return changed > bucket->units / (weft_bucket_packs(bucket) ? PACKED_SHARE : DENSE_SHARE);
+}
+
+bool weft_bucket_few(const weft_bucket *bucket, uint64_t changed) {
+    return changed <= bucket->units / LISTED_SHARE;
+}
+
+weft_status weft_bucket_list(weft_bucket_coder *coder, const weft_bucket *bucket,
+                             const weft_frame_result *result) {
+    bool beyond;
+    if (coder->changes.count == result->changed || !weft_bucket_few(bucket, result->changed)) {
+        return WEFT_OK;
+    }
+    return weft_scan(coder, bucket, false, bucket->units / LISTED_SHARE, &beyond);
+}
+
+/* The frame of a bucket that is packed if many units differ; there is none if not. */
+static weft_status encode_packed(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                 const weft_roster *roster, weft_profile profile, weft_sums *moves,
+                                 weft_writer *frame, weft_frame_result *result) {
+    weft_coding coding;
+    weft_sum delta;
+    uint64_t changed = 0;
+    coder->payload.size = 0;
+    weft_status status = weft_bucket_pack(coder, bucket, profile, bucket->units / PACKED_SHARE + 1, moves,
+                                          &coding, &changed, &delta);
+    bool many = weft_bucket_many(bucket, changed);
+    coder->changes.count = 0;
+    *result = (weft_frame_result){changed, many, false};
+    return status == WEFT_OK && many
+               ? write_frame(bucket, roster, coding, changed, delta, &coder->payload, frame)
+               : status;
+}
+
+/* Whether many units differ, to judge by some of them. */
+static bool seem_many(weft_bucket_coder *coder, const weft_bucket *bucket) {
+    size_t picked = weft_scan_pick(coder, &coder->from, &coder->to, bucket, GLANCE), differing = 0;
+    for (size_t i = 0; i < picked; i++) {
+        differing += weft_unit_load(coder->tile_olds, i, bucket->width) !=
+                     weft_unit_load(coder->tile_news, i, bucket->width);
+    }
+    return differing > picked / PACKED_SHARE;
 }
 
 /* The frame of what the scan has found; `too_many`, if it has stopped early. */
@@ -204,8 +229,21 @@ static weft_status encode_scanned(weft_bucket_coder *coder, const weft_bucket *b
 weft_status weft_bucket_encode_windows(weft_bucket_coder *coder, const weft_bucket *bucket,
                                        const weft_roster *roster, weft_profile profile, weft_sums *moves,
                                        weft_writer *frame, weft_frame_result *result) {
-    bool too_many = false;
-    weft_status status = weft_scan(coder, bucket, profile == WEFT_PROFILE_SMALL, &too_many);
+    bool packs = weft_bucket_packs(bucket), too_many = false;
+    weft_status status = WEFT_OK;
+    /* What some units say saves a pass over all of them that finds too many, or too few. The count of all
+     * decides. */
+    if (packs && seem_many(coder, bucket)) {
+        status = encode_packed(coder, bucket, roster, profile, moves, frame, result);
+        if (status != WEFT_OK || result->present) {
+            return status;
+        }
+    }
+    uint64_t most = bucket->units / (packs ? PACKED_SHARE : 2);
+    status = weft_scan(coder, bucket, profile == WEFT_PROFILE_SMALL, most, &too_many);
+    if (status == WEFT_OK && packs && too_many) {
+        return encode_packed(coder, bucket, roster, profile, moves, frame, result);
+    }
     return status == WEFT_OK
                ? encode_scanned(coder, bucket, roster, profile, too_many, moves, frame, result)
                : status;
@@ -273,13 +311,21 @@ weft_status weft_bucket_encode_whole(weft_bucket_coder *coder, const weft_bucket
                          "tensor %s is new and must be held whole to be published",
                          roster->entries[bucket->spans[0].tensor].tensor.name);
     }
+    weft_sum delta;
+    if (weft_bucket_packs(bucket)) {
+        coder->payload.size = 0;
+        *result = (weft_frame_result){bucket->units, true, false};
+        status = weft_bucket_pack_whole(coder, bucket, profile, sums, &delta);
+        return status == WEFT_OK ? write_frame(bucket, roster, WEFT_CODING_PACKED_VALUES, bucket->units,
+                                               delta, &coder->payload, frame)
+                                 : status;
+    }
     size_t bytes = (size_t)bucket->units * bucket->width;
     uint8_t *values = weft_allocate(coder->context, bytes);
     if (values == NULL) {
         return WEFT_NO_MEMORY;
     }
-    weft_sum delta;
-    copy_runs(&coder->to, bucket->width, values);
+    weft_window_copy_runs(&coder->to, bucket->width, values);
     coder->payload.size = 0;
     status = weft_window_prove_all(&coder->to, values, bucket->width, true, sums, &delta);
     if (status == WEFT_OK) {
@@ -347,6 +393,12 @@ uint64_t weft_frame_checksum(const uint8_t *data, size_t size) {
     return weft_reader_u64(&last);
 }
 
+/* What a bucket of tensors may be coded in that were not there before. */
+static bool fresh_coding(const weft_frame *frame) {
+    return frame->coding == WEFT_CODING_VALUES ||
+           (frame->coding == WEFT_CODING_PACKED_VALUES && frame->changed == frame->bucket.units);
+}
+
 weft_status weft_frame_read(weft_context *context, const weft_roster *roster, const uint8_t *data,
                             size_t size, weft_frame *frame) {
     memset(frame, 0, sizeof *frame);
@@ -364,7 +416,7 @@ weft_status weft_frame_read(weft_context *context, const weft_roster *roster, co
     weft_reader reader = weft_reader_over(data, size - WEFT_FRAME_CHECKSUM);
     uint32_t length = weft_reader_u32(&reader);
     frame->coding = (weft_coding)weft_reader_u8(&reader);
-    if (length != size || frame->coding < WEFT_CODING_FAST || frame->coding > WEFT_CODING_VALUES) {
+    if (length != size || frame->coding < WEFT_CODING_FAST || frame->coding > WEFT_CODING_PACKED_VALUES) {
         return weft_fail(context, WEFT_MALFORMED, "a bucket's frame has an unknown coding or length");
     }
     weft_roster here = weft_roster_with(roster, context);
@@ -380,7 +432,7 @@ weft_status weft_frame_read(weft_context *context, const weft_roster *roster, co
          * reason to take memory */
         uint64_t most = frame->coding == WEFT_CODING_SMALL ? frame->bucket.units / 2 : frame->bucket.units;
         if (weft_reader_failed(&reader) || frame->changed == 0 || frame->changed > most ||
-            (fresh && frame->coding != WEFT_CODING_VALUES)) {
+            (fresh && !fresh_coding(frame))) {
             status = weft_fail(context, WEFT_MALFORMED, "a bucket's frame contradicts itself");
         }
     }
@@ -390,8 +442,17 @@ weft_status weft_frame_read(weft_context *context, const weft_roster *roster, co
     return status;
 }
 
+static bool frame_packed(const weft_frame *frame) {
+    return frame->coding == WEFT_CODING_PACKED_STEPS || frame->coding == WEFT_CODING_PACKED_VALUES;
+}
+
 bool weft_frame_dense(const weft_frame *frame) {
-    return frame->coding == WEFT_CODING_DIFFERENCE || frame->coding == WEFT_CODING_VALUES;
+    return frame->coding >= WEFT_CODING_DIFFERENCE &&
+           !(frame_packed(frame) && weft_bucket_few(&frame->bucket, frame->changed));
+}
+
+bool weft_frame_passes(const weft_frame *frame) {
+    return !weft_frame_dense(frame) || frame_packed(frame);
 }
 
 /* Decodes a few changes at a time, which asks for their memory, and proves those of the chunk before, whose
@@ -479,11 +540,18 @@ static weft_status decode_and_prove(weft_bucket_coder *coder, const weft_frame *
 
 weft_status weft_frame_decode(weft_bucket_coder *coder, const weft_frame *frame, weft_changes *changes,
                               weft_sums *moves, weft_sum *delta_out) {
+    if (frame_packed(frame)) {
+        return weft_bucket_unpack_changes(coder, frame, changes, moves, delta_out);
+    }
     return decode_and_prove(coder, frame, changes, false, moves, delta_out);
 }
 
-weft_status weft_frame_decode_through(weft_bucket_coder *coder, const weft_frame *frame, weft_sums *moves,
-                                      weft_sum *delta_out) {
+weft_status weft_frame_decode_through(weft_bucket_coder *coder, const weft_frame *frame, bool fresh,
+                                      weft_sums *moves, weft_sum *delta_out) {
+    if (frame_packed(frame)) {
+        return weft_bucket_unpack_through(coder, &frame->bucket, frame->coding, frame->payload,
+                                          frame->payload_size, fresh, moves, delta_out);
+    }
     return decode_and_prove(coder, frame, &coder->changes, true, moves, delta_out);
 }
 
@@ -516,9 +584,13 @@ weft_status weft_frame_decode_steps(weft_bucket_coder *coder, const weft_frame *
     return status == WEFT_OK ? weft_fast_decoder_finish(&decoder) : status;
 }
 
-weft_status weft_frame_decode_dense(weft_context *context, const weft_frame *frame, const void *base,
+weft_status weft_frame_decode_dense(weft_bucket_coder *coder, const weft_frame *frame, const void *base,
                                     void *output) {
-    return weft_dense_decode(context, frame->payload, frame->payload_size,
+    if (frame_packed(frame)) {
+        return weft_bucket_unpack(coder, &frame->bucket, frame->coding, frame->payload, frame->payload_size,
+                                  base, output);
+    }
+    return weft_dense_decode(coder->context, frame->payload, frame->payload_size,
                              frame->coding == WEFT_CODING_DIFFERENCE ? base : NULL,
                              (size_t)frame->bucket.units, frame->bucket.width, output);
 }

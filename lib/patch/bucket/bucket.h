@@ -24,6 +24,11 @@ typedef struct weft_bucket_coder {
     weft_changes changes;
     weft_small_encoder small_encoder;
     weft_small_decoder small_decoder;
+    weft_packed_encoder packed_encoder;
+    weft_packed_decoder packed_decoder;
+    uint8_t tile_olds[8 * WEFT_TILE]; /* units of a tile, where they do not lie end to end */
+    uint8_t tile_news[8 * WEFT_TILE];
+    uint32_t tile_positions[WEFT_TILE + WEFT_KERNEL_SLACK];
     weft_writer payload;
     /* Encoding writes the new values into the window `from`, where it touches them anyway, unless there are
      * so many that it may want all old ones again. */
@@ -61,10 +66,15 @@ weft_status weft_bucket_encode_whole(weft_bucket_coder *coder, const weft_bucket
 weft_status weft_bucket_encode_windows(weft_bucket_coder *coder, const weft_bucket *bucket,
                                        const weft_roster *roster, weft_profile profile, weft_sums *moves,
                                        weft_writer *frame, weft_frame_result *result);
-/* True if so many units of the bucket differ that dense codings are tried, which want both windows. */
+/* True if so many units of the bucket differ that dense codings are for it, which want both windows. */
 bool weft_bucket_many(const weft_bucket *bucket, uint64_t changed);
-/* The same for coder->changes, which hold all that is to differ from coder->from, ascending, and are not
- * many. */
+/* True if so few differ that a list of them takes less memory than all units. */
+bool weft_bucket_few(const weft_bucket *bucket, uint64_t changed);
+/* Makes sure that coder->changes lists what was just encoded, if it is few. */
+weft_status weft_bucket_list(weft_bucket_coder *coder, const weft_bucket *bucket,
+                             const weft_frame_result *result);
+/* The same as weft_bucket_encode_windows for coder->changes, which hold all that is to differ from
+ * coder->from, ascending, and are not many. */
 weft_status weft_bucket_encode_known(weft_bucket_coder *coder, const weft_bucket *bucket,
                                      const weft_roster *roster, weft_profile profile, weft_sums *moves,
                                      weft_writer *frame, weft_frame_result *result);
@@ -94,19 +104,24 @@ weft_status weft_frame_read(weft_context *context, const weft_roster *roster, co
                             size_t size, weft_frame *frame);
 /* The checksum that a whole frame ends with. */
 uint64_t weft_frame_checksum(const uint8_t *data, size_t size);
+/* True if all units of its bucket are decoded at once: the dense codings, except packed ones of so few
+ * changes that these are listed, like those of the sparse codings. */
 bool weft_frame_dense(const weft_frame *frame);
 /* Appends a frame that does the same and decodes without the base: a `small` one becomes a `fast` one of
  * its `changes`, which ascend; any other is copied. */
 weft_status weft_frame_relay(weft_context *context, const weft_frame *frame, const weft_roster *roster,
                              const weft_changes *changes, weft_writer *output);
 
-/* Sparse codings: fills `changes` from the window coder->from, which must be set, and proves them. */
+/* Where a frame is not dense: fills `changes` from the window coder->from, which must be set, and proves
+ * them. */
 weft_status weft_frame_decode(weft_bucket_coder *coder, const weft_frame *frame, weft_changes *changes,
                               weft_sums *moves, weft_sum *delta_out);
+/* True if weft_frame_decode_through decodes it: any but those under zstd. */
+bool weft_frame_passes(const weft_frame *frame);
 /* The same, writing the new values into the window as they are decoded and keeping nothing. The window
- * must be direct, writable and plain memory. */
-weft_status weft_frame_decode_through(weft_bucket_coder *coder, const weft_frame *frame, weft_sums *moves,
-                                      weft_sum *delta_out);
+ * must be direct, writable and plain memory. `fresh` means that nothing was there before. */
+weft_status weft_frame_decode_through(weft_bucket_coder *coder, const weft_frame *frame, bool fresh,
+                                      weft_sums *moves, weft_sum *delta_out);
 /* True if the changes can be decoded without the base, whose words are needed only where it changes: the
  * fast coding, and the small one of a single class. */
 bool weft_frame_by_words(const weft_frame *frame);
@@ -114,7 +129,49 @@ bool weft_frame_by_words(const weft_frame *frame);
 weft_status weft_frame_decode_steps(weft_bucket_coder *coder, const weft_frame *frame,
                                     weft_changes *changes);
 /* Dense codings: all new values; `base` holds all old ones, in dtype, if the frame needs them. */
-weft_status weft_frame_decode_dense(weft_context *context, const weft_frame *frame, const void *base,
+weft_status weft_frame_decode_dense(weft_bucket_coder *coder, const weft_frame *frame, const void *base,
                                     void *output);
+
+/* ---- scan.c: comparing a bucket of two states ---- */
+
+/* Looks at units all over the bucket, in both windows: at most `most` of them, or as many as
+ * coder->tile_olds and coder->tile_news have room for, where it puts them. Returns how many. */
+size_t weft_scan_pick(weft_bucket_coder *coder, const weft_window *from, const weft_window *to,
+                      const weft_bucket *bucket, size_t most);
+/* A sample that classes can be cut from. */
+weft_status weft_scan_sample(weft_bucket_coder *coder, const weft_bucket *bucket,
+                             weft_class_sample *sample);
+/* Fills coder->changes with what differs between the windows coder->from and coder->to, and with
+ * `small` feeds the small encoder on the way. Stops early, with *dense_out set, once more than `most` units
+ * differ. */
+weft_status weft_scan(weft_bucket_coder *coder, const weft_bucket *bucket, bool small, uint64_t most,
+                      bool *dense_out);
+/* Where coder->changes are known, ascending: feeds the small encoder with them and with coder->from. */
+weft_status weft_scan_known(weft_bucket_coder *coder, const weft_bucket *bucket);
+
+/* ---- bucket_packed.c: the packed codings between the weights of a bucket and its payload ---- */
+
+/* True if a bucket that is dense is packed: one of floats that is not tiny. */
+bool weft_bucket_packs(const weft_bucket *bucket);
+/* Codes what leads from the window coder->from to coder->to into coder->payload, which is empty, and proves
+ * it. If fewer than `least` units differ, all is left as it was, and the payload empty. */
+weft_status weft_bucket_pack(weft_bucket_coder *coder, const weft_bucket *bucket, weft_profile profile,
+                             uint64_t least, weft_sums *moves, weft_coding *coding, uint64_t *changed,
+                             weft_sum *delta);
+/* The same for all that coder->to has, where nothing was before. */
+weft_status weft_bucket_pack_whole(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                   weft_profile profile, weft_sums *sums, weft_sum *delta);
+/* All new units of the bucket, from the old ones, which values do not need. */
+weft_status weft_bucket_unpack(weft_bucket_coder *coder, const weft_bucket *bucket, weft_coding coding,
+                               const uint8_t *payload, size_t size, const void *base, void *output);
+/* The same into the window coder->from, which is plain memory that may be written, proven on the way.
+ * `fresh` means that nothing was there before. */
+weft_status weft_bucket_unpack_through(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                       weft_coding coding, const uint8_t *payload, size_t size, bool fresh,
+                                       weft_sums *moves, weft_sum *delta_out);
+
+/* The same as a list of changes, which has as many as the frame says unless that lies. */
+weft_status weft_bucket_unpack_changes(weft_bucket_coder *coder, const weft_frame *frame,
+                                       weft_changes *changes, weft_sums *moves, weft_sum *delta_out);
 
 #endif

@@ -5,6 +5,8 @@
  * fast    gaps and steps, bit-packed; decoding needs nothing else
  * small   gaps within classes of the base's exponent, and steps, entropy-coded; needs the base
  * dense   every unit, as steps or as values, in byte planes under zstd
+ * packed  every unit, as steps by class or as values: codes entropy-coded, lowest bits as they are; of
+ * floats
  *
  * Encoders keep their buffers from bucket to bucket: one of each per worker.
  */
@@ -13,6 +15,7 @@
 
 #include "../../code/classes_read.h"
 #include "../../code/classes_write.h"
+#include "../../code/pack/packed.h"
 #include "changes.h"
 #include "kernels.h"
 #include "window.h"
@@ -82,5 +85,10 @@ weft_status weft_dense_encode(weft_context *context, const void *base, const voi
                               unsigned width, weft_profile profile, weft_writer *writer);
 weft_status weft_dense_decode(weft_context *context, const uint8_t *payload, size_t size, const void *base,
                               size_t units, unsigned width, void *output);
+
+/* ---- packed ---- */
+
+/* How units of that type are packed: not at all if `low` is 0. */
+weft_packed_kind weft_packed_kind_of(weft_dtype dtype);
 
 #endif

@@ -6,14 +6,32 @@
 
 #include "../../code/lanes.h"
 
-static size_t diff_portable(const void *base, const void *next, size_t count, uint32_t first,
-                            uint32_t *positions) {
+static inline __attribute__((always_inline)) size_t diff_units(const uint8_t *base, const uint8_t *next,
+                                                               size_t count, unsigned width, uint32_t first,
+                                                               uint32_t *positions) {
     size_t found = 0;
     for (size_t i = 0; i < count; i++) {
+        uint64_t old = 0, new = 0;
+        memcpy(&old, base + i * width, width);
+        memcpy(&new, next + i * width, width);
         positions[found] = first + (uint32_t)i;
-        found += weft_weight_at(base, i) != weft_weight_at(next, i);
+        found += old != new;
     }
     return found;
+}
+
+static size_t diff_portable(const void *base, const void *next, size_t count, unsigned width,
+                            uint32_t first, uint32_t *positions) {
+    switch (width) {
+    case 1:
+        return diff_units(base, next, count, 1, first, positions);
+    case 2:
+        return diff_units(base, next, count, 2, first, positions);
+    case 4:
+        return diff_units(base, next, count, 4, first, positions);
+    default:
+        return diff_units(base, next, count, 8, first, positions);
+    }
 }
 
 static size_t diff_masters_portable(const void *base, const void *masters, size_t count, uint32_t first,
@@ -35,6 +53,7 @@ static bool decode_fast_portable(weft_fast_decoder *decoder, uint32_t *positions
 
 const weft_patch_kernels weft_patch_kernels_portable = {
     .tiles = &weft_tile_kernels_portable,
+    .packed = {&weft_tile_kernels_portable, &weft_pack_kernels_portable, &weft_rans_wide_kernels_portable},
     .diff = diff_portable,
     .diff_masters = diff_masters_portable,
     .decode_fast = decode_fast_portable,

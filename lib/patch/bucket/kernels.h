@@ -1,23 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels.h: the loops over two-byte weights that decide how fast a patch is made and applied, beside those
- * over the classes of a tile (tile.h).
+ * kernels.h: the loops over weights that decide how fast a patch is made and applied, beside those over the
+ * classes of a tile (tile.h), and over numbers that are packed (pack/pack.h).
  *
- * Weights of other widths go through plain loops elsewhere. Pointers to weights have no alignment: a
+ * Pointers to weights have no alignment: a
  * safetensors file may put them anywhere.
  */
 #ifndef WEFT_PATCH_BUCKET_KERNELS_H
 #define WEFT_PATCH_BUCKET_KERNELS_H
 
 #include "../../base/cpu.h"
+#include "../../code/pack/packed.h"
 #include "../../code/tile.h"
 #include "fast_loop.h"
 
 typedef struct weft_patch_kernels {
     const weft_tile_kernels *tiles; /* of the same level */
-    /* Writes `first` plus the index of every weight that differs, ascending; returns how many. */
-    size_t (*diff)(const void *base, const void *next, size_t count, uint32_t first, uint32_t *positions);
-    /* The same against FP32 masters, cast to BF16 on the way. */
+    weft_packed_kernels packed;     /* the same, among others */
+    /* Writes `first` plus the index of every unit that differs, ascending; returns how many. */
+    size_t (*diff)(const void *base, const void *next, size_t count, unsigned width, uint32_t first,
+                   uint32_t *positions);
+    /* The same of two-byte weights against FP32 masters, cast to BF16 on the way. */
     size_t (*diff_masters)(const void *base, const void *masters, size_t count, uint32_t first,
                            uint32_t *positions);
     /* The loop of fast_loop.h for two-byte steps. */

@@ -27,21 +27,57 @@ static inline uint32_t equal_thirtytwo(const uint8_t *base, const uint8_t *next)
                            _mm256_cmpeq_epi16(weft_lanes_load(base + 32), weft_lanes_load(next + 32)));
 }
 
-static size_t diff_avx2(const void *base, const void *next, size_t count, uint32_t first,
-                        uint32_t *positions) {
-    const uint8_t *b = base;
-    const uint8_t *n = next;
+/* Which of 32 bytes' units are the same. */
+static inline uint32_t equal_units(const uint8_t *base, const uint8_t *next, unsigned width) {
+    __m256i b = weft_lanes_load(base), n = weft_lanes_load(next);
+    if (width == 1) {
+        return (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(b, n));
+    }
+    return width == 4 ? (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(b, n)))
+                      : (uint32_t)_mm256_movemask_pd(_mm256_castsi256_pd(_mm256_cmpeq_epi64(b, n)));
+}
+
+/* Which of 64 units. */
+static inline __attribute__((always_inline)) uint64_t equal_block(const uint8_t *base, const uint8_t *next,
+                                                                  unsigned width) {
+    if (width == 2) {
+        return (uint64_t)equal_thirtytwo(base, next) | (uint64_t)equal_thirtytwo(base + 64, next + 64)
+                                                           << 32;
+    }
+    uint64_t equal = 0;
+    for (unsigned i = 0; i < 2 * width; i++) {
+        equal |= (uint64_t)equal_units(base + 32 * i, next + 32 * i, width) << (32 / width * i);
+    }
+    return equal;
+}
+
+static inline __attribute__((always_inline)) size_t diff_units(const uint8_t *base, const uint8_t *next,
+                                                               size_t count, unsigned width, uint32_t first,
+                                                               uint32_t *positions) {
     size_t found = 0;
     size_t i = 0;
     for (; i + 64 <= count; i += 64) {
-        uint64_t equal = (uint64_t)equal_thirtytwo(b + 2 * i, n + 2 * i) |
-                         (uint64_t)equal_thirtytwo(b + 2 * i + 64, n + 2 * i + 64) << 32;
+        uint64_t equal = equal_block(base + width * i, next + width * i, width);
         if (~equal != 0) {
             found += append_positions(~equal, first + (uint32_t)i, positions + found);
         }
     }
-    return found + weft_patch_kernels_portable.diff(b + 2 * i, n + 2 * i, count - i, first + (uint32_t)i,
-                                                    positions + found);
+    return found + weft_patch_kernels_portable.diff(base + width * i, next + width * i, count - i, width,
+                                                    first + (uint32_t)i, positions + found);
+}
+
+static size_t diff_avx2(const void *base, const void *next, size_t count, unsigned width, uint32_t first,
+                        uint32_t *positions) {
+    switch (width) {
+    case 1:
+        return diff_units(base, next, count, 1, first, positions);
+    case 2:
+        return diff_units(base, next, count, 2, first, positions);
+    case 4:
+        return diff_units(base, next, count, 4, first, positions);
+    default:
+        return diff_units(base, next, count, 8, first, positions);
+    }
 }
 
 static inline __m256i round_eight(const uint8_t *masters) {
@@ -86,6 +122,7 @@ static bool decode_fast_avx2(weft_fast_decoder *decoder, uint32_t *positions, vo
 
 const weft_patch_kernels weft_patch_kernels_avx2 = {
     .tiles = &weft_tile_kernels_avx2,
+    .packed = {&weft_tile_kernels_avx2, &weft_pack_kernels_avx2, &weft_rans_wide_kernels_portable},
     .diff = diff_avx2,
     .diff_masters = diff_masters_avx2,
     .decode_fast = decode_fast_avx2,

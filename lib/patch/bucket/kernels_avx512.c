@@ -47,8 +47,8 @@ static inline uint64_t differ_block(const uint8_t *base, const uint8_t *next) {
     return _mm512_kunpackd(high, low);
 }
 
-static size_t diff_avx512(const void *base, const void *next, size_t count, uint32_t first,
-                          uint32_t *positions) {
+static size_t diff_words(const void *base, const void *next, size_t count, uint32_t first,
+                         uint32_t *positions) {
     const uint8_t *x = base;
     const uint8_t *y = next;
     size_t found = 0;
@@ -67,6 +67,46 @@ static size_t diff_avx512(const void *base, const void *next, size_t count, uint
         found += append_positions(mask, first + (uint32_t)i, positions + found);
     }
     return found;
+}
+
+/* Which of 64 bytes' units differ, of those that `bytes` are there of. */
+static inline uint64_t differ_units(const uint8_t *base, const uint8_t *next, unsigned width,
+                                    uint64_t bytes) {
+    __m512i b = _mm512_maskz_loadu_epi8(bytes, base), n = _mm512_maskz_loadu_epi8(bytes, next);
+    return width == 1   ? _mm512_cmpneq_epi8_mask(b, n)
+           : width == 4 ? _mm512_cmpneq_epi32_mask(b, n)
+                        : _mm512_cmpneq_epi64_mask(b, n);
+}
+
+/* Units of one, four or eight bytes. */
+static inline __attribute__((always_inline)) size_t diff_units(const uint8_t *base, const uint8_t *next,
+                                                               size_t count, unsigned width, uint32_t first,
+                                                               uint32_t *positions) {
+    size_t found = 0;
+    for (size_t i = 0; i < count; i += 64) {
+        uint64_t mask = 0;
+        for (unsigned j = 0; j < width; j++) {
+            size_t done = i * width + 64 * j;
+            uint64_t bytes = done < count * width ? weft_lanes_left(count * width - done) : 0;
+            mask |= differ_units(base + done, next + done, width, bytes) << (64 / width * j);
+        }
+        found += append_positions(mask, first + (uint32_t)i, positions + found);
+    }
+    return found;
+}
+
+static size_t diff_avx512(const void *base, const void *next, size_t count, unsigned width, uint32_t first,
+                          uint32_t *positions) {
+    switch (width) {
+    case 1:
+        return diff_units(base, next, count, 1, first, positions);
+    case 2:
+        return diff_words(base, next, count, first, positions);
+    case 4:
+        return diff_units(base, next, count, 4, first, positions);
+    default:
+        return diff_units(base, next, count, 8, first, positions);
+    }
 }
 
 static inline __m256i round_sixteen(__m512i bits) {
@@ -117,6 +157,7 @@ static bool decode_fast_avx512(weft_fast_decoder *decoder, uint32_t *positions, 
 
 const weft_patch_kernels weft_patch_kernels_avx512 = {
     .tiles = &weft_tile_kernels_avx512,
+    .packed = {&weft_tile_kernels_avx512, &weft_pack_kernels_avx512, &weft_rans_wide_kernels_avx512},
     .diff = diff_avx512,
     .diff_masters = diff_masters_avx512,
     .decode_fast = decode_fast_avx512,

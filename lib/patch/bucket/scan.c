@@ -3,7 +3,7 @@
  * scan.c: the one pass over both states. The two windows may be cut into different runs; the pass goes
  * over the stretches that are contiguous in the memory of both, a tile at a time.
  */
-#include "scan.h"
+#include "bucket.h"
 
 #include "../../code/token.h"
 
@@ -112,32 +112,13 @@ static inline uint64_t next_value(const stretch *s, size_t index, unsigned width
 
 /* ---- comparing ---- */
 
-static inline __attribute__((always_inline)) size_t diff_units(const stretch *s, size_t first, size_t units,
-                                                               uint32_t *positions, unsigned width) {
-    size_t found = 0;
-    for (size_t i = first; i < first + units; i++) {
-        positions[found] = (uint32_t)(s->linear + i);
-        found += weft_unit_load(s->from, i, width) != weft_unit_load(s->to, i, width);
-    }
-    return found;
-}
-
 static size_t diff_tile(const weft_patch_kernels *kernels, const stretch *s, size_t first, size_t units,
                         uint32_t *positions, unsigned width) {
     uint32_t linear = (uint32_t)(s->linear + first);
-    switch (width) {
-    case 1:
-        return diff_units(s, first, units, positions, 1);
-    case 2:
-        return s->to_masters != NULL
-                   ? kernels->diff_masters(s->from + 2 * first, s->to_masters + 4 * first, units, linear,
-                                           positions)
-                   : kernels->diff(s->from + 2 * first, s->to + 2 * first, units, linear, positions);
-    case 4:
-        return diff_units(s, first, units, positions, 4);
-    default:
-        return diff_units(s, first, units, positions, 8);
-    }
+    return s->to_masters != NULL ? kernels->diff_masters(s->from + 2 * first, s->to_masters + 4 * first,
+                                                         units, linear, positions)
+                                 : kernels->diff(s->from + width * first, s->to + width * first, units,
+                                                 width, linear, positions);
 }
 
 /* ---- the sample ---- */
@@ -209,6 +190,41 @@ static void take_sample(const weft_bucket_coder *coder, const weft_bucket *bucke
     }
 }
 
+weft_status weft_scan_sample(weft_bucket_coder *coder, const weft_bucket *bucket,
+                             weft_class_sample *sample) {
+    weft_status status = weft_changes_reset(&coder->changes, bucket->width, WEFT_TILE);
+    if (status == WEFT_OK) {
+        take_sample(coder, bucket, false, weft_exponent_of(bucket->dtype), sample);
+    }
+    return status;
+}
+
+/* PICKS runs at equal distances along the bucket: the same units, whatever memory they lie in. */
+size_t weft_scan_pick(weft_bucket_coder *coder, const weft_window *from, const weft_window *to,
+                      const weft_bucket *bucket, size_t most) {
+    enum { PICKS = 16 };
+    unsigned width = bucket->width;
+    most = most < sizeof coder->tile_olds / width ? most : sizeof coder->tile_olds / width;
+    stretches iterator = stretches_of(from, to, width);
+    stretch s;
+    uint64_t run = most / PICKS, distance = bucket->units / PICKS;
+    distance = distance > run ? distance : run;
+    size_t picked = 0;
+    while (next_stretch(&iterator, &s)) {
+        uint64_t end = s.linear + s.units;
+        for (uint64_t at = s.linear / distance * distance; at < end; at += distance) {
+            uint64_t first = at < s.linear ? s.linear : at, last = at + run < end ? at + run : end;
+            for (uint64_t i = first; i < last && picked < most; i++) {
+                size_t index = (size_t)(i - s.linear);
+                weft_unit_store(coder->tile_olds, picked, width, weft_unit_load(s.from, index, width));
+                weft_unit_store(coder->tile_news, picked, width, next_value(&s, index, width));
+                picked++;
+            }
+        }
+    }
+    return picked;
+}
+
 static void begin_small(weft_bucket_coder *coder, const weft_bucket *bucket, bool known) {
     weft_exponent exponent = weft_exponent_of(bucket->dtype);
     weft_class_sample sample;
@@ -271,7 +287,8 @@ static weft_status scan_stretch(weft_bucket_coder *coder, const stretch *s, bool
     return status;
 }
 
-weft_status weft_scan(weft_bucket_coder *coder, const weft_bucket *bucket, bool small, bool *dense_out) {
+weft_status weft_scan(weft_bucket_coder *coder, const weft_bucket *bucket, bool small, uint64_t most,
+                      bool *dense_out) {
     weft_status status = weft_changes_reset(&coder->changes, bucket->width, WEFT_TILE);
     if (status != WEFT_OK) {
         return status;
@@ -281,7 +298,6 @@ weft_status weft_scan(weft_bucket_coder *coder, const weft_bucket *bucket, bool 
     }
     stretches iterator = stretches_of(&coder->from, &coder->to, bucket->width);
     stretch s;
-    uint64_t most = bucket->units / 2;
     while (status == WEFT_OK && coder->changes.count <= most && next_stretch(&iterator, &s)) {
         status = scan_stretch(coder, &s, small, most);
     }

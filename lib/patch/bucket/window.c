@@ -223,6 +223,26 @@ weft_status weft_window_copy(const weft_window *window, void *output, unsigned w
     return WEFT_OK;
 }
 
+void weft_window_copy_runs(const weft_window *window, unsigned width, uint8_t *output) {
+    for (size_t i = 0; i < window->run_count; i++) {
+        const weft_run *run = &window->runs[i];
+        for (uint64_t done = 0; done < run->units;) {
+            size_t units = (size_t)weft_run_joined(run, done);
+            uint64_t offset = weft_run_offset(run, done);
+            uint8_t *place = output + (run->linear + done) * width;
+            if (run->masters != NULL) {
+                for (size_t j = 0; j < units; j++) {
+                    uint32_t bits = (uint32_t)weft_unit_load(run->masters, (size_t)offset + j, 4);
+                    weft_unit_store(place, j, 2, weft_bf16_round(bits));
+                }
+            } else {
+                memcpy(place, run->memory + offset * width, units * width);
+            }
+            done += units;
+        }
+    }
+}
+
 /* Scattered stores miss the cache almost every time; asking for the lines ahead keeps many under way. */
 enum { AHEAD = 32 };
 

@@ -101,6 +101,8 @@ bool weft_window_in_batch(const weft_window *window, const weft_segment *segment
 weft_status weft_window_scatter(const weft_window *window, const weft_changes *changes, bool restore);
 /* Writes all of the bucket in the same way. */
 weft_status weft_window_fill(const weft_window *window, const void *values, unsigned width);
+/* Copies what the runs show, in dtype; masters are cast. */
+void weft_window_copy_runs(const weft_window *window, unsigned width, uint8_t *output);
 /* Copies all of the bucket, in dtype. From runs that are copies themselves it is taken from these. */
 weft_status weft_window_copy(const weft_window *window, void *output, unsigned width);
 

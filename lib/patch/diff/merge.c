@@ -193,7 +193,7 @@ static weft_status merge_walk_dense(weft_pipeline_worker *worker, const weft_fra
     if (next == NULL) {
         return WEFT_NO_MEMORY;
     }
-    weft_status status = weft_frame_decode_dense(worker->walker.context, frame, state, next);
+    weft_status status = weft_frame_decode_dense(&worker->walker, frame, state, next);
     if (status == WEFT_OK) {
         status = weft_window_prove_all(&worker->walker.from, next, frame->bucket.width, false, NULL, delta);
     }

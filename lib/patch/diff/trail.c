@@ -102,6 +102,9 @@ weft_status weft_trail_advance(weft_trail *trail, size_t index, weft_bucket_code
         return WEFT_OK;
     }
     weft_staged *kept = &trail->buckets[index];
+    if (status == WEFT_OK) {
+        status = weft_bucket_list(coder, bucket, result);
+    }
     bool sparse = coder->changes.count == result->changed;
     if (status == WEFT_OK && !sparse) {
         status = trail_advance_dense(coder, bucket, to, kept);
@@ -135,6 +138,10 @@ weft_status weft_trail_note(weft_trail *trail, size_t index, weft_bucket_coder *
     kept->used = true;
     kept->width = bucket->width;
     kept->units = bucket->units;
+    weft_status status = weft_bucket_list(coder, bucket, result);
+    if (status != WEFT_OK) {
+        return status;
+    }
     if (coder->changes.count == result->changed) {
         trail_keep_changes(coder, kept);
         return WEFT_OK;

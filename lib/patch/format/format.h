@@ -17,7 +17,8 @@
 #include "../bucket/plan.h"
 
 enum {
-    WEFT_FORMAT_VERSION = 1,
+    WEFT_FORMAT_VERSION = 2, /* that is written */
+    WEFT_FORMAT_OLDEST = 1,  /* that is read */
     WEFT_PREAMBLE_BYTES = 20,
     WEFT_FOOTER_BYTES = 92,
     WEFT_CHECKSUM_BYTES = 8,
@@ -26,6 +27,7 @@ enum {
 /* What a header says. */
 typedef struct weft_header {
     weft_context *context;
+    unsigned version; /* of the format */
     weft_profile profile;
     weft_roster roster;
     bool same_files;          /* the result's files are the base's */

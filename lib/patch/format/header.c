@@ -235,10 +235,11 @@ weft_status weft_header_measure(weft_context *context, const uint8_t *preamble, 
     if (memcmp(start, magic, sizeof magic) != 0) {
         return weft_fail(context, WEFT_MALFORMED, "this is not a weft patch");
     }
-    if (version != WEFT_FORMAT_VERSION) {
-        return weft_fail(context, WEFT_WRONG_VERSION,
-                         "the patch is of format version %u, this weft reads version %u; upgrade weft",
-                         version, WEFT_FORMAT_VERSION);
+    if (version < WEFT_FORMAT_OLDEST || version > WEFT_FORMAT_VERSION) {
+        return weft_fail(
+            context, WEFT_WRONG_VERSION,
+            "the patch is of format version %u, this weft reads versions %u to %u; upgrade weft", version,
+            WEFT_FORMAT_OLDEST, WEFT_FORMAT_VERSION);
     }
     if (flags != 0) {
         return weft_fail(context, WEFT_WRONG_VERSION,
@@ -375,6 +376,8 @@ weft_status weft_header_read(weft_header *header, const uint8_t *data, size_t si
         return weft_fail(context, WEFT_CHECKSUM_MISMATCH,
                          "the patch's header was damaged on its way; fetch the patch again");
     }
+    weft_reader version = weft_reader_over(data + 8, 2);
+    header->version = weft_reader_u16(&version);
     weft_reader lengths = weft_reader_over(data + 12, 8);
     size_t stored = weft_reader_u32(&lengths);
     size_t raw = weft_reader_u32(&lengths);

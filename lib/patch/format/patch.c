@@ -147,7 +147,7 @@ void weft_patch_close(weft_patch *patch) {
 void weft_patch_describe(const weft_patch *patch, weft_patch_info *info_out) {
     weft_patch_info info = {
         .size = sizeof info,
-        .version = WEFT_FORMAT_VERSION,
+        .version = patch->header.version,
         .profile = patch->header.profile,
         .bytes = patch->source.size,
         .changed = patch->footer.changed,
@@ -228,6 +228,12 @@ weft_status weft_patch_frame(weft_context *context, const weft_patch *patch, siz
     weft_status status = weft_frame_read(context, &patch->header.roster, data, length, frame);
     if (status != WEFT_OK) {
         return status;
+    }
+    if (patch->header.version < 2 && frame->coding > WEFT_CODING_VALUES) {
+        weft_bucket_close(&frame->bucket, context);
+        return weft_fail(context, WEFT_MALFORMED,
+                         "a bucket's frame has a coding that version %u does not have",
+                         patch->header.version);
     }
     if (frame->checksum != entry->checksum || !weft_bucket_same_spans(&frame->bucket, &entry->bucket)) {
         weft_bucket_close(&frame->bucket, context);

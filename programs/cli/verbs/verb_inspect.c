@@ -64,6 +64,10 @@ static const char *coding_name(weft_coding coding) {
         return "difference";
     case WEFT_CODING_VALUES:
         return "values";
+    case WEFT_CODING_PACKED_STEPS:
+        return "packed steps";
+    case WEFT_CODING_PACKED_VALUES:
+        return "packed values";
     }
     return "unknown";
 }

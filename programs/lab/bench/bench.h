@@ -142,8 +142,9 @@ void bench_chill(void);
 typedef struct bench_codec bench_codec;
 
 typedef enum bench_baseline {
-    BASELINE_COO, /* row gaps, column gaps, new values; zstd level 1 over all */
-    BASELINE_XOR, /* each tensor's XOR, zstd level 1 */
+    BASELINE_COO,   /* row gaps, column gaps, new values; zstd level 1 over all */
+    BASELINE_XOR,   /* each tensor's XOR, zstd level 1 */
+    BASELINE_WHOLE, /* each tensor as it is, zstd level 3 */
 } bench_baseline;
 
 bench_codec *bench_codec_open(const bench_model *model, bench_baseline baseline);
@@ -176,6 +177,18 @@ int bench_other(weft_command *command, bench_model *model, bench_baseline baseli
                 bench_row *row);
 int bench_digest(weft_command *command, bench_model *model, unsigned threads, unsigned repeat,
                  bench_row *row);
+
+/* From now on all rows count the processor's time instead of the clock's. It is for one thread, and leaves
+ * out what other processes take. */
+void bench_count_processor(void);
+/* A version from nothing: what encoding takes. */
+int bench_anchor(weft_command *command, bench_model *model, unsigned threads, unsigned repeat,
+                 bench_row *row);
+
+/* ---- bench_density.c ---- */
+
+/* A sweep over densities, from one weight in ten thousand to all. */
+int bench_density(weft_command *command, const bench_options *options);
 
 /* ---- bench_table.c ---- */
 

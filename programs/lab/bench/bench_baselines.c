@@ -8,9 +8,10 @@
  * streams of all tensors, concatenated, are one zstd frame of level 1.
  *
  * XOR + zstd-1 is SkyRL's and slime's: each tensor's new bytes XOR its old ones, one zstd frame of
- * level 1 per tensor.
+ * level 1 per tensor. The new weights without the old, one zstd frame of level 3 per tensor, are what a
+ * checkpoint costs.
  *
- * Neither checks or proves anything: there is no digest in their times, and there is in weft's.
+ * None checks or proves anything: there is no digest in their times, and there is in weft's.
  */
 #include "bench.h"
 
@@ -22,7 +23,7 @@
 #include <immintrin.h>
 #endif
 
-enum { ZSTD_LEVEL = 1 };
+enum { ZSTD_LEVEL = 1, WHOLE_LEVEL = 3 };
 
 struct bench_codec {
     const bench_model *model;
@@ -239,7 +240,7 @@ static bool decode_coo(bench_codec *codec) {
     return true;
 }
 
-/* ---- XOR ---- */
+/* ---- XOR, and whole weights ---- */
 
 static void xor_units(const uint16_t *a, const uint16_t *b, uint16_t *output, uint64_t units) {
     for (uint64_t i = 0; i < units; i++) {
@@ -253,10 +254,14 @@ static size_t encode_xor(bench_codec *codec) {
     for (size_t t = 0; t < model->count; t++) {
         const bench_tensor *tensor = &model->tensors[t];
         uint64_t units = tensor->rows * tensor->columns;
-        xor_units(model->base + tensor->start, model->next + tensor->start,
-                  (uint16_t *)(void *)codec->plain, units);
+        bool whole = codec->baseline == BASELINE_WHOLE;
+        const void *plain = whole ? (const void *)(model->next + tensor->start) : codec->plain;
+        if (!whole) {
+            xor_units(model->base + tensor->start, model->next + tensor->start,
+                      (uint16_t *)(void *)codec->plain, units);
+        }
         size_t size = ZSTD_compressCCtx(codec->encoder, codec->coded + used, codec->coded_bytes - used,
-                                        codec->plain, 2 * units, ZSTD_LEVEL);
+                                        plain, 2 * units, whole ? WHOLE_LEVEL : ZSTD_LEVEL);
         if (ZSTD_isError(size)) {
             return 0;
         }
@@ -273,18 +278,22 @@ static bool decode_xor(bench_codec *codec) {
         const bench_tensor *tensor = &model->tensors[t];
         uint64_t units = tensor->rows * tensor->columns;
         uint16_t *live = model->live + tensor->start;
-        size_t size = ZSTD_decompressDCtx(codec->decoder, codec->plain, codec->plain_bytes,
-                                          codec->coded + used, codec->frame_sizes[t]);
+        bool whole = codec->baseline == BASELINE_WHOLE;
+        size_t size = ZSTD_decompressDCtx(codec->decoder, whole ? (void *)live : codec->plain,
+                                          whole ? 2 * units : codec->plain_bytes, codec->coded + used,
+                                          codec->frame_sizes[t]);
         if (ZSTD_isError(size) || size != 2 * units) {
             return false;
         }
-        xor_units(live, (const uint16_t *)(const void *)codec->plain, live, units);
+        if (!whole) {
+            xor_units(live, (const uint16_t *)(const void *)codec->plain, live, units);
+        }
         used += codec->frame_sizes[t];
     }
     return true;
 }
 
-/* ---- both ---- */
+/* ---- all ---- */
 
 bench_codec *bench_codec_open(const bench_model *model, bench_baseline baseline) {
     bench_codec *codec = calloc(1, sizeof *codec);
