@@ -41,9 +41,9 @@ void weft_bucket_coder_close(weft_bucket_coder *coder) {
 
 /* ---- writing ---- */
 
-static weft_status write_frame(const weft_bucket *bucket, const weft_roster *roster, weft_coding coding,
-                               uint64_t changed, weft_sum delta, const weft_writer *payload,
-                               weft_writer *frame) {
+/* A frame without its payload, which is written next; returns where it starts. */
+static size_t begin_frame(const weft_bucket *bucket, const weft_roster *roster, weft_coding coding,
+                          uint64_t changed, weft_sum delta, weft_writer *frame) {
     size_t start = frame->size;
     weft_writer_u32(frame, 0);
     weft_writer_u8(frame, (uint8_t)coding);
@@ -51,9 +51,13 @@ static weft_status write_frame(const weft_bucket *bucket, const weft_roster *ros
     weft_writer_varint(frame, changed);
     weft_writer_u64(frame, delta.lanes[0]);
     weft_writer_u64(frame, delta.lanes[1]);
-    weft_writer_bytes(frame, payload->data, payload->size);
+    return start;
+}
+
+/* Length and checksum of the frame that starts there. */
+static weft_status end_frame(weft_writer *frame, size_t start) {
     uint64_t length = frame->size - start + WEFT_FRAME_CHECKSUM;
-    if (weft_writer_failed(frame) || weft_writer_failed(payload)) {
+    if (weft_writer_failed(frame)) {
         return WEFT_NO_MEMORY;
     }
     if (length > UINT32_MAX) {
@@ -66,6 +70,23 @@ static weft_status write_frame(const weft_bucket *bucket, const weft_roster *ros
     }
     weft_writer_u64(frame, XXH3_64bits(frame->data + start, frame->size - start));
     return weft_writer_failed(frame) ? WEFT_NO_MEMORY : WEFT_OK;
+}
+
+static weft_status write_frame(const weft_bucket *bucket, const weft_roster *roster, weft_coding coding,
+                               uint64_t changed, weft_sum delta, const weft_writer *payload,
+                               weft_writer *frame) {
+    size_t start = begin_frame(bucket, roster, coding, changed, delta, frame);
+    weft_writer_bytes(frame, payload->data, payload->size);
+    return weft_writer_failed(payload) ? WEFT_NO_MEMORY : end_frame(frame, start);
+}
+
+/* The frame of what coder->packed_encoder has. */
+static weft_status write_packed(weft_bucket_coder *coder, const weft_bucket *bucket,
+                                const weft_roster *roster, weft_coding coding, uint64_t changed,
+                                weft_sum delta, weft_writer *frame) {
+    size_t start = begin_frame(bucket, roster, coding, changed, delta, frame);
+    weft_status status = weft_packed_encoder_finish(&coder->packed_encoder, frame);
+    return status == WEFT_OK ? end_frame(frame, start) : status;
 }
 
 /* Both sides of a bucket end to end, in dtype. */
@@ -173,15 +194,13 @@ static weft_status encode_packed(weft_bucket_coder *coder, const weft_bucket *bu
     weft_coding coding;
     weft_sum delta;
     uint64_t changed = 0;
-    coder->payload.size = 0;
     weft_status status = weft_bucket_pack(coder, bucket, profile, bucket->units / PACKED_SHARE + 1, moves,
                                           &coding, &changed, &delta);
     bool many = weft_bucket_many(bucket, changed);
     coder->changes.count = 0;
     *result = (weft_frame_result){changed, many, false};
-    return status == WEFT_OK && many
-               ? write_frame(bucket, roster, coding, changed, delta, &coder->payload, frame)
-               : status;
+    return status == WEFT_OK && many ? write_packed(coder, bucket, roster, coding, changed, delta, frame)
+                                     : status;
 }
 
 /* Whether many units differ, to judge by some of them. */
@@ -313,11 +332,10 @@ weft_status weft_bucket_encode_whole(weft_bucket_coder *coder, const weft_bucket
     }
     weft_sum delta;
     if (weft_bucket_packs(bucket)) {
-        coder->payload.size = 0;
         *result = (weft_frame_result){bucket->units, true, false};
         status = weft_bucket_pack_whole(coder, bucket, profile, sums, &delta);
-        return status == WEFT_OK ? write_frame(bucket, roster, WEFT_CODING_PACKED_VALUES, bucket->units,
-                                               delta, &coder->payload, frame)
+        return status == WEFT_OK ? write_packed(coder, bucket, roster, WEFT_CODING_PACKED_VALUES,
+                                                bucket->units, delta, frame)
                                  : status;
     }
     size_t bytes = (size_t)bucket->units * bucket->width;

@@ -153,8 +153,8 @@ weft_status weft_scan_known(weft_bucket_coder *coder, const weft_bucket *bucket)
 
 /* True if a bucket that is dense is packed: one of floats that is not tiny. */
 bool weft_bucket_packs(const weft_bucket *bucket);
-/* Codes what leads from the window coder->from to coder->to into coder->payload, which is empty, and proves
- * it. If fewer than `least` units differ, all is left as it was, and the payload empty. */
+/* Codes what leads from the window coder->from to coder->to with coder->packed_encoder, all but the
+ * writing, and proves it. If fewer than `least` units differ, all is left as it was. */
 weft_status weft_bucket_pack(weft_bucket_coder *coder, const weft_bucket *bucket, weft_profile profile,
                              uint64_t least, weft_sums *moves, weft_coding *coding, uint64_t *changed,
                              weft_sum *delta);

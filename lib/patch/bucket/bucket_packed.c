@@ -7,6 +7,7 @@
 
 enum {
     PACKED_LEAST = 4096, /* units of a bucket whose tables are worth their bytes */
+    ONE_SAMPLE = 4096,   /* units that say enough of one class */
 };
 
 weft_packed_kind weft_packed_kind_of(weft_dtype dtype) {
@@ -162,7 +163,7 @@ static weft_status begin_pack(weft_bucket_coder *coder, const weft_bucket *bucke
     }
     const weft_packed_sample sample = {
         coder->tile_olds, coder->tile_news,
-        weft_scan_pick(coder, &coder->from, &coder->to, bucket, WEFT_PACK_SAMPLE)};
+        weft_scan_pick(coder, &coder->from, &coder->to, bucket, classes ? WEFT_PACK_SAMPLE : ONE_SAMPLE)};
     *by_value = weft_packed_prefers_values(encoder, kernels, kind, small, &sample);
     return weft_packed_encoder_begin(encoder, kernels, kind, *by_value, small,
                                      classes && !*by_value ? &exponents : NULL, &sample, bucket->units);
@@ -198,9 +199,6 @@ weft_status weft_bucket_pack(weft_bucket_coder *coder, const weft_bucket *bucket
         status = pack_tiles(coder, bucket, values, PACK_AGAIN, NULL, NULL);
         status = status == WEFT_OK ? weft_packed_encoder_end(encoder, &again) : status;
     }
-    if (status == WEFT_OK && enough) {
-        status = weft_packed_encoder_finish(encoder, &coder->payload);
-    }
     weft_release(coder->context, copy);
     return status;
 }
@@ -230,8 +228,8 @@ weft_status weft_bucket_pack_whole(weft_bucket_coder *coder, const weft_bucket *
     bool again = false;
     *delta = (weft_sum){{0, 0}};
     /* both sides of the sample are the new one */
-    const weft_packed_sample sample = {
-        NULL, coder->tile_news, weft_scan_pick(coder, &coder->to, &coder->to, bucket, WEFT_PACK_SAMPLE)};
+    const weft_packed_sample sample = {NULL, coder->tile_news,
+                                       weft_scan_pick(coder, &coder->to, &coder->to, bucket, ONE_SAMPLE)};
     weft_status status =
         weft_packed_encoder_begin(encoder, &coder->kernels->packed, weft_packed_kind_of(bucket->dtype),
                                   true, profile == WEFT_PROFILE_SMALL, NULL, &sample, bucket->units);
@@ -245,7 +243,7 @@ weft_status weft_bucket_pack_whole(weft_bucket_coder *coder, const weft_bucket *
         status = pack_whole_tiles(coder, bucket, false, NULL, NULL);
         status = status == WEFT_OK ? weft_packed_encoder_end(encoder, &again) : status;
     }
-    return status == WEFT_OK ? weft_packed_encoder_finish(encoder, &coder->payload) : status;
+    return status;
 }
 
 /* ---- decoding ---- */
