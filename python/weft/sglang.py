@@ -17,11 +17,11 @@ import base64
 import json
 import os
 import pickle
-import urllib.error
-import urllib.request
+import re
 import weakref
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ._frameworks import post
 from .context import logger
 from .errors import UNSUPPORTED, Error, InvalidArgument, RemoteError, StaleError, UnsupportedError
 from .layouts import Layout, Live, Recipe, Slice
@@ -151,7 +151,7 @@ class _Follower:
         self.store = settings["store"]
         tensors = {name: parameter.data for name, parameter in model.named_parameters()}
         self.subscriber = Subscriber(self.store, tensors, layout=layout_of(model), trust=settings.get("trust"),
-                                     name=f"sglang-{os.uname().nodename}-{os.getpid()}")
+                                     name=f"sglang-{re.sub('[^A-Za-z0-9-]', '-', os.uname().nodename)[:40]}-{os.getpid()}")
 
 
 _followers: "weakref.WeakKeyDictionary[Any, _Follower]" = weakref.WeakKeyDictionary()
@@ -253,25 +253,6 @@ def _payload(request: Mapping[str, Any]) -> bytes:
     return pickle.dumps([(json.dumps(request), None)])
 
 
-def _post(url: str, body: Mapping[str, Any], timeout: float, api_key: Optional[str]) -> Dict[str, Any]:
-    headers = {"Content-Type": "application/json"}
-    if api_key:
-        headers["Authorization"] = f"Bearer {api_key}"
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    try:
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
-            text = answer.read()
-    except urllib.error.HTTPError as error:
-        text = error.read()
-    except OSError as error:
-        raise RemoteError(-500, f"{url} was not reached: {error}; start the engine, or look at its address") from error
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = text.decode(errors="replace")
-    return found if isinstance(found, dict) else {"success": True, "message": str(found)}
-
-
 def update(
     engine: Any,
     version: Optional[int] = None,
@@ -291,21 +272,22 @@ def update(
     if not isinstance(engine, str):
         return _update_engine(engine, request)
 
-    def post(route: str, **body: Any) -> Dict[str, Any]:
-        return _post(engine.rstrip("/") + route, body, timeout, api_key)
+    def ask(route: str, **body: Any) -> Dict[str, Any]:
+        _, answer = post(engine.rstrip("/") + route, body, timeout, api_key)
+        return answer if isinstance(answer, dict) else {"message": answer}
 
-    post("/pause_generation", mode="retract")
+    ask("/pause_generation", mode="retract")
     try:
-        begun = post("/begin_weight_update")
+        begun = ask("/begin_weight_update")
         answer = begun
         if begun.get("success"):
             payload = base64.b64encode(_payload(request)).decode()
             label = {} if version is None else {"weight_version": str(version)}
-            answer = post("/update_weights_from_tensor", serialized_named_tensors=[payload] * ranks, load_format=FORMAT, **label)
-            ended = post("/end_weight_update")
+            answer = ask("/update_weights_from_tensor", serialized_named_tensors=[payload] * ranks, load_format=FORMAT, **label)
+            ended = ask("/end_weight_update")
             answer = answer if not answer.get("success") else {**ended, "message": answer["message"]}
     finally:
-        post("/continue_generation")
+        ask("/continue_generation")
     return _answered(bool(answer.get("success")), str(answer.get("message", answer)))
 
 
