@@ -20,7 +20,7 @@ import sys
 import time
 from typing import Any, Optional
 
-from .errors import UNSUPPORTED, FileError, InvalidArgument, NotFoundError, UnsupportedError
+from .errors import NOT_FOUND, UNSUPPORTED, FileError, InvalidArgument, NotFoundError, UnsupportedError
 from .publisher import Published, Publisher
 from .runs import log
 from .subscriber import Subscriber
@@ -89,7 +89,7 @@ def _version_of(store: str, target: int, trust: Optional[str], end: float) -> in
             if entry.labels.get(_LABEL) == str(target):
                 return entry.version
         if time.monotonic() > end:
-            raise NotFoundError(-200, f"{store} has no version that is labelled {_LABEL}={target}; look whether the trainer "
+            raise NotFoundError(NOT_FOUND, f"{store} has no version that is labelled {_LABEL}={target}; look whether the trainer "
                                 "has weft.slime.publish as its post-write hook")
         time.sleep(_POLL)
 
@@ -118,4 +118,4 @@ def pull(source_dir: str, target_version: int, timeout: float = 300) -> None:
         os.replace(made, link)
     except IsADirectoryError:
         made.unlink()
-        raise FileError(-300, f"{link} is a directory that was not made by weft; give engines a source_dir of their own") from None
+        raise FileError(-400, f"{link} is a directory that was not made by weft; give engines a source_dir of their own") from None
