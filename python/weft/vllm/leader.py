@@ -176,13 +176,14 @@ class Leader:
             self._ranks[rank] = _Rank(connection)
 
     def _listen(self) -> None:
-        connections = {rank.connection: rank for rank in self._ranks.values()}
-        for ready in multiprocessing.connection.wait([self._hearing, *connections]):
-            if ready is self._hearing:
-                self._hearing.recv_bytes()
-                self._hear_core(*self._news.get())
-            else:
-                self._hear(connections[ready], *ready.recv())  # type: ignore[union-attr,index,unused-ignore]
+        ranks = list(self._ranks.values())
+        ready = multiprocessing.connection.wait([self._hearing, *(rank.connection for rank in ranks)])
+        if self._hearing in ready:
+            self._hearing.recv_bytes()
+            self._hear_core(*self._news.get())
+        for rank in ranks:
+            if rank.connection in ready:
+                self._hear(rank, *rank.connection.recv())
 
     def _hear(self, rank: _Rank, kind: str, order: int, *details: Any) -> None:
         if kind == "failed":
@@ -274,7 +275,7 @@ class Leader:
         self._jobs.put(job)
         inbox = getattr(self._core, "input_queue", None)
         if inbox is not None:
-            from vllm.v1.engine import EngineCoreRequestType  # type: ignore[import-not-found,unused-ignore]
+            from vllm.v1.engine import EngineCoreRequestType
 
             inbox.put_nowait((EngineCoreRequestType.UTILITY, (0, 0, "weft_turn", ())))
 
