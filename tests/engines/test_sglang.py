@@ -18,6 +18,10 @@ import urllib.request
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import frameworks
+
+frameworks.ensure()  # what a server of SGLang imports
+
 import torch
 import weft
 import weft.sglang
@@ -313,4 +317,4 @@ class Ranks(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    frameworks.main()
