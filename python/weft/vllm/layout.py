@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's live parameters: which slices of the checkpoint's tensors they are, and whether they can be written at all.
+"""A worker's live parameters: which slices of the checkpoint's tensors they are, and whether they can be written.
 
 vLLM's layers know how they were split: their kind says along which dimension, their attributes which rank they are.
 Models with experts go by weft.layouts.from_config, which knows their stacks, and are compared with what is live.
@@ -60,7 +60,7 @@ def check_parameters(model: Any) -> None:
             )
         dtype = str(parameter.dtype).rpartition(".")[2]
         if dtype not in _DTYPES:
-            raise refuse(f"parameter {name} is {dtype}, so it is quantised", "serve the plain model, as it is published")
+            raise refuse(f"parameter {name} is {dtype}, so it is quantised", "serve the plain model that is published")
         try:
             memory_of(name, parameter.data)
         except Error as error:
@@ -96,8 +96,8 @@ class Places:
             if parameter is None or parameter.data_ptr() != address or parameter.numel() != count:
                 raise StaleError(
                     -100,
-                    f"parameter {name} is no longer where it was when following began, so a commit would be written into "
-                    "nothing; something has replaced or repacked it: restart the engine",
+                    f"parameter {name} is no longer where it was when following began, so a commit would be written "
+                    "into nothing; something has replaced or repacked it: restart the engine",
                 )
 
 
@@ -118,7 +118,7 @@ class _Builder:
         self.checkpoint: Dict[str, Tensor] = {}
 
     def add(self, name: str, parameter: Any, slices: Sequence[Tuple[Slice, int]], rows: Optional[int] = None) -> None:
-        """`slices` come with the full extent of the dimension that they are cut along; `rows` are those that are held."""
+        """`slices` come with the full extent of the dimension that they are cut along; `rows` are those held."""
         dtype = _DTYPES[str(parameter.dtype).rpartition(".")[2]]
         shape = tuple(parameter.shape)
         held = shape if rows is None else (rows, *shape[1:])
