@@ -14,6 +14,8 @@ from ..layouts import Layout, Live, Recipe, Slice, Tensor, from_config
 from ..tensors import memory_of
 
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
+_DERIVED = ("W_UK_T", "W_UV", "_cpu_unpacked_conv_weight")  # latent attention; convolutions on processors
+_PLAIN_KERNELS = ("TRITON", "BATCHED_TRITON")  # of experts
 _WITHOUT_WEIGHTS = ("ngram", "ngram_gpu", "suffix")  # speculation that has no model of its own
 
 
@@ -68,7 +70,22 @@ def check_parameters(model: Any) -> None:
     if not found:
         raise refuse("its model has no parameters", "give a model that vLLM loads itself")
     for name, module in model.named_modules():
-        packed = getattr(module, "cpu_linear", None)
+        _check_copies(name, module)
+
+
+def _check_copies(name: str, module: Any) -> None:
+    """Refuses a module that computes with something that was made of its parameters when it was loaded."""
+    derived = next((attribute for attribute in _DERIVED if getattr(module, attribute, None) is not None), None)
+    if derived is not None:
+        raise refuse(f"{name} computes with {derived}, made of its weights when it was loaded", "serve another model")
+    kernels = getattr(getattr(getattr(module, "quant_method", None), "unquantized_backend", None), "name", None)
+    if kernels is not None and kernels not in _PLAIN_KERNELS:
+        raise refuse(
+            f"the experts of {name} are laid out for kernels of their own ({kernels})",
+            "choose kernels that read them as they were loaded, --moe-backend triton, on an accelerator",
+        )
+    packed = getattr(module, "cpu_linear", None)
+    if packed is not None:
         captured = getattr(packed, "__closure__", None) or ()
         names = getattr(getattr(packed, "__code__", None), "co_freevars", ())
         hidden = [text for text, cell in zip(names, captured) if text in ("handler", "packed_weight", "zen_weight")]
