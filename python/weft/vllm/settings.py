@@ -27,6 +27,7 @@ class Settings:
     name: str = ""
     running: str = "keep"
     poll_seconds: float = 0.0
+    threads: int = 0  # of a worker, to decode and commit with; 0: a quarter of the processors
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Settings":
@@ -50,9 +51,12 @@ class Settings:
             raise InvalidArgument(f"running is {settings.running!r}; choose one of {', '.join(RUNNING)}")
         if not isinstance(settings.follow, bool) or not isinstance(settings.poll_seconds, (int, float)):
             raise InvalidArgument("init_info: follow is true or false, and poll_seconds a number")
+        if isinstance(settings.threads, bool) or not isinstance(settings.threads, int) or settings.threads < 0:
+            raise InvalidArgument(f"threads is {settings.threads!r}; give a number from 1, or 0 for the default")
         if settings.trust is not None and not os.path.exists(settings.trust):
             raise InvalidArgument(f"trust is {settings.trust}, and there is no such file; name a public key's")
-        return dataclasses.replace(settings, name=settings.name or default_name())
+        threads = settings.threads or max(1, (os.cpu_count() or 1) // 4)
+        return dataclasses.replace(settings, name=settings.name or default_name(), threads=threads)
 
 
 def _from_environment() -> Mapping[str, Any]:

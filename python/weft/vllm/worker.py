@@ -42,6 +42,7 @@ class WeftInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     name: str = ""
     running: str = "keep"
     poll_seconds: float = 0.0
+    threads: int = 0
 
 
 @dataclasses.dataclass
@@ -148,7 +149,9 @@ class Follower:
         # vLLM binds its worker to a processor, and this thread would inherit that
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            # others would be as slow, and a commit waits for those that it has begun with
+            if self._settings.threads == 1:
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         failures = 0
         while not self._ending:
             try:
@@ -187,6 +190,7 @@ class Follower:
             layout=self._layout,
             trust=settings.trust,
             poll_seconds=settings.poll_seconds,
+            threads=settings.threads,
             name=settings.name if self.rank == 0 else None,
             cuts=self._cuts if self.rank == 0 else None,
         )
