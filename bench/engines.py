@@ -155,7 +155,7 @@ class Bench:
         """The same commit without an engine around it."""
         replica = {name: weight.clone() for name, weight in self.weights.items()}
         pauses = []
-        with weft.Subscriber(self.server.url, replica) as subscriber:
+        with weft.Subscriber(self.server.url, replica, threads=1) as subscriber:  # as many as the worker has here
             subscriber.pull()
             for _ in range(rounds):
                 self.move()
