@@ -4,6 +4,7 @@
 
 import doctest
 import importlib
+import importlib.util
 import os
 import pkgutil
 import threading
@@ -101,9 +102,15 @@ class Faults(unittest.TestCase):
 
 
 def load_tests(loader, tests, pattern):
-    """The examples of the docstrings, as far as there is a torch for them."""
+    """The examples of the docstrings, as far as there is a torch for them. The modules that begin with a framework of their
+    name are tested with it, in tests/engines."""
     torch = package.torch
-    wanting = {"weft.device": torch is None, "weft.optim": not hasattr(torch and torch.optim.Optimizer, "register_step_post_hook")}
+    wanting = {
+        "weft.device": torch is None,
+        "weft.optim": not hasattr(torch and torch.optim.Optimizer, "register_step_post_hook"),
+        "weft.trl": importlib.util.find_spec("trl") is None,
+        "weft.verl": importlib.util.find_spec("verl") is None,
+    }
     for module in pkgutil.iter_modules(weft.__path__, "weft."):
         if wanting.get(module.name):
             continue
