@@ -35,7 +35,7 @@ _HOMES = {
     "group": ("Group", "GroupInfo", "Member", "MemberInfo"),
     "runs": ("Collected", "Finding", "Fleet", "FollowerInfo", "LogEntry", "Repaired", "fleet", "gc", "log", "repair"),
 }  # fmt: skip
-_MODULES = ("correction", "device", "layouts", "library", "loco", "optim", "sharded", "testing")
+_MODULES = ("correction", "device", "layouts", "library", "loco", "lora", "optim", "sglang", "sharded", "testing", "trl")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 if TYPE_CHECKING:

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""weft.sglang with a real engine: a server goes from version to version in place and answers as a fresh engine does, token
+by token and with the same log-probabilities; what goes wrong is in its answer, and it serves on."""
+
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.error
+import urllib.request
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+import weft
+import weft.sglang
+from safetensors.torch import load_file, save_file
+
+ENGINES = pathlib.Path(os.environ.get("WEFT_ENGINES") or pathlib.Path(__file__).parents[2] / "build" / "engines")
+PROMPTS = ["The capital of France is", "Once upon a time, there was a little", "Water boils at", "def fibonacci(n):"]
+SAMPLING = {"temperature": 0, "max_new_tokens": 12}
+PATIENCE = 300  # seconds for an engine to start
+OPTIONS = {
+    "device": "cpu", "dtype": "bfloat16", "attention_backend": "torch_native", "sampling_backend": "pytorch",
+    "grammar_backend": "none", "mem_fraction_static": 0.1, "max_total_tokens": 4096, "max_running_requests": 8,
+    "disable_overlap_schedule": True, "log_level": "warning", "skip_server_warmup": True,
+}  # fmt: skip
+
+
+def answers(outputs):
+    """Tokens and log-probabilities, the sampled and the three likeliest."""
+    return [(output["output_ids"], output["meta_info"]["output_token_logprobs"], output["meta_info"]["output_top_logprobs"])
+            for output in json.loads(json.dumps(outputs))]
+
+
+def post(url, body):
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        return json.loads(answer.read())
+
+
+class Server:
+    """A server of SGLang in a process of its own."""
+
+    def __init__(self, model, store, log):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        words = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--host", "127.0.0.1", "--port", str(port)]
+        for name, value in OPTIONS.items():
+            words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = log
+        with open(log, "wb") as output:
+            self.process = subprocess.Popen(words, env=dict(os.environ, WEFT_STORE=str(store)), stdout=output, stderr=output,
+                                            start_new_session=True)
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                urllib.request.urlopen(self.url + "/health", timeout=5).close()
+                return
+            except OSError:
+                if self.process.poll() is not None or time.monotonic() > end:
+                    self.close()
+                    raise RuntimeError(f"SGLang did not start: {self.text()}") from None
+                time.sleep(0.2)
+
+    def text(self):
+        return pathlib.Path(self.log).read_text(errors="replace")[-4000:]
+
+    def generate(self, flush=True):
+        """One prompt at a time, since sums differ with the batch; from an empty cache, since they differ with what is cached."""
+        if flush:
+            urllib.request.urlopen(urllib.request.Request(self.url + "/flush_cache?timeout=30", b""), timeout=PATIENCE).close()
+        return answers([post(self.url + "/generate", {"text": prompt, "sampling_params": SAMPLING, "return_logprob": True,
+                                                      "top_logprobs_num": 3}) for prompt in PROMPTS])
+
+    def close(self):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, 9)
+            self.process.wait()
+
+
+class Live(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        scratch = tempfile.TemporaryDirectory(prefix="weft-sglang.")
+        cls.addClassCleanup(scratch.cleanup)
+        cls.place = pathlib.Path(scratch.name)
+        cls.store = cls.place / "store"
+        cls.models = [ENGINES / "model", cls.place / "second"]
+        shutil.copytree(cls.models[0], cls.models[1], symlinks=False)
+        state = load_file(cls.models[0] / "model.safetensors")
+        with weft.Publisher(cls.store, state) as publisher:
+            publisher.publish()
+            torch.manual_seed(7)
+            for weights in state.values():
+                bits = weights.view(torch.int16)
+                bits += (torch.rand(weights.shape) < 0.01).to(torch.int16)  # one step away from zero
+            publisher.publish()
+        save_file(state, cls.models[1] / "model.safetensors", metadata={"format": "pt"})
+
+    def test_server_and_engine(self):
+        """The server goes 1, 2, nowhere, 1, 2; a fresh engine on the second model answers as it does, and goes to 1."""
+        server = Server(self.models[0], self.store, self.place / "server.log")
+        self.addCleanup(server.close)
+        first = server.generate()
+        self.assertEqual(server.generate(), first, "SGLang itself is not repeatable")
+        self.assertIn("version 1", weft.sglang.update(server.url, 1))
+        self.assertEqual(server.generate(), first)
+        self.assertIn("version 2", weft.sglang.update(server.url))
+        second = server.generate(flush=False)  # the update has emptied the cache, or this is wrong
+        self.assertNotEqual(second, first)
+        self.assertEqual(server.generate(), second)
+
+        with self.assertRaisesRegex(weft.RemoteError, "version 99"):
+            weft.sglang.update(server.url, 99)
+        self.assertEqual(server.generate(), second, "a failure has changed the weights")
+        with self.assertRaisesRegex(weft.RemoteError, "version 0 is none"):
+            weft.sglang.update(server.url, 0)
+        with self.assertRaisesRegex(weft.RemoteError, "weft: "):
+            weft.sglang.update(server.url, store=str(self.place / "nowhere"))
+        os.rename(self.store, self.place / "away")
+        with self.assertRaisesRegex(weft.RemoteError, "weft: "):
+            weft.sglang.update(server.url, 1)
+        self.assertEqual(server.generate(), second)
+        os.rename(self.place / "away", self.store)
+        weft.sglang.update(server.url, 1)
+        self.assertEqual(server.generate(), first)
+        self.assertIn("version 2", weft.sglang.update(server.url, 2))
+        self.assertEqual(server.generate(), second)
+        self.update_beneath_a_stream(server)
+        self.assertIsNone(server.process.poll(), "the server has ended")
+        server.close()
+
+        import sglang
+
+        os.environ["WEFT_STORE"] = str(self.store)
+        engine = sglang.Engine(model_path=str(self.models[1]), **OPTIONS)
+        self.addCleanup(engine.shutdown)
+
+        def generate():
+            while not engine.flush_cache().success:  # the request before has not left yet
+                time.sleep(0.05)
+            return answers([engine.generate(prompt, SAMPLING, return_logprob=True, top_logprobs_num=3) for prompt in PROMPTS])
+
+        self.assertEqual(generate(), second, "in place and fresh differ")
+        weft.sglang.update(engine, 1)
+        self.assertEqual(generate(), first)
+        with self.assertRaisesRegex(weft.RemoteError, "version 99"):
+            weft.sglang.update(engine, 99)
+        self.assertEqual(generate(), first)
+
+
+    def update_beneath_a_stream(self, server):
+        """A long answer goes on while the weights change beneath it, and is as long as it should be."""
+        length = 120
+        body = {"text": PROMPTS[1], "stream": True, "sampling_params": {"temperature": 0, "max_new_tokens": length, "ignore_eos": True}}
+        request = urllib.request.Request(server.url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        pieces, version = 0, 2
+        with urllib.request.urlopen(request, timeout=PATIENCE) as stream:
+            for line in stream:
+                if line.startswith(b"data: {"):
+                    pieces += 1
+                    last = json.loads(line[6:])
+                    if pieces in (5, 15, 25):
+                        version = 3 - version
+                        weft.sglang.update(server.url, version)
+        self.assertEqual(len(last["output_ids"]), length)
+        self.assertEqual(version, 1)
+
+
+class Refusals(unittest.TestCase):
+    """Parameters that would be written in vain, of modules that SGLang's classes are not needed for."""
+
+    def refused(self, model, pattern):
+        with self.assertRaisesRegex(weft.UnsupportedError, pattern):
+            weft.sglang.layout_of(model)
+
+    def test_parameters(self):
+        model = torch.nn.Linear(64, 64, dtype=torch.bfloat16)
+        layout = weft.sglang.layout_of(model)
+        self.assertEqual(layout.table()["weight"].shape, (64, 64))
+        model.weight.data = torch.empty(0, dtype=torch.bfloat16)
+        self.refused(model, "weight: it is empty")
+        model.weight.data = torch.zeros(64, 64, dtype=torch.bfloat16).T[:32]
+        self.refused(model, "not contiguous")
+        model.weight.data = torch.zeros(64, 64, dtype=torch.float8_e4m3fn)
+        self.refused(model, "quantised")
+        model = torch.nn.Linear(64, 64, dtype=torch.bfloat16)
+        model.use_intel_amx_backend = True
+        self.refused(model, "packed for AMX")
+        stack = torch.nn.Module()
+        stack.w13_weight = torch.nn.Parameter(torch.zeros(4, 8, 8, dtype=torch.bfloat16))
+        self.refused(stack, "not known here")
+
+
+if __name__ == "__main__":
+    unittest.main()
