@@ -84,8 +84,27 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+_terminal = os.dup(2)  # stderr, also while that is a log
+
+
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    os.write(_terminal, f"{text}\n".encode())
+
+
+@contextlib.contextmanager
+def quiet(log: pathlib.Path) -> Iterator[None]:
+    """What libraries write to stdout and stderr goes to a log."""
+    kept = os.dup(1), os.dup(2)
+    with open(log, "wb") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        for number in (1, 2):
+            os.dup2(kept[number - 1], number)
+            os.close(kept[number - 1])
 
 
 # ---- what is needed ----
@@ -164,7 +183,7 @@ def describe(options: argparse.Namespace, link: Link) -> Dict[str, Any]:
         "masters": "begin at random places of the cells that BF16 rounds to the model's weights",
         "optimizer": f"AdamW 0.9 0.999, {WARMUP} steps of warm-up, gradient norm at most 1",
         "learning_rate": options.learning_rate,
-        "task": "sums of one and two digits; 1 if the answer's last number is right, else 0",
+        "task": "sums of one and two digits; 1 if the answer's first number is right, else 0",
         "batch": f"{PROMPTS} prompts, {GROUP} answers each of at most {TOKENS} tokens",
         "engine": f"vLLM {versions['vllm']}, BF16, one core",
         "link": link.told, "sync": options.sync, "steps": options.steps, "seed": options.seed,
@@ -204,8 +223,9 @@ def train(options: argparse.Namespace, directory: pathlib.Path, opened: contextl
     from engine import Engine
 
     begun = time.monotonic()
+    scratch = pathlib.Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="weft-llm.", ignore_cleanup_errors=True)))
     engine = opened.enter_context(
-        contextlib.closing(Engine(directory / "model", directory, ENGINES / "cache", link))
+        contextlib.closing(Engine(directory / "model", directory, scratch, ENGINES / "cache", link))
     )
     run.update(describe(options, link))
     engine.wait_ready()
@@ -271,7 +291,7 @@ def main() -> int:
         check_setup(options)
         with open_directory(options) as directory:
             try:
-                with contextlib.ExitStack() as opened:
+                with quiet(directory / "trainer.log"), contextlib.ExitStack() as opened:
                     opened.callback(hold_signals)
                     proof = train(options, directory, opened, run)
                 return finish(options, directory, run, proof)

@@ -28,9 +28,11 @@ def _free_port() -> int:
 
 class Engine(Process):
     """One process computes on one core; the trainer has what is left. The routes of vLLM's development mode are on: TRL drives
-    the engine by them, and the weight checker is one."""
+    the engine by them, and the weight checker is one. `scratch` is for its sockets, whose paths must be short."""
 
-    def __init__(self, model: pathlib.Path, directory: pathlib.Path, cache: pathlib.Path, link: Link) -> None:
+    def __init__(
+        self, model: pathlib.Path, directory: pathlib.Path, scratch: pathlib.Path, cache: pathlib.Path, link: Link
+    ) -> None:
         port = _free_port()
         self.url = f"http://{link.engine}:{port}"
         super().__init__(
@@ -46,7 +48,7 @@ class Engine(Process):
             environment={
                 "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_HOST_IP": link.engine,
                 "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CACHE_ROOT": str(cache), "OMP_NUM_THREADS": "1",
-                "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "VLLM_LOGGING_COLOR": "0", "TMPDIR": str(directory),
+                "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "VLLM_LOGGING_COLOR": "0", "TMPDIR": str(scratch),
             },
         )
 

@@ -28,9 +28,10 @@ from datasets import Dataset
 from engine import Engine
 from safetensors.torch import load_file, save_file
 
-PROMPTS = 4  # of a step
+PROMPTS = 8  # of a step
 GROUP = 8  # answers to each
-TOKENS = 24  # of an answer, at most
+TOKENS = 12  # of an answer, at most
+_PASS = 16  # answers that are learned from at once, which bounds memory
 WARMUP = 5  # steps; Adam's first ones are as large as can be
 _BLOCK = 32  # weights that were quantised together
 
@@ -77,15 +78,14 @@ def make_prompts(count: int, seed: int) -> Any:
     dice = random.Random(seed)
     pairs = [(dice.randrange(1, 10 ** dice.randint(1, 2)), dice.randrange(1, 10 ** dice.randint(1, 2))) for _ in range(count)]
     return Dataset.from_dict({
-        "prompt": [[{"role": "user", "content": f"What is {a} + {b}? Answer with the number."}] for a, b in pairs],
+        "prompt": [f"Question: What is {a} + {b}?\nAnswer: {a} + {b} =" for a, b in pairs],
         "answer": [a + b for a, b in pairs],
     })
 
 
-def reward_right(completions: List[Any], answer: List[int], **_: Any) -> List[float]:
-    """1 if the last number of an answer is the sum, else 0."""
-    numbers = [re.findall(r"\d+", completion[0]["content"]) for completion in completions]
-    return [float(bool(found) and int(found[-1][-9:]) == right) for found, right in zip(numbers, answer)]
+def reward_right(completions: List[str], answer: List[int], **_: Any) -> List[float]:
+    """1 if the first number of an answer is the sum, else 0."""
+    return [float(re.findall(r"\d+", text)[:1] == [str(right)]) for text, right in zip(completions, answer)]
 
 
 # ---- the steps ----
@@ -159,17 +159,19 @@ class Learner:
         weft.trl.use(str(directory / "store"), engine_store=store_url, options={"whole": whole})
         self.masters = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         spread(self.masters, seed)
+        optimizer = torch.optim.AdamW(self.masters.parameters(), lr=rate, betas=(0.9, 0.999), weight_decay=0)
+        warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / WARMUP))
         self._trainer = trl.GRPOTrainer(
             model=self.masters,
+            optimizers=(optimizer, warmup),
             processing_class=transformers.AutoTokenizer.from_pretrained(model, padding_side="left"),
             reward_funcs=reward_right,
             train_dataset=make_prompts(PROMPTS * steps, seed),
             callbacks=[self._notes],
             args=trl.GRPOConfig(
-                output_dir=str(directory / "trl"), max_steps=steps, learning_rate=rate, seed=seed,
-                lr_scheduler_type="constant_with_warmup", warmup_steps=WARMUP, adam_beta2=0.999, max_grad_norm=1.0,
-                per_device_train_batch_size=PROMPTS * GROUP, num_generations=GROUP, max_completion_length=TOKENS,
-                use_vllm=True, vllm_mode="server", vllm_server_base_url=engine.url, use_cpu=True, bf16=False,
+                output_dir=str(directory / "trl"), max_steps=steps, learning_rate=rate, seed=seed, max_grad_norm=1.0,
+                per_device_train_batch_size=_PASS, gradient_accumulation_steps=PROMPTS * GROUP // _PASS,
+                num_generations=GROUP, max_completion_length=TOKENS, use_vllm=True, vllm_mode="server", vllm_server_base_url=engine.url, use_cpu=True, bf16=False,
                 gradient_checkpointing=False, logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
             ),
         )
