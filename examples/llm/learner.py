@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer: TRL's GRPOTrainer with FP32 masters, whose rollouts come from the engine and whose weights go there by weft.
+"""The trainer: TRL's GRPOTrainer, whose rollouts come from the engine and whose weights go there by weft. Masters are FP32;
+passes compute in BF16 where torch's autocast does.
 
 The model was quantised before it came here, so its weights lie on a coarse grid, and masters that begin on a grid do
 not behave as trained ones do. `spread` puts each master at a random place among all FP32 values that BF16 rounds to the
@@ -18,6 +19,7 @@ import shutil
 import time
 from typing import Any, Callable, Dict, List
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave their core to the engine
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1", TQDM_DISABLE="1")
 
 import torch
@@ -171,7 +173,7 @@ class Learner:
             args=trl.GRPOConfig(
                 output_dir=str(directory / "trl"), max_steps=steps, learning_rate=rate, seed=seed, max_grad_norm=1.0,
                 per_device_train_batch_size=_PASS, gradient_accumulation_steps=PROMPTS * GROUP // _PASS,
-                num_generations=GROUP, max_completion_length=TOKENS, use_vllm=True, vllm_mode="server", vllm_server_base_url=engine.url, use_cpu=True, bf16=False,
+                num_generations=GROUP, max_completion_length=TOKENS, use_vllm=True, vllm_mode="server", vllm_server_base_url=engine.url, use_cpu=True, bf16=True,
                 gradient_checkpointing=False, logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
             ),
         )
