@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := all
-.PHONY: all deps demo demo-llm tour test check model bench study-sparsity study-loco study-sparse-rl fuzz soak abi wheel docs install format clean help
+.PHONY: all deps demo demo-llm tour test test-engines check model bench study-sparsity study-loco study-sparse-rl fuzz soak abi wheel docs install format clean help
 
 all: ## build; the command is left at build/weft
 	@cmake --preset release > /dev/null
@@ -32,6 +32,10 @@ test: deps ## everything: release, ASan+UBSan and TSan builds with their tests, 
 	@scripts/venv.sh
 	@scripts/torch.sh
 	@scripts/test.sh
+
+test-engines: deps ## real inference engines and trainers follow a store (tests/engines); a first time installs 6 GB
+	@$(MAKE) --no-print-directory all
+	@scripts/test-engines.sh
 
 check: all ## in about a minute: the tests of the library on the release build, some cases of each sweep
 	@WEFT_TEST_STRIDE=5 ctest --test-dir build --output-on-failure --parallel $$((3 * $(JOBS))) \

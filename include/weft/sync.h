@@ -83,6 +83,10 @@ typedef struct weft_publisher_options {
     unsigned part_index;
     unsigned part_count;
     double part_seconds; /* how much longer than this part another may take until it fails; 0: 60 */
+    /* Cuts that followers announce with their reports (weft_subscriber_options.cuts) are added to `cuts`,
+     * and an anchor with them is written. They are looked for now and then, where the store can list
+     * reports, and not if there are several parts, which must agree. True: only `cuts` count. */
+    bool no_announced_cuts;
 } weft_publisher_options;
 
 typedef struct weft_publish_result {
@@ -206,6 +210,12 @@ typedef struct weft_subscriber_options {
      * step or a failure. A store that refuses reports is not asked again. NULL: no reports. Copied. */
     const char *report_name;
     double report_seconds;
+    /* What the publisher must cut so that this replica, and those that go with it, can take the parts that
+     * they hold: announced with the reports, for a publisher to pick up. Copied. WEFT_LIMIT_EXCEEDED if
+     * they take more than WEFT_FOLLOWER_CUTS - 1 bytes as text; then the publisher must be told otherwise.
+     */
+    const weft_cut *cuts;
+    size_t cut_count;
 } weft_subscriber_options;
 
 typedef struct weft_subscriber weft_subscriber;
@@ -216,7 +226,8 @@ WEFT_API WEFT_CHECKED weft_status weft_subscriber_open(weft_context *context, we
                                                        const weft_view *view,
                                                        const weft_subscriber_options *options,
                                                        weft_subscriber **subscriber_out);
-/* The same through a layout: what the checkpoint's tensors are is read from the store. Begins empty. */
+/* The same through a layout: what the checkpoint's tensors are is read from the store. Begins empty if the
+ * layout holds a part of the model only. */
 WEFT_API WEFT_CHECKED weft_status weft_subscriber_open_layout(weft_context *context, weft_store *store,
                                                               const weft_table *table,
                                                               const weft_layout *layout,
@@ -285,7 +296,8 @@ enum {
     WEFT_FOLLOWER_NAME = 65, /* a name with its terminator; 1 to 64 of A-Z a-z 0-9 . _ -, no dot first */
     WEFT_FOLLOWER_STATE = 16,
     WEFT_FOLLOWER_ERROR = 301,
-    WEFT_FLEET_MAX = 4096, /* of more followers, those that have been heard of most recently */
+    WEFT_FOLLOWER_CUTS = 1025, /* a text of PATTERN:DIM:PARTS, with spaces between them */
+    WEFT_FLEET_MAX = 4096,     /* of more followers, those that have been heard of most recently */
 };
 
 typedef struct weft_follower {
@@ -308,6 +320,8 @@ typedef struct weft_follower {
     uint64_t lag;       /* versions behind the newest */
     double lag_seconds; /* between the publishing of its version and of the newest; below zero: not known */
     bool live;          /* heard of within three intervals, and its state is not ended */
+    /* told by the follower: cuts that it asks the publisher for, or "" */
+    char cuts[WEFT_FOLLOWER_CUTS];
 } weft_follower;
 
 typedef struct weft_fleet_options {

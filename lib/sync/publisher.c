@@ -21,6 +21,7 @@
 #include "../tensor/view.h"
 #include "parts/parts.h"
 #include "publish/anchor.h"
+#include "publish/announced.h"
 #include "publish/baseline.h"
 #include "publish/claim.h"
 #include "publish/ledger.h"
@@ -80,6 +81,8 @@ struct weft_publisher {
     weft_ledger ledger;
 
     weft_pressure pressure;
+    weft_announced announced;
+    bool recut; /* there is no anchor yet with the cuts of now */
     weft_baseline baseline;
     edition pending; /* unknown whether it is published */
 
@@ -635,9 +638,10 @@ static void collect_anchor(weft_publisher *publisher, bool wait) {
 static bool anchor_due(const weft_publisher *publisher) {
     const weft_ledger *ledger = &publisher->ledger;
     if (publisher->options.anchor_ratio < 0 || publisher->job != NULL || !publisher->baseline.holds) {
-        return ledger->anchor_count == 0 && publisher->job == NULL && publisher->baseline.holds;
+        return (ledger->anchor_count == 0 || publisher->recut) && publisher->job == NULL &&
+               publisher->baseline.holds;
     }
-    return ledger->anchor_count == 0 ||
+    return ledger->anchor_count == 0 || publisher->recut ||
            (double)ledger->patch_bytes >=
                publisher->options.anchor_ratio * (double)ledger->anchors[0].object.bytes;
 }
@@ -851,10 +855,32 @@ static weft_status publish_locked(weft_publisher *publisher, const content *cont
     return status;
 }
 
+/* Cuts that followers have asked for since the last look. What is made in the background uses the present
+ * ones: it is finished first. Leaps begin anew, with the next block of versions. */
+static weft_status pick_up_cuts(weft_publisher *publisher) {
+    if (!weft_announced_look(&publisher->announced, publisher->context, publisher->store,
+                             &publisher->claim.head, publisher->view, &publisher->options)) {
+        return WEFT_OK;
+    }
+    collect_anchor(publisher, true);
+    weft_status status = collect_leaps(publisher, true);
+    if (status == WEFT_OK) {
+        weft_merger_close(publisher->merger);
+        publisher->merger = NULL;
+        status = weft_announced_take(&publisher->announced, publisher->context, &publisher->options);
+    }
+    publisher->recut = status == WEFT_OK;
+    return status == WEFT_OK ? open_merger(publisher) : status;
+}
+
 static weft_status publish_all(weft_publisher *publisher, const content *content,
                                weft_publish_result *result, bool *due_out) {
-    weft_status status = weft_pressure_wait(&publisher->pressure, publisher->context, publisher->store,
-                                            &publisher->claim.head, &publisher->options, result);
+    weft_status status = pick_up_cuts(publisher);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = weft_pressure_wait(&publisher->pressure, publisher->context, publisher->store,
+                                &publisher->claim.head, &publisher->options, result);
     if (status == WEFT_OK) {
         pthread_mutex_lock(&publisher->baseline.lock);
         status = publish_locked(publisher, content, result);
@@ -935,6 +961,7 @@ static weft_status publish_content(weft_publisher *publisher, const content *con
     result.uploaded_bytes = after.sent - before.sent;
     result.requests = after.requests - before.requests;
     if (due) {
+        publisher->recut = false;
         bool background = publisher->options.anchors_in_background && publisher->baseline.path == NULL &&
                           publisher->lead == NULL;
         const weft_anchor_task task = describe_anchor_task(publisher);
@@ -989,6 +1016,7 @@ void weft_publisher_close(weft_publisher *publisher) {
         (void)ignored;
     }
     weft_merger_close(publisher->merger);
+    weft_announced_close(&publisher->announced, context);
     close_edition(publisher, &publisher->pending);
     if (publisher->lead != NULL) {
         weft_parts_lead_close(publisher->lead);

@@ -325,6 +325,7 @@ class publisher_options(Sized):
         ("part_index", c_uint),
         ("part_count", c_uint),
         ("part_seconds", c_double),
+        ("no_announced_cuts", c_bool),
     ]
 
 
@@ -366,6 +367,8 @@ class subscriber_options(Sized):
         ("phase_opaque", c_void_p),
         ("report_name", c_char_p),
         ("report_seconds", c_double),
+        ("cuts", POINTER(cut)),
+        ("cut_count", c_size_t),
     ]
 
 
@@ -410,6 +413,7 @@ class follower(ctypes.Structure):
         ("lag", c_uint64),
         ("lag_seconds", c_double),
         ("live", c_bool),
+        ("cuts", c_char * 1025),
     ]
 
 

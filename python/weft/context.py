@@ -288,7 +288,8 @@ class Handle:
         """What must be given back after the object and before its context."""
 
     def __del__(self) -> None:
-        if getattr(self, "_borrowed", None) is not None:
+        # at the end of Python the names of this module are gone, and what was open is closed by _close_all
+        if _borrowing is not None and getattr(self, "_borrowed", None) is not None:
             self.close()
 
     def __reduce_ex__(self, protocol: object) -> Any:

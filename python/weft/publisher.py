@@ -69,7 +69,8 @@ class Publisher(Handle):
 
     Several processes that each hold a part of the model publish together: `part=(index, count)`, with a `layout` that says
     which slices of the checkpoint the tensors are, and `checkpoint` with the whole model's names, dtypes and shapes.
-    `cuts` are then needed where tensors are split; weft/sync.h has the rules.
+    `cuts` are then needed where tensors are split; weft/sync.h has the rules. Else they are those of followers that hold parts
+    of tensors. Such followers can announce theirs, and a publisher of its own picks them up, unless `announced_cuts` is false.
     """
 
     _closing = "publisher_close"
@@ -86,6 +87,7 @@ class Publisher(Handle):
         dtype: object = None,
         profile: str = "small",
         cuts: Optional[Cuts] = None,
+        announced_cuts: bool = True,
         bucket_bytes: int = 0,
         adopt: bool = False,
         anchor_ratio: float = 0,
@@ -145,6 +147,7 @@ class Publisher(Handle):
                 part_index=index,
                 part_count=count,
                 part_seconds=part_seconds,
+                no_announced_cuts=not announced_cuts,
             )
             self._kept += [options, array]
             context.run(

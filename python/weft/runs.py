@@ -59,6 +59,7 @@ class FollowerInfo:
     lag: int
     lag_seconds: Optional[float]
     live: bool
+    cuts: str  # that it asks the publisher for, PATTERN:DIM:PARTS with spaces between them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +183,7 @@ def fleet(store: StoreLike, *, trust: KeyLike = None) -> Fleet:
 def _follower(found: Any) -> FollowerInfo:
     from .subscriber import PHASES
 
-    texts = {name: getattr(found, name).decode(errors="replace") for name in ("name", "run", "state", "error")}
+    texts = {name: getattr(found, name).decode(errors="replace") for name in ("name", "run", "state", "error", "cuts")}
     values = _values(FollowerInfo, found, "digest", "phase_seconds", "lag_seconds", *texts)
     return FollowerInfo(
         **values,

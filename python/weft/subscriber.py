@@ -20,7 +20,7 @@ from .context import MORE, OK, Context, Handle, Progress, logger
 from .errors import UNSUPPORTED, InvalidArgument, StaleError, error_of
 from .keys import Key, KeyLike, key_of
 from .store import StoreLike, store_of
-from .tensors import Layout, Model, Path, Tensors, is_path, pairs_of, path_bytes
+from .tensors import Cuts, Layout, Model, Path, Tensors, cut_array, is_path, pairs_of, path_bytes
 
 PHASES = ("wait", "fetch", "decode", "verify", "commit")
 _EVERYTHING = 2**64 - 1
@@ -240,7 +240,8 @@ class Subscriber(Follower):
 
     `trust` is the public key that versions must be signed with. With a `layout`, live tensors are slices of the
     checkpoint's, fused, split or stacked. `empty` says that the tensors hold nothing yet, so that they are not read first.
-    `name` is that of its reports to the fleet. `state` is a file that keeps the newest head seen, across restarts.
+    `name` is that of its reports to the fleet. `cuts` are announced with them: what a publisher must cut so that a replica
+    that holds parts of tensors can take these alone (weft.layouts.cuts_for); a publisher picks them up. `state` is a file that keeps the newest head seen, across restarts.
 
     >>> import numpy, tempfile, weft
     >>> place = tempfile.TemporaryDirectory()
@@ -277,6 +278,7 @@ class Subscriber(Follower):
         fetch_bytes: int = 0,
         name: Optional[str] = None,
         report_seconds: float = 0,
+        cuts: Optional[Cuts] = None,
         on_phase: Optional[Callable[[Phase], None]] = None,
         stage_bytes: int = 0,
         token: Optional[str] = None,
@@ -294,7 +296,10 @@ class Subscriber(Follower):
                 self, self._trusted, state, audit_bytes, poll_seconds, fetch_bytes, name, report_seconds, on_phase
             )
             options.empty, options.replace, options.durable = empty, replace, durable
-            self._kept.append(options)
+            array, options.cut_count = cut_array(cuts)
+            if array is not None:
+                options.cuts = array
+            self._kept += [options, array]
             opened, out = self._borrow(self._store), ctypes.byref(self._handle)
             if is_path(model):
                 if layout is not None:

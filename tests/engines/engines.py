@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import requests
@@ -155,7 +156,7 @@ class StoreServer(Program):
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         super().__init__(
-            [str(COMMAND), "serve", str(directory), "--listen", f"127.0.0.1:{self.port}", "--insecure-writes"],
+            [str(COMMAND), "serve", str(directory), "--listen", f"127.0.0.1:{self.port}"],
             directory.with_suffix(".log"),
         )
         wait_for(self._answers, "weft serve")
@@ -278,3 +279,29 @@ def place(name: str) -> Iterator[pathlib.Path]:
 
 def publisher_of(store: Any, weights: Weights, **options: Any) -> weft.Publisher:
     return weft.Publisher(store, weights, **options)
+
+
+class Skip(Exception):
+    """Raised by a test that cannot be made here, with the reason."""
+
+
+def run(*tests: Callable[[], None]) -> None:
+    """Runs tests in order, counts them, and exits; the last line is read by scripts/test-engines.sh."""
+    passed = failed = skipped = 0
+    for test in tests:
+        name = test.__name__.removeprefix("test_").replace("_", " ")
+        start = time.monotonic()
+        try:
+            test()
+        except Skip as reason:
+            skipped += 1
+            say(f"SKIPPED {name}: {reason}")
+        except Exception:
+            failed += 1
+            traceback.print_exc()
+            say(f"FAILED  {name} ({time.monotonic() - start:.0f} s)")
+        else:
+            passed += 1
+            say(f"passed  {name} ({time.monotonic() - start:.0f} s)")
+    print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
+    sys.exit(1 if failed else 0)

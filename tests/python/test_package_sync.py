@@ -303,6 +303,39 @@ class Sync(package.Case):
             with self.assertRaisesRegex(weft.InvalidArgument, "the layout"):
                 weft.Subscriber(self.path("store"), wrong, layout=Layout())
 
+    def test_announced_cuts(self):
+        """A follower that holds halves of tensors says so, and a publisher that was told nothing cuts there."""
+        model = {"a": numpy.arange(64 * 32, dtype="float32").reshape(64, 32), "b": numpy.ones((64, 32), "float32")}
+        half = {"a": numpy.zeros((32, 32), "float32"), "b": numpy.zeros((64, 16), "float32")}
+        layout = {"weft_layout": 1, "tensors": {
+            "a": {"slice": {"tensor": "a", "dim": 0, "start": 32, "length": 32}},
+            "b": {"slice": {"tensor": "b", "dim": 1, "start": 16, "length": 16}}}}
+        wanted = [("a", 0, 2), ("b", 1, 2), ("*", 0, 7), ("c", 0, 2)]  # the last two fit nothing, and harm nobody
+        with weft.Publisher(self.path("run"), model) as publisher, weft.Publisher(
+                self.path("deaf"), model, announced_cuts=False) as deaf:
+            for one in (publisher, deaf):
+                one.publish(step=1)
+            for one, heard in ((publisher, True), (deaf, False)):
+                place = self.path("run" if heard else "deaf")
+                with weft.Subscriber(place, half, layout=layout, name="half", report_seconds=1, cuts=wanted) as subscriber:
+                    with self.assertRaisesRegex(weft.IntegrityError, "reaches beyond what this layout holds"):
+                        subscriber.pull()
+                    end = time.monotonic() + 60
+                    while not any(found.cuts for found in weft.fleet(place).followers) and time.monotonic() < end:
+                        time.sleep(0.02)
+                    self.assertEqual([found.cuts for found in weft.fleet(place).followers], ["a:0:2 b:1:2 *:0:7 c:0:2"])
+                    for step in range(2, 5):
+                        model["a"][40, step] += 1
+                        one.publish(step=step)
+                        one.settle()
+                        if heard:
+                            self.assertEqual(subscriber.pull().version, step)
+                            numpy.testing.assert_array_equal(half["a"], model["a"][32:])
+                            numpy.testing.assert_array_equal(half["b"], model["b"][:, 16:])
+                    if not heard:
+                        with self.assertRaises(weft.IntegrityError):
+                            subscriber.pull()
+
     def test_parts(self):
         """Two processes' worth of publishers, each with half of a tensor, make one version."""
         whole = {"w": numpy.arange(64, dtype="float32").reshape(8, 8)}

@@ -476,6 +476,7 @@ class ReportTest(Case):
         changes += [{"more": value} for value in (None, [[]], [[[]]], [[]] * 5, [[]] * 6)]
         changes += [{"interval": value} for value in (0.99, 1, 1200, 1200.5)]
         changes += [{"state": "a" * size} for size in (15, 16)]
+        changes += [{"cuts": value} for value in (*anything, "a:0:2", "y" * 1025)]  # what is none counts as none
         changes += [{"version": 2**63 - 1}, {"version": 2**63}, {"version": 1.0}, {"digest": good["digest"].upper()}]
         for change in changes:
             path.write_text(json.dumps(good | change))

@@ -145,28 +145,50 @@ static weft_status plan_refuse_cut(const planner *p, size_t tensor, const weft_c
                      p->roster->entries[tensor].tensor.name, why);
 }
 
+/* The rows of a tensor that a cut along `dim` divides. */
+static uint64_t plan_outer_rows(const weft_tensor *tensor, uint32_t dim) {
+    uint64_t outer = 1;
+    for (uint32_t d = 0; d < dim; d++) {
+        outer *= tensor->shape[d];
+    }
+    return outer;
+}
+
+const char *weft_plan_cut_fault(const weft_context *context, const weft_tensor *tensor,
+                                const weft_cut *cut) {
+    if (cut->parts == 0 || cut->dim >= tensor->rank || tensor->shape[cut->dim] % cut->parts != 0) {
+        return "has no such dimension, or it is not divisible";
+    }
+    uint64_t units = weft_tensor_units(tensor);
+    if (cut->parts == 1 || units == 0) {
+        return NULL;
+    }
+    uint64_t outer = plan_outer_rows(tensor, cut->dim);
+    uint64_t stride = units / outer;
+    uint64_t run = stride / cut->parts;
+    unsigned width = weft_dtype_width(tensor->dtype);
+    if (units % outer != 0 || stride % cut->parts != 0 || run * width % WEFT_WORD != 0) {
+        return "would be cut inside of a 16-byte word";
+    }
+    if (outer > 1 && run > weft_bucket_unit_limit(context, width)) {
+        return "would give runs above the bucket limit";
+    }
+    return NULL;
+}
+
 static weft_status plan_place_cut(planner *p, size_t tensor, const weft_cut *cut) {
     const weft_tensor *t = &p->roster->entries[tensor].tensor;
-    if (cut->parts == 0 || cut->dim >= t->rank || t->shape[cut->dim] % cut->parts != 0) {
-        return plan_refuse_cut(p, tensor, cut, "has no such dimension, or it is not divisible");
+    const char *fault = weft_plan_cut_fault(p->plan->context, t, cut);
+    if (fault != NULL) {
+        return plan_refuse_cut(p, tensor, cut, fault);
     }
     uint64_t units = weft_tensor_units(t);
     if (cut->parts == 1) {
         return plan_place_flat(p, tensor, 0, units, 0, ALONE);
     }
-    uint64_t outer = 1;
-    for (uint32_t d = 0; d < cut->dim; d++) {
-        outer *= t->shape[d];
-    }
+    uint64_t outer = plan_outer_rows(t, cut->dim);
     uint64_t stride = units / outer;
     uint64_t run = stride / cut->parts;
-    unsigned width = weft_dtype_width(t->dtype);
-    if (units % outer != 0 || stride % cut->parts != 0 || run * width % WEFT_WORD != 0) {
-        return plan_refuse_cut(p, tensor, cut, "would be cut inside of a 16-byte word");
-    }
-    if (outer > 1 && run > weft_bucket_unit_limit(p->plan->context, width)) {
-        return plan_refuse_cut(p, tensor, cut, "would give runs above the bucket limit");
-    }
     for (uint32_t part = 0; part < cut->parts; part++) {
         weft_span box = {part * run, run, stride, outer};
         weft_status status = outer == 1 ? plan_place_flat(p, tensor, part * run, run, part, cut->parts)

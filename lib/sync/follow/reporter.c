@@ -9,6 +9,7 @@
 
 #include "../../base/clock.h"
 #include "../../base/context.h"
+#include "../format/cuts.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -124,8 +125,9 @@ static void release_reporter(weft_reporter *reporter) {
     weft_release(reporter->owner, reporter);
 }
 
-weft_status weft_reporter_open(weft_context *context, weft_store *store, const char *name, double seconds,
-                               weft_reporter **reporter_out) {
+weft_status weft_reporter_open(weft_context *context, weft_store *store,
+                               const weft_subscriber_options *options, weft_reporter **reporter_out) {
+    const char *name = options->report_name;
     if (!weft_follower_name_valid(name)) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "\"%s\" cannot be the name of a follower: 1 to 64 of A-Z a-z 0-9 . _ -, of which "
@@ -136,16 +138,21 @@ weft_status weft_reporter_open(weft_context *context, weft_store *store, const c
     if (reporter == NULL) {
         return WEFT_NO_MEMORY;
     }
+    weft_status status =
+        weft_cuts_format(context, options->cuts, options->cut_count, reporter->follower.cuts);
+    if (status != WEFT_OK) {
+        weft_release(context, reporter);
+        return status;
+    }
     reporter->owner = context;
     reporter->store = store;
-    reporter->follower.interval_seconds = choose_interval(store, seconds);
+    reporter->follower.interval_seconds = choose_interval(store, options->report_seconds);
     snprintf(reporter->follower.name, sizeof reporter->follower.name, "%s", name);
     weft_report_key(name, reporter->key);
     atomic_init(&reporter->stopping, false);
     weft_condition_open(&reporter->changed);
     pthread_mutex_init(&reporter->mutex, NULL);
-    weft_status status =
-        weft_context_derive(context, weft_thread_keep_on, &reporter->stopping, &reporter->context);
+    status = weft_context_derive(context, weft_thread_keep_on, &reporter->stopping, &reporter->context);
     int error = status == WEFT_OK ? pthread_create(&reporter->thread, NULL, reporter_main, reporter) : 0;
     if (error != 0) {
         status = weft_fail_errno(context, error, "cannot start a thread for reports");

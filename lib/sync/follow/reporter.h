@@ -12,9 +12,9 @@
 
 typedef struct weft_reporter weft_reporter;
 
-/* `seconds`: the interval between reports; 0: by the kind of the store. */
-weft_status weft_reporter_open(weft_context *context, weft_store *store, const char *name, double seconds,
-                               weft_reporter **reporter_out);
+/* As the options say: under which name, how often (0: by the kind of the store), and with which cuts. */
+weft_status weft_reporter_open(weft_context *context, weft_store *store,
+                               const weft_subscriber_options *options, weft_reporter **reporter_out);
 /* Puts a last report, `ended`, if that takes no more than a second. */
 void weft_reporter_close(weft_reporter *reporter);
 

@@ -178,14 +178,15 @@ static weft_status finish_open(weft_subscriber *subscriber, weft_status status,
                                weft_subscriber **subscriber_out) {
     const weft_subscriber_options *options = &subscriber->options;
     if (status == WEFT_OK && options->report_name != NULL) {
-        status = weft_reporter_open(subscriber->context, subscriber->store, options->report_name,
-                                    options->report_seconds, &subscriber->reporter);
+        status = weft_reporter_open(subscriber->context, subscriber->store, options, &subscriber->reporter);
     }
     if (status != WEFT_OK) {
         weft_subscriber_close(subscriber);
         return status;
     }
-    subscriber->options.report_name = NULL; /* was the caller's */
+    subscriber->options.report_name = NULL; /* was the caller's, as the cuts were */
+    subscriber->options.cuts = NULL;
+    subscriber->options.cut_count = 0;
     *subscriber_out = subscriber;
     return WEFT_OK;
 }
@@ -298,7 +299,8 @@ weft_status weft_subscriber_open_layout(weft_context *context, weft_store *store
                                          &subscriber->own_view);
     }
     if (status == WEFT_OK) {
-        status = weft_replica_open_live(&subscriber->replica, context, subscriber->own_view, true);
+        bool blank = chosen->empty || !weft_view_complete(subscriber->own_view);
+        status = weft_replica_open_live(&subscriber->replica, context, subscriber->own_view, blank);
     }
     return finish_open(subscriber, status, subscriber_out);
 }

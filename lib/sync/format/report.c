@@ -8,6 +8,7 @@
 
 #include "../../base/context.h"
 #include "../../tensor/json.h"
+#include "cuts.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -104,7 +105,16 @@ static json_t *format_json(const weft_follower *follower) {
             weft_json_with(json_object(), "time", weft_count_json(follower->error_milliseconds));
         json = weft_json_with(json, "error", weft_json_with(error, "text", json_string(text)));
     }
+    if (follower->cuts[0] != '\0') {
+        json = weft_json_with(json, "cuts", json_string(follower->cuts));
+    }
     return weft_json_with(json, "interval", format_seconds(follower->interval_seconds));
+}
+
+static size_t dump_json(const json_t *json, uint8_t data[WEFT_REPORT_MAX]) {
+    return json != NULL ? json_dumpb(json, (char *)data, WEFT_REPORT_MAX,
+                                     JSON_COMPACT | JSON_REAL_PRECISION(NUMBER_DIGITS))
+                        : 0;
 }
 
 weft_status weft_report_format(weft_context *context, const weft_follower *follower,
@@ -116,9 +126,11 @@ weft_status weft_report_format(weft_context *context, const weft_follower *follo
         return weft_sync_unwritable(context, "a report", "its name, run, state or interval");
     }
     json_t *json = format_json(follower);
-    size_t size = json != NULL ? json_dumpb(json, (char *)data, WEFT_REPORT_MAX,
-                                            JSON_COMPACT | JSON_REAL_PRECISION(NUMBER_DIGITS))
-                               : 0;
+    size_t size = dump_json(json, data);
+    /* with cuts a long error may find no room; these are needed, and it is in the follower's log */
+    if (size > WEFT_REPORT_MAX && json_object_del(json, "error") == 0) {
+        size = dump_json(json, data);
+    }
     json_decref(json);
     if (size == 0) {
         return weft_json_no_memory(context, "a report");
@@ -159,6 +171,17 @@ static bool parse_error(const json_t *json, weft_follower *follower) {
     return error == NULL ||
            (json_is_object(error) && weft_json_count(error, "time", &follower->error_milliseconds) &&
             weft_json_text(error, "text", follower->error, sizeof follower->error));
+}
+
+/* What cannot be cuts is passed over: the rest of the report is as good as ever. */
+static void parse_cuts(const json_t *json, weft_follower *follower) {
+    weft_announced_cut cuts[WEFT_ANNOUNCED_CUTS];
+    size_t count;
+    if (json_object_get(json, "cuts") != NULL &&
+        (!weft_json_text(json, "cuts", follower->cuts, sizeof follower->cuts) ||
+         !weft_cuts_parse(follower->cuts, cuts, &count))) {
+        follower->cuts[0] = '\0';
+    }
 }
 
 static bool parse_where(const json_t *json, weft_follower *follower) {
@@ -204,9 +227,10 @@ weft_status weft_report_parse(weft_context *context, const char *name, const voi
     if (status == WEFT_OK && (!parse_where(json, &found) || !parse_how(json, &found))) {
         status = weft_fail(context, WEFT_MALFORMED, "%s: something is missing or makes no sense", name);
     }
-    json_decref(json);
     if (status == WEFT_OK) {
+        parse_cuts(json, &found);
         *follower = found;
     }
+    json_decref(json);
     return status;
 }

@@ -16,7 +16,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import logging
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional
 
 from ..errors import InvalidArgument
 from . import metrics
@@ -29,7 +29,7 @@ BACKEND = "weft"
 
 def install() -> None:
     """Idempotent: vLLM loads plug-ins in each of its processes, and perhaps twice."""
-    from vllm.distributed.weight_transfer.factory import (  # type: ignore[import-not-found,unused-ignore]
+    from vllm.distributed.weight_transfer.factory import (
         WeightTransferEngineFactory,
     )
 
@@ -60,7 +60,7 @@ class _Packing:
         return self._was and not self.refused()
 
     def refused(self) -> bool:
-        from vllm.config import get_current_vllm_config_or_none  # type: ignore[import-not-found,unused-ignore]
+        from vllm.config import get_current_vllm_config_or_none
 
         refused = _uses_weft(get_current_vllm_config_or_none())
         if refused and self._was and not self._told:
@@ -73,8 +73,8 @@ class _Packing:
 
 
 def _keep_weights_plain() -> None:
-    import vllm._custom_ops as operations  # type: ignore[import-not-found,unused-ignore]
-    from vllm.model_executor.layers import utils  # type: ignore[import-not-found,unused-ignore]
+    import vllm._custom_ops as operations
+    from vllm.model_executor.layers import utils
 
     packing = _Packing(bool(getattr(operations, "_supports_onednn", False)))
     operations._supports_onednn = packing
@@ -92,7 +92,7 @@ def _keep_weights_plain() -> None:
 
 
 def _enter_core() -> None:
-    from vllm.v1.engine import core as module  # type: ignore[import-not-found,unused-ignore]
+    from vllm.v1.engine import core as module
 
     module.EngineCore.weft_turn = _turn
     module.EngineCore.collective_rpc = _answering(module.EngineCore.collective_rpc)
@@ -130,7 +130,7 @@ def _open(core: Any, settings: Settings) -> None:
 
 
 def _answering(rpc: Callable[..., Any]) -> Callable[..., Any]:
-    routes = {
+    routes: "Dict[str, Callable[..., Any]]" = {
         "init_weight_transfer_engine": _initialise,
         "start_weight_update": _start,
         "start_draft_weight_update": _start_draft,

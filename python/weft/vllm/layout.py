@@ -168,7 +168,7 @@ def _checkpoint_names(model: Any) -> "Any":
 
 def _split(layer: Any, leaf: str, parts: List[str], parameter: Any) -> Iterator[Tuple[Slice, int]]:
     """The slices of the checkpoint's tensors that a linear layer's parameter consists of."""
-    from vllm.model_executor.layers.linear import (  # type: ignore[import-not-found,unused-ignore]
+    from vllm.model_executor.layers.linear import (
         ColumnParallelLinear, QKVParallelLinear, RowParallelLinear,
     )
 
@@ -217,8 +217,8 @@ def _vocabulary(builder: _Builder, name: str, tensor: str, layer: Any, parameter
 
 def layout_of(model: Any, config: Any) -> Layout:
     """The layout of this worker's parameters."""
-    from vllm.model_executor.layers.linear import LinearBase  # type: ignore[import-not-found,unused-ignore]
-    from vllm.model_executor.layers.vocab_parallel_embedding import (  # type: ignore[import-not-found,unused-ignore]
+    from vllm.model_executor.layers.linear import LinearBase
+    from vllm.model_executor.layers.vocab_parallel_embedding import (
         VocabParallelEmbedding,
     )
 
@@ -245,7 +245,7 @@ def layout_of(model: Any, config: Any) -> Layout:
 def _ignored(model: Any, original: Any) -> Tuple[str, ...]:
     """Tensors of the checkpoint that this worker does not hold: layers of other pipeline stages, and a head that is
     the embedding."""
-    from vllm.model_executor.models.utils import PPMissingLayer  # type: ignore[import-not-found,unused-ignore]
+    from vllm.model_executor.models.utils import PPMissingLayer
 
     missing = [
         original(name) + ".*" for name, module in model.named_modules() if isinstance(module, PPMissingLayer) and name
@@ -256,7 +256,7 @@ def _ignored(model: Any, original: Any) -> Tuple[str, ...]:
 
 def _layout_with_experts(model: Any, config: Any) -> Layout:
     """By the model's configuration, compared with what is live."""
-    from vllm.distributed import get_ep_group, get_pp_group, get_tp_group  # type: ignore[import-not-found,unused-ignore]
+    from vllm.distributed import get_ep_group, get_pp_group, get_tp_group
 
     tensor, pipeline, parallel = get_tp_group(), get_pp_group(), config.parallel_config
     expert = get_ep_group() if parallel.enable_expert_parallel else None
@@ -280,10 +280,3 @@ def _layout_with_experts(model: Any, config: Any) -> Layout:
         if name not in layout.live:
             raise refuse(f"parameter {name} is not known to weft.layouts", "follow with a layout of your own")
     return layout
-
-
-def whole(layout: Layout) -> bool:
-    """Whether the worker holds all of the checkpoint, so that its digest can be compared."""
-    return all(part.dim is None for recipe in layout.recipes.values() for part in recipe.slices) and not any(
-        pattern.endswith("*") for pattern in layout.ignored
-    )

@@ -32,6 +32,7 @@ from .settings import Settings
 logger = logging.getLogger("vllm.weft")
 
 _AGAIN = (1.0, 60.0)  # seconds after a commit that failed: the first, the most
+_MOST_CUTS, _MOST_CUTS_BYTES = 64, 1024  # of a report (doc/FORMAT.md, section 28)
 
 
 @dataclasses.dataclass
@@ -79,6 +80,9 @@ class Leader:
         """Has all workers derive their layouts, and begin to follow."""
         found: List[Tuple[int, Layout]] = self._call(worker.describe)
         cuts = _cuts_of([layout for _, layout in sorted(found, key=lambda pair: pair[0])])
+        if len(cuts) > _MOST_CUTS or len(_cuts_text(cuts).encode()) > _MOST_CUTS_BYTES:
+            logger.warning("weft: these cuts are too many to be announced; give them to the publisher: %s", _cuts_text(cuts))
+            cuts = []
         secret = os.urandom(32)
         self._listener = multiprocessing.connection.Listener(family="AF_UNIX", backlog=self._world, authkey=secret)
         self._thread = threading.Thread(target=self._run, name="weft leader", daemon=True)
@@ -88,7 +92,7 @@ class Leader:
         except BaseException:
             self.close()
             raise
-        announced = f", cuts announced: {' '.join(map(str, cuts))}" if cuts else ""
+        announced = f", cuts announced: {_cuts_text(cuts)}" if cuts else ""
         logger.info("weft: following %s with %d worker(s)%s", self.settings.store, self._world, announced)
 
     def _call(self, function: Callable[..., "worker.Outcome"], *arguments: Any) -> List[Any]:
@@ -176,13 +180,14 @@ class Leader:
             self._ranks[rank] = _Rank(connection)
 
     def _listen(self) -> None:
-        connections = {rank.connection: rank for rank in self._ranks.values()}
-        for ready in multiprocessing.connection.wait([self._hearing, *connections]):
-            if ready is self._hearing:
-                self._hearing.recv_bytes()
-                self._hear_core(*self._news.get())
-            else:
-                self._hear(connections[ready], *ready.recv())  # type: ignore[union-attr,index,unused-ignore]
+        ranks = list(self._ranks.values())
+        ready = multiprocessing.connection.wait([self._hearing, *(rank.connection for rank in ranks)])
+        if self._hearing in ready:
+            self._hearing.recv_bytes()
+            self._hear_core(*self._news.get())
+        for rank in ranks:
+            if rank.connection in ready:
+                self._hear(rank, *rank.connection.recv())
 
     def _hear(self, rank: _Rank, kind: str, order: int, *details: Any) -> None:
         if kind == "failed":
@@ -274,9 +279,13 @@ class Leader:
         self._jobs.put(job)
         inbox = getattr(self._core, "input_queue", None)
         if inbox is not None:
-            from vllm.v1.engine import EngineCoreRequestType  # type: ignore[import-not-found,unused-ignore]
+            from vllm.v1.engine import EngineCoreRequestType
 
             inbox.put_nowait((EngineCoreRequestType.UTILITY, (0, 0, "weft_turn", ())))
+
+
+def _cuts_text(cuts: List[Cut]) -> str:
+    return " ".join(map(str, cuts))
 
 
 def _cuts_of(layouts: List[Layout]) -> List[Cut]:
@@ -295,9 +304,8 @@ def forget_caches(core: Any, version: int, running: str) -> None:
     they have: the blocks that are cached leave the index, and what running requests will add to it gets hashes that
     only they have."""
     scheduler = core.scheduler
-    if running == "recompute" or not scheduler.has_unfinished_requests():
-        core.reset_prefix_cache(running == "recompute", True)
-    else:
+    again = running == "recompute"
+    if not ((again or not scheduler.has_unfinished_requests()) and core.reset_prefix_cache(again, True)):
         pool = scheduler.kv_cache_manager.block_pool
         scheduler.kv_cache_manager.evict_blocks({block.block_id for block in pool.blocks if block.block_hash is not None})
         for request in scheduler.requests.values():

@@ -14,6 +14,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import time
 from typing import Any, Dict, Iterable, Iterator
 
 _PLACE = "WEFT_VLLM_METRICS"
@@ -28,6 +29,7 @@ _ABOUT = {
     "last_commit_seconds": ("gauge", "Seconds of it in which weights were written, of the slowest worker"),
     "fetched_bytes": ("counter", "Bytes fetched from the store, of all workers"),
     "failures": ("counter", "Attempts to open, fetch or prove that failed, of all workers"),
+    "committed_timestamp_seconds": ("gauge", "When the last commit was done, by this host's clock"),
     "published_timestamp_seconds": ("gauge", "When the engine's version was published, by the publisher's clock"),
 }
 
@@ -45,6 +47,7 @@ class Figures:
     def committed(self, version: int, pause: float, writing: float) -> None:
         values = self._values
         values.update(version=version, last_pause_seconds=pause, last_commit_seconds=writing)
+        values["committed_timestamp_seconds"] = time.time()
         values["commits"] += 1
         values["pause_seconds"] += pause
 
@@ -72,7 +75,7 @@ class _Collector:
         self._place = place
 
     def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import (  # type: ignore[import-not-found,unused-ignore]
+        from prometheus_client.core import (
             CounterMetricFamily, GaugeMetricFamily,
         )
 
@@ -93,7 +96,7 @@ def install() -> None:
     if os.environ.get(_PLACE):
         return
     with contextlib.suppress(ImportError):
-        from prometheus_client import REGISTRY  # type: ignore[import-not-found,unused-ignore]
+        from prometheus_client import REGISTRY
 
         place = pathlib.Path(tempfile.mkdtemp(prefix="weft-vllm-"))
         os.environ[_PLACE] = str(place)

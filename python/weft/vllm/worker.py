@@ -18,14 +18,14 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from vllm.distributed.weight_transfer.base import (  # type: ignore[import-not-found,unused-ignore]
+from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo,
 )
 
 from ..errors import Cancelled, InvalidArgument
 from ..layouts import Cut, Layout
 from ..subscriber import Subscriber
-from .layout import Places, check_engine, check_parameters, layout_of, parameters_of, whole
+from .layout import Places, check_engine, check_parameters, layout_of, parameters_of
 from .settings import Settings
 
 _PATIENCE = (0.5, 10.0)  # seconds between attempts after a failure: the first, the most
@@ -33,7 +33,7 @@ _NICE = 5  # the thread gives way to the engine's
 
 
 @dataclasses.dataclass
-class WeftInitInfo(WeightTransferInitInfo):  # type: ignore[misc,unused-ignore]
+class WeftInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """What /init_weight_transfer_engine gives; settings.py has what it means."""
 
     store: str = ""
@@ -45,13 +45,13 @@ class WeftInitInfo(WeightTransferInitInfo):  # type: ignore[misc,unused-ignore]
 
 
 @dataclasses.dataclass
-class WeftUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc,unused-ignore]
+class WeftUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """What /update_weights gives: a version, or 0 for the newest."""
 
     version: int = 0
 
 
-class WeftWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc,unused-ignore]
+class WeftWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     """vLLM creates one in each worker, when its model is loaded. The leader does what vLLM's routes ask for."""
 
     init_info_cls = WeftInitInfo
@@ -158,6 +158,8 @@ class Follower:
                 continue
             except Exception as error:  # whatever it is, the engine serves on
                 failures += 1
+                if self._subscriber is None and not self._orders.empty():
+                    self._take()  # who asked is told that the store cannot be opened
                 self._tell("failed", f"{type(error).__name__}: {error}")
                 first, most = _PATIENCE
                 self._pause(min(most, first * 2 ** min(failures - 1, 10)))
@@ -177,22 +179,12 @@ class Follower:
             self._prepare(self._subscriber, int(order[1]))
 
     def _open(self) -> Subscriber:
-        settings, found = self._settings, None
-        named: Dict[str, Any] = {}
-        if self.rank == 0:
-            named = {"name": settings.name}
-        for empty in (False, True) if whole(self._layout) else (True,):
-            try:
-                found = Subscriber(
-                    settings.store, self._tensors, layout=self._layout, trust=settings.trust, empty=empty,
-                    poll_seconds=settings.poll_seconds, **named,
-                )
-                break
-            except InvalidArgument:
-                if empty:
-                    raise
-        assert found is not None
-        return found
+        """A worker that holds the whole model is recognised, if it is a version of the run; else all of it is fetched."""
+        settings = self._settings
+        return Subscriber(
+            settings.store, self._tensors, layout=self._layout, trust=settings.trust, poll_seconds=settings.poll_seconds,
+            name=settings.name if self.rank == 0 else None, cuts=self._cuts if self.rank == 0 else None,
+        )
 
     def _next_order(self) -> Optional[Tuple[Any, ...]]:
         """What the leader says; or that there is a new version, where this follows by itself."""

@@ -1,0 +1,244 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What following costs a live vLLM engine: make all && scripts/engines.sh && build/engines/venv/bin/python bench/engines.py
+
+A language model of 135M parameters, 1% of them changed per version, eager, over `weft serve` on loopback, everything on
+this machine. Prints one table; --versions N then publishes that many more under load and compares each by vLLM's weight
+checker. All processes share the processors: the publisher's work slows the engine's steps, as nothing would where they
+are on machines of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import pathlib
+import statistics
+import sys
+import time
+from typing import Dict, List, Tuple
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests/engines"))
+
+from engines import (
+    Program, StoreServer, Stream, VLLM, Weights, fused_hashes, load_weights, move_weights, place, save_model, say, wait_for,
+)
+
+import weft
+
+TOKENS = 150  # of a stream
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"
+
+
+class Memory:
+    """Of the process that holds the weights."""
+
+    def __init__(self, engine: VLLM) -> None:
+        family = descendants(engine.process.pid)
+        # with one worker vLLM may have it in the engine core's process; the weights are where most memory is
+        self.process = max(family, key=lambda process: self._read(process, "RssAnon"))
+
+    def _read(self, process: int, field: str) -> int:
+        with contextlib.suppress(OSError):
+            for line in pathlib.Path(f"/proc/{process}/status").read_text().splitlines():
+                if line.startswith(field + ":"):
+                    return int(line.split()[1]) * 1024
+        return 0
+
+    def now(self) -> int:
+        return self._read(self.process, "VmRSS")
+
+    def peak(self) -> int:
+        return self._read(self.process, "VmHWM")
+
+    def forget_peak(self) -> None:
+        pathlib.Path(f"/proc/{self.process}/clear_refs").write_text("5")
+
+
+def descendants(process: int) -> List[int]:
+    found, fresh = [process], [process]
+    while fresh:
+        one = fresh.pop()
+        with contextlib.suppress(OSError):
+            for task in pathlib.Path(f"/proc/{one}/task").iterdir():
+                children = [int(child) for child in (task / "children").read_text().split()]
+                found += children
+                fresh += children
+    return found
+
+
+class Bench:
+    def __init__(self, directory: pathlib.Path, stack: contextlib.ExitStack) -> None:
+        self.directory, self.rows = directory, []  # type: Tuple[pathlib.Path, List[Tuple[str, str]]]
+        self.weights: Weights = load_weights()
+        (directory / "store").mkdir()
+        self.server = StoreServer(directory / "store")
+        stack.callback(Program.end, self.server)
+        self.publisher = stack.enter_context(weft.Publisher(self.server.url, self.weights))
+        self.publisher.publish(step=0)
+        self.engine = VLLM(
+            directory, "--worker-extension-cls", "extension.Extension", WEFT_STORE=self.server.url,
+            PYTHONPATH=str(pathlib.Path(__file__).resolve().parents[1] / "tests/engines"),
+        )
+        stack.callback(Program.end, self.engine)
+        self.engine.ready()
+        self.engine.wait_version(1)
+        self.changed = 0
+
+    def row(self, what: str, figure: str) -> None:
+        self.rows.append((what, figure))
+        say(f"{what}: {figure}")
+
+    def move(self) -> None:
+        self.changed = move_weights(self.weights, seed=self.publisher.version)
+
+    # -- what a stream notices --
+
+    def streams(self, rounds: int) -> None:
+        plain: List[float] = []
+        changing: List[float] = []
+        delays: List[float] = []
+        commits: List[float] = []
+        pauses: List[float] = []
+        published: List[float] = []
+        for _ in range(rounds):
+            quiet = Stream(self.engine, tokens=TOKENS)
+            quiet.join()
+            plain += quiet.gaps()[1:]
+            step = statistics.median(quiet.gaps())
+            self.move()
+            stream = Stream(self.engine, tokens=TOKENS)
+            wait_for(lambda: len(stream.times) > TOKENS // 5, "a stream to begin")
+            begin = time.monotonic()
+            result = self.publisher.publish(step=self.publisher.version)
+            returned = time.time()
+            published.append(result.seconds)
+            self.engine.wait_version(result.version)
+            stream.join()
+            figures = self.engine.metrics()
+            committed = figures["committed_timestamp_seconds"] - time.time() + time.monotonic()
+            # a token of the step before the commit may still be on its way: the next one comes a step later
+            first = next((at for at in stream.times if at > committed + step / 2), None)
+            if first is None:
+                say("a stream has ended before the commit, and does not count")
+                continue
+            delays.append(first - (returned - time.time() + time.monotonic()))
+            changing += [gap for gap in stream.gaps(after=begin, before=first)]
+            commits.append(figures["last_commit_seconds"])
+            pauses.append(figures["last_pause_seconds"])
+        self.row("weights changed per version", f"{self.changed:,} of {sum(w.numel() for w in self.weights.values()):,}")
+        self.row("one engine step (gap between tokens), median", milliseconds(statistics.median(plain)))
+        self.row("longest gap between tokens, no update", milliseconds(max(plain)))
+        self.row("longest gap between tokens, from the begin of publish to the first new token", milliseconds(max(changing)))
+        self.row("publish", milliseconds(statistics.median(published)))
+        self.row(
+            "publish's return to the first token of new weights, over HTTP",
+            f"median {milliseconds(statistics.median(delays))}, longest {milliseconds(max(delays))}, {len(delays)} versions",
+        )
+        self.row(
+            "commit in the worker, and with calls and caches",
+            f"median {milliseconds(statistics.median(commits))} and {milliseconds(statistics.median(pauses))}, "
+            f"longest {milliseconds(max(commits))} and {milliseconds(max(pauses))}",
+        )
+
+    def library(self, rounds: int) -> None:
+        """The same commit without an engine around it."""
+        replica = {name: weight.clone() for name, weight in self.weights.items()}
+        pauses = []
+        with weft.Subscriber(self.server.url, replica) as subscriber:
+            subscriber.pull()
+            for _ in range(rounds):
+                self.move()
+                version = self.publisher.publish(step=self.publisher.version).version
+                pauses.append(subscriber.pull().pause_seconds)
+                self.engine.wait_version(version)
+        self.row("commit of the library alone, as many changes", f"median {milliseconds(statistics.median(pauses))}")
+
+    def own_loader(self, rounds: int) -> None:
+        """vLLM's own way to put a sparse change in place."""
+        paths = [save_model(self.weights, self.directory / f"model-{index}") / "model.safetensors" for index in range(2)]
+        moved = {name: weight.clone() for name, weight in self.weights.items()}
+        move_weights(moved, seed=4711)
+        paths[1].unlink()
+        from safetensors.torch import save_file
+
+        save_file(moved, paths[1], metadata={"format": "pt"})
+        seconds = []
+        for turn in range(2 * rounds):
+            pair = [str(path) for path in (paths if turn % 2 == 0 else paths[::-1])]
+            answer = self.engine.post("collective_rpc", {"method": "weft_test_sparse", "args": pair}).json()
+            seconds.append(float(answer["results"][0]))
+        self.row("vLLM's own sparse loader, the same change", f"median {milliseconds(statistics.median(seconds))}")
+
+    def memory(self, rounds: int) -> None:
+        memory = Memory(self.engine)
+        before = memory.now()
+        memory.forget_peak()
+        for _ in range(rounds):
+            self.move()
+            self.engine.wait_version(self.publisher.publish(step=self.publisher.version).version)
+        above = memory.peak() - before
+        self.row(
+            "memory of the worker", f"{before / 2**20:.0f} MiB; {rounds} updates later at most {above / 2**20:.1f} MiB more, "
+            f"{above / max(1, self.changed):.1f} bytes per change",
+        )
+
+    # -- many versions --
+
+    def endure(self, versions: int) -> None:
+        memory, engine = Memory(self.engine), self.engine
+        start, first = time.monotonic(), int(engine.metrics()["commits_total"])
+        streams: List[Stream] = []
+        done: List[Stream] = []
+        sizes: Dict[int, int] = {}
+        equal = 0
+        for number in range(1, versions + 1):
+            done += [stream for stream in streams if not stream.is_alive()]
+            streams = [stream for stream in streams if stream.is_alive()]
+            while len(streams) < 2:
+                streams.append(Stream(engine, tokens=400))
+            self.move()
+            engine.wait_version(self.publisher.publish(step=self.publisher.version).version)
+            live = {name.rpartition(":")[2]: value for name, value in engine.hashes().items()}
+            equal += live == fused_hashes(self.weights)
+            if number % 20 == 0 or number == versions:
+                sizes[number] = memory.now()
+                say(f"version {number} of {versions}, {equal} equal, {sizes[number] / 2**20:.0f} MiB")
+        for stream in streams:
+            stream.join()
+        bad = sum(stream.error is not None or len(stream.texts) < 400 for stream in done + streams)
+        commits = int(engine.metrics()["commits_total"]) - first
+        self.row(
+            f"{versions} versions in a row under load",
+            f"{versions - commits} lost, {equal} equal by the weight checker, {len(done + streams)} streams of 400 tokens, "
+            f"{bad} broken, {time.monotonic() - start:.0f} s",
+        )
+        self.row(
+            "memory of the worker meanwhile", ", ".join(f"{number}: {size / 2**20:.0f} MiB" for number, size in sizes.items())
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=12, help="updates that are measured one by one (default: 12)")
+    parser.add_argument("--versions", type=int, default=0, help="then publish so many under load, each compared")
+    arguments = parser.parse_args()
+    with place("bench-engines") as directory, contextlib.ExitStack() as stack:
+        bench = Bench(directory, stack)
+        bench.streams(arguments.rounds)
+        bench.library(max(3, arguments.rounds // 2))
+        bench.memory(max(3, arguments.rounds // 2))
+        if arguments.versions:
+            bench.endure(arguments.versions)
+        bench.own_loader(max(1, arguments.rounds // 4))
+        print(f"\n`bench/engines.py` on {os.cpu_count()} processors:\n\n| | |\n|---|---|")
+        for what, figure in bench.rows:
+            print(f"| {what} | {figure} |")
+
+
+if __name__ == "__main__":
+    main()
