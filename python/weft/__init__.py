@@ -35,7 +35,8 @@ _HOMES = {
     "group": ("Group", "GroupInfo", "Member", "MemberInfo"),
     "runs": ("Collected", "Finding", "Fleet", "FollowerInfo", "LogEntry", "Repaired", "fleet", "gc", "log", "repair"),
 }  # fmt: skip
-_MODULES = ("correction", "device", "layouts", "library", "loco", "lora", "optim", "sglang", "sharded", "testing", "trl")
+_MODULES = ("correction", "device", "layouts", "library", "loco", "lora", "nemo_rl", "optim", "sglang", "sharded",
+            "slime", "testing", "trl", "verl")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 if TYPE_CHECKING:

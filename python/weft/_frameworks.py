@@ -4,18 +4,30 @@
 from __future__ import annotations
 
 import concurrent.futures
+import fcntl
+import hashlib
 import json
+import os
+import pathlib
+import tempfile
+import time
 import urllib.error
 import urllib.request
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
-from .errors import InvalidArgument, RemoteError
+from .errors import InvalidArgument, NotFoundError, RemoteError
+from .keys import KeyLike
 from .publisher import Published, Publisher
+from .runs import log
 from .store import StoreLike
+from .subscriber import Subscriber
+
+_SHARED = "/dev/shm"
+_POLL = 0.02  # seconds between looks for a version
 
 
 class Stream:
-    """Publishes weights that a framework hands over one by one, as (name, tensor), and takes back at once.
+    """Publishes weights that a framework hands over one by one and takes back at once.
 
     Each is copied into memory of the host that stays, in BF16 if it is FP32, and the publisher compares that with what it
     published last. So the host holds the model twice in the published dtype. The publisher is opened when the first weights
@@ -26,42 +38,142 @@ class Stream:
         self._store = store
         self._options = options
         self._held: Dict[str, Any] = {}
+        self._taken: Set[str] = set()
         self._publisher: Optional[Publisher] = None
 
-    def publish(self, weights: "Iterable[Tuple[str, Any]]", **labels: object) -> Published:
-        """All weights are given each time. If this fails, nothing was published."""
+    def take(self, name: str, tensor: Any) -> None:
+        """One of the weights. All are given for each version."""
         import torch
 
-        with torch.no_grad():
-            names = {name for name, tensor in map(self._keep, weights) if tensor is not None}
-        missing = next((name for name in self._held if name not in names), None)
+        held = self._held.get(name)
+        if held is None:
+            if self._publisher is not None:
+                raise InvalidArgument(f"tensor {name} was not published before; publish a model with other tensors to another store")
+            dtype = torch.bfloat16 if tensor.dtype == torch.float32 else tensor.dtype
+            held = self._held[name] = torch.empty(tensor.shape, dtype=dtype)
+        elif held.shape != tensor.shape:
+            raise InvalidArgument(f"tensor {name} has the shape {tuple(tensor.shape)}, and had {tuple(held.shape)}; "
+                                  "publish a model of another shape to another store")
+        held.copy_(tensor.detach())
+        self._taken.add(name)
+
+    def publish(self, **labels: object) -> Published:
+        """What was taken since the last call. If this fails, nothing was published, and all weights are to be given again."""
+        taken, self._taken = self._taken, set()
+        missing = next((name for name in self._held if name not in taken), None)
         if missing is not None:
             raise InvalidArgument(f"tensor {missing} was published before, and is missing now; give all weights each time")
         if self._publisher is None:
             self._publisher = Publisher(self._store, self._held, **self._options)
         return self._publisher.publish(labels)
 
-    def _keep(self, pair: "Tuple[str, Any]") -> "Tuple[str, Any]":
-        import torch
-
-        name, tensor = pair
-        held = self._held.get(name)
-        if held is None:
-            if self._publisher is not None:
-                raise InvalidArgument(f"tensor {name} was not published before; publish a model with other tensors to a new store")
-            dtype = torch.bfloat16 if tensor.dtype == torch.float32 else tensor.dtype
-            held = self._held[name] = torch.empty(tensor.shape, dtype=dtype)
-        elif held.shape != tensor.shape:
-            raise InvalidArgument(f"tensor {name} has the shape {tuple(tensor.shape)}, and had {tuple(held.shape)}; "
-                                  "publish a model of another shape to a new store")
-        held.copy_(tensor.detach())
-        return name, held
+    def publish_all(self, weights: "Iterable[Tuple[str, Any]]", **labels: object) -> Published:
+        for name, tensor in weights:
+            self.take(name, tensor)
+        return self.publish(**labels)
 
     def close(self) -> None:
         if self._publisher is not None:
             self._publisher.close()
         self._publisher = None
         self._held.clear()
+
+
+def newest(store: StoreLike, trust: KeyLike = None) -> int:
+    """The newest version in a store; 0 if there is none."""
+    try:
+        entries = log(store, trust=trust, limit=1)
+    except NotFoundError:
+        return 0
+    return entries[0].version if entries else 0
+
+
+class Receiver:
+    """A checkpoint of the newest version on this host, for frameworks whose engines load weights whole.
+
+    All ranks of a host share it: the one that holds a lock follows the store, and the others wait until it has the
+    version. If that one ends, another takes over. `cache` is the directory, by default below /dev/shm.
+    """
+
+    def __init__(self, store: str, *, trust: Optional[str] = None, cache: Optional[str] = None, timeout: float = 600) -> None:
+        name = f"weft-{os.getuid()}-{hashlib.sha256(store.encode()).hexdigest()[:16]}"
+        self._store = store
+        self._trust = trust
+        self._timeout = timeout
+        self._directory = pathlib.Path(cache or os.path.join(_SHARED if os.path.isdir(_SHARED) else tempfile.gettempdir(), name))
+        self._lock: Optional[int] = None
+        self._subscriber: Optional[Subscriber] = None
+        self._after = 0
+
+    @property
+    def path(self) -> pathlib.Path:
+        return self._directory / "model.safetensors"
+
+    def prepare(self) -> None:
+        """What is published from now on is what the next receive() waits for."""
+        self._after = newest(self._store, self._trust)
+
+    def receive(self) -> int:
+        """Waits for a version that is newer than prepare() or the last receive() saw, and brings the checkpoint there."""
+        end = time.monotonic() + self._timeout
+        while True:
+            version = self._pull() if self._lead() else self._told()
+            if version > self._after:
+                self._after = version
+                return version
+            if time.monotonic() > end:
+                raise RemoteError(-500, f"{self._store}: nothing newer than version {self._after} within {self._timeout:g} s; "
+                                  "look whether the trainer has published")
+            time.sleep(_POLL)
+
+    def _lead(self) -> bool:
+        """Whether this process is the one that follows. The lock is of its own: the checkpoint may not exist yet."""
+        if self._lock is None:
+            os.makedirs(self._directory, mode=0o700, exist_ok=True)
+            lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(lock)
+                return False
+            self._lock = lock
+        if self._subscriber is None:
+            try:
+                self._subscriber = Subscriber(self._store, self.path, trust=self._trust, replace=True)
+            except NotFoundError:  # nothing is published yet
+                return False
+        return True
+
+    def _pull(self) -> int:
+        assert self._subscriber is not None
+        if self._subscriber.poll() is not None:
+            self._subscriber.pull()
+        version = self._subscriber.version
+        note = self._directory / f"version.{os.getpid()}"
+        note.write_text(str(version))
+        os.replace(note, self._directory / "version")
+        return version
+
+    def _told(self) -> int:
+        try:
+            return int((self._directory / "version").read_text())
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def tensors(self) -> "Iterator[Tuple[str, Any]]":
+        """The checkpoint's tensors, which lie in the file: copy what is to stay."""
+        from safetensors import safe_open
+
+        with safe_open(str(self.path), "pt") as file:
+            for name in file.keys():
+                yield name, file.get_tensor(name)
+
+    def close(self) -> None:
+        if self._subscriber is not None:
+            self._subscriber.close()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._subscriber = self._lock = None
 
 
 def post(url: str, body: Mapping[str, Any], timeout: float, api_key: Optional[str] = None) -> "Tuple[int, Any]":

@@ -69,6 +69,7 @@ class Merged:
         self._layers: List[Tuple[str, Any]] = []
         self._trained: List[Tuple[str, Any]] = []  # whole tensors that are trained beside the adapters
         self.state: Dict[str, Any] = {}
+        self._places: Dict[Any, Any] = {}  # what was copied from where, so that tied tensors stay tied
         adapted = dict(_layers(model))
         for name, layer in adapted.items():
             if any(getattr(layer, "use_dora", {}).values()):
@@ -79,13 +80,17 @@ class Merged:
                 if any(part.startswith("lora_") for part in name.split(".")) or ".original_module." in name:
                     continue
                 self._keep(name, tensor)
+        self._places.clear()
         self.refresh()
 
     def _keep(self, name: str, tensor: Any) -> None:
         torch = self._torch
         plain = _plain(name)
         dtype = torch.bfloat16 if tensor.dtype == torch.float32 else tensor.dtype
-        self.state[plain] = tensor.detach().to("cpu", dtype, copy=True)
+        place = (tensor.device, tensor.data_ptr(), tensor.shape)
+        if place not in self._places:
+            self._places[place] = tensor.detach().to("cpu", dtype, copy=True)
+        self.state[plain] = self._places[place]
         if ".modules_to_save." in name:
             self._trained.append((plain, tensor))
 

@@ -23,7 +23,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ._frameworks import post
 from .context import logger
-from .errors import UNSUPPORTED, Error, InvalidArgument, RemoteError, StaleError, UnsupportedError
+from .errors import UNSUPPORTED, Error, InvalidArgument, RemoteError, StaleError, UnsupportedError, error_of
 from .layouts import Layout, Live, Recipe, Slice
 from .subscriber import Subscriber
 
@@ -200,7 +200,7 @@ def _agree(failure: Optional[Error], model: Any) -> None:
             held = _followers.get(model)
             if held is not None and failure is None:
                 held.subscriber.rollback()
-            raise found if len(failures) == 1 else type(found)(found.status, f"rank {rank}: {found}")
+            raise found if len(failures) == 1 else error_of(found.status, f"rank {rank}: {found}")
 
 
 def load(model: Any, named_tensors: Any) -> int:

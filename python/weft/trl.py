@@ -111,7 +111,7 @@ class VLLMClient(vllm_client.VLLMClient):  # type: ignore[misc]
         """Publishes all weights, and returns when the server has them. A failure is raised with the server's text."""
         if self._updating_weights:
             raise InvalidArgument("weft publishes a model whole: call update_model_params(model), without weight_update()")
-        self.published = self._stream.publish(named_params)
+        self.published = self._stream.publish_all(named_params)
         self._servers.go_to(self.published.version)
 
     def update_named_param(self, name: str, weights: Any) -> None:
@@ -154,7 +154,7 @@ class WeightTransfer:
         """The servers need no pause."""
 
     def send_weights(self, iterator: "Iterable[Tuple[str, Any]]") -> None:
-        self.published = self._stream.publish(iterator)
+        self.published = self._stream.publish_all(iterator)
         self._servers.go_to(self.published.version)
         logger.info("version %d is in the engines", self.published.version)
 

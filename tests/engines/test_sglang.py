@@ -202,5 +202,58 @@ class Refusals(unittest.TestCase):
         self.refused(stack, "not known here")
 
 
+def rank_model(config, rank, ranks):
+    """A model of one layer, of SGLang's own layers, as a rank has them."""
+    from sglang.srt.layers import linear
+    from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
+    from sglang.srt.runtime_context import get_parallel
+
+    hidden, size, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    options = {"bias": False, "params_dtype": torch.bfloat16}
+    place = {"tp_rank": rank, "tp_size": ranks, "tp_group": None}
+
+    def norm():
+        return torch.nn.RMSNorm(hidden, dtype=torch.bfloat16)
+
+    def within(**modules):
+        return torch.nn.ModuleDict(modules)
+
+    with get_parallel().override(**place, **{f"attn_{name}": value for name, value in place.items()}):
+        attention = within(qkv_proj=linear.QKVParallelLinear(hidden, head, heads, kv_heads, **options),
+                           o_proj=linear.RowParallelLinear(heads * head, hidden, **options))
+        mlp = within(gate_up_proj=linear.MergedColumnParallelLinear(hidden, [size, size], **options),
+                     down_proj=linear.RowParallelLinear(size, hidden, **options))
+        layer = within(self_attn=attention, mlp=mlp, input_layernorm=norm(), post_attention_layernorm=norm())
+        embedding = VocabParallelEmbedding(config["vocab_size"], hidden, params_dtype=torch.bfloat16)
+        return within(model=within(embed_tokens=embedding, layers=torch.nn.ModuleList([layer]), norm=norm()))
+
+
+class Ranks(unittest.TestCase):
+    """Layers of tensor-parallel ranks; SGLang 0.5.23 starts several ranks on GPUs only, and makes their layers anywhere."""
+
+    def test_layouts(self):
+        """What live layers say is what weft.layouts knows of SGLang, also of a padded vocabulary and shared KV heads."""
+        config = {"model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9,
+                  "num_key_value_heads": 3, "head_dim": 64, "num_hidden_layers": 1, "vocab_size": 1000, "dtype": "bfloat16",
+                  "tie_word_embeddings": True}
+        for ranks, changed in ((1, {}), (3, {"vocab_size": 960}), (4, {"num_attention_heads": 8, "num_key_value_heads": 2})):
+            for rank in range(ranks):
+                with self.subTest(rank=rank, ranks=ranks):
+                    live = weft.sglang.layout_of(rank_model({**config, **changed}, rank, ranks))
+                    known = weft.layouts.from_config({**config, **changed}, "sglang", tensor_parallel=(rank, ranks))
+                    self.assertEqual(live.table(), known.table())
+                    self.assertEqual(live.recipes, {name: recipe for name, recipe in known.recipes.items() if recipe.kind != "tie"})
+
+    def test_repacked(self):
+        config = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64,
+                  "vocab_size": 64}
+        model = rank_model(config, 0, 1)
+        down = model["model"]["layers"][0]["mlp"]["down_proj"]
+        down.weight.data = torch.zeros(16, 256, dtype=torch.bfloat16)
+        with self.assertRaisesRegex(weft.UnsupportedError, r"its shape is \(16, 256\), not \(64, 64\)"):
+            weft.sglang.layout_of(model)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -121,14 +121,14 @@ class Server(unittest.TestCase):
             transfer.resume()
             self.assertEqual(server.version, str(transfer.published.version))
             self.assertEqual(plain(server.hashes()), engines.fused_hashes(weights))
+        moved = dict(weights)
         weights.popitem()
         with self.assertRaisesRegex(weft.InvalidArgument, "is missing now"):
             transfer.send_weights(iter(weights.items()))
         transfer.destroy()
-        gone = weft.trl.WeightTransfer(place / "other", server.url, engine_store=str(place / "nowhere"))
-        with self.assertRaisesRegex(weft.RemoteError, "answered 500"):
-            gone.send_weights(iter(engines.load_weights().items()))
-        gone.destroy()
+        with self.assertRaisesRegex(weft.RemoteError, "answered 500.*version 99"):
+            weft.trl.VLLMServers(server.url, {"store": str(place / "async"), "follow": False}, 60).go_to(99)
+        self.assertEqual(plain(server.hashes()), engines.fused_hashes(moved), "a failure has changed the weights")
         self.assertEqual(requests.get(f"{server.url}/health", timeout=60).status_code, 200)
 
 
