@@ -14,7 +14,10 @@ case " $* " in
         make -C "$tree" --no-print-directory all >&2 || exit 1
     fi
     if [ ! -x "$engines/venv/bin/python" ] || [ ! -e "$engines/model" ]; then
-        WEFT_ENGINES=$engines "$tree/scripts/engines.sh" >&2 || exit 1
+        "$tree/scripts/engines.sh" >&2 || {
+            echo "demo-llm: the set-up could not be made: see above; it takes PyPI and 6 GB of disk" >&2
+            exit 1
+        }
     fi
     ;;
 esac

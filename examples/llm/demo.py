@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make demo-llm`: a language model learns by reinforcement, and a live inference engine follows it bit for bit.
 
-TRL's GRPOTrainer trains SmolLM2-135M on sums, with FP32 masters. Its rollouts come from a vLLM server behind a slow link.
-After each step what changed of the BF16 weights goes there through weft. At the end vLLM's own weight checker says
-what is in the engine's memory, and that is compared with the trainer's weights.
+TRL's GRPOTrainer trains SmolLM2-135M on sums, with FP32 masters. Its rollouts come from a vLLM server behind a slow
+link. After each step what changed of the BF16 weights goes there through weft. At the end vLLM's own weight checker
+says what is in the engine's memory, and that is compared with the trainer's weights.
 
 | file | what lives there |
 |---|---|
@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Dict, Iterator
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 ENGINES = pathlib.Path(os.environ.get("WEFT_ENGINES", TREE / "build/engines")).resolve()
@@ -54,8 +54,8 @@ exit codes: 0 done, 1 failed, 2 wrong usage, 3 the engine's weights are not the 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="demo_llm.sh", description="SmolLM2-135M learns sums by TRL's GRPO, and a live vLLM server follows it by weft.",
-        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="demo_llm.sh", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="SmolLM2-135M learns sums by TRL's GRPO, and a live vLLM server follows it by weft.",
     )
 
     def number(least: float, most: float, kind: Any) -> Any:
@@ -68,14 +68,16 @@ def parse_options() -> argparse.Namespace:
         parse.__name__ = f"number from {least:g} to {most:g}"
         return parse
 
-    parser.add_argument("--steps", type=number(2, 10000, int), default=20, metavar="N", help="steps of the trainer (20)")
+    parser.add_argument("--steps", type=number(2, 10000, int), default=20, metavar="N",
+                        help="steps of the trainer (20)")
     parser.add_argument("--learning-rate", type=number(1e-12, 1, float), default=1e-6, metavar="RATE",
                         help="of AdamW (1e-6, as in the papers)")
     parser.add_argument("--sync", choices=("patch", "full"), default="patch",
                         help="patch: send what changed (default); full: send every version whole, to compare")
     parser.add_argument("--link", type=number(0, 100000, float), default=50.0, metavar="MBIT",
                         help="Mbit/s between store and engine (50); 0: as fast as loopback")
-    parser.add_argument("--seed", type=number(0, 2**31 - 1, int), default=1, metavar="N", help="of prompts and masters (1)")
+    parser.add_argument("--seed", type=number(0, 2**31 - 1, int), default=1, metavar="N",
+                        help="of prompts and masters (1)")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("weft-demo-llm.html"), metavar="FILE",
                         help="the report (weft-demo-llm.html)")
     parser.add_argument("--keep", type=pathlib.Path, metavar="DIR",
@@ -162,7 +164,10 @@ class Store(Process):
         url = directory / "url"
         super().__init__(
             "weft serve",
-            [str(WEFT), "serve", str(directory / "store"), "--listen", f"{link.store}:0", "--url-file", str(url), "--read-only"],
+            [
+                str(WEFT), "serve", str(directory / "store"), "--listen", f"{link.store}:0", "--url-file", str(url),
+                "--read-only",
+            ],
             directory / "serve.log",
         )
         while not (url.exists() and url.read_text().endswith("\n")):
@@ -210,7 +215,10 @@ def prove(engine: Any, masters: Any) -> Dict[str, Any]:
     return {"version": int(engine.version), "parameters": len(live), "differing": differing}
 
 
-def train(options: argparse.Namespace, directory: pathlib.Path, opened: contextlib.ExitStack, run: Dict[str, Any]) -> Dict[str, Any]:
+def train(
+    options: argparse.Namespace, directory: pathlib.Path, opened: contextlib.ExitStack, run: Dict[str, Any]
+) -> Dict[str, Any]:
+    """All of it, with what it opens closed by the caller. `run` gets the settings; the proof is returned."""
     link = opened.enter_context(contextlib.closing(Link(options.link)))
     say(f"link: {link.told}")
     store = opened.enter_context(contextlib.closing(Store(directory, link)))
@@ -219,13 +227,15 @@ def train(options: argparse.Namespace, directory: pathlib.Path, opened: contextl
     from learner import Learner, start_model
 
     torch.set_num_threads(os.cpu_count() or 1)
-    start_model(ENGINES / "model", directory / "model", options.seed)
+    zeros = start_model(ENGINES / "model", directory / "model", options.seed)
+    say(f"masters: random within their BF16 rounding cells, since the model was quantised; {zeros:.2%} of the weights were\n"
+        "zero, where BF16 has no cell, and begin at small values")
     from engine import Engine
 
     begun = time.monotonic()
-    scratch = pathlib.Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="weft-llm.", ignore_cleanup_errors=True)))
+    scratch = opened.enter_context(tempfile.TemporaryDirectory(prefix="weft-llm.", ignore_cleanup_errors=True))
     engine = opened.enter_context(
-        contextlib.closing(Engine(directory / "model", directory, scratch, ENGINES / "cache", link))
+        contextlib.closing(Engine(directory / "model", directory, pathlib.Path(scratch), ENGINES / "cache", link))
     )
     run.update(describe(options, link))
     engine.wait_ready()
@@ -259,8 +269,8 @@ def proof_text(proof: Dict[str, Any]) -> str:
     count, differing = proof["parameters"], proof["differing"]
     if differing:
         return f"{len(differing)} of {count} parameters differ from the trainer's, {differing[0]} among them"
-    return (f"version {proof['version']}: each of the engine's {count} parameters has the SHA-256 of the trainer's weights, "
-            "by vLLM's weight checker")
+    return (f"version {proof['version']}: each of the engine's {count} parameters has the SHA-256 of the trainer's "
+            "weights, by vLLM's weight checker")
 
 
 def finish(options: argparse.Namespace, directory: pathlib.Path, run: Dict[str, Any], proof: Dict[str, Any]) -> int:

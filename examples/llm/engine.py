@@ -27,8 +27,8 @@ def _free_port() -> int:
 
 
 class Engine(Process):
-    """One process computes on one core; the trainer has what is left. The routes of vLLM's development mode are on: TRL drives
-    the engine by them, and the weight checker is one. `scratch` is for its sockets, whose paths must be short."""
+    """One process computes on one core; the trainer has what is left. The routes of vLLM's development mode are on: TRL
+    drives the engine by them, and the weight checker is one. `scratch` is for sockets, whose paths must be short."""
 
     def __init__(
         self, model: pathlib.Path, directory: pathlib.Path, scratch: pathlib.Path, cache: pathlib.Path, link: Link
@@ -62,7 +62,7 @@ class Engine(Process):
 
     def _healthy(self) -> bool:
         try:
-            return requests.get(f"{self.url}/health", timeout=10).status_code == 200
+            return bool(requests.get(f"{self.url}/health", timeout=10).status_code == 200)
         except requests.RequestException:
             return False
 
@@ -72,7 +72,7 @@ class Engine(Process):
         return str(requests.get(f"{self.url}/weight_info", timeout=60).json()["weight_version"])
 
     def figures(self) -> Dict[str, float]:
-        """The plug-in's, from vLLM's Prometheus endpoint: version, last_pause_seconds, fetched_bytes_total and others."""
+        """The plug-in's, from vLLM's Prometheus endpoint, such as last_pause_seconds and fetched_bytes_total."""
         lines = requests.get(f"{self.url}/metrics", timeout=60).text.splitlines()
         pairs = [line.rsplit(" ", 1) for line in lines if line.startswith("weft:")]
         return {name.split("{")[0][len("weft:") :]: float(value) for name, value in pairs}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer: TRL's GRPOTrainer, whose rollouts come from the engine and whose weights go there by weft. Masters are FP32;
-passes compute in BF16 where torch's autocast does.
+"""The trainer: TRL's GRPOTrainer, whose rollouts come from the engine and whose weights go there by weft. Masters are
+FP32; passes compute in BF16 where torch's autocast does.
 
 The model was quantised before it came here, so its weights lie on a coarse grid, and masters that begin on a grid do
 not behave as trained ones do. `spread` puts each master at a random place among all FP32 values that BF16 rounds to the
@@ -41,14 +41,16 @@ _BLOCK = 32  # weights that were quantised together
 # ---- the model ----
 
 
-def start_model(model: pathlib.Path, place: pathlib.Path, seed: int) -> None:
-    """A copy of a checkpoint in which each zero is a value within half a step of its quantised neighbours."""
+def start_model(model: pathlib.Path, place: pathlib.Path, seed: int) -> float:
+    """Makes a copy of a checkpoint in which each zero is a value within half a step of its quantised neighbours. The share
+    of the weights that were zero."""
     place.mkdir()
     for file in model.iterdir():
         if file.suffix != ".safetensors":
             shutil.copy(file, place)
     dice = torch.Generator().manual_seed(seed)
     weights = load_file(model / "model.safetensors")
+    zeros = sum(int((weight == 0).sum()) for weight in weights.values())
     for weight in weights.values():
         if weight.dim() == 2:
             blocks = weight.view(-1, _BLOCK)
@@ -58,6 +60,7 @@ def start_model(model: pathlib.Path, place: pathlib.Path, seed: int) -> None:
             filled = least * (torch.rand(found.shape, generator=dice) - 0.5)
             blocks[rows] = torch.where(found == 0, filled, found).to(weight.dtype)
     save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
+    return zeros / sum(weight.numel() for weight in weights.values())
 
 
 def spread(masters: Any, seed: int) -> None:
@@ -78,7 +81,8 @@ def spread(masters: Any, seed: int) -> None:
 def make_prompts(count: int, seed: int) -> Any:
     """Sums of numbers with one and two digits, with what they come to."""
     dice = random.Random(seed)
-    pairs = [(dice.randrange(1, 10 ** dice.randint(1, 2)), dice.randrange(1, 10 ** dice.randint(1, 2))) for _ in range(count)]
+    numbers = [dice.randrange(1, 10 ** dice.randint(1, 2)) for _ in range(2 * count)]
+    pairs = list(zip(numbers[::2], numbers[1::2]))
     return Dataset.from_dict({
         "prompt": [f"Question: What is {a} + {b}?\nAnswer: {a} + {b} =" for a, b in pairs],
         "answer": [a + b for a, b in pairs],
@@ -93,7 +97,7 @@ def reward_right(completions: List[str], answer: List[int], **_: Any) -> List[fl
 # ---- the steps ----
 
 
-class Notes(transformers.TrainerCallback):  # type: ignore[misc]
+class Notes(transformers.TrainerCallback):
     """What TRL logs of its newest step."""
 
     def __init__(self) -> None:
@@ -132,7 +136,8 @@ class Densities:
             self._older = now
         total = sum(changed.values())
         return {
-            "changed": total, "elements": self.elements, "tensors": {kind: part / all for kind, (part, all) in kinds.items()},
+            "changed": total, "elements": self.elements,
+            "tensors": {kind: part / whole for kind, (part, whole) in kinds.items()},
             "density": {"1": total / self.elements, "8": over_eight, "32": None},
         }
 
@@ -157,7 +162,7 @@ class Learner:
         self._tell = tell
         self._metrics = directory / "metrics.jsonl"
         self._notes = Notes()
-        # what `use` is given here is all that the trainer knows of weft
+        # all that makes the trainer send its weights by weft
         weft.trl.use(str(directory / "store"), engine_store=store_url, options={"whole": whole})
         self.masters = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         spread(self.masters, seed)
@@ -173,8 +178,9 @@ class Learner:
             args=trl.GRPOConfig(
                 output_dir=str(directory / "trl"), max_steps=steps, learning_rate=rate, seed=seed, max_grad_norm=1.0,
                 per_device_train_batch_size=_PASS, gradient_accumulation_steps=PROMPTS * GROUP // _PASS,
-                num_generations=GROUP, max_completion_length=TOKENS, use_vllm=True, vllm_mode="server", vllm_server_base_url=engine.url, use_cpu=True, bf16=True,
-                gradient_checkpointing=False, logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
+                num_generations=GROUP, max_completion_length=TOKENS, use_vllm=True, vllm_mode="server",
+                vllm_server_base_url=engine.url, use_cpu=True, bf16=True, gradient_checkpointing=False,
+                logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
             ),
         )
         self._trainer.remove_callback(transformers.PrinterCallback)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The link between the trainer's store and the engine: a network namespace for the engine, and a pair of interfaces that
-lets no more through than a rate in either direction. It takes root and the programs of iproute2. Where these cannot be
-had, both ends are on loopback, and the link says so.
+"""The link between the trainer's store and the engine: a network namespace for the engine, and a pair of interfaces
+that lets no more through than a rate in either direction. It takes root and the programs of iproute2. Where these
+cannot be had, both ends are on loopback, and the link says so.
 
 The namespace has no name: it is that of a process that reads a pipe of the demo's, and goes with it.
 """
@@ -18,8 +18,8 @@ _LATENCY = "200ms"  # what the queue before the link holds
 
 
 class Link:
-    """`store` and `engine` are the addresses of the two ends; `prefix` comes before commands at the engine's end. `told` says
-    in words what the link is. A rate of 0 asks for none."""
+    """`store` and `engine` are the addresses of the two ends; `prefix` comes before commands at the engine's end. What
+    the link is, `told` says in words. A rate of 0 asks for none."""
 
     def __init__(self, rate: float) -> None:
         self.rate = 0.0  # Mbit/s; 0: not limited

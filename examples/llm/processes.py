@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that end with the demo, however it ends.
 
-Each has a keeper: this file, run as a program. It starts the command in a session of its own and holds the reading end of
-a pipe. When the demo closes the pipe, or is killed, the keeper ends the command and all that it has started.
+Each has a keeper: this file, run as a program. It starts the command in a session of its own and holds the reading end
+of a pipe. When the demo closes the pipe, or is killed, the keeper ends the command and all that it has started.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/demo_llm.sh: two steps of the real thing end with equal weights, few changes and a report; killed, it leaves no
-process; without the set-up it says what to do."""
+"""examples/llm/demo.py: two steps of the real thing end with equal weights, few changes and a report; interrupted or
+killed, it leaves no process; without its set-up it says what to do."""
 
 import json
 import os
@@ -8,88 +8,91 @@ import pathlib
 import signal
 import subprocess
 import sys
-import unittest
+from typing import Any, List, Tuple
 
-import engines
+from engines import TREE, place, run, say, wait_for
 
-DEMO = engines.TREE / "examples/llm/demo.py"
-
-
-def start(*options, **environment):
-    return subprocess.Popen([sys.executable, "-B", str(DEMO), *map(str, options)], text=True, env={**os.environ, **environment},
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+DEMO = TREE / "examples/llm/demo.py"
 
 
-def processes_of(place):
-    """Those that have it on their command line, or as their directory for temporary files."""
+def start(*options: Any, **environment: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-B", str(DEMO), *map(str, options)], text=True,
+                            env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def processes_of(directory: pathlib.Path) -> List[Tuple[str, bytes]]:
+    """Those that have it on their command line, or in their environment."""
     found = []
     for entry in pathlib.Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and any(str(place).encode() in (entry / name).read_bytes() for name in ("cmdline", "environ")):
-                found.append((entry.name, (entry / "cmdline").read_bytes().replace(b"\0", b" ")))
+            told = [(entry / name).read_bytes() for name in ("cmdline", "environ")] if entry.name.isdigit() else []
+            if any(str(directory).encode() in text for text in told):
+                found.append((entry.name, told[0].replace(b"\0", b" ")))
         except OSError:
             continue  # it has ended
     return found
 
 
-class Demo(unittest.TestCase):
-    def test_two_steps(self):
-        with engines.place("demo-llm") as place:
-            report = place / "report.html"
-            demo = start("--steps", 2, "--json", "--output", report, "--keep", place / "run")
-            out, talk = demo.communicate()
-            self.assertEqual(demo.returncode, 0, talk)
-            engines.say(talk)
-            told = json.loads(out)
-            self.assertEqual(told["proof"]["differing"], [])
-            self.assertEqual((told["proof"]["version"], told["proof"]["parameters"]), (3, 182))
-            lines = [json.loads(line) for line in (place / "run/metrics.jsonl").read_text().splitlines()]
-            self.assertEqual([line["version"] for line in lines], [2, 3])
-            for line in lines:
-                worker = line["workers"][0]
-                self.assertTrue(0 < line["density"]["1"] < 0.01, line["density"])
-                self.assertLess(line["bytes"]["sent"], line["bytes"]["dense"] / 100)
-                self.assertLess(worker["received"], line["bytes"]["dense"] / 100)
-                self.assertEqual(worker["version"], line["version"])
-            self.assertEqual(told["summary"]["steps"], 2)
-            self.assertIn("SHA-256", told["run"]["proof"])
-            self.assertIn("<!doctype html>", report.read_text())
-            self.assertEqual(processes_of(place), [])
+def test_two_steps() -> None:
+    with place("demo-llm") as directory:
+        report = directory / "report.html"
+        demo = start("--steps", 2, "--json", "--output", report, "--keep", directory / "run", TMPDIR=str(directory))
+        out, talk = demo.communicate()
+        assert demo.returncode == 0, talk
+        say(talk)
+        told = json.loads(out)
+        assert told["proof"] == {"version": 3, "parameters": 182, "differing": []}, told["proof"]
+        lines = [json.loads(line) for line in (directory / "run/metrics.jsonl").read_text().splitlines()]
+        assert [line["version"] for line in lines] == [2, 3], lines
+        for line in lines:
+            worker = line["workers"][0]
+            assert 0 < line["density"]["1"] < 0.01, line["density"]
+            assert max(line["bytes"]["sent"], worker["received"]) < line["bytes"]["dense"] / 100, line
+            assert worker["version"] == line["version"], line
+        assert told["summary"]["steps"] == 2 and "SHA-256" in told["run"]["proof"], told
+        assert "<!doctype html>" in report.read_text()
+        assert processes_of(directory) == []
 
-    def test_killed(self):
-        with engines.place("demo-llm") as place:
-            demo = start("--steps", 2, "--output", place / "report.html", "--keep", place / "run", TMPDIR=str(place))
-            engines.wait_for((place / "run/vllm.log").exists, "the engine's start", 300)
-            demo.send_signal(signal.SIGKILL)
-            demo.communicate()
-            engines.wait_for(lambda: not processes_of(place), "the end of all processes", 60)
 
-    def test_interrupted(self):
-        with engines.place("demo-llm") as place:
-            demo = start("--steps", 2, "--output", place / "report.html", "--keep", place / "run", TMPDIR=str(place))
-            engines.wait_for((place / "run/vllm.log").exists, "the engine's start", 300)
-            demo.send_signal(signal.SIGINT)
+def begin(directory: pathlib.Path) -> "subprocess.Popen[str]":
+    """One whose engine has been started, if it does not answer yet."""
+    demo = start("--steps", 2, "--output", directory / "report.html", "--keep", directory / "run",
+                 TMPDIR=str(directory))
+    wait_for((directory / "run/vllm.log").exists, "the engine's start", 300)
+    return demo
+
+
+def test_interrupted() -> None:
+    with place("demo-llm") as directory:
+        demo = begin(directory)
+        demo.send_signal(signal.SIGINT)
+        _, talk = demo.communicate()
+        assert demo.returncode == 130 and f"are in {directory / 'run'}" in talk, talk
+        assert processes_of(directory) == []
+        assert not (directory / "report.html").exists(), "a report of no step"
+
+
+def test_killed() -> None:
+    with place("demo-llm") as directory:
+        demo = begin(directory)
+        demo.kill()
+        demo.communicate()
+        wait_for(lambda: not processes_of(directory), "the end of all processes", 60)
+
+
+def test_refusals() -> None:
+    with place("demo-llm") as directory:
+        for options, environment, code, words in (
+            ([], {"WEFT_ENGINES": str(directory / "none")}, 1, "`make demo-llm` makes it"),
+            (["--keep", directory], {}, 1, "takes a directory that does not"),
+            (["--output", directory / "none/report.html"], {}, 1, "give another --output"),
+            (["--steps", "1"], {}, 2, "--steps"),
+            (["--link", "fast"], {}, 2, "--link"),
+        ):
+            demo = start(*options, **environment)
             _, talk = demo.communicate()
-            self.assertEqual(demo.returncode, 130, talk)
-            self.assertIn(f"are in {place / 'run'}", talk)
-            self.assertEqual(processes_of(place), [])
-            self.assertFalse((place / "report.html").exists())
-
-    def test_refusals(self):
-        with engines.place("demo-llm") as place:
-            for options, environment, code, words in (
-                ([], {"WEFT_ENGINES": str(place / "none")}, 1, "`make demo-llm` makes it"),
-                (["--keep", place], {}, 1, "takes a directory that does not"),
-                (["--output", place / "none/report.html"], {}, 1, "give another --output"),
-                (["--steps", "1"], {}, 2, "--steps"),
-                (["--link", "fast"], {}, 2, "--link"),
-            ):
-                with self.subTest(words):
-                    demo = start(*options, **environment)
-                    _, talk = demo.communicate()
-                    self.assertEqual(demo.returncode, code, talk)
-                    self.assertIn(words, talk)
+            assert demo.returncode == code and words in talk, (options, talk)
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    run(test_refusals, test_two_steps, test_interrupted, test_killed)
