@@ -88,6 +88,7 @@ class Bench:
         self.engine.ready()
         self.engine.wait_version(1)
         self.changed = 0
+        self.total = sum(weight.numel() for weight in self.weights.values())
 
     def row(self, what: str, figure: str) -> None:
         self.rows.append((what, figure))
@@ -130,7 +131,7 @@ class Bench:
             changing += [gap for gap in stream.gaps(after=begin, before=first)]
             commits.append(figures["last_commit_seconds"])
             pauses.append(figures["last_pause_seconds"])
-        self.row("weights changed per version", f"{self.changed:,} of {sum(w.numel() for w in self.weights.values()):,}")
+        self.row("weights changed per version", f"{self.changed:,} of {self.total:,}")
         self.row("one engine step (gap between tokens), median", milliseconds(statistics.median(plain)))
         self.row("longest gap between tokens, no update", milliseconds(max(plain)))
         self.row("longest gap between tokens, from the begin of publish to the first new token", milliseconds(max(changing)))
@@ -154,8 +155,8 @@ class Bench:
             for _ in range(rounds):
                 self.move()
                 version = self.publisher.publish(step=self.publisher.version).version
+                self.engine.wait_version(version)  # so that they do not do the same at once
                 pauses.append(subscriber.pull().pause_seconds)
-                self.engine.wait_version(version)
         self.row("commit of the library alone, as many changes", f"median {milliseconds(statistics.median(pauses))}")
 
     def own_loader(self, rounds: int) -> None:
@@ -175,6 +176,8 @@ class Bench:
         self.row("vLLM's own sparse loader, the same change", f"median {milliseconds(statistics.median(seconds))}")
 
     def memory(self, rounds: int) -> None:
+        """The first updates of all: what they need is not there yet."""
+        Stream(self.engine, tokens=50).join()
         memory = Memory(self.engine)
         before = memory.now()
         memory.forget_peak()
@@ -183,8 +186,9 @@ class Bench:
             self.engine.wait_version(self.publisher.publish(step=self.publisher.version).version)
         above = memory.peak() - before
         self.row(
-            "memory of the worker", f"{before / 2**20:.0f} MiB; {rounds} updates later at most {above / 2**20:.1f} MiB more, "
-            f"{above / max(1, self.changed):.1f} bytes per change",
+            "memory of the worker",
+            f"{before / 2**20:.0f} MiB before the first update; its peak in {rounds} updates {above / 2**20:.1f} MiB more, "
+            f"{above / max(1, self.changed):.1f} bytes per change (the model: {2 * self.total / 2**20:.0f} MiB)",
         )
 
     # -- many versions --
@@ -229,9 +233,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with place("bench-engines") as directory, contextlib.ExitStack() as stack:
         bench = Bench(directory, stack)
+        bench.memory(max(3, arguments.rounds // 2))
         bench.streams(arguments.rounds)
         bench.library(max(3, arguments.rounds // 2))
-        bench.memory(max(3, arguments.rounds // 2))
         if arguments.versions:
             bench.endure(arguments.versions)
         bench.own_loader(max(1, arguments.rounds // 4))

@@ -164,7 +164,7 @@ def test_killed_and_restarted_in_mid_follow() -> None:
     stop = threading.Event()
 
     def publish() -> None:
-        while not stop.wait(0.3):
+        while not stop.wait(1):
             scene.publish(0.001)
 
     thread = threading.Thread(target=publish)

@@ -165,7 +165,8 @@ class Leader:
                 self._listen()
                 self._decide()
         except (EOFError, OSError) as error:
-            if not self._ending:
+            running = getattr(self._core, "is_running", lambda: True)
+            if not self._ending and running():
                 logger.error("weft: a worker is gone (%s); the engine stays at the version that it has", error)
         except Exception:
             logger.exception("weft: following has ended; the engine stays at the version that it has")
