@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """LoRA on a real language model: what a version costs as an adapter, and what it costs merged into the weights.
 
-    build/engines/venv/bin/python bench/lora.py            # after scripts/engines.sh; a quarter of an hour on 2 busy cores
-    build/engines/venv/bin/python bench/lora.py --quick    # one rank and one rate, a minute
+    build/engines/venv/bin/python bench/lora.py            # after scripts/engines.sh; minutes
+    build/engines/venv/bin/python bench/lora.py --quick    # one rank and one rate
 
-SmolLM2-135M in BF16 with PEFT's adapters in FP32 on all linear layers (alpha is twice the rank, no dropout), AdamW without
-decay, clipped at 1.0, next-token loss on sums of small numbers. After each step the adapter is published as BF16 to one
-store, and the merged weights to another; the bytes are those of the patches. Prints a table in Markdown.
+SmolLM2-135M (BF16 values) with PEFT's adapters in FP32 on all linear layers (alpha is twice the rank, no dropout),
+AdamW without decay, clipped at 1.0, next-token loss on sums of small numbers. After each step the adapter is published
+as BF16 to one store, and the merged weights to another; the bytes are those of the patches. Prints a table in Markdown.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 MODEL = frameworks.PLACE.parent / "model"
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-SHOWN = (1, 4, 16)  # steps
+SHOWN = (1, 4, 8)  # steps
 
 
 def batches(tokenizer, steps):
@@ -48,7 +48,9 @@ def run(rank, rate, steps, place):
     torch.manual_seed(7)
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(
+        MODEL, dtype=torch.float32
+    )  # BF16 values, which processors compute with faster so
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=LINEAR)
     model = peft.get_peft_model(model, config)  # its adapters are FP32
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -56,8 +58,10 @@ def run(rank, rate, steps, place):
     merged = weft.lora.Merged(model)
     adapter = weft.lora.adapter_state(model)
     found = []
-    with weft.Publisher(place / "adapter", adapter, dtype="bfloat16", anchor_ratio=-1) as small, \
-            weft.Publisher(place / "merged", merged.state, anchor_ratio=-1) as large:
+    with (
+        weft.Publisher(place / "adapter", adapter, dtype="bfloat16", anchor_ratio=-1) as small,
+        weft.Publisher(place / "merged", merged.state, anchor_ratio=-1) as large,
+    ):
         small.publish()
         large.publish()
         for batch in batches(tokenizer, steps):
@@ -70,8 +74,12 @@ def run(rank, rate, steps, place):
             merged.refresh()
             made = small.publish(), large.publish()
             found.append([(version.patch_bytes, version.changed / version.total) for version in made])
-            print(f"rank {rank}, rate {rate:g}, step {len(found)}: loss {loss.item():.3f}, adapter {made[0].patch_bytes}, "
-                  f"merged {made[1].patch_bytes}", file=sys.stderr, flush=True)
+            print(
+                f"rank {rank}, rate {rate:g}, step {len(found)}: loss {loss.item():.3f}, "
+                f"adapter {made[0].patch_bytes}, merged {made[1].patch_bytes}",
+                file=sys.stderr,
+                flush=True,
+            )
         dense = made[0].dense_bytes
     return dense, found
 
@@ -91,8 +99,11 @@ def main():
             for step in shown:
                 (small, few), (large, many) = found[step - 1]
                 which = f"adapter, {large / small:.1f} ×" if small < large else f"merged, {small / large:.1f} ×"
-                print(f"| {rank} | {dense / 1e6:.1f} MB | {rate:g} | {step} | {small / 1e6:.2f} MB | {few:.0%} | {large / 1e6:.2f} MB "
-                      f"| {many:.2%} | {which} |", flush=True)
+                print(
+                    f"| {rank} | {dense / 1e6:.1f} MB | {rate:g} | {step} | {small / 1e6:.2f} MB | {few:.0%} "
+                    f"| {large / 1e6:.2f} MB | {many:.2%} | {which} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

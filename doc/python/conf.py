@@ -28,6 +28,7 @@ nitpicky = False
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": True}
 autodoc_typehints = "signature"
+autodoc_mock_imports = ["transformers", "trl", "verl"]  # frameworks that adapters are made of
 
 # A comment behind a field says what it is: `bytes: int  # uploaded`. Sphinx knows such comments by a colon.
 sphinx.pycode.parser.comment_re = re.compile(r"^\s*#:? (?!fmt:|type:|noqa)(.*)\r?\n?$")

@@ -29,10 +29,9 @@ _POLL = 0.02  # seconds between looks for a version
 class Stream:
     """Publishes weights that a framework hands over one by one and takes back at once.
 
-    Each is copied into memory of the host that stays, in BF16 if it is FP32, and the publisher compares that with what it
-    published last. So the host holds the model twice in the published dtype. The publisher is opened when the first weights
-    are there; `options` are weft.Publisher's.
-    """
+    Each is copied into memory of the host that stays, in BF16 if it is FP32, and the publisher compares that with what
+    it published last. So the host holds the model twice in the published dtype. The publisher is opened when the first
+    weights are there; `options` are weft.Publisher's."""
 
     def __init__(self, store: StoreLike, **options: Any) -> None:
         self._store = store
@@ -48,21 +47,28 @@ class Stream:
         held = self._held.get(name)
         if held is None:
             if self._publisher is not None:
-                raise InvalidArgument(f"tensor {name} was not published before; publish a model with other tensors to another store")
+                raise InvalidArgument(
+                    f"tensor {name} was not published before; publish a model with other tensors to another store"
+                )
             dtype = torch.bfloat16 if tensor.dtype == torch.float32 else tensor.dtype
             held = self._held[name] = torch.empty(tensor.shape, dtype=dtype)
         elif held.shape != tensor.shape:
-            raise InvalidArgument(f"tensor {name} has the shape {tuple(tensor.shape)}, and had {tuple(held.shape)}; "
-                                  "publish a model of another shape to another store")
+            raise InvalidArgument(
+                f"tensor {name} has the shape {tuple(tensor.shape)}, and had {tuple(held.shape)}; "
+                "publish a model of another shape to another store"
+            )
         held.copy_(tensor.detach())
         self._taken.add(name)
 
     def publish(self, **labels: object) -> Published:
-        """What was taken since the last call. If this fails, nothing was published, and all weights are to be given again."""
+        """What was taken since the last call. If this fails, nothing was published, and all weights are to be given
+        again."""
         taken, self._taken = self._taken, set()
         missing = next((name for name in self._held if name not in taken), None)
         if missing is not None:
-            raise InvalidArgument(f"tensor {missing} was published before, and is missing now; give all weights each time")
+            raise InvalidArgument(
+                f"tensor {missing} was published before, and is missing now; give all weights each time"
+            )
         if self._publisher is None:
             self._publisher = Publisher(self._store, self._held, **self._options)
         return self._publisher.publish(labels)
@@ -95,12 +101,16 @@ class Receiver:
     version. If that one ends, another takes over. `cache` is the directory, by default below /dev/shm.
     """
 
-    def __init__(self, store: str, *, trust: Optional[str] = None, cache: Optional[str] = None, timeout: float = 600) -> None:
+    def __init__(
+        self, store: str, *, trust: Optional[str] = None, cache: Optional[str] = None, timeout: float = 600
+    ) -> None:
         name = f"weft-{os.getuid()}-{hashlib.sha256(store.encode()).hexdigest()[:16]}"
         self._store = store
         self._trust = trust
         self._timeout = timeout
-        self._directory = pathlib.Path(cache or os.path.join(_SHARED if os.path.isdir(_SHARED) else tempfile.gettempdir(), name))
+        self._directory = pathlib.Path(
+            cache or os.path.join(_SHARED if os.path.isdir(_SHARED) else tempfile.gettempdir(), name)
+        )
         self._lock: Optional[int] = None
         self._subscriber: Optional[Subscriber] = None
         self._after = 0
@@ -114,7 +124,8 @@ class Receiver:
         self._after = newest(self._store, self._trust)
 
     def receive(self) -> int:
-        """Waits for a version that is newer than prepare() or the last receive() saw, and brings the checkpoint there."""
+        """Waits for a version that is newer than prepare() or the last receive() saw, and brings the checkpoint
+        there."""
         end = time.monotonic() + self._timeout
         while True:
             version = self._pull() if self._lead() else self._told()
@@ -122,8 +133,11 @@ class Receiver:
                 self._after = version
                 return version
             if time.monotonic() > end:
-                raise RemoteError(-500, f"{self._store}: nothing newer than version {self._after} within {self._timeout:g} s; "
-                                  "look whether the trainer has published")
+                raise RemoteError(
+                    -500,
+                    f"{self._store}: nothing newer than version {self._after} within {self._timeout:g} s; "
+                    "look whether the trainer has published",
+                )
             time.sleep(_POLL)
 
     def _lead(self) -> bool:
@@ -177,7 +191,8 @@ class Receiver:
 
 
 def post(url: str, body: Mapping[str, Any], timeout: float, api_key: Optional[str] = None) -> "Tuple[int, Any]":
-    """The status of an engine's answer, and its JSON or text. RemoteError if there is no answer. Nothing is tried twice."""
+    """The status of an engine's answer, and its JSON or text. RemoteError if there is no answer. Nothing is tried
+    twice."""
     headers = {"Content-Type": "application/json"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
@@ -199,7 +214,11 @@ class VLLMServers:
     """Servers of vLLM with the backend weft, which go to a version when they are told to."""
 
     def __init__(
-        self, urls: "Union[str, Sequence[str]]", init_info: Mapping[str, Any], timeout: float, api_key: Optional[str] = None
+        self,
+        urls: "Union[str, Sequence[str]]",
+        init_info: Mapping[str, Any],
+        timeout: float,
+        api_key: Optional[str] = None,
     ) -> None:
         self._urls: List[str] = [urls] if isinstance(urls, str) else list(urls)
         self._init_info = dict(init_info)
@@ -223,7 +242,10 @@ class VLLMServers:
     def _ask(self, url: str, route: str, body: Mapping[str, Any]) -> None:
         status, answer = post(f"{url.rstrip('/')}/{route}", body, self._timeout, self._api_key)
         if status == 404:
-            raise RemoteError(-500, f"{url} has no /{route}; start vLLM with VLLM_SERVER_DEV_MODE=1 and "
-                              "--weight-transfer-config '{\"backend\": \"weft\"}'")
+            raise RemoteError(
+                -500,
+                f"{url} has no /{route}; start vLLM with VLLM_SERVER_DEV_MODE=1 and "
+                '--weight-transfer-config \'{"backend": "weft"}\'',
+            )
         if status != 200:
             raise RemoteError(-500, f"{url}/{route} answered {status}: {answer}")

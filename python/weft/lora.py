@@ -37,8 +37,8 @@ def _refuse(name: str, what: str, next_step: str) -> UnsupportedError:
 
 
 def adapter_state(model: Any, adapter: str = "default") -> Dict[str, Any]:
-    """The adapter's tensors where they lie, under the names that its checkpoint has (adapter_model.safetensors): for a publisher
-    here, and in an engine for a subscriber to that file."""
+    """The adapter's tensors where they lie, under the names that its checkpoint has (adapter_model.safetensors): for a
+    publisher here, and in an engine for a subscriber to that file."""
     found: Dict[str, Any] = {}
     for name, tensor in model.state_dict().items():
         parts = name.split(".")
@@ -53,12 +53,12 @@ def adapter_state(model: Any, adapter: str = "default") -> Dict[str, Any]:
 
 
 class Merged:
-    """What a model's weights are with its active adapters merged, under the names of the base model's checkpoint. `state` is
-    memory of the host's that stays: publish it, and call refresh() before each publish. The model itself is not changed.
+    """What a model's weights are with its active adapters merged, under the names of the base model's checkpoint.
+    `state` is memory of the host's that stays: publish it, and call refresh() before each publish. The model itself is
+    not changed.
 
-    The sum is taken in FP32 and rounded once, to the dtype of the base weight, or to BF16 if that is FP32: so a version does
-    not depend on how often weights were merged before. Layers that are not adapted are copied once.
-    """
+    The sum is taken in FP32 and rounded once, to the dtype of the base weight, or to BF16 if that is FP32: so a version
+    does not depend on how often weights were merged before. Layers that are not adapted are copied once."""
 
     def __init__(self, model: Any) -> None:
         import torch

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NeMo RL: a refit transport for rollouts that are not colocated. Rank 0 of the policy publishes; each host of vLLM follows.
+"""NeMo RL: a refit transport for rollouts that are not colocated. Rank 0 of the policy publishes; each host of vLLM
+follows.
 
     policy.generation.refit_transport: "weft.nemo_rl:WeftCheckpointEngine"
     policy.generation.refit_cfg: {"weft.nemo_rl:WeftCheckpointEngine": {store: "s3://bucket/run-7"}}
@@ -25,9 +26,9 @@ else:
 
 
 class WeftCheckpointEngine(CheckpointEngine):
-    """`store` is what policy and rollouts share, or `rollout_store` the address by which rollouts reach it. `cache` is a
-    directory on a host of rollouts, by default below /dev/shm; `timeout` the seconds in which a version must come; `publisher`
-    has options of weft.Publisher, such as key."""
+    """`store` is what policy and rollouts share, or `rollout_store` the address by which rollouts reach it. `cache` is
+    a directory on a host of rollouts, by default below /dev/shm; `timeout` the seconds in which a version must come;
+    `publisher` has options of weft.Publisher, such as key."""
 
     cleanup_after_load = False  # what is yielded lies in host memory that stays
     shard_hf_weights = False

@@ -59,7 +59,9 @@ def _check(name: str, parameter: Any, module: Any) -> None:
     if not parameter.is_contiguous():
         raise _refuse(name, "it is not contiguous", "turn off what repacks weights")
     if any(hasattr(module, derived) for derived in ("w_kc", "w_vc")):
-        raise _refuse(name, "the engine derives w_kc and w_vc from it", "take a model without multi-head latent attention")
+        raise _refuse(
+            name, "the engine derives w_kc and w_vc from it", "take a model without multi-head latent attention"
+        )
 
 
 def _rank(group: Any) -> Tuple[int, int]:
@@ -99,7 +101,11 @@ def _linear_slices(module: Any, names: Sequence[str], leaf: str) -> Tuple[List[S
     else:
         return [Slice(names[0])], [module.output_size]
     if len(rows) != len(names):
-        raise _refuse(names[0], f"it has {len(rows)} parts, and {len(names)} are known", "give the layout by hand: see weft.layouts")
+        raise _refuse(
+            names[0],
+            f"it has {len(rows)} parts, and {len(names)} are known",
+            "give the layout by hand: see weft.layouts",
+        )
     slices = [_part(name, 0, rank * length, length, size) for name, length, (rank, size) in zip(names, rows, places)]
     return slices, rows
 
@@ -134,7 +140,9 @@ def layout_of(model: Any) -> Layout:
                 raise _refuse(name, "it has rows for adapters", "serve without LoRA adapters that add tokens")
             slices, held = [_part(name, 0, start, end - start, module.tp_size)], (end - start, *shape[1:])
         elif len(shape) > 2 or "moe" in type(module).__module__:
-            raise _refuse(name, f"the layout of a {type(module).__name__} is not known here", "follow by hand: see weft.layouts")
+            raise _refuse(
+                name, f"the layout of a {type(module).__name__} is not known here", "follow by hand: see weft.layouts"
+            )
         recipes[name] = Recipe("concat", tuple(slices))
         live[name] = Live(shape, _DTYPES[str(parameter.dtype)], held)
     tied = "lm_head.weight" not in recipes  # a trainer's state has both names of a tied embedding
@@ -150,8 +158,13 @@ class _Follower:
     def __init__(self, model: Any, settings: Mapping[str, Any]) -> None:
         self.store = settings["store"]
         tensors = {name: parameter.data for name, parameter in model.named_parameters()}
-        self.subscriber = Subscriber(self.store, tensors, layout=layout_of(model), trust=settings.get("trust"),
-                                     name=f"sglang-{re.sub('[^A-Za-z0-9-]', '-', os.uname().nodename)[:40]}-{os.getpid()}")
+        self.subscriber = Subscriber(
+            self.store,
+            tensors,
+            layout=layout_of(model),
+            trust=settings.get("trust"),
+            name=f"sglang-{re.sub('[^A-Za-z0-9-]', '-', os.uname().nodename)[:40]}-{os.getpid()}",
+        )
 
 
 _followers: "weakref.WeakKeyDictionary[Any, _Follower]" = weakref.WeakKeyDictionary()
@@ -204,8 +217,8 @@ def _agree(failure: Optional[Error], model: Any) -> None:
 
 
 def load(model: Any, named_tensors: Any) -> int:
-    """Brings a live model to a version; where it is then. This is a custom weight loader, for an engine whose plug-ins are
-    turned off: --custom-weight-loader weft.sglang.load. There a failure ends the engine, as of any such loader."""
+    """Brings a live model to a version; where it is then. This is a custom weight loader, for an engine whose plug-ins
+    are turned off: --custom-weight-loader weft.sglang.load. There a failure ends the engine, as of any such loader."""
     more = True
     while more:
         failure: Optional[Error] = None
@@ -264,9 +277,9 @@ def update(
     api_key: Optional[str] = None,
 ) -> str:
     """Brings an engine to `version`, or the newest: the address of a server, with `ranks` tensor-parallel ranks, or an
-    sglang.Engine. `store` and `trust` are for an engine that was started without WEFT_STORE and WEFT_TRUST. A server's running
-    requests are retracted for the time of the update, and go on with the new weights. What the engine answered; RemoteError if
-    that is a failure, and then the engine has the weights that it had."""
+    sglang.Engine. `store` and `trust` are for an engine that was started without WEFT_STORE and WEFT_TRUST. A server's
+    running requests are retracted for the time of the update, and go on with the new weights. What the engine answered;
+    RemoteError if that is a failure, and then the engine has the weights that it had."""
     asked = {"version": version, "store": store, "trust": trust}
     request = {key: value for key, value in asked.items() if value is not None}
     if not isinstance(engine, str):
@@ -283,7 +296,9 @@ def update(
         if begun.get("success"):
             payload = base64.b64encode(_payload(request)).decode()
             label = {} if version is None else {"weight_version": str(version)}
-            answer = ask("/update_weights_from_tensor", serialized_named_tensors=[payload] * ranks, load_format=FORMAT, **label)
+            answer = ask(
+                "/update_weights_from_tensor", serialized_named_tensors=[payload] * ranks, load_format=FORMAT, **label
+            )
             ended = ask("/end_weight_update")
             answer = answer if not answer.get("success") else {**ended, "message": answer["message"]}
     finally:

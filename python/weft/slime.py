@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""slime and miles: the two hooks of their weight sync by disk, so that trainer and engines need no file system in common.
+"""slime and miles: the two hooks of their weight sync by disk, so that trainer and engines need no file system in
+common.
 
     --update-weight-mode full --update-weight-transport disk --update-weight-disk-dir /local/weights …
     --custom-update-weight-post-write-path weft.slime.publish
@@ -74,8 +75,11 @@ def _refuse_delta(place: pathlib.Path) -> None:
     except FileNotFoundError:
         return
     if "delta_encoding" in metadata:
-        raise UnsupportedError(UNSUPPORTED, f"{place} has differences, and weft makes these itself; let slime write whole "
-                               "checkpoints, by --update-weight-mode full")
+        raise UnsupportedError(
+            UNSUPPORTED,
+            f"{place} has differences, and weft makes these itself; let slime write whole "
+            "checkpoints, by --update-weight-mode full",
+        )
 
 
 def _version_of(store: str, target: int, trust: Optional[str], end: float) -> int:
@@ -89,14 +93,17 @@ def _version_of(store: str, target: int, trust: Optional[str], end: float) -> in
             if entry.labels.get(_LABEL) == str(target):
                 return entry.version
         if time.monotonic() > end:
-            raise NotFoundError(NOT_FOUND, f"{store} has no version that is labelled {_LABEL}={target}; look whether the trainer "
-                                "has weft.slime.publish as its post-write hook")
+            raise NotFoundError(
+                NOT_FOUND,
+                f"{store} has no version that is labelled {_LABEL}={target}; look whether the trainer "
+                "has weft.slime.publish as its post-write hook",
+            )
         time.sleep(_POLL)
 
 
 def pull(source_dir: str, target_version: int, timeout: float = 300) -> None:
-    """The engine's hook: before the files of a version are read. source_dir/weight_v000007 is then a link to a checkpoint of
-    that version, which all processes of the host share. The first of them that comes brings it there."""
+    """The engine's hook: before the files of a version are read. source_dir/weight_v000007 is then a link to a
+    checkpoint of that version, which all processes of the host share. The first of them that comes brings it there."""
     if target_version < 1:  # slime's version 0 is what the engine was started with
         return
     end = time.monotonic() + timeout
@@ -118,4 +125,6 @@ def pull(source_dir: str, target_version: int, timeout: float = 300) -> None:
         os.replace(made, link)
     except IsADirectoryError:
         made.unlink()
-        raise FileError(-400, f"{link} is a directory that was not made by weft; give engines a source_dir of their own") from None
+        raise FileError(
+            -400, f"{link} is a directory that was not made by weft; give engines a source_dir of their own"
+        ) from None

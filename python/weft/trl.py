@@ -32,8 +32,8 @@ _TIMEOUT = 600.0  # seconds for an engine's answer
 
 
 class PublishCallback(TrainerCallback):  # type: ignore[misc]
-    """Publishes a trainer's model when training begins, and after every `every`-th step, with the label step. FP32 parameters
-    are published as BF16. `published` is the newest result; `options` are weft.Publisher's.
+    """Publishes a trainer's model when training begins, and after every `every`-th step, with the label step. FP32
+    parameters are published as BF16. `published` is the newest result; `options` are weft.Publisher's.
 
     A model under FSDP2 is published by all ranks, each what it holds. Of a model of PEFT, what its weights are with the
     adapter merged is published; with adapter=True the adapter alone, as a small model of its own.
@@ -82,8 +82,9 @@ class PublishCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class VLLMClient(vllm_client.VLLMClient):  # type: ignore[misc]
-    """TRL's client of a vLLM server, whose weights go through a store. `engine_store` is the address by which the server reaches
-    it, if that is another than the trainer's; `trust` the path of the public key there; `options` are weft.Publisher's."""
+    """TRL's client of a vLLM server, whose weights go through a store. `engine_store` is the address by which the
+    server reaches it, if that is another than the trainer's; `trust` the path of the public key there; `options` are
+    weft.Publisher's."""
 
     def __init__(
         self,
@@ -104,13 +105,18 @@ class VLLMClient(vllm_client.VLLMClient):  # type: ignore[misc]
         """There is no group of processes. The server opens the store when the first version is there."""
         config = self.get_server_info()["weight_transfer_config"]
         if config is None or config["backend"] != "weft":
-            raise RemoteError(-500, f"{self.base_url} does not follow weft; start it with "
-                              "--weight-transfer-config '{\"backend\": \"weft\"}'")
+            raise RemoteError(
+                -500,
+                f"{self.base_url} does not follow weft; start it with "
+                '--weight-transfer-config \'{"backend": "weft"}\'',
+            )
 
     def update_named_params(self, metadata: Any, named_params: "Iterable[Tuple[str, Any]]") -> None:
         """Publishes all weights, and returns when the server has them. A failure is raised with the server's text."""
         if self._updating_weights:
-            raise InvalidArgument("weft publishes a model whole: call update_model_params(model), without weight_update()")
+            raise InvalidArgument(
+                "weft publishes a model whole: call update_model_params(model), without weight_update()"
+            )
         self.published = self._stream.publish_all(named_params)
         self._servers.go_to(self.published.version)
 
@@ -122,15 +128,15 @@ class VLLMClient(vllm_client.VLLMClient):  # type: ignore[misc]
 
 
 def use(store: StoreLike, **named: Any) -> None:
-    """From now on the trainers of this process reach their vLLM servers by weft.trl.VLLMClient; `named` are its arguments. TRL
-    has no argument for its client, so this takes the client's place where the trainers look for it."""
+    """From now on the trainers of this process reach their vLLM servers by weft.trl.VLLMClient; `named` are its
+    arguments. TRL has no argument for its client, so this takes the client's place where the trainers look for it."""
     vllm_generation.VLLMClient = functools.partial(VLLMClient, store=store, **named)
 
 
 class WeightTransfer:
-    """The `weight_transfer` of an AsyncGRPOTrainer: each sync publishes, and returns when the servers at `urls` have the version.
-    They change weights between two steps and go on: nothing is paused. With no urls it only publishes, for engines that
-    follow by themselves."""
+    """The `weight_transfer` of an AsyncGRPOTrainer: each sync publishes, and returns when the servers at `urls` have
+    the version. They change weights between two steps and go on: nothing is paused. With no urls it only publishes, for
+    engines that follow by themselves."""
 
     def __init__(
         self,
@@ -166,6 +172,7 @@ class WeightTransfer:
 
 
 def _init_info(store: StoreLike, engine_store: Optional[str], trust: Optional[str]) -> Dict[str, Any]:
-    """What a server is told. It goes to a version when it is asked, and not before: a trainer knows whose rollouts it has."""
+    """What a server is told. It goes to a version when it is asked, and not before: a trainer knows whose rollouts it
+    has."""
     address = engine_store or str(getattr(store, "url", store))
     return {"store": address, "follow": False, **({} if trust is None else {"trust": trust})}

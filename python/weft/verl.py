@@ -31,9 +31,9 @@ async def pairs_of(weights: Any) -> "AsyncIterator[Tuple[str, Any]]":
 
 @CheckpointEngineRegistry.register("weft")  # type: ignore[untyped-decorator,unused-ignore]
 class WeftCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
-    """`store` is what trainers and rollouts share, or `rollout_store` the address by which rollouts reach it. `cache` is a
-    directory on a host of rollouts, by default below /dev/shm; `timeout` the seconds in which a version must come; `publisher`
-    has options of weft.Publisher, such as key."""
+    """`store` is what trainers and rollouts share, or `rollout_store` the address by which rollouts reach it. `cache`
+    is a directory on a host of rollouts, by default below /dev/shm; `timeout` the seconds in which a version must come;
+    `publisher` has options of weft.Publisher, such as key."""
 
     def __init__(
         self,
@@ -80,8 +80,12 @@ class WeftCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             return {}
         labels = {} if global_steps is None else {"step": global_steps}
         made = await asyncio.to_thread(lambda: self._stream.publish(**labels))
-        return {"weft/version": made.version, "weft/bytes": made.bytes, "weft/changed": made.changed / max(1, made.total),
-                "weft/seconds": made.seconds}
+        return {
+            "weft/version": made.version,
+            "weft/bytes": made.bytes,
+            "weft/changed": made.changed / max(1, made.total),
+            "weft/seconds": made.seconds,
+        }
 
     async def receive_weights(self, global_steps: Optional[int] = None) -> "AsyncIterator[Tuple[str, Any]]":
         """All weights, in memory of the host that the next sync changes."""

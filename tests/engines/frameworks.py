@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of frameworks need beside build/engines: scripts/frameworks.sh puts it into build/engines/frameworks."""
+"""What the tests of frameworks need beside build/engines: scripts/frameworks.sh puts it into
+build/engines/frameworks."""
 
 import os
 import pathlib
@@ -12,7 +13,8 @@ SKIPPED = 77
 
 
 def ensure() -> None:
-    """Installs it once, and makes it importable here and in processes that are started. Ends this one where it cannot be had."""
+    """Installs it once, and makes it importable here and in processes that are started. Ends this one where it cannot
+    be had."""
     done = subprocess.run([str(TREE / "scripts" / "frameworks.sh")], check=False)
     if done.returncode != 0:
         print("frameworks: not here, so this test is skipped", flush=True)

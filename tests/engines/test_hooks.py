@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""weft.slime and weft.nemo_rl against what these frameworks document: neither is on PyPI (nemo-rl and slime there are empty
-packages of other versions). Checkpoints are real ones of a real model, and processes are processes."""
+"""weft.slime and weft.nemo_rl against what these frameworks document: neither is on PyPI (nemo-rl and slime there are
+empty packages of other versions). Checkpoints are real ones of a real model, and processes are processes."""
 
 import asyncio
 import importlib
@@ -86,8 +86,10 @@ class Slime(Case):
                 rank.join()
                 self.assertEqual(rank.exitcode, 0)
             self.assertSame(read(written), read(engine / f"weight_v{version:06d}"))
-            self.assertEqual({file.name for file in written.glob("*.safetensors*")},
-                             {file.name for file in (engine / f"weight_v{version:06d}").iterdir()})
+            self.assertEqual(
+                {file.name for file in written.glob("*.safetensors*")},
+                {file.name for file in (engine / f"weight_v{version:06d}").iterdir()},
+            )
         self.assertTrue(0.005 < made.changed / made.total < 0.02, made)
         self.assertLess(made.bytes, made.dense_bytes / 50)
         pull(engine, 0)  # slime's name for what the engine was started with
@@ -135,7 +137,10 @@ class NemoRL(Case):
             return found
 
         async def refit():
-            sending = [engine.send_weights(((name, tensor) for name, tensor in model.named_parameters())) for engine in policies]
+            sending = [
+                engine.send_weights(((name, tensor) for name, tensor in model.named_parameters()))
+                for engine in policies
+            ]
             return (await asyncio.gather(*map(receive, rollouts), *sending))[:2]
 
         for seed in range(3):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""weft.lora with PEFT's models: an adapter goes out as a small model that PEFT loads again, and merged weights are bit for bit
-what PEFT's own merge of the same masters rounds to."""
+"""weft.lora with PEFT's models: an adapter goes out as a small model that PEFT loads again, and merged weights are bit
+for bit what PEFT's own merge of the same masters rounds to."""
 
 import os
 import pathlib
@@ -64,8 +64,10 @@ class Lora(unittest.TestCase):
         model.save_pretrained(self.place / "adapter")  # its configuration; the weights are followed
         file = self.place / "adapter" / "adapter_model.safetensors"
         file.unlink()
-        with weft.Publisher(self.place / "store", state, dtype="bfloat16") as publisher, \
-                weft.Subscriber(self.place / "store", file) as subscriber:
+        with (
+            weft.Publisher(self.place / "store", state, dtype="bfloat16") as publisher,
+            weft.Subscriber(self.place / "store", file) as subscriber,
+        ):
             for seed in range(3):
                 train(model, seed)
                 publisher.publish(step=seed)
@@ -94,7 +96,9 @@ class Lora(unittest.TestCase):
                 merged.refresh()
                 train(model, 2)
                 merged.refresh()
-                self.assertNotEqual([name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])], [])
+                self.assertNotEqual(
+                    [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])], []
+                )
                 self.merged_equals_peft(model, merged)
 
     def test_refusals(self):
@@ -111,8 +115,15 @@ class Lora(unittest.TestCase):
             with self.subTest(adapter=alone):
                 store, model = self.place / f"store-{alone}", adapted()
                 callback = weft.trl.PublishCallback(store, adapter=alone)
-                arguments = TrainingArguments(output_dir=str(self.place / "out"), use_cpu=True, max_steps=2, learning_rate=1e-3,
-                                              save_strategy="no", report_to=[], per_device_train_batch_size=2)
+                arguments = TrainingArguments(
+                    output_dir=str(self.place / "out"),
+                    use_cpu=True,
+                    max_steps=2,
+                    learning_rate=1e-3,
+                    save_strategy="no",
+                    report_to=[],
+                    per_device_train_batch_size=2,
+                )
                 Trainer(model=model, args=arguments, train_dataset=data, callbacks=[callback]).train()
                 if alone:
                     want = {name: tensor.to(torch.bfloat16) for name, tensor in weft.lora.adapter_state(model).items()}

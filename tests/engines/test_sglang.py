@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""weft.sglang with a real engine: a server goes from version to version in place and answers as a fresh engine does, token
-by token and with the same log-probabilities; what goes wrong is in its answer, and it serves on."""
+"""weft.sglang with a real engine: a server goes from version to version in place and answers as a fresh engine does,
+token by token and with the same log-probabilities; what goes wrong is in its answer, and it serves on."""
 
 import json
 import os
@@ -36,8 +36,10 @@ OPTIONS = {
 
 def answers(outputs):
     """Tokens and log-probabilities, the sampled and the three likeliest."""
-    return [(output["output_ids"], output["meta_info"]["output_token_logprobs"], output["meta_info"]["output_top_logprobs"])
-            for output in json.loads(json.dumps(outputs))]
+    return [
+        (output["output_ids"], output["meta_info"]["output_token_logprobs"], output["meta_info"]["output_top_logprobs"])
+        for output in json.loads(json.dumps(outputs))
+    ]
 
 
 def post(url, body):
@@ -53,14 +55,25 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        words = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--host", "127.0.0.1", "--port", str(port)]
+        words = [
+            sys.executable,
+            "-m",
+            "sglang.launch_server",
+            "--model-path",
+            str(model),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
         for name, value in OPTIONS.items():
             words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
         with open(log, "wb") as output:
-            self.process = subprocess.Popen(words, env=dict(os.environ, WEFT_STORE=str(store)), stdout=output, stderr=output,
-                                            start_new_session=True)
+            self.process = subprocess.Popen(
+                words, env=dict(os.environ, WEFT_STORE=str(store)), stdout=output, stderr=output, start_new_session=True
+            )
         end = time.monotonic() + PATIENCE
         while True:
             try:
@@ -76,11 +89,21 @@ class Server:
         return pathlib.Path(self.log).read_text(errors="replace")[-4000:]
 
     def generate(self, flush=True):
-        """One prompt at a time, since sums differ with the batch; from an empty cache, since they differ with what is cached."""
+        """One prompt at a time, since sums differ with the batch; from an empty cache, since they differ with what is
+        cached."""
         if flush:
-            urllib.request.urlopen(urllib.request.Request(self.url + "/flush_cache?timeout=30", b""), timeout=PATIENCE).close()
-        return answers([post(self.url + "/generate", {"text": prompt, "sampling_params": SAMPLING, "return_logprob": True,
-                                                      "top_logprobs_num": 3}) for prompt in PROMPTS])
+            urllib.request.urlopen(
+                urllib.request.Request(self.url + "/flush_cache?timeout=30", b""), timeout=PATIENCE
+            ).close()
+        return answers(
+            [
+                post(
+                    self.url + "/generate",
+                    {"text": prompt, "sampling_params": SAMPLING, "return_logprob": True, "top_logprobs_num": 3},
+                )
+                for prompt in PROMPTS
+            ]
+        )
 
     def close(self):
         if self.process.poll() is None:
@@ -149,7 +172,9 @@ class Live(unittest.TestCase):
         def generate():
             while not engine.flush_cache().success:  # the request before has not left yet
                 time.sleep(0.05)
-            return answers([engine.generate(prompt, SAMPLING, return_logprob=True, top_logprobs_num=3) for prompt in PROMPTS])
+            return answers(
+                [engine.generate(prompt, SAMPLING, return_logprob=True, top_logprobs_num=3) for prompt in PROMPTS]
+            )
 
         self.assertEqual(generate(), second, "in place and fresh differ")
         weft.sglang.update(engine, 1)
@@ -158,12 +183,17 @@ class Live(unittest.TestCase):
             weft.sglang.update(engine, 99)
         self.assertEqual(generate(), first)
 
-
     def update_beneath_a_stream(self, server):
         """A long answer goes on while the weights change beneath it, and is as long as it should be."""
         length = 120
-        body = {"text": PROMPTS[1], "stream": True, "sampling_params": {"temperature": 0, "max_new_tokens": length, "ignore_eos": True}}
-        request = urllib.request.Request(server.url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        body = {
+            "text": PROMPTS[1],
+            "stream": True,
+            "sampling_params": {"temperature": 0, "max_new_tokens": length, "ignore_eos": True},
+        }
+        request = urllib.request.Request(
+            server.url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
         pieces, version = 0, 2
         with urllib.request.urlopen(request, timeout=PATIENCE) as stream:
             for line in stream:
@@ -220,34 +250,61 @@ def rank_model(config, rank, ranks):
         return torch.nn.ModuleDict(modules)
 
     with get_parallel().override(**place, **{f"attn_{name}": value for name, value in place.items()}):
-        attention = within(qkv_proj=linear.QKVParallelLinear(hidden, head, heads, kv_heads, **options),
-                           o_proj=linear.RowParallelLinear(heads * head, hidden, **options))
-        mlp = within(gate_up_proj=linear.MergedColumnParallelLinear(hidden, [size, size], **options),
-                     down_proj=linear.RowParallelLinear(size, hidden, **options))
+        attention = within(
+            qkv_proj=linear.QKVParallelLinear(hidden, head, heads, kv_heads, **options),
+            o_proj=linear.RowParallelLinear(heads * head, hidden, **options),
+        )
+        mlp = within(
+            gate_up_proj=linear.MergedColumnParallelLinear(hidden, [size, size], **options),
+            down_proj=linear.RowParallelLinear(size, hidden, **options),
+        )
         layer = within(self_attn=attention, mlp=mlp, input_layernorm=norm(), post_attention_layernorm=norm())
         embedding = VocabParallelEmbedding(config["vocab_size"], hidden, params_dtype=torch.bfloat16)
         return within(model=within(embed_tokens=embedding, layers=torch.nn.ModuleList([layer]), norm=norm()))
 
 
 class Ranks(unittest.TestCase):
-    """Layers of tensor-parallel ranks; SGLang 0.5.23 starts several ranks on GPUs only, and makes their layers anywhere."""
+    """Layers of tensor-parallel ranks; SGLang 0.5.23 starts several ranks on GPUs only, and makes their layers
+    anywhere."""
 
     def test_layouts(self):
-        """What live layers say is what weft.layouts knows of SGLang, also of a padded vocabulary and shared KV heads."""
-        config = {"model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9,
-                  "num_key_value_heads": 3, "head_dim": 64, "num_hidden_layers": 1, "vocab_size": 1000, "dtype": "bfloat16",
-                  "tie_word_embeddings": True}
-        for ranks, changed in ((1, {}), (3, {"vocab_size": 960}), (4, {"num_attention_heads": 8, "num_key_value_heads": 2})):
+        """What live layers say is what weft.layouts knows of SGLang, also of a padded vocabulary and shared KV
+        heads."""
+        config = {
+            "model_type": "llama",
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "head_dim": 64,
+            "num_hidden_layers": 1,
+            "vocab_size": 1000,
+            "dtype": "bfloat16",
+            "tie_word_embeddings": True,
+        }
+        for ranks, changed in (
+            (1, {}),
+            (3, {"vocab_size": 960}),
+            (4, {"num_attention_heads": 8, "num_key_value_heads": 2}),
+        ):
             for rank in range(ranks):
                 with self.subTest(rank=rank, ranks=ranks):
                     live = weft.sglang.layout_of(rank_model({**config, **changed}, rank, ranks))
                     known = weft.layouts.from_config({**config, **changed}, "sglang", tensor_parallel=(rank, ranks))
                     self.assertEqual(live.table(), known.table())
-                    self.assertEqual(live.recipes, {name: recipe for name, recipe in known.recipes.items() if recipe.kind != "tie"})
+                    self.assertEqual(
+                        live.recipes, {name: recipe for name, recipe in known.recipes.items() if recipe.kind != "tie"}
+                    )
 
     def test_repacked(self):
-        config = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64,
-                  "vocab_size": 64}
+        config = {
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "num_attention_heads": 1,
+            "num_key_value_heads": 1,
+            "head_dim": 64,
+            "vocab_size": 64,
+        }
         model = rank_model(config, 0, 1)
         down = model["model"]["layers"][0]["mlp"]["down_proj"]
         down.weight.data = torch.zeros(16, 256, dtype=torch.bfloat16)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""weft.trl with TRL's real trainers: GRPO trains FP32 masters at 1e-6 and publishes each step; with a live vLLM server the
-rollouts come from what was published, and at the end the server's weights are the trainer's, by vLLM's own hashes. Of
-AsyncGRPOTrainer, which needs a GPU, the protocol is tested, with the same server."""
+"""weft.trl with TRL's real trainers: GRPO trains FP32 masters at 1e-6 and publishes each step; with a live vLLM server
+the rollouts come from what was published, and at the end the server's weights are the trainer's, by vLLM's own hashes.
+Of AsyncGRPOTrainer, which needs a GPU, the protocol is tested, with the same server."""
 
 import inspect
 import os
@@ -33,14 +33,22 @@ def trainer(place, callbacks=(), model=None, **options):
     tokenizer = AutoTokenizer.from_pretrained(engines.MODEL, padding_side="left")
     arguments = trl.GRPOConfig(
         output_dir=str(place / "out"), use_cpu=True, bf16=False, per_device_train_batch_size=4, num_generations=4,
-        max_completion_length=16, max_steps=STEPS, learning_rate=1e-6, logging_steps=1, save_strategy="no", report_to=[],
-        gradient_checkpointing=False, seed=7, **options,
+        max_completion_length=16, max_steps=STEPS, learning_rate=1e-6, logging_steps=1, save_strategy="no",
+        report_to=[], gradient_checkpointing=False, seed=7, **options,
     )  # fmt: skip
     if model is None:
         model = AutoModelForCausalLM.from_pretrained(engines.MODEL, dtype=torch.float32)
-    prompts = Dataset.from_dict({"prompt": [f"What is {number} + {number + 1}? Answer briefly." for number in range(8)]})
-    return trl.GRPOTrainer(model=model, reward_funcs=reward, args=arguments, train_dataset=prompts,
-                           processing_class=tokenizer, callbacks=list(callbacks))
+    prompts = Dataset.from_dict(
+        {"prompt": [f"What is {number} + {number + 1}? Answer briefly." for number in range(8)]}
+    )
+    return trl.GRPOTrainer(
+        model=model,
+        reward_funcs=reward,
+        args=arguments,
+        train_dataset=prompts,
+        processing_class=tokenizer,
+        callbacks=list(callbacks),
+    )
 
 
 def rounded(model):
@@ -79,7 +87,9 @@ class Server(unittest.TestCase):
 
     def test_server(self):
         with engines.place("trl") as place:
-            server = engines.VLLM(place, "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1", OMP_NUM_THREADS="1")
+            server = engines.VLLM(
+                place, "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1", OMP_NUM_THREADS="1"
+            )
             try:
                 server.ready()
                 self.train(place, server)
@@ -96,8 +106,10 @@ class Server(unittest.TestCase):
         client = training.vllm_generation.vllm_client
         self.assertIsInstance(client, weft.trl.VLLMClient)
         self.assertEqual(server.version, str(client.published.version))
-        engines.say(f"{client.published.version} versions; the last: {client.published.changed} of {client.published.total} "
-                    f"changed, {client.published.bytes} bytes")
+        engines.say(
+            f"{client.published.version} versions; the last: {client.published.changed} of {client.published.total} "
+            f"changed, {client.published.bytes} bytes"
+        )
         self.assertEqual(plain(server.hashes()), engines.fused_hashes(rounded(training.model)))
         with self.assertRaises(weft.InvalidArgument):
             client.update_named_param("model.norm.weight", torch.zeros(576))
@@ -106,12 +118,18 @@ class Server(unittest.TestCase):
     def transfer(self, place, server):
         """What AsyncGRPOTrainer calls, in its order."""
         transfer = weft.trl.WeightTransfer(place / "async", server.url)
-        wanted = {name: method for name, method in inspect.getmembers(WeightTransferProtocol, inspect.isfunction)
-                  if not name.startswith("_")}
+        wanted = {
+            name: method
+            for name, method in inspect.getmembers(WeightTransferProtocol, inspect.isfunction)
+            if not name.startswith("_")
+        }
         self.assertEqual(set(wanted), {"init_weight_transfer", "pause", "send_weights", "resume", "destroy"})
         for name, method in wanted.items():
-            self.assertEqual(list(inspect.signature(method).parameters)[1:],
-                             list(inspect.signature(getattr(transfer, name)).parameters), name)
+            self.assertEqual(
+                list(inspect.signature(method).parameters)[1:],
+                list(inspect.signature(getattr(transfer, name)).parameters),
+                name,
+            )
         weights = engines.load_weights()
         transfer.init_weight_transfer()
         for seed in (1, 2):

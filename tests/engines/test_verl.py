@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""weft.verl under verl's own CheckpointEngineManager, with Ray: two actors and two rollout workers in processes of their
-own, verl's CheckpointEngineWorker on the side of the rollouts. What stands in is the model (a small one) and the engine
-behind the rollout, since verl's actors and engines need GPUs: the adapter keeps what it is given, and its digest is compared
-with the trainer's."""
+"""weft.verl under verl's own CheckpointEngineManager, with Ray: two actors and two rollout workers in processes of
+their own, verl's CheckpointEngineWorker on the side of the rollouts. What stands in is the model (a small one) and the
+engine behind the rollout, since verl's actors and engines need GPUs: the adapter keeps what it is given, and its digest
+is compared with the trainer's."""
 
 import asyncio
 import hashlib
 import os
 import pathlib
-import sys
 import tempfile
 import unittest
 
@@ -24,7 +23,7 @@ from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.utils.import_utils import import_external_libs
-from verl.workers.config import CheckpointEngineConfig, HFModelConfig, RolloutConfig
+from verl.workers.config import CheckpointEngineConfig, RolloutConfig
 
 SHAPES = {"embed.weight": (1000, 64), "norm.weight": (64,), "layer.weight": (64, 256), "gate.bias": (7,)}
 
@@ -55,8 +54,11 @@ class Actor(Worker):
         super().__init__()
         import_external_libs(config.custom_backend_module)
         self.checkpoint_engine = CheckpointEngineRegistry.new(
-            config.backend, is_master=self.rank == 0, bucket_size=config.update_weights_bucket_megabytes << 20,
-            **config.engine_kwargs[config.backend])
+            config.backend,
+            is_master=self.rank == 0,
+            bucket_size=config.update_weights_bucket_megabytes << 20,
+            **config.engine_kwargs[config.backend],
+        )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     async def update_weights(self, global_steps=None, mode="auto"):
@@ -117,8 +119,12 @@ class Verl(unittest.TestCase):
         pool = RayResourcePool([2], use_gpu=False)
         actors = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(Actor), config), device_name="cpu")
         rollout = RolloutConfig(name="vllm", checkpoint_engine=config)
-        made = RayClassWithInitArgs(ray.remote(CheckpointEngineWorker), rollout_config=rollout, model_config=None,
-                                    server_adapter=Adapter(str(self.place)))
+        made = RayClassWithInitArgs(
+            ray.remote(CheckpointEngineWorker),
+            rollout_config=rollout,
+            model_config=None,
+            server_adapter=Adapter(str(self.place)),
+        )
         workers = RayWorkerGroup(RayResourcePool([2], use_gpu=False), made, device_name="cpu")
         replica = Replica(workers.workers)
         manager = CheckpointEngineManager(config, actors, [replica])
@@ -130,13 +136,17 @@ class Verl(unittest.TestCase):
         self.assertEqual(metrics["weft/version"], 3)
         self.assertTrue(0 < metrics["weft/changed"] < 0.1)
         self.assertEqual([entry.labels["step"] for entry in weft.log(self.place / "store")], ["5", "2", "1"])
-        self.assertEqual(replica.calls[:2] + replica.calls[-2:],
-                         ["abort_all_requests", "release_kv_cache", "resume_kv_cache", "resume_generation"])
+        self.assertEqual(
+            replica.calls[:2] + replica.calls[-2:],
+            ["abort_all_requests", "release_kv_cache", "resume_kv_cache", "resume_generation"],
+        )
 
     def test_nothing_is_published(self):
         """A receiver ends with an error, and does not wait for ever."""
         import_external_libs("weft.verl")
-        engine = CheckpointEngineRegistry.new("weft", bucket_size=1 << 20, **{**self.config().engine_kwargs["weft"], "timeout": 1})
+        engine = CheckpointEngineRegistry.new(
+            "weft", bucket_size=1 << 20, **{**self.config().engine_kwargs["weft"], "timeout": 1}
+        )
         engine.prepare()
 
         async def receive():
