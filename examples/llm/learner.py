@@ -33,7 +33,7 @@ from safetensors.torch import load_file, save_file
 PROMPTS = 8  # of a step
 GROUP = 8  # answers to each
 TOKENS = 12  # of an answer, at most
-_PASS = 16  # answers that are learned from at once, which bounds memory
+_PASS = 8  # answers that are learned from at once, which bounds memory
 WARMUP = 5  # steps; Adam's first ones are as large as can be
 _BLOCK = 32  # weights that were quantised together
 
@@ -113,32 +113,35 @@ class Densities:
 
     def __init__(self, masters: Any) -> None:
         self._masters = dict(masters.named_parameters())
-        self._before = self._older = self._cast()
+        self._before = {name: master.detach().to(torch.bfloat16) for name, master in self._masters.items()}
+        self._older = {name: weight.clone() for name, weight in self._before.items()}
         self._count = 0
-        self.elements = sum(weight.numel() for weight in self._before.values())
 
-    def _cast(self) -> Dict[str, Any]:
-        return {name: weight.detach().to(torch.bfloat16).view(torch.int16) for name, weight in self._masters.items()}
+    def _take(self, kept: Dict[str, Any]) -> Dict[str, int]:
+        """How many differ from those that were kept, by name; the masters' are kept from now on."""
+        differing = {}
+        for name, master in self._masters.items():
+            now = master.detach().to(torch.bfloat16)
+            differing[name] = int((now.view(torch.int16) != kept[name].view(torch.int16)).sum())
+            kept[name].copy_(now)
+        return differing
 
     def next(self) -> Dict[str, Any]:
         """Counted here, and not taken from what weft says: the two are compared."""
-        now = self._cast()
-        changed = {name: int((weight != self._before[name]).sum()) for name, weight in now.items()}
+        changed = self._take(self._before)
+        self._count += 1
+        elements = sum(master.numel() for master in self._masters.values())
+        over_eight = sum(self._take(self._older).values()) / elements if self._count % 8 == 0 else None
         kinds: Dict[str, List[int]] = {}
-        for name, weight in now.items():
+        for name, master in self._masters.items():
             kind = kinds.setdefault(re.sub(r"\.\d+\.", ".*.", name), [0, 0])
             kind[0] += changed[name]
-            kind[1] += weight.numel()
-        self._before, self._count = now, self._count + 1
-        over_eight = None
-        if self._count % 8 == 0:
-            over_eight = sum(int((weight != self._older[name]).sum()) for name, weight in now.items()) / self.elements
-            self._older = now
+            kind[1] += master.numel()
         total = sum(changed.values())
         return {
-            "changed": total, "elements": self.elements,
+            "changed": total, "elements": elements,
             "tensors": {kind: part / whole for kind, (part, whole) in kinds.items()},
-            "density": {"1": total / self.elements, "8": over_eight, "32": None},
+            "density": {"1": total / elements, "8": over_eight, "32": None},
         }
 
 
