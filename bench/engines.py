@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What following costs a live vLLM engine: make all && scripts/engines.sh && build/engines/venv/bin/python bench/engines.py
+"""What following costs a live vLLM engine:
+
+    make all && scripts/engines.sh && build/engines/venv/bin/python bench/engines.py
 
 A language model of 135M parameters, 1% of them changed per version, eager, over `weft serve` on loopback, everything on
 this machine. Prints one table; --versions N then publishes that many more under load and compares each by vLLM's weight
@@ -22,7 +24,8 @@ from typing import Dict, List, Tuple
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests/engines"))
 
 from engines import (
-    Program, StoreServer, Stream, VLLM, Weights, fused_hashes, load_weights, move_weights, place, save_model, say, wait_for,
+    Program, StoreServer, Stream, VLLM, Weights, fused_hashes, load_weights, move_weights, place, save_model, say,
+    wait_for,
 )
 
 import weft
@@ -134,15 +137,17 @@ class Bench:
         self.row("weights changed per version", f"{self.changed:,} of {self.total:,}")
         self.row("one engine step (gap between tokens), median", milliseconds(statistics.median(plain)))
         self.row("longest gap between tokens, no update", milliseconds(max(plain)))
-        self.row("longest gap between tokens, from the begin of publish to the first new token", milliseconds(max(changing)))
+        self.row("longest gap between tokens, from publish's begin to the first new token", milliseconds(max(changing)))
         self.row("publish", milliseconds(statistics.median(published)))
         self.row(
             "publish's return to the first token of new weights, over HTTP",
-            f"median {milliseconds(statistics.median(delays))}, longest {milliseconds(max(delays))}, {len(delays)} versions",
+            f"median {milliseconds(statistics.median(delays))}, longest {milliseconds(max(delays))}, "
+            f"{len(delays)} versions",
         )
         self.row(
             "commit in the worker, and with calls and caches",
             f"median {milliseconds(statistics.median(commits))} and {milliseconds(statistics.median(pauses))}, "
+            f"fastest {milliseconds(min(commits))} and {milliseconds(min(pauses))}, "
             f"longest {milliseconds(max(commits))} and {milliseconds(max(pauses))}",
         )
 
@@ -150,18 +155,22 @@ class Bench:
         """The same commit without an engine around it."""
         replica = {name: weight.clone() for name, weight in self.weights.items()}
         pauses = []
-        with weft.Subscriber(self.server.url, replica) as subscriber:
+        with weft.Subscriber(self.server.url, replica, threads=1) as subscriber:  # as many as the worker has here
             subscriber.pull()
             for _ in range(rounds):
                 self.move()
                 version = self.publisher.publish(step=self.publisher.version).version
                 self.engine.wait_version(version)  # so that they do not do the same at once
                 pauses.append(subscriber.pull().pause_seconds)
-        self.row("commit of the library alone, as many changes", f"median {milliseconds(statistics.median(pauses))}")
+        self.row(
+            "commit of the library alone, as many changes",
+            f"median {milliseconds(statistics.median(pauses))}, fastest {milliseconds(min(pauses))}",
+        )
 
     def own_loader(self, rounds: int) -> None:
         """vLLM's own way to put a sparse change in place."""
-        paths = [save_model(self.weights, self.directory / f"model-{index}") / "model.safetensors" for index in range(2)]
+        directories = [save_model(self.weights, self.directory / f"model-{index}") for index in range(2)]
+        paths = [directory / "model.safetensors" for directory in directories]
         moved = {name: weight.clone() for name, weight in self.weights.items()}
         move_weights(moved, seed=4711)
         paths[1].unlink()
@@ -184,11 +193,11 @@ class Bench:
         for _ in range(rounds):
             self.move()
             self.engine.wait_version(self.publisher.publish(step=self.publisher.version).version)
-        above = memory.peak() - before
+        above = max(0, memory.peak() - before)
         self.row(
             "memory of the worker",
-            f"{before / 2**20:.0f} MiB before the first update; its peak in {rounds} updates {above / 2**20:.1f} MiB more, "
-            f"{above / max(1, self.changed):.1f} bytes per change (the model: {2 * self.total / 2**20:.0f} MiB)",
+            f"{before / 2**20:.0f} MiB before the first update; its peak in {rounds} updates {above / 2**20:.1f} MiB "
+            f"more, {above / max(1, self.changed):.1f} bytes per change (the model: {2 * self.total / 2**20:.0f} MiB)",
         )
 
     # -- many versions --
@@ -218,11 +227,12 @@ class Bench:
         commits = int(engine.metrics()["commits_total"]) - first
         self.row(
             f"{versions} versions in a row under load",
-            f"{versions - commits} lost, {equal} equal by the weight checker, {len(done + streams)} streams of 400 tokens, "
-            f"{bad} broken, {time.monotonic() - start:.0f} s",
+            f"{versions - commits} lost, {equal} equal by the weight checker, {len(done + streams)} streams of 400 "
+            f"tokens, {bad} broken, {time.monotonic() - start:.0f} s",
         )
         self.row(
-            "memory of the worker meanwhile", ", ".join(f"{number}: {size / 2**20:.0f} MiB" for number, size in sizes.items())
+            "memory of the worker meanwhile",
+            ", ".join(f"{number}: {size / 2**20:.0f} MiB" for number, size in sizes.items()),
         )
 
 

@@ -241,7 +241,8 @@ class Subscriber(Follower):
     `trust` is the public key that versions must be signed with. With a `layout`, live tensors are slices of the
     checkpoint's, fused, split or stacked. `empty` says that the tensors hold nothing yet, so that they are not read first.
     `name` is that of its reports to the fleet. `cuts` are announced with them: what a publisher must cut so that a replica
-    that holds parts of tensors can take these alone (weft.layouts.cuts_for); a publisher picks them up. `state` is a file that keeps the newest head seen, across restarts.
+    that holds parts of tensors can take these alone (weft.layouts.cuts_for); a publisher picks them up. `state` is a file
+    that keeps the newest head seen, across restarts.
 
     >>> import numpy, tempfile, weft
     >>> place = tempfile.TemporaryDirectory()

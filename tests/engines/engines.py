@@ -33,6 +33,8 @@ ENGINES = pathlib.Path(os.environ.get("WEFT_ENGINES", TREE / "build/engines")).r
 MODEL = ENGINES / "model"
 COMMAND = TREE / "build/weft"
 
+PATIENCE = 1800.0  # seconds; far more than anything takes on a machine that others use too
+
 PROMPTS = [
     "The capital of France is", "Once upon a time, there was a little", "Water boils at", "def fibonacci(n):",
     "The three primary colours are", "To make a cup of tea, first", "In the year 1969,", "The opposite of hot is",
@@ -42,6 +44,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
     "VLLM_SERVER_DEV_MODE": "1", "VLLM_CACHE_ROOT": str(ENGINES / "cache"), "TOKENIZERS_PARALLELISM": "false",
     "VLLM_LOGGING_COLOR": "0", "NO_COLOR": "1",
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3600",  # nothing is decided by how fast the machine is
 }
 
 Weights = Dict[str, torch.Tensor]
@@ -51,7 +54,7 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
     """The first true value of the condition; fails after `seconds`, which are far more than it takes."""
     end = time.monotonic() + seconds
     while True:
@@ -171,7 +174,9 @@ class StoreServer(Program):
 class VLLM(Program):
     """`vllm serve` with weft's backend."""
 
-    def __init__(self, place: pathlib.Path, *options: str, model: pathlib.Path = MODEL, eager: bool = True, **environment: str) -> None:
+    def __init__(
+        self, place: pathlib.Path, *options: str, model: pathlib.Path = MODEL, eager: bool = True, **environment: str
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.start = time.monotonic()
@@ -187,7 +192,7 @@ class VLLM(Program):
             {**ENVIRONMENT, **environment},
         )
 
-    def ready(self, seconds: float = 300) -> "VLLM":
+    def ready(self, seconds: float = PATIENCE) -> "VLLM":
         wait_for(self._healthy, "vllm serve", seconds)
         say(f"vLLM is up after {time.monotonic() - self.start:.0f} s")
         return self
@@ -199,14 +204,14 @@ class VLLM(Program):
         return False
 
     def post(self, route: str, body: Any = None, **query: str) -> requests.Response:
-        return requests.post(f"{self.url}/{route}", json=body, params=query, timeout=300)
+        return requests.post(f"{self.url}/{route}", json=body, params=query, timeout=PATIENCE)
 
     @property
     def version(self) -> str:
-        found: str = requests.get(f"{self.url}/weight_info", timeout=60).json()["weight_version"]
+        found: str = requests.get(f"{self.url}/weight_info", timeout=PATIENCE).json()["weight_version"]
         return found
 
-    def wait_version(self, version: int, seconds: float = 120) -> None:
+    def wait_version(self, version: int, seconds: float = PATIENCE) -> None:
         wait_for(lambda: self.version == str(version), f"version {version} in the engine", seconds)
 
     def hashes(self) -> Dict[str, str]:
@@ -226,7 +231,7 @@ class VLLM(Program):
 
     def metrics(self) -> Dict[str, float]:
         """Those of weft, by name."""
-        lines = requests.get(f"{self.url}/metrics", timeout=60).text.splitlines()
+        lines = requests.get(f"{self.url}/metrics", timeout=PATIENCE).text.splitlines()
         pairs = [line.rsplit(" ", 1) for line in lines if line.startswith("weft:")]
         return {name.split("{")[0].removeprefix("weft:"): float(value) for name, value in pairs}
 
@@ -244,7 +249,7 @@ class Stream(threading.Thread):
 
     def run(self) -> None:
         try:
-            answer = requests.post(f"{self.server.url}/v1/completions", stream=True, timeout=600, json={
+            answer = requests.post(f"{self.server.url}/v1/completions", stream=True, timeout=PATIENCE, json={
                 "model": "model", "prompt": self.prompt, "temperature": 0, "max_tokens": self.tokens, "stream": True,
                 "ignore_eos": True,
             })

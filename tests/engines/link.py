@@ -23,7 +23,8 @@ def distribute(name: str, version: str, files: "dict[str, str]") -> None:
         old.rmdir()
     folder = packages / f"{name}-{version}.dist-info"
     folder.mkdir()
-    files = {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "INSTALLER": "engines.sh\n"} | files
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    files = {"METADATA": metadata, "INSTALLER": "engines.sh\n"} | files
     for file, text in files.items():
         (folder / file).write_text(text)
     record = [f"{folder.name}/{file},," for file in (*files, "RECORD")]

@@ -53,7 +53,9 @@ class Wheel(package.Case):
         with zipfile.ZipFile(self.wheels[0]) as file:
             names = file.namelist()
         self.assertEqual([name for name in names if "libweft" in name], ["weft/lib/libweft.so.1"])
-        modules = {os.path.basename(path) for path in glob.glob(os.path.join(package.PYTHON, "weft", "*.py"))}
+        root = os.path.join(package.PYTHON, "weft")
+        found = glob.glob(os.path.join(root, "**", "*.py"), recursive=True)
+        modules = {os.path.relpath(path, root) for path in found}
         self.assertEqual({name[5:] for name in names if name.startswith("weft/") and name.endswith(".py")}, modules)
         self.assertTrue({"weft/py.typed", "weft/bin/weft"} <= set(names))
 

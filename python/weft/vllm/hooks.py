@@ -141,7 +141,11 @@ def _answering(rpc: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(rpc)
     def answer(
-        core: Any, method: Any, timeout: Optional[float] = None, args: Any = (), kwargs: Optional[Mapping[str, Any]] = None
+        core: Any,
+        method: Any,
+        timeout: Optional[float] = None,
+        args: Any = (),
+        kwargs: Optional[Mapping[str, Any]] = None,
     ) -> Any:
         route = routes.get(method) if isinstance(method, str) and _uses_weft(core.vllm_config) else None
         if route is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's live parameters: which slices of the checkpoint's tensors they are, and whether they can be written at all.
+"""A worker's live parameters: which slices of the checkpoint's tensors they are, and whether they can be written.
 
 vLLM's layers know how they were split: their kind says along which dimension, their attributes which rank they are.
 Models with experts go by weft.layouts.from_config, which knows their stacks, and are compared with what is live.
@@ -14,6 +14,8 @@ from ..layouts import Layout, Live, Recipe, Slice, Tensor, from_config
 from ..tensors import memory_of
 
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
+_DERIVED = ("W_UK_T", "W_UV", "_cpu_unpacked_conv_weight")  # latent attention; convolutions on processors
+_PLAIN_KERNELS = ("TRITON", "BATCHED_TRITON")  # of experts
 _WITHOUT_WEIGHTS = ("ngram", "ngram_gpu", "suffix")  # speculation that has no model of its own
 
 
@@ -60,7 +62,7 @@ def check_parameters(model: Any) -> None:
             )
         dtype = str(parameter.dtype).rpartition(".")[2]
         if dtype not in _DTYPES:
-            raise refuse(f"parameter {name} is {dtype}, so it is quantised", "serve the plain model, as it is published")
+            raise refuse(f"parameter {name} is {dtype}, so it is quantised", "serve the plain model that is published")
         try:
             memory_of(name, parameter.data)
         except Error as error:
@@ -68,7 +70,22 @@ def check_parameters(model: Any) -> None:
     if not found:
         raise refuse("its model has no parameters", "give a model that vLLM loads itself")
     for name, module in model.named_modules():
-        packed = getattr(module, "cpu_linear", None)
+        _check_copies(name, module)
+
+
+def _check_copies(name: str, module: Any) -> None:
+    """Refuses a module that computes with something that was made of its parameters when it was loaded."""
+    derived = next((attribute for attribute in _DERIVED if getattr(module, attribute, None) is not None), None)
+    if derived is not None:
+        raise refuse(f"{name} computes with {derived}, made of its weights when it was loaded", "serve another model")
+    kernels = getattr(getattr(getattr(module, "quant_method", None), "unquantized_backend", None), "name", None)
+    if kernels is not None and kernels not in _PLAIN_KERNELS:
+        raise refuse(
+            f"the experts of {name} are laid out for kernels of their own ({kernels})",
+            "choose kernels that read them as they were loaded, --moe-backend triton, on an accelerator",
+        )
+    packed = getattr(module, "cpu_linear", None)
+    if packed is not None:
         captured = getattr(packed, "__closure__", None) or ()
         names = getattr(getattr(packed, "__code__", None), "co_freevars", ())
         hidden = [text for text, cell in zip(names, captured) if text in ("handler", "packed_weight", "zen_weight")]
@@ -96,8 +113,8 @@ class Places:
             if parameter is None or parameter.data_ptr() != address or parameter.numel() != count:
                 raise StaleError(
                     -100,
-                    f"parameter {name} is no longer where it was when following began, so a commit would be written into "
-                    "nothing; something has replaced or repacked it: restart the engine",
+                    f"parameter {name} is no longer where it was when following began, so a commit would be written "
+                    "into nothing; something has replaced or repacked it: restart the engine",
                 )
 
 
@@ -118,7 +135,7 @@ class _Builder:
         self.checkpoint: Dict[str, Tensor] = {}
 
     def add(self, name: str, parameter: Any, slices: Sequence[Tuple[Slice, int]], rows: Optional[int] = None) -> None:
-        """`slices` come with the full extent of the dimension that they are cut along; `rows` are those that are held."""
+        """`slices` come with the full extent of the dimension that they are cut along; `rows` are those held."""
         dtype = _DTYPES[str(parameter.dtype).rpartition(".")[2]]
         shape = tuple(parameter.shape)
         held = shape if rows is None else (rows, *shape[1:])

@@ -81,7 +81,7 @@ class Leader:
         found: List[Tuple[int, Layout]] = self._call(worker.describe)
         cuts = _cuts_of([layout for _, layout in sorted(found, key=lambda pair: pair[0])])
         if len(cuts) > _MOST_CUTS or len(_cuts_text(cuts).encode()) > _MOST_CUTS_BYTES:
-            logger.warning("weft: these cuts are too many to be announced; give them to the publisher: %s", _cuts_text(cuts))
+            logger.warning("weft: too many cuts to be announced; give them to the publisher: %s", _cuts_text(cuts))
             cuts = []
         secret = os.urandom(32)
         self._listener = multiprocessing.connection.Listener(family="AF_UNIX", backlog=self._world, authkey=secret)
@@ -141,7 +141,7 @@ class Leader:
             back: List[worker.Outcome] = self._core.model_executor.collective_rpc(worker.rollback)
             states = {None if result is None else result[0] for _, result in back}
             if any(error is not None for error, _ in back) or len(states) > 1:
-                logger.critical("weft: workers are left at different versions (%s), after: %s", states, "; ".join(errors))
+                logger.critical("weft: workers are at different versions (%s), after: %s", states, "; ".join(errors))
                 raise SystemExit(1)
             self._notify("uncommitted", "; ".join(errors))
             return
@@ -149,7 +149,8 @@ class Leader:
         committed = time.perf_counter()
         forget_caches(self._core, version, self.settings.running)
         self._core.set_weight_version(str(version))
-        self._notify("committed", version, [result for _, result in outcomes], committed - start, time.perf_counter() - start)
+        results = [result for _, result in outcomes]
+        self._notify("committed", version, results, committed - start, time.perf_counter() - start)
 
     # -- the leader's thread --
 
@@ -308,7 +309,8 @@ def forget_caches(core: Any, version: int, running: str) -> None:
     again = running == "recompute"
     if not ((again or not scheduler.has_unfinished_requests()) and core.reset_prefix_cache(again, True)):
         pool = scheduler.kv_cache_manager.block_pool
-        scheduler.kv_cache_manager.evict_blocks({block.block_id for block in pool.blocks if block.block_hash is not None})
+        cached = {block.block_id for block in pool.blocks if block.block_hash is not None}
+        scheduler.kv_cache_manager.evict_blocks(cached)
         for request in scheduler.requests.values():
             if request.num_computed_tokens > 0:
                 _set_apart(request, version, pool.hash_block_size)

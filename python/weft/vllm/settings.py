@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a follower inside vLLM is told: by the environment when it starts, or by the route /init_weight_transfer_engine."""
+"""What a follower inside vLLM is told: by the environment when it starts, or by /init_weight_transfer_engine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ RUNNING = ("keep", "recompute")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """`follow`: go to each version by itself; else only when /update_weights asks. `trust` is the path of the public key that
-    versions must be signed with, `name` that of the reports to the fleet. `running` says what becomes of requests that are
-    being answered when weights change: "keep" goes on with the attention cache that they have, "recompute" computes it anew."""
+    """`follow`: go to each version by itself; else only when /update_weights asks. `trust` is the path of the key
+    that versions must be signed with, `name` that of the reports to the fleet. `running` says what becomes of requests
+    that are being answered when weights change: "keep" goes on with the attention cache that they have, "recompute"
+    computes it anew."""
 
     store: str
     follow: bool = True
@@ -26,6 +27,7 @@ class Settings:
     name: str = ""
     running: str = "keep"
     poll_seconds: float = 0.0
+    threads: int = 0  # of a worker, to decode and commit with; 0: a quarter of the processors
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Settings":
@@ -33,10 +35,10 @@ class Settings:
 
         >>> Settings.of({"store": "/srv/run-7", "follow": False}).follow
         False
-        >>> Settings.of({"store": "/srv/run-7", "speed": 9})
+        >>> Settings.of({"store": "/srv/run-7", "running": "stop"})
         Traceback (most recent call last):
             ...
-        weft.errors.InvalidArgument: init_info has speed, which is not known; known are store, follow, trust, name, running, poll_seconds
+        weft.errors.InvalidArgument: running is 'stop'; choose one of keep, recompute
         """
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for key in given:
@@ -44,14 +46,17 @@ class Settings:
                 raise InvalidArgument(f"init_info has {key}, which is not known; known are {', '.join(fields)}")
         settings = cls(**{"store": os.environ.get("WEFT_STORE", ""), **_from_environment(), **given})
         if not isinstance(settings.store, str) or not settings.store:
-            raise InvalidArgument('no store is given; set WEFT_STORE, or give init_info {"store": "https://trainer:8477"}')
+            raise InvalidArgument('no store is given; set WEFT_STORE, or give {"store": "https://trainer:8477"}')
         if settings.running not in RUNNING:
             raise InvalidArgument(f"running is {settings.running!r}; choose one of {', '.join(RUNNING)}")
         if not isinstance(settings.follow, bool) or not isinstance(settings.poll_seconds, (int, float)):
             raise InvalidArgument("init_info: follow is true or false, and poll_seconds a number")
+        if isinstance(settings.threads, bool) or not isinstance(settings.threads, int) or settings.threads < 0:
+            raise InvalidArgument(f"threads is {settings.threads!r}; give a number from 1, or 0 for the default")
         if settings.trust is not None and not os.path.exists(settings.trust):
-            raise InvalidArgument(f"trust is {settings.trust}, and there is no such file; give the path of a public key")
-        return dataclasses.replace(settings, name=settings.name or default_name())
+            raise InvalidArgument(f"trust is {settings.trust}, and there is no such file; name a public key's")
+        threads = settings.threads or max(1, (os.cpu_count() or 1) // 4)
+        return dataclasses.replace(settings, name=settings.name or default_name(), threads=threads)
 
 
 def _from_environment() -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs in a worker of vLLM: the weight transfer engine that vLLM creates, and the thread that fetches, decodes and proves
-beside its steps.
+"""What runs in a worker of vLLM: the weight transfer engine that vLLM creates, and the thread that fetches, decodes and
+proves beside its steps.
 
 The engine core's leader (leader.py) is connected to each worker's thread by a socket. What must happen between two
 steps comes by vLLM's own calls to its workers, which it makes in the same order everywhere: open, commit, rollback.
@@ -42,6 +42,7 @@ class WeftInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     name: str = ""
     running: str = "keep"
     poll_seconds: float = 0.0
+    threads: int = 0
 
 
 @dataclasses.dataclass
@@ -148,7 +149,9 @@ class Follower:
         # vLLM binds its worker to a processor, and this thread would inherit that
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            # others would be as slow, and a commit waits for those that it has begun with
+            if self._settings.threads == 1:
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         failures = 0
         while not self._ending:
             try:
@@ -179,11 +182,17 @@ class Follower:
             self._prepare(self._subscriber, int(order[1]))
 
     def _open(self) -> Subscriber:
-        """A worker that holds the whole model is recognised, if it is a version of the run; else all of it is fetched."""
+        """A worker that holds the whole model is recognised, if that is a version of the run; else all is fetched."""
         settings = self._settings
         return Subscriber(
-            settings.store, self._tensors, layout=self._layout, trust=settings.trust, poll_seconds=settings.poll_seconds,
-            name=settings.name if self.rank == 0 else None, cuts=self._cuts if self.rank == 0 else None,
+            settings.store,
+            self._tensors,
+            layout=self._layout,
+            trust=settings.trust,
+            poll_seconds=settings.poll_seconds,
+            threads=settings.threads,
+            name=settings.name if self.rank == 0 else None,
+            cuts=self._cuts if self.rank == 0 else None,
         )
 
     def _next_order(self) -> Optional[Tuple[Any, ...]]:
@@ -232,8 +241,8 @@ class Follower:
     # -- between two steps, on vLLM's thread --
 
     def commit(self, target: int, through: bool) -> Tuple[int, Dict[str, float], float]:
-        """Puts the prepared step in place. `through`: if several are needed, prepares and commits the others too, since other
-        workers may need other ones. With the seconds that it took."""
+        """Puts the prepared step in place. `through`: if several are needed, prepares and commits the others too, since
+        other workers may need other ones. With the seconds that it took."""
         subscriber = self._subscriber
         if subscriber is None:
             raise InvalidArgument("nothing is prepared: the store is not open")
