@@ -60,7 +60,7 @@ def start_model(model: pathlib.Path, place: pathlib.Path, seed: int) -> float:
             filled = least * (torch.rand(found.shape, generator=dice) - 0.5)
             blocks[rows] = torch.where(found == 0, filled, found).to(weight.dtype)
     save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
-    return zeros / sum(weight.numel() for weight in weights.values())
+    return float(zeros / sum(weight.numel() for weight in weights.values()))
 
 
 def spread(masters: Any, seed: int) -> None:

@@ -23,7 +23,16 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ._frameworks import post
 from .context import logger
-from .errors import UNSUPPORTED, Error, InvalidArgument, RemoteError, StaleError, UnsupportedError, error_of
+from .errors import (
+    CALLBACK_FAILED,
+    UNSUPPORTED,
+    Error,
+    InvalidArgument,
+    RemoteError,
+    StaleError,
+    UnsupportedError,
+    error_of,
+)
 from .layouts import Layout, Live, Recipe, Slice
 from .subscriber import Subscriber
 
@@ -198,44 +207,62 @@ def _follower(model: Any, settings: Mapping[str, Any]) -> _Follower:
     return held
 
 
-def _agree(failure: Optional[Error], model: Any) -> None:
-    """Raises on all ranks if one of them could not prepare."""
-    import torch
+def _ranks() -> Any:
     from sglang.srt.runtime_context import get_parallel
 
-    failures: List[Optional[Error]] = [failure]
-    group = get_parallel().tp_group
+    return get_parallel().tp_group
+
+
+def _agree(failure: Optional[Error], more: bool, subscriber: Optional[Subscriber]) -> bool:
+    """Whether a rank has more steps to go. Raises on all ranks if one of them could not prepare."""
+    import torch
+
+    group = _ranks()
+    outcomes: List[Any] = [(failure, more)]
     if group.world_size > 1:
-        failures = [None] * group.world_size
-        torch.distributed.all_gather_object(failures, failure, group=group.cpu_group)
-    for rank, found in enumerate(failures):
+        outcomes = [None] * group.world_size
+        torch.distributed.all_gather_object(outcomes, (failure, more), group=group.cpu_group)
+    for rank, (found, _) in enumerate(outcomes):
         if found is not None:
-            held = _followers.get(model)
-            if held is not None and failure is None:
-                held.subscriber.rollback()
-            raise found if len(failures) == 1 else error_of(found.status, f"rank {rank}: {found}")
+            if failure is None and subscriber is not None:
+                subscriber.rollback()
+            raise found if len(outcomes) == 1 else error_of(found.status, f"rank {rank}: {found}")
+    return any(further for _, further in outcomes)
+
+
+def _prepare(model: Any, named_tensors: Any) -> bool:
+    settings = _settings(named_tensors)
+    version = settings.get("version")
+    if version is None and _ranks().world_size > 1:
+        raise InvalidArgument("no version is given; several ranks need one, so that all of them go to the same")
+    try:
+        return _follower(model, settings).subscriber.prepare(version)
+    except StaleError as moved:
+        if model not in _followers:
+            raise
+        logger.warning("%s; SGLang has moved its parameters, which are followed anew", moved)
+        _followers.pop(model).subscriber.close()
+        return _follower(model, settings).subscriber.prepare(version)
 
 
 def load(model: Any, named_tensors: Any) -> int:
     """Brings a live model to a version; where it is then. This is a custom weight loader, for an engine whose plug-ins
     are turned off: --custom-weight-loader weft.sglang.load. There a failure ends the engine, as of any such loader."""
-    more = True
-    while more:
+    more = further = True
+    while further:
         failure: Optional[Error] = None
-        try:
-            settings = _settings(named_tensors)
+        prepares = more
+        if prepares:
             try:
-                more = _follower(model, settings).subscriber.prepare(settings.get("version"))
-            except StaleError as moved:
-                if model not in _followers:
-                    raise
-                logger.warning("%s; SGLang has moved its parameters, which are followed anew", moved)
-                _followers.pop(model).subscriber.close()
-                more = _follower(model, settings).subscriber.prepare(settings.get("version"))
-        except Error as error:
-            failure = error
-        _agree(failure, model)
-        _followers[model].subscriber.commit()
+                more = _prepare(model, named_tensors)
+            except Error as error:
+                failure = error
+            except Exception as error:  # other ranks wait for this one's outcome
+                failure = Error(CALLBACK_FAILED, f"{type(error).__name__}: {error}")
+        held = _followers.get(model)
+        further = _agree(failure, more, held.subscriber if held is not None and prepares else None)
+        if prepares:
+            _followers[model].subscriber.commit()
     return _followers[model].subscriber.version
 
 

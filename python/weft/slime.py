@@ -62,23 +62,24 @@ def publish(args: Any, version_dir: str, rollout_engines: Any) -> Optional[Publi
     found = _NAME.search(place.name)
     if found is None:
         raise InvalidArgument(f"{version_dir} is not named as slime names versions, weight_v000007")
-    _refuse_delta(place)
+    _check(place)
     kept = place.parent / ".weft"
     kept.mkdir(exist_ok=True)
     with Publisher(_store(args), place, key=_setting("key", args), mirror=kept / "mirror") as publisher:
         return publisher.publish({_LABEL: int(found[1])})
 
 
-def _refuse_delta(place: pathlib.Path) -> None:
+def _check(place: pathlib.Path) -> None:
+    """Whole checkpoints have an index, and so have differences, whose index says so."""
     try:
         metadata = json.loads((place / "model.safetensors.index.json").read_text()).get("metadata", {})
-    except FileNotFoundError:
-        return
+    except FileNotFoundError as error:
+        raise InvalidArgument(f"{place} has no model.safetensors.index.json, as slime writes it last") from error
     if "delta_encoding" in metadata:
         raise UnsupportedError(
             UNSUPPORTED,
-            f"{place} has differences, and weft makes these itself; let slime write whole "
-            "checkpoints, by --update-weight-mode full",
+            f"{place} has differences, and weft makes these itself; let slime write whole checkpoints, by "
+            "--update-weight-mode full",
         )
 
 
@@ -120,7 +121,7 @@ def pull(source_dir: str, target_version: int, timeout: float = 300) -> None:
     link = source / f"weight_v{target_version:06d}"
     made = source / ".weft" / f"link.{os.getpid()}"
     made.unlink(missing_ok=True)
-    made.symlink_to(held, target_is_directory=True)
+    made.symlink_to(os.path.join(held.parent.name, held.name), target_is_directory=True)  # seen from where it goes
     try:
         os.replace(made, link)
     except IsADirectoryError:

@@ -29,7 +29,6 @@ async def pairs_of(weights: Any) -> "AsyncIterator[Tuple[str, Any]]":
             yield pair
 
 
-@CheckpointEngineRegistry.register("weft")  # type: ignore[untyped-decorator,unused-ignore]
 class WeftCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     """`store` is what trainers and rollouts share, or `rollout_store` the address by which rollouts reach it. `cache`
     is a directory on a host of rollouts, by default below /dev/shm; `timeout` the seconds in which a version must come;
@@ -92,3 +91,6 @@ class WeftCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         await asyncio.to_thread(self._receiver.receive)
         for pair in self._receiver.tensors():
             yield pair
+
+
+CheckpointEngineRegistry.register("weft")(WeftCheckpointEngine)

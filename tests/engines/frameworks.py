@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import unittest
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 PLACE = pathlib.Path(os.environ.get("WEFT_ENGINES") or TREE / "build" / "engines").resolve() / "frameworks"
@@ -21,3 +22,12 @@ def ensure() -> None:
         sys.exit(SKIPPED)
     sys.path.append(str(PLACE))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(PLACE))))
+
+
+def main() -> None:
+    """Runs the tests of a script, and ends it as the runner wants: with a sum."""
+    result = unittest.main(exit=False).result
+    failed, skipped = len(result.failures) + len(result.errors), len(result.skipped)
+    passed = max(0, result.testsRun - failed - skipped)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
+    sys.exit(failed > 0)

@@ -14,6 +14,7 @@ import unittest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import frameworks
 import torch
 import weft
 import weft.slime
@@ -104,6 +105,9 @@ class Slime(Case):
             weft.slime.publish(types.SimpleNamespace(), str(place), [])
         with self.assertRaisesRegex(weft.InvalidArgument, "weight_v000007"):
             weft.slime.publish(types.SimpleNamespace(), str(self.place), [])
+        (place / "model.safetensors.index.json").unlink()
+        with self.assertRaisesRegex(weft.InvalidArgument, "has no model.safetensors.index.json"):
+            weft.slime.publish(types.SimpleNamespace(), str(place), [])
         del os.environ["WEFT_STORE"]
         with self.assertRaisesRegex(weft.InvalidArgument, "WEFT_STORE"):
             weft.slime.pull(str(self.place), 1)
@@ -153,4 +157,4 @@ class NemoRL(Case):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    frameworks.main()

@@ -139,4 +139,4 @@ class Lora(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    frameworks.main()

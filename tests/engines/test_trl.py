@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.update(HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", WANDB_DISABLED="true")
 
 import engines
+import frameworks
 import requests
 import torch
 import trl
@@ -156,4 +157,4 @@ def plain(hashes):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    frameworks.main()

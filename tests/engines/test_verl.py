@@ -157,4 +157,4 @@ class Verl(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    frameworks.main()
