@@ -26,7 +26,7 @@ import weft.sglang
 from safetensors.torch import save_file
 
 OPTIONS = {"device": "cpu", "dtype": "bfloat16", "attention_backend": "torch_native", "sampling_backend": "pytorch"}
-OPTIONS |= {"grammar_backend": "none", "mem_fraction_static": 0.1, "max_total_tokens": 4096, "log_level": "error"}
+OPTIONS |= {"grammar_backend": "none", "mem_fraction_static": 0.6, "max_total_tokens": 4096, "log_level": "error"}
 OPTIONS |= {"max_running_requests": 8, "disable_overlap_schedule": True, "skip_server_warmup": True}
 
 

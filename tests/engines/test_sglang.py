@@ -33,7 +33,7 @@ SAMPLING = {"temperature": 0, "max_new_tokens": 12}
 PATIENCE = 1200  # seconds for an engine to start, which is far more than it takes
 OPTIONS = {
     "device": "cpu", "dtype": "bfloat16", "attention_backend": "torch_native", "sampling_backend": "pytorch",
-    "grammar_backend": "none", "mem_fraction_static": 0.1, "max_total_tokens": 4096, "max_running_requests": 8,
+    "grammar_backend": "none", "mem_fraction_static": 0.6, "max_total_tokens": 4096, "max_running_requests": 8,
     "disable_overlap_schedule": True, "log_level": "warning", "skip_server_warmup": True,
 }  # fmt: skip
 
@@ -267,9 +267,9 @@ def rank_model(config, rank, ranks):
         return within(model=within(embed_tokens=embedding, layers=torch.nn.ModuleList([layer]), norm=norm()))
 
 
-class Ranks(unittest.TestCase):
-    """Layers of tensor-parallel ranks; SGLang 0.5.23 starts several ranks on GPUs only, and makes their layers
-    anywhere."""
+class Layouts(unittest.TestCase):
+    """Layers of tensor-parallel ranks: SGLang 0.5.23 starts several ranks on GPUs only, and makes their layers anywhere.
+    Before an engine, which settles the ranks of this process; classes are run by name."""
 
     def test_layouts(self):
         """What live layers say is what weft.layouts knows of SGLang, also of a padded vocabulary and shared KV
