@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := all
-.PHONY: all deps demo tour test test-engines check model bench study-sparsity study-loco study-sparse-rl fuzz soak abi wheel docs install format clean help
+.PHONY: all deps demo demo-llm tour test test-engines check model bench study-sparsity study-loco study-sparse-rl fuzz soak abi wheel docs install format clean help
 
 all: ## build; the command is left at build/weft
 	@cmake --preset release > /dev/null
@@ -19,6 +19,10 @@ deps: ## install the Debian packages of packages.txt that are missing
 demo: deps ## a policy learns while its workers follow; ends with a report, weft-demo.html
 	@$(MAKE) --no-print-directory all
 	@build/weft demo
+
+demo-llm: deps ## a language model learns by TRL while a live vLLM server follows; OPTIONS='--steps 5' and others; gets 2.7 GB at first
+	@$(MAKE) --no-print-directory all
+	@scripts/demo_llm.sh $(OPTIONS)
 
 tour: deps ## a short tour of patches and PULSESync on checkpoints that it makes itself
 	@$(MAKE) --no-print-directory all

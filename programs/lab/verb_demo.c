@@ -163,6 +163,25 @@ static void read_settings(demo_run *run) {
     free(store);
 }
 
+/* What another program's run is, which keeps none in its store: run.json beside its metrics. */
+static void read_told_settings(demo_run *run) {
+    char text[TRAIN_RUN_MAX];
+    char *path = path_in(run, "run.json");
+    FILE *file = path != NULL ? fopen(path, "re") : NULL;
+    size_t size = file != NULL ? fread(text, 1, sizeof text, file) : 0;
+    weft_context *context = NULL;
+    const weft_context_options alone = {.size = sizeof alone, .threads = 1};
+    if (size > 0 && weft_context_create(&alone, &context) == WEFT_OK &&
+        training_run_parse(context, "run.json", text, size, &run->settings) != WEFT_OK) {
+        command_note(run->command, "%s is not shown: %s", path, weft_context_error(context));
+    }
+    weft_context_destroy(context);
+    if (file != NULL) {
+        fclose(file);
+    }
+    free(path);
+}
+
 static int look(demo_run *run, bool *finished_out) {
     char talk[512];
     bool finished = false;
@@ -341,6 +360,9 @@ static int train(demo_run *run) {
 static int retell(demo_run *run) {
     int code = demo_tail_read(&run->tail, run->steps);
     read_settings(run);
+    if (run->settings == NULL) {
+        read_told_settings(run);
+    }
     if (code == EXIT_DONE && json_array_size(run->steps) < LEAST_STEPS) {
         code = command_error(run->command, EXIT_FAILED, "%s tells of %zu steps; a report needs at least %d",
                              run->tail.path, json_array_size(run->steps), LEAST_STEPS);
@@ -393,7 +415,9 @@ int verb_demo(int argc, char **argv) {
         {"keep", "DIR", 2, "Leave the run in DIR, which must not exist: store, state, metrics, logs",
          .text = &arguments.keep},
         {"report", "DIR", 2,
-         "Train nothing: make the report of the metrics.jsonl in DIR, which a trainer has left there",
+         "Train nothing: make the report of the metrics.jsonl in DIR, which a trainer has left there, with "
+         "the "
+         "settings of its store or of run.json",
          .text = &arguments.report},
         {0},
     };

@@ -77,6 +77,16 @@ head -n 1 kept/metrics.jsonl > few/metrics.jsonl
 expect 1 'tells of 1 steps' "$weft" demo --report few --output few.html
 (cat kept/metrics.jsonl && echo '{"step": "x"}') > few/metrics.jsonl
 expect 3 'line 13: this line tells of no step' "$weft" demo --report few --output few.html
+cp kept/metrics.jsonl few/metrics.jsonl
+echo '{"engine": "vLLM", "batch": {"prompts": 8}, "list": [1]}' > few/run.json
+expect 0 '' "$weft" demo --report few --output run.html --json --quiet
+check "run.json is not told: $(cat stdout)" /usr/bin/python3 -c '
+import json
+assert json.load(open("stdout"))["run"] == {"engine": "vLLM", "batch": {"prompts": 8}, "list": None}
+'
+echo '{"engine": ' > few/run.json
+expect 0 'run.json is not shown' "$weft" demo --report few --output run.html
+rm few/run.json
 expect 1 'metrics.jsonl tells of 0 steps' "$weft" demo --report nowhere --output few.html
 absent few.html
 

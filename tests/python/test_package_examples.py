@@ -12,6 +12,7 @@ import package
 import serving
 
 EXAMPLES = os.path.join(package.SOURCE, "examples")
+LLM = os.path.join(EXAMPLES, "llm")  # needs engines: tests/engines/test_demo_llm.py runs it
 VENV = os.path.join(package.SOURCE, "build", "package-venv", "bin", "python")
 SHARED = ("llama.py",)  # what others import
 LINES = 60
@@ -76,11 +77,12 @@ class Examples(package.Case):
         if not os.path.exists(VENV) or not has(VENV, "mypy"):
             self.skipTest("there is no mypy")
         paths = [os.path.join(EXAMPLES, name) for name in (*names(), *SHARED)]
+        paths += [os.path.join(LLM, name) for name in sorted(os.listdir(LLM)) if name.endswith(".py")]
         checked = subprocess.run(
             [VENV, "-m", "mypy", "--config-file", os.path.join(package.SOURCE, "pyproject.toml"), "--follow-imports", "silent",
              "--ignore-missing-imports", "--allow-subclassing-any",
              "--cache-dir", os.path.join(package.BUILD, "mypy-examples"), *paths],
-            env=dict(os.environ, MYPYPATH=package.PYTHON), capture_output=True, text=True)
+            env=dict(os.environ, MYPYPATH=f"{package.PYTHON}:{LLM}"), capture_output=True, text=True)
         self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
 
 

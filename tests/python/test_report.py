@@ -22,11 +22,14 @@ CHARTS = {"reward": ["reward", "smooth", "success"], "density": ["1", "8", "32"]
 class Report:
     """The report of steps; removed with `with`."""
 
-    def __init__(self, steps):
+    def __init__(self, steps, run=None):
         self.scratch = tempfile.TemporaryDirectory(prefix="weft-report.")
         self.path = os.path.join(self.scratch.name, "report.html")
         with open(os.path.join(self.scratch.name, "metrics.jsonl"), "w") as file:
             file.writelines(json.dumps(step) + "\n" for step in steps)
+        if run is not None:
+            with open(os.path.join(self.scratch.name, "run.json"), "w") as file:
+                json.dump(run, file)
         subprocess.run([WEFT, "demo", "--report", self.scratch.name, "--output", self.path], check=True,
                        capture_output=True)
         self.url = "file://" + self.path
@@ -121,6 +124,25 @@ def test_texts_stay_texts():
         visit(page, report)
         assert table(page, "tensors")[0][0] == HOSTILE
         assert tiles(page)["Workers"][0] == "1"
+        check_manners(page, report)
+
+
+def test_it_tells_what_a_program_says_of_its_run():
+    """run.json: its command and its proof have places of their own, the rest are settings; all of it is text."""
+    steps = [make_step(number) for number in range(3)]
+    run = {"command": "demo --steps 3 " + HOSTILE, "proof": "equal " + HOSTILE, "link": "50 Mbit/s", "batch": {"prompts": 8}}
+    with Report(steps, run) as report, Page(BROWSER) as page:
+        visit(page, report)
+        assert page.evaluate("document.getElementById('about').textContent").startswith(run["command"] + " · ")
+        assert page.evaluate("document.getElementById('proof').textContent") == run["proof"]
+        assert page.evaluate("!document.getElementById('proof-card').hidden")
+        shown = page.evaluate("[...document.getElementById('settings').children].map(part => part.textContent)")
+        assert shown == ["link", "50 Mbit/s", "batch prompts", "8"], shown
+        check_manners(page, report)
+    with Report(steps, {"command": {"x": 1}, "proof": 7}) as report, Page(BROWSER) as page:
+        visit(page, report)
+        assert "demo --report " in page.evaluate("document.getElementById('about').textContent")
+        assert page.evaluate("document.getElementById('proof-card').hidden")
         check_manners(page, report)
 
 

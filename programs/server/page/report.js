@@ -18,6 +18,11 @@ function known(value, format) {
 
 // ---- the summary ----
 
+// A text of the run's own, or null.
+function told(name) {
+  return typeof report.run[name] === "string" ? report.run[name] : null;
+}
+
 function tileTexts(summary) {
   const {reward, density, bytes: sync, pause, staleness} = summary;
   return [
@@ -40,9 +45,15 @@ function showSummary() {
     tile.append(piece("dt", "", name), piece("dd", "", value), piece("dd", "", note));
     by("tiles").append(tile);
   }
-  setText(by("about"), report.command + " · " + new Date(report.made).toISOString().slice(0, 16).replace("T", " ") +
+  setText(by("about"), (told("command") ?? report.command) + " · " + new Date(report.made).toISOString().slice(0, 16).replace("T", " ") +
     " UTC · " + report.machine + (report.interrupted ? " · interrupted" : ""));
   setText(by("software"), "weft " + report.weft);
+}
+
+// What a run says of its end: that its worker's weights were compared with the trainer's, and by whom.
+function showProof() {
+  show(by("proof-card"), told("proof") !== null);
+  setText(by("proof"), told("proof") ?? "");
 }
 
 // ---- tensors ----
@@ -132,7 +143,8 @@ function flatten(value, name) {
 }
 
 function showSettings() {
-  const settings = flatten(report.run, "");
+  const {command, proof, ...others} = report.run; // these two have places of their own
+  const settings = flatten(others, "");
   show(by("settings-card"), settings.length > 0);
   for (const [name, value] of settings) {
     by("settings").append(piece("dt", "", name.replaceAll("_", " ")), piece("dd", "", value));
@@ -164,6 +176,7 @@ function showSteps() {
 }
 
 showSummary();
+showProof();
 for (const name of ["reward", "density", "bytes", "staleness", "trainer", "workers", "pause", "loss"]) {
   addTrainingChart(by("charts"), name).show(report.steps);
 }
