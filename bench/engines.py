@@ -154,7 +154,7 @@ class Bench:
         )
 
     def library(self, paths: List[str]) -> None:
-        """The commit in C, without an engine around it: `weft bench` on the same change, by one thread as in a worker."""
+        """The commit in C, without an engine around it: `weft bench` on the same change, by one thread as here."""
         command = [str(COMMAND), "bench", "--base", paths[0], "--new", paths[1], "--json"]
         found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
         rate = next(row["commit_million_changes_per_second"] for row in found["rows"]
