@@ -7,6 +7,8 @@ import importlib
 import multiprocessing
 import os
 import pathlib
+import subprocess
+import sys
 import tempfile
 import types
 import unittest
@@ -154,6 +156,15 @@ class NemoRL(Case):
         self.assertEqual(len(weft.log(os.environ["WEFT_STORE"])), 3)
         for engine in policies + rollouts:
             engine.finalize()
+
+
+class Page(Case):
+    def test_page(self):
+        """What doc/python/verl.md shows runs as it stands there."""
+        script = pathlib.Path(__file__).parents[1] / "python" / "test_package_documents.py"
+        done = subprocess.run([sys.executable, "-B", script, "--page", "verl.md"], cwd=self.place,
+                              capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
 
 if __name__ == "__main__":
