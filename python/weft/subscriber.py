@@ -31,8 +31,8 @@ def _number_of(version: Optional[int]) -> int:
     """As C takes it: 0 for the newest."""
     if version is None:
         return 0
-    if not 0 < version < 2**64:  # C would take the rest of it
-        raise InvalidArgument(f"there is no version {version}; versions are numbered from 1, and None is the newest")
+    if not 0 <= version < 2**64:  # C would take the rest of it
+        raise InvalidArgument(f"there is no version {version}; versions are numbered from 1, and 0 or None is the newest")
     return version
 
 
