@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import pathlib
 import statistics
+import subprocess
 import sys
 import time
 from typing import Dict, List, Tuple
@@ -24,8 +26,8 @@ from typing import Dict, List, Tuple
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests/engines"))
 
 from engines import (
-    Program, StoreServer, Stream, VLLM, Weights, fused_hashes, load_weights, move_weights, place, save_model, say,
-    wait_for,
+    COMMAND, Program, StoreServer, Stream, VLLM, Weights, fused_hashes, load_weights, move_weights, place, save_model,
+    say, wait_for,
 )
 
 import weft
@@ -151,35 +153,27 @@ class Bench:
             f"longest {milliseconds(max(commits))} and {milliseconds(max(pauses))}",
         )
 
-    def library(self, rounds: int) -> None:
-        """The same commit without an engine around it."""
-        replica = {name: weight.clone() for name, weight in self.weights.items()}
-        pauses = []
-        with weft.Subscriber(self.server.url, replica, threads=1) as subscriber:  # as many as the worker has here
-            subscriber.pull()
-            for _ in range(rounds):
-                self.move()
-                version = self.publisher.publish(step=self.publisher.version).version
-                self.engine.wait_version(version)  # so that they do not do the same at once
-                pauses.append(subscriber.pull().pause_seconds)
-        self.row(
-            "commit of the library alone, as many changes",
-            f"median {milliseconds(statistics.median(pauses))}, fastest {milliseconds(min(pauses))}",
-        )
+    def library(self, paths: List[str]) -> None:
+        """The commit in C, without an engine around it: `weft bench` on the same change, by one thread as here."""
+        command = [str(COMMAND), "bench", "--base", paths[0], "--new", paths[1], "--json"]
+        found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        rate = next(row["commit_million_changes_per_second"] for row in found["rows"]
+                    if row["name"] == "small" and row["threads"] == 1)
+        seconds = found["changed"] / rate / 1e6
+        self.row("commit in C (`weft bench --base --new`), the same change", f"fastest {milliseconds(seconds)}")
 
-    def own_loader(self, rounds: int) -> None:
-        """vLLM's own way to put a sparse change in place."""
-        directories = [save_model(self.weights, self.directory / f"model-{index}") for index in range(2)]
-        paths = [directory / "model.safetensors" for directory in directories]
+    def pair(self) -> List[str]:
+        """Two checkpoints, the second with a version's worth of changes."""
         moved = {name: weight.clone() for name, weight in self.weights.items()}
         move_weights(moved, seed=4711)
-        paths[1].unlink()
-        from safetensors.torch import save_file
+        directories = [save_model(self.weights, self.directory / "before"), save_model(moved, self.directory / "after")]
+        return [str(directory / "model.safetensors") for directory in directories]
 
-        save_file(moved, paths[1], metadata={"format": "pt"})
+    def own_loader(self, paths: List[str], rounds: int) -> None:
+        """vLLM's own way to put a sparse change in place."""
         seconds = []
         for turn in range(2 * rounds):
-            pair = [str(path) for path in (paths if turn % 2 == 0 else paths[::-1])]
+            pair = paths if turn % 2 == 0 else paths[::-1]
             answer = self.engine.post("collective_rpc", {"method": "weft_test_sparse", "args": pair}).json()
             seconds.append(float(answer["results"][0]))
         self.row("vLLM's own sparse loader, the same change", f"median {milliseconds(statistics.median(seconds))}")
@@ -246,11 +240,12 @@ def main() -> None:
         if arguments.rounds:
             bench.memory(max(3, arguments.rounds // 2))
             bench.streams(arguments.rounds)
-            bench.library(max(3, arguments.rounds // 2))
         if arguments.versions:
             bench.endure(arguments.versions)
         if arguments.rounds:  # the last: it leaves the engine with other weights than the run has
-            bench.own_loader(max(1, arguments.rounds // 4))
+            paths = bench.pair()
+            bench.library(paths)
+            bench.own_loader(paths, max(1, arguments.rounds // 4))
         print(f"\n`bench/engines.py` on {os.cpu_count()} processors:\n\n| | |\n|---|---|")
         for what, figure in bench.rows:
             print(f"| {what} | {figure} |")
