@@ -268,7 +268,7 @@ def rank_model(config, rank, ranks):
 
 
 class Layouts(unittest.TestCase):
-    """Layers of tensor-parallel ranks: SGLang 0.5.23 starts several ranks on GPUs only, and makes their layers anywhere.
+    """Layers of tensor-parallel ranks: SGLang 0.5.23 starts several ranks on GPUs only, but makes layers anywhere.
     Before an engine, which settles the ranks of this process; classes are run by name."""
 
     def test_layouts(self):
