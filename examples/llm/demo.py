@@ -37,6 +37,7 @@ MODEL = "SmolLM2-135M-Instruct"
 
 sys.path[:0] = [str(TREE / "python")]
 os.environ["PYTHONPATH"] = str(TREE / "python")  # of the engine, whose plug-in is this tree's too
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded: threads that wait leave their core to others
 
 from link import Link  # noqa: E402
 from processes import Failure, Process  # noqa: E402

@@ -19,7 +19,6 @@ import shutil
 import time
 from typing import Any, Callable, Dict, List
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave their core to the engine
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1", TQDM_DISABLE="1")
 
 import torch
