@@ -188,7 +188,7 @@ def describe(options: argparse.Namespace, link: Link) -> Dict[str, Any]:
         "trainer": f"TRL {versions['trl']} (GRPO), torch {versions['torch']}, FP32 masters",
         "masters": "begin at random places of the cells that BF16 rounds to the model's weights",
         "optimizer": f"AdamW 0.9 0.999, {WARMUP} steps of warm-up, gradient norm at most 1",
-        "learning_rate": options.learning_rate,
+        "learning_rate": f"{options.learning_rate:g}",
         "task": "sums of one and two digits; 1 if the answer's first number is right, else 0",
         "batch": f"{PROMPTS} prompts, {GROUP} answers each of at most {TOKENS} tokens",
         "engine": f"vLLM {versions['vllm']}, BF16, one core",
