@@ -12,6 +12,7 @@
  */
 #include "http.h"
 
+#include "../../base/clock.h"
 #include "../../base/context.h"
 #include "../../tensor/json.h"
 #include "http_client.h"
@@ -26,9 +27,15 @@ enum { LIST_BYTES = 4 << 20, LINE_BYTES = 512, LINE_DEPTH = 1, LINE_CONTAINERS =
 
 typedef enum server_kind { SERVER_UNKNOWN, SERVER_PLAIN, SERVER_WEFT } server_kind;
 
+/* Where too many wait for a version already: pauses between questions, in seconds. */
+static const double CROWDED_FIRST = 0.25;
+static const double CROWDED_LONGEST = 8;
+
 typedef struct http_store {
     weft_http_client client;
     atomic_int kind;
+    atomic_uint crowded;     /* watches in a row for which the server had no place */
+    _Atomic double watch_at; /* after these, when it is asked again */
 } http_store;
 
 /* A refusal or failure may come from a proxy on the way: it does not unmake what the server was seen to be.
@@ -157,8 +164,14 @@ static weft_status finish_watch(const weft_http_effort *effort, const weft_http_
     return weft_http_effort_fail(effort, exchange);
 }
 
-static weft_status watch_server(http_store *store, weft_context *context, uint64_t after, double seconds,
-                                void *buffer, size_t capacity, size_t *received_out) {
+/* A server that answers so has nothing newer, and no place for one more who waits. */
+static bool is_crowded(const weft_http_exchange *exchange) {
+    return exchange->answer.code == CURLE_OK && exchange->answer.weft && exchange->answer.status == 503;
+}
+
+/* WEFT_BUSY: it is crowded. */
+static weft_status watch_once(http_store *store, weft_context *context, uint64_t after, double seconds,
+                              void *buffer, size_t capacity, size_t *received_out) {
     /* No longer than the server would think sane; the caller asks again. */
     uint64_t milliseconds = (uint64_t)((seconds < 3600 ? seconds : 3600) * 1000);
     char path[128];
@@ -179,15 +192,52 @@ static weft_status watch_server(http_store *store, weft_context *context, uint64
         if (status != WEFT_OK) {
             return status;
         }
+        if (is_crowded(&exchange)) {
+            return WEFT_BUSY;
+        }
     } while (weft_http_effort_again(&effort, &exchange));
     long answer = exchange.answer.status;
     bool refused = answer == 401 || answer == 403;
     /* a `weft serve` waits for the store that it serves, and not for one below that */
     bool absent = answer == 404 || (answer > 0 && !exchange.answer.weft && !refused);
-    if (absent && !weft_http_passing(&exchange)) {
+    if (absent && !weft_http_passing(&store->client, &exchange)) {
         return cannot_watch(&effort);
     }
     return finish_watch(&effort, &exchange, received_out);
+}
+
+static void note_crowd(http_store *store, bool full) {
+    unsigned crowded = full ? atomic_load(&store->crowded) + 1 : 0;
+    double pause = weft_clock_jitter() * weft_clock_backoff(CROWDED_FIRST, CROWDED_LONGEST, crowded);
+    atomic_store(&store->watch_at, weft_clock_now() + pause);
+    atomic_store(&store->crowded, crowded);
+}
+
+/* Where too many wait, the same question is asked again and again, ever more rarely: it brings a head that
+ * is newer, or finds a place. */
+static weft_status watch_server(http_store *store, weft_context *context, uint64_t after, double seconds,
+                                void *buffer, size_t capacity, size_t *received_out) {
+    double end = weft_clock_now() + seconds;
+    double left = seconds;
+    weft_status status = WEFT_OK;
+    do {
+        double pause =
+            atomic_load(&store->crowded) > 0 ? atomic_load(&store->watch_at) - weft_clock_now() : 0;
+        if (pause > 0 && left > 0) {
+            status = weft_clock_sleep(context, pause < left ? pause : left);
+            if (status != WEFT_OK) {
+                return status;
+            }
+            left = end - weft_clock_now();
+            if (left <= 0) {
+                return WEFT_MORE;
+            }
+        }
+        status = watch_once(store, context, after, left, buffer, capacity, received_out);
+        note_crowd(store, status == WEFT_BUSY);
+        left = end - weft_clock_now();
+    } while (status == WEFT_BUSY && left > 0);
+    return status == WEFT_BUSY ? WEFT_MORE : status;
 }
 
 /* ---- list ---- */
@@ -309,6 +359,7 @@ static weft_status http_list(void *self, weft_context *context, const char *pref
 
 static void http_traits(void *self, weft_store_traits *traits) {
     http_store *store = self;
+    weft_http_traits(&store->client, traits);
     traits->conditional = atomic_load(&store->kind) == SERVER_WEFT;
 }
 

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -44,6 +45,10 @@ weft_status weft_http_effort_run(weft_http_effort *effort, weft_http_exchange *e
     effort->attempts++;
     weft_status status = weft_http_engine_run(effort->client->engine, effort->context, exchange, request);
     effort->client->dialect->note(effort->client, exchange);
+    if (exchange->answer.date >= 0) {
+        atomic_store(&effort->client->ahead_seconds, (long long)(exchange->answer.date - time(NULL)));
+        atomic_store(&effort->client->dated, true);
+    }
     return status;
 }
 
@@ -80,7 +85,8 @@ bool weft_http_effort_retry(weft_http_effort *effort, const weft_http_exchange *
 }
 
 bool weft_http_effort_again(weft_http_effort *effort, const weft_http_exchange *exchange) {
-    return effort->client->dialect->passing(exchange) && weft_http_effort_retry(effort, exchange);
+    return effort->client->dialect->passing(effort->client, exchange) &&
+           weft_http_effort_retry(effort, exchange);
 }
 
 bool weft_http_succeeded(const weft_http_answer *answer) {
@@ -279,7 +285,7 @@ static verdict judge_get(const weft_http_effort *effort, get_state *get_state,
         get_state->beyond = get_state->have == 0;
         return get_state->beyond ? VERDICT_DONE : start_over(get_state);
     }
-    return effort->client->dialect->passing(exchange) ? VERDICT_AGAIN : VERDICT_FAILED;
+    return effort->client->dialect->passing(effort->client, exchange) ? VERDICT_AGAIN : VERDICT_FAILED;
 }
 
 /* The offset is below LAST_OFFSET and the length is not 0. */
@@ -472,6 +478,12 @@ weft_status weft_http_table_remove(void *self, weft_context *context, const char
     return status;
 }
 
+void weft_http_traits(const weft_http_client *client, weft_store_traits *traits) {
+    traits->idle_seconds = WEFT_HTTP_IDLE_SECONDS;
+    traits->dated = atomic_load(&client->dated);
+    traits->ahead_seconds = (double)atomic_load(&client->ahead_seconds);
+}
+
 /* ---- opening ---- */
 
 /* The certificates to trust: the caller's, else those of SSL_CERT_FILE, as other programs heed it, else the
@@ -501,6 +513,10 @@ static const char *find_certificates(const weft_store_options *options) {
 }
 
 static weft_status check_options(weft_context *context, const weft_store_options *options) {
+    if (options->token != NULL && options->token_file != NULL) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "a token and a file that holds one are given; give one");
+    }
     if (options->token != NULL) {
         for (const char *byte = options->token; *byte != '\0'; byte++) {
             if (*byte <= 0x20 || *byte == 0x7f) {
@@ -528,12 +544,12 @@ static weft_status copy_options(weft_http_client *client, const weft_store_optio
     client->settings.stall_seconds = or_default(options->stall_seconds, 20);
     client->backoff_seconds = or_default(options->backoff_seconds, 0.1);
     client->attempts = options->attempts > 0 ? options->attempts : 5;
-    if (options->token != NULL) {
-        client->settings.authorization =
-            weft_join_texts(context, "Authorization: Bearer ", options->token, "");
-        if (client->settings.authorization == NULL) {
-            return WEFT_NO_MEMORY;
+    if (options->token != NULL || options->token_file != NULL) {
+        weft_status status = weft_http_token_open(&client->token, context, options, &client->identity);
+        if (status != WEFT_OK) {
+            return status;
         }
+        client->settings.identity = &client->identity;
     }
     const char *certificates = find_certificates(options);
     if (certificates != NULL) {
@@ -572,10 +588,7 @@ void weft_http_client_close(weft_http_client *client) {
     if (client->engine != NULL) {
         weft_http_engine_destroy(client->engine);
     }
-    if (client->settings.authorization != NULL) {
-        explicit_bzero(client->settings.authorization, strlen(client->settings.authorization));
-    }
-    weft_release(context, client->settings.authorization);
+    weft_http_token_close(&client->token);
     weft_release(context, client->settings.ca_file);
     weft_release(context, client->base);
 }

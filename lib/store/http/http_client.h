@@ -13,6 +13,12 @@
 #define WEFT_STORE_HTTP_HTTP_CLIENT_H
 
 #include "http_engine.h"
+#include "http_token.h"
+
+#include <stdatomic.h>
+
+/* Between two looks at a store where nothing happens: a request each ten seconds is 8,640 a day. */
+enum { WEFT_HTTP_IDLE_SECONDS = 10 };
 
 typedef struct weft_http_client weft_http_client;
 
@@ -20,7 +26,7 @@ typedef struct weft_http_dialect {
     /* Sees every exchange that is over, before it is judged. */
     void (*note)(weft_http_client *client, const weft_http_exchange *exchange);
     /* True if the same may well succeed in a moment. */
-    bool (*passing)(const weft_http_exchange *exchange);
+    bool (*passing)(weft_http_client *client, const weft_http_exchange *exchange);
     /* Fails with one line: what was asked, what went wrong, and what to do. */
     weft_status (*fail)(weft_context *context, const weft_http_exchange *exchange,
                         const weft_http_settings *settings, unsigned attempts);
@@ -33,6 +39,10 @@ struct weft_http_client {
     const weft_http_dialect *dialect;
     char *base; /* of the objects' URLs, without a slash at its end */
     weft_http_settings settings;
+    weft_http_identity identity; /* of who has a token, and of no other dialect */
+    weft_http_token token;
+    atomic_bool dated; /* an answer had a date, and the clock there was so many seconds ahead */
+    atomic_llong ahead_seconds;
     unsigned attempts;
     double backoff_seconds;
     weft_http_engine *engine;
@@ -77,7 +87,7 @@ const char *weft_http_condition_line(const weft_store_put_request *request, weft
 bool weft_http_succeeded(const weft_http_answer *answer);
 
 /* The dialect of HTTP itself; others fall back on it. */
-bool weft_http_passing(const weft_http_exchange *exchange);
+bool weft_http_passing(weft_http_client *client, const weft_http_exchange *exchange);
 weft_status weft_http_fail(weft_context *context, const weft_http_exchange *exchange,
                            const weft_http_settings *settings, unsigned attempts);
 /* True if the request cannot have reached the server, or was turned away before it was looked at. */
@@ -99,6 +109,9 @@ weft_status weft_http_is_there(weft_http_client *client, weft_context *context,
 weft_status weft_http_settle(const weft_http_effort *effort, const weft_http_exchange *exchange,
                              const weft_store_put_request *request, bool doubtful, bool conflict,
                              weft_store_tag *tag_out);
+
+/* What all of these stores have in common. */
+void weft_http_traits(const weft_http_client *client, weft_store_traits *traits);
 
 /* For a backend's table of operations. `self` is the client. They enter and leave the engine themselves. */
 weft_status weft_http_table_get(void *self, weft_context *context, const weft_store_get_request *request,

@@ -375,11 +375,21 @@ void weft_http_engine_leave(weft_http_engine *engine) {
 
 weft_status weft_http_engine_start(weft_http_engine *engine, weft_context *context,
                                    weft_http_exchange *exchange) {
+    const weft_http_identity *identity = engine->settings->identity;
+    weft_http_proof proof = {0};
+    weft_status status = identity != NULL ? identity->hold(identity->opaque, context, &proof) : WEFT_OK;
+    if (status != WEFT_OK) {
+        return status;
+    }
     exchange->mutex = &engine->mutex;
-    weft_status status =
-        weft_http_exchange_prepare(exchange, engine->settings)
-            ? enqueue(engine, context, exchange)
-            : weft_fail(context, WEFT_NO_MEMORY, "out of memory for a request to %s", exchange->url);
+    /* curl takes copies */
+    bool prepared = weft_http_exchange_prepare(exchange, engine->settings, &proof);
+    if (identity != NULL) {
+        identity->release(identity->opaque);
+    }
+    status = prepared
+                 ? enqueue(engine, context, exchange)
+                 : weft_fail(context, WEFT_NO_MEMORY, "out of memory for a request to %s", exchange->url);
     if (status != WEFT_OK) {
         weft_http_exchange_release(exchange);
     }

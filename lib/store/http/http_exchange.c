@@ -19,6 +19,7 @@
 enum {
     CURL_BUFFER = 512 << 10,
     EXPECT_MILLISECONDS = 200, /* that a server may take to say that it wants a body */
+    CERTIFICATE_SECONDS = 60,  /* before the file of trusted certificates is read again */
     ASK_BYTES = 1 << 20,       /* a smaller body is sent sooner than asked for */
 };
 
@@ -238,7 +239,7 @@ static size_t receive_body(char *data, size_t size, size_t count, void *opaque) 
     size_t bytes = size * count;
     long status = exchange->answer.status;
     exchange->begun = true;
-    if (exchange->method != WEFT_HTTP_GET || (status != 200 && status != 206)) {
+    if (exchange->buffer == NULL || (status != 200 && status != 206)) {
         size_t room = sizeof(exchange->remark) - exchange->remark_size;
         size_t kept = bytes < room ? bytes : room;
         memcpy(exchange->remark + exchange->remark_size, data, kept);
@@ -325,18 +326,25 @@ static bool add_signed_headers(weft_http_exchange *exchange, const weft_http_sig
            add_header(exchange, signing->token);
 }
 
-static bool add_headers(weft_http_exchange *exchange, const weft_http_settings *settings) {
+static bool add_lines(weft_http_exchange *exchange) {
+    bool added = true;
+    for (const char *const *line = exchange->lines; line != NULL && *line != NULL && added; line++) {
+        added = add_header(exchange, *line);
+    }
+    return added;
+}
+
+static bool add_headers(weft_http_exchange *exchange, const weft_http_proof *proof) {
     char range[80];
     snprintf(range, sizeof(range), "Range: bytes=%llu-%llu", (unsigned long long)exchange->first,
              (unsigned long long)exchange->last);
-    return add_header(exchange, settings->authorization) &&
-           (settings->signing == NULL || add_signed_headers(exchange, settings->signing)) &&
+    return add_header(exchange, proof->authorization) && add_lines(exchange) &&
+           (!proof->is_signed || add_signed_headers(exchange, &proof->signing)) &&
            add_header(exchange, exchange->ranged ? range : NULL) &&
            add_header(exchange, exchange->conditions[0]) && add_header(exchange, exchange->conditions[1]) &&
            /* without this curl waits for servers that do not know it, but it would sign it too */
-           add_header(exchange, has_body(exchange) && settings->signing == NULL && !asks_first(exchange)
-                                    ? "Expect:"
-                                    : NULL);
+           add_header(exchange,
+                      has_body(exchange) && !proof->is_signed && !asks_first(exchange) ? "Expect:" : NULL);
 }
 
 static void set_method(CURL *easy, const weft_http_exchange *exchange) {
@@ -373,11 +381,12 @@ void weft_http_exchange_fill(weft_http_exchange *exchange, const void *data, siz
     };
 }
 
-bool weft_http_exchange_prepare(weft_http_exchange *exchange, const weft_http_settings *settings) {
+bool weft_http_exchange_prepare(weft_http_exchange *exchange, const weft_http_settings *settings,
+                                const weft_http_proof *proof) {
     begin_answer(&exchange->answer);
     weft_condition_open(&exchange->changed);
     exchange->easy = curl_easy_init();
-    if (exchange->easy == NULL || !add_headers(exchange, settings)) {
+    if (exchange->easy == NULL || !add_headers(exchange, proof)) {
         return false;
     }
     CURL *easy = exchange->easy;
@@ -406,12 +415,18 @@ bool weft_http_exchange_prepare(weft_http_exchange *exchange, const weft_http_se
     if (settings->ca_file != NULL) {
         curl_easy_setopt(easy, CURLOPT_CAINFO, settings->ca_file);
         curl_easy_setopt(easy, CURLOPT_CAPATH, NULL);
+        /* curl would keep what it has read for a day */
+        curl_easy_setopt(easy, CURLOPT_CA_CACHE_TIMEOUT, (long)CERTIFICATE_SECONDS);
     }
-    if (settings->signing != NULL) {
+    if (settings->direct) {
+        curl_easy_setopt(easy, CURLOPT_NOPROXY, "*");
+    }
+    exchange->proof = proof->serial;
+    if (proof->is_signed) {
         /* user and secret apart, and not in the URL: a user may have a colon in it */
-        curl_easy_setopt(easy, CURLOPT_AWS_SIGV4, settings->signing->scheme);
-        curl_easy_setopt(easy, CURLOPT_USERNAME, settings->signing->user);
-        curl_easy_setopt(easy, CURLOPT_PASSWORD, settings->signing->secret);
+        curl_easy_setopt(easy, CURLOPT_AWS_SIGV4, proof->signing.scheme);
+        curl_easy_setopt(easy, CURLOPT_USERNAME, proof->signing.user);
+        curl_easy_setopt(easy, CURLOPT_PASSWORD, proof->signing.secret);
         curl_easy_setopt(easy, CURLOPT_EXPECT_100_TIMEOUT_MS, (long)EXPECT_MILLISECONDS);
     }
     if (asks_first(exchange)) {

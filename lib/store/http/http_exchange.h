@@ -26,18 +26,35 @@ enum {
 /* How requests are signed, as S3 wants it (AWS Signature Version 4). curl does it; what it leaves to its
  * caller is to say what is known of the body. */
 typedef struct weft_http_signing {
-    char *scheme; /* as CURLOPT_AWS_SIGV4 takes it */
-    char *user;
-    char *secret;
-    char *token; /* the header line of temporary credentials, or NULL */
+    const char *scheme; /* as CURLOPT_AWS_SIGV4 takes it */
+    const char *user;
+    const char *secret;
+    const char *token; /* the header line of temporary credentials, or NULL */
 } weft_http_signing;
+
+/* How one request shows who asks. */
+typedef struct weft_http_proof {
+    const char *authorization; /* the header line, or NULL */
+    bool is_signed;
+    weft_http_signing signing;
+    uint64_t serial; /* of what the proof is made from: another number, another secret */
+} weft_http_proof;
+
+/* Who asks. What proves it may change while the store is open, so each request takes it anew. */
+typedef struct weft_http_identity {
+    /* Gets what is newest, which may take a while and fail. What it gives stays as it is until `release`,
+     * which follows at once. */
+    weft_status (*hold)(void *opaque, weft_context *context, weft_http_proof *proof_out);
+    void (*release)(void *opaque);
+    void *opaque;
+} weft_http_identity;
 
 /* What all exchanges of a store share. */
 typedef struct weft_http_settings {
-    char *authorization;              /* the header line, or NULL */
-    const weft_http_signing *signing; /* or NULL */
-    bool steady_tags;                 /* tags tell contents apart however young they are */
-    char *ca_file;                    /* or NULL */
+    const weft_http_identity *identity; /* NULL: nobody in particular */
+    bool direct;                        /* past any proxy */
+    bool steady_tags;                   /* tags tell contents apart however young they are */
+    char *ca_file;                      /* or NULL */
     double connect_seconds;
     double stall_seconds;
 } weft_http_settings;
@@ -87,9 +104,11 @@ typedef struct weft_http_exchange {
     weft_http_method method;
     char url[WEFT_HTTP_URL_MAX];
     const char *conditions[2]; /* header lines, or NULL */
+    const char *const *lines;  /* more of them, up to a NULL; or NULL */
     bool ranged;               /* only the bytes from `first` to `last` */
     uint64_t first, last;
-    uint8_t *buffer; /* of a get: takes `room` bytes from `first` on */
+    uint8_t
+        *buffer; /* takes `room` bytes of the answer from `first` on; NULL: nothing but a remark is kept */
     uint64_t room;
     void (*arrived)(void *opaque, uint64_t received); /* as in the get's request, or NULL */
     void *arrived_opaque;
@@ -117,6 +136,7 @@ typedef struct weft_http_exchange {
     weft_http_pipe pipe;
     CURL *easy;
     struct curl_slist *headers;
+    uint64_t proof;         /* its serial */
     pthread_mutex_t *mutex; /* of the pipe and of what follows, up to `over` */
     pthread_cond_t changed; /* the pipe has room, or it is over */
     uint64_t ready;         /* bytes in the buffer, as the caller may know; of gets that are told */
@@ -136,7 +156,8 @@ typedef struct weft_http_exchange {
 void weft_http_exchange_fill(weft_http_exchange *exchange, const void *data, size_t size);
 
 /* Makes curl's handle. False if there is no memory for it. */
-bool weft_http_exchange_prepare(weft_http_exchange *exchange, const weft_http_settings *settings);
+bool weft_http_exchange_prepare(weft_http_exchange *exchange, const weft_http_settings *settings,
+                                const weft_http_proof *proof);
 void weft_http_exchange_release(weft_http_exchange *exchange);
 /* After the last byte, with curl's verdict. */
 void weft_http_exchange_finish(weft_http_exchange *exchange, CURLcode code);

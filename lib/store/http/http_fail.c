@@ -16,7 +16,8 @@ static bool passing_status(long status) {
            status == 503 || status == 504 || (status >= 520 && status <= 530);
 }
 
-bool weft_http_passing(const weft_http_exchange *exchange) {
+bool weft_http_passing(weft_http_client *client, const weft_http_exchange *exchange) {
+    (void)client;
     const weft_http_answer *answer = &exchange->answer;
     if (exchange->misranged || answer->encoded) {
         return false;
@@ -160,7 +161,7 @@ static failure explain_status(const weft_http_exchange *exchange, const weft_htt
     case 403:
         return failure_of(
             WEFT_REMOTE_DENIED,
-            settings->authorization == NULL
+            settings->identity == NULL
                 ? "the server wants a token; give it with --token-file or WEFT_TOKEN"
                 : "the server does not accept the token for this; give another with --token-file or "
                   "WEFT_TOKEN");

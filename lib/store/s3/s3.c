@@ -3,7 +3,7 @@
  * s3.c: a store in a bucket of an S3 service: Amazon's, or another that speaks like it.
  *
  * An object lies under prefix/key. Requests are signed by curl; gets, heads and removals are those of any
- * store behind HTTP. Credentials come from the environment, and are read when the store is opened.
+ * store behind HTTP. Each takes the newest credentials (s3_credentials.h).
  *
  * Queries are written in the order in which they are signed, each name with its "=": curl signs them as
  * they stand.
@@ -15,7 +15,6 @@
 
 #include <openssl/evp.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* A listing's part: a thousand keys of 1024 bytes, and what stands around them. */
@@ -255,24 +254,16 @@ static weft_status s3_list(void *self, weft_context *context, const char *prefix
 static void s3_traits(void *self, weft_store_traits *traits) {
     weft_s3_store *store = self;
     traits->paid = true;
+    weft_http_traits(&store->client, traits);
     traits->conditional = atomic_load(&store->conditions) == S3_CONDITIONS_HEEDED;
-}
-
-static void release_secret(weft_context *context, char *text) {
-    if (text != NULL) {
-        explicit_bzero(text, strlen(text));
-    }
-    weft_release(context, text);
+    traits->credentials = store->credentials.source.name;
 }
 
 static void s3_close(void *self) {
     weft_s3_store *store = self;
     weft_context *context = store->client.context;
     weft_http_client_close(&store->client);
-    weft_release(context, store->signing.scheme);
-    weft_release(context, store->signing.user);
-    release_secret(context, store->signing.secret);
-    release_secret(context, store->signing.token);
+    weft_s3_credentials_close(&store->credentials);
     weft_release(context, store);
 }
 
@@ -291,74 +282,93 @@ const weft_store_operations weft_s3_operations = {
 
 /* ---- opening ---- */
 
-/* The first of the variables that is set and not empty, or NULL. */
-static const char *environment_value(const char *name, const char *otherwise) {
-    const char *value = getenv(name);
-    if ((value == NULL || *value == '\0') && otherwise != NULL) {
-        value = getenv(otherwise);
-    }
-    return value != NULL && *value != '\0' ? value : NULL;
+/* The service is given by the environment, else by the profile. */
+static const char *setting(const char *name, const char *otherwise, const char *profile) {
+    const char *value = weft_s3_variable(name, otherwise);
+    return value != NULL ? value : *profile != '\0' ? profile : NULL;
 }
 
-static weft_status check_credentials(weft_context *context, const char *user, const char *secret,
-                                     const char *token) {
-    if (user == NULL || secret == NULL) {
-        return weft_fail(
-            context, WEFT_INVALID_ARGUMENT,
-            "a store in S3 needs credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-            "and AWS_SESSION_TOKEN for temporary ones (files in ~/.aws are not read; `aws "
-            "configure export-credentials --format env` prints what they hold)");
+/* Adds a line for a variable, if that is set. */
+static weft_status add_line(weft_context *context, weft_s3_making *making, const char *variable,
+                            const char *name, char *line, size_t capacity) {
+    const char *value = weft_s3_variable(variable, NULL);
+    size_t count = 0;
+    if (value == NULL) {
+        return WEFT_OK;
     }
-    if (!weft_s3_is_word(user) || !weft_s3_is_word(secret) || (token != NULL && !weft_s3_is_word(token))) {
+    int length = snprintf(line, capacity, "%s: %s", name, value);
+    if (length < 0 || (size_t)length >= capacity || !weft_s3_is_word(value)) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                         "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or AWS_SESSION_TOKEN has spaces, line "
-                         "ends or other bytes that no such thing has");
+                         "%s is too long, or has spaces, line ends or other bytes that no such thing has",
+                         variable);
     }
+    while (making->lines[count] != NULL) {
+        count++;
+    }
+    making->lines[count] = line;
     return WEFT_OK;
 }
 
-static weft_status read_credentials(weft_s3_store *store, weft_context *context) {
-    const char *user = environment_value("AWS_ACCESS_KEY_ID", NULL);
-    const char *secret = environment_value("AWS_SECRET_ACCESS_KEY", NULL);
-    const char *token = environment_value("AWS_SESSION_TOKEN", NULL);
-    weft_http_signing *signing = &store->signing;
-    weft_status status = check_credentials(context, user, secret, token);
-    if (status != WEFT_OK) {
-        return status;
+static weft_status read_making(weft_context *context, weft_s3_making *making) {
+    weft_status status = add_line(context, making, "WEFT_S3_ENCRYPTION", "x-amz-server-side-encryption",
+                                  making->encryption, sizeof making->encryption);
+    if (status == WEFT_OK) {
+        status = add_line(context, making, "WEFT_S3_KMS_KEY", "x-amz-server-side-encryption-aws-kms-key-id",
+                          making->key, sizeof making->key);
     }
-    signing->scheme = weft_join_texts(context, "aws:amz:", store->place.region, ":s3");
-    signing->user = weft_copy_text(context, user, strlen(user));
-    signing->secret = weft_copy_text(context, secret, strlen(secret));
-    signing->token = token != NULL ? weft_join_texts(context, "x-amz-security-token: ", token, "") : NULL;
-    bool all = signing->scheme != NULL && signing->user != NULL && signing->secret != NULL &&
-               (token == NULL || signing->token != NULL);
-    return all ? WEFT_OK : WEFT_NO_MEMORY;
+    return status == WEFT_OK ? add_line(context, making, "WEFT_S3_STORAGE_CLASS", "x-amz-storage-class",
+                                        making->class, sizeof making->class)
+                             : status;
 }
 
-static weft_status fill_store(weft_s3_store *store, weft_context *context, const char *url,
-                              const weft_store_options *options) {
+static weft_status open_service(weft_s3_store *store, weft_context *context, const char *url,
+                                const weft_store_options *options, const weft_s3_files *files,
+                                const weft_s3_profile *profile) {
     const weft_s3_environment environment = {
-        .endpoint = environment_value("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
-        .region = environment_value("AWS_REGION", "AWS_DEFAULT_REGION"),
-        .addressing = environment_value("WEFT_S3_ADDRESSING", NULL),
+        .endpoint = setting("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", profile->endpoint),
+        .region = setting("AWS_REGION", "AWS_DEFAULT_REGION", profile->region),
+        .addressing = weft_s3_variable("WEFT_S3_ADDRESSING", NULL),
     };
+    weft_store_options own = *options;
+    own.token = NULL; /* it is for servers of ours */
+    own.token_file = NULL;
+    if (own.ca_file == NULL) {
+        own.ca_file = weft_s3_variable("AWS_CA_BUNDLE", NULL);
+    }
     weft_status status = weft_s3_place_find(context, url, &environment, &store->place);
     if (status == WEFT_OK) {
-        status = read_credentials(store, context);
+        status = read_making(context, &store->making);
+    }
+    if (status == WEFT_OK) {
+        status = weft_s3_credentials_open(&store->credentials, context, files, profile, store->place.region,
+                                          own.ca_file);
     }
     if (status != WEFT_OK) {
         return status;
     }
-    weft_store_options own = *options;
-    own.token = NULL; /* it is for servers of ours */
-    if (own.ca_file == NULL) {
-        own.ca_file = environment_value("AWS_CA_BUNDLE", NULL);
-    }
-    store->client.settings.signing = &store->signing;
+    store->client.settings.identity = &store->credentials.identity;
     store->client.settings.steady_tags = true;
     char base[WEFT_S3_ROOT_MAX + WEFT_STORE_KEY_MAX + 2];
     snprintf(base, sizeof(base), "%s/%s", store->place.root, store->place.prefix);
     return weft_http_client_open(&store->client, context, base, &own, &dialect);
+}
+
+static weft_status fill_store(weft_s3_store *store, weft_context *context, const char *url,
+                              const weft_store_options *options) {
+    weft_s3_files *files = weft_allocate_zeroed(context, 1, sizeof *files);
+    weft_s3_profile *profile = weft_allocate_zeroed(context, 1, sizeof *profile);
+    weft_status status = WEFT_NO_MEMORY;
+    if (files != NULL && profile != NULL) {
+        status = weft_s3_profile_load(context, files, profile);
+        /* Files that cannot be read are nothing to who has all in the environment. */
+        bool needed = weft_s3_variable("AWS_ACCESS_KEY_ID", NULL) == NULL;
+        status = status == WEFT_OK || !needed ? open_service(store, context, url, options, files, profile)
+                                              : status;
+        explicit_bzero(profile, sizeof *profile);
+    }
+    weft_release(context, files);
+    weft_release(context, profile);
+    return status;
 }
 
 weft_status weft_s3_open(weft_context *context, const char *url, const weft_store_options *options,

@@ -6,6 +6,7 @@
 #define WEFT_STORE_S3_S3_H
 
 #include "../http/http_client.h"
+#include "s3_credentials.h"
 #include "s3_place.h"
 
 #include <stdatomic.h>
@@ -17,10 +18,20 @@ typedef enum weft_s3_conditions {
     S3_CONDITIONS_HEEDED
 } weft_s3_conditions;
 
+/* What the service is told when an object is made: how to encrypt and where to keep it. Lines of a header,
+ * up to a NULL. */
+typedef struct weft_s3_making {
+    char encryption[64];
+    char key[512];
+    char class[96];
+    const char *lines[4];
+} weft_s3_making;
+
 typedef struct weft_s3_store {
     weft_http_client client;
-    weft_http_signing signing;
+    weft_s3_credentials credentials;
     weft_s3_place place;
+    weft_s3_making making;
     atomic_int conditions;  /* weft_s3_conditions: of puts in one request */
     atomic_int completions; /* weft_s3_conditions: of completing a multipart upload */
     atomic_bool found;      /* the bucket exists, as an answer has shown */
@@ -39,7 +50,7 @@ weft_status weft_s3_fill(const weft_s3_store *store, weft_context *context, weft
 bool weft_s3_encode(const char *text, char *encoded, size_t capacity);
 
 /* As in a dialect. */
-bool weft_s3_passing(const weft_http_exchange *exchange);
+bool weft_s3_passing(weft_http_client *client, const weft_http_exchange *exchange);
 weft_status weft_s3_fail(weft_context *context, const weft_http_exchange *exchange,
                          const weft_http_settings *settings, unsigned attempts);
 /* True if the answer is an error with this code. */

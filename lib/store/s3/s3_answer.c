@@ -300,6 +300,8 @@ static void copy_sentence(char *field, size_t capacity, const char *text) {
 
 static bool note_error(void *opaque, const char *path, const char *text) {
     weft_s3_error *error = opaque;
+    static const char wrapped[] = "ErrorResponse/"; /* as STS has it */
+    path += strncmp(path, wrapped, strlen(wrapped)) == 0 ? strlen(wrapped) : 0;
     if (strcmp(path, "Error/Code") == 0) {
         copy_word(error->code, sizeof(error->code), text);
     } else if (strcmp(path, "Error/Message") == 0) {
@@ -396,8 +398,22 @@ static bool read_digits(const char **cursor, int count, char behind, int *number
     return *(*cursor)++ == behind;
 }
 
-/* "2026-10-04T12:00:00.000Z"; what a second is divided into does not matter. */
-static bool read_date(const char *text, time_t *date_out) {
+/* "Z" or "+01:00", in seconds. */
+static bool read_zone(const char *text, int *seconds_out) {
+    int hours = 0;
+    int minutes = 0;
+    int sign = *text == '-' ? -1 : 1;
+    *seconds_out = 0;
+    if (strcmp(text, "Z") == 0) {
+        return true;
+    }
+    bool good = (*text == '+' || *text == '-') && text++ != NULL && read_digits(&text, 2, ':', &hours) &&
+                read_digits(&text, 2, '\0', &minutes) && *text == '\0';
+    *seconds_out = sign * (hours * 3600 + minutes * 60);
+    return good;
+}
+
+bool weft_s3_date_read(const char *text, time_t *date_out) {
     struct tm date = {0};
     if (!read_digits(&text, 4, '-', &date.tm_year) || !read_digits(&text, 2, '-', &date.tm_mon) ||
         !read_digits(&text, 2, 'T', &date.tm_mday) || !read_digits(&text, 2, ':', &date.tm_hour) ||
@@ -409,8 +425,10 @@ static bool read_date(const char *text, time_t *date_out) {
     }
     date.tm_year -= 1900;
     date.tm_mon -= 1;
-    *date_out = timegm(&date);
-    return strcmp(text, "Z") == 0 && date.tm_mon >= 0 && date.tm_mon < 12;
+    int zone = 0;
+    bool good = read_zone(text, &zone) && date.tm_mon >= 0 && date.tm_mon < 12;
+    *date_out = timegm(&date) - zone;
+    return good;
 }
 
 static bool note_listed(void *opaque, const char *path, const char *text) {
@@ -425,7 +443,7 @@ static bool note_listed(void *opaque, const char *path, const char *text) {
     } else if (strcmp(rest, "/Contents/Size") == 0) {
         listing->has_size = text != NULL && read_size(text, &listing->size);
     } else if (strcmp(rest, "/Contents/LastModified") == 0) {
-        listing->has_date = text != NULL && read_date(text, &listing->modified);
+        listing->has_date = text != NULL && weft_s3_date_read(text, &listing->modified);
     } else if (strcmp(rest, "/Contents") == 0) {
         bool whole = listing->key[0] != '\0' && listing->has_size && listing->has_date;
         listing->stopped =
@@ -453,4 +471,33 @@ bool weft_s3_list_read(const char *data, size_t size, weft_s3_object object, voi
         next[0] = '\0';
     }
     return listing.stopped || (whole && listing.listed && (!listing.truncated || next[0] != '\0'));
+}
+
+/* ---- credentials ---- */
+
+static bool note_session(void *opaque, const char *path, const char *text) {
+    static const char outer[] =
+        "AssumeRoleWithWebIdentityResponse/AssumeRoleWithWebIdentityResult/Credentials/";
+    weft_s3_session *session = opaque;
+    if (strncmp(path, outer, strlen(outer)) != 0) {
+        return true;
+    }
+    const char *rest = path + strlen(outer);
+    if (strcmp(rest, "AccessKeyId") == 0) {
+        copy_word(session->user, sizeof(session->user), text);
+    } else if (strcmp(rest, "SecretAccessKey") == 0) {
+        copy_word(session->secret, sizeof(session->secret), text);
+    } else if (strcmp(rest, "SessionToken") == 0) {
+        copy_word(session->token, sizeof(session->token), text);
+    } else if (strcmp(rest, "Expiration") == 0) {
+        session->expires = text != NULL && weft_s3_date_read(text, &session->expiration);
+    }
+    return true;
+}
+
+bool weft_s3_session_read(const char *data, size_t size, weft_s3_session *session) {
+    memset(session, 0, sizeof(*session));
+    bool whole = walk_through(data, size, note_session, session);
+    return whole && session->user[0] != '\0' && session->secret[0] != '\0' && session->token[0] != '\0' &&
+           session->expires;
 }

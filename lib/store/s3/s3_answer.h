@@ -14,7 +14,7 @@
 #include <time.h>
 
 enum {
-    WEFT_S3_TEXT_MAX = 2048, /* of one element, its end included */
+    WEFT_S3_TEXT_MAX = 8192, /* of one element, its end included */
     WEFT_S3_UPLOAD_MAX = 513,
     WEFT_S3_TOKEN_MAX = 1025,
 };
@@ -39,6 +39,22 @@ bool weft_s3_upload_read(const char *data, size_t size, char upload[WEFT_S3_UPLO
 /* The tag of an upload that was put together; empty if it is not one that can be used. False if the answer
  * does not say that it was. */
 bool weft_s3_completed_read(const char *data, size_t size, weft_store_tag *tag);
+
+/* "2026-10-04T12:00:00.000Z", or with the hours and minutes of a time zone at its end. What a second is
+ * divided into does not matter. */
+bool weft_s3_date_read(const char *text, time_t *date_out);
+
+/* Temporary credentials, or such as do not expire. */
+typedef struct weft_s3_session {
+    char user[256];
+    char secret[512];
+    char token[WEFT_S3_TEXT_MAX]; /* empty: none */
+    bool expires;
+    time_t expiration;
+} weft_s3_session;
+
+/* What STS gives to who assumes a role. False if there is none. */
+bool weft_s3_session_read(const char *data, size_t size, weft_s3_session *session);
 
 /* One object of a listing. Return false to stop. */
 typedef bool (*weft_s3_object)(void *opaque, const char *key, uint64_t size, time_t modified);

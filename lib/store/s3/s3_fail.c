@@ -12,11 +12,12 @@
 #include <string.h>
 
 #define DENIED_TEXT                                                                                        \
-    "the service does not allow this to AWS_ACCESS_KEY_ID; let it have s3:GetObject, s3:PutObject, "       \
+    "the service does not allow this to these credentials (AWS_ACCESS_KEY_ID); let them have "             \
+    "s3:GetObject, s3:PutObject, "                                                                         \
     "s3:DeleteObject and s3:ListBucket (without the last one, what is missing looks forbidden too)"
 #define TOKEN_TEXT                                                                                         \
-    "the temporary credentials are no longer valid; get new ones and set AWS_ACCESS_KEY_ID, "              \
-    "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN"
+    "the temporary credentials are no longer valid; set new ones in AWS_ACCESS_KEY_ID, "                   \
+    "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or use a source that renews them, such as a profile"
 
 static weft_s3_error read_error(const weft_http_exchange *exchange) {
     weft_s3_error error;
@@ -35,7 +36,19 @@ static bool is_garbled(const weft_http_exchange *exchange, const weft_s3_error *
            error->code[0] == '\0';
 }
 
-bool weft_s3_passing(const weft_http_exchange *exchange) {
+/* The service does not know the credentials, or no longer. Others may be had by now. */
+static bool is_out_of_date(const weft_s3_error *error) {
+    static const char *const codes[] = {"ExpiredToken", "TokenRefreshRequired", "InvalidToken",
+                                        "InvalidAccessKeyId"};
+    for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
+        if (strcmp(error->code, codes[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool weft_s3_passing(weft_http_client *client, const weft_http_exchange *exchange) {
     static const char *const passing[] = {"InternalError",
                                           "SlowDown",
                                           "ServiceUnavailable",
@@ -50,8 +63,11 @@ bool weft_s3_passing(const weft_http_exchange *exchange) {
                                           "IncompleteBody",
                                           "XAmzContentSHA256Mismatch"};
     weft_s3_error error = read_error(exchange);
-    if (weft_http_passing(exchange) || is_garbled(exchange, &error)) {
+    if (weft_http_passing(client, exchange) || is_garbled(exchange, &error)) {
         return true;
+    }
+    if (is_out_of_date(&error)) {
+        return weft_s3_credentials_doubt(&((weft_s3_store *)client)->credentials, exchange->proof);
     }
     for (size_t i = 0; i < sizeof(passing) / sizeof(passing[0]); i++) {
         if (strcmp(error.code, passing[i]) == 0) {

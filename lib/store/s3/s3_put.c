@@ -23,6 +23,7 @@ static weft_status put_once(weft_http_effort *effort, weft_s3_store *store,
     weft_http_effort_begin(effort, exchange, WEFT_HTTP_PUT);
     exchange->fresh = request->condition != WEFT_STORE_ALWAYS;
     exchange->conditions[0] = weft_http_condition_line(request, &line);
+    exchange->lines = store->making.lines;
     weft_status status = weft_s3_fill(store, effort->context, exchange, data, size);
     return status == WEFT_OK ? weft_http_effort_run(effort, exchange, NULL) : status;
 }

@@ -249,6 +249,7 @@ static weft_status begin_upload(upload *upload) {
         weft_http_effort_begin(&effort, &exchange, WEFT_HTTP_POST);
         size_t length = strlen(exchange.url);
         snprintf(exchange.url + length, sizeof(exchange.url) - length, "?uploads=");
+        exchange.lines = upload->store->making.lines;
         weft_status status = weft_s3_fill(upload->store, upload->context, &exchange, NULL, 0);
         if (status == WEFT_OK) {
             status = weft_http_effort_run(&effort, &exchange, NULL);
