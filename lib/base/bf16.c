@@ -25,6 +25,11 @@ void weft_bf16_cast(weft_cpu level, const float *input, uint16_t *output, size_t
         weft_bf16_cast_avx2(input, output, count);
         return;
 #endif
+#ifdef WEFT_ARM
+    case WEFT_CPU_NEON:
+        weft_bf16_cast_neon(input, output, count);
+        return;
+#endif
     default:
         cast_portable(input, output, count);
     }

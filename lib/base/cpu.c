@@ -13,6 +13,9 @@
 #ifdef WEFT_X86
 #include <cpuid.h>
 #endif
+#ifdef WEFT_ARM
+#include <sys/auxv.h>
+#endif
 
 static pthread_once_t decided = PTHREAD_ONCE_INIT;
 static weft_cpu best_level;
@@ -20,8 +23,12 @@ static weft_cpu used_level;
 
 static const char *const level_names[] = {
     [WEFT_CPU_PORTABLE] = "portable",
+#ifdef WEFT_ARM
+    [WEFT_CPU_NEON] = "neon",
+#else
     [WEFT_CPU_AVX2] = "avx2",
     [WEFT_CPU_AVX512] = "avx512",
+#endif
 };
 
 #ifdef WEFT_X86
@@ -90,6 +97,14 @@ static weft_cpu find_best(void) {
         return WEFT_CPU_AVX512;
     }
     return avx2 ? WEFT_CPU_AVX2 : WEFT_CPU_PORTABLE;
+}
+
+#elif defined WEFT_ARM
+
+/* The compiler knows AES, PMULL and SHA as one extension. */
+static weft_cpu find_best(void) {
+    enum { NEEDED = HWCAP_ASIMD | HWCAP_AES | HWCAP_PMULL | HWCAP_SHA1 | HWCAP_SHA2 };
+    return (getauxval(AT_HWCAP) & NEEDED) == NEEDED ? WEFT_CPU_NEON : WEFT_CPU_PORTABLE;
 }
 
 #else

@@ -2,7 +2,8 @@
  *
  * cpu.h: which instruction set to use, decided once per process.
  *
- * avx512 means F, BW, DQ, VL, IFMA, VBMI, VBMI2, VPOPCNTDQ, VAES and BMI2; avx2 means AVX2, AES and BMI2.
+ * avx512 means F, BW, DQ, VL, IFMA, VBMI, VBMI2, VPOPCNTDQ, VAES and BMI2; avx2 means AVX2, AES and BMI2;
+ * neon is that of every 64-bit ARM with AES, which is optional there.
  * Each kernel exists in a portable form, which is the reference that the others are tested against.
  */
 #ifndef WEFT_BASE_CPU_H
@@ -10,10 +11,12 @@
 
 #include <weft/base.h>
 
+/* The levels of an architecture ascend. Those of another have the same numbers: no machine has both. */
 typedef enum weft_cpu {
     WEFT_CPU_PORTABLE = 0,
     WEFT_CPU_AVX2 = 1,
     WEFT_CPU_AVX512 = 2,
+    WEFT_CPU_NEON = 1,
 } weft_cpu;
 
 /* The level in use: the best that this machine runs, or what WEFT_CPU names if it runs that. */

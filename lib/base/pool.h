@@ -26,4 +26,15 @@ weft_status weft_parallel_ordered(weft_context *context, size_t count, size_t wi
 /* The window that 0 stands for. */
 size_t weft_parallel_window(const weft_context *context);
 
+/* Processor time that loops of more than one iteration took, of all contexts, in seconds: what more threads
+ * would share, what goes one after the other, and how much of both was done by the thread that asks. */
+typedef struct weft_parallel_times {
+    double tasks;
+    double emits;
+    double own;
+} weft_parallel_times;
+
+/* For benches: from the first call on it is measured, which takes time itself. */
+weft_parallel_times weft_parallel_measured(void);
+
 #endif

@@ -26,6 +26,9 @@ enum {
     WEFT_VALUE_ESCAPE = WEFT_RANS_TOKENS - 1, /* the token of a value that is no multiple */
 };
 
+/* A value as it is read: twice the multiple and the sign; or, behind this bit, the value itself. */
+#define WEFT_CODE_ESCAPE ((uint64_t)1 << 63)
+
 /* What follows a token of a value: its sign in the lowest bit, and above it so many of the bits below the
  * highest three as are significant. Zero has no sign. */
 typedef struct weft_value_rests {
@@ -76,7 +79,8 @@ weft_status weft_block_encoder_finish(weft_block_encoder *encoder, weft_writer *
 
 /* ---- decoding ---- */
 
-/* Values of a block with their positions, tile after tile of WEFT_TILE elements. */
+/* Values of a block with their positions, tile after tile of WEFT_TILE elements. The arrays have room for
+ * WEFT_KERNEL_SLACK entries more. */
 typedef struct weft_block_values {
     size_t count;
     uint32_t *positions;
@@ -84,18 +88,22 @@ typedef struct weft_block_values {
 } weft_block_values;
 
 typedef struct weft_block_decoder {
-    weft_class_decoder
-        coder; /* its values: twice the multiple and the sign, or a value behind CODE_ESCAPE */
+    weft_class_decoder coder; /* its values are codes */
     weft_value_rests rests;
+    const weft_tile_kernels *tile_kernels;
+    const weft_entry_kernels *entry_kernels;
     uint16_t words[WEFT_TILE];
+    /* what a tile has: where, what is said of it, and of which weight */
+    uint16_t indices[WEFT_TILE];
+    uint64_t codes[WEFT_TILE + WEFT_KERNEL_SLACK];
+    uint16_t weights[WEFT_TILE + WEFT_KERNEL_SLACK];
 } weft_block_decoder;
 
 void weft_block_decoder_open(weft_block_decoder *decoder, weft_context *context, uint32_t significant);
 void weft_block_decoder_close(weft_block_decoder *decoder);
-/* Fills `values`, whose arrays have room for `count`, from a payload that is followed by WEFT_BITS_SLACK
- * readable bytes. */
-weft_status weft_block_decode(weft_block_decoder *decoder, const weft_tile_kernels *kernels,
-                              const float *consensus, size_t elements, const uint8_t *payload, size_t size,
-                              size_t count, weft_block_values *values);
+/* Fills `values`, whose arrays have room for `count` and the slack, from a payload that is followed by
+ * WEFT_BITS_SLACK readable bytes. */
+weft_status weft_block_decode(weft_block_decoder *decoder, const float *consensus, size_t elements,
+                              const uint8_t *payload, size_t size, size_t count, weft_block_values *values);
 
 #endif

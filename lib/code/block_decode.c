@@ -6,7 +6,6 @@
  */
 #include "block.h"
 
-static const uint64_t CODE_ESCAPE = (uint64_t)1 << 63;
 enum { GAP_TOKENS = 16 + 4 * (24 - 4) /* gaps are below WEFT_BLOCK_MAX */ };
 
 static void fill_rests(weft_value_rests *rests, uint32_t significant) {
@@ -19,12 +18,14 @@ static void fill_rests(weft_value_rests *rests, uint32_t significant) {
         rests->sizes[t] = (uint8_t)(1 + kept);
         rests->shifts[t] = (uint8_t)(below - kept);
     }
-    rests->bases[WEFT_VALUE_ESCAPE] = CODE_ESCAPE;
+    rests->bases[WEFT_VALUE_ESCAPE] = WEFT_CODE_ESCAPE;
     rests->sizes[WEFT_VALUE_ESCAPE] = 32;
 }
 
 void weft_block_decoder_open(weft_block_decoder *decoder, weft_context *context, uint32_t significant) {
     weft_class_decoder_open(&decoder->coder, context);
+    decoder->tile_kernels = weft_tile_kernels_for(weft_cpu_level());
+    decoder->entry_kernels = weft_entry_kernels_for(weft_cpu_level());
     fill_rests(&decoder->rests, significant);
 }
 
@@ -79,62 +80,64 @@ static bool read_classes(weft_block_decoder *decoder, weft_class_header *header,
     return weft_class_tokens_done(&tokens);
 }
 
-/* Exact: a multiple has at most 24 significant bits. Infinite if it is too large, which is refused. */
-static inline float value_of(uint64_t code, uint16_t word) {
-    uint32_t bits = (uint32_t)code;
-    float value;
-    if (__builtin_expect(code >= CODE_ESCAPE, 0)) {
-        memcpy(&value, &bits, sizeof value);
-        return value;
-    }
-    double multiple = (double)(int64_t)(code >> 1);
-    double ulp = weft_power((int)weft_ulp_exponent(word) - 150);
-    value = (float)(multiple * ulp);
-    return (code & 1) != 0 ? -value : value;
+/* The next tile of the consensus, which is asked for a few lines at a time between the works on this one.
+ */
+typedef struct tile_ahead {
+    const float *start;
+    unsigned part;
+    unsigned parts;
+} tile_ahead;
+
+enum { PARTS_BESIDE = 5 /* that are not with a class */ };
+
+static inline void fetch_ahead(tile_ahead *ahead) {
+    weft_prefetch_part((uintptr_t)ahead->start, WEFT_TILE * sizeof(float), ahead->part++, ahead->parts);
 }
 
-/* Appends the values of one class in the tile. Returns their largest magnitude as bits. */
-static uint32_t take_class(weft_block_decoder *decoder, const weft_tile_kernels *kernels, unsigned c,
-                           uint32_t linear, weft_class_cursors *cursors, weft_block_values *values) {
-    const uint64_t *codes = decoder->coder.values + cursors->next[c];
-    size_t found = weft_class_cursors_take(cursors, kernels, &decoder->coder, c);
+/* Finds what a tile has, class after class, and says how many. */
+static size_t find_entries(weft_block_decoder *decoder, unsigned classes, tile_ahead *ahead,
+                           weft_class_cursors *cursors) {
+    size_t count = 0;
+    for (unsigned c = 0; c < classes; c++) {
+        fetch_ahead(ahead);
+        const uint64_t *codes = decoder->coder.values + cursors->next[c];
+        size_t found = weft_class_cursors_take(cursors, decoder->tile_kernels, &decoder->coder, c);
+        memcpy(decoder->indices + count, decoder->coder.indices, found * sizeof *decoder->indices);
+        memcpy(decoder->codes + count, codes, found * sizeof *codes);
+        count += found;
+    }
+    memset(decoder->codes + count, 0, WEFT_KERNEL_SLACK * sizeof *decoder->codes);
+    return count;
+}
+
+/* Appends the values of a tile. Returns their largest magnitude as bits. */
+static uint32_t take_tile(weft_block_decoder *decoder, const weft_class_header *header,
+                          const float *consensus, size_t elements, uint32_t linear,
+                          weft_class_cursors *cursors, weft_block_values *values) {
     uint32_t *positions = values->positions + values->count;
-    float *to = values->values + values->count;
-    uint32_t highest = 0;
-    for (size_t i = 0; i < found; i++) {
-        unsigned index = decoder->coder.indices[i];
-        uint32_t bits;
-        positions[i] = linear + index;
-        to[i] = value_of(codes[i], decoder->words[index]);
-        memcpy(&bits, &to[i], sizeof bits);
-        bits &= 0x7fffffffu;
-        highest = bits > highest ? bits : highest;
-    }
-    values->count += found;
-    return highest;
-}
-
-static uint32_t take_tile(weft_block_decoder *decoder, const weft_tile_kernels *kernels,
-                          const weft_class_header *header, const float *consensus, size_t count,
-                          uint32_t linear, weft_class_cursors *cursors, weft_block_values *values) {
-    uint32_t highest = 0;
+    tile_ahead ahead = {.start = consensus + elements, .parts = header->classes + PARTS_BESIDE};
+    fetch_ahead(&ahead);
+    decoder->entry_kernels->words(consensus, elements, sizeof *consensus, decoder->words);
+    fetch_ahead(&ahead);
+    decoder->tile_kernels->classify(decoder->words, elements, header->shift, header->cuts, header->classes,
+                                    &decoder->coder.tile);
+    fetch_ahead(&ahead);
+    size_t count = find_entries(decoder, header->classes, &ahead, cursors);
+    fetch_ahead(&ahead);
     for (size_t i = 0; i < count; i++) {
-        uint32_t bits;
-        memcpy(&bits, &consensus[i], sizeof bits);
-        decoder->words[i] = (uint16_t)(bits >> 16);
+        unsigned index = decoder->indices[i];
+        positions[i] = linear + index;
+        decoder->weights[i] = decoder->words[index];
     }
-    kernels->classify(decoder->words, count, header->shift, header->cuts, header->classes,
-                      &decoder->coder.tile);
-    for (unsigned c = 0; c < header->classes; c++) {
-        uint32_t largest = take_class(decoder, kernels, c, linear, cursors, values);
-        highest = largest > highest ? largest : highest;
-    }
+    fetch_ahead(&ahead);
+    uint32_t highest = decoder->entry_kernels->values(decoder->codes, decoder->weights, count,
+                                                      values->values + values->count);
+    values->count += count;
     return highest;
 }
 
-static weft_status place(weft_block_decoder *decoder, const weft_tile_kernels *kernels,
-                         const weft_class_header *header, const float *consensus, size_t elements,
-                         weft_block_values *values) {
+static weft_status place(weft_block_decoder *decoder, const weft_class_header *header,
+                         const float *consensus, size_t elements, weft_block_values *values) {
     weft_class_cursors cursors;
     uint32_t highest = 0;
     weft_class_cursors_open(&cursors, header);
@@ -142,7 +145,7 @@ static weft_status place(weft_block_decoder *decoder, const weft_tile_kernels *k
     for (size_t done = 0; done < elements; done += WEFT_TILE) {
         size_t count = elements - done < WEFT_TILE ? elements - done : WEFT_TILE;
         uint32_t largest =
-            take_tile(decoder, kernels, header, consensus + done, count, (uint32_t)done, &cursors, values);
+            take_tile(decoder, header, consensus + done, count, (uint32_t)done, &cursors, values);
         highest = largest > highest ? largest : highest;
     }
     if (!weft_class_cursors_done(&cursors, header)) {
@@ -156,12 +159,13 @@ static weft_status place(weft_block_decoder *decoder, const weft_tile_kernels *k
     return WEFT_OK;
 }
 
-weft_status weft_block_decode(weft_block_decoder *decoder, const weft_tile_kernels *kernels,
-                              const float *consensus, size_t elements, const uint8_t *payload, size_t size,
-                              size_t count, weft_block_values *values) {
-    const weft_exponent exponent = {.present = true, .shift = WEFT_WORD_SHIFT};
+weft_status weft_block_decode(weft_block_decoder *decoder, const float *consensus, size_t elements,
+                              const uint8_t *payload, size_t size, size_t count,
+                              weft_block_values *values) {
+    const weft_exponent exponent = {.present = true, .shift = WEFT_WORD_SHIFT, .width = sizeof *consensus};
     weft_class_header header;
-    if (count > elements || !weft_class_header_read(&header, payload, size, exponent, count)) {
+    if (count > elements || !weft_class_header_read(&header, payload, size, exponent, count) ||
+        header.laws) {
         return weft_fail(decoder->coder.context, WEFT_MALFORMED, "a block has no valid header");
     }
     weft_status status = weft_class_decoder_reserve(&decoder->coder, count);
@@ -172,5 +176,5 @@ weft_status weft_block_decode(weft_block_decoder *decoder, const weft_tile_kerne
         return weft_fail(decoder->coder.context, WEFT_MALFORMED, "a block does not hold its %zu values",
                          count);
     }
-    return place(decoder, kernels, &header, consensus, elements, values);
+    return place(decoder, &header, consensus, elements, values);
 }

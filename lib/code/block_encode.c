@@ -81,7 +81,7 @@ weft_status weft_block_encoder_finish(weft_block_encoder *encoder, weft_writer *
                                               tokens + coder->count);
         tokens += coder->counts[c];
     }
-    status = weft_class_encoder_front(coder, WEFT_REST_MAX, writer, &bits);
+    status = weft_class_encoder_front(coder, WEFT_REST_MAX, 0, writer, &bits);
     if (status != WEFT_OK) {
         return status;
     }

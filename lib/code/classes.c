@@ -9,7 +9,11 @@
 
 enum {
     BINS_MAX = 64,
-    CLASS_COST_BITS = 320, /* about what a class's two tables cost */
+    LEVELS_COST_BITS = 320, /* about what a class costs with two tables of levels, */
+    LAWS_COST_BITS = 44,    /* and with two that follow laws: mostly its count and its cut */
+    EXPECTED = 128,         /* changes that what is expected of steps counts for */
+    FINE = 16,              /* parts that sampled units and changes are counted in */
+    RATE_BITS = 24,
 };
 
 uint64_t weft_fixed_log2(uint64_t x) {
@@ -30,6 +34,55 @@ typedef struct bins {
     uint64_t changed[BINS_MAX + 1];
     uint64_t octaves[BINS_MAX + 1][8];
 } bins;
+
+/* ---- what is expected of steps ---- */
+
+/* A weight changes with a chance of about |update| / ULP: twice as often with every exponent down, until at
+ * some exponent all do; below that it is the steps that double. Zeros are left out: they may have been set.
+ * Sets how many of the units of each exponent change, in parts, if it is that one, and returns the sum. */
+static uint64_t expect_from(const weft_class_sample *sample, unsigned saturated, uint64_t expected[256]) {
+    uint64_t sum = 0;
+    expected[0] = 0;
+    for (unsigned e = 1; e < 256; e++) {
+        unsigned above = e > saturated ? e - saturated : 0;
+        expected[e] = above > RATE_BITS ? 0 : ((uint64_t)sample->units[e] << RATE_BITS) >> above;
+        sum += expected[e];
+    }
+    return sum;
+}
+
+/* Mixes what was sampled with what is expected of as many changes: a sample of few says little. */
+static void temper(const weft_class_sample *sample, weft_class_sample *tempered) {
+    uint64_t expected[256];
+    uint64_t changed = 0;
+    for (unsigned e = 0; e < 256; e++) {
+        changed += sample->changed[e];
+    }
+    unsigned low = 0, high = 255; /* the least exponent with which there are enough changes */
+    while (low < high) {
+        unsigned middle = (low + high) / 2;
+        bool enough = expect_from(sample, middle, expected) >= changed << RATE_BITS;
+        low = enough ? low : middle + 1;
+        high = enough ? middle : high;
+    }
+    uint64_t sum = expect_from(sample, low, expected);
+    uint64_t part = changed == 0 ? 0 : sum / (changed * FINE);
+    tempered->sampled = sample->sampled;
+    for (unsigned e = 0; e < 256; e++) {
+        uint64_t own = part == 0 ? 0 : EXPECTED * (expected[e] / part) / (changed + EXPECTED);
+        unsigned octave = e < low ? low - e : 0;
+        tempered->units[e] = FINE * sample->units[e];
+        tempered->changed[e] = (uint32_t)own;
+        for (unsigned o = 0; o < 8; o++) {
+            tempered->octaves[e][o] =
+                (uint32_t)(FINE * changed * sample->octaves[e][o] / (changed + EXPECTED));
+            tempered->changed[e] += tempered->octaves[e][o];
+        }
+        tempered->octaves[e][octave < 7 ? octave : 7] += (uint32_t)own;
+    }
+}
+
+/* ---- cutting ---- */
 
 static unsigned occupied(const weft_class_sample *sample, unsigned shift) {
     unsigned count = 0;
@@ -129,10 +182,10 @@ static void cut_bins(weft_classes *classes, const bins *b, uint64_t table_cost) 
 
 /* Four tables by turns: neighbours often share an exponent, and a counter that was just written is slow to
  * read. */
-void weft_class_sample_units(weft_class_sample *sample, const void *weights, size_t count, unsigned shift) {
+void weft_class_sample_units(weft_class_sample *sample, const void *words, size_t count, unsigned shift) {
     uint32_t tables[4][256] = {{0}};
     for (size_t i = 0; i < count; i++) {
-        tables[i % 4][(weft_weight_at(weights, i) & 0x7fffu) >> shift]++;
+        tables[i % 4][(weft_weight_at(words, i) & 0x7fffu) >> shift]++;
     }
     for (unsigned e = 0; e < 256; e++) {
         sample->units[e] += tables[0][e] + tables[1][e] + tables[2][e] + tables[3][e];
@@ -140,14 +193,7 @@ void weft_class_sample_units(weft_class_sample *sample, const void *weights, siz
     sample->sampled += count;
 }
 
-void weft_classes_cut(weft_classes *classes, const weft_class_sample *sample, uint64_t units) {
-    classes->count = 1;
-    classes->cuts[0] = 0;
-    if (sample != NULL && sample->sampled > 0) {
-        bins b;
-        collect_bins(sample, &b);
-        cut_bins(classes, &b, ((uint64_t)CLASS_COST_BITS << 16) * sample->sampled / units);
-    }
+static void map_exponents(weft_classes *classes) {
     unsigned c = 0;
     for (unsigned e = 0; e < 256; e++) {
         while (c + 1 < classes->count && e >= classes->cuts[c + 1]) {
@@ -155,4 +201,27 @@ void weft_classes_cut(weft_classes *classes, const weft_class_sample *sample, ui
         }
         classes->of_exponent[e] = (uint8_t)c;
     }
+}
+
+void weft_classes_cut(weft_classes *classes, const weft_class_sample *sample, uint64_t units, bool steps) {
+    classes->count = 1;
+    classes->cuts[0] = 0;
+    if (sample != NULL && sample->sampled > 0) {
+        bins b;
+        weft_class_sample tempered;
+        uint64_t cost = (uint64_t)(steps ? FINE * LAWS_COST_BITS : LEVELS_COST_BITS) << 16;
+        if (steps) {
+            temper(sample, &tempered);
+        }
+        collect_bins(steps ? &tempered : sample, &b);
+        cut_bins(classes, &b, cost * sample->sampled / units);
+    }
+    map_exponents(classes);
+}
+
+void weft_classes_cut_known(weft_classes *classes, const weft_class_sample *sample) {
+    bins b;
+    collect_bins(sample, &b);
+    cut_bins(classes, &b, (uint64_t)LAWS_COST_BITS << 16);
+    map_exponents(classes);
 }

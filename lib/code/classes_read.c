@@ -10,7 +10,9 @@
 static bool read_cuts(weft_class_header *header, weft_reader *reader, weft_exponent exponent) {
     unsigned highest = exponent.present ? 0x7fffu >> exponent.shift : 0;
     header->shift = exponent.shift;
-    header->classes = weft_reader_u8(reader);
+    unsigned first = weft_reader_u8(reader);
+    header->classes = first & ~(unsigned)WEFT_CLASS_LAWS;
+    header->laws = first != header->classes;
     if (header->classes < 1 || header->classes > (exponent.present ? WEFT_CLASS_MAX : 1)) {
         return false;
     }
@@ -94,8 +96,12 @@ weft_status weft_class_decoder_reserve(weft_class_decoder *decoder, size_t count
     return WEFT_OK;
 }
 
-static bool read_table(weft_rans_table *table, weft_bits_reader *bits, unsigned limit, bool escape) {
-    if (!weft_rans_table_read(table, bits)) {
+/* With `steps`, a table of steps, which may follow a law as one of gaps may. */
+static bool read_table(weft_rans_table *table, weft_class_header *header, bool steps, unsigned limit,
+                       bool escape) {
+    unsigned most = limit < WEFT_RANS_LAW_TOKENS ? limit : WEFT_RANS_LAW_TOKENS;
+    if (!(header->laws ? weft_rans_table_read_either(table, (weft_rans_subject){steps, most}, &header->bits)
+                       : weft_rans_table_read(table, &header->bits))) {
         return false;
     }
     for (unsigned t = limit; t < table->tokens; t++) {
@@ -111,8 +117,8 @@ bool weft_class_tokens_open(weft_class_tokens *tokens, weft_class_header *header
     tokens->header = header;
     for (unsigned c = 0; c < header->classes; c++) {
         if (header->counts[c] > 0 &&
-            (!read_table(&tokens->gaps[c], &header->bits, limits.gaps, false) ||
-             !read_table(&tokens->values[c], &header->bits, limits.values, limits.escape))) {
+            (!read_table(&tokens->gaps[c], header, false, limits.gaps, false) ||
+             !read_table(&tokens->values[c], header, true, limits.values, limits.escape))) {
             return false;
         }
     }

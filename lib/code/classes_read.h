@@ -20,6 +20,7 @@
 /* What the front says, and what is behind it. */
 typedef struct weft_class_header {
     unsigned classes;
+    bool laws;      /* tables may follow laws, which only steps do */
     unsigned shift; /* of the exponent */
     uint8_t cuts[WEFT_CLASS_MAX];
     uint32_t counts[WEFT_CLASS_MAX]; /* entries */

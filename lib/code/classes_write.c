@@ -19,6 +19,7 @@ void weft_class_encoder_close(weft_class_encoder *encoder) {
         weft_release(context, encoder->items[c]);
     }
     weft_release(context, encoder->tokens);
+    weft_release(context, encoder->costs);
     weft_release(context, encoder->room);
     memset(encoder, 0, sizeof *encoder);
 }
@@ -44,7 +45,7 @@ static weft_status reserve(weft_context *context, void **array, size_t *capacity
 void weft_class_encoder_begin(weft_class_encoder *encoder, unsigned shift, const weft_class_sample *sample,
                               uint64_t units) {
     encoder->count = 0;
-    weft_classes_cut(&encoder->classes, sample, units);
+    weft_classes_cut(&encoder->classes, sample, units, encoder->sorting.exponents == WEFT_ITEM_STEPS);
     encoder->sorting = (weft_sorting){.classes = encoder->classes.count,
                                       .class_of_exponent = encoder->classes.of_exponent,
                                       .shift = shift,
@@ -60,6 +61,12 @@ weft_status weft_class_encoder_reserve(weft_class_encoder *encoder, unsigned c, 
 
 weft_status weft_class_encoder_tile(weft_class_encoder *encoder, const void *weights, size_t count,
                                     uint32_t linear, const weft_entries *entries) {
+    return weft_class_encoder_tile_without(encoder, weights, count, linear, entries, NULL, 0);
+}
+
+weft_status weft_class_encoder_tile_without(weft_class_encoder *encoder, const void *weights, size_t count,
+                                            uint32_t linear, const weft_entries *entries,
+                                            const uint16_t *indices, size_t left) {
     const weft_classes *classes = &encoder->classes;
     weft_sorting *sorting = &encoder->sorting;
     for (unsigned c = 0; c < classes->count; c++) {
@@ -72,6 +79,9 @@ weft_status weft_class_encoder_tile(weft_class_encoder *encoder, const void *wei
     }
     encoder->tile_kernels->classify(weights, count, sorting->shift, classes->cuts, classes->count,
                                     &encoder->tile);
+    if (left > 0) {
+        weft_tile_leave_out(&encoder->tile, classes->count, indices, left);
+    }
     encoder->entry_kernels->sort(&encoder->tile, entries, linear, sorting);
     for (unsigned c = 0; c < classes->count; c++) {
         encoder->counts[c] = (size_t)(sorting->ends[c] - encoder->items[c]);
@@ -87,8 +97,40 @@ weft_status weft_class_encoder_tokens(weft_class_encoder *encoder) {
                    2 * encoder->count, 1);
 }
 
-weft_status weft_class_encoder_front(weft_class_encoder *encoder, size_t rest, weft_writer *writer,
-                                     weft_bits_writer *bits) {
+static weft_status learn_costs(weft_class_encoder *encoder) {
+    if (encoder->costs == NULL) {
+        encoder->costs = weft_allocate(encoder->context, sizeof *encoder->costs);
+        if (encoder->costs == NULL) {
+            return WEFT_NO_MEMORY;
+        }
+        weft_rans_costs_open(encoder->costs);
+    }
+    return WEFT_OK;
+}
+
+static void write_tables(weft_class_encoder *encoder, unsigned step_tokens, weft_bits_writer *bits) {
+    const weft_rans_subject gaps = {false, WEFT_RANS_LAW_TOKENS}, steps = {true, step_tokens};
+    const uint8_t *tokens = encoder->tokens;
+    for (unsigned c = 0; c < encoder->classes.count; c++) {
+        size_t count = encoder->counts[c];
+        weft_rans_table *of_gaps = &encoder->gaps[c], *of_values = &encoder->values[c];
+        if (count > 0 && step_tokens == 0) {
+            weft_rans_table_fit_symbols(of_gaps, tokens, count);
+            weft_rans_table_fit_symbols(of_values, tokens + encoder->count, count);
+            weft_rans_table_write(of_gaps, bits);
+            weft_rans_table_write(of_values, bits);
+        } else if (count > 0) {
+            weft_rans_table_fit_either(of_gaps, encoder->costs, gaps, tokens, count);
+            weft_rans_table_fit_either(of_values, encoder->costs, steps, tokens + encoder->count, count);
+            weft_rans_table_write_either(of_gaps, bits);
+            weft_rans_table_write_either(of_values, bits);
+        }
+        tokens += count;
+    }
+}
+
+weft_status weft_class_encoder_front(weft_class_encoder *encoder, size_t rest, unsigned step_tokens,
+                                     weft_writer *writer, weft_bits_writer *bits) {
     const weft_classes *classes = &encoder->classes;
     size_t tables = 2 * (size_t)WEFT_RANS_TABLE_MAX * classes->count;
     weft_status status = reserve(encoder->context, (void **)&encoder->room, &encoder->room_size,
@@ -96,22 +138,21 @@ weft_status weft_class_encoder_front(weft_class_encoder *encoder, size_t rest, w
     if (status != WEFT_OK) {
         return status;
     }
-    weft_writer_u8(writer, (uint8_t)classes->count);
+    if (step_tokens > 0) {
+        status = learn_costs(encoder);
+        if (status != WEFT_OK) {
+            return status;
+        }
+    }
+    weft_writer_u8(writer, (uint8_t)(classes->count | (step_tokens > 0 ? WEFT_CLASS_LAWS : 0)));
     for (unsigned c = 1; c < classes->count; c++) {
         weft_writer_u8(writer, classes->cuts[c]);
     }
-    *bits = (weft_bits_writer){encoder->room, 0, 0};
-    const uint8_t *tokens = encoder->tokens;
     for (unsigned c = 0; c < classes->count; c++) {
         weft_writer_varint(writer, encoder->counts[c]);
-        if (encoder->counts[c] > 0) {
-            weft_rans_table_fit_symbols(&encoder->gaps[c], tokens, encoder->counts[c]);
-            weft_rans_table_fit_symbols(&encoder->values[c], tokens + encoder->count, encoder->counts[c]);
-            weft_rans_table_write(&encoder->gaps[c], bits);
-            weft_rans_table_write(&encoder->values[c], bits);
-        }
-        tokens += encoder->counts[c];
     }
+    *bits = (weft_bits_writer){encoder->room, 0, 0};
+    write_tables(encoder, step_tokens, bits);
     return WEFT_OK;
 }
 

@@ -37,7 +37,8 @@ typedef struct weft_class_encoder {
     size_t token_capacity;
     weft_rans_table gaps[WEFT_CLASS_MAX];
     weft_rans_table values[WEFT_CLASS_MAX];
-    uint8_t *room; /* where the bits and then the stream are written */
+    weft_rans_costs *costs; /* of laws; NULL as long as no table may follow one */
+    uint8_t *room;          /* where the bits and then the stream are written */
     size_t room_size;
 } weft_class_encoder;
 
@@ -51,14 +52,19 @@ void weft_class_encoder_begin(weft_class_encoder *encoder, unsigned shift, const
 /* Takes the entries of the next tile, which has `count` weights and starts at `linear`. */
 weft_status weft_class_encoder_tile(weft_class_encoder *encoder, const void *weights, size_t count,
                                     uint32_t linear, const weft_entries *entries);
+/* The same without the weights at `left` indices, which no entry is of: they count nowhere. */
+weft_status weft_class_encoder_tile_without(weft_class_encoder *encoder, const void *weights, size_t count,
+                                            uint32_t linear, const weft_entries *entries,
+                                            const uint16_t *indices, size_t left);
 /* Makes room for `more` items of class `c`. */
 weft_status weft_class_encoder_reserve(weft_class_encoder *encoder, unsigned c, size_t more);
 /* Makes room for the tokens. */
 weft_status weft_class_encoder_tokens(weft_class_encoder *encoder);
 /* Writes all up to the tables, which fit the tokens, and makes room for `rest` bytes of plain bits for each
- * entry. */
-weft_status weft_class_encoder_front(weft_class_encoder *encoder, size_t rest, weft_writer *writer,
-                                     weft_bits_writer *bits);
+ * entry. Tables follow laws if values are steps, whose tokens are below `step_tokens`; 0 if they are not.
+ */
+weft_status weft_class_encoder_front(weft_class_encoder *encoder, size_t rest, unsigned step_tokens,
+                                     weft_writer *writer, weft_bits_writer *bits);
 /* Writes the bits and the stream. */
 weft_status weft_class_encoder_back(weft_class_encoder *encoder, weft_bits_writer *bits,
                                     weft_writer *writer);

@@ -12,6 +12,7 @@
 #ifndef WEFT_CODE_ENTRIES_H
 #define WEFT_CODE_ENTRIES_H
 
+#include "bits.h"
 #include "tile.h"
 
 /* Where the exponent begins in a BF16 number, and in the high half of an FP32 number. */
@@ -57,11 +58,21 @@ typedef struct weft_entry_kernels {
                  weft_sorting *sorting);
     /* Sets the tokens of `count` items of steps. */
     void (*tokenise_steps)(const uint64_t *items, size_t count, uint8_t *gap_tokens, uint8_t *step_tokens);
+    /* Puts the bits below the highest three of `count` numbers that have these tokens, and that begin at
+     * bit `shift` of items. */
+    void (*put_rests)(weft_bits_writer *writer, const uint64_t *items, unsigned shift,
+                      const uint8_t *tokens, size_t count);
     /* Replaces each of `count` items of values by its plain bits, those of the gap first, with their number
      * in the highest byte, and sets its tokens. `most` is how many bits below the highest three of a value
      * are significant. */
     void (*tokenise_values)(uint64_t *items, size_t count, unsigned most, uint8_t *gap_tokens,
                             uint8_t *value_tokens);
+    /* Sets `words` (classes.h) of `count` units of `width` bytes, 1 or 4. */
+    void (*words)(const void *units, size_t count, unsigned width, uint16_t *words);
+    /* The way back. Sets `values` to what the codes of block.h say of weights with these high halves. All
+     * arrays have WEFT_KERNEL_SLACK entries of room past the last one, of which `codes` has zeros there.
+     * Returns the largest magnitude as bits. */
+    uint32_t (*values)(const uint64_t *codes, const uint16_t *words, size_t count, float *values);
 } weft_entry_kernels;
 
 const weft_entry_kernels *weft_entry_kernels_for(weft_cpu level);

@@ -7,5 +7,8 @@
 const weft_entry_kernels weft_entry_kernels_avx2 = {
     .sort = sort_all,
     .tokenise_steps = tokenise_all_steps,
+    .put_rests = put_all_rests,
     .tokenise_values = tokenise_all_values,
+    .words = words_all,
+    .values = value_all,
 };

@@ -9,7 +9,7 @@
 #include "block.h"
 #include "entries.h"
 
-enum { SORT_PIECE = 255, TOKENS_PIECE = 64 };
+enum { SORT_PIECE = 255, TOKENS_PIECE = 64, VALUES_PIECE = 16 };
 
 /* ---- sorting ---- */
 
@@ -186,6 +186,114 @@ static void tokenise_all_steps(const uint64_t *items, size_t count, uint8_t *gap
         gap_tokens[i] = (uint8_t)token_of((uint32_t)items[i]);
         step_tokens[i] = (uint8_t)token_of((uint32_t)(items[i] >> 32));
     }
+}
+
+/* ---- rests ---- */
+
+static inline unsigned rest_size(unsigned token) {
+    return token < 16 ? 0 : token / 4 - 2;
+}
+
+static inline uint64_t rest_of(uint64_t item, unsigned shift, unsigned size) {
+    return (item >> shift) & (((uint64_t)1 << size) - 1);
+}
+
+/* Four, which go out at once where they fit, which is nearly always: each put waits for the one before. */
+static inline void put_four_rests(weft_bits_writer *bits, const uint64_t *items, unsigned shift,
+                                  const uint8_t *tokens, const uint8_t *sizes) {
+    unsigned first = sizes[tokens[0]], second = sizes[tokens[1]];
+    unsigned third = sizes[tokens[2]], fourth = sizes[tokens[3]];
+    if (__builtin_expect(first + second + third + fourth > 56, 0)) {
+        for (size_t i = 0; i < 4; i++) {
+            unsigned size = sizes[tokens[i]];
+            weft_bits_put_wide(bits, rest_of(items[i], shift, size), size);
+        }
+        return;
+    }
+    uint64_t low = rest_of(items[0], shift, first) | rest_of(items[1], shift, second) << first;
+    uint64_t high = rest_of(items[2], shift, third) | rest_of(items[3], shift, fourth) << third;
+    weft_bits_put(bits, low | high << (first + second), first + second + third + fourth);
+}
+
+/* Small numbers have none, and most steps are small. */
+static void put_all_rests(weft_bits_writer *writer, const uint64_t *items, unsigned shift,
+                          const uint8_t *tokens, size_t count) {
+    uint8_t sizes[256];
+    weft_bits_writer bits = *writer;
+    for (unsigned t = 0; t < 256; t++) {
+        sizes[t] = (uint8_t)rest_size(t);
+    }
+    size_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        uint64_t eight;
+        memcpy(&eight, tokens + i, sizeof eight);
+        if ((eight & 0xf0f0f0f0f0f0f0f0u) != 0) {
+            put_four_rests(&bits, items + i, shift, tokens + i, sizes);
+            put_four_rests(&bits, items + i + 4, shift, tokens + i + 4, sizes);
+        }
+    }
+    for (; i < count; i++) {
+        unsigned size = sizes[tokens[i]];
+        weft_bits_put_wide(&bits, rest_of(items[i], shift, size), size);
+    }
+    *writer = bits;
+}
+
+/* ---- words ---- */
+
+static void words_all(const void *units, size_t count, unsigned width, uint16_t *restrict words) {
+    const uint8_t *restrict bytes = units;
+    if (width == 1) {
+        for (size_t i = 0; i < count; i++) {
+            words[i] = (uint16_t)(bytes[i] << 8);
+        }
+        return;
+    }
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, bytes + 4 * i, sizeof bits);
+        words[i] = (uint16_t)(bits >> 16);
+    }
+}
+
+/* ---- the way back ---- */
+
+/* Exact: a multiple has at most 24 significant bits. It is added to 2^52, where a double counts by ones:
+ * not all levels convert integers of 64 bits. */
+static inline float multiple_of(uint64_t code, uint16_t word) {
+    uint64_t bits = (code & (WEFT_CODE_ESCAPE - 1)) >> 1 | (uint64_t)(1023 + 52) << 52;
+    double shifted;
+    memcpy(&shifted, &bits, sizeof shifted);
+    return (float)((shifted - 0x1p52) * weft_power((int)weft_ulp_exponent(word) - 150));
+}
+
+static inline uint32_t value_piece(const uint64_t *restrict codes, const uint16_t *restrict words,
+                                   float *restrict values) {
+    uint32_t found[VALUES_PIECE];
+    uint32_t highest = 0;
+    for (size_t i = 0; i < VALUES_PIECE; i++) {
+        float magnitude = multiple_of(codes[i], words[i]);
+        memcpy(&found[i], &magnitude, sizeof magnitude);
+    }
+    for (size_t i = 0; i < VALUES_PIECE; i++) {
+        uint32_t code = (uint32_t)codes[i];
+        found[i] = choose(codes[i] >= WEFT_CODE_ESCAPE, code, found[i] | code << 31);
+    }
+    for (size_t i = 0; i < VALUES_PIECE; i++) {
+        uint32_t magnitude = found[i] & 0x7fffffffu;
+        highest = magnitude > highest ? magnitude : highest;
+    }
+    memcpy(values, found, sizeof found);
+    return highest;
+}
+
+static uint32_t value_all(const uint64_t *codes, const uint16_t *words, size_t count, float *values) {
+    uint32_t highest = 0;
+    for (size_t i = 0; i < count; i += VALUES_PIECE) {
+        uint32_t largest = value_piece(codes + i, words + i, values + i);
+        highest = largest > highest ? largest : highest;
+    }
+    return highest;
 }
 
 #endif

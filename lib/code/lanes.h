@@ -17,6 +17,16 @@ static inline uint16_t weft_weight_at(const void *weights, size_t index) {
     return value;
 }
 
+/* How far ahead of a comparison memory is asked for. The processor's own fetching stops at the end of a
+ * page, and does not go on while changes are worked on. */
+enum { WEFT_LANES_AHEAD = 4096 };
+
+/* Asks for as many bytes as a block of 64 weights has, so far ahead of it. */
+static inline void weft_lanes_ask(const uint8_t *block) {
+    __builtin_prefetch((const void *)((uintptr_t)block + WEFT_LANES_AHEAD));
+    __builtin_prefetch((const void *)((uintptr_t)block + WEFT_LANES_AHEAD + 64));
+}
+
 /* One bit for each of the weights that are left, of a block of 64. */
 static inline uint64_t weft_lanes_left(size_t left) {
     return left >= 64 ? ~(uint64_t)0 : ((uint64_t)1 << left) - 1;
@@ -35,6 +45,26 @@ static inline uint32_t weft_lanes_mask(__m256i low, __m256i high) {
     packed = _mm256_permute4x64_epi64(packed, 0xd8);
     return (uint32_t)_mm256_movemask_epi8(packed);
 }
+#endif
+
+#ifdef WEFT_ARM
+#include <arm_neon.h>
+
+/* One bit per byte of four registers whose bytes are all ones or all zeros. */
+static inline uint64_t weft_lanes_bits(uint8x16_t a, uint8x16_t b, uint8x16_t c, uint8x16_t d) {
+    const uint8x16_t bits = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201u));
+    uint8x16_t low = vpaddq_u8(vandq_u8(a, bits), vandq_u8(b, bits));
+    uint8x16_t high = vpaddq_u8(vandq_u8(c, bits), vandq_u8(d, bits));
+    low = vpaddq_u8(low, high);
+    low = vpaddq_u8(low, low);
+    return vgetq_lane_u64(vreinterpretq_u64_u8(low), 0);
+}
+
+/* The low bytes of the lanes of two registers. */
+static inline uint8x16_t weft_lanes_narrow(uint16x8_t low, uint16x8_t high) {
+    return vuzp1q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
+}
+
 #endif
 
 #ifdef __AVX512BW__

@@ -20,8 +20,19 @@
 
 enum { WEFT_RANS_BITS = 12, WEFT_RANS_TOTAL = 1 << WEFT_RANS_BITS, WEFT_RANS_TOKENS = 256 };
 
+/* What a table of gaps or steps nearly always looks like: the chance that a gap, or how many ULPs a step is
+ * longer than one, is x or more is (a / (a + x))^p, with p = 2^power and a = scale * p. With a high power
+ * that is a geometric law; with a low one it has the heavy tail of several such laws mixed. */
+typedef struct weft_rans_law {
+    unsigned scale; /* four to the octave */
+    unsigned shape; /* which power */
+    unsigned more;  /* tokens past those that the law gives half a slot or more */
+} weft_rans_law;
+
 typedef struct weft_rans_table {
     unsigned tokens; /* tokens at or above this have no weight */
+    bool lawful;     /* the law stands for the levels */
+    weft_rans_law law;
     uint8_t levels[WEFT_RANS_TOKENS];
     uint16_t frequencies[WEFT_RANS_TOKENS];
     uint16_t starts[WEFT_RANS_TOKENS];
@@ -34,8 +45,32 @@ void weft_rans_table_fit_symbols(weft_rans_table *table, const uint8_t *symbols,
 void weft_rans_table_write(const weft_rans_table *table, weft_bits_writer *bits);
 /* False if the bits are no table. */
 bool weft_rans_table_read(weft_rans_table *table, weft_bits_reader *bits);
-/* The most bytes that a written table can take: 8 bits, and 22 for each level that jumps. */
-enum { WEFT_RANS_TABLE_MAX = 1 + WEFT_RANS_TOKENS * 22 / 8 };
+/* The most bytes that a written table can take: 9 bits, and 22 for each level that jumps. */
+enum { WEFT_RANS_TABLE_MAX = 2 + WEFT_RANS_TOKENS * 22 / 8 };
+
+/* What laws are about. `limit`: tokens that may occur are below, and below WEFT_RANS_LAW_TOKENS. */
+typedef struct weft_rans_subject {
+    bool steps; /* codes of steps, of either sign alike; else gaps */
+    unsigned limit;
+} weft_rans_subject;
+
+enum { WEFT_RANS_LAW_TOKENS = 128, WEFT_RANS_LAWS = 512 };
+
+/* What a token costs under each law, and in each number of slots, in 2048ths of a bit. Laws are looked up
+ * far more often than there are laws: each is worked out when it is first asked for. */
+typedef struct weft_rans_costs {
+    uint16_t slots[WEFT_RANS_TOTAL + 1];
+    uint8_t tokens[2][WEFT_RANS_LAWS]; /* 0: not yet known */
+    uint16_t laws[2][WEFT_RANS_LAWS][WEFT_RANS_LAW_TOKENS];
+} weft_rans_costs;
+
+void weft_rans_costs_open(weft_rans_costs *costs);
+/* As weft_rans_table_fit_symbols, or by a law, whichever takes fewer bits, its own included. */
+void weft_rans_table_fit_either(weft_rans_table *table, weft_rans_costs *costs, weft_rans_subject subject,
+                                const uint8_t *symbols, size_t count);
+/* A bit that says which, and the table or its law. */
+void weft_rans_table_write_either(const weft_rans_table *table, weft_bits_writer *bits);
+bool weft_rans_table_read_either(weft_rans_table *table, weft_rans_subject subject, weft_bits_reader *bits);
 
 /* A token as the encoder needs it. A state that is about to take it is at most `limit`, below frequency
  * times 2^20. Divided by the frequency it is therefore the state times `inverse`, 2^44 divided by the

@@ -30,13 +30,22 @@ static inline uint32_t weft_rans_take(const uint32_t *slots, uint32_t state, uin
     return (((slot >> 8) & (WEFT_RANS_TOTAL - 1)) + 1) * (state >> WEFT_RANS_BITS) + (slot >> 20);
 }
 
-/* Takes a word if the state ran low. Branch-free: whether it does is as good as random. */
+/* Takes a word if the state ran low, by arithmetic: whether it does is as good as random, and of what looks
+ * like a condition, compilers make branches. */
 static inline uint32_t weft_rans_refill(uint32_t state, const uint8_t **cursor) {
     uint16_t word;
     memcpy(&word, *cursor, 2);
-    uint32_t low = state < WEFT_RANS_LOWER;
+    uint64_t low = ((uint64_t)state - WEFT_RANS_LOWER) >> 63;
     *cursor += 2 * low;
-    return low ? state << 16 | word : state;
+    return (uint32_t)((uint64_t)state << (16 * low) | (word & (0 - low)));
+}
+
+/* The same from words that are loaded, of which `used` bits are taken. */
+static inline uint32_t weft_rans_refill_from(uint32_t state, uint64_t words, unsigned *used) {
+    uint32_t low = state < WEFT_RANS_LOWER;
+    uint32_t word = (uint32_t)(words >> *used) & (0xffffu & (0u - low));
+    *used += 16 * low;
+    return state << 16 * low | word;
 }
 
 #endif

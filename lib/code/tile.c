@@ -61,6 +61,27 @@ const weft_tile_kernels weft_tile_kernels_portable = {
     .select = select_portable,
 };
 
+void weft_tile_leave_out(weft_tile *tile, unsigned classes, const uint16_t *indices, size_t count) {
+    uint16_t left[WEFT_CLASS_MAX][WEFT_TILE_BLOCKS] = {{0}};
+    for (size_t i = 0; i < count; i++) {
+        unsigned block = indices[i] / 64, c = 0;
+        uint64_t bit = (uint64_t)1 << (indices[i] % 64);
+        while (c + 1 < classes && (tile->masks[c][block] & bit) == 0) {
+            c++;
+        }
+        tile->masks[c][block] &= ~bit;
+        left[c][block]++;
+    }
+    for (unsigned c = 0; c < classes; c++) {
+        uint16_t gone = 0;
+        for (size_t b = 0; b < WEFT_TILE_BLOCKS; b++) {
+            tile->before[c][b] = (uint16_t)(tile->before[c][b] - gone);
+            gone = (uint16_t)(gone + left[c][b]);
+        }
+        tile->counts[c] -= gone;
+    }
+}
+
 const weft_tile_kernels *weft_tile_kernels_for(weft_cpu level) {
 #ifdef WEFT_X86
     if (level == WEFT_CPU_AVX512) {
@@ -68,6 +89,11 @@ const weft_tile_kernels *weft_tile_kernels_for(weft_cpu level) {
     }
     if (level == WEFT_CPU_AVX2) {
         return &weft_tile_kernels_avx2;
+    }
+#endif
+#ifdef WEFT_ARM
+    if (level == WEFT_CPU_NEON) {
+        return &weft_tile_kernels_neon;
     }
 #endif
     (void)level;

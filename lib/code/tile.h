@@ -18,6 +18,7 @@ enum {
     WEFT_TILE = 4096,
     WEFT_TILE_BLOCKS = WEFT_TILE / 64,
     WEFT_CLASS_MAX = 8,
+    WEFT_TILE_AHEAD = 3 * WEFT_TILE / 2,
     WEFT_KERNEL_SLACK = 64, /* entries that a kernel may write past the last one it counts */
 };
 
@@ -26,6 +27,10 @@ typedef struct weft_tile {
     uint64_t masks[WEFT_CLASS_MAX][WEFT_TILE_BLOCKS];
     uint16_t before[WEFT_CLASS_MAX][WEFT_TILE_BLOCKS]; /* members of the class in earlier blocks */
     uint32_t counts[WEFT_CLASS_MAX];                   /* members in the tile */
+    /* Where memory lies that is worked on next, or 0: `classify` asks for WEFT_TILE_AHEAD bytes of each on
+     * its way, since its own work leaves the memory idle. Only so many requests can be under way at once,
+     * so they go between its steps, and whoever works on the tile after it asks for the rest. */
+    uintptr_t ahead[2];
 } weft_tile;
 
 typedef struct weft_tile_kernels {
@@ -56,12 +61,18 @@ static inline void weft_prefetch_part(uintptr_t address, size_t bytes, unsigned 
     }
 }
 
+/* Takes weights out of the classes of a classified tile: those at `count` indices, each given once. */
+void weft_tile_leave_out(weft_tile *tile, unsigned classes, const uint16_t *indices, size_t count);
+
 const weft_tile_kernels *weft_tile_kernels_for(weft_cpu level);
 
 extern const weft_tile_kernels weft_tile_kernels_portable;
 #ifdef WEFT_X86
 extern const weft_tile_kernels weft_tile_kernels_avx2;
 extern const weft_tile_kernels weft_tile_kernels_avx512;
+#endif
+#ifdef WEFT_ARM
+extern const weft_tile_kernels weft_tile_kernels_neon;
 #endif
 
 #endif

@@ -15,11 +15,21 @@ static inline __m512i exponents(__m512i low, __m512i high, __m128i shift) {
     return _mm512_permutexvar_epi64(order, _mm512_packus_epi16(low, high));
 }
 
+/* Lines of what is ahead that are asked for while classes are separated, after one for each block. */
+enum { ASKED = WEFT_TILE_AHEAD / 64 - WEFT_TILE_BLOCKS };
+
+/* Asks for line `line` of what is ahead, where there is such. */
+static inline void ask(const uintptr_t ahead[2], size_t line) {
+    __builtin_prefetch((const void *)(ahead[0] + 64 * line));
+    __builtin_prefetch((const void *)(ahead[1] + 64 * line));
+}
+
 /* First, for every cut, which weights lie below it; the masks of neighbouring cuts then give the classes.
  * Kept as two loops so that no wide load waits for the narrow stores just before it. */
 static inline __attribute__((always_inline)) void below_cuts(const uint8_t *weights, size_t count,
                                                              unsigned shift, const uint8_t *cuts,
-                                                             unsigned classes, weft_tile *tile) {
+                                                             unsigned classes, const uintptr_t ahead[2],
+                                                             weft_tile *tile) {
     const __m128i places = _mm_cvtsi32_si128((int)shift + 1);
     __m512i limits[WEFT_CLASS_MAX];
     for (unsigned c = 0; c + 1 < classes; c++) {
@@ -27,6 +37,7 @@ static inline __attribute__((always_inline)) void below_cuts(const uint8_t *weig
     }
     size_t b = 0;
     for (; 64 * (b + 1) <= count; b++) {
+        ask(ahead, b);
         __m512i e = exponents(_mm512_loadu_si512(weights + 128 * b),
                               _mm512_loadu_si512(weights + 128 * b + 64), places);
         for (unsigned c = 0; c + 1 < classes; c++) {
@@ -48,22 +59,22 @@ static inline __attribute__((always_inline)) void below_cuts(const uint8_t *weig
 
 /* One loop per number of classes keeps the limits in registers. */
 static void below_cuts_any(const uint8_t *weights, size_t count, unsigned shift, const uint8_t *cuts,
-                           unsigned classes, weft_tile *tile) {
+                           unsigned classes, const uintptr_t ahead[2], weft_tile *tile) {
     switch (classes) {
     case 5:
-        below_cuts(weights, count, shift, cuts, 5, tile);
+        below_cuts(weights, count, shift, cuts, 5, ahead, tile);
         break;
     case 6:
-        below_cuts(weights, count, shift, cuts, 6, tile);
+        below_cuts(weights, count, shift, cuts, 6, ahead, tile);
         break;
     case 7:
-        below_cuts(weights, count, shift, cuts, 7, tile);
+        below_cuts(weights, count, shift, cuts, 7, ahead, tile);
         break;
     case 8:
-        below_cuts(weights, count, shift, cuts, 8, tile);
+        below_cuts(weights, count, shift, cuts, 8, ahead, tile);
         break;
     default:
-        below_cuts(weights, count, shift, cuts, classes, tile);
+        below_cuts(weights, count, shift, cuts, classes, ahead, tile);
         break;
     }
 }
@@ -87,7 +98,7 @@ static inline __m128i separate_eight(uint64_t *masks, const uint64_t *below, uin
 }
 
 /* Blocks past the last are empty, so that whole groups of eight can be done. */
-static void separate_classes(size_t blocks, unsigned classes, weft_tile *tile) {
+static void separate_classes(size_t blocks, unsigned classes, const uintptr_t ahead[2], weft_tile *tile) {
     for (unsigned c = classes; c-- > 0;) {
         for (size_t b = blocks; b < WEFT_TILE_BLOCKS; b++) {
             tile->masks[c][b] = 0;
@@ -95,6 +106,9 @@ static void separate_classes(size_t blocks, unsigned classes, weft_tile *tile) {
     }
     for (unsigned c = classes; c-- > 0;) {
         __m128i members = _mm_setzero_si128();
+        for (size_t i = ASKED * (classes - 1 - c) / classes; i < ASKED * (classes - c) / classes; i++) {
+            ask(ahead, WEFT_TILE_BLOCKS + i);
+        }
         for (size_t b = 0; b < WEFT_TILE_BLOCKS; b += 8) {
             const uint64_t *below = c > 0 ? tile->masks[c - 1] + b : NULL;
             members = separate_eight(tile->masks[c] + b, below, tile->before[c] + b, members);
@@ -105,8 +119,11 @@ static void separate_classes(size_t blocks, unsigned classes, weft_tile *tile) {
 
 static void classify_avx512(const void *weights, size_t count, unsigned shift, const uint8_t *cuts,
                             unsigned classes, weft_tile *tile) {
-    below_cuts_any(weights, count, shift, cuts, classes, tile);
-    separate_classes((count + 63) / 64, classes, tile);
+    /* nothing ahead: what is here already */
+    const uintptr_t ahead[2] = {tile->ahead[0] != 0 ? tile->ahead[0] : (uintptr_t)weights,
+                                tile->ahead[1] != 0 ? tile->ahead[1] : (uintptr_t)weights};
+    below_cuts_any(weights, count, shift, cuts, classes, ahead, tile);
+    separate_classes((count + 63) / 64, classes, ahead, tile);
 }
 
 /* The block of a rank is the last one that starts at or before it: two compares against all 64 starts,

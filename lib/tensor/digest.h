@@ -29,6 +29,9 @@ typedef struct weft_digest_kernels {
     weft_sum (*sum)(const void *data, size_t bytes, uint64_t word);
     /* Sum over `count` words given side by side, the i-th with index words[i]. */
     weft_sum (*sum_words)(const void *data, const uint64_t *words, size_t count);
+    /* sum(after) less sum(before), for states that are the same in most places: what is the same costs a
+     * look. */
+    weft_sum (*difference)(const void *before, const void *after, size_t bytes, uint64_t word);
 } weft_digest_kernels;
 
 const weft_digest_kernels *weft_digest_kernels_for(weft_cpu level);

@@ -125,20 +125,34 @@ static weft_sum sum_words_portable(const void *data, const uint64_t *words, size
     return sum;
 }
 
-static const weft_digest_kernels portable_kernels = {sum_portable, sum_words_portable};
+static weft_sum difference_portable(const void *before, const void *after, size_t bytes, uint64_t word) {
+    const uint8_t *old = before, *new = after;
+    weft_sum sum = {{0, 0}};
+    for (size_t done = 0; done < bytes; done += WEFT_WORD) {
+        size_t some = bytes - done < WEFT_WORD ? bytes - done : WEFT_WORD;
+        if (memcmp(old + done, new + done, some) != 0) {
+            weft_sum_add(&sum, sum_portable(new + done, some, word + done / WEFT_WORD));
+            weft_sum_subtract(&sum, sum_portable(old + done, some, word + done / WEFT_WORD));
+        }
+    }
+    return sum;
+}
+
+static const weft_digest_kernels portable_kernels = {sum_portable, sum_words_portable, difference_portable};
 
 const weft_digest_kernels *weft_digest_kernels_for(weft_cpu level) {
-#ifdef WEFT_X86
     switch (level) {
+#ifdef WEFT_X86
     case WEFT_CPU_AVX512:
         return &weft_digest_kernels_avx512;
     case WEFT_CPU_AVX2:
         return &weft_digest_kernels_avx2;
-    case WEFT_CPU_PORTABLE:
-        break;
-    }
-#else
-    (void)level;
 #endif
-    return &portable_kernels;
+#ifdef WEFT_ARM
+    case WEFT_CPU_NEON:
+        return &weft_digest_kernels_neon;
+#endif
+    default:
+        return &portable_kernels;
+    }
 }

@@ -14,5 +14,8 @@ extern const uint8_t weft_mix_keys[2][WEFT_WORD];
 extern const weft_digest_kernels weft_digest_kernels_avx2;
 extern const weft_digest_kernels weft_digest_kernels_avx512;
 #endif
+#ifdef WEFT_ARM
+extern const weft_digest_kernels weft_digest_kernels_neon;
+#endif
 
 #endif

@@ -8,7 +8,10 @@
 #include <immintrin.h>
 #include <string.h>
 
-enum { LANES = 8 };
+enum {
+    LANES = 8,
+    AHEAD = 4096, /* bytes: the processor's own fetching stops where a page ends */
+};
 
 typedef struct keys {
     __m128i first;
@@ -65,6 +68,8 @@ static weft_sum sum_avx2(const void *data, size_t bytes, uint64_t word) {
         for (int i = 0; i < LANES; i++) {
             positions[i] = _mm_add_epi64(position, _mm_set1_epi64x(i));
         }
+        __builtin_prefetch((const void *)((uintptr_t)cursor + AHEAD));
+        __builtin_prefetch((const void *)((uintptr_t)cursor + AHEAD + 64));
         mix_block(cursor, positions, key, sums);
         position = _mm_add_epi64(position, _mm_set1_epi64x(LANES));
         cursor += LANES * WEFT_WORD;
@@ -102,4 +107,47 @@ static weft_sum sum_words_avx2(const void *data, const uint64_t *words, size_t c
     return finish(sums);
 }
 
-const weft_digest_kernels weft_digest_kernels_avx2 = {sum_avx2, sum_words_avx2};
+enum { PAIR = 2 * WEFT_WORD };
+
+static inline __m256i load_pair(const uint8_t *data) {
+    return _mm256_loadu_si256((const __m256i *)(const void *)data);
+}
+
+/* Which of `count` pairs of words, at most 64, are not the same: as bits, so that nothing hangs on where
+ * they are. */
+static inline uint64_t differing(const uint8_t *before, const uint8_t *after, size_t count) {
+    uint64_t found = 0;
+    for (size_t i = 0; i < count; i++) {
+        __m256i both = _mm256_xor_si256(load_pair(before + i * PAIR), load_pair(after + i * PAIR));
+        found |= (uint64_t)!_mm256_testz_si256(both, both) << i;
+    }
+    return found;
+}
+
+static weft_sum difference_avx2(const void *before, const void *after, size_t bytes, uint64_t word) {
+    const uint8_t *old = before, *new = after;
+    keys key = load_keys();
+    __m128i sums[2] = {_mm_setzero_si128(), _mm_setzero_si128()};
+    while (bytes >= PAIR) {
+        size_t count = bytes / PAIR < 64 ? bytes / PAIR : 64;
+        for (uint64_t left = differing(old, new, count); left != 0; left = _blsr_u64(left)) {
+            size_t at = PAIR * (size_t)_tzcnt_u64(left);
+            __m128i first = _mm_set1_epi64x((int64_t)(word + at / WEFT_WORD));
+            __m128i second = _mm_set1_epi64x((int64_t)(word + at / WEFT_WORD + 1));
+            sums[0] = _mm_add_epi64(sums[0], mix(load_word(new + at), first, key));
+            sums[1] = _mm_sub_epi64(sums[1], mix(load_word(old + at), first, key));
+            sums[0] = _mm_add_epi64(sums[0], mix(load_word(new + at + WEFT_WORD), second, key));
+            sums[1] = _mm_sub_epi64(sums[1], mix(load_word(old + at + WEFT_WORD), second, key));
+        }
+        word += 2 * count;
+        old += count * PAIR;
+        new += count *PAIR;
+        bytes -= count * PAIR;
+    }
+    weft_sum sum = finish(sums);
+    weft_sum_add(&sum, sum_avx2(new, bytes, word));
+    weft_sum_subtract(&sum, sum_avx2(old, bytes, word));
+    return sum;
+}
+
+const weft_digest_kernels weft_digest_kernels_avx2 = {sum_avx2, sum_words_avx2, difference_avx2};

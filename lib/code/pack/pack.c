@@ -30,6 +30,11 @@ const weft_pack_kernels *weft_pack_kernels_for(weft_cpu level) {
         return &weft_pack_kernels_avx2;
     }
 #endif
+#ifdef WEFT_ARM
+    if (level == WEFT_CPU_NEON) {
+        return &weft_pack_kernels_neon;
+    }
+#endif
     (void)level;
     return &weft_pack_kernels_portable;
 }
@@ -91,6 +96,7 @@ enum {
     STEP_BINS = 256, /* or a step has codes */
     TOKEN_BITS = 4,  /* about what the token of an escape costs, beside its plain bits, */
     TOKEN_TIME = 32, /* and how many symbols' time */
+    LOWS_TRIED = 3,  /* cuts that cost more than the best before, until no other is tried */
 };
 
 /* The upper parts of a sample. */
@@ -179,14 +185,17 @@ uint64_t weft_pack_form_fit(weft_pack_form *form, const uint64_t *sample, size_t
                             const weft_pack_wish *wish) {
     uppers u;
     uint64_t least = UINT64_MAX, any = 0;
+    unsigned worse = 0;
     for (size_t i = 0; i < count; i++) {
         any |= sample[i];
     }
     unsigned low = wish->values ? wish->low : 0;
     do {
+        uint64_t before = least;
         count_uppers(&u, sample, count, low, wish);
         try_codes(&u, wish, low, form, &least);
+        worse = least < before || u.beyond > 0 ? 0 : worse + 1;
         low++;
-    } while (!wish->values && low < wish->bits && any >> low != 0);
+    } while (!wish->values && low < wish->bits && any >> low != 0 && worse < LOWS_TRIED);
     return least;
 }

@@ -70,11 +70,13 @@ typedef struct weft_pack_kernels {
     /* And back. The upper parts of numbers that have an escape are left to the caller. */
     void (*join)(const weft_pack_form *form, unsigned width, const uint8_t *symbols, const uint8_t *planes,
                  size_t groups, void *numbers, uint64_t *escapes);
-    /* Appends the numbers of a tile to those of their classes, whose ends move on. WEFT_KERNEL_SLACK
-     * numbers behind an end may be written. */
-    void (*sort)(const weft_tile *tile, unsigned classes, const uint16_t *numbers, uint16_t **ends);
+    /* Appends the numbers of a tile, of 1, 2 or 4 bytes, to those of their classes, whose ends move on.
+     * WEFT_KERNEL_SLACK numbers behind an end may be written. */
+    void (*sort)(const weft_tile *tile, unsigned classes, unsigned width, const void *numbers,
+                 uint8_t **ends);
     /* And back; as many numbers behind a class may be read. */
-    void (*merge)(const weft_tile *tile, unsigned classes, const uint16_t **nexts, uint16_t *numbers);
+    void (*merge)(const weft_tile *tile, unsigned classes, unsigned width, const uint8_t **nexts,
+                  void *numbers);
 } weft_pack_kernels;
 
 const weft_pack_kernels *weft_pack_kernels_for(weft_cpu level);
@@ -83,6 +85,9 @@ extern const weft_pack_kernels weft_pack_kernels_portable;
 #ifdef WEFT_X86
 extern const weft_pack_kernels weft_pack_kernels_avx2;
 extern const weft_pack_kernels weft_pack_kernels_avx512;
+#endif
+#ifdef WEFT_ARM
+extern const weft_pack_kernels weft_pack_kernels_neon;
 #endif
 
 /* Any number of numbers: the last group may be short. `escapes` has a word for each group. Nothing is

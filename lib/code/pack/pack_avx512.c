@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * pack_avx512.c: the kernels of pack.h for AVX-512 with VBMI2: those over units of two bytes, 64 at a time;
- * a plane of a group is a mask of lanes. Other widths go through the loops of pack_loop.h.
+ * a plane of a group is a mask of lanes; and of one byte and of four. Units of eight go through the loops
+ * of pack_loop.h, as what those make vectors of does.
  */
 #include "pack_loop.h"
 
@@ -9,8 +10,38 @@
 
 /* ---- folding ---- */
 
+/* Of single bytes. */
+static size_t fold_byte_steps(const uint8_t *old, const uint8_t *new, size_t count, uint8_t *numbers) {
+    size_t differing = 0;
+    for (size_t i = 0; i < count; i += 64) {
+        __mmask64 lanes = _bzhi_u64(UINT64_MAX, count - i < 64 ? (unsigned)(count - i) : 64);
+        __m512i step = _mm512_sub_epi8(_mm512_maskz_loadu_epi8(lanes, new + i),
+                                       _mm512_maskz_loadu_epi8(lanes, old + i));
+        differing += (size_t)__builtin_popcountll(_mm512_test_epi8_mask(step, step));
+        __m512i negative = _mm512_movm_epi8(_mm512_movepi8_mask(step));
+        _mm512_mask_storeu_epi8(numbers + i, lanes,
+                                _mm512_xor_si512(_mm512_add_epi8(step, step), negative));
+    }
+    return differing;
+}
+
+static void unfold_byte_steps(const uint8_t *numbers, const uint8_t *old, size_t count, uint8_t *new) {
+    const __m512i one = _mm512_set1_epi8(1), half = _mm512_set1_epi8(0x7f);
+    for (size_t i = 0; i < count; i += 64) {
+        __mmask64 lanes = _bzhi_u64(UINT64_MAX, count - i < 64 ? (unsigned)(count - i) : 64);
+        __m512i folded = _mm512_maskz_loadu_epi8(lanes, numbers + i);
+        __m512i negative = _mm512_sub_epi8(_mm512_setzero_si512(), _mm512_and_si512(folded, one));
+        __m512i step = _mm512_xor_si512(_mm512_and_si512(_mm512_srli_epi16(folded, 1), half), negative);
+        _mm512_mask_storeu_epi8(new + i, lanes,
+                                _mm512_add_epi8(step, _mm512_maskz_loadu_epi8(lanes, old + i)));
+    }
+}
+
 static size_t fold_steps_avx512(const void *old, const void *new, size_t count, unsigned width,
                                 void *numbers) {
+    if (width == 1) {
+        return fold_byte_steps(old, new, count, numbers);
+    }
     if (width != 2) {
         return fold_steps(old, new, count, width, numbers);
     }
@@ -30,6 +61,10 @@ static size_t fold_steps_avx512(const void *old, const void *new, size_t count, 
 
 static void unfold_steps_avx512(const void *numbers, const void *old, size_t count, unsigned width,
                                 void *new) {
+    if (width == 1) {
+        unfold_byte_steps(numbers, old, count, new);
+        return;
+    }
     if (width != 2) {
         unfold_steps(numbers, old, count, width, new);
         return;
@@ -177,9 +212,65 @@ static inline __attribute__((always_inline)) void split_words(const weft_pack_fo
     }
 }
 
+/* The same of single bytes. Shifts are of two, and what comes in from a neighbour is cut off. */
+static void split_bytes(const weft_pack_form *form, const uint8_t *numbers, size_t groups, uint8_t *symbols,
+                        uint8_t *planes, uint64_t *escapes) {
+    const __m128i low = _mm_cvtsi32_si128((int)form->low);
+    const __m512i first = _mm512_set1_epi8((char)form->first);
+    const __m512i upper = _mm512_set1_epi8((char)weft_pack_upper(form, 8));
+    const __m512i escape = _mm512_set1_epi8((char)weft_pack_escape(form));
+    for (size_t g = 0; g < groups; g++) {
+        __m512i n = _mm512_loadu_si512(numbers + 64 * g);
+        __m512i parts = _mm512_and_si512(_mm512_srl_epi16(n, low), upper);
+        parts = _mm512_and_si512(_mm512_sub_epi8(parts, first), upper);
+        escapes[g] = _mm512_cmpge_epu8_mask(parts, escape);
+        put_codes(_mm512_min_epu8(parts, escape), form->code, symbols + 8 * form->code * g);
+        for (uint64_t left = form->varying; left != 0; left &= left - 1) {
+            uint64_t plane = _mm512_test_epi8_mask(n, _mm512_set1_epi8((char)(left & (0 - left))));
+            memcpy(planes, &plane, sizeof plane);
+            planes += sizeof plane;
+        }
+    }
+}
+
+/* The same of four bytes, in four registers. */
+static void split_longs(const weft_pack_form *form, const uint8_t *numbers, size_t groups, uint8_t *symbols,
+                        uint8_t *planes, uint64_t *escapes) {
+    const __m128i low = _mm_cvtsi32_si128((int)form->low);
+    const __m512i first = _mm512_set1_epi32((int)form->first);
+    const __m512i upper = _mm512_set1_epi32((int)weft_pack_upper(form, 32));
+    const __m512i escape = _mm512_set1_epi32((int)weft_pack_escape(form));
+    for (size_t g = 0; g < groups; g++) {
+        __m512i n[4], codes = _mm512_setzero_si512();
+        uint64_t escaped = 0;
+        for (unsigned r = 0; r < 4; r++) {
+            n[r] = _mm512_loadu_si512(numbers + 256 * g + 64 * r);
+            __m512i parts = _mm512_and_si512(_mm512_sub_epi32(_mm512_srl_epi32(n[r], low), first), upper);
+            escaped |= (uint64_t)_mm512_cmpge_epu32_mask(parts, escape) << 16 * r;
+            __m128i bytes = _mm512_cvtepi32_epi8(_mm512_min_epu32(parts, escape));
+            codes = _mm512_mask_broadcast_i32x4(codes, (__mmask16)(0xf << 4 * r), bytes);
+        }
+        escapes[g] = escaped;
+        put_codes(codes, form->code, symbols + 8 * form->code * g);
+        for (uint64_t left = form->varying; left != 0; left &= left - 1) {
+            __m512i bit = _mm512_set1_epi32((int)(left & (0 - left)));
+            uint64_t plane = 0;
+            for (unsigned r = 0; r < 4; r++) {
+                plane |= (uint64_t)_mm512_test_epi32_mask(n[r], bit) << 16 * r;
+            }
+            memcpy(planes, &plane, sizeof plane);
+            planes += sizeof plane;
+        }
+    }
+}
+
 static void split_avx512(const weft_pack_form *form, unsigned width, const void *numbers, size_t groups,
                          uint8_t *symbols, uint8_t *planes, uint64_t *escapes) {
-    if (width != 2) {
+    if (width == 1) {
+        split_bytes(form, numbers, groups, symbols, planes, escapes);
+    } else if (width == 4) {
+        split_longs(form, numbers, groups, symbols, planes, escapes);
+    } else if (width != 2) {
         split_groups(form, width, numbers, groups, symbols, planes, escapes);
     } else if (form->code == 2) {
         split_words(form, numbers, groups, symbols, planes, escapes, 2);
@@ -218,9 +309,68 @@ static inline __attribute__((always_inline)) void join_words(const weft_pack_for
     }
 }
 
+static void join_bytes(const weft_pack_form *form, const uint8_t *symbols, const uint8_t *planes,
+                       size_t groups, uint8_t *numbers, uint64_t *escapes) {
+    const __m128i low = _mm_cvtsi32_si128((int)form->low);
+    const __m512i first = _mm512_set1_epi8((char)form->first);
+    const __m512i upper = _mm512_set1_epi8((char)weft_pack_upper(form, 8));
+    const __m512i escape = _mm512_set1_epi8((char)weft_pack_escape(form));
+    const __m512i fixed = _mm512_set1_epi8((char)form->fixed);
+    for (size_t g = 0; g < groups; g++) {
+        __m512i codes = take_codes(symbols + 8 * form->code * g, form->code);
+        escapes[g] = _mm512_cmpeq_epi8_mask(codes, escape);
+        /* no bit of an upper part leaves its byte */
+        __m512i n = _mm512_and_si512(_mm512_add_epi8(codes, first), upper);
+        n = _mm512_or_si512(_mm512_sll_epi16(n, low), fixed);
+        for (uint64_t left = form->varying; left != 0; left &= left - 1) {
+            uint64_t plane;
+            memcpy(&plane, planes, sizeof plane);
+            planes += sizeof plane;
+            n = _mm512_or_si512(n, _mm512_maskz_set1_epi8(plane, (char)(left & (0 - left))));
+        }
+        _mm512_storeu_si512(numbers + 64 * g, n);
+    }
+}
+
+static void join_longs(const weft_pack_form *form, const uint8_t *symbols, const uint8_t *planes,
+                       size_t groups, uint8_t *numbers, uint64_t *escapes) {
+    const __m128i low = _mm_cvtsi32_si128((int)form->low);
+    const __m512i first = _mm512_set1_epi32((int)form->first);
+    const __m512i upper = _mm512_set1_epi32((int)weft_pack_upper(form, 32));
+    const __m512i escape = _mm512_set1_epi8((char)weft_pack_escape(form));
+    const __m512i fixed = _mm512_set1_epi32((int)form->fixed);
+    for (size_t g = 0; g < groups; g++) {
+        __m512i codes = take_codes(symbols + 8 * form->code * g, form->code);
+        escapes[g] = _mm512_cmpeq_epi8_mask(codes, escape);
+        const __m128i bytes[4] = {_mm512_castsi512_si128(codes), _mm512_extracti32x4_epi32(codes, 1),
+                                  _mm512_extracti32x4_epi32(codes, 2), _mm512_extracti32x4_epi32(codes, 3)};
+        __m512i n[4];
+        for (unsigned r = 0; r < 4; r++) {
+            n[r] = _mm512_and_si512(_mm512_add_epi32(_mm512_cvtepu8_epi32(bytes[r]), first), upper);
+            n[r] = _mm512_or_si512(_mm512_sll_epi32(n[r], low), fixed);
+        }
+        for (uint64_t left = form->varying; left != 0; left &= left - 1) {
+            __m512i bit = _mm512_set1_epi32((int)(left & (0 - left)));
+            uint64_t plane;
+            memcpy(&plane, planes, sizeof plane);
+            planes += sizeof plane;
+            for (unsigned r = 0; r < 4; r++) {
+                n[r] = _mm512_mask_or_epi32(n[r], (__mmask16)(plane >> 16 * r), n[r], bit);
+            }
+        }
+        for (unsigned r = 0; r < 4; r++) {
+            _mm512_storeu_si512(numbers + 256 * g + 64 * r, n[r]);
+        }
+    }
+}
+
 static void join_avx512(const weft_pack_form *form, unsigned width, const uint8_t *symbols,
                         const uint8_t *planes, size_t groups, void *numbers, uint64_t *escapes) {
-    if (width != 2) {
+    if (width == 1) {
+        join_bytes(form, symbols, planes, groups, numbers, escapes);
+    } else if (width == 4) {
+        join_longs(form, symbols, planes, groups, numbers, escapes);
+    } else if (width != 2) {
         join_groups(form, width, symbols, planes, groups, numbers, escapes);
     } else if (form->code == 2) {
         join_words(form, symbols, planes, groups, numbers, escapes, 2);
@@ -233,36 +383,78 @@ static void join_avx512(const weft_pack_form *form, unsigned width, const uint8_
 
 /* ---- classes ---- */
 
-static void sort_avx512(const weft_tile *tile, unsigned classes, const uint16_t *numbers, uint16_t **ends) {
+/* The lanes of a register that a mask says, side by side, and back to their places in `into`. */
+static inline __attribute__((always_inline)) __m512i compress(uint64_t mask, __m512i lanes,
+                                                              unsigned width) {
+    return width == 1   ? _mm512_maskz_compress_epi8((__mmask64)mask, lanes)
+           : width == 2 ? _mm512_maskz_compress_epi16((__mmask32)mask, lanes)
+                        : _mm512_maskz_compress_epi32((__mmask16)mask, lanes);
+}
+
+static inline __attribute__((always_inline)) __m512i expand(__m512i into, uint64_t mask, __m512i lanes,
+                                                            unsigned width) {
+    return width == 1   ? _mm512_mask_expand_epi8(into, (__mmask64)mask, lanes)
+           : width == 2 ? _mm512_mask_expand_epi16(into, (__mmask32)mask, lanes)
+                        : _mm512_mask_expand_epi32(into, (__mmask16)mask, lanes);
+}
+
+/* Those of the 64 bits of a block that are for its register `r`. */
+static inline uint64_t register_bits(uint64_t mask, unsigned r, unsigned width) {
+    return width == 1 ? mask : (mask >> (r * (64 / width))) & (((uint64_t)1 << (64 / width)) - 1);
+}
+
+static inline __attribute__((always_inline)) void sort_lanes(const weft_tile *tile, unsigned classes,
+                                                             unsigned width, const uint8_t *numbers,
+                                                             uint8_t **ends) {
     for (unsigned c = 0; c < classes; c++) {
-        uint16_t *end = ends[c];
+        uint8_t *end = ends[c];
         for (size_t b = 0; b < WEFT_TILE_BLOCKS && tile->counts[c] > 0; b++) {
-            __mmask32 m0 = (__mmask32)tile->masks[c][b], m1 = (__mmask32)(tile->masks[c][b] >> 32);
-            __m512i n0 = _mm512_loadu_si512(numbers + 64 * b),
-                    n1 = _mm512_loadu_si512(numbers + 64 * b + 32);
-            _mm512_storeu_si512(end, _mm512_maskz_compress_epi16(m0, n0));
-            end += __builtin_popcount(m0);
-            _mm512_storeu_si512(end, _mm512_maskz_compress_epi16(m1, n1));
-            end += __builtin_popcount(m1);
+            for (unsigned r = 0; r < width; r++) {
+                uint64_t bits = register_bits(tile->masks[c][b], r, width);
+                __m512i lanes = _mm512_loadu_si512(numbers + 64 * (width * b + r));
+                _mm512_storeu_si512(end, compress(bits, lanes, width));
+                end += (unsigned)__builtin_popcountll(bits) * width;
+            }
         }
         ends[c] = end;
     }
 }
 
-static void merge_avx512(const weft_tile *tile, unsigned classes, const uint16_t **nexts,
-                         uint16_t *numbers) {
+static void sort_avx512(const weft_tile *tile, unsigned classes, unsigned width, const void *numbers,
+                        uint8_t **ends) {
+    if (width == 1) {
+        sort_lanes(tile, classes, 1, numbers, ends);
+    } else if (width == 2) {
+        sort_lanes(tile, classes, 2, numbers, ends);
+    } else {
+        sort_lanes(tile, classes, 4, numbers, ends);
+    }
+}
+
+static inline __attribute__((always_inline)) void merge_lanes(const weft_tile *tile, unsigned classes,
+                                                              unsigned width, const uint8_t **nexts,
+                                                              uint8_t *numbers) {
     for (size_t b = 0; b < WEFT_TILE_BLOCKS; b++) {
-        __m512i n0 = _mm512_setzero_si512(), n1 = n0;
-        for (unsigned c = 0; c < classes; c++) {
-            __mmask32 m0 = (__mmask32)tile->masks[c][b], m1 = (__mmask32)(tile->masks[c][b] >> 32);
-            const uint16_t *next = nexts[c];
-            n0 = _mm512_mask_expand_epi16(n0, m0, _mm512_loadu_si512(next));
-            next += __builtin_popcount(m0);
-            n1 = _mm512_mask_expand_epi16(n1, m1, _mm512_loadu_si512(next));
-            nexts[c] = next + __builtin_popcount(m1);
+        for (unsigned r = 0; r < width; r++) {
+            __m512i lanes = _mm512_setzero_si512();
+            for (unsigned c = 0; c < classes; c++) {
+                uint64_t bits = register_bits(tile->masks[c][b], r, width);
+                lanes = expand(lanes, bits, _mm512_loadu_si512(nexts[c]), width);
+                nexts[c] += (unsigned)__builtin_popcountll(bits) * width;
+            }
+            _mm512_storeu_si512(numbers + 64 * (width * b + r), lanes);
         }
-        _mm512_storeu_si512(numbers + 64 * b, n0);
-        _mm512_storeu_si512(numbers + 64 * b + 32, n1);
+    }
+}
+
+static void merge_avx512(const weft_tile *tile, unsigned classes, unsigned width, const uint8_t **nexts,
+                         void *numbers) {
+    if (width == 1) {
+        merge_lanes(tile, classes, 1, nexts, numbers);
+    } else if (width == 2) {
+        merge_lanes(tile, classes, 2, nexts, numbers);
+    } else {
+        merge_lanes(tile, classes, 4, nexts, numbers);
     }
 }
 

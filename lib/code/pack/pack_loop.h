@@ -6,40 +6,8 @@
 #ifndef WEFT_CODE_PACK_LOOP_H
 #define WEFT_CODE_PACK_LOOP_H
 
+#include "number_loop.h"
 #include "pack.h"
-
-#include <string.h>
-
-#define WEFT_PACK_INLINE static inline __attribute__((always_inline))
-
-WEFT_PACK_INLINE uint64_t load_number(const void *numbers, size_t index, unsigned width) {
-    uint64_t value = 0;
-    memcpy(&value, (const uint8_t *)numbers + index * width, width);
-    return value;
-}
-
-WEFT_PACK_INLINE void store_number(void *numbers, size_t index, unsigned width, uint64_t value) {
-    memcpy((uint8_t *)numbers + index * width, &value, width);
-}
-
-/* Calls a loop with the width as a literal. */
-#define WEFT_PACK_BY_WIDTH(width, CALL)                                                                    \
-    do {                                                                                                   \
-        switch (width) {                                                                                   \
-        case 1:                                                                                            \
-            CALL(1, uint8_t);                                                                              \
-            break;                                                                                         \
-        case 2:                                                                                            \
-            CALL(2, uint16_t);                                                                             \
-            break;                                                                                         \
-        case 4:                                                                                            \
-            CALL(4, uint32_t);                                                                             \
-            break;                                                                                         \
-        default:                                                                                           \
-            CALL(8, uint64_t);                                                                             \
-            break;                                                                                         \
-        }                                                                                                  \
-    } while (0)
 
 /* ---- folding ---- */
 
@@ -105,16 +73,6 @@ static uint64_t varying(const void *numbers, size_t count, unsigned width) {
 }
 
 /* ---- groups ---- */
-
-/* Turns eight bytes into eight others: bit i of byte j becomes bit j of byte i. */
-WEFT_PACK_INLINE uint64_t transpose_bits(uint64_t x) {
-    uint64_t t = (x ^ (x >> 7)) & 0x00aa00aa00aa00aau;
-    x ^= t ^ (t << 7);
-    t = (x ^ (x >> 14)) & 0x0000cccc0000ccccu;
-    x ^= t ^ (t << 14);
-    t = (x ^ (x >> 28)) & 0x00000000f0f0f0f0u;
-    return x ^ t ^ (t << 28);
-}
 
 /* The planes of a group: eight numbers and eight of their bits at a time. Plane p has bytes [8 p, 8 p + 8),
  * byte i of them numbers [8 i, 8 i + 8). */
@@ -215,29 +173,55 @@ static void join_groups(const weft_pack_form *form, unsigned width, const uint8_
 
 /* ---- classes ---- */
 
-static inline void sort_numbers(const weft_tile *tile, unsigned classes, const uint16_t *numbers,
-                                uint16_t **ends) {
+static inline __attribute__((always_inline)) void sort_units(const weft_tile *tile, unsigned classes,
+                                                             unsigned width, const uint8_t *numbers,
+                                                             uint8_t **ends) {
     for (unsigned c = 0; c < classes; c++) {
-        uint16_t *end = ends[c];
+        uint8_t *end = ends[c];
         for (size_t b = 0; b < WEFT_TILE_BLOCKS && tile->counts[c] > 0; b++) {
             for (uint64_t mask = tile->masks[c][b]; mask != 0; mask &= mask - 1) {
-                *end++ = numbers[64 * b + (unsigned)__builtin_ctzll(mask)];
+                memcpy(end, numbers + (64 * b + (unsigned)__builtin_ctzll(mask)) * width, width);
+                end += width;
             }
         }
         ends[c] = end;
     }
 }
 
-static inline void merge_numbers(const weft_tile *tile, unsigned classes, const uint16_t **nexts,
-                                 uint16_t *numbers) {
+static inline void sort_numbers(const weft_tile *tile, unsigned classes, unsigned width,
+                                const void *numbers, uint8_t **ends) {
+    if (width == 1) {
+        sort_units(tile, classes, 1, numbers, ends);
+    } else if (width == 2) {
+        sort_units(tile, classes, 2, numbers, ends);
+    } else {
+        sort_units(tile, classes, 4, numbers, ends);
+    }
+}
+
+static inline __attribute__((always_inline)) void merge_units(const weft_tile *tile, unsigned classes,
+                                                              unsigned width, const uint8_t **nexts,
+                                                              uint8_t *numbers) {
     for (unsigned c = 0; c < classes; c++) {
-        const uint16_t *next = nexts[c];
+        const uint8_t *next = nexts[c];
         for (size_t b = 0; b < WEFT_TILE_BLOCKS && tile->counts[c] > 0; b++) {
             for (uint64_t mask = tile->masks[c][b]; mask != 0; mask &= mask - 1) {
-                numbers[64 * b + (unsigned)__builtin_ctzll(mask)] = *next++;
+                memcpy(numbers + (64 * b + (unsigned)__builtin_ctzll(mask)) * width, next, width);
+                next += width;
             }
         }
         nexts[c] = next;
+    }
+}
+
+static inline void merge_numbers(const weft_tile *tile, unsigned classes, unsigned width,
+                                 const uint8_t **nexts, void *numbers) {
+    if (width == 1) {
+        merge_units(tile, classes, 1, nexts, numbers);
+    } else if (width == 2) {
+        merge_units(tile, classes, 2, nexts, numbers);
+    } else {
+        merge_units(tile, classes, 4, nexts, numbers);
     }
 }
 

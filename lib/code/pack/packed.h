@@ -10,8 +10,10 @@
 #include "../../base/bytes.h"
 #include "../../base/context.h"
 #include "../classes.h"
+#include "../entries.h"
 #include "pack.h"
 #include "rans_wide.h"
+#include "rice.h"
 
 #include <string.h>
 
@@ -37,6 +39,7 @@ typedef struct weft_packed_kernels {
     const weft_tile_kernels *tiles;
     const weft_pack_kernels *packs;
     const weft_rans_wide_kernels *wide;
+    const weft_rice_kernels *rice;
 } weft_packed_kernels;
 
 /* Units that stand for those of a bucket; whole ones have no old ones. */
@@ -60,7 +63,8 @@ typedef struct weft_packed_part {
     uint64_t moved;   /* and those of them that do */
     uint8_t *numbers; /* those that wait for a whole group, and those of a tile */
     size_t waiting;
-    size_t units; /* that are coded */
+    size_t expected; /* units, to judge by the sample */
+    size_t units;    /* that are coded */
     size_t escapes;
     weft_packed_bytes symbols;
     weft_packed_bytes planes;
@@ -73,15 +77,17 @@ typedef struct weft_packed_part {
 typedef struct weft_packed_encoder {
     weft_context *context;
     const weft_packed_kernels *kernels;
+    const weft_entry_kernels *entries;
     unsigned width;
-    unsigned shift; /* of the exponent */
+    weft_exponent exponent;
     bool values;
     size_t units;
     size_t changed; /* units whose step is not zero, so far */
     weft_classes classes;
     weft_packed_part parts[WEFT_CLASS_MAX];
     weft_tile tile;
-    uint16_t numbers[WEFT_TILE];
+    uint32_t numbers[WEFT_TILE]; /* of any width that has classes, */
+    uint16_t words[WEFT_TILE];   /* and words of that, where units are not words themselves */
     uint64_t sample[WEFT_PACK_SAMPLE];
     uint64_t chosen[WEFT_PACK_SAMPLE]; /* those of a class */
     weft_packed_bytes room;            /* where the bits and then the stream are written */
@@ -89,13 +95,15 @@ typedef struct weft_packed_encoder {
 
 void weft_packed_encoder_open(weft_packed_encoder *encoder, weft_context *context);
 void weft_packed_encoder_close(weft_packed_encoder *encoder);
-/* True if units like these cost less as values than as steps. */
+/* True if units like these cost less as values than as steps: as packed ones if `rice` is NULL, otherwise
+ * in the form of rice.h that fits them best, which it sets. */
 bool weft_packed_prefers_values(weft_packed_encoder *encoder, const weft_packed_kernels *kernels,
-                                weft_packed_kind kind, bool small, const weft_packed_sample *sample);
+                                weft_packed_kind kind, const weft_packed_sample *sample,
+                                weft_rice_form *rice);
 /* Begins a bucket of `units` units, as values or as steps, with classes for `exponents`, or one if that is
  * NULL. */
 weft_status weft_packed_encoder_begin(weft_packed_encoder *encoder, const weft_packed_kernels *kernels,
-                                      weft_packed_kind kind, bool values, bool small,
+                                      weft_packed_kind kind, bool values,
                                       const weft_class_sample *exponents, const weft_packed_sample *sample,
                                       uint64_t units);
 /* Takes the next units, at most WEFT_TILE. Values need no old ones. */
@@ -109,6 +117,7 @@ weft_status weft_packed_encoder_finish(weft_packed_encoder *encoder, weft_writer
 typedef struct weft_packed_decoder {
     weft_context *context;
     const weft_packed_kernels *kernels;
+    const weft_entry_kernels *entries;
     unsigned width;
     bool values;
     unsigned classes;
@@ -120,10 +129,11 @@ typedef struct weft_packed_decoder {
     size_t symbol_bytes;
     uint64_t *escapes; /* which numbers of a class have one */
     size_t escape_bytes;
-    const void *nexts[WEFT_CLASS_MAX]; /* the next number of each class */
-    size_t left[WEFT_CLASS_MAX];       /* how many there are */
+    const uint8_t *nexts[WEFT_CLASS_MAX]; /* the next number of each class */
+    size_t left[WEFT_CLASS_MAX];          /* how many there are */
     weft_tile tile;
-    uint16_t merged[WEFT_TILE];
+    uint16_t words[WEFT_TILE];
+    uint32_t merged[WEFT_TILE];
 } weft_packed_decoder;
 
 void weft_packed_decoder_open(weft_packed_decoder *decoder, weft_context *context);

@@ -12,6 +12,7 @@
 void weft_packed_decoder_open(weft_packed_decoder *decoder, weft_context *context) {
     memset(decoder, 0, sizeof *decoder);
     decoder->context = context;
+    decoder->entries = weft_entry_kernels_for(weft_cpu_level());
 }
 
 void weft_packed_decoder_close(weft_packed_decoder *decoder) {
@@ -274,20 +275,21 @@ static const void *next_numbers(weft_packed_decoder *decoder, const void *old, s
         decoder->left[0] -= units;
         return numbers;
     }
-    decoder->kernels->tiles->classify(old, units, decoder->shift, decoder->cuts, decoder->classes,
+    const void *words = old;
+    if (decoder->width != 2) {
+        decoder->entries->words(old, units, decoder->width, decoder->words);
+        words = decoder->words;
+    }
+    decoder->kernels->tiles->classify(words, units, decoder->shift, decoder->cuts, decoder->classes,
                                       &decoder->tile);
-    const uint16_t *nexts[WEFT_CLASS_MAX];
     for (unsigned c = 0; c < decoder->classes; c++) {
         if (decoder->tile.counts[c] > decoder->left[c]) {
             return NULL;
         }
         decoder->left[c] -= decoder->tile.counts[c];
-        nexts[c] = decoder->nexts[c];
     }
-    decoder->kernels->packs->merge(&decoder->tile, decoder->classes, nexts, decoder->merged);
-    for (unsigned c = 0; c < decoder->classes; c++) {
-        decoder->nexts[c] = nexts[c];
-    }
+    decoder->kernels->packs->merge(&decoder->tile, decoder->classes, decoder->width, decoder->nexts,
+                                   decoder->merged);
     return decoder->merged;
 }
 

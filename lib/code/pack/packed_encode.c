@@ -17,15 +17,16 @@
 #include "../token.h"
 
 enum {
-    PRICE_SMALL = (1 << 16) / 16, /* what a symbol may cost beyond its bits: a sixteenth of a bit, */
-    PRICE_FAST = (1 << 16) / 2,   /* or half a bit, where time counts for more */
-    STILL_LEAST = 64,             /* numbers of a sample that can say that a bit never varies */
+    PRICE = (1 << 16) / 2, /* what a symbol may cost beyond its bits, for its time: half a bit */
+    CHOICE_SHARE = 4,      /* one number of a sample in so many chooses between steps and values */
+    STILL_LEAST = 64,      /* numbers of a sample that can say that a bit never varies */
     ROOM = WEFT_PACK_GROUP + WEFT_TILE + WEFT_KERNEL_SLACK, /* numbers of a part at most */
 };
 
 void weft_packed_encoder_open(weft_packed_encoder *encoder, weft_context *context) {
     memset(encoder, 0, sizeof *encoder);
     encoder->context = context;
+    encoder->entries = weft_entry_kernels_for(weft_cpu_level());
 }
 
 void weft_packed_encoder_close(weft_packed_encoder *encoder) {
@@ -59,12 +60,12 @@ static weft_status grow(weft_context *context, weft_packed_bytes *bytes, size_t 
 
 /* ---- forms ---- */
 
-static weft_pack_wish wish_for(weft_packed_kind kind, bool values, bool small) {
+static weft_pack_wish wish_for(weft_packed_kind kind, bool values) {
     return (weft_pack_wish){
         .bits = 8 * kind.width,
         .values = values,
         .low = kind.low,
-        .price = small ? PRICE_SMALL : PRICE_FAST,
+        .price = PRICE,
     };
 }
 
@@ -83,13 +84,23 @@ static void fold_sample(weft_packed_encoder *encoder, const weft_pack_kernels *p
 }
 
 bool weft_packed_prefers_values(weft_packed_encoder *encoder, const weft_packed_kernels *kernels,
-                                weft_packed_kind kind, bool small, const weft_packed_sample *sample) {
+                                weft_packed_kind kind, const weft_packed_sample *sample,
+                                weft_rice_form *rice) {
     uint64_t costs[2];
     for (unsigned values = 0; values < 2; values++) {
-        weft_pack_wish wish = wish_for(kind, values != 0, small);
+        weft_pack_wish wish = wish_for(kind, values != 0);
         weft_pack_form form;
         fold_sample(encoder, kernels->packs, kind, values != 0, sample);
-        costs[values] = weft_pack_form_fit(&form, encoder->sample, sample->count, &wish);
+        if (values == 0 && rice != NULL) {
+            costs[0] = weft_rice_form_fit(rice, encoder->sample, sample->count, kind.width);
+            continue;
+        }
+        size_t count = 0;
+        for (size_t i = 0; i < sample->count; i += CHOICE_SHARE) {
+            encoder->sample[count++] = encoder->sample[i];
+        }
+        costs[values] = weft_pack_form_fit(&form, encoder->sample, count, &wish);
+        costs[values] *= rice != NULL ? CHOICE_SHARE : 1;
     }
     return costs[1] < costs[0];
 }
@@ -110,23 +121,27 @@ static void fit_part(weft_packed_part *part, const uint64_t *sample, size_t coun
 }
 
 /* The forms of all classes, from those of the sample's units that are in them. */
-static void fit_parts(weft_packed_encoder *encoder, weft_packed_kind kind, bool small,
+static void fit_parts(weft_packed_encoder *encoder, weft_packed_kind kind,
                       const weft_packed_sample *sample) {
     const weft_classes *classes = &encoder->classes;
-    weft_pack_wish wish = wish_for(kind, encoder->values, small);
+    weft_pack_wish wish = wish_for(kind, encoder->values);
     fold_sample(encoder, encoder->kernels->packs, kind, encoder->values, sample);
     if (classes->count == 1) {
+        encoder->parts[0].expected = encoder->units;
         fit_part(&encoder->parts[0], encoder->sample, sample->count, &wish);
         return;
     }
     for (unsigned c = 0; c < classes->count; c++) {
         size_t count = 0;
         for (size_t i = 0; i < sample->count; i++) {
-            unsigned exponent = (unsigned)(weft_packed_load(sample->olds, i, 2) & 0x7fff) >> encoder->shift;
+            uint64_t old = weft_packed_load(sample->olds, i, encoder->width);
+            unsigned exponent = weft_exponent_in(encoder->exponent, old);
             encoder->chosen[count] = encoder->sample[i];
             count += classes->of_exponent[exponent] == c;
         }
         fit_part(&encoder->parts[c], encoder->chosen, count, &wish);
+        /* some more than its share, since a sample is one */
+        encoder->parts[c].expected = encoder->units / sample->count * (count + count / 8 + STILL_LEAST);
     }
 }
 
@@ -143,7 +158,7 @@ static void empty_part(weft_packed_part *part) {
     part->rests.size = 0;
 }
 
-/* Takes the memory of a part, all of it if there is only one. */
+/* Takes the memory of a part, as much as it is likely to need. */
 static weft_status open_part(weft_packed_encoder *encoder, weft_packed_part *part) {
     empty_part(part);
     if (part->numbers == NULL) {
@@ -152,28 +167,25 @@ static weft_status open_part(weft_packed_encoder *encoder, weft_packed_part *par
             return WEFT_NO_MEMORY;
         }
     }
-    if (encoder->classes.count > 1) {
-        return WEFT_OK;
-    }
     weft_status status =
-        grow(encoder->context, &part->symbols, weft_pack_symbols(&part->form, encoder->units));
+        grow(encoder->context, &part->symbols, weft_pack_symbols(&part->form, part->expected));
     return status == WEFT_OK
-               ? grow(encoder->context, &part->planes, weft_pack_planes(&part->form, encoder->units))
+               ? grow(encoder->context, &part->planes, weft_pack_planes(&part->form, part->expected))
                : status;
 }
 
 weft_status weft_packed_encoder_begin(weft_packed_encoder *encoder, const weft_packed_kernels *kernels,
-                                      weft_packed_kind kind, bool values, bool small,
+                                      weft_packed_kind kind, bool values,
                                       const weft_class_sample *exponents, const weft_packed_sample *sample,
                                       uint64_t units) {
     encoder->kernels = kernels;
     encoder->width = kind.width;
-    encoder->shift = kind.exponent.shift;
+    encoder->exponent = kind.exponent;
     encoder->values = values;
     encoder->units = (size_t)units;
     encoder->changed = 0;
-    weft_classes_cut(&encoder->classes, exponents, units);
-    fit_parts(encoder, kind, small, sample);
+    weft_classes_cut(&encoder->classes, exponents, units, false);
+    fit_parts(encoder, kind, sample);
     weft_status status = WEFT_OK;
     for (unsigned c = 0; c < encoder->classes.count && status == WEFT_OK; c++) {
         status = open_part(encoder, &encoder->parts[c]);
@@ -262,13 +274,18 @@ weft_status weft_packed_encoder_tile(weft_packed_encoder *encoder, const void *o
     if (classes == 1) {
         parts[0].waiting += units;
     } else {
-        uint16_t *ends[WEFT_CLASS_MAX];
+        uint8_t *ends[WEFT_CLASS_MAX];
+        const void *words = old;
         for (unsigned c = 0; c < classes; c++) {
-            ends[c] = (uint16_t *)(void *)parts[c].numbers + parts[c].waiting;
+            ends[c] = parts[c].numbers + parts[c].waiting * width;
         }
-        encoder->kernels->tiles->classify(old, units, encoder->shift, encoder->classes.cuts, classes,
-                                          &encoder->tile);
-        packs->sort(&encoder->tile, classes, encoder->numbers, ends);
+        if (width != 2) {
+            encoder->entries->words(old, units, width, encoder->words);
+            words = encoder->words;
+        }
+        encoder->kernels->tiles->classify(words, units, encoder->exponent.shift, encoder->classes.cuts,
+                                          classes, &encoder->tile);
+        packs->sort(&encoder->tile, classes, width, encoder->numbers, ends);
         for (unsigned c = 0; c < classes; c++) {
             parts[c].waiting += encoder->tile.counts[c];
         }

@@ -7,8 +7,8 @@
 
 #include "../rans_symbol.h"
 
-static void encode_blocks(weft_rans_wide_encoder *encoder, const weft_rans_token *tokens,
-                          const uint8_t *symbols, size_t blocks) {
+void weft_rans_wide_encode_blocks(weft_rans_wide_encoder *encoder, const weft_rans_token *tokens,
+                                  const uint8_t *symbols, size_t blocks) {
     uint32_t states[WEFT_RANS_WIDE];
     uint8_t *cursor = encoder->cursor;
     memcpy(states, encoder->states, sizeof states);
@@ -39,7 +39,7 @@ static size_t decode_blocks(weft_rans_wide_decoder *decoder, uint8_t *symbols, s
 }
 
 const weft_rans_wide_kernels weft_rans_wide_kernels_portable = {
-    .encode = encode_blocks,
+    .encode = weft_rans_wide_encode_blocks,
     .decode = decode_blocks,
 };
 
@@ -47,6 +47,14 @@ const weft_rans_wide_kernels *weft_rans_wide_kernels_for(weft_cpu level) {
 #ifdef WEFT_X86
     if (level == WEFT_CPU_AVX512) {
         return &weft_rans_wide_kernels_avx512;
+    }
+    if (level == WEFT_CPU_AVX2) {
+        return &weft_rans_wide_kernels_avx2;
+    }
+#endif
+#ifdef WEFT_ARM
+    if (level == WEFT_CPU_NEON) {
+        return &weft_rans_wide_kernels_neon;
     }
 #endif
     (void)level;

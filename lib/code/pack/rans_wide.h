@@ -40,8 +40,16 @@ const weft_rans_wide_kernels *weft_rans_wide_kernels_for(weft_cpu level);
 
 extern const weft_rans_wide_kernels weft_rans_wide_kernels_portable;
 #ifdef WEFT_X86
+extern const weft_rans_wide_kernels weft_rans_wide_kernels_avx2;
 extern const weft_rans_wide_kernels weft_rans_wide_kernels_avx512;
 #endif
+#ifdef WEFT_ARM
+extern const weft_rans_wide_kernels weft_rans_wide_kernels_neon;
+#endif
+
+/* The portable encoder, for levels that have no better one. */
+void weft_rans_wide_encode_blocks(weft_rans_wide_encoder *encoder, const weft_rans_token *tokens,
+                                  const uint8_t *symbols, size_t blocks);
 
 /* `room` has at least 2 bytes for every symbol to come and WEFT_RANS_WIDE_BYTES. */
 void weft_rans_wide_encoder_open(weft_rans_wide_encoder *encoder, uint8_t *room, size_t size);
