@@ -159,8 +159,8 @@ WEFT_API void weft_context_destroy(weft_context *context);
 WEFT_API const char *weft_context_error(const weft_context *context);
 WEFT_API unsigned weft_context_threads(const weft_context *context);
 
-/* The instruction set in use: "avx512", "avx2" or "portable". The environment variable WEFT_CPU, read
- * once per process, forces one of them; a name that this machine cannot run is ignored. */
+/* The instruction set in use: "avx512", "avx2", "neon" or "portable". The environment variable WEFT_CPU,
+ * read once per process, forces one of them; a name that this machine cannot run is ignored. */
 WEFT_API const char *weft_cpu_name(void);
 
 /* FP32 to BF16, to nearest even, subnormals kept: bit for bit what PyTorch makes of every number. Every

@@ -15,7 +15,10 @@ extern "C" {
 /* How a patch is coded. Every receiver reads both. */
 typedef enum weft_profile {
     WEFT_PROFILE_FAST = 0,  /* bit-packed; decodes without the base */
-    WEFT_PROFILE_SMALL = 1, /* conditioned on the base's exponents; the smallest */
+    WEFT_PROFILE_SMALL = 1, /* conditioned on the base's exponents; the smallest of a patch alone */
+    /* Conditioned on recent changes too, of which publisher and followers keep lists: for publishers only
+     * (weft/sync.h). What has no such list is coded as WEFT_PROFILE_SMALL. */
+    WEFT_PROFILE_SMALLEST = 2,
 } weft_profile;
 
 /* Where a patch is written. Called in order, from one thread at a time. */
@@ -160,6 +163,7 @@ typedef struct weft_patch_info {
     uint64_t added, removed, replaced; /* tensors */
     weft_digest base;
     weft_digest result;
+    uint64_t recalls; /* how many versions before it the patch was coded with: see WEFT_PROFILE_SMALLEST */
 } weft_patch_info;
 
 WEFT_API void weft_patch_describe(const weft_patch *patch, weft_patch_info *info_out);
@@ -187,10 +191,12 @@ WEFT_API const weft_tensor *weft_patch_tensor(const weft_patch *patch, size_t in
 typedef enum weft_coding {
     WEFT_CODING_FAST = 1,
     WEFT_CODING_SMALL = 2,
-    WEFT_CODING_DIFFERENCE = 3, /* every unit's step, in byte planes, zstd */
-    WEFT_CODING_VALUES = 4,     /* every unit's new value, in byte planes, zstd */
+    WEFT_CODING_DIFFERENCE = 3,    /* every unit's step, in byte planes, zstd */
+    WEFT_CODING_VALUES = 4,        /* every unit's new value, in byte planes, zstd */
     WEFT_CODING_PACKED_STEPS = 5,  /* every unit's step, of floats: codes, entropy-coded, and plain bits */
     WEFT_CODING_PACKED_VALUES = 6, /* every unit's new value, in the same way */
+    WEFT_CODING_RICE = 7,          /* every unit's step: Rice's code, in planes of bits */
+    WEFT_CODING_SMALLEST = 8,      /* as small, with recent changes in classes of their own */
 } weft_coding;
 
 typedef struct weft_bucket_info {

@@ -49,6 +49,9 @@ WEFT_API WEFT_CHECKED weft_status weft_head_find(weft_context *context, weft_sto
 
 typedef struct weft_publisher_options {
     size_t size; /* sizeof(weft_publisher_options) */
+    /* With WEFT_PROFILE_SMALLEST the publisher and its followers keep lists of what changed within 8
+     * versions, 8 bytes for each such weight. Anchors, leaps and versions in parts are WEFT_PROFILE_SMALL
+     * then. */
     weft_profile profile;
     uint64_t bucket_bytes; /* 0: 8 MiB, with the fast profile 2 MiB */
     const weft_cut *cuts;
@@ -198,7 +201,8 @@ typedef struct weft_subscriber_options {
     const char *state_path;  /* the watermark: the newest head seen, across restarts; NULL: not kept, but a
                                 file replica then uses a name beside it */
     uint64_t audit_bytes;    /* of weights re-summed at each version, in turn; 0: 16 MiB; UINT64_MAX: all */
-    double poll_seconds;  /* between polls where the store has no long poll; 0: 0.5, of a directory 0.02 */
+    double poll_seconds;  /* between polls where the store has no long poll; 0: of a directory 0.02, else 0.5 to 10,
+                             a tenth of the time that versions take */
     uint64_t fetch_bytes; /* of chunks in flight; 0: 256 MiB */
     bool empty;           /* live memory holds nothing yet: its contents are neither read nor believed */
     bool replace;         /* file replica: a model that is no version of the run may be replaced */
@@ -319,9 +323,12 @@ typedef struct weft_follower {
     double age_seconds; /* since it was heard of, by the store's clock */
     uint64_t lag;       /* versions behind the newest */
     double lag_seconds; /* between the publishing of its version and of the newest; below zero: not known */
-    bool live;          /* heard of within three intervals, and its state is not ended */
+    bool live; /* heard of within three intervals, by itself or by its relay, and its state is not ended */
     /* told by the follower: cuts that it asks the publisher for, or "" */
     char cuts[WEFT_FOLLOWER_CUTS];
+    /* added by a relay that handed its report on */
+    bool relayed;
+    double relay_seconds; /* since the relay had heard of it, when it did so; part of age_seconds */
 } weft_follower;
 
 typedef struct weft_fleet_options {
@@ -465,7 +472,7 @@ typedef struct weft_relay_options {
     size_t size;             /* sizeof(weft_relay_options) */
     const weft_key *trusted; /* heads must be signed by it; NULL: what the store says is believed */
     uint64_t cache_bytes;    /* kept in the directory; 0: 10 GiB. Objects in flight come on top */
-    double poll_seconds; /* between polls where the store has no long poll; 0: 0.5, of a directory 0.02 */
+    double poll_seconds; /* between polls where the store has no long poll; 0: as a subscriber does */
     void (*news)(void *opaque); /* there is a new head; called by a thread of the relay's; may be NULL */
     void *opaque;
 } weft_relay_options;

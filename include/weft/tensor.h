@@ -115,8 +115,8 @@ struct weft_converter {
  *   fast      prepare gathers the words that change: 16, and 8 for the index; a little less where changes
  *             share words (15.5 and 7.8 at 1%)
  *   small     prepare reads buckets whole whose changes go with the exponent, as in training, through
- *             `read`: 2000 at 0.1%, 200 at 1%; other buckets, and dtypes other than BF16 and F16,
- *             are gathered like `fast`
+ *             `read`: 2000 at 0.1%, 200 at 1%; other buckets, and dtypes other than BF16, F16, F32
+ *             and FP8, are gathered like `fast`
  *   both      buckets of which most changed are read whole; and so is what a layout has put together in a
  *             way that 16-byte words of the checkpoint are not words of the live tensor
  *   commit    scatters 2, and 8 for the index; a rollback does the same

@@ -6,6 +6,7 @@
 #define WEFT_WEFT_H
 
 #include <weft/base.h>
+#include <weft/foreign.h>
 #include <weft/loco.h>
 #include <weft/patch.h>
 #include <weft/rollout.h>

@@ -1,47 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * aggregate.c: the end of a round. Payloads are added in the order of ranks, divided by how many there are,
- * and the outer optimizer moves the consensus; each block is the work of one thread from end to end.
- *
- * Nothing here may be reordered or fused: ranks with other processors must come to the same bits.
+ * and the outer optimizer moves the consensus; each block is the work of one thread from end to end, and
+ * all is done with a tile while it is in the cache.
  */
 #include "../base/clock.h"
 #include "../base/context.h"
 #include "../base/pool.h"
 #include "../base/sized.h"
+#include "../tensor/digest.h"
 #include "included.h"
+#include "step/step.h"
 #include "values.h"
 
 typedef struct aggregate_job {
     weft_loco *loco;
     weft_loco_values values;
-    float *sums; /* a block for each worker */
+    weft_step step;
+    weft_step_kernel kernel;
+    const weft_digest_kernels *digests;
+    weft_sums *moved; /* of the new consensus */
+    float *sums;      /* for each worker of a tile, or of a block if values are not ready */
+    size_t *cursors;  /* for each worker, one for each payload */
 } aggregate_job;
-
-/* One step of the outer optimizer. Returns the largest magnitude of the new consensus as bits. */
-static uint32_t step(const weft_loco_options *options, size_t count, float included,
-                     const float *restrict sums, float *restrict consensus, float *restrict momentum) {
-    uint32_t highest = 0;
-    float rate = options->rate;
-    float mu = options->momentum;
-    for (size_t i = 0; i < count; i++) {
-        float gradient = sums[i] / included;
-        float direction = gradient;
-        if (momentum != NULL) {
-            float moved = mu * momentum[i] + gradient;
-            momentum[i] = moved;
-            direction = gradient + mu * moved;
-        }
-        consensus[i] = consensus[i] - rate * direction;
-    }
-    for (size_t i = 0; i < count; i++) {
-        uint32_t bits;
-        memcpy(&bits, &consensus[i], sizeof bits);
-        bits &= 0x7fffffffu;
-        highest = bits > highest ? bits : highest;
-    }
-    return highest;
-}
 
 static weft_status name_broken(const weft_loco *loco, uint64_t start, uint64_t end) {
     while (start + 1 < end && __builtin_isfinite(loco->consensus[start])) {
@@ -50,50 +31,153 @@ static weft_status name_broken(const weft_loco *loco, uint64_t start, uint64_t e
     return weft_loco_not_finite(loco, start, "the consensus");
 }
 
+/* ---- the digest ----
+ *
+ * The new consensus is summed while it is in the cache. Sums are of words of the tensors, which the ends of
+ * blocks may lie across: such a word is left to the end. */
+
+enum { WORD_FLOATS = WEFT_WORD / sizeof(float) };
+
+static void sum_words(const aggregate_job *job, const weft_loco_place *place, uint64_t start,
+                      uint64_t count) {
+    const weft_loco *loco = job->loco;
+    uint64_t byte = (start - place->start) * sizeof(float);
+    weft_sum sum =
+        job->digests->sum(loco->consensus + start, (size_t)count * sizeof(float), byte / WEFT_WORD);
+    weft_sums_move(job->moved, (size_t)(place - loco->places), byte, sum);
+}
+
+/* The first word of a block that begins in it. */
+static uint64_t first_word(const weft_loco *loco, uint64_t start, uint64_t end) {
+    weft_loco_stretch stretch = weft_loco_stretch_at(loco, start, end, SIZE_MAX);
+    uint64_t over = (start - stretch.place->start) % WORD_FLOATS;
+    uint64_t skipped = over == 0 ? 0 : WORD_FLOATS - over;
+    return start + (skipped < stretch.count ? skipped : stretch.count);
+}
+
+/* Sums all words from `start`, where one begins, that end at `end` or before. Returns where it has come. */
+static uint64_t sum_consensus(const aggregate_job *job, uint64_t start, uint64_t end) {
+    while (start < end) {
+        weft_loco_stretch stretch = weft_loco_stretch_at(job->loco, start, end, SIZE_MAX);
+        uint64_t count = stretch.count;
+        if (start + count < stretch.place->start + stretch.place->count) {
+            count -= count % WORD_FLOATS;
+        }
+        if (count == 0) {
+            break;
+        }
+        sum_words(job, stretch.place, start, count);
+        start += count;
+    }
+    return start;
+}
+
+/* The words that lie across the ends of blocks. */
+static void sum_seams(const aggregate_job *job) {
+    const weft_loco *loco = job->loco;
+    for (size_t block = 1; block < loco->blocks; block++) {
+        uint64_t seam = (uint64_t)block * WEFT_PAYLOAD_BLOCK;
+        const weft_loco_place *place = weft_loco_stretch_at(loco, seam, seam + 1, 1).place;
+        uint64_t start = seam - (seam - place->start) % WORD_FLOATS;
+        uint64_t left = place->start + place->count - start;
+        if (start < seam) {
+            sum_words(job, place, start, left < WORD_FLOATS ? left : WORD_FLOATS);
+        }
+    }
+}
+
+/* ---- moving ---- */
+
+/* What the ranks have sent of a tile. */
+static const float *sum_tile(const aggregate_job *job, size_t block, size_t first, size_t count,
+                             unsigned worker) {
+    const weft_loco_values *values = &job->values;
+    if (!weft_loco_values_ready(values)) {
+        return job->sums + (size_t)worker * WEFT_PAYLOAD_BLOCK + first;
+    }
+    float *sums = job->sums + (size_t)worker * WEFT_TILE;
+    memset(sums, 0, count * sizeof *sums);
+    for (size_t i = 0; i < values->count; i++) {
+        size_t *cursor = &job->cursors[worker * values->count + i];
+        weft_loco_values_add_tile(values, i, block, first, count, cursor, sums);
+    }
+    return sums;
+}
+
+/* Gets the values of a block ready to be added tile by tile: their sums, where there is no room for them.
+ */
+static weft_status begin_block(aggregate_job *job, size_t block, size_t count, unsigned worker) {
+    weft_loco_values *values = &job->values;
+    if (weft_loco_values_ready(values)) {
+        memset(job->cursors + worker * values->count, 0, values->count * sizeof *job->cursors);
+        return WEFT_OK;
+    }
+    float *sums = job->sums + (size_t)worker * WEFT_PAYLOAD_BLOCK;
+    weft_status status = WEFT_OK;
+    memset(sums, 0, count * sizeof *sums);
+    for (size_t i = 0; i < values->count && status == WEFT_OK; i++) {
+        status = weft_loco_values_add(values, i, block, worker, sums);
+    }
+    return status;
+}
+
 static weft_status move_block(void *argument, size_t block, unsigned worker) {
     aggregate_job *job = argument;
     weft_loco *loco = job->loco;
     uint64_t start = (uint64_t)block * WEFT_PAYLOAD_BLOCK;
     uint64_t end = weft_loco_block_end(loco, block);
-    size_t count = (size_t)(end - start);
-    float *sums = job->sums + (size_t)worker * WEFT_PAYLOAD_BLOCK;
-    weft_status status = WEFT_OK;
-    memset(sums, 0, count * sizeof *sums);
-    for (size_t i = 0; i < job->values.count && status == WEFT_OK; i++) {
-        status = weft_loco_values_add(&job->values, i, block, worker, sums);
-    }
-    if (status != WEFT_OK) {
-        return status;
-    }
-    enum { STRETCH = WEFT_TILE };
-    for (uint64_t at = start; at < end; at += STRETCH) {
-        size_t some = end - at < STRETCH ? (size_t)(end - at) : STRETCH;
-        uint32_t highest = step(&loco->options, some, (float)job->values.count, sums + (at - start),
-                                loco->consensus + at, loco->momentum == NULL ? NULL : loco->momentum + at);
-        if (highest >= WEFT_NOT_FINITE) {
+    uint64_t summed = first_word(loco, start, end);
+    weft_status status = begin_block(job, block, (size_t)(end - start), worker);
+    for (uint64_t at = start; at < end && status == WEFT_OK; at += WEFT_TILE) {
+        size_t some = end - at < WEFT_TILE ? (size_t)(end - at) : WEFT_TILE;
+        const float *sums = sum_tile(job, block, (size_t)(at - start), some, worker);
+        if (job->kernel(&job->step, some, sums, loco->consensus + at,
+                        loco->momentum == NULL ? NULL : loco->momentum + at) >= WEFT_NOT_FINITE) {
             return name_broken(loco, at, at + some);
         }
         weft_loco_set_local(loco, at, at + some);
         if (loco->options.average) {
             memset(loco->consensus + at, 0, some * sizeof *loco->consensus);
         }
+        summed = sum_consensus(job, summed, at + some);
     }
-    return WEFT_OK;
+    return status;
 }
 
 static weft_status move_consensus(aggregate_job *job) {
     weft_loco *loco = job->loco;
-    weft_context *context = loco->context;
-    weft_status status = weft_parallel(context, loco->blocks, move_block, job);
-    if (status == WEFT_OK) {
-        status = weft_loco_move_digest(loco);
-    }
+    weft_status status = weft_parallel(loco->context, loco->blocks, move_block, job);
     loco->broken = status != WEFT_OK;
     if (status == WEFT_OK) {
+        sum_seams(job);
+        loco->digest = weft_sums_digest(job->moved);
         loco->rounds++;
         loco->pending = false;
     }
     return status;
+}
+
+static weft_status open_job(aggregate_job *job) {
+    const weft_loco *loco = job->loco;
+    weft_context *context = loco->context;
+    const weft_loco_values *values = &job->values;
+    size_t workers = weft_context_threads(context);
+    size_t elements = weft_loco_values_ready(values) ? WEFT_TILE : WEFT_PAYLOAD_BLOCK;
+    job->step = (weft_step){(float)values->count, loco->options.rate, loco->options.momentum};
+    job->kernel = weft_step_kernel_for(weft_cpu_level());
+    job->digests = weft_digest_kernels_for(weft_cpu_level());
+    job->sums = weft_allocate_array(context, workers, elements * sizeof *job->sums);
+    job->cursors = weft_allocate_array(context, workers, values->count * sizeof *job->cursors);
+    return job->sums == NULL || job->cursors == NULL ? WEFT_NO_MEMORY
+                                                     : weft_sums_zero(context, loco->view, &job->moved);
+}
+
+static void close_job(aggregate_job *job) {
+    weft_context *context = job->loco->context;
+    weft_sums_destroy(job->moved);
+    weft_release(context, job->cursors);
+    weft_release(context, job->sums);
+    weft_loco_values_close(&job->values);
 }
 
 /* ---- taking back ---- */
@@ -184,9 +268,7 @@ weft_status weft_loco_aggregate(weft_loco *loco, const weft_loco_payload *payloa
         return status;
     }
     result.decoding = weft_clock_now() - begun;
-    job.sums = weft_allocate_array(loco->context, weft_context_threads(loco->context),
-                                   WEFT_PAYLOAD_BLOCK * sizeof *job.sums);
-    status = job.sums == NULL ? WEFT_NO_MEMORY : WEFT_OK;
+    status = open_job(&job);
     if (status == WEFT_OK && !own_included(loco, payloads)) {
         status = weft_loco_return_values(loco);
     }
@@ -198,8 +280,7 @@ weft_status weft_loco_aggregate(weft_loco *loco, const weft_loco_payload *payloa
         weft_loco_included_note(loco, payloads);
         result.moving = weft_clock_now() - begun - result.decoding;
     }
-    weft_release(loco->context, job.sums);
-    weft_loco_values_close(&job.values);
+    close_job(&job);
     for (size_t i = 0; i < count; i++) {
         result.received += i != loco->options.rank && payloads[i].data != NULL ? payloads[i].size : 0;
     }

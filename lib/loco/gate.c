@@ -57,6 +57,11 @@ weft_gate weft_gate_for(weft_cpu level) {
         return weft_gate_avx2;
     }
 #endif
+#ifdef WEFT_ARM
+    if (level == WEFT_CPU_NEON) {
+        return weft_gate_neon;
+    }
+#endif
     (void)level;
     return weft_gate_portable;
 }

@@ -46,6 +46,9 @@ uint32_t weft_gate_portable(const weft_gate_input *input, weft_entries *fired, u
 uint32_t weft_gate_avx2(const weft_gate_input *input, weft_entries *fired, uint16_t words[WEFT_TILE]);
 uint32_t weft_gate_avx512(const weft_gate_input *input, weft_entries *fired, uint16_t words[WEFT_TILE]);
 #endif
+#ifdef WEFT_ARM
+uint32_t weft_gate_neon(const weft_gate_input *input, weft_entries *fired, uint16_t words[WEFT_TILE]);
+#endif
 
 /* Asks for what comes half a kilobyte after weight `i`, which is some percent faster than what the
  * processor asks for by itself. The addresses need not be anybody's. */

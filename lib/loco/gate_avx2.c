@@ -7,6 +7,7 @@
 #include "gate.h"
 
 #include <immintrin.h>
+#include <string.h>
 
 enum { BLOCK = 64 };
 
@@ -30,8 +31,23 @@ static inline uint64_t append_one(uint64_t mask, uint32_t first, const uint32_t 
     return _blsr_u64(mask);
 }
 
+/* All of them, as when the gate is open. */
+static inline void append_all(uint32_t first, const uint32_t *sent, const uint16_t *words,
+                              weft_entries *fired) {
+    for (uint32_t j = 0; j < BLOCK; j++) {
+        fired->positions[fired->count + j] = first + j;
+    }
+    memcpy(fired->values + fired->count, sent, BLOCK * sizeof *sent);
+    memcpy(fired->words + fired->count, words, BLOCK * sizeof *words);
+    fired->count += BLOCK;
+}
+
 static inline void append(uint64_t mask, uint32_t first, const uint32_t *sent, const uint16_t *words,
                           weft_entries *fired) {
+    if (mask == UINT64_MAX) {
+        append_all(first, sent, words, fired);
+        return;
+    }
     size_t end = fired->count + (size_t)__builtin_popcountll(mask);
     size_t i = fired->count;
     for (unsigned j = 0; j < 4; j++) {

@@ -8,6 +8,7 @@
 #include "../base/context.h"
 #include "gate.h"
 #include "included.h"
+#include "step/step.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -303,7 +304,7 @@ weft_status weft_loco_move_digest(weft_loco *loco) {
 void weft_loco_set_local(const weft_loco *loco, uint64_t start, uint64_t end) {
     while (start < end) {
         weft_loco_stretch stretch = weft_loco_stretch_at(loco, start, end, SIZE_MAX);
-        memcpy(stretch.local, loco->consensus + start, stretch.count * sizeof(float));
+        weft_step_copy(stretch.local, loco->consensus + start, stretch.count);
         start += stretch.count;
     }
 }

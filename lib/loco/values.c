@@ -87,6 +87,7 @@ static weft_status check_raw(const weft_loco *loco, const weft_payload_block *bl
 }
 
 static weft_status allocate_values(weft_context *context, size_t count, weft_block_values *values) {
+    count += WEFT_KERNEL_SLACK;
     values->positions = weft_allocate_array(context, count, sizeof *values->positions);
     values->values = weft_allocate_array(context, count, sizeof *values->values);
     return values->positions == NULL || values->values == NULL ? WEFT_NO_MEMORY : WEFT_OK;
@@ -102,7 +103,7 @@ static weft_status decode_block(weft_loco_values *values, size_t payload, size_t
                                 weft_block_values *to) {
     const weft_loco *loco = values->loco;
     const weft_payload_block *from = &values->payloads[payload].blocks[block];
-    return weft_block_decode(&values->decoders[worker], weft_tile_kernels_for(weft_cpu_level()),
+    return weft_block_decode(&values->decoders[worker],
                              loco->consensus + (uint64_t)block * WEFT_PAYLOAD_BLOCK,
                              elements_of(loco, block), from->data, from->size, from->fired, to);
 }
@@ -121,8 +122,7 @@ static weft_status prove_block(void *argument, size_t index, unsigned worker) {
     if (values->kept == NULL) {
         return decode_block(values, payload, block, worker, &values->scratch[worker]);
     }
-    weft_status status = allocate_values(values->loco->context, from->fired, &values->kept[index]);
-    return status == WEFT_OK ? decode_block(values, payload, block, worker, &values->kept[index]) : status;
+    return decode_block(values, payload, block, worker, &values->kept[index]);
 }
 
 /* How many values the fullest block has. */
@@ -136,13 +136,36 @@ static size_t fullest(const weft_loco_values *values) {
     return most;
 }
 
+/* Room for all values of all blocks in one piece, of large pages: what comes in small ones is cleared by
+ * the system a page at a time. */
+static weft_status keep_all(weft_loco_values *values, uint64_t entries) {
+    const weft_loco *loco = values->loco;
+    weft_context *context = loco->context;
+    size_t blocks = values->count * loco->blocks;
+    size_t next = 0;
+    size_t room = (size_t)entries + blocks * WEFT_KERNEL_SLACK;
+    values->kept = weft_allocate_zeroed(context, blocks, sizeof *values->kept);
+    values->memory = weft_allocate_array(context, room, sizeof(uint32_t) + sizeof(float));
+    if (values->kept == NULL || values->memory == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_prefer_large_pages(values->memory, room * (sizeof(uint32_t) + sizeof(float)));
+    uint32_t *positions = values->memory;
+    float *numbers = (float *)values->memory + room;
+    for (size_t i = 0; i < blocks; i++) {
+        values->kept[i] = (weft_block_values){0, positions + next, numbers + next};
+        next += values->payloads[i / loco->blocks].blocks[i % loco->blocks].fired + WEFT_KERNEL_SLACK;
+    }
+    return WEFT_OK;
+}
+
 static weft_status prepare(weft_loco_values *values) {
     const weft_loco *loco = values->loco;
     weft_context *context = loco->context;
-    uint64_t bytes = 0;
+    uint64_t entries = 0;
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < values->count; i++) {
-        bytes += values->payloads[i].info.fired * (sizeof(uint32_t) + sizeof(float));
+        entries += values->payloads[i].info.fired;
     }
     values->decoders = weft_allocate_array(context, values->workers, sizeof *values->decoders);
     values->scratch = weft_allocate_zeroed(context, values->workers, sizeof *values->scratch);
@@ -152,9 +175,11 @@ static weft_status prepare(weft_loco_values *values) {
     for (unsigned i = 0; i < values->workers; i++) {
         weft_block_decoder_open(&values->decoders[i], context, loco->options.significant);
     }
-    if (loco->options.raw || bytes <= weft_context_limits(context)->stage_bytes) {
-        values->kept = weft_allocate_zeroed(context, values->count * loco->blocks, sizeof *values->kept);
-        return values->kept == NULL ? WEFT_NO_MEMORY : WEFT_OK;
+    if (loco->options.raw) {
+        return WEFT_OK;
+    }
+    if (entries * (sizeof(uint32_t) + sizeof(float)) <= weft_context_limits(context)->stage_bytes) {
+        return keep_all(values, entries);
     }
     for (unsigned i = 0; i < values->workers && status == WEFT_OK; i++) {
         status = allocate_values(context, fullest(values), &values->scratch[i]);
@@ -208,9 +233,6 @@ weft_status weft_loco_values_open(const weft_loco *loco, const weft_loco_payload
 void weft_loco_values_close(weft_loco_values *values) {
     const weft_loco *loco = values->loco;
     weft_context *context = loco->context;
-    for (size_t i = 0; values->kept != NULL && i < values->count * loco->blocks; i++) {
-        release_values(context, &values->kept[i]);
-    }
     for (unsigned i = 0; i < values->workers; i++) {
         if (values->scratch != NULL) {
             release_values(context, &values->scratch[i]);
@@ -223,6 +245,7 @@ void weft_loco_values_close(weft_loco_values *values) {
         weft_payload_close(context, &values->payloads[i]);
     }
     weft_release(context, values->kept);
+    weft_release(context, values->memory);
     weft_release(context, values->scratch);
     weft_release(context, values->decoders);
     weft_release(context, values->payloads);
@@ -230,35 +253,44 @@ void weft_loco_values_close(weft_loco_values *values) {
 
 /* ---- adding ---- */
 
-static void add_raw(const weft_payload_block *block, float *sums) {
-    for (size_t i = 0; i < block->fired; i++) {
+static void add_raw(const weft_payload_block *block, size_t first, size_t count, float *sums) {
+    const uint8_t *from = block->data + sizeof *sums * first;
+    for (size_t i = 0; i < count; i++) {
         float value;
-        memcpy(&value, block->data + sizeof value * i, sizeof value);
+        memcpy(&value, from + sizeof value * i, sizeof value);
         sums[i] += value;
     }
 }
 
+void weft_loco_values_add_tile(const weft_loco_values *values, size_t payload, size_t block, size_t first,
+                               size_t count, size_t *cursor, float *sums) {
+    if (values->loco->options.raw) {
+        add_raw(&values->payloads[payload].blocks[block], first, count, sums);
+        return;
+    }
+    const weft_block_values *kept = &values->kept[payload * values->loco->blocks + block];
+    size_t i = *cursor;
+    for (; i < kept->count && kept->positions[i] - first < count; i++) {
+        sums[kept->positions[i] - first] += kept->values[i];
+    }
+    *cursor = i;
+}
+
 weft_status weft_loco_values_add(weft_loco_values *values, size_t payload, size_t block, unsigned worker,
                                  float *sums) {
-    const weft_payload_block *from = &values->payloads[payload].blocks[block];
-    if (from->fired == 0) {
+    if (weft_loco_values_ready(values)) {
+        size_t cursor = 0;
+        weft_loco_values_add_tile(values, payload, block, 0, elements_of(values->loco, block), &cursor,
+                                  sums);
         return WEFT_OK;
     }
-    if (values->payloads[payload].info.raw) {
-        add_raw(from, sums);
+    if (values->payloads[payload].blocks[block].fired == 0) {
         return WEFT_OK;
     }
     weft_block_values *decoded = &values->scratch[worker];
-    if (values->kept != NULL) {
-        decoded = &values->kept[payload * values->loco->blocks + block];
-    } else {
-        weft_status status = decode_block(values, payload, block, worker, decoded);
-        if (status != WEFT_OK) {
-            return status;
-        }
-    }
-    for (size_t i = 0; i < decoded->count; i++) {
+    weft_status status = decode_block(values, payload, block, worker, decoded);
+    for (size_t i = 0; i < decoded->count && status == WEFT_OK; i++) {
         sums[decoded->positions[i]] += decoded->values[i];
     }
-    return WEFT_OK;
+    return status;
 }

@@ -153,6 +153,18 @@ static weft_status look_now(weft_relay *relay) {
     return status;
 }
 
+/* After a pause: with one request, where a store is polled with care. */
+static weft_status look_again(weft_relay *relay) {
+    weft_follow *follow = &relay->follow;
+    if (!(relay->idle_seconds > 0) || !follow->polls) {
+        return look_now(relay);
+    }
+    weft_status status = weft_follow_glance(
+        follow, weft_follow_pause(follow, relay->options.poll_seconds, relay->idle_seconds));
+    take_news(relay);
+    return status;
+}
+
 /* As a subscriber waits: on the store if it can, and otherwise by looking now and then. */
 static weft_status await_news(weft_relay *relay) {
     weft_follow *follow = &relay->follow;
@@ -167,10 +179,14 @@ static weft_status await_news(weft_relay *relay) {
     /* who waits on a server that was led astray is told the same again and again; the store is not */
     bool refused = is_refusal(status);
     if (status == WEFT_MORE || status == WEFT_UNSUPPORTED || refused) {
-        double rest = relay->options.poll_seconds - (weft_clock_now() - start);
+        double pause = relay->options.poll_seconds;
+        if (status == WEFT_UNSUPPORTED && relay->idle_seconds > pause) {
+            pause = weft_follow_pause(follow, pause, relay->idle_seconds);
+        }
+        double rest = pause - (weft_clock_now() - start);
         status = rest > 0 ? weft_clock_sleep(relay->watcher_context, rest) : WEFT_OK;
     }
-    status = status >= 0 ? look_now(relay) : status;
+    status = status >= 0 ? look_again(relay) : status;
     /* what the look has refused is counted with it */
     if (refused && !is_refusal(status)) {
         pthread_mutex_lock(&relay->mutex);
@@ -225,6 +241,13 @@ weft_status weft_relay_head(weft_context *context, weft_relay *relay, uint8_t da
     return status;
 }
 
+/* Another web server would take a batch for an object. */
+static bool is_served(const weft_store *store) {
+    weft_store_traits traits = {.size = sizeof traits};
+    weft_store_traits_of(store, &traits);
+    return traits.conditional && strncmp(weft_store_url(store), "http", 4) == 0;
+}
+
 weft_status weft_relay_report(weft_context *context, weft_relay *relay, const char *key, const void *data,
                               size_t size) {
     weft_status entered = weft_relay_enter(context, relay);
@@ -234,8 +257,13 @@ weft_status weft_relay_report(weft_context *context, weft_relay *relay, const ch
     pthread_mutex_lock(&relay->mutex);
     bool reached = relay->reached;
     pthread_mutex_unlock(&relay->mutex);
-    if (weft_report_name(key) == NULL) {
+    bool batch = strcmp(key, WEFT_REPORT_BATCH_KEY) == 0;
+    if (!batch && weft_report_name(key) == NULL) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "%.100s is not the key of a report", key);
+    }
+    if (batch && !is_served(relay->upstream)) {
+        return weft_fail(context, WEFT_UNSUPPORTED, "%s takes reports one by one",
+                         weft_store_url(relay->upstream));
     }
     if (!reached) {
         return weft_fail(context, WEFT_REMOTE_FAILED, "%s cannot be reached",
@@ -347,10 +375,12 @@ static weft_status create_relay(weft_context *context, weft_store *upstream,
         weft_release(context, relay);
         return status;
     }
-    if (!(relay->options.poll_seconds > 0)) {
-        weft_store_traits traits = {.size = sizeof traits};
-        weft_store_traits_of(upstream, &traits);
-        relay->options.poll_seconds = traits.poll_seconds;
+    weft_store_traits traits = {.size = sizeof traits};
+    weft_store_traits_of(upstream, &traits);
+    bool given = relay->options.poll_seconds > 0;
+    relay->options.poll_seconds = given ? relay->options.poll_seconds : traits.poll_seconds;
+    if (traits.idle_seconds > 0) {
+        relay->idle_seconds = given ? relay->options.poll_seconds : traits.idle_seconds;
     }
     relay->state_since = weft_clock_now();
     status = weft_context_derive(context, weft_thread_keep_on, &relay->stopping, &relay->context);

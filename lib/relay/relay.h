@@ -175,6 +175,8 @@ struct weft_relay {
     bool looked; /* once at least */
     bool asked;  /* the store has answered, if only that there is none */
     bool reached;
+    double idle_seconds; /* the longest pause between two looks at the upstream; 0: it is not polled with
+                            care */
     double state_since;
     double confirmed;          /* 0: never */
     bool head_lost, mark_lost; /* the disk had no room for the newest head, or for the mark */

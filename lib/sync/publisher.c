@@ -16,6 +16,7 @@
 #include "../base/clock.h"
 #include "../base/context.h"
 #include "../base/sized.h"
+#include "../patch/diff/diff.h"
 #include "../tensor/checkpoint/safetensors.h"
 #include "../tensor/table.h"
 #include "../tensor/view.h"
@@ -32,7 +33,11 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { KEEP_ANCHORS = 2, LABELS_MAX = 64 };
+enum {
+    KEEP_ANCHORS = 2,
+    LABELS_MAX = 64,
+    RECALL_SPAN = 64, /* no patch recalls changes from before the last version of which this is a divisor */
+};
 
 static const uint64_t FAST_BUCKET_BYTES = (uint64_t)2 << 20;
 /* of the baseline, re-summed at each version, in turn */
@@ -55,6 +60,7 @@ typedef struct edition {
     weft_upload *upload;
     weft_parcel tail;    /* of a version in parts */
     weft_parcel list;    /* the same */
+    bool recalled;       /* the patch is told what changed lately, and tells what it changes */
     bool ahead;          /* the mirror holds it already; the trail leads back */
     weft_sums *new_sums; /* of the new state */
     bool anchored;       /* the version comes as an anchor */
@@ -84,7 +90,10 @@ struct weft_publisher {
     weft_announced announced;
     bool recut; /* there is no anchor yet with the cuts of now */
     weft_baseline baseline;
-    edition pending; /* unknown whether it is published */
+    bool recalls;        /* the profile is `smallest`, */
+    weft_recall *recall; /* and this is what changed lately; else NULL */
+    char *recall_path;   /* beside a checkpoint, or NULL */
+    edition pending;     /* unknown whether it is published */
 
     weft_parts_lead *lead; /* part 0 of several; NULL if this process is alone */
     weft_parts_rank *rank; /* another part: of all the above only context, view, store and options count */
@@ -156,6 +165,10 @@ static weft_status check_options(weft_publisher *publisher) {
                          "versions come whole from live memory of one process only");
     }
     options->no_leaps = options->no_leaps || options->whole;
+    /* anchors, leaps and parts recall nothing */
+    bool recalls = options->profile == WEFT_PROFILE_SMALLEST;
+    options->profile = recalls ? WEFT_PROFILE_SMALL : options->profile;
+    publisher->recalls = recalls && options->part_count <= 1;
     if (options->part_index == 0 && options->key != NULL && !weft_key_secret(options->key)) {
         return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
                          "the key is a public one, which cannot sign; give the secret file of weft keygen");
@@ -184,7 +197,7 @@ static weft_status open_merger(weft_publisher *publisher) {
 /* Who was stopped here while others went on may miss pages that they have retired since: that is no damage
  * that repair could mend. */
 static weft_status resume_history(weft_publisher *publisher) {
-    weft_status status = weft_ledger_resume(&publisher->ledger, &publisher->claim.head.page);
+    weft_status status = weft_ledger_resume(&publisher->ledger, &publisher->claim.head);
     if (status != WEFT_NOT_FOUND) {
         return status;
     }
@@ -192,6 +205,41 @@ static weft_status resume_history(weft_publisher *publisher) {
     return weft_claim_check(&publisher->claim) == WEFT_CONFLICT
                ? WEFT_CONFLICT
                : weft_failure_tell(publisher->context, &failure);
+}
+
+/* A checkpoint's processes hand on what they recall. */
+static weft_status open_recall(weft_publisher *publisher) {
+    weft_context *context = publisher->context;
+    const weft_baseline *baseline = &publisher->baseline;
+    weft_status status = WEFT_OK;
+    uint64_t version = 0;
+    if (!publisher->recalls) {
+        return WEFT_OK;
+    }
+    if (baseline->path != NULL) {
+        status = weft_recall_path(context, baseline->path, &publisher->recall_path);
+    }
+    if (status == WEFT_OK && publisher->recall_path != NULL && baseline->holds) {
+        status = weft_recall_load(context, publisher->recall_path, baseline->digest.bytes,
+                                  &publisher->recall, &version);
+    }
+    if (status == WEFT_OK && version != baseline->version) {
+        weft_recall_destroy(publisher->recall);
+        publisher->recall = NULL;
+    }
+    return status == WEFT_OK && publisher->recall == NULL ? weft_recall_create(context, &publisher->recall)
+                                                          : status;
+}
+
+static void close_recall(weft_publisher *publisher) {
+    if (publisher->recall_path != NULL) {
+        weft_recall_mark mark = {.version = publisher->baseline.version};
+        memcpy(mark.digest, publisher->baseline.digest.bytes, sizeof mark.digest);
+        weft_recall_save(publisher->baseline.holds ? publisher->recall : NULL, publisher->context,
+                         publisher->recall_path, &mark);
+        weft_release(publisher->context, publisher->recall_path);
+    }
+    weft_recall_destroy(publisher->recall);
 }
 
 static weft_status open_publisher(weft_publisher *publisher) {
@@ -234,6 +282,9 @@ static weft_status open_publisher(weft_publisher *publisher) {
     }
     if (status == WEFT_OK && publisher->lead == NULL) {
         status = weft_baseline_rebuild(&publisher->baseline, &publisher->claim.head);
+    }
+    if (status == WEFT_OK) {
+        status = open_recall(publisher);
     }
     return status == WEFT_OK ? open_merger(publisher) : status;
 }
@@ -357,6 +408,21 @@ static weft_status check_ties(const weft_publisher *publisher, const weft_sums *
     return WEFT_OK;
 }
 
+/* What may be recalled by the next patch. Who comes by an anchor, or by leaps to a multiple of RECALL_SPAN,
+ * recalls nothing, and must be able to go on from there: no later patch looks back further. */
+static void begin_recall(weft_publisher *publisher, edition *e) {
+    const weft_ledger *ledger = &publisher->ledger;
+    uint64_t anchor = ledger->anchor_count > 0 ? ledger->anchors[0].version : 0;
+    uint64_t copied = publisher->job != NULL ? weft_anchor_version(publisher->job) : 0;
+    uint64_t since = ledger->version - (copied > anchor ? copied : anchor);
+    uint64_t span = ledger->version % RECALL_SPAN;
+    uint64_t known = weft_recall_depth(publisher->recall);
+    since = since < span ? since : span;
+    weft_recall_begin(publisher->recall);
+    e->record.recalls = known < since ? known : since;
+    e->recalled = true;
+}
+
 /* Diff and encode, with the upload beside it. On failure the upload is over and the mirror as it was. */
 static weft_status encode_patch(weft_publisher *publisher, edition *e, const content *content,
                                 const char *key, weft_diff_stats *stats) {
@@ -371,9 +437,12 @@ static weft_status encode_patch(weft_publisher *publisher, edition *e, const con
     const weft_publisher_options *options = &publisher->options;
     weft_baseline *baseline = &publisher->baseline;
     bool file = baseline->path != NULL;
+    if (publisher->recall != NULL) {
+        begin_recall(publisher, e);
+    }
     const weft_diff_options diff = {
         .size = sizeof diff,
-        .profile = options->profile,
+        .profile = e->recalled ? WEFT_PROFILE_SMALLEST : options->profile,
         .bucket_bytes = options->bucket_bytes,
         .cuts = options->cuts,
         .cut_count = options->cut_count,
@@ -389,7 +458,8 @@ static weft_status encode_patch(weft_publisher *publisher, edition *e, const con
     };
     weft_sink sink = weft_spool_sink(e->spool);
     const weft_view *next = content->given ? NULL : publisher->view;
-    status = weft_diff(context, weft_baseline_view(baseline), next, &diff, &sink, stats);
+    status = weft_diff_recalling(context, weft_baseline_view(baseline), next, &diff, publisher->recall,
+                                 (unsigned)e->record.recalls, &sink, stats);
     e->ahead = status == WEFT_OK && !file;
     if (status == WEFT_OK && content->given) {
         status = check_ties(publisher, e->new_sums);
@@ -466,16 +536,12 @@ static weft_status encode_edition(weft_publisher *publisher, edition *e, const c
 
 /* Objects and page, up to the point where only the head is missing. */
 static weft_status upload_edition(weft_publisher *publisher, edition *e, const char *key) {
-    char list_key[WEFT_KEY_SIZE];
     char page_key[WEFT_KEY_SIZE];
     weft_status status = WEFT_OK;
     /* what parts have made is described by who composed it */
     if (publisher->lead == NULL) {
-        status = make_key(publisher, "chunks", e->record.version, list_key);
-        if (status == WEFT_OK) {
-            status = weft_spool_describe(publisher->context, e->spool, key, list_key, publisher->store,
-                                         e->anchored ? &e->anchor.object : &e->record.patch);
-        }
+        status = weft_spool_describe(publisher->context, e->spool, key, publisher->store,
+                                     e->anchored ? &e->anchor.object : &e->record.patch);
     }
     if (status == WEFT_OK && e->anchored) {
         e->anchor.version = e->record.version;
@@ -483,9 +549,7 @@ static weft_status upload_edition(weft_publisher *publisher, edition *e, const c
         status = weft_ledger_add_anchor(&publisher->ledger, &e->anchor, publisher->options.keep_anchors);
     }
     if (status == WEFT_OK) {
-        status = make_key(publisher, "pages", e->record.version, page_key);
-    }
-    if (status == WEFT_OK) {
+        weft_sync_key_beside(key, "pages", page_key);
         status = weft_ledger_draft(&publisher->ledger, &e->record, page_key, &e->page);
     }
     return status == WEFT_OK ? weft_claim_check(&publisher->claim) : status;
@@ -503,7 +567,12 @@ static weft_status finish_edition(weft_publisher *publisher, edition *e) {
     weft_digest digest = e->record.digest;
     weft_status status = weft_ledger_enter(&publisher->ledger, &e->record, &e->page);
     weft_baseline_advance(&publisher->baseline, e->spool, e->anchored, &e->new_sums,
-                          publisher->ledger.version, &digest);
+                          publisher->ledger.version, &digest, publisher->recall);
+    if (e->recalled) {
+        weft_recall_commit(publisher->recall);
+    } else if (publisher->recall != NULL) {
+        weft_recall_reset(publisher->recall);
+    }
     if (publisher->lead != NULL) {
         weft_parts_lead_settle(publisher->lead);
     }
@@ -515,6 +584,9 @@ static weft_status finish_edition(weft_publisher *publisher, edition *e) {
 }
 
 static void abandon_edition(weft_publisher *publisher, edition *e) {
+    if (e->recalled) {
+        weft_recall_rollback(publisher->recall);
+    }
     if (e->ahead) {
         weft_baseline_undo(&publisher->baseline);
     }
@@ -1030,6 +1102,7 @@ void weft_publisher_close(weft_publisher *publisher) {
     weft_ledger_close(&publisher->ledger);
     weft_claim_close(&publisher->claim);
     weft_identity_close(&publisher->identity);
+    close_recall(publisher);
     weft_baseline_close(&publisher->baseline);
     weft_release(context, publisher->made_header);
     weft_release(context, publisher->mirror_path);

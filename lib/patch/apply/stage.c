@@ -82,6 +82,11 @@ static bool stage_fresh(const weft_apply *apply, const weft_frame *frame) {
     return apply->patch->header.roster.entries[frame->bucket.spans[0].tensor].fate != WEFT_FATE_KEPT;
 }
 
+/* Who listens, and a recall, want changes in order. */
+static bool stage_heard(const weft_apply *apply) {
+    return apply->patch->listener.bucket != NULL || apply->patch->noted;
+}
+
 static weft_status stage_sparse(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
                                 size_t place, weft_staged *staged) {
     weft_sum delta;
@@ -93,7 +98,7 @@ static weft_status stage_sparse(weft_apply *apply, weft_bucket_coder *coder, con
     /* Decoders keep to the order of runs, and within a run to any. Where the runs are live memory, they are
      * the segments that a commit writes to. Where they are copies, segments are other pieces: a commit
      * finds the changes of each only if all are in order. */
-    bool sorted = !coder->from.direct || apply->patch->listener.bucket != NULL;
+    bool sorted = !coder->from.direct || stage_heard(apply);
     return status == WEFT_OK && sorted ? weft_changes_sort(&staged->changes) : status;
 }
 
@@ -194,7 +199,11 @@ static bool stage_in_plain_memory(const weft_window *window) {
 static weft_status stage_tell_listener(const weft_apply *apply, const weft_frame *frame,
                                        const weft_staged *staged) {
     const weft_patch_listener *listener = &apply->patch->listener;
-    return listener->bucket != NULL ? listener->bucket(listener->opaque, frame, &staged->changes) : WEFT_OK;
+    weft_status status =
+        listener->bucket != NULL ? listener->bucket(listener->opaque, frame, &staged->changes) : WEFT_OK;
+    return status == WEFT_OK && apply->patch->noted
+               ? weft_frame_note(apply->patch->recall, frame, &staged->changes)
+               : status;
 }
 
 static weft_status stage_frame(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
@@ -282,8 +291,7 @@ weft_status weft_apply_prove_waiting(weft_apply *apply, size_t place, unsigned w
 /* Who listens wants changes, which are not kept where they are written as they are decoded. */
 static weft_status stage_through(weft_apply *apply, weft_bucket_coder *coder, const weft_frame *frame,
                                  size_t place, weft_staged *staged) {
-    if (apply->patch->listener.bucket == NULL && weft_frame_passes(frame) &&
-        stage_in_plain_memory(&coder->from)) {
+    if (!stage_heard(apply) && weft_frame_passes(frame) && stage_in_plain_memory(&coder->from)) {
         weft_sum delta;
         weft_status status =
             weft_frame_decode_through(coder, frame, stage_fresh(apply, frame), apply->moves, &delta);
@@ -306,6 +314,8 @@ weft_status weft_apply_stage(weft_apply *apply, size_t place, unsigned worker, b
         return WEFT_OK; /* what is not held is not even fetched */
     }
     weft_bucket_coder *coder = &apply->coders[worker];
+    coder->recall = apply->patch->recall;
+    coder->depth = apply->patch->header.depth;
     weft_frame frame;
     weft_status status =
         weft_patch_frame(apply->context, apply->patch, index, &apply->buffers[worker], &frame);

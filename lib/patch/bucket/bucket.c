@@ -8,15 +8,20 @@
 #include <xxhash.h>
 
 enum {
-    PACKED_SHARE = 16, /* with more than one unit in so many changed, a bucket is packed, */
-    GLANCE = 4096,     /* units that say which is likely */
-    LISTED_SHARE = 4,  /* with at most so many, its changes are listed in memory; */
-    DENSE_SHARE = 8,   /* or, if it is not one to be packed, dense codings are tried too */
+    SMALL_SHARE = 20,     /* with more than one unit in so many changed, a bucket of `small` is dense, */
+    FAST_SHARE = 24,      /* or one of `fast`, whose dense coding is the faster one from here on; */
+    LONG_SMALL_SHARE = 4, /* of four bytes and more, where steps take more than positions do: */
+    LONG_FAST_SHARE = 8,  /* the same */
+    LISTED_SHARE = 4,     /* with at most so many, its changes are listed in memory; */
+    DENSE_SHARE = 8,      /* or, if it is not one to be packed, dense codings are tried too */
 };
 
 void weft_bucket_coder_open(weft_bucket_coder *coder, weft_context *context) {
     coder->follows = false;
+    coder->recall = NULL;
+    coder->depth = 0;
     coder->context = context;
+    weft_recent_open(&coder->recent, context);
     coder->kernels = weft_patch_kernels_for(weft_cpu_level());
     weft_window_open(&coder->from, context);
     weft_window_open(&coder->to, context);
@@ -36,7 +41,70 @@ void weft_bucket_coder_close(weft_bucket_coder *coder) {
     weft_small_decoder_close(&coder->small_decoder);
     weft_packed_encoder_close(&coder->packed_encoder);
     weft_packed_decoder_close(&coder->packed_decoder);
+    weft_recent_close(&coder->recent);
     weft_writer_close(&coder->payload);
+}
+
+/* ---- what changed lately ---- */
+
+/* A bucket is known by its spans, as they stand in a frame. */
+static weft_status place_bucket(weft_context *context, const weft_bucket *bucket, const weft_roster *roster,
+                                uint64_t *place_out) {
+    weft_writer spans;
+    weft_writer_open(&spans, context);
+    weft_bucket_write_spans(bucket, roster, &spans);
+    weft_status status = weft_writer_failed(&spans) ? WEFT_NO_MEMORY : WEFT_OK;
+    *place_out = XXH3_64bits(spans.data, spans.size);
+    weft_writer_close(&spans);
+    return status;
+}
+
+/* Of what types changes are recalled. */
+static bool recallable(weft_dtype dtype) {
+    return weft_exponent_of(dtype).present && weft_dtype_width(dtype) == 2;
+}
+
+/* Gives the small encoder the list of recent changes, if there is one to be used. */
+static weft_status use_recent(weft_bucket_coder *coder, const weft_bucket *bucket,
+                              const weft_roster *roster, weft_profile profile) {
+    weft_recent *list = &coder->small_encoder.recent.list;
+    uint64_t place;
+    list->count = 0;
+    if (profile != WEFT_PROFILE_SMALLEST || coder->recall == NULL ||
+        !recallable(bucket->dtype)) {
+        return WEFT_OK;
+    }
+    weft_status status = place_bucket(coder->context, bucket, roster, &place);
+    return status == WEFT_OK ? weft_recent_list(list, coder->recall, place, bucket->units, coder->depth)
+                             : status;
+}
+
+/* Few enough to be remembered. */
+static bool is_noted(uint64_t changed, uint64_t units) {
+    return changed <= units / WEFT_RECALL_SHARE;
+}
+
+weft_status weft_bucket_note(weft_bucket_coder *coder, const weft_bucket *bucket, const weft_roster *roster,
+                             const weft_frame_result *result) {
+    const weft_changes *changes = &coder->changes;
+    uint64_t place;
+    if (coder->recall == NULL || !result->present || !recallable(bucket->dtype)) {
+        return WEFT_OK;
+    }
+    weft_status status = place_bucket(coder->context, bucket, roster, &place);
+    return status == WEFT_OK
+               ? weft_recall_note(coder->recall, place, changes->positions, changes->olds, changes->news,
+                                  changes->count, !is_noted(result->changed, bucket->units))
+               : status;
+}
+
+weft_status weft_frame_note(weft_recall *recall, const weft_frame *frame, const weft_changes *changes) {
+    bool sparse = frame->coding <= WEFT_CODING_SMALL || frame->coding == WEFT_CODING_SMALLEST;
+    if (!recallable(frame->bucket.dtype)) {
+        return WEFT_OK;
+    }
+    return weft_recall_note(recall, frame->place, changes->positions, changes->olds, changes->news,
+                            changes->count, !sparse || !is_noted(frame->changed, frame->bucket.units));
 }
 
 /* ---- writing ---- */
@@ -170,8 +238,15 @@ static weft_status encode_dense(weft_bucket_coder *coder, const weft_bucket *buc
     return status;
 }
 
-bool weft_bucket_many(const weft_bucket *bucket, uint64_t changed) {
-    return changed > bucket->units / (weft_bucket_packs(bucket) ? PACKED_SHARE : DENSE_SHARE);
+static unsigned packed_share(const weft_bucket *bucket, weft_profile profile) {
+    bool wide = bucket->width >= 4;
+    return profile == WEFT_PROFILE_FAST ? (wide ? LONG_FAST_SHARE : FAST_SHARE)
+                                        : (wide ? LONG_SMALL_SHARE : SMALL_SHARE);
+}
+
+bool weft_bucket_many(const weft_bucket *bucket, weft_profile profile, uint64_t changed) {
+    return changed >
+           bucket->units / (weft_bucket_packs(bucket) ? packed_share(bucket, profile) : DENSE_SHARE);
 }
 
 bool weft_bucket_few(const weft_bucket *bucket, uint64_t changed) {
@@ -184,7 +259,7 @@ weft_status weft_bucket_list(weft_bucket_coder *coder, const weft_bucket *bucket
     if (coder->changes.count == result->changed || !weft_bucket_few(bucket, result->changed)) {
         return WEFT_OK;
     }
-    return weft_scan(coder, bucket, false, bucket->units / LISTED_SHARE, &beyond);
+    return weft_scan(coder, bucket, false, bucket->units / LISTED_SHARE, NULL, NULL, &beyond);
 }
 
 /* The frame of a bucket that is packed if many units differ; there is none if not. */
@@ -194,36 +269,49 @@ static weft_status encode_packed(weft_bucket_coder *coder, const weft_bucket *bu
     weft_coding coding;
     weft_sum delta;
     uint64_t changed = 0;
-    weft_status status = weft_bucket_pack(coder, bucket, profile, bucket->units / PACKED_SHARE + 1, moves,
-                                          &coding, &changed, &delta);
-    bool many = weft_bucket_many(bucket, changed);
+    weft_status status =
+        weft_bucket_pack(coder, bucket, profile, bucket->units / packed_share(bucket, profile) + 1, moves,
+                         &coding, &changed, &delta);
+    bool many = weft_bucket_many(bucket, profile, changed);
     coder->changes.count = 0;
     *result = (weft_frame_result){changed, many, false};
-    return status == WEFT_OK && many ? write_packed(coder, bucket, roster, coding, changed, delta, frame)
-                                     : status;
+    if (status != WEFT_OK || !many) {
+        return status;
+    }
+    return coding == WEFT_CODING_RICE
+               ? write_frame(bucket, roster, coding, changed, delta, &coder->payload, frame)
+               : write_packed(coder, bucket, roster, coding, changed, delta, frame);
 }
 
 /* Whether many units differ, to judge by some of them. */
-static bool seem_many(weft_bucket_coder *coder, const weft_bucket *bucket) {
-    size_t picked = weft_scan_pick(coder, &coder->from, &coder->to, bucket, GLANCE), differing = 0;
-    for (size_t i = 0; i < picked; i++) {
-        differing += weft_unit_load(coder->tile_olds, i, bucket->width) !=
-                     weft_unit_load(coder->tile_news, i, bucket->width);
-    }
-    return differing > picked / PACKED_SHARE;
+static bool seem_many(weft_bucket_coder *coder, const weft_bucket *bucket, weft_profile profile) {
+    size_t differing, picked = weft_scan_glance(coder, bucket, &differing);
+    return differing > picked / packed_share(bucket, profile);
 }
 
-/* The frame of what the scan has found; `too_many`, if it has stopped early. */
+/* What coder->changes do to the digest, unless that is `proven`; they are written, if that is wanted. */
+static weft_status prove_changes(weft_bucket_coder *coder, const weft_sum *proven, bool write,
+                                 weft_sums *moves, weft_sum *delta) {
+    if (proven == NULL) {
+        return weft_window_prove(&coder->from, &coder->changes, WEFT_PROOF_VALUES, write, moves, delta);
+    }
+    *delta = *proven;
+    return write ? weft_window_scatter(&coder->from, &coder->changes, false) : WEFT_OK;
+}
+
+/* The frame of coder->changes. `proven` is what they do to the digest, or NULL; `too_many`, if the scan
+ * that found them has stopped early. */
 static weft_status encode_scanned(weft_bucket_coder *coder, const weft_bucket *bucket,
                                   const weft_roster *roster, weft_profile profile, bool too_many,
-                                  weft_sums *moves, weft_writer *frame, weft_frame_result *result) {
-    bool small = profile == WEFT_PROFILE_SMALL;
+                                  const weft_sum *proven, weft_sums *moves, weft_writer *frame,
+                                  weft_frame_result *result) {
+    bool small = profile != WEFT_PROFILE_FAST, recent = coder->small_encoder.recent.list.count > 0;
     weft_status status = WEFT_OK;
     uint64_t changed = coder->changes.count;
-    weft_coding coding = small ? WEFT_CODING_SMALL : WEFT_CODING_FAST;
+    weft_coding coding = !small ? WEFT_CODING_FAST : recent ? WEFT_CODING_SMALLEST : WEFT_CODING_SMALL;
     weft_sum delta = {{0, 0}};
     coder->payload.size = 0;
-    bool many = weft_bucket_many(bucket, changed);
+    bool many = weft_bucket_many(bucket, profile, changed);
     *result = (weft_frame_result){changed, changed > 0, coder->follows && changed > 0 && !many};
     if (changed == 0) {
         return WEFT_OK;
@@ -231,8 +319,7 @@ static weft_status encode_scanned(weft_bucket_coder *coder, const weft_bucket *b
     if (!too_many) {
         status = encode_sparse(coder, bucket, small);
         if (status == WEFT_OK) {
-            status = weft_window_prove(&coder->from, &coder->changes, WEFT_PROOF_VALUES, result->written,
-                                       moves, &delta);
+            status = prove_changes(coder, proven, result->written, moves, &delta);
         }
     }
     if (status == WEFT_OK && many) {
@@ -252,31 +339,36 @@ weft_status weft_bucket_encode_windows(weft_bucket_coder *coder, const weft_buck
     weft_status status = WEFT_OK;
     /* What some units say saves a pass over all of them that finds too many, or too few. The count of all
      * decides. */
-    if (packs && seem_many(coder, bucket)) {
+    if (packs && seem_many(coder, bucket, profile)) {
         status = encode_packed(coder, bucket, roster, profile, moves, frame, result);
         if (status != WEFT_OK || result->present) {
             return status;
         }
     }
-    uint64_t most = bucket->units / (packs ? PACKED_SHARE : 2);
-    status = weft_scan(coder, bucket, profile == WEFT_PROFILE_SMALL, most, &too_many);
+    uint64_t most = bucket->units / (packs ? packed_share(bucket, profile) : 2);
+    weft_sum delta = {{0, 0}};
+    status = use_recent(coder, bucket, roster, profile);
+    if (status == WEFT_OK) {
+        status = weft_scan(coder, bucket, profile != WEFT_PROFILE_FAST, most, moves, &delta, &too_many);
+    }
     if (status == WEFT_OK && packs && too_many) {
         return encode_packed(coder, bucket, roster, profile, moves, frame, result);
     }
     return status == WEFT_OK
-               ? encode_scanned(coder, bucket, roster, profile, too_many, moves, frame, result)
+               ? encode_scanned(coder, bucket, roster, profile, too_many, &delta, moves, frame, result)
                : status;
 }
 
 weft_status weft_bucket_encode_known(weft_bucket_coder *coder, const weft_bucket *bucket,
                                      const weft_roster *roster, weft_profile profile, weft_sums *moves,
                                      weft_writer *frame, weft_frame_result *result) {
-    weft_status status = WEFT_OK;
-    if (profile == WEFT_PROFILE_SMALL && coder->changes.count > 0) {
+    weft_status status = use_recent(coder, bucket, roster, profile);
+    if (status == WEFT_OK && profile != WEFT_PROFILE_FAST && coder->changes.count > 0) {
         status = weft_scan_known(coder, bucket);
     }
-    return status == WEFT_OK ? encode_scanned(coder, bucket, roster, profile, false, moves, frame, result)
-                             : status;
+    return status == WEFT_OK
+               ? encode_scanned(coder, bucket, roster, profile, false, NULL, moves, frame, result)
+               : status;
 }
 
 weft_status weft_bucket_open_base(weft_bucket_coder *coder, const weft_bucket *bucket,
@@ -333,7 +425,7 @@ weft_status weft_bucket_encode_whole(weft_bucket_coder *coder, const weft_bucket
     weft_sum delta;
     if (weft_bucket_packs(bucket)) {
         *result = (weft_frame_result){bucket->units, true, false};
-        status = weft_bucket_pack_whole(coder, bucket, profile, sums, &delta);
+        status = weft_bucket_pack_whole(coder, bucket, sums, &delta);
         return status == WEFT_OK ? write_packed(coder, bucket, roster, WEFT_CODING_PACKED_VALUES,
                                                 bucket->units, delta, frame)
                                  : status;
@@ -386,7 +478,7 @@ static bool steps_everywhere(const weft_changes *changes) {
 
 weft_status weft_frame_relay(weft_context *context, const weft_frame *frame, const weft_roster *roster,
                              const weft_changes *changes, weft_writer *output) {
-    if (frame->coding != WEFT_CODING_SMALL) {
+    if (frame->coding != WEFT_CODING_SMALL && frame->coding != WEFT_CODING_SMALLEST) {
         weft_writer_bytes(output, frame->data, frame->size);
         return weft_writer_failed(output) ? WEFT_NO_MEMORY : WEFT_OK;
     }
@@ -434,12 +526,14 @@ weft_status weft_frame_read(weft_context *context, const weft_roster *roster, co
     weft_reader reader = weft_reader_over(data, size - WEFT_FRAME_CHECKSUM);
     uint32_t length = weft_reader_u32(&reader);
     frame->coding = (weft_coding)weft_reader_u8(&reader);
-    if (length != size || frame->coding < WEFT_CODING_FAST || frame->coding > WEFT_CODING_PACKED_VALUES) {
+    if (length != size || frame->coding < WEFT_CODING_FAST || frame->coding > WEFT_CODING_SMALLEST) {
         return weft_fail(context, WEFT_MALFORMED, "a bucket's frame has an unknown coding or length");
     }
     weft_roster here = weft_roster_with(roster, context);
+    const uint8_t *spans = reader.cursor;
     weft_status status = weft_bucket_read_spans(&frame->bucket, &here, &reader);
     if (status == WEFT_OK) {
+        frame->place = XXH3_64bits(spans, (size_t)(reader.cursor - spans));
         frame->changed = weft_reader_varint(&reader);
         frame->delta.lanes[0] = weft_reader_u64(&reader);
         frame->delta.lanes[1] = weft_reader_u64(&reader);
@@ -448,9 +542,11 @@ weft_status weft_frame_read(weft_context *context, const weft_roster *roster, co
         bool fresh = roster->entries[frame->bucket.spans[0].tensor].fate != WEFT_FATE_KEPT;
         /* a small bucket of which more than half changed would have been coded densely: such a claim is no
          * reason to take memory */
-        uint64_t most = frame->coding == WEFT_CODING_SMALL ? frame->bucket.units / 2 : frame->bucket.units;
+        bool recent = frame->coding == WEFT_CODING_SMALLEST;
+        uint64_t most =
+            frame->coding == WEFT_CODING_SMALL || recent ? frame->bucket.units / 2 : frame->bucket.units;
         if (weft_reader_failed(&reader) || frame->changed == 0 || frame->changed > most ||
-            (fresh && !fresh_coding(frame))) {
+            (fresh && !fresh_coding(frame)) || (recent && !recallable(frame->bucket.dtype))) {
             status = weft_fail(context, WEFT_MALFORMED, "a bucket's frame contradicts itself");
         }
     }
@@ -461,11 +557,11 @@ weft_status weft_frame_read(weft_context *context, const weft_roster *roster, co
 }
 
 static bool frame_packed(const weft_frame *frame) {
-    return frame->coding == WEFT_CODING_PACKED_STEPS || frame->coding == WEFT_CODING_PACKED_VALUES;
+    return frame->coding >= WEFT_CODING_PACKED_STEPS && frame->coding <= WEFT_CODING_RICE;
 }
 
 bool weft_frame_dense(const weft_frame *frame) {
-    return frame->coding >= WEFT_CODING_DIFFERENCE &&
+    return frame->coding >= WEFT_CODING_DIFFERENCE && frame->coding != WEFT_CODING_SMALLEST &&
            !(frame_packed(frame) && weft_bucket_few(&frame->bucket, frame->changed));
 }
 
@@ -528,11 +624,48 @@ static weft_status check_count(weft_context *context, const weft_frame *frame) {
     return WEFT_OK;
 }
 
+/* Changes come in two lists, which share words: they are proven when both are in one. */
+static weft_status decode_smallest(weft_bucket_coder *coder, const weft_frame *frame, weft_changes *changes,
+                                   bool write, weft_sums *moves, weft_sum *delta_out) {
+    weft_context *context = coder->context;
+    if (coder->recall == NULL) {
+        return weft_fail(
+            context, WEFT_UNSUPPORTED,
+            "the patch is of the profile `smallest`: only who has followed the versions before "
+            "it can read it; pull the version from its store");
+    }
+    weft_status status =
+        weft_recent_list(&coder->recent, coder->recall, frame->place, frame->bucket.units, coder->depth);
+    if (status == WEFT_OK) {
+        status = weft_changes_reset(changes, 2, (size_t)frame->changed);
+    }
+    if (status == WEFT_OK) {
+        status = weft_smallest_decode(&coder->small_decoder, coder->kernels->tiles,
+                                      weft_exponent_of(frame->bucket.dtype), &coder->recent, frame->payload,
+                                      frame->payload_size, frame->bucket.units, (size_t)frame->changed,
+                                      &coder->from, changes);
+    }
+    if (status == WEFT_OK) {
+        status = weft_changes_sort(changes);
+    }
+    for (size_t i = 1; i < changes->count && status == WEFT_OK; i++) {
+        if (changes->positions[i] == changes->positions[i - 1]) {
+            status = weft_fail(context, WEFT_MALFORMED, "a bucket names a weight twice");
+        }
+    }
+    return status == WEFT_OK
+               ? weft_window_prove(&coder->from, changes, WEFT_PROOF_STEPS, write, moves, delta_out)
+               : status;
+}
+
 static weft_status decode_and_prove(weft_bucket_coder *coder, const weft_frame *frame,
                                     weft_changes *changes, bool write, weft_sums *moves,
                                     weft_sum *delta_out) {
     size_t room = write && frame->changed > WEFT_TILE ? WEFT_TILE : (size_t)frame->changed;
     weft_status status = check_count(coder->context, frame);
+    if (status == WEFT_OK && frame->coding == WEFT_CODING_SMALLEST) {
+        return decode_smallest(coder, frame, changes, write, moves, delta_out);
+    }
     if (status == WEFT_OK) {
         status = weft_changes_reset(changes, frame->bucket.width, room);
     }

@@ -26,10 +26,17 @@ typedef struct weft_bucket_coder {
     weft_small_decoder small_decoder;
     weft_packed_encoder packed_encoder;
     weft_packed_decoder packed_decoder;
+    weft_rice_encoder rice_encoder;
+    weft_rice_decoder rice_decoder;
     uint8_t tile_olds[8 * WEFT_TILE]; /* units of a tile, where they do not lie end to end */
     uint8_t tile_news[8 * WEFT_TILE];
     uint32_t tile_positions[WEFT_TILE + WEFT_KERNEL_SLACK];
     weft_writer payload;
+    /* What the profile `smallest` and its coding know besides the base, and how far back it counts; NULL:
+     * nothing. */
+    weft_recall *recall;
+    unsigned depth;
+    weft_recent recent; /* of the bucket that is decoded */
     /* Encoding writes the new values into the window `from`, where it touches them anyway, unless there are
      * so many that it may want all old ones again. */
     bool follows;
@@ -67,7 +74,7 @@ weft_status weft_bucket_encode_windows(weft_bucket_coder *coder, const weft_buck
                                        const weft_roster *roster, weft_profile profile, weft_sums *moves,
                                        weft_writer *frame, weft_frame_result *result);
 /* True if so many units of the bucket differ that dense codings are for it, which want both windows. */
-bool weft_bucket_many(const weft_bucket *bucket, uint64_t changed);
+bool weft_bucket_many(const weft_bucket *bucket, weft_profile profile, uint64_t changed);
 /* True if so few differ that a list of them takes less memory than all units. */
 bool weft_bucket_few(const weft_bucket *bucket, uint64_t changed);
 /* Makes sure that coder->changes lists what was just encoded, if it is few. */
@@ -86,6 +93,10 @@ weft_status weft_bucket_encode_changes(weft_bucket_coder *coder, const weft_buck
                                        const weft_roster *roster, weft_sum delta, weft_writer *frame,
                                        weft_frame_result *result);
 
+/* Tells coder->recall what the encoder has found, which coder->changes have if it is few. */
+weft_status weft_bucket_note(weft_bucket_coder *coder, const weft_bucket *bucket, const weft_roster *roster,
+                             const weft_frame_result *result);
+
 /* A frame's fields. The payload points into the frame and is followed by the checksum, which serves the
  * bit readers as slack. */
 typedef struct weft_frame {
@@ -96,6 +107,7 @@ typedef struct weft_frame {
     const uint8_t *payload;
     size_t payload_size;
     uint64_t checksum;
+    uint64_t place;      /* of its bucket: what is recalled of it is kept under that */
     const uint8_t *data; /* the whole frame */
     size_t size;
 } weft_frame;
@@ -116,6 +128,8 @@ weft_status weft_frame_relay(weft_context *context, const weft_frame *frame, con
  * them. */
 weft_status weft_frame_decode(weft_bucket_coder *coder, const weft_frame *frame, weft_changes *changes,
                               weft_sums *moves, weft_sum *delta_out);
+/* Notes what a frame has changed; `changes` ascend, and count only if it is sparse. */
+weft_status weft_frame_note(weft_recall *recall, const weft_frame *frame, const weft_changes *changes);
 /* True if weft_frame_decode_through decodes it: any but those under zstd. */
 bool weft_frame_passes(const weft_frame *frame);
 /* The same, writing the new values into the window as they are decoded and keeping nothing. The window
@@ -138,14 +152,18 @@ weft_status weft_frame_decode_dense(weft_bucket_coder *coder, const weft_frame *
  * coder->tile_olds and coder->tile_news have room for, where it puts them. Returns how many. */
 size_t weft_scan_pick(weft_bucket_coder *coder, const weft_window *from, const weft_window *to,
                       const weft_bucket *bucket, size_t most);
+/* Looks at some of coder->from and coder->to, all over the bucket, and counts those that differ. Returns
+ * how many it has looked at. */
+size_t weft_scan_glance(weft_bucket_coder *coder, const weft_bucket *bucket, size_t *differing);
 /* A sample that classes can be cut from. */
 weft_status weft_scan_sample(weft_bucket_coder *coder, const weft_bucket *bucket,
                              weft_class_sample *sample);
-/* Fills coder->changes with what differs between the windows coder->from and coder->to, and with
- * `small` feeds the small encoder on the way. Stops early, with *dense_out set, once more than `most` units
- * differ. */
+/* Fills coder->changes with what differs between the windows coder->from and coder->to. On the way, with
+ * `small`, it feeds the small encoder, and unless `delta` is NULL proves what it finds: adds it to `delta`,
+ * which starts at zero, and to `moves`, unless that is NULL. Stops early, with *dense_out set and all that
+ * is proven taken back, once more than `most` units differ. */
 weft_status weft_scan(weft_bucket_coder *coder, const weft_bucket *bucket, bool small, uint64_t most,
-                      bool *dense_out);
+                      weft_sums *moves, weft_sum *delta, bool *dense_out);
 /* Where coder->changes are known, ascending: feeds the small encoder with them and with coder->from. */
 weft_status weft_scan_known(weft_bucket_coder *coder, const weft_bucket *bucket);
 
@@ -153,14 +171,15 @@ weft_status weft_scan_known(weft_bucket_coder *coder, const weft_bucket *bucket)
 
 /* True if a bucket that is dense is packed: one of floats that is not tiny. */
 bool weft_bucket_packs(const weft_bucket *bucket);
-/* Codes what leads from the window coder->from to coder->to with coder->packed_encoder, all but the
- * writing, and proves it. If fewer than `least` units differ, all is left as it was. */
+/* Codes what leads from the window coder->from to coder->to, with coder->packed_encoder, all but the
+ * writing, or by Rice's code, into coder->payload, and proves it. If fewer than `least` units differ, all
+ * is left as it was. */
 weft_status weft_bucket_pack(weft_bucket_coder *coder, const weft_bucket *bucket, weft_profile profile,
                              uint64_t least, weft_sums *moves, weft_coding *coding, uint64_t *changed,
                              weft_sum *delta);
 /* The same for all that coder->to has, where nothing was before. */
-weft_status weft_bucket_pack_whole(weft_bucket_coder *coder, const weft_bucket *bucket,
-                                   weft_profile profile, weft_sums *sums, weft_sum *delta);
+weft_status weft_bucket_pack_whole(weft_bucket_coder *coder, const weft_bucket *bucket, weft_sums *sums,
+                                   weft_sum *delta);
 /* All new units of the bucket, from the old ones, which values do not need. */
 weft_status weft_bucket_unpack(weft_bucket_coder *coder, const weft_bucket *bucket, weft_coding coding,
                                const uint8_t *payload, size_t size, const void *base, void *output);

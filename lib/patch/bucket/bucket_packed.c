@@ -125,8 +125,8 @@ typedef enum pack_task {
     PACK_UNDONE, /* take back what proving did to the sums */
 } pack_task;
 
-static weft_status pack_tiles(weft_bucket_coder *coder, const weft_bucket *bucket, const uint8_t *values,
-                              pack_task task, weft_sums *moves, weft_sum *delta) {
+static weft_status pack_tiles(weft_bucket_coder *coder, const weft_bucket *bucket, weft_coding coding,
+                              const uint8_t *values, pack_task task, weft_sums *moves, weft_sum *delta) {
     const weft_digest_kernels *kernels = weft_digest_kernels_for(weft_cpu_level());
     unsigned width = bucket->width;
     weft_status status = WEFT_OK;
@@ -140,7 +140,9 @@ static weft_status pack_tiles(weft_bucket_coder *coder, const weft_bucket *bucke
                 prove_units(kernels, run, done, units, width, new, old, moves, delta);
                 continue;
             }
-            status = weft_packed_encoder_tile(&coder->packed_encoder, old, new, units);
+            status = coding == WEFT_CODING_RICE
+                         ? weft_rice_encoder_tile(&coder->rice_encoder, old, new, units, &coder->payload)
+                         : weft_packed_encoder_tile(&coder->packed_encoder, old, new, units);
             if (task == PACK_ALL) {
                 prove_units(kernels, run, done, units, width, old, new, moves, delta);
             }
@@ -151,12 +153,13 @@ static weft_status pack_tiles(weft_bucket_coder *coder, const weft_bucket *bucke
 
 /* Chooses how to code the bucket, from a sample of it. */
 static weft_status begin_pack(weft_bucket_coder *coder, const weft_bucket *bucket, weft_profile profile,
-                              bool *by_value) {
+                              weft_coding *coding) {
     weft_packed_encoder *encoder = &coder->packed_encoder;
     const weft_packed_kernels *kernels = &coder->kernels->packed;
     weft_packed_kind kind = weft_packed_kind_of(bucket->dtype);
     weft_class_sample exponents;
-    bool small = profile == WEFT_PROFILE_SMALL, classes = small && kind.exponent.present;
+    weft_rice_form form;
+    bool small = profile != WEFT_PROFILE_FAST, classes = small && kind.exponent.present;
     weft_status status = classes ? weft_scan_sample(coder, bucket, &exponents) : WEFT_OK;
     if (status != WEFT_OK) {
         return status;
@@ -164,40 +167,52 @@ static weft_status begin_pack(weft_bucket_coder *coder, const weft_bucket *bucke
     const weft_packed_sample sample = {
         coder->tile_olds, coder->tile_news,
         weft_scan_pick(coder, &coder->from, &coder->to, bucket, classes ? WEFT_PACK_SAMPLE : ONE_SAMPLE)};
-    *by_value = weft_packed_prefers_values(encoder, kernels, kind, small, &sample);
-    return weft_packed_encoder_begin(encoder, kernels, kind, *by_value, small,
-                                     classes && !*by_value ? &exponents : NULL, &sample, bucket->units);
+    bool by_value = weft_packed_prefers_values(encoder, kernels, kind, &sample, small ? NULL : &form);
+    *coding = by_value ? WEFT_CODING_PACKED_VALUES : small ? WEFT_CODING_PACKED_STEPS : WEFT_CODING_RICE;
+    if (*coding == WEFT_CODING_RICE) {
+        coder->payload.size = 0;
+        weft_rice_encoder_begin(&coder->rice_encoder, kernels->packs, kernels->rice, form, kind.width,
+                                &coder->payload);
+        return WEFT_OK;
+    }
+    return weft_packed_encoder_begin(encoder, kernels, kind, by_value,
+                                     classes && !by_value ? &exponents : NULL, &sample, bucket->units);
+}
+
+/* After the last tile. */
+static weft_status end_pack(weft_bucket_coder *coder, const weft_bucket *bucket, weft_coding coding,
+                            const uint8_t *values) {
+    bool again;
+    if (coding == WEFT_CODING_RICE) {
+        return weft_rice_encoder_end(&coder->rice_encoder, &coder->payload);
+    }
+    weft_status status = weft_packed_encoder_end(&coder->packed_encoder, &again);
+    if (status == WEFT_OK && again) {
+        status = pack_tiles(coder, bucket, coding, values, PACK_AGAIN, NULL, NULL);
+        status = status == WEFT_OK ? weft_packed_encoder_end(&coder->packed_encoder, &again) : status;
+    }
+    return status;
 }
 
 weft_status weft_bucket_pack(weft_bucket_coder *coder, const weft_bucket *bucket, weft_profile profile,
                              uint64_t least, weft_sums *moves, weft_coding *coding, uint64_t *changed,
                              weft_sum *delta) {
-    weft_packed_encoder *encoder = &coder->packed_encoder;
     const uint8_t *values;
     uint8_t *copy;
-    bool by_value;
     *delta = (weft_sum){{0, 0}};
-    weft_status status = begin_pack(coder, bucket, profile, &by_value);
+    weft_status status = begin_pack(coder, bucket, profile, coding);
     if (status == WEFT_OK) {
         status = new_units(coder, bucket, &values, &copy);
     }
     if (status != WEFT_OK) {
         return status;
     }
-    status = pack_tiles(coder, bucket, values, PACK_ALL, moves, delta);
-    *changed = encoder->changed;
-    *coding = by_value ? WEFT_CODING_PACKED_VALUES : WEFT_CODING_PACKED_STEPS;
-    bool enough = *changed >= least;
-    if (status == WEFT_OK && !enough) {
-        status = pack_tiles(coder, bucket, values, PACK_UNDONE, moves, delta);
-    }
-    bool again = enough;
-    if (status == WEFT_OK && enough) {
-        status = weft_packed_encoder_end(encoder, &again);
-    }
-    if (status == WEFT_OK && enough && again) {
-        status = pack_tiles(coder, bucket, values, PACK_AGAIN, NULL, NULL);
-        status = status == WEFT_OK ? weft_packed_encoder_end(encoder, &again) : status;
+    status = pack_tiles(coder, bucket, *coding, values, PACK_ALL, moves, delta);
+    *changed = *coding == WEFT_CODING_RICE ? coder->rice_encoder.changed : coder->packed_encoder.changed;
+    if (status == WEFT_OK && *changed < least) {
+        status = pack_tiles(coder, bucket, *coding, values, PACK_UNDONE, moves, delta);
+    } else if (status == WEFT_OK) {
+        status = end_pack(coder, bucket, *coding, values);
     }
     weft_release(coder->context, copy);
     return status;
@@ -222,8 +237,8 @@ static weft_status pack_whole_tiles(weft_bucket_coder *coder, const weft_bucket 
     return status;
 }
 
-weft_status weft_bucket_pack_whole(weft_bucket_coder *coder, const weft_bucket *bucket,
-                                   weft_profile profile, weft_sums *sums, weft_sum *delta) {
+weft_status weft_bucket_pack_whole(weft_bucket_coder *coder, const weft_bucket *bucket, weft_sums *sums,
+                                   weft_sum *delta) {
     weft_packed_encoder *encoder = &coder->packed_encoder;
     bool again = false;
     *delta = (weft_sum){{0, 0}};
@@ -232,7 +247,7 @@ weft_status weft_bucket_pack_whole(weft_bucket_coder *coder, const weft_bucket *
                                        weft_scan_pick(coder, &coder->to, &coder->to, bucket, ONE_SAMPLE)};
     weft_status status =
         weft_packed_encoder_begin(encoder, &coder->kernels->packed, weft_packed_kind_of(bucket->dtype),
-                                  true, profile == WEFT_PROFILE_SMALL, NULL, &sample, bucket->units);
+                                  true, NULL, &sample, bucket->units);
     if (status == WEFT_OK) {
         status = pack_whole_tiles(coder, bucket, true, sums, delta);
     }
@@ -248,18 +263,32 @@ weft_status weft_bucket_pack_whole(weft_bucket_coder *coder, const weft_bucket *
 
 /* ---- decoding ---- */
 
+static weft_status begin_unpack(weft_bucket_coder *coder, const weft_bucket *bucket, weft_coding coding,
+                                const uint8_t *payload, size_t size) {
+    const weft_packed_kernels *kernels = &coder->kernels->packed;
+    return coding == WEFT_CODING_RICE
+               ? weft_rice_decoder_begin(&coder->rice_decoder, coder->context, kernels->packs,
+                                         kernels->rice, bucket->width, payload, size, (size_t)bucket->units)
+               : weft_packed_decoder_begin(
+                     &coder->packed_decoder, kernels, weft_packed_kind_of(bucket->dtype),
+                     coding == WEFT_CODING_PACKED_VALUES, payload, size, (size_t)bucket->units);
+}
+
+static weft_status unpack_tile(weft_bucket_coder *coder, weft_coding coding, const void *old, size_t units,
+                               void *new) {
+    return coding == WEFT_CODING_RICE ? weft_rice_decoder_next(&coder->rice_decoder, old, units, new)
+                                      : weft_packed_decoder_next(&coder->packed_decoder, old, units, new);
+}
+
 weft_status weft_bucket_unpack(weft_bucket_coder *coder, const weft_bucket *bucket, weft_coding coding,
                                const uint8_t *payload, size_t size, const void *base, void *output) {
     size_t units = (size_t)bucket->units;
     unsigned width = bucket->width;
-    bool values = coding == WEFT_CODING_PACKED_VALUES;
-    weft_packed_decoder *decoder = &coder->packed_decoder;
-    weft_status status = weft_packed_decoder_begin(
-        decoder, &coder->kernels->packed, weft_packed_kind_of(bucket->dtype), values, payload, size, units);
+    weft_status status = begin_unpack(coder, bucket, coding, payload, size);
     for (size_t done = 0; done < units && status == WEFT_OK; done += WEFT_TILE) {
         size_t some = units - done < WEFT_TILE ? units - done : WEFT_TILE;
         const uint8_t *old = base != NULL ? (const uint8_t *)base + done * width : NULL;
-        status = weft_packed_decoder_next(decoder, old, some, (uint8_t *)output + done * width);
+        status = unpack_tile(coder, coding, old, some, (uint8_t *)output + done * width);
     }
     return status;
 }
@@ -268,18 +297,15 @@ weft_status weft_bucket_unpack_through(weft_bucket_coder *coder, const weft_buck
                                        weft_coding coding, const uint8_t *payload, size_t size, bool fresh,
                                        weft_sums *moves, weft_sum *delta_out) {
     const weft_digest_kernels *kernels = weft_digest_kernels_for(weft_cpu_level());
-    weft_packed_decoder *decoder = &coder->packed_decoder;
     unsigned width = bucket->width;
-    weft_status status = weft_packed_decoder_begin(
-        decoder, &coder->kernels->packed, weft_packed_kind_of(bucket->dtype),
-        coding == WEFT_CODING_PACKED_VALUES, payload, size, (size_t)bucket->units);
+    weft_status status = begin_unpack(coder, bucket, coding, payload, size);
     *delta_out = (weft_sum){{0, 0}};
     for (size_t i = 0; i < coder->from.run_count; i++) {
         const weft_run *run = &coder->from.runs[i];
         for (uint64_t done = 0; done < run->units && status == WEFT_OK; done += WEFT_TILE) {
             size_t units = tile_units(run, done);
             const uint8_t *old = fresh ? NULL : run_units(run, done, units, width, coder->tile_olds);
-            status = weft_packed_decoder_next(decoder, old, units, coder->tile_news);
+            status = unpack_tile(coder, coding, old, units, coder->tile_news);
             if (status == WEFT_OK) {
                 prove_units(kernels, run, done, units, width, old, coder->tile_news, moves, delta_out);
                 write_units(run, done, units, width, coder->tile_news);
@@ -313,12 +339,8 @@ weft_status weft_bucket_unpack_changes(weft_bucket_coder *coder, const weft_fram
                                        weft_changes *changes, weft_sums *moves, weft_sum *delta_out) {
     const weft_digest_kernels *kernels = weft_digest_kernels_for(weft_cpu_level());
     const weft_bucket *bucket = &frame->bucket;
-    weft_packed_decoder *decoder = &coder->packed_decoder;
     unsigned width = bucket->width;
-    weft_status status =
-        weft_packed_decoder_begin(decoder, &coder->kernels->packed, weft_packed_kind_of(bucket->dtype),
-                                  frame->coding == WEFT_CODING_PACKED_VALUES, frame->payload,
-                                  frame->payload_size, (size_t)bucket->units);
+    weft_status status = begin_unpack(coder, bucket, frame->coding, frame->payload, frame->payload_size);
     if (status == WEFT_OK) {
         status = weft_changes_reset(changes, width, (size_t)frame->changed);
     }
@@ -328,7 +350,7 @@ weft_status weft_bucket_unpack_changes(weft_bucket_coder *coder, const weft_fram
         for (uint64_t done = 0; done < run->units && status == WEFT_OK; done += WEFT_TILE) {
             size_t units = tile_units(run, done);
             const uint8_t *old = run_units(run, done, units, width, coder->tile_olds);
-            status = weft_packed_decoder_next(decoder, old, units, coder->tile_news);
+            status = unpack_tile(coder, frame->coding, old, units, coder->tile_news);
             if (status == WEFT_OK) {
                 prove_units(kernels, run, done, units, width, old, coder->tile_news, moves, delta_out);
                 status = list_changes(coder, old, units, (uint32_t)(run->linear + done), changes);

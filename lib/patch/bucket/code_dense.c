@@ -99,7 +99,7 @@ weft_status weft_dense_encode(weft_context *context, const void *base, const voi
         return WEFT_NO_MEMORY;
     }
     split_planes(base, values, units, width, planes);
-    weft_status status = profile == WEFT_PROFILE_SMALL
+    weft_status status = profile != WEFT_PROFILE_FAST
                              ? compress_smallest(context, planes, units * width, writer)
                              : compress_planes(context, planes, units * width, 1, writer);
     weft_release(context, planes);

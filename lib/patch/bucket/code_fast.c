@@ -17,13 +17,13 @@
 
 enum { RICE_MAX = 28 };
 
-/* Bits that all gaps cost with parameter k, the unary terminator aside. */
+/* Bits that all gaps cost with parameter k, the unary terminator aside. No gap waits for the one before, so
+ * that compilers make vectors of it. */
 static uint64_t gap_cost(const weft_changes *changes, unsigned k) {
-    uint64_t quotients = 0;
-    uint32_t next = 0;
-    for (size_t i = 0; i < changes->count; i++) {
-        quotients += (changes->positions[i] - next) >> k;
-        next = changes->positions[i] + 1;
+    const uint32_t *positions = changes->positions;
+    uint64_t quotients = positions[0] >> k;
+    for (size_t i = 1; i < changes->count; i++) {
+        quotients += (positions[i] - positions[i - 1] - 1) >> k;
     }
     return quotients + (uint64_t)k * changes->count;
 }
@@ -47,44 +47,6 @@ static unsigned choose_parameter(const weft_changes *changes, uint64_t units) {
     return k;
 }
 
-static void put_gap(weft_bits_writer *bits, uint32_t gap, unsigned k) {
-    uint32_t quotient = gap >> k;
-    if (quotient >= WEFT_FAST_ESCAPE) {
-        weft_bits_put(bits, weft_low_bits(WEFT_FAST_ESCAPE), WEFT_FAST_ESCAPE);
-        weft_bits_put(bits, gap, 32);
-        return;
-    }
-    uint64_t low = gap & (uint32_t)weft_low_bits(k);
-    weft_bits_put(bits, weft_low_bits(quotient) | low << (quotient + 1), quotient + 1 + k);
-}
-
-static void put_step(weft_bits_writer *bits, uint64_t magnitude, uint64_t sign) {
-    unsigned length = 63u - (unsigned)__builtin_clzll(magnitude);
-    uint64_t low = magnitude ^ (uint64_t)1 << length;
-    if (length <= 16) {
-        uint64_t value = weft_low_bits(length) | low << (length + 1) | sign << (2 * length + 1);
-        weft_bits_put(bits, value, 2 * length + 2);
-        return;
-    }
-    weft_bits_put_wide(bits, weft_low_bits(length), length + 1);
-    weft_bits_put_wide(bits, low, length);
-    weft_bits_put(bits, sign, 1);
-}
-
-static inline __attribute__((always_inline)) void
-put_changes(weft_bits_writer *bits, const weft_changes *changes, unsigned k, unsigned width) {
-    uint64_t mask = width == 8 ? ~(uint64_t)0 : ((uint64_t)1 << (8 * width)) - 1;
-    uint32_t next = 0;
-    for (size_t i = 0; i < changes->count; i++) {
-        uint64_t step = weft_unit_load(changes->news, i, width) - weft_unit_load(changes->olds, i, width);
-        uint64_t sign = (step >> (8 * width - 1)) & 1;
-        uint64_t magnitude = ((step ^ (0 - sign)) + sign) & mask;
-        put_gap(bits, changes->positions[i] - next, k);
-        put_step(bits, magnitude, sign);
-        next = changes->positions[i] + 1;
-    }
-}
-
 /* The most bytes that one change takes: 56 bits of gap, and a step of 2 * 8 * width + 1 bits. */
 static size_t worst_bytes(unsigned width) {
     return 8 + 2 * (size_t)width;
@@ -100,16 +62,16 @@ weft_status weft_fast_encode(const weft_changes *changes, uint64_t units, weft_w
     weft_bits_writer bits = {room, 0, 0};
     switch (changes->width) {
     case 1:
-        put_changes(&bits, changes, k, 1);
+        weft_fast_put_loop(&bits, changes, 0, changes->count, k, 1);
         break;
     case 2:
-        put_changes(&bits, changes, k, 2);
+        weft_patch_kernels_for(weft_cpu_level())->encode_fast(&bits, changes, k);
         break;
     case 4:
-        put_changes(&bits, changes, k, 4);
+        weft_fast_put_loop(&bits, changes, 0, changes->count, k, 4);
         break;
     default:
-        put_changes(&bits, changes, k, 8);
+        weft_fast_put_loop(&bits, changes, 0, changes->count, k, 8);
         break;
     }
     writer->size += (size_t)(weft_bits_finish(&bits) - room);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fast_loop.h: the decoder of the `fast` coding. It stands in a header because the loop for two-byte
- * weights is compiled a second time for processors with BMI2, whose shifts need no fixed register.
+ * fast_loop.h: the loops of the `fast` coding. They stand in a header because those for two-byte weights
+ * are compiled a second time for processors with BMI2, whose shifts need no fixed register.
  *
- * The stream is held in a 64-bit buffer. A gap takes at most 56 bits and a common step at most 34, so one
- * refill serves a change nearly always. Nothing is loaded from past the slack behind the stream: when all
- * of the stream is in the buffer, refills stop, and consuming more than there is shows as a negative count
- * of available bits, which is looked at once per call.
+ * To the decoder, the stream is held in a 64-bit buffer. A gap takes at most 56 bits and a common step at
+ * most 34, so one refill serves a change nearly always. Nothing is loaded from past the slack behind the
+ * stream: when all of the stream is in the buffer, refills stop, and consuming more than there is shows as
+ * a negative count of available bits, which is looked at once per call.
  */
 #ifndef WEFT_PATCH_BUCKET_FAST_LOOP_H
 #define WEFT_PATCH_BUCKET_FAST_LOOP_H
@@ -15,6 +15,69 @@
 #include "changes.h"
 
 enum { WEFT_FAST_ESCAPE = 24 };
+
+static inline uint64_t weft_low_bits(unsigned count) {
+    return ((uint64_t)1 << count) - 1;
+}
+
+/* ---- encoding ---- */
+
+static inline void weft_fast_put_gap(weft_bits_writer *bits, uint32_t gap, unsigned k) {
+    uint32_t quotient = gap >> k;
+    if (quotient >= WEFT_FAST_ESCAPE) {
+        weft_bits_put(bits, weft_low_bits(WEFT_FAST_ESCAPE), WEFT_FAST_ESCAPE);
+        weft_bits_put(bits, gap, 32);
+        return;
+    }
+    uint64_t low = gap & (uint32_t)weft_low_bits(k);
+    weft_bits_put(bits, weft_low_bits(quotient) | low << (quotient + 1), quotient + 1 + k);
+}
+
+static inline void weft_fast_put_step(weft_bits_writer *bits, uint64_t magnitude, uint64_t sign) {
+    unsigned length = 63u - (unsigned)__builtin_clzll(magnitude);
+    uint64_t low = magnitude ^ (uint64_t)1 << length;
+    if (length <= 16) {
+        uint64_t value = weft_low_bits(length) | low << (length + 1) | sign << (2 * length + 1);
+        weft_bits_put(bits, value, 2 * length + 2);
+        return;
+    }
+    weft_bits_put_wide(bits, weft_low_bits(length), length + 1);
+    weft_bits_put_wide(bits, low, length);
+    weft_bits_put(bits, sign, 1);
+}
+
+/* Codes the changes from `first` up to `end`. Gap and step go out at once where they fit, which is nearly
+ * always: each put waits for the one before. */
+static inline __attribute__((always_inline)) void weft_fast_put_loop(weft_bits_writer *writer,
+                                                                     const weft_changes *changes,
+                                                                     size_t first, size_t end, unsigned k,
+                                                                     unsigned width) {
+    uint64_t mask = width == 8 ? ~(uint64_t)0 : ((uint64_t)1 << (8 * width)) - 1;
+    uint32_t next = first > 0 ? changes->positions[first - 1] + 1 : 0;
+    weft_bits_writer bits = *writer;
+    for (size_t i = first; i < end; i++) {
+        uint64_t step = weft_unit_load(changes->news, i, width) - weft_unit_load(changes->olds, i, width);
+        uint64_t sign = (step >> (8 * width - 1)) & 1;
+        uint64_t magnitude = ((step ^ (0 - sign)) + sign) & mask;
+        uint32_t gap = changes->positions[i] - next;
+        next = changes->positions[i] + 1;
+        uint32_t quotient = gap >> k;
+        unsigned length = 63u - (unsigned)__builtin_clzll(magnitude);
+        if (__builtin_expect(quotient >= WEFT_FAST_ESCAPE || quotient + k + 2 * length + 3 > 56, 0)) {
+            weft_fast_put_gap(&bits, gap, k);
+            weft_fast_put_step(&bits, magnitude, sign);
+            continue;
+        }
+        uint64_t low = gap & (uint32_t)weft_low_bits(k);
+        uint64_t head = weft_low_bits(quotient) | low << (quotient + 1);
+        uint64_t tail = weft_low_bits(length) | (magnitude ^ (uint64_t)1 << length) << (length + 1) |
+                        sign << (2 * length + 1);
+        weft_bits_put(&bits, head | tail << (quotient + 1 + k), quotient + k + 2 * length + 3);
+    }
+    *writer = bits;
+}
+
+/* ---- decoding ---- */
 
 typedef struct weft_fast_decoder {
     weft_context *context;
@@ -28,10 +91,6 @@ typedef struct weft_fast_decoder {
     uint64_t units;
     uintptr_t weights; /* the address where position 0 would lie: memory that is asked for on the way */
 } weft_fast_decoder;
-
-static inline uint64_t weft_low_bits(unsigned count) {
-    return ((uint64_t)1 << count) - 1;
-}
 
 static inline unsigned weft_fast_ones(uint64_t window) {
     return (unsigned)__builtin_ctzll(~window | (uint64_t)1 << 63);

@@ -46,6 +46,10 @@ static size_t diff_masters_portable(const void *base, const void *masters, size_
     return found;
 }
 
+static void encode_fast_portable(weft_bits_writer *bits, const weft_changes *changes, unsigned k) {
+    weft_fast_put_loop(bits, changes, 0, changes->count, k, 2);
+}
+
 static bool decode_fast_portable(weft_fast_decoder *decoder, uint32_t *positions, void *steps,
                                  size_t count) {
     return weft_fast_loop(decoder, positions, steps, count, 2);
@@ -53,9 +57,11 @@ static bool decode_fast_portable(weft_fast_decoder *decoder, uint32_t *positions
 
 const weft_patch_kernels weft_patch_kernels_portable = {
     .tiles = &weft_tile_kernels_portable,
-    .packed = {&weft_tile_kernels_portable, &weft_pack_kernels_portable, &weft_rans_wide_kernels_portable},
+    .packed = {&weft_tile_kernels_portable, &weft_pack_kernels_portable, &weft_rans_wide_kernels_portable,
+               &weft_rice_kernels_portable},
     .diff = diff_portable,
     .diff_masters = diff_masters_portable,
+    .encode_fast = encode_fast_portable,
     .decode_fast = decode_fast_portable,
 };
 
@@ -66,6 +72,11 @@ const weft_patch_kernels *weft_patch_kernels_for(weft_cpu level) {
     }
     if (level == WEFT_CPU_AVX2) {
         return &weft_patch_kernels_avx2;
+    }
+#endif
+#ifdef WEFT_ARM
+    if (level == WEFT_CPU_NEON) {
+        return &weft_patch_kernels_neon;
     }
 #endif
     (void)level;

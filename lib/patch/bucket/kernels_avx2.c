@@ -3,7 +3,8 @@
  * kernels_avx2.c: the kernels for AVX2 with BMI2.
  *
  * AVX2 has no compress, so positions are taken from the bit mask one by one; the first four of a block
- * are written without asking how many there are, which spares most of the mispredicted branches.
+ * are written without asking how many there are, or whether there is one, which spares most of the
+ * mispredicted branches.
  */
 #include "kernels.h"
 
@@ -57,10 +58,12 @@ static inline __attribute__((always_inline)) size_t diff_units(const uint8_t *ba
     size_t found = 0;
     size_t i = 0;
     for (; i + 64 <= count; i += 64) {
-        uint64_t equal = equal_block(base + width * i, next + width * i, width);
-        if (~equal != 0) {
-            found += append_positions(~equal, first + (uint32_t)i, positions + found);
+        if (width == 2) {
+            weft_lanes_ask(base + 2 * i);
+            weft_lanes_ask(next + 2 * i);
         }
+        uint64_t equal = equal_block(base + width * i, next + width * i, width);
+        found += append_positions(~equal, first + (uint32_t)i, positions + found);
     }
     return found + weft_patch_kernels_portable.diff(base + width * i, next + width * i, count - i, width,
                                                     first + (uint32_t)i, positions + found);
@@ -116,14 +119,20 @@ static size_t diff_masters_avx2(const void *base, const void *masters, size_t co
                                                             first + (uint32_t)i, positions + found);
 }
 
+static void encode_fast_avx2(weft_bits_writer *bits, const weft_changes *changes, unsigned k) {
+    weft_fast_put_loop(bits, changes, 0, changes->count, k, 2);
+}
+
 static bool decode_fast_avx2(weft_fast_decoder *decoder, uint32_t *positions, void *steps, size_t count) {
     return weft_fast_loop(decoder, positions, steps, count, 2);
 }
 
 const weft_patch_kernels weft_patch_kernels_avx2 = {
     .tiles = &weft_tile_kernels_avx2,
-    .packed = {&weft_tile_kernels_avx2, &weft_pack_kernels_avx2, &weft_rans_wide_kernels_portable},
+    .packed = {&weft_tile_kernels_avx2, &weft_pack_kernels_avx2, &weft_rans_wide_kernels_avx2,
+               &weft_rice_kernels_avx2},
     .diff = diff_avx2,
     .diff_masters = diff_masters_avx2,
+    .encode_fast = encode_fast_avx2,
     .decode_fast = decode_fast_avx2,
 };

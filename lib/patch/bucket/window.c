@@ -243,8 +243,9 @@ void weft_window_copy_runs(const weft_window *window, unsigned width, uint8_t *o
     }
 }
 
-/* Scattered stores miss the cache almost every time; asking for the lines ahead keeps many under way. */
-enum { AHEAD = 32 };
+/* Scattered stores miss the cache almost every time; asking for the lines ahead keeps many under way. They
+ * are asked for into the second cache, which has more of them under way than the first. */
+enum { AHEAD = 64, SECOND_CACHE = 2 };
 
 /* Where units lie, in units from the segment's first. Handed over by value: stores of bytes could be to
  * anything that is pointed to. */
@@ -266,7 +267,8 @@ static inline __attribute__((always_inline)) void scatter_units(uint8_t *memory,
                                                                 unsigned width) {
     for (size_t i = 0; i < count; i++) {
         if (i + AHEAD < count) {
-            __builtin_prefetch(memory + place_at(place, positions[i + AHEAD], rows) * width, 1);
+            __builtin_prefetch(memory + place_at(place, positions[i + AHEAD], rows) * width, 0,
+                               SECOND_CACHE);
         }
         weft_unit_store(memory, place_at(place, positions[i], rows), width,
                         weft_unit_load(values, i, width));

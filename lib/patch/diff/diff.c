@@ -3,6 +3,7 @@
  * diff.c: from two states to a patch, and on request its inverse, in one pass. The new state may be given
  * as changes to the base (given.h): then `next` is the base's view, which has the same tensors.
  */
+#include "diff.h"
 #include "../../base/sized.h"
 #include "../format/stream.h"
 #include "given.h"
@@ -47,6 +48,8 @@ typedef struct diff_state {
     weft_sums *new_sums; /* over the next view */
     weft_trail *trail;
     weft_trail *notes;
+    weft_recall *recall;
+    unsigned depth;
 } diff_state;
 
 /* ---- setting up ---- */
@@ -161,12 +164,17 @@ static weft_status diff_encode_both(diff_state *state, weft_pipeline_worker *wor
     const weft_roster *roster = &state->forward.roster;
     weft_frame_result *result = &slot->forward.result;
     bool given = state->changes_given;
+    coder->recall = state->recall;
+    coder->depth = state->depth;
     weft_bucket_side base = {state->base, state->forward.from_map};
     weft_bucket_side next = {state->next, state->forward.to_map};
     weft_status status = given ? weft_given_encode(&state->given, worker, job->bucket, roster, profile,
                                                    &base, state->moves, &slot->forward)
                                : weft_bucket_encode(coder, job->bucket, roster, profile, &base, &next,
                                                     state->moves, &slot->forward.bytes, result);
+    if (status == WEFT_OK) {
+        status = weft_bucket_note(coder, job->bucket, roster, result);
+    }
     if (state->trail != NULL) {
         status = weft_trail_advance(state->trail, index, coder, job->bucket, given ? NULL : &next, result,
                                     status);
@@ -253,12 +261,12 @@ static weft_status diff_run(diff_state *state, const weft_sink *sink, weft_diff_
     }
     if (status == WEFT_OK) {
         status =
-            weft_stream_open(&state->forward.stream, context, sink, options->profile,
+            weft_stream_open(&state->forward.stream, context, sink, options->profile, state->depth,
                              &state->forward.roster, same_files, options->new_container, options->labels);
     }
     if (status == WEFT_OK && both) {
         status =
-            weft_stream_open(&state->inverse.stream, context, options->inverse, options->profile,
+            weft_stream_open(&state->inverse.stream, context, options->inverse, options->profile, 0,
                              &state->inverse.roster, same_files, options->base_container, options->labels);
     }
     if (status == WEFT_OK) {
@@ -291,18 +299,31 @@ static weft_status diff_run(diff_state *state, const weft_sink *sink, weft_diff_
 
 weft_status weft_diff(weft_context *context, const weft_view *base, const weft_view *next,
                       const weft_diff_options *options, const weft_sink *sink, weft_diff_stats *stats) {
+    return weft_diff_recalling(context, base, next, options, NULL, 0, sink, stats);
+}
+
+weft_status weft_diff_recalling(weft_context *context, const weft_view *base, const weft_view *next,
+                                const weft_diff_options *options, weft_recall *recall, unsigned depth,
+                                const weft_sink *sink, weft_diff_stats *stats) {
     weft_context_clear(context);
     diff_state state = {
         .context = context,
         .base = base,
         .next = next != NULL ? next : base,
         .changes_given = next == NULL,
+        .recall = recall,
+        .depth = depth,
     };
     weft_diff_stats result = {.size = sizeof result};
     weft_status status =
         weft_sized_read(context, options, &state.options, sizeof state.options, "weft_diff_options");
     if (status == WEFT_OK) {
         status = weft_sized_check(context, stats, "weft_diff_stats");
+    }
+    if (status == WEFT_OK && state.options.profile == WEFT_PROFILE_SMALLEST && recall == NULL) {
+        status = weft_fail(context, WEFT_INVALID_ARGUMENT,
+                           "the profile `smallest` is for publishers, which know the versions before; a "
+                           "patch that stands alone is smallest in the profile `small`");
     }
     if (status != WEFT_OK) {
         return status;

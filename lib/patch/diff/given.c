@@ -300,7 +300,7 @@ weft_status weft_given_encode(const weft_given *given, weft_pipeline_worker *wor
         return status;
     }
     given_compare(&coder->from, &coder->changes);
-    if (!weft_bucket_many(bucket, coder->changes.count)) {
+    if (!weft_bucket_many(bucket, profile, coder->changes.count)) {
         return weft_bucket_encode_known(coder, bucket, roster, profile, moves, &frame->bytes,
                                         &frame->result);
     }

@@ -379,7 +379,7 @@ static weft_status merge_run(merge_state *merge, const weft_sink *sink, const ch
             container = given != NULL ? given : container;
             same_files = same_files && merge->patches[i]->header.same_files;
         }
-        status = weft_stream_open(&merge->stream, context, sink, merge->profile, roster, same_files,
+        status = weft_stream_open(&merge->stream, context, sink, merge->profile, 0, roster, same_files,
                                   container, labels);
     }
     if (status == WEFT_OK) {
@@ -408,6 +408,10 @@ weft_status weft_merge(weft_context *context, const weft_patch *const *patches, 
     weft_status status = weft_sized_read(context, options, &chosen, sizeof chosen, "weft_merge_options");
     if (status == WEFT_OK) {
         status = weft_sized_check(context, stats, "weft_diff_stats");
+    }
+    if (status == WEFT_OK && chosen.profile == WEFT_PROFILE_SMALLEST) {
+        status = weft_fail(context, WEFT_INVALID_ARGUMENT,
+                           "the profile `smallest` is for publishers; merge to the profile `small`");
     }
     if (status != WEFT_OK) {
         return status;

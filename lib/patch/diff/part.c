@@ -299,7 +299,7 @@ static const weft_roster *part_roster(const weft_part_plan *plan, bool fresh) {
 
 weft_status weft_part_write_header(const weft_part_plan *plan, bool fresh, const weft_container *container,
                                    const char *const *labels, weft_writer *writer) {
-    return weft_header_write(plan->context, plan->profile, part_roster(plan, fresh), !fresh, container,
+    return weft_header_write(plan->context, plan->profile, 0, part_roster(plan, fresh), !fresh, container,
                              labels, writer);
 }
 

@@ -417,7 +417,7 @@ weft_status weft_past_diff(weft_context *context, const weft_past *past, const w
         status = weft_sums_zero(context, past->view, &before);
     }
     if (status == WEFT_OK) {
-        status = weft_stream_open(&diff.stream, context, sink, options->profile, &past->roster,
+        status = weft_stream_open(&diff.stream, context, sink, options->profile, 0, &past->roster,
                                   weft_container_same(options->base_container, options->new_container),
                                   options->new_container, options->labels);
     }

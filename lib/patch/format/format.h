@@ -29,6 +29,7 @@ typedef struct weft_header {
     weft_context *context;
     unsigned version; /* of the format */
     weft_profile profile;
+    unsigned depth; /* of `smallest`: how many versions before this one it looks back at */
     weft_roster roster;
     bool same_files;          /* the result's files are the base's */
     weft_container container; /* otherwise, if file_count > 0; owned */
@@ -41,8 +42,9 @@ void weft_header_close(weft_header *header);
 /* Labels (key, value, …, NULL; or NULL) as they may be written: UTF-8, in pairs, at most so many of them.
  */
 weft_status weft_labels_check(weft_context *context, const char *const *labels, size_t most);
-/* Appends preamble, header and checksum. `container` may be NULL. */
-weft_status weft_header_write(weft_context *context, weft_profile profile, const weft_roster *roster,
+/* Appends preamble, header and checksum. `container` may be NULL; `depth` counts with `smallest`. */
+weft_status weft_header_write(weft_context *context, weft_profile profile, unsigned depth,
+                              const weft_roster *roster,
                               bool same_files, const weft_container *container, const char *const *labels,
                               weft_writer *writer);
 /* The size of preamble, header and checksum, from a preamble of WEFT_PREAMBLE_BYTES. */

@@ -4,6 +4,7 @@
  */
 #include "format.h"
 
+#include "../recall/recall.h"
 #include "fold.h"
 
 #include "../../tensor/table.h"
@@ -15,7 +16,11 @@
 static const uint8_t magic[8] = {0x89, 'W', 'E', 'F', 'T', '\r', '\n', 0x1a};
 
 enum { FILES_NONE = 0, FILES_SAME = 1, FILES_GIVEN = 2, FILES_FOLDED = 3 };
-enum { HEADER_LEVEL = 19, LABELS_MAX = 1024 };
+enum { LABELS_MAX = 1024 };
+
+/* How a body is compressed. A short one is that of a small model, whose bytes count; for a long one, all
+ * threads would wait. */
+enum { SHORT_BODY = 2048, SHORT_LEVEL = 19, LONG_LEVEL = 9 };
 
 void weft_header_open(weft_header *header, weft_context *context) {
     memset(header, 0, sizeof *header);
@@ -146,7 +151,7 @@ static weft_status check_container(weft_context *context, const weft_container *
 static weft_status check_header(weft_context *context, weft_profile profile, const weft_roster *roster,
                                 const weft_container *container, const char *const *labels) {
     uint64_t most = weft_context_limits(context)->tensors;
-    if (profile != WEFT_PROFILE_FAST && profile != WEFT_PROFILE_SMALL) {
+    if (profile != WEFT_PROFILE_FAST && profile != WEFT_PROFILE_SMALL && profile != WEFT_PROFILE_SMALLEST) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "%d is no profile of a patch", (int)profile);
     }
     if (roster->count > most) {
@@ -175,7 +180,8 @@ static weft_status store_body(weft_context *context, const weft_writer *body, we
     if (packed == NULL) {
         return WEFT_NO_MEMORY;
     }
-    size_t size = ZSTD_compress(packed, bound, body->data, body->size, HEADER_LEVEL);
+    int level = body->size < SHORT_BODY ? SHORT_LEVEL : LONG_LEVEL;
+    size_t size = ZSTD_compress(packed, bound, body->data, body->size, level);
     bool smaller = !ZSTD_isError(size) && size < body->size;
     const uint8_t *stored = smaller ? packed : body->data;
     size_t stored_size = smaller ? size : body->size;
@@ -197,9 +203,9 @@ static weft_status fail_size(weft_context *context) {
     return weft_fail(context, WEFT_LIMIT_EXCEEDED, "the patch's header would be larger than the limit");
 }
 
-weft_status weft_header_write(weft_context *context, weft_profile profile, const weft_roster *roster,
-                              bool same_files, const weft_container *container, const char *const *labels,
-                              weft_writer *writer) {
+weft_status weft_header_write(weft_context *context, weft_profile profile, unsigned depth,
+                              const weft_roster *roster, bool same_files, const weft_container *container,
+                              const char *const *labels, weft_writer *writer) {
     const weft_container *given = same_files ? NULL : container;
     weft_status status = check_header(context, profile, roster, given, labels);
     if (status != WEFT_OK) {
@@ -208,6 +214,9 @@ weft_status weft_header_write(weft_context *context, weft_profile profile, const
     weft_writer body;
     weft_writer_open(&body, context);
     weft_writer_u8(&body, (uint8_t)profile);
+    if (profile == WEFT_PROFILE_SMALLEST) {
+        weft_writer_u8(&body, (uint8_t)depth);
+    }
     weft_roster_write(roster, &body);
     write_files(&body, same_files, container);
     write_labels(&body, labels);
@@ -352,7 +361,9 @@ static weft_status read_labels(weft_header *header, weft_reader *reader) {
 static weft_status read_body(weft_header *header, const uint8_t *body, size_t size) {
     weft_reader reader = weft_reader_over(body, size);
     uint8_t profile = weft_reader_u8(&reader);
-    if (weft_reader_failed(&reader) || profile > WEFT_PROFILE_SMALL) {
+    header->depth = profile == WEFT_PROFILE_SMALLEST ? weft_reader_u8(&reader) : 0;
+    if (weft_reader_failed(&reader) || profile > WEFT_PROFILE_SMALLEST ||
+        header->depth > WEFT_RECALL_STEPS || (profile == WEFT_PROFILE_SMALLEST && header->version < 2)) {
         return weft_fail(header->context, WEFT_MALFORMED, "the patch's header names no known profile");
     }
     header->profile = (weft_profile)profile;

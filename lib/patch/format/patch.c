@@ -156,6 +156,7 @@ void weft_patch_describe(const weft_patch *patch, weft_patch_info *info_out) {
         .buckets = patch->index.count,
         .base = patch->footer.base,
         .result = patch->footer.result,
+        .recalls = patch->header.depth,
     };
     for (size_t i = 0; i < patch->header.roster.count; i++) {
         weft_fate fate = patch->header.roster.entries[i].fate;
@@ -229,10 +230,12 @@ weft_status weft_patch_frame(weft_context *context, const weft_patch *patch, siz
     if (status != WEFT_OK) {
         return status;
     }
-    if (patch->header.version < 2 && frame->coding > WEFT_CODING_VALUES) {
+    bool recalling = frame->coding == WEFT_CODING_SMALLEST;
+    if ((patch->header.version < 2 && frame->coding > WEFT_CODING_VALUES) ||
+        (recalling && patch->header.profile != WEFT_PROFILE_SMALLEST)) {
         weft_bucket_close(&frame->bucket, context);
         return weft_fail(context, WEFT_MALFORMED,
-                         "a bucket's frame has a coding that version %u does not have",
+                         "a bucket's frame has a coding that version %u, or the patch's profile, does not have",
                          patch->header.version);
     }
     if (frame->checksum != entry->checksum || !weft_bucket_same_spans(&frame->bucket, &entry->bucket)) {

@@ -23,6 +23,10 @@ struct weft_patch {
     weft_footer footer;
     weft_table *table;
     weft_patch_listener listener; /* set before the first apply, if at all */
+    /* The same: what frames of the coding `smallest` are decoded with, and told of every bucket if `noted`.
+     */
+    weft_recall *recall;
+    bool noted;
 };
 
 /* The bytes of a frame, checked against the index: in the source's memory, or in `buffer`, which is

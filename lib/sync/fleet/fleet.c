@@ -22,6 +22,8 @@ enum { LISTED_MAX = 65536 };
 
 static const double OLD_SECONDS = 86400;
 static const double LIVE_INTERVALS = 3;
+/* that a relay may be silent, before those that it has told of count as gone */
+static const double RELAY_SECONDS = 300;
 
 typedef struct listed {
     char name[WEFT_FOLLOWER_NAME];
@@ -30,7 +32,8 @@ typedef struct listed {
 
 typedef struct listing {
     weft_context *context;
-    bool old; /* those that are too old are wanted, not the others */
+    bool old;  /* those that are too old are wanted, not the others */
+    bool live; /* those that cannot be live are not wanted */
     listed *items;
     size_t count;
     size_t capacity;
@@ -60,7 +63,8 @@ static bool visit_listed(void *opaque, const char *key, uint64_t size, double ag
     listing *list = opaque;
     const char *name = weft_report_name(key);
     bool old = age_seconds > OLD_SECONDS;
-    bool wanted = name != NULL && old == list->old && (old || size <= WEFT_REPORT_MAX);
+    bool silent = list->live && age_seconds >= LIVE_INTERVALS * WEFT_REPORT_LONGEST;
+    bool wanted = name != NULL && old == list->old && !silent && (old || size <= WEFT_REPORT_MAX);
     if (wanted) {
         list->status = add_listed(list, name, age_seconds);
     } else {
@@ -110,22 +114,26 @@ typedef struct reading {
     weft_follower *followers; /* one for each that is listed; no name: it is left out */
 } reading;
 
-static bool is_live(const weft_follower *follower) {
-    return follower->age_seconds < LIVE_INTERVALS * follower->interval_seconds &&
-           strcmp(follower->state, "ended") != 0;
+/* A relay tells how long ago it has heard of a follower, and tells it once more when that is too long. So
+ * while nothing comes from the relay, the follower is as it was: what is late is not dead. */
+static bool is_live(const weft_follower *follower, double age) {
+    double silence = LIVE_INTERVALS * follower->interval_seconds;
+    bool heard = follower->relayed ? follower->relay_seconds < silence && age < RELAY_SECONDS + silence
+                                   : age < silence;
+    return heard && strcmp(follower->state, "ended") != 0;
 }
 
-/* What the reader knows besides. */
+/* What the reader knows besides; `age` is that of the report. */
 static void measure_follower(weft_follower *follower, const weft_head_info *head, double age) {
     bool behind = follower->version < head->version;
     bool dated = follower->version > 0 && follower->published <= head->milliseconds;
-    follower->age_seconds = age;
+    follower->age_seconds = age + follower->relay_seconds;
     follower->lag = behind ? head->version - follower->version : 0;
     follower->lag_seconds = !behind ? 0 : -1;
     if (behind && dated) {
         follower->lag_seconds = 1e-3 * (double)(head->milliseconds - follower->published);
     }
-    follower->live = is_live(follower);
+    follower->live = is_live(follower, age);
 }
 
 /* One that is no report, or is gone, must not hide the others. A store that fails must: who is not seen for
@@ -182,49 +190,141 @@ static void count_fleet(weft_fleet *fleet) {
     }
 }
 
-static void gather(const reading *reading, weft_fleet *fleet) {
+static void gather(const reading *reading, size_t count, size_t left_out, weft_fleet *fleet) {
     const weft_follower **followers = reading->order;
-    for (size_t i = 0; i < reading->list->count; i++) {
+    for (size_t i = 0; i < count; i++) {
         if (reading->followers[i].name[0] != '\0') {
             followers[fleet->count++] = &reading->followers[i];
         }
     }
     fleet->followers = followers;
-    fleet->left_out = reading->list->left_out + reading->list->count - fleet->count;
+    fleet->left_out = left_out + count - fleet->count;
     if (fleet->count > 0) {
         qsort(followers, fleet->count, sizeof *followers, compare_followers);
     }
     count_fleet(fleet);
 }
 
-static weft_status read_fleet(weft_context *context, weft_store *store, const weft_head_info *head,
-                              weft_fleet *fleet_out) {
-    listing list = {.context = context};
-    weft_status status = list_reports(&list, store);
+/* One block: the order, and behind it the followers themselves. */
+static weft_status make_places(reading *reading, size_t count) {
+    reading->order = weft_allocate_zeroed(reading->context, count + 1,
+                                          sizeof *reading->order + sizeof *reading->followers);
+    reading->followers = (weft_follower *)(reading->order + count + 1);
+    return reading->order != NULL ? WEFT_OK : WEFT_NO_MEMORY;
+}
+
+static weft_status finish_reading(reading *reading, weft_status status, size_t count, size_t left_out,
+                                  weft_fleet *fleet_out) {
+    if (status == WEFT_OK) {
+        weft_fleet fleet = {.size = sizeof fleet, .newest = reading->head->version};
+        gather(reading, count, left_out, &fleet);
+        weft_sized_write(&fleet, fleet_out, sizeof fleet);
+        weft_context_clear(reading->context);
+    } else {
+        weft_release(reading->context, reading->order);
+    }
+    return status;
+}
+
+weft_status weft_fleet_make(weft_context *context, const weft_head_info *head,
+                            const weft_follower *followers, const double *ages, size_t count,
+                            weft_fleet *fleet_out) {
+    reading reading = {.context = context, .head = head};
+    weft_status status = make_places(&reading, count);
+    for (size_t i = 0; i < count && status == WEFT_OK; i++) {
+        if (strcmp(followers[i].run, head->run) == 0) {
+            reading.followers[i] = followers[i];
+            measure_follower(&reading.followers[i], head, ages[i]);
+        }
+    }
+    return finish_reading(&reading, status, count, 0, fleet_out);
+}
+
+/* ---- all at once, from `weft serve` ---- */
+
+static size_t count_lines(const char *text, size_t size) {
+    size_t count = 0;
+    for (size_t i = 0; i < size; i++) {
+        count += text[i] == '\n';
+    }
+    return count < WEFT_FLEET_MAX ? count : WEFT_FLEET_MAX;
+}
+
+/* What is no report, or of another run, is left out; where lines cannot be told apart, all that follows. */
+static weft_status read_lines(reading *reading, const char *text, size_t size, weft_fleet *fleet_out) {
+    size_t count = count_lines(text, size);
+    weft_status status = make_places(reading, count);
+    size_t left = size;
+    for (size_t i = 0; i < count && status == WEFT_OK; i++) {
+        weft_follower *follower = &reading->followers[i];
+        double age = 0;
+        weft_status found = weft_report_line_parse(reading->context, &text, &left, follower, &age);
+        status = found == WEFT_NO_MEMORY ? found : WEFT_OK;
+        if (found == WEFT_OK && strcmp(follower->run, reading->head->run) == 0) {
+            measure_follower(follower, reading->head, age);
+        } else {
+            follower->name[0] = '\0';
+        }
+    }
+    return finish_reading(reading, status, count, 0, fleet_out);
+}
+
+/* WEFT_NOT_FOUND: this is no `weft serve`, or an old one. */
+static weft_status read_batch(reading *reading, weft_fleet *fleet_out) {
+    const size_t capacity = (size_t)WEFT_FLEET_MAX * WEFT_REPORT_LINE_MAX;
+    weft_store_traits traits = {.size = sizeof traits};
+    weft_store_traits_of(reading->store, &traits);
+    if (!traits.conditional || strncmp(weft_store_url(reading->store), "http", 4) != 0) {
+        return WEFT_NOT_FOUND;
+    }
+    char *text = weft_allocate(reading->context, capacity);
+    if (text == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    weft_store_get_request request = {
+        .size = sizeof request, .key = WEFT_REPORT_BATCH_KEY, .length = capacity, .buffer = text};
+    weft_store_get_result result = {.size = sizeof result};
+    weft_status status = weft_store_get(reading->context, reading->store, &request, &result);
+    if (status == WEFT_OK) {
+        status = read_lines(reading, text, (size_t)result.received, fleet_out);
+    }
+    weft_release(reading->context, text);
+    return status;
+}
+
+/* ---- one by one ---- */
+
+static weft_status read_listed(reading *reading, bool live, weft_fleet *fleet_out) {
+    listing list = {.context = reading->context, .live = live};
+    weft_status status = list_reports(&list, reading->store);
     if (status == WEFT_OK && list.count > WEFT_FLEET_MAX) {
         qsort(list.items, list.count, sizeof *list.items, compare_ages);
         list.left_out += list.count - WEFT_FLEET_MAX;
         list.count = WEFT_FLEET_MAX;
     }
-    reading reading = {.context = context, .store = store, .list = &list, .head = head};
+    reading->list = &list;
     if (status == WEFT_OK) {
-        /* One block: the order, and behind it the followers themselves. */
-        reading.order = weft_allocate_zeroed(context, list.count + 1,
-                                             sizeof *reading.order + sizeof *reading.followers);
-        reading.followers = (weft_follower *)(reading.order + list.count + 1);
-        status =
-            reading.order != NULL ? weft_parallel(context, list.count, read_one, &reading) : WEFT_NO_MEMORY;
+        status = make_places(reading, list.count);
     }
     if (status == WEFT_OK) {
-        weft_fleet fleet = {.size = sizeof fleet, .newest = head->version};
-        gather(&reading, &fleet);
-        weft_sized_write(&fleet, fleet_out, sizeof fleet);
-        weft_context_clear(context);
-    } else {
-        weft_release(context, reading.order);
+        status = weft_parallel(reading->context, list.count, read_one, reading);
     }
-    weft_release(context, list.items);
+    status = finish_reading(reading, status, list.count, list.left_out, fleet_out);
+    weft_release(reading->context, list.items);
     return status;
+}
+
+static weft_status read_fleet(weft_context *context, weft_store *store, const weft_head_info *head,
+                              bool live, weft_fleet *fleet_out) {
+    reading reading = {.context = context, .store = store, .head = head};
+    weft_status status = read_batch(&reading, fleet_out);
+    return status == WEFT_NOT_FOUND ? read_listed(&reading, live, fleet_out) : status;
+}
+
+weft_status weft_fleet_read_live(weft_context *context, weft_store *store, const weft_sync_head *head,
+                                 weft_fleet *fleet_out) {
+    weft_head_info info = weft_fleet_head(head);
+    return read_fleet(context, store, &info, true, fleet_out);
 }
 
 weft_head_info weft_fleet_head(const weft_sync_head *head) {
@@ -254,7 +354,7 @@ weft_status weft_fleet_read(weft_context *context, weft_store *store, const weft
         return status;
     }
     if (options.head != NULL) {
-        return read_fleet(context, store, &head, fleet_out);
+        return read_fleet(context, store, &head, false, fleet_out);
     }
     weft_follow follow;
     status = weft_follow_open(&follow, context, store, options.trusted, NULL, false);
@@ -263,7 +363,7 @@ weft_status weft_fleet_read(weft_context *context, weft_store *store, const weft
     }
     if (status == WEFT_OK) {
         head = weft_fleet_head(&follow.head);
-        status = read_fleet(context, store, &head, fleet_out);
+        status = read_fleet(context, store, &head, false, fleet_out);
     }
     weft_follow_close(&follow);
     return status;

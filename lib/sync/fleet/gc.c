@@ -83,6 +83,7 @@ typedef struct gc_run {
     uint64_t retired;         /* what records up to this one retire is gone */
     uint64_t newest;
     uint64_t epoch;
+    bool full; /* the anchors that are kept are known */
     uint64_t newest_anchor;
     uint64_t leaps_end; /* the highest version that a leap of the history leads to; 0: there are none */
 } gc_run;
@@ -362,7 +363,8 @@ static void note_leaps(gc_run *gc, const weft_leaps *leaps) {
 static weft_status visit_page(void *opaque, const weft_blob *blob, const weft_page *page) {
     gc_run *gc = opaque;
     weft_status status = WEFT_OK;
-    if (gc->step_count == 0) {
+    if (!gc->full && page->full) {
+        gc->full = true;
         gc->newest_anchor = page->anchor_count > 0 ? page->anchors[0].version : 0;
         note_leaps(gc, &page->leaps);
         for (size_t i = 0; i < page->anchor_count && status == WEFT_OK; i++) {
@@ -379,7 +381,7 @@ static weft_status visit_page(void *opaque, const weft_blob *blob, const weft_pa
             status = visit_record(gc, &page->records[i - 1]);
         }
     }
-    bool more = gc->whole || page->records[0].version > gc->collected + 1;
+    bool more = gc->whole || !gc->full || page->records[0].version > gc->collected + 1;
     return status == WEFT_OK && more ? WEFT_MORE : status;
 }
 
@@ -559,9 +561,7 @@ static weft_status heed_followers(gc_run *gc, const weft_sync_head *head) {
         return WEFT_OK;
     }
     weft_fleet fleet = {.size = sizeof fleet};
-    weft_head_info info = weft_fleet_head(head);
-    const weft_fleet_options options = {.size = sizeof options, .head = &info};
-    weft_status status = weft_fleet_read(gc->context, gc->store, &options, &fleet);
+    weft_status status = weft_fleet_read_live(gc->context, gc->store, head, &fleet);
     if (status == WEFT_OK) {
         if (fleet.slowest > 0 && fleet.slowest < gc->floor) {
             gc->needed_from = fleet.slowest;

@@ -18,9 +18,20 @@
 
 enum { DAMAGE_ATTEMPTS = 4, EPOCHS_MAX = 64, WATCH_AGAIN_SECONDS = 30 };
 
+/* of the time that a version takes, to wait between two looks; a tenth, with time for the look itself */
+static const double PAUSE_SHARE = 0.09;
+/* A takeover that nothing in the old epoch tells of is found that many looks later, within these bounds. */
+static const double SEARCH_LOOKS = 5;
+static const double SEARCH_LEAST = 5;
+static const double SEARCH_MOST = 30;
+
 weft_status weft_follow_open(weft_follow *follow, weft_context *context, weft_store *store,
                              const weft_key *trusted, const char *mark_path, bool durable) {
-    *follow = (weft_follow){.context = context, .store = store, .trusted = trusted, .durable = durable};
+    *follow = (weft_follow){.context = context,
+                            .store = store,
+                            .trusted = trusted,
+                            .durable = durable,
+                            .news = weft_clock_now()};
     if (mark_path == NULL) {
         return WEFT_OK;
     }
@@ -84,6 +95,19 @@ weft_status weft_follow_keep(weft_follow *follow) {
     return follow->mark.run[0] != '\0' ? write_mark(follow, &follow->mark) : WEFT_OK;
 }
 
+/* Versions between two looks share the time between them. */
+static void note_pace(weft_follow *follow, const weft_sync_head *head) {
+    const weft_record *before = &follow->head.newest;
+    const weft_record *now = &head->newest;
+    if (follow->seen && now->version > before->version && now->milliseconds > before->milliseconds) {
+        follow->interval = (double)(now->milliseconds - before->milliseconds) / 1000 /
+                           (double)(now->version - before->version);
+    }
+    if (!follow->seen || now->version != before->version) {
+        follow->news = weft_clock_now();
+    }
+}
+
 /* Takes over `head` if it is newer than the watermark, or is the head of the watermark that was read at the
  * opening. An unsettled claim does not count yet: its writer has still to look at the epoch before.
  * WEFT_MORE: it is not news. Closes a head that it does not take over. */
@@ -100,6 +124,7 @@ static weft_status accept_head(weft_follow *follow, weft_sync_head *head) {
         weft_sync_head_close(head, follow->context);
         return status == WEFT_OK ? WEFT_MORE : status;
     }
+    note_pace(follow, head);
     weft_sync_head_close(&follow->head, follow->context);
     follow->head = *head;
     follow->seen = true;
@@ -198,6 +223,8 @@ static weft_status look_without_retry(weft_follow *follow) {
 }
 
 weft_status weft_follow_look(weft_follow *follow) {
+    follow->looked = weft_clock_now();
+    follow->searched = follow->looked;
     weft_status status = look_without_retry(follow);
     for (unsigned i = 1; i < DAMAGE_ATTEMPTS && status == WEFT_CHECKSUM_MISMATCH; i++) {
         status = weft_clock_sleep(follow->context, weft_clock_backoff(0.02, 1, i));
@@ -206,6 +233,30 @@ weft_status weft_follow_look(weft_follow *follow) {
         }
     }
     return status;
+}
+
+weft_status weft_follow_glance(weft_follow *follow, double pause) {
+    double now = weft_clock_now();
+    double search = pause * SEARCH_LOOKS < SEARCH_LEAST ? SEARCH_LEAST : pause * SEARCH_LOOKS;
+    search = search < SEARCH_MOST ? search : SEARCH_MOST;
+    if (!follow->seen || now - follow->searched >= search) {
+        return weft_follow_look(follow);
+    }
+    uint64_t before = weft_sync_head_version(&follow->head);
+    weft_status status = read_epoch(follow, follow->mark.epoch, true);
+    follow->looked = now;
+    if (status == WEFT_MORE || (status == WEFT_OK && weft_sync_head_version(&follow->head) > before)) {
+        return status;
+    }
+    weft_status looked = weft_follow_look(follow);
+    return status == WEFT_OK && looked == WEFT_MORE ? WEFT_OK : looked;
+}
+
+double weft_follow_pause(const weft_follow *follow, double least, double most) {
+    double quiet = weft_clock_now() - follow->news;
+    double pause = PAUSE_SHARE * (quiet > follow->interval ? quiet : follow->interval);
+    pause = pause < most ? pause : most;
+    return pause > least ? pause : least;
 }
 
 weft_status weft_follow_watch(weft_follow *follow, uint64_t after, double seconds) {

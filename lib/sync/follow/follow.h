@@ -33,6 +33,11 @@ typedef struct weft_follow {
     bool polls;         /* the store could not wait, the last time that it was asked to */
     /* When it is asked again: the answer may have been that of a proxy which was there for a moment. */
     double watch_again;
+    /* For who polls; times of weft_clock_now. */
+    double news;     /* of the last head with another version */
+    double interval; /* between the last two versions, as their publisher dated them; 0: unknown */
+    double looked;   /* at the store */
+    double searched; /* for epochs after the one that was seen */
 } weft_follow;
 
 /* Reads the watermark. `mark_path` may be NULL. */
@@ -46,6 +51,14 @@ weft_status weft_follow_keep(weft_follow *follow);
 /* Looks for a newer head. WEFT_OK: there is one, in `head`. WEFT_MORE: there is none. WEFT_NOT_FOUND: there
  * is no head at all. */
 weft_status weft_follow_look(weft_follow *follow);
+/* The same with one request: at the epoch that was seen last. Later epochs are looked for if the head of
+ * that one is not simply its next version, as it is after a takeover, and now and then, by the `pause`
+ * between two of these calls. */
+weft_status weft_follow_glance(weft_follow *follow, double pause);
+/* How long to wait from one look to the next where nobody can wait on the store: a share of the interval
+ * between the last two versions, or of the time since the last one if that is longer, so that a version is
+ * seen within a tenth of the time that it took; from `least` to `most`. */
+double weft_follow_pause(const weft_follow *follow, double least, double most);
 /* The same by a long poll: the store answers when it has a head with a version above `after`, or after
  * `seconds`. WEFT_UNSUPPORTED: it has no long poll. */
 weft_status weft_follow_watch(weft_follow *follow, uint64_t after, double seconds);

@@ -13,7 +13,7 @@ typedef struct log_walk {
     weft_log_visit visit;
     void *opaque;
     uint64_t floor;
-    bool listed; /* `floor` and `anchors` are known: the newest page was read */
+    bool listed; /* `floor` and `anchors` are known: the front was read */
     size_t anchor_count;
     weft_anchor anchors[WEFT_ANCHORS_MAX];
 } log_walk;
@@ -63,8 +63,13 @@ weft_status weft_log_walk(weft_context *context, weft_store *store, const weft_k
         status = weft_follow_look(&follow);
     }
     if (status == WEFT_OK && follow.head.started) {
+        weft_page *front;
         log_walk walk = {.visit = visit, .opaque = opaque};
-        status = weft_history_walk(context, store, &follow.head, NULL, visit_page, &walk);
+        status = weft_history_front(context, store, &follow.head, &front);
+        if (status == WEFT_OK) {
+            status = weft_history_walk(context, store, &follow.head, front, visit_page, &walk);
+            weft_history_release(context, front);
+        }
     }
     weft_follow_close(&follow);
     return status;

@@ -2,8 +2,12 @@
  *
  * planner.c: which patches, or which anchor and which patches, cost the fewest bytes.
  *
- * By leaps: the newest page names the widest leaps, one after the other, up to a few versions before its
- * own. A route from version a takes those that begin at a or later whole, and looks into the one that a
+ * A replica that is a few versions behind takes the patches that it has missed, which the newest pages
+ * name, unless they are so large that another way might be shorter. Else all ways are weighed, and anchors
+ * and leaps are looked for, a few pages further back.
+ *
+ * By leaps: the newest full page names the widest leaps, one after the other, up to a few versions before
+ * its own. A route from version a takes those that begin at a or later whole, and looks into the one that a
  * lies in: at the four smaller ones that it consists of, and so on down to single versions. Only the nodes
  * on the route are fetched. Each possible start, the replica's version and every anchor, is measured first;
  * then the steps from the cheapest one are added.
@@ -12,6 +16,11 @@
  * patches. Where it meets the replica's state, the patches so far are a route; where it meets an anchor,
  * the anchor and the patches so far are one. It ends when the patches alone cost more than the best route
  * found.
+ *
+ * A patch of the profile `smallest` looks back at versions before its own, and can be taken only by who has
+ * followed these one by one. A route that does not is replaced: by one to the newest version that no patch
+ * after it, up to the wanted version, looks beyond, and single patches from there; or by single patches
+ * from an anchor. Nobody looks back beyond an anchor.
  */
 #include "planner.h"
 
@@ -71,12 +80,37 @@ static bool is_start(const weft_route_request *request, const weft_digest *diges
     return request->from != NULL && weft_digest_equal(request->from, digest);
 }
 
+/* ---- patches that look back ---- */
+
+/* How many versions are known at the first step, which starts from the replica's state. */
+static uint64_t known_at_start(const weft_route_request *request, const weft_route_step *first) {
+    return request->from_version != 0 && first->first == request->from_version ? request->depth : 0;
+}
+
+static bool is_single(const weft_route_step *step) {
+    return !step->anchor && strcmp(step->object.key, step->record.patch.key) == 0;
+}
+
+/* True if no step of the route looks back further than the steps before it, and the replica, have come. */
+static bool is_recalled(const weft_route *route, const weft_route_request *request) {
+    uint64_t known = route->count > 0 ? known_at_start(request, &route->steps[0]) : 0;
+    for (size_t i = 0; i < route->count; i++) {
+        const weft_route_step *step = &route->steps[i];
+        if (is_single(step) && step->record.recalls > known) {
+            return false;
+        }
+        known = is_single(step) ? known + 1 : 0;
+    }
+    return true;
+}
+
 /* ---- by single patches ---- */
 
 typedef struct walk {
     const weft_route_request *request;
-    weft_route *route; /* patches from the wanted version back, newest first */
-    const weft_page *newest;
+    weft_route *route;       /* patches from the wanted version back, newest first */
+    const weft_page *newest; /* the front; NULL: anchors are not known */
+    uint64_t least;          /* it goes back no further than to this version */
 
     /* the best route so far */
     bool found;
@@ -86,10 +120,23 @@ typedef struct walk {
     uint64_t bytes;
 } walk;
 
+/* The same for the patches so far, the newest of which is the first. */
+static bool are_recalled(const walk *walk, bool anchored) {
+    const weft_route *route = walk->route;
+    uint64_t known =
+        !anchored && route->count > 0 ? known_at_start(walk->request, &route->steps[route->count - 1]) : 0;
+    for (size_t i = route->count; i > 0; i--) {
+        if (route->steps[i - 1].record.recalls > known++) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* The patches so far are a route from `anchor`, whose version `record` is, or if NULL from the replica. */
 static weft_status consider_patches(walk *walk, const weft_anchor *anchor, const weft_record *record) {
     uint64_t bytes = walk->route->bytes + (anchor != NULL ? anchor->object.bytes : 0);
-    if (walk->found && bytes >= walk->bytes) {
+    if ((walk->found && bytes >= walk->bytes) || !are_recalled(walk, anchor != NULL)) {
         return WEFT_OK;
     }
     weft_context *context = walk->route->context;
@@ -108,14 +155,19 @@ static weft_status consider_patches(walk *walk, const weft_anchor *anchor, const
 
 /* WEFT_MORE: go on with the version before. */
 static weft_status visit_record(walk *walk, const weft_record *record) {
-    if (is_start(walk->request, &record->digest)) {
+    if (record->version < walk->least) {
+        return WEFT_OK;
+    }
+    if (is_start(walk->request, &record->digest) && are_recalled(walk, false)) {
         weft_status status = consider_patches(walk, NULL, record);
         return status == WEFT_OK && walk->route->count == 0
                    ? weft_record_copy(walk->route->context, record, &walk->route->start)
                    : status;
     }
     const weft_anchor *anchor =
-        weft_anchor_find(walk->newest->anchors, walk->newest->anchor_count, record->version);
+        walk->newest != NULL
+            ? weft_anchor_find(walk->newest->anchors, walk->newest->anchor_count, record->version)
+            : NULL;
     if (anchor != NULL && weft_digest_equal(&anchor->digest, &record->digest) &&
         !is_avoided(walk->request, anchor->object.key)) {
         weft_status status = consider_patches(walk, anchor, record);
@@ -128,6 +180,10 @@ static weft_status visit_record(walk *walk, const weft_record *record) {
         return WEFT_OK;
     }
     weft_status status = add_patch(walk->route, record);
+    if (status == WEFT_OK && is_start(walk->request, &record->base) && are_recalled(walk, false)) {
+        /* the page before need not be read, if the version before is on another */
+        return consider_patches(walk, NULL, record);
+    }
     return status == WEFT_OK ? WEFT_MORE : status;
 }
 
@@ -164,9 +220,13 @@ static weft_status order_route(walk *walk) {
     return status;
 }
 
+static bool is_damage(weft_status status) {
+    return weft_status_is_integrity(status) || status == WEFT_NOT_FOUND;
+}
+
 /* Pages further back than a route that was found need not be read, so they may be damaged or gone. */
 static bool is_harmless(const walk *walk, weft_status status) {
-    return walk->found && (weft_status_is_integrity(status) || status == WEFT_NOT_FOUND);
+    return walk->found && is_damage(status);
 }
 
 /* The usual case, one version behind: the head alone names the patch. */
@@ -512,20 +572,164 @@ static weft_status plan_by_leaps(weft_route *route, const weft_route_request *re
 
 /* ---- the plan ---- */
 
-weft_status weft_route_plan(weft_route *route, const weft_route_request *request) {
+enum { FEW_VERSIONS = 4, SMALL_PATCHES = 4 };
+
+/* True if the replica is so few versions behind that leaps would hardly help. */
+static bool is_few_behind(const weft_route_request *request) {
+    return request->from != NULL && request->from_version != 0 &&
+           request->from_version < request->version &&
+           request->version - request->from_version <= FEW_VERSIONS &&
+           request->head->newest.version - request->from_version <= FEW_VERSIONS;
+}
+
+/* The patches that a replica has missed, if they are a small part of the model, as no anchor is. WEFT_MORE:
+ * other ways are to be weighed, also where a page is damaged or gone: the newest full page may be after it.
+ */
+static weft_status plan_by_few(weft_route *route, const weft_route_request *request) {
+    walk walk = {.request = request, .route = route, .least = request->from_version};
+    weft_status status =
+        weft_history_walk(route->context, request->store, request->head, NULL, visit_page, &walk);
+    bool taken = status == WEFT_OK && walk.found &&
+                 route->count == request->version - request->from_version &&
+                 route->bytes < request->head->newest.dense_bytes / SMALL_PATCHES;
+    if (taken) {
+        return order_route(&walk);
+    }
+    weft_route_clear(route);
+    return status == WEFT_OK || is_damage(status) ? WEFT_MORE : status;
+}
+
+/* The best way, if no patch looked back. */
+static weft_status plan_plainly(weft_route *route, const weft_route_request *request) {
     if (is_one_behind(request)) {
         return add_patch(route, &request->head->newest);
     }
-    weft_page *newest;
-    weft_status status = weft_history_page(route->context, request->store, &request->head->page,
-                                           request->head->run, &newest);
+    weft_status status = is_few_behind(request) ? plan_by_few(route, request) : WEFT_MORE;
+    if (status != WEFT_MORE) {
+        return status;
+    }
+    weft_page *front;
+    status = weft_history_front(route->context, request->store, request->head, &front);
     if (status != WEFT_OK) {
         return status;
     }
-    status = plan_by_leaps(route, request, newest);
+    status = plan_by_leaps(route, request, front);
     if (status == WEFT_MORE) {
-        status = plan_by_patches(route, request, newest);
+        status = plan_by_patches(route, request, front);
     }
-    weft_history_release(route->context, newest);
+    weft_history_release(route->context, front);
     return status;
+}
+
+/* ---- around patches that look back ---- */
+
+/* The patches from the wanted version back to one that none of them looks beyond. Not the first that looks
+ * back at nothing need be that: a publisher that another was in between of may have followed its versions.
+ */
+typedef struct tail_walk {
+    const weft_route_request *request;
+    weft_route *tail;
+    uint64_t least; /* the version that they look back to */
+} tail_walk;
+
+/* WEFT_MORE: go on with the version before. */
+static weft_status visit_tail_record(tail_walk *walk, const weft_record *record) {
+    if (!record->patched || is_avoided(walk->request, record->patch.key)) {
+        return WEFT_NOT_FOUND;
+    }
+    uint64_t before = record->version - 1;
+    uint64_t least = before - record->recalls;
+    walk->least = least < walk->least ? least : walk->least;
+    weft_status status = add_patch(walk->tail, record);
+    return status == WEFT_OK && before > walk->least ? WEFT_MORE : status;
+}
+
+static weft_status visit_tail_page(void *opaque, const weft_blob *blob, const weft_page *page) {
+    (void)blob;
+    tail_walk *walk = opaque;
+    weft_status status = WEFT_MORE;
+    for (size_t i = page->record_count; i > 0 && status == WEFT_MORE; i--) {
+        if (page->records[i - 1].version <= walk->request->version) {
+            status = visit_tail_record(walk, &page->records[i - 1]);
+        }
+    }
+    return status;
+}
+
+/* Adds the newest `count` steps of the tail, in order. */
+static weft_status add_tail(weft_route *route, const weft_route *tail, size_t count) {
+    weft_status status = WEFT_OK;
+    for (size_t i = count; i > 0 && status == WEFT_OK; i--) {
+        status = add_step(route, &tail->steps[i - 1]);
+    }
+    return status;
+}
+
+/* From where the replica is on the tail. WEFT_MORE: it is not there, or recalls too little. */
+static weft_status plan_along_tail(weft_route *route, const weft_route_request *request,
+                                   const weft_route *tail) {
+    size_t count = 1;
+    while (count <= tail->count && !is_start(request, &tail->steps[count - 1].base)) {
+        count++;
+    }
+    if (count > tail->count) {
+        return WEFT_MORE;
+    }
+    weft_status status = add_tail(route, tail, count);
+    if (status == WEFT_OK && !is_recalled(route, request)) {
+        weft_route_clear(route);
+        return WEFT_MORE;
+    }
+    return status;
+}
+
+/* To where the tail begins, and along it. WEFT_MORE: there is no such way. */
+static weft_status plan_to_tail(weft_route *route, const weft_route_request *request,
+                                const weft_route *tail) {
+    const weft_route_step *first = &tail->steps[tail->count - 1];
+    weft_route_request before = *request;
+    before.version = first->first;
+    weft_status status = plan_along_tail(route, request, tail);
+    if (status != WEFT_MORE) {
+        return status;
+    }
+    status = before.version == 0 ? WEFT_MORE : plan_plainly(route, &before);
+    if (status == WEFT_OK) {
+        status = add_tail(route, tail, tail->count);
+    }
+    if (status == WEFT_OK && !is_recalled(route, request)) {
+        status = WEFT_MORE;
+    }
+    return status == WEFT_NOT_FOUND ? WEFT_MORE : status;
+}
+
+static weft_status plan_recalling(weft_route *route, const weft_route_request *request) {
+    weft_context *context = route->context;
+    weft_route tail;
+    weft_page *front;
+    weft_route_open(&tail, context);
+    weft_status status = weft_history_front(context, request->store, request->head, &front);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    tail_walk walk = {request, &tail, UINT64_MAX};
+    status = weft_history_walk(context, request->store, request->head, front, visit_tail_page, &walk);
+    status = status == WEFT_OK && tail.count > 0 ? plan_to_tail(route, request, &tail) : WEFT_MORE;
+    weft_route_clear(&tail);
+    if (status == WEFT_MORE) {
+        weft_route_clear(route);
+        weft_context_clear(context);
+        status = plan_by_patches(route, request, front);
+    }
+    weft_history_release(context, front);
+    return status;
+}
+
+weft_status weft_route_plan(weft_route *route, const weft_route_request *request) {
+    weft_status status = plan_plainly(route, request);
+    if (status != WEFT_OK || is_recalled(route, request)) {
+        return status;
+    }
+    weft_route_clear(route);
+    return plan_recalling(route, request);
 }

@@ -37,6 +37,7 @@ typedef struct weft_route_request {
     uint64_t version;        /* where to */
     const weft_digest *from; /* where from; NULL: from nothing that is known */
     uint64_t from_version;   /* which version that is; 0: it has to be found */
+    unsigned depth;          /* how many versions the replica has followed one by one to from_version */
     const weft_texts *avoid; /* keys of objects that turned out to be damaged or missing */
 } weft_route_request;
 

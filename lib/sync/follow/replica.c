@@ -14,6 +14,77 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* ---- what is recalled ---- */
+
+static void forget_recent(weft_replica *replica) {
+    weft_recall_destroy(replica->recall);
+    replica->recall = NULL;
+    replica->loaded_version = 0;
+}
+
+static weft_status load_recent(weft_replica *replica) {
+    weft_status status = weft_recall_path(replica->context, replica->path, &replica->recall_path);
+    return status == WEFT_OK && replica->known
+               ? weft_recall_load(replica->context, replica->recall_path, replica->digest.bytes,
+                                  &replica->recall, &replica->loaded_version)
+               : status;
+}
+
+void weft_replica_save(weft_replica *replica, uint64_t version) {
+    if (replica->recall_path != NULL) {
+        weft_recall_mark mark = {.version = version};
+        memcpy(mark.digest, replica->digest.bytes, sizeof mark.digest);
+        weft_recall_save(replica->known ? replica->recall : NULL, replica->context, replica->recall_path,
+                         &mark);
+    }
+}
+
+unsigned weft_replica_recalls(const weft_replica *replica) {
+    return replica->recall != NULL ? weft_recall_depth(replica->recall) : 0;
+}
+
+void weft_replica_skip(weft_replica *replica, bool next) {
+    if (replica->recall != NULL && next) {
+        weft_recall_begin(replica->recall);
+        weft_recall_commit(replica->recall);
+        replica->alone = false; /* a rollback goes back further */
+    } else {
+        forget_recent(replica);
+    }
+}
+
+/* True if the version may have been passed over by who has the state already: no frames are left out. */
+static bool is_unchanged(const weft_patch *patch) {
+    weft_patch_info info = {.size = sizeof info};
+    weft_patch_describe(patch, &info);
+    return weft_digest_equal(&info.base, &info.result) && info.buckets == 0;
+}
+
+/* Lets the step look at what is recalled, and add to it. */
+static weft_status begin_recall(weft_replica *replica, weft_patch *patch, weft_replica_step kind) {
+    const weft_header *header = &patch->header;
+    replica->alone =
+        kind == WEFT_STEP_PATCH && (header->profile == WEFT_PROFILE_SMALLEST || is_unchanged(patch));
+    if (!replica->alone) {
+        return WEFT_OK;
+    }
+    weft_status status = WEFT_OK;
+    if (header->depth > weft_replica_recalls(replica)) {
+        return weft_fail(replica->context, WEFT_UNSUPPORTED,
+                         "the patch recalls the changes of %u versions, of which %u were followed here",
+                         header->depth, weft_replica_recalls(replica));
+    }
+    if (replica->recall == NULL) {
+        status = weft_recall_create(replica->context, &replica->recall);
+    }
+    if (status == WEFT_OK) {
+        weft_recall_begin(replica->recall);
+        patch->recall = replica->recall;
+        patch->noted = true;
+    }
+    return status;
+}
+
 /* ---- live memory ---- */
 
 weft_status weft_replica_open_live(weft_replica *replica, weft_context *context, const weft_view *view,
@@ -195,13 +266,17 @@ weft_status weft_replica_open_file(weft_replica *replica, weft_context *context,
     struct stat info;
     if (stat(path, &info) != 0) {
         int error = errno;
-        return error == ENOENT ? WEFT_OK : weft_fail_errno(context, error, "%s: cannot look at it", path);
+        return error == ENOENT ? load_recent(replica)
+                               : weft_fail_errno(context, error, "%s: cannot look at it", path);
     }
     if (is_free(path, &info)) {
-        return WEFT_OK;
+        return load_recent(replica);
     }
     replica->present = true;
     weft_status status = load_place(replica);
+    if (status == WEFT_OK) {
+        status = load_recent(replica);
+    }
     if (status == WEFT_OK || (ours && is_unreadable(status))) {
         return WEFT_OK;
     }
@@ -251,6 +326,7 @@ static weft_status rollback_file(weft_replica *replica) {
 
 void weft_replica_forget(weft_replica *replica) {
     replica->known = false;
+    forget_recent(replica);
 }
 
 weft_status weft_replica_recover(weft_replica *replica) {
@@ -267,9 +343,13 @@ void weft_replica_settle(weft_replica *replica) {
     replica->before = NULL;
 }
 
-weft_status weft_replica_prepare(weft_replica *replica, const weft_patch *patch, bool anchor) {
-    weft_status status =
-        replica->path != NULL ? prepare_file(replica, patch, anchor) : prepare_live(replica, patch, anchor);
+weft_status weft_replica_prepare(weft_replica *replica, weft_patch *patch, weft_replica_step kind) {
+    bool anchor = kind == WEFT_STEP_ANCHOR;
+    weft_status status = begin_recall(replica, patch, kind);
+    if (status == WEFT_OK) {
+        status = replica->path != NULL ? prepare_file(replica, patch, anchor)
+                                       : prepare_live(replica, patch, anchor);
+    }
     if (status == WEFT_OK) {
         replica->patch = patch;
     }
@@ -306,6 +386,11 @@ weft_status weft_replica_commit(weft_replica *replica) {
     weft_progress_hold(replica->context);
     weft_status status = replica->path != NULL ? commit_file(replica) : commit_live(replica);
     weft_progress_go_on(replica->context);
+    if (status == WEFT_OK && replica->alone) {
+        weft_recall_commit(replica->recall);
+    } else {
+        forget_recent(replica);
+    }
     if (status != WEFT_OK) {
         return status;
     }
@@ -324,6 +409,11 @@ weft_status weft_replica_rollback(weft_replica *replica) {
                          "reached by pulling it");
     }
     weft_status status = replica->path != NULL ? rollback_file(replica) : rollback_live(replica);
+    if (replica->alone && replica->recall != NULL) {
+        weft_recall_rollback(replica->recall);
+    } else if (!prepared) {
+        forget_recent(replica);
+    }
     if (!prepared) {
         replica->known = status == WEFT_OK && replica->known_before;
         replica->digest = replica->digest_before;
@@ -341,10 +431,12 @@ weft_status weft_replica_audit(weft_replica *replica, uint64_t bytes) {
 }
 
 void weft_replica_close(weft_replica *replica) {
+    forget_recent(replica);
     weft_apply_destroy(replica->apply);
     weft_sums_destroy(replica->sums);
     weft_sums_destroy(replica->before);
     weft_checkpoint_close(replica->draft);
     weft_in_place_close(replica->place);
+    weft_release(replica->context, replica->recall_path);
     weft_release(replica->context, replica->path);
 }

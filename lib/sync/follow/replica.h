@@ -30,6 +30,13 @@ typedef struct weft_replica {
         *place; /* the checkpoint, locked, mapped and summed; NULL: there is none, or not any more */
     weft_checkpoint *draft; /* of a step that writes all files anew: what will take its place */
 
+    /* What the profile `smallest` recalls of the versions that were followed one by one; NULL: none was of
+     * that profile. `alone`: the prepared step is of one version. */
+    weft_recall *recall;
+    bool alone;
+    char *recall_path;       /* of a checkpoint: where it lies between processes */
+    uint64_t loaded_version; /* the version that a loaded one is of; 0: none was */
+
     const weft_patch *patch;   /* of the prepared step; NULL: none is */
     weft_digest digest_before; /* of the state that a rollback goes back to */
     bool known_before;
@@ -51,8 +58,22 @@ void weft_replica_close(weft_replica *replica);
 weft_status weft_replica_recover(weft_replica *replica);
 /* Gives up the means to roll the last commit back, after which its patch may be closed. */
 void weft_replica_settle(weft_replica *replica);
-/* The patch must stay open until the step is committed or rolled back. */
-weft_status weft_replica_prepare(weft_replica *replica, const weft_patch *patch, bool anchor);
+/* What a step is. */
+typedef enum weft_replica_step {
+    WEFT_STEP_ANCHOR,
+    WEFT_STEP_LEAP,  /* a patch over several versions, or one of whom it is not known */
+    WEFT_STEP_PATCH, /* of the next version */
+} weft_replica_step;
+
+/* The patch must stay open until the step is committed or rolled back. WEFT_UNSUPPORTED also if it recalls
+ * more versions than the replica does, or others. */
+weft_status weft_replica_prepare(weft_replica *replica, weft_patch *patch, weft_replica_step kind);
+/* How many versions it recalls. */
+unsigned weft_replica_recalls(const weft_replica *replica);
+/* Keeps what it recalls of a checkpoint, which is at that version, for the next process. */
+void weft_replica_save(weft_replica *replica, uint64_t version);
+/* It is at another version now, which has the same state: the next one, or another. */
+void weft_replica_skip(weft_replica *replica, bool next);
 /* weft_apply_changes of the prepared step. */
 weft_status weft_replica_changes(weft_replica *replica, size_t batch, weft_change_function visit,
                                  void *opaque);

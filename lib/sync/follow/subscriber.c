@@ -48,6 +48,7 @@ struct weft_subscriber {
     pid_t process; /* that opened it */
     weft_store *store;
     weft_subscriber_options options;
+    double idle_seconds; /* the longest pause between two looks; 0: the store is not polled with care */
     weft_follow follow;
     weft_replica replica;
     /* opened by a layout: the view that was made from it, and the anchor whose table it refers to */
@@ -65,6 +66,7 @@ struct weft_subscriber {
     bool ours;                      /* what stands at the path of a checkpoint may be replaced */
     char missing[WEFT_KEY_SIZE];    /* an object that was not there, and since when */
     double missing_since;
+    bool doubted; /* what the replica recalled was given up, and nothing has arrived since */
 
     /* the prepared step */
     weft_fetch *fetch;
@@ -111,6 +113,18 @@ static weft_status report_outcome(const weft_subscriber *subscriber, weft_status
     return status;
 }
 
+/* The version that the replica is at; 0 if it has to be found in the history, by its digest. */
+static uint64_t remembered_version(const weft_subscriber *subscriber) {
+    const weft_watermark *mark = &subscriber->mark_at_opening;
+    if (subscriber->here.version != 0) {
+        return subscriber->here.version;
+    }
+    if (subscriber->replica.loaded_version != 0) {
+        return subscriber->replica.loaded_version;
+    }
+    return weft_digest_equal(&mark->digest, &subscriber->replica.digest) ? mark->version : 0;
+}
+
 /* ---- life ---- */
 
 static weft_status create_subscriber(weft_context *context, weft_store *store,
@@ -133,10 +147,12 @@ static weft_status create_subscriber(weft_context *context, weft_store *store,
     weft_subscriber_options *chosen = &subscriber->options;
     chosen->audit_bytes = chosen->audit_bytes != 0 ? chosen->audit_bytes : AUDIT_BYTES;
     chosen->fetch_bytes = chosen->fetch_bytes != 0 ? chosen->fetch_bytes : FETCH_BYTES;
-    if (!(chosen->poll_seconds > 0)) { /* NaN, too, would poll without a pause */
-        weft_store_traits traits = {.size = sizeof traits};
-        weft_store_traits_of(store, &traits);
-        chosen->poll_seconds = traits.poll_seconds;
+    weft_store_traits traits = {.size = sizeof traits};
+    weft_store_traits_of(store, &traits);
+    bool given = chosen->poll_seconds > 0; /* NaN, too, would poll without a pause */
+    chosen->poll_seconds = given ? chosen->poll_seconds : traits.poll_seconds;
+    if (traits.idle_seconds > 0) {
+        subscriber->idle_seconds = given ? chosen->poll_seconds : traits.idle_seconds;
     }
     subscriber->traffic_at_opening.size = sizeof subscriber->traffic_at_opening;
     weft_store_traffic_of(store, &subscriber->traffic_at_opening);
@@ -161,6 +177,7 @@ void weft_subscriber_close(weft_subscriber *subscriber) {
     }
     weft_context *context = subscriber->context;
     weft_reporter_close(subscriber->reporter);
+    weft_replica_save(&subscriber->replica, remembered_version(subscriber));
     weft_replica_close(&subscriber->replica);
     drop_step(subscriber);
     weft_route_clear(&subscriber->route);
@@ -228,6 +245,10 @@ static weft_status open_file(weft_subscriber *subscriber, const char *path) {
         status =
             weft_replica_open_file(&subscriber->replica, context, path, options->durable, subscriber->ours);
     }
+    /* what is recalled of a version is of one run, which only the mark tells */
+    if (status == WEFT_OK && subscriber->follow.mark.run[0] == '\0') {
+        weft_replica_skip(&subscriber->replica, false);
+    }
     if (status == WEFT_OK && (subscriber->ours || !subscriber->replica.present)) {
         subscriber->ours = true;
         status = weft_follow_keep(&subscriber->follow);
@@ -257,7 +278,7 @@ static weft_status read_table(weft_subscriber *subscriber) {
     }
     weft_page *page = NULL;
     if (follow->head.started) {
-        status = weft_history_page(context, subscriber->store, &follow->head.page, follow->head.run, &page);
+        status = weft_history_front(context, subscriber->store, &follow->head, &page);
     }
     if (status >= 0 && (page == NULL || page->anchor_count == 0)) {
         status = weft_fail(context, WEFT_NOT_FOUND, "%s: nothing is published there yet",
@@ -308,8 +329,7 @@ weft_status weft_subscriber_open_layout(weft_context *context, weft_store *store
 /* ---- waiting for a version ---- */
 
 /* A newer head may name other objects: nothing is avoided any more. */
-static weft_status look_at_head(weft_subscriber *subscriber) {
-    weft_status status = weft_follow_look(&subscriber->follow);
+static weft_status take_look(weft_subscriber *subscriber, weft_status status) {
     if (status >= 0) {
         subscriber->looked = true;
     }
@@ -317,6 +337,30 @@ static weft_status look_at_head(weft_subscriber *subscriber) {
         weft_texts_close(&subscriber->avoid, subscriber->context);
     }
     return status;
+}
+
+static weft_status look_at_head(weft_subscriber *subscriber) {
+    return take_look(subscriber, weft_follow_look(&subscriber->follow));
+}
+
+/* How long after one look the next is due, where nobody can wait on the store. */
+static double choose_pause(const weft_subscriber *subscriber) {
+    double least = subscriber->options.poll_seconds;
+    double most = subscriber->idle_seconds;
+    return most > least ? weft_follow_pause(&subscriber->follow, least, most) : least;
+}
+
+/* A look within a wait. At a store that is polled with care it costs one request, and none before it is
+ * due, however short the waits are. */
+static weft_status look_again(weft_subscriber *subscriber) {
+    weft_follow *follow = &subscriber->follow;
+    if (!(subscriber->idle_seconds > 0) || !follow->seen || !follow->polls) {
+        return look_at_head(subscriber);
+    }
+    double pause = choose_pause(subscriber);
+    return weft_clock_now() < follow->looked + pause
+               ? WEFT_MORE
+               : take_look(subscriber, weft_follow_glance(follow, pause));
 }
 
 static bool is_behind(const weft_subscriber *subscriber) {
@@ -341,12 +385,14 @@ static weft_status await_news(weft_subscriber *subscriber, double seconds) {
         return WEFT_OK;
     }
     if (status == WEFT_MORE || status == WEFT_UNSUPPORTED) {
-        double pause = subscriber->options.poll_seconds;
+        double pause = choose_pause(subscriber);
+        bool paced = status == WEFT_UNSUPPORTED && subscriber->idle_seconds > 0;
         pause = status == WEFT_MORE && pause > WATCH_PAUSE_SECONDS ? WATCH_PAUSE_SECONDS : pause;
+        pause = paced ? follow->looked + pause - start : pause;
         double rest = (seconds < pause ? seconds : pause) - (weft_clock_now() - start);
         status = rest > 0 ? weft_clock_sleep(subscriber->context, rest) : WEFT_OK;
     }
-    return status >= 0 ? look_at_head(subscriber) : status;
+    return status >= 0 ? look_again(subscriber) : status;
 }
 
 static weft_status wait_for_news(weft_subscriber *subscriber, double seconds, uint64_t *version_out) {
@@ -354,7 +400,9 @@ static weft_status wait_for_news(weft_subscriber *subscriber, double seconds, ui
     double start = weft_clock_now();
     /* A store that can wait tells all that a look would. Without time, only a look tells. */
     bool watched = seconds > 0 && subscriber->follow.seen && !subscriber->follow.polls;
-    weft_status status = watched ? WEFT_MORE : look_at_head(subscriber);
+    weft_status status = watched       ? WEFT_MORE
+                         : seconds > 0 ? look_again(subscriber)
+                                       : look_at_head(subscriber);
     while (!is_behind(subscriber) && (status >= 0 || status == WEFT_NOT_FOUND)) {
         double left = start + seconds - weft_clock_now();
         if (!(left > 0)) { /* NaN is over, too */
@@ -446,6 +494,16 @@ static weft_status adopt_run(weft_subscriber *subscriber) {
     return weft_follow_keep(&subscriber->follow);
 }
 
+/* The replica has the state of this version already, though it may have come to that by another one. */
+static weft_status arrive(weft_subscriber *subscriber, const weft_record *record) {
+    uint64_t version = remembered_version(subscriber);
+    if (version != record->version) {
+        weft_replica_skip(&subscriber->replica, version != 0 && version + 1 == record->version);
+    }
+    weft_status status = set_here(subscriber, record);
+    return status == WEFT_OK ? adopt_run(subscriber) : status;
+}
+
 /* Refuses a route that replaces a checkpoint which somebody else put there. */
 static weft_status check_may_replace(const weft_subscriber *subscriber) {
     const weft_route *route = &subscriber->route;
@@ -457,15 +515,6 @@ static weft_status check_may_replace(const weft_subscriber *subscriber) {
         "%s holds a model that is of no version of this run; choose another place, or let it be "
         "replaced (--replace)",
         subscriber->replica.path);
-}
-
-/* The version that the replica is at; 0 if it has to be found in the history, by its digest. */
-static uint64_t remembered_version(const weft_subscriber *subscriber) {
-    const weft_watermark *mark = &subscriber->mark_at_opening;
-    if (subscriber->here.version != 0) {
-        return subscriber->here.version;
-    }
-    return weft_digest_equal(&mark->digest, &subscriber->replica.digest) ? mark->version : 0;
 }
 
 /* A route that was begun is followed to its end, unless another version is wanted. */
@@ -492,8 +541,7 @@ static weft_status plan_route(weft_subscriber *subscriber, uint64_t version) {
     }
     if (has_arrived(subscriber, target)) {
         weft_route_clear(&subscriber->route);
-        status = set_here(subscriber, &subscriber->follow.head.newest);
-        return status == WEFT_OK ? adopt_run(subscriber) : status;
+        return arrive(subscriber, &subscriber->follow.head.newest);
     }
     weft_replica *replica = &subscriber->replica;
     weft_route_request request = {
@@ -502,6 +550,7 @@ static weft_status plan_route(weft_subscriber *subscriber, uint64_t version) {
         .version = target,
         .from = replica->known ? &replica->digest : NULL,
         .from_version = remembered_version(subscriber),
+        .depth = weft_replica_recalls(replica),
         .avoid = &subscriber->avoid,
     };
     weft_route_clear(&subscriber->route);
@@ -513,11 +562,8 @@ static weft_status plan_route(weft_subscriber *subscriber, uint64_t version) {
     if (status == WEFT_OK) {
         status = check_may_replace(subscriber);
     }
-    if (status == WEFT_OK && subscriber->route.count == 0) {
-        status = set_here(subscriber, &subscriber->route.start);
-        status = status == WEFT_OK ? adopt_run(subscriber) : status;
-    }
-    return status;
+    return status == WEFT_OK && subscriber->route.count == 0 ? arrive(subscriber, &subscriber->route.start)
+                                                             : status;
 }
 
 /* Plans again for as long as a page is missing and the head has moved: gc may have removed the page since
@@ -576,9 +622,18 @@ static weft_status audit_weights(weft_subscriber *subscriber, const weft_route_s
     return status;
 }
 
+static weft_replica_step step_kind(const weft_route_step *step) {
+    bool next = strcmp(step->object.key, step->record.patch.key) == 0;
+    return step->anchor ? WEFT_STEP_ANCHOR : next ? WEFT_STEP_PATCH : WEFT_STEP_LEAP;
+}
+
 static weft_status prepare_step(weft_subscriber *subscriber, const weft_route_step *step) {
     weft_replica_settle(&subscriber->replica);
     drop_step(subscriber);
+    /* what is recalled is of one version, not of another with the same state */
+    if (step->first != remembered_version(subscriber)) {
+        weft_replica_skip(&subscriber->replica, false);
+    }
     weft_status status = audit_weights(subscriber, step);
     double start = weft_clock_now();
     if (status == WEFT_OK) {
@@ -589,7 +644,7 @@ static weft_status prepare_step(weft_subscriber *subscriber, const weft_route_st
                                             step->anchor);
     }
     if (status == WEFT_OK) {
-        status = weft_replica_prepare(&subscriber->replica, subscriber->patch, step->anchor);
+        status = weft_replica_prepare(&subscriber->replica, subscriber->patch, step_kind(step));
         status = weft_fetch_explain(subscriber->context, subscriber->fetch, status);
     }
     if (status != WEFT_OK) {
@@ -661,6 +716,20 @@ static weft_status handle_mismatch(weft_subscriber *subscriber, const weft_route
     return WEFT_OK;
 }
 
+/* A patch that recalls other changes than the replica does is not damaged: a replica that recalls none
+ * takes another way. What it recalls on that is right: a patch that still recalls others is for nobody. */
+static weft_status handle_unsupported(weft_subscriber *subscriber, const weft_route_step *step,
+                                      const char *key) {
+    if (step_kind(step) != WEFT_STEP_PATCH || weft_replica_recalls(&subscriber->replica) == 0 ||
+        subscriber->doubted) {
+        return avoid_object(subscriber, key);
+    }
+    subscriber->doubted = true;
+    note_trouble(subscriber);
+    weft_replica_skip(&subscriber->replica, false);
+    return WEFT_OK;
+}
+
 /* WEFT_OK: plan and try again. */
 static weft_status heal_step(weft_subscriber *subscriber, weft_status status) {
     const weft_route_step *step = &subscriber->route.steps[subscriber->route.next];
@@ -673,8 +742,9 @@ static weft_status heal_step(weft_subscriber *subscriber, weft_status status) {
     case WEFT_TRUNCATED:
     case WEFT_WRONG_VERSION:
     case WEFT_CHECKSUM_MISMATCH:
-    case WEFT_UNSUPPORTED:
         return avoid_object(subscriber, key);
+    case WEFT_UNSUPPORTED:
+        return handle_unsupported(subscriber, step, key);
     case WEFT_BASE_MISMATCH:
     case WEFT_DIGEST_MISMATCH:
         return handle_mismatch(subscriber, step, key);
@@ -696,6 +766,7 @@ static weft_status stop_preparing(weft_subscriber *subscriber, weft_status statu
     if (status != WEFT_OK) {
         weft_route_clear(&subscriber->route);
     }
+    subscriber->doubted = subscriber->doubted && status != WEFT_OK;
     subscriber->missing[0] = '\0';
     subscriber->trouble[0] = '\0';
     subscriber->looked = false;
@@ -771,6 +842,10 @@ static weft_status commit_step(weft_subscriber *subscriber) {
     subscriber->info.patches += !step->anchor;
     subscriber->info.anchors += step->anchor;
     subscriber->route.next++;
+    /* who is killed from here on goes on where it was */
+    if (weft_replica_recalls(&subscriber->replica) > 0) {
+        weft_replica_save(&subscriber->replica, subscriber->here.version);
+    }
     /* the patch stays open: live memory may be rolled back yet */
     return adopt_run(subscriber);
 }

@@ -8,11 +8,17 @@
 #include "../../base/context.h"
 #include "../../store/key.h"
 #include "../../tensor/json.h"
+#include "pack.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { JSON_DEPTH = 6, JSON_CONTAINERS = 64 };
+enum {
+    JSON_DEPTH = 6,
+    JSON_CONTAINERS = 64,
+    JSON_BYTES = 16384, /* of what is packed in a head */
+};
 
 static const char SIGNED_PREFIX[] = "weft head\n";
 static const char HASH_LINE[] = "sha256 ";
@@ -51,7 +57,7 @@ static const char *head_fault(const weft_sync_head *head) {
 }
 
 static json_t *format_json(const weft_sync_head *head) {
-    json_t *json = weft_json_with(json_object(), "weft", weft_count_json(WEFT_SYNC_FORMAT));
+    json_t *json = weft_json_with(json_object(), "weft", weft_count_json(WEFT_HISTORY_FORMAT));
     json = weft_json_with(json, "kind", json_string("head"));
     json = weft_json_with(json, "run", json_string(head->run));
     json = weft_json_with(json, "epoch", weft_count_json(head->epoch));
@@ -92,9 +98,40 @@ static weft_status append_signature(weft_context *context, const weft_key *key, 
     return status;
 }
 
+/* Puts the packed text of a head in the place of the text, if that is shorter. The head stays a line of
+ * JSON that says which format it is: who does not know how to unpack it can tell that from damage. */
+static weft_status pack_text(weft_context *context, weft_writer *text) {
+    weft_writer packed;
+    weft_writer line;
+    weft_writer_open(&packed, context);
+    weft_writer_open(&line, context);
+    weft_status status = weft_pack(context, text->data, text->size, &packed);
+    if (status == WEFT_OK) {
+        size_t size = weft_base85_size(packed.size);
+        char *room = weft_allocate(context, size + 1);
+        if (room != NULL) {
+            weft_base85_format(packed.data, packed.size, room);
+            json_t *json = weft_json_with(json_object(), "weft", weft_count_json(WEFT_HISTORY_FORMAT));
+            json = weft_json_with(json, "kind", json_string("head"));
+            weft_json_write(&line, weft_json_with(json, "packed", json_stringn(room, size)));
+        }
+        bool failed = room == NULL || weft_writer_failed(&line);
+        status = failed ? weft_json_no_memory(context, "a head") : WEFT_OK;
+        weft_release(context, room);
+    }
+    if (status == WEFT_OK && line.size < text->size) {
+        weft_writer longer = *text;
+        *text = line;
+        line = longer;
+    }
+    weft_writer_close(&line);
+    weft_writer_close(&packed);
+    return status;
+}
+
 static weft_status format_head(weft_context *context, const weft_sync_head *head, const weft_key *key,
                                weft_writer *writer) {
-    static const weft_json_bounds bounds = {SIZE_MAX, JSON_DEPTH, JSON_CONTAINERS};
+    static const weft_json_bounds bounds = {JSON_BYTES, JSON_DEPTH, JSON_CONTAINERS};
     weft_hash hash;
     char hex[WEFT_HASH_TEXT];
     const char *fault = head_fault(head);
@@ -105,8 +142,12 @@ static weft_status format_head(weft_context *context, const weft_sync_head *head
     if (weft_writer_failed(writer)) {
         return weft_json_no_memory(context, "a head");
     }
+    weft_status status =
+        weft_json_check(context, "a head", (const char *)writer->data, writer->size, &bounds);
+    if (status == WEFT_OK) {
+        status = pack_text(context, writer);
+    }
     size_t json_size = writer->size;
-    weft_status status = weft_json_check(context, "a head", (const char *)writer->data, json_size, &bounds);
     if (status == WEFT_OK) {
         status = weft_hash_compute(context, writer->data, json_size, &hash);
     }
@@ -207,6 +248,35 @@ static weft_status parse_json(weft_context *context, const char *where, const js
     return status;
 }
 
+/* The JSON of a head: what is packed in the line, or the line itself. */
+static weft_status read_line(weft_context *context, const char *where, const char *text, size_t size,
+                             json_t **json_out) {
+    json_t *line;
+    weft_status status =
+        weft_sync_parse(context, where, "head", text, size, JSON_DEPTH, JSON_CONTAINERS, &line);
+    const json_t *packed = status == WEFT_OK ? json_object_get(line, "packed") : NULL;
+    if (packed == NULL) {
+        *json_out = status == WEFT_OK ? line : NULL;
+        return status;
+    }
+    uint8_t frame[WEFT_HEAD_MAX];
+    size_t frame_size = 0;
+    uint8_t *inner = NULL;
+    size_t inner_size = 0;
+    status =
+        json_is_string(packed) && weft_base85_parse(json_string_value(packed), json_string_length(packed),
+                                                    frame, sizeof frame, &frame_size)
+            ? weft_unpack(context, where, frame, frame_size, JSON_BYTES, &inner, &inner_size)
+            : weft_sync_malformed(context, where, "what is packed in the head");
+    json_decref(line);
+    if (status == WEFT_OK) {
+        status = weft_sync_parse(context, where, "head", (const char *)inner, inner_size, JSON_DEPTH,
+                                 JSON_CONTAINERS, json_out);
+    }
+    weft_release(context, inner);
+    return status;
+}
+
 static weft_status damaged(weft_context *context, const char *where) {
     return weft_fail(context, WEFT_CHECKSUM_MISMATCH, "%s: the head was damaged on its way; fetch it again",
                      where);
@@ -243,8 +313,7 @@ weft_status weft_sync_head_parse(weft_context *context, const char *where, const
     }
     json_t *json = NULL;
     if (status == WEFT_OK) {
-        status =
-            weft_sync_parse(context, where, "head", text, json_size, JSON_DEPTH, JSON_CONTAINERS, &json);
+        status = read_line(context, where, text, json_size, &json);
     }
     if (status == WEFT_OK) {
         status = parse_json(context, where, json, head);
@@ -362,9 +431,14 @@ static weft_status find_last(weft_context *context, weft_store *store, uint64_t 
     bool exists;
     weft_status status = weft_head_exists(context, store, epoch, &exists);
     if (status == WEFT_OK && !exists) {
-        return weft_fail(context, WEFT_NOT_FOUND, "%s: nothing was published here yet (no %s)",
+        weft_store_traits traits = {.size = sizeof traits};
+        weft_store_traits_of(store, &traits);
+        bool nowhere = traits.directory != NULL && access(traits.directory, F_OK) != 0;
+        return weft_fail(context, WEFT_NOT_FOUND, "%s: nothing was published here yet (%s)",
                          weft_store_url(store),
-                         epoch == 1 ? "head" : "head of the epoch that was seen before");
+                         nowhere      ? "there is no such directory"
+                         : epoch == 1 ? "no head"
+                                      : "no head of the epoch that was seen before");
     }
     if (status == WEFT_OK) {
         status = last_epoch(context, store, epoch, &epoch);

@@ -72,6 +72,99 @@ void weft_history_release(weft_context *context, weft_page *page) {
     }
 }
 
+/* ---- the front ---- */
+
+void weft_front_close(weft_front *front, weft_context *context) {
+    weft_leaps_close(&front->leaps, context);
+    weft_leaps_close(&front->made, context);
+}
+
+weft_status weft_front_take(weft_front *front, weft_context *context, const weft_page *page) {
+    weft_status status = WEFT_OK;
+    if (front->full) {
+        return WEFT_OK;
+    }
+    for (size_t i = page->full ? 0 : page->record_count; i > 0; i--) {
+        const weft_leaps *leaps = &page->records[i - 1].leaps;
+        for (size_t j = leaps->count; j > 0 && status == WEFT_OK; j--) {
+            status = weft_leaps_add(&front->made, context, &leaps->items[j - 1]);
+        }
+    }
+    if (!page->full) {
+        return status;
+    }
+    front->full = true;
+    memcpy(front->anchors, page->anchors, sizeof front->anchors);
+    front->anchor_count = page->anchor_count;
+    status = weft_leaps_copy(&front->leaps, context, &page->leaps);
+    for (size_t i = front->made.count; i > 0 && status == WEFT_OK; i--) {
+        status = weft_ladder_add(&front->leaps, context, &front->made.items[i - 1]);
+    }
+    return status;
+}
+
+/* Puts the records of an earlier page before those of the front, and goes on from there. */
+static weft_status join_page(weft_context *context, weft_page *front, weft_page *page) {
+    size_t count = page->record_count;
+    const weft_record *last = &page->records[count - 1];
+    const weft_record *next = &front->records[0];
+    if (last->version + 1 != next->version ||
+        (next->patched && !weft_digest_equal(&next->base, &last->digest)) ||
+        front->record_count + count > sizeof front->records / sizeof *front->records) {
+        return weft_fail(context, WEFT_MALFORMED, "%s: the history has a gap", front->previous.key);
+    }
+    memmove(front->records + count, front->records, front->record_count * sizeof *front->records);
+    memcpy(front->records, page->records, count * sizeof *front->records);
+    front->record_count += count;
+    front->linked = page->linked;
+    front->previous = page->previous;
+    page->record_count = 0;
+    return WEFT_OK;
+}
+
+static weft_status complete_front(weft_context *context, weft_store *store, const char *run,
+                                  weft_page *page) {
+    weft_front front = {.full = false};
+    weft_status status = weft_front_take(&front, context, page);
+    /* a page that links to none is full */
+    while (status == WEFT_OK && !front.full) {
+        weft_page *before;
+        status = weft_history_page(context, store, &page->previous, run, &before);
+        if (status == WEFT_OK) {
+            status = weft_front_take(&front, context, before);
+            status = status == WEFT_OK ? join_page(context, page, before) : status;
+            weft_history_release(context, before);
+        }
+    }
+    if (status == WEFT_OK && !page->full) {
+        page->full = true;
+        memcpy(page->anchors, front.anchors, sizeof page->anchors);
+        page->anchor_count = front.anchor_count;
+        page->leaps = front.leaps;
+        front.leaps = (weft_leaps){0};
+    }
+    weft_front_close(&front, context);
+    return status;
+}
+
+weft_status weft_history_front(weft_context *context, weft_store *store, const weft_sync_head *head,
+                               weft_page **page_out) {
+    weft_page *page;
+    weft_status status = weft_history_page(context, store, &head->page, head->run, &page);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = complete_front(context, store, head->run, page);
+    if (status != WEFT_OK) {
+        weft_history_release(context, page);
+        return status;
+    }
+    *page_out = page;
+    return WEFT_OK;
+}
+
+/* ---- walking ---- */
+
 /* Where a walk has come to. */
 typedef struct walk_place {
     uint64_t next; /* the first version of the page after */

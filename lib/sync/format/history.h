@@ -7,6 +7,7 @@
 #define WEFT_SYNC_FORMAT_HISTORY_H
 
 #include "head.h"
+#include "leap.h"
 
 /* How long an object that a head names may take to become visible. */
 #define WEFT_VISIBLE_SECONDS 3.0
@@ -20,9 +21,28 @@ weft_status weft_history_parse(weft_context *context, const char *key, const uin
                                weft_page **page_out);
 void weft_history_release(weft_context *context, weft_page *page);
 
+/* The pages of a head as one: from the newest back to the first full one, a few at most. It is full, and
+ * its leaps are those of now. */
+weft_status weft_history_front(weft_context *context, weft_store *store, const weft_sync_head *head,
+                               weft_page **page_out);
+
+/* Anchors and leaps, as the newest pages tell them. */
+typedef struct weft_front {
+    bool full; /* that was the last page that is needed */
+    weft_anchor anchors[WEFT_ANCHORS_MAX];
+    size_t anchor_count;
+    weft_leaps leaps;
+    weft_leaps made; /* those of records behind the full page, newest first */
+} weft_front;
+
+/* Takes in the next page back; one behind the full page changes nothing. */
+weft_status weft_front_take(weft_front *front, weft_context *context, const weft_page *page);
+void weft_front_close(weft_front *front, weft_context *context);
+
 /* WEFT_MORE: go on with the page before. */
 typedef weft_status (*weft_history_visit)(void *opaque, const weft_blob *blob, const weft_page *page);
-/* Walks back from a head that has a version. `newest` is the head's page if it was read before, or NULL. */
+/* Walks back from a head that has a version. `newest` is the head's page if it was read before, or the
+ * front; or NULL. */
 weft_status weft_history_walk(weft_context *context, weft_store *store, const weft_sync_head *head,
                               const weft_page *newest, weft_history_visit visit, void *opaque);
 

@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-enum { JSON_DEPTH = 8, JSON_CONTAINERS = 512 };
+static const weft_json_bounds NODE_BOUNDS = {.bytes = WEFT_LEAP_NODE_MAX, .depth = 8, .containers = 512};
 
 uint64_t weft_leap_length(unsigned level) {
     return (uint64_t)1 << (2 * level);
@@ -229,7 +229,7 @@ static const char *node_fault(const weft_leap_node *node) {
 }
 
 static json_t *format_node(const weft_leap_node *node) {
-    json_t *json = weft_json_with(json_object(), "weft", weft_count_json(WEFT_SYNC_FORMAT));
+    json_t *json = weft_json_with(json_object(), "weft", weft_count_json(WEFT_HISTORY_FORMAT));
     json = weft_json_with(json, "kind", json_string("leap"));
     json = weft_json_with(json, "run", json_string(node->run));
     json = weft_json_with(json, "first", weft_count_json(node->first));
@@ -258,7 +258,6 @@ static void describe_leap(const weft_leap_node *node, weft_leap *leap) {
 
 weft_status weft_leap_node_write(const weft_leap_node *node, weft_store *store, const char *key,
                                  weft_leap *leap) {
-    static const weft_json_bounds bounds = {WEFT_LEAP_NODE_MAX, JSON_DEPTH, JSON_CONTAINERS};
     weft_context *context = node->context;
     const char *fault = node_fault(node);
     if (fault != NULL) {
@@ -268,7 +267,8 @@ weft_status weft_leap_node_write(const weft_leap_node *node, weft_store *store, 
     weft_writer_open(&writer, context);
     *leap = (weft_leap){0};
     describe_leap(node, leap);
-    weft_status status = weft_sync_write_line(context, "a leap", format_node(node), &bounds, &writer);
+    weft_status status =
+        weft_sync_write_packed(context, "a leap", format_node(node), &NODE_BOUNDS, &writer);
     if (status == WEFT_OK) {
         memcpy(leap->node.key, key, strlen(key) + 1);
         leap->node.bytes = writer.size;
@@ -307,7 +307,7 @@ static weft_status parse_node(weft_leap_node *node, const char *where, const jso
 weft_status weft_leap_node_parse(weft_leap_node *node, const char *where, const void *data, size_t size) {
     json_t *json;
     weft_status status =
-        weft_sync_parse(node->context, where, "leap", data, size, JSON_DEPTH, JSON_CONTAINERS, &json);
+        weft_sync_parse_packed(node->context, where, "leap", data, size, &NODE_BOUNDS, &json);
     if (status != WEFT_OK) {
         return status;
     }

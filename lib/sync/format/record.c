@@ -8,6 +8,7 @@
 #include "../../tensor/json.h"
 #include "../../tensor/table.h"
 #include "leap.h"
+#include "pack.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -19,6 +20,7 @@ enum {
     DAMAGE_ATTEMPTS = 3,
 };
 
+static const weft_json_bounds PAGE_BOUNDS = {WEFT_PAGE_MAX, JSON_DEPTH, JSON_CONTAINERS};
 static const uint64_t CHUNK_LEAST = 4096;
 static const uint64_t CHUNK_MOST = (uint64_t)64 << 20;
 static const uint64_t OBJECT_MOST = (uint64_t)1 << 50;
@@ -105,11 +107,13 @@ weft_status weft_sync_check_kind(weft_context *context, const char *where, const
         strcmp(text, kind) != 0) {
         return weft_fail(context, WEFT_MALFORMED, "%s: this is not a %s of a weft run", where, kind);
     }
-    if (format != WEFT_SYNC_FORMAT) {
+    bool history = strcmp(kind, "head") == 0 || strcmp(kind, "page") == 0 || strcmp(kind, "leap") == 0;
+    uint64_t most = history ? WEFT_HISTORY_FORMAT : WEFT_SYNC_FORMAT;
+    if (format == 0 || format > most) {
         return weft_fail(
             context, WEFT_WRONG_VERSION,
-            "%s: format %llu was written by a later weft; this one reads format %d: update weft here",
-            where, (unsigned long long)format, WEFT_SYNC_FORMAT);
+            "%s: format %llu was written by a later weft; this one reads format %llu: update weft here",
+            where, (unsigned long long)format, (unsigned long long)most);
     }
     return WEFT_OK;
 }
@@ -130,6 +134,24 @@ weft_status weft_sync_parse(weft_context *context, const char *where, const char
     return WEFT_OK;
 }
 
+weft_status weft_sync_parse_packed(weft_context *context, const char *where, const char *kind,
+                                   const void *data, size_t size, const weft_json_bounds *bounds,
+                                   json_t **json_out) {
+    if (!weft_pack_begins(data, size)) {
+        return weft_sync_parse(context, where, kind, data, size, bounds->depth, bounds->containers,
+                               json_out);
+    }
+    uint8_t *text;
+    size_t length;
+    weft_status status = weft_unpack(context, where, data, size, bounds->bytes, &text, &length);
+    if (status == WEFT_OK) {
+        status = weft_sync_parse(context, where, kind, text, length, bounds->depth, bounds->containers,
+                                 json_out);
+        weft_release(context, text);
+    }
+    return status;
+}
+
 weft_status weft_sync_malformed(weft_context *context, const char *where, const char *what) {
     return weft_fail(context, WEFT_MALFORMED, "%s: %s is missing or makes no sense", where, what);
 }
@@ -147,6 +169,21 @@ weft_status weft_sync_write_line(weft_context *context, const char *what, json_t
     return weft_writer_failed(writer) ? weft_json_no_memory(context, what)
                                       : weft_json_check(context, what, (const char *)writer->data + start,
                                                         writer->size - start, bounds);
+}
+
+weft_status weft_sync_write_packed(weft_context *context, const char *what, json_t *json,
+                                   const weft_json_bounds *bounds, weft_writer *writer) {
+    weft_writer text;
+    weft_writer_open(&text, context);
+    weft_json_write(&text, json);
+    weft_status status = weft_writer_failed(&text)
+                             ? weft_json_no_memory(context, what)
+                             : weft_json_check(context, what, (const char *)text.data, text.size, bounds);
+    if (status == WEFT_OK) {
+        status = weft_pack(context, text.data, text.size, writer);
+    }
+    weft_writer_close(&text);
+    return status;
 }
 
 /* ---- blobs and objects ---- */
@@ -405,6 +442,9 @@ json_t *weft_record_format(const weft_record *record) {
         json = weft_json_with(json, "base", weft_digest_json(&record->base));
         json = weft_json_with(json, "patch", weft_object_format(&record->patch));
     }
+    if (record->recalls > 0) {
+        json = weft_json_with(json, "recalls", weft_count_json(record->recalls));
+    }
     if (record->labels.count > 0) {
         json_t *labels = json_object();
         for (size_t i = 0; i + 1 < record->labels.count; i += 2) {
@@ -427,6 +467,7 @@ json_t *weft_record_format(const weft_record *record) {
 const char *weft_record_fault(const weft_record *record) {
     if (record->version == 0 || record->version > INT64_MAX || record->epoch == 0 ||
         record->epoch > INT64_MAX || record->milliseconds > INT64_MAX || record->floor > record->version ||
+        record->recalls >= record->version || (record->recalls > 0 && !record->patched) ||
         record->changed > INT64_MAX || record->total > INT64_MAX || record->dense_bytes > INT64_MAX) {
         return "the record of a version";
     }
@@ -456,6 +497,10 @@ weft_status weft_record_parse(weft_context *context, const char *where, const js
         status = weft_json_digest(json, "base", &record->base)
                      ? weft_object_parse(context, where, patch, &record->patch)
                      : weft_sync_malformed(context, where, "the base of a patch");
+    }
+    if (status == WEFT_OK && json_object_get(json, "recalls") != NULL &&
+        !weft_json_count(json, "recalls", &record->recalls)) {
+        status = weft_sync_malformed(context, where, "what a patch recalls");
     }
     if (status == WEFT_OK) {
         status = parse_labels(context, where, json_object_get(json, "labels"), &record->labels);
@@ -512,6 +557,7 @@ const weft_anchor *weft_anchor_find(const weft_anchor *anchors, size_t count, ui
 void weft_page_open(weft_page *page, weft_context *context) {
     memset(page, 0, sizeof *page);
     page->context = context;
+    page->format = WEFT_HISTORY_FORMAT;
 }
 
 void weft_page_close(weft_page *page) {
@@ -523,9 +569,15 @@ void weft_page_close(weft_page *page) {
     weft_leaps_close(&page->leaps, page->context);
 }
 
-uint64_t weft_page_first(uint64_t version) {
-    uint64_t step = version % WEFT_PAGE_LONG == 0 ? WEFT_PAGE_LONG : WEFT_PAGE_SHORT;
-    return (version - 1) / step * step + 1;
+uint64_t weft_page_span(unsigned format, uint64_t version) {
+    if (version % WEFT_PAGE_LONG == 0) {
+        return WEFT_PAGE_LONG;
+    }
+    if (format == WEFT_SYNC_FORMAT) {
+        return (version - 1) % WEFT_PAGE_SHORT + 1;
+    }
+    uint64_t power = version & -version;
+    return power < WEFT_PAGE_SHORT ? power : WEFT_PAGE_SHORT;
 }
 
 /* Each patch must start from the state that the record before it names. */
@@ -559,9 +611,19 @@ static const char *records_fault(const weft_page *page) {
             return "the order of versions";
         }
     }
-    bool whole = page->record_count > 0 &&
-                 page->records[0].version == weft_page_first(page->records[page->record_count - 1].version);
+    uint64_t last = page->record_count > 0 ? page->records[page->record_count - 1].version : 0;
+    uint64_t span = weft_page_span(page->format, last);
+    /* where a writer goes on from pages of other ranges, there may be none to begin behind */
+    bool shorter = page->format > WEFT_SYNC_FORMAT && last % WEFT_PAGE_SHORT != 0;
+    bool whole = last > 0 && (page->record_count == span || (shorter && page->record_count < span));
     return whole ? NULL : "the range of versions";
+}
+
+static const char *fullness_fault(const weft_page *page) {
+    uint64_t last = page->records[page->record_count - 1].version;
+    bool due = page->format == WEFT_SYNC_FORMAT || last % WEFT_PAGE_FULL == 0 || !page->linked;
+    bool good = page->full || (!due && page->anchor_count == 0 && page->leaps.count == 0);
+    return good ? NULL : "the list of anchors";
 }
 
 /* What readers would refuse about a page, or NULL. */
@@ -578,6 +640,7 @@ static const char *page_fault(const weft_page *page) {
     }
     const char *fault = anchors_fault(page);
     fault = fault != NULL ? fault : records_fault(page);
+    fault = fault != NULL ? fault : fullness_fault(page);
     fault = fault != NULL ? fault : weft_leaps_fault(&page->leaps);
     if (fault == NULL && !weft_leaps_adjoin(&page->leaps, page->records[page->record_count - 1].version)) {
         fault = "the order of leaps";
@@ -585,16 +648,7 @@ static const char *page_fault(const weft_page *page) {
     return fault;
 }
 
-static json_t *format_page(const weft_page *page) {
-    json_t *json = weft_json_with(json_object(), "weft", weft_count_json(WEFT_SYNC_FORMAT));
-    json = weft_json_with(json, "kind", json_string("page"));
-    json = weft_json_with(json, "run", json_string(page->run));
-    if (page->linked) {
-        json = weft_json_with(json, "previous", weft_blob_format(&page->previous));
-    }
-    if (page->replaces[0] != '\0') {
-        json = weft_json_with(json, "replaces", json_string(page->replaces));
-    }
+static json_t *format_anchors(const weft_page *page) {
     json_t *anchors = json_array();
     for (size_t i = 0; i < page->anchor_count; i++) {
         const weft_anchor *anchor = &page->anchors[i];
@@ -603,7 +657,22 @@ static json_t *format_page(const weft_page *page) {
         anchors =
             weft_json_append(anchors, weft_json_with(item, "object", weft_object_format(&anchor->object)));
     }
-    json = weft_json_with(json, "anchors", anchors);
+    return anchors;
+}
+
+static json_t *format_page(const weft_page *page) {
+    json_t *json = weft_json_with(json_object(), "weft", weft_count_json(page->format));
+    json = weft_json_with(json, "kind", json_string("page"));
+    json = weft_json_with(json, "run", json_string(page->run));
+    if (page->linked) {
+        json = weft_json_with(json, "previous", weft_blob_format(&page->previous));
+    }
+    if (page->replaces[0] != '\0') {
+        json = weft_json_with(json, "replaces", json_string(page->replaces));
+    }
+    if (page->full) {
+        json = weft_json_with(json, "anchors", format_anchors(page));
+    }
     json = weft_json_with(json, "records", weft_records_format(page->records, page->record_count));
     if (page->leaps.count > 0) {
         json = weft_json_with(json, "leaps", weft_leaps_format(&page->leaps));
@@ -612,12 +681,13 @@ static json_t *format_page(const weft_page *page) {
 }
 
 weft_status weft_page_format(const weft_page *page, weft_writer *writer) {
-    static const weft_json_bounds bounds = {WEFT_PAGE_MAX, JSON_DEPTH, JSON_CONTAINERS};
     const char *fault = page_fault(page);
     if (fault != NULL) {
         return weft_sync_unwritable(page->context, "a page", fault);
     }
-    return weft_sync_write_line(page->context, "a page", format_page(page), &bounds, writer);
+    return page->format == WEFT_SYNC_FORMAT
+               ? weft_sync_write_line(page->context, "a page", format_page(page), &PAGE_BOUNDS, writer)
+               : weft_sync_write_packed(page->context, "a page", format_page(page), &PAGE_BOUNDS, writer);
 }
 
 weft_status weft_page_write(const weft_page *page, weft_store *store, const char *key, weft_blob *blob) {
@@ -655,9 +725,12 @@ static weft_status parse_anchors(weft_page *page, const char *where, const json_
 
 static weft_status parse_page(weft_page *page, const char *where, const json_t *json) {
     weft_context *context = page->context;
-    weft_status status = weft_json_text(json, "run", page->run, sizeof page->run)
-                             ? WEFT_OK
-                             : weft_sync_malformed(context, where, "the name of the run");
+    uint64_t format = 0;
+    weft_status status =
+        weft_json_count(json, "weft", &format) && weft_json_text(json, "run", page->run, sizeof page->run)
+            ? WEFT_OK
+            : weft_sync_malformed(context, where, "the name of the run");
+    page->format = (unsigned)format;
     const json_t *previous = json_object_get(json, "previous");
     if (status == WEFT_OK && previous != NULL) {
         page->linked = true;
@@ -667,8 +740,10 @@ static weft_status parse_page(weft_page *page, const char *where, const json_t *
         !weft_json_key(json, "replaces", page->replaces)) {
         status = weft_sync_malformed(context, where, "the key of a replaced page");
     }
-    if (status == WEFT_OK) {
-        status = parse_anchors(page, where, json_object_get(json, "anchors"));
+    const json_t *anchors = json_object_get(json, "anchors");
+    page->full = anchors != NULL;
+    if (status == WEFT_OK && page->full) {
+        status = parse_anchors(page, where, anchors);
     }
     if (status == WEFT_OK) {
         status = weft_records_parse(context, where, json_object_get(json, "records"), 1, WEFT_PAGE_LONG,
@@ -684,7 +759,7 @@ static weft_status parse_page(weft_page *page, const char *where, const json_t *
 weft_status weft_page_parse(weft_page *page, const char *where, const void *data, size_t size) {
     json_t *json;
     weft_status status =
-        weft_sync_parse(page->context, where, "page", data, size, JSON_DEPTH, JSON_CONTAINERS, &json);
+        weft_sync_parse_packed(page->context, where, "page", data, size, &PAGE_BOUNDS, &json);
     if (status != WEFT_OK) {
         return status;
     }
@@ -705,6 +780,11 @@ weft_status weft_sync_key(weft_context *context, const char *room, uint64_t epoc
                  (unsigned long long)version, nonce);
     }
     return status;
+}
+
+void weft_sync_key_beside(const char *key, const char *room, char beside[WEFT_KEY_SIZE]) {
+    const char *name = strrchr(key, '/');
+    snprintf(beside, WEFT_KEY_SIZE, "%s%s", room, name != NULL ? name : "/");
 }
 
 /* ---- blobs in the store ---- */

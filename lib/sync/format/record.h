@@ -8,7 +8,8 @@
  *             Or other such objects end to end, which a blob lists: see pieces.h
  *   record    one version: the state's digest, the patch that leads there, labels
  *   leap      a patch over several versions, for those who were away
- *   page      the newest records, all anchors that are kept, leaps, and a link to the page before
+ *   page      some records, the newest last, and a link to the page before; a full one names all anchors
+ *             that are kept, and leaps
  *
  * Everything here came from outside once: parsing checks all of it.
  */
@@ -25,15 +26,19 @@
 
 enum {
     WEFT_SYNC_FORMAT = 1,
+    /* Of heads, pages and nodes of leaps. Those of 1 are read. */
+    WEFT_HISTORY_FORMAT = 2,
     WEFT_PAGE_MAX = 1 << 20,
     WEFT_CHUNK_BYTES = 1 << 20,
     WEFT_CHUNKS_INLINE = 16,
     WEFT_KEY_SIZE = WEFT_STORE_KEY_MAX + 1,
-    /* Pages that end at a multiple of the long step hold that many records, others those since the last
-     * multiple of the short step: the newest page stays small, and a walk over the whole history takes few
-     * fetches. */
+    /* A page that ends with a version holds as many records as the highest power of two that divides it, at
+     * most the short step; at multiples of the long step, that many. So a version costs a page of a few
+     * records in the mean, and a walk over the whole history takes few fetches. */
     WEFT_PAGE_SHORT = 8,
     WEFT_PAGE_LONG = 64,
+    /* At multiples of this at least, a page is full: it names anchors and leaps. */
+    WEFT_PAGE_FULL = 16,
     WEFT_ANCHORS_MAX = 16,
     /* Of all labels of a version together, as they are and as JSON: the head has to hold them. All else
      * takes less than 2200 bytes of it: 16 hashes of a patch, keys, numbers of 19 digits, the signature. */
@@ -104,6 +109,8 @@ typedef struct weft_record {
     bool patched; /* else an anchor alone leads here */
     weft_digest base;
     weft_object patch;
+    uint64_t recalls;   /* how many versions before it the patch looks back at: who has not followed these
+                           one by one cannot read it */
     weft_texts labels;  /* key, value, … */
     weft_texts retired; /* keys of objects that nothing needs from this version on */
     weft_leaps leaps;   /* that were made since the record before */
@@ -133,21 +140,24 @@ const weft_anchor *weft_anchor_find(const weft_anchor *anchors, size_t count, ui
 
 typedef struct weft_page {
     weft_context *context;
+    unsigned format; /* 1: always full, and of other ranges */
     char run[WEFT_RUN_TEXT];
     bool linked; /* there is a page before */
     weft_blob previous;
     char replaces[WEFT_KEY_SIZE]; /* the page that this one replaces for the same version, or "" */
+    bool full;                    /* else anchors and leaps are as the page before and the records say */
     size_t anchor_count;
     weft_anchor anchors[WEFT_ANCHORS_MAX]; /* newest first */
     size_t record_count;
-    weft_record records[WEFT_PAGE_LONG]; /* versions ascending, without gaps */
-    weft_leaps leaps;                    /* the widest ones, each beginning where the one before ends */
+    /* versions ascending, without gaps; those of several pages where they are read as one (history.h) */
+    weft_record records[WEFT_PAGE_LONG + WEFT_PAGE_FULL];
+    weft_leaps leaps; /* the widest ones, each beginning where the one before ends */
 } weft_page;
 
 void weft_page_open(weft_page *page, weft_context *context);
 void weft_page_close(weft_page *page);
-/* The first version on the page that ends at `version`. */
-uint64_t weft_page_first(uint64_t version);
+/* How many records the page that ends with a version holds; of format 2, if a page ends before them. */
+uint64_t weft_page_span(unsigned format, uint64_t version);
 weft_status weft_page_format(const weft_page *page, weft_writer *writer);
 /* Puts the page into the store as `key`, and describes it. */
 weft_status weft_page_write(const weft_page *page, weft_store *store, const char *key, weft_blob *blob);
@@ -184,10 +194,17 @@ weft_status weft_sync_unwritable(weft_context *context, const char *what, const 
 /* Appends one line of JSON, which it takes, unless it is beyond what readers take. */
 weft_status weft_sync_write_line(weft_context *context, const char *what, json_t *json,
                                  const weft_json_bounds *bounds, weft_writer *writer);
+/* The same, packed. */
+weft_status weft_sync_write_packed(weft_context *context, const char *what, json_t *json,
+                                   const weft_json_bounds *bounds, weft_writer *writer);
 /* Parses the JSON of an object of a store, of this kind. How much of it there may be is the format's:
  * beyond that it is malformed, and not a limit that somebody has set. */
 weft_status weft_sync_parse(weft_context *context, const char *where, const char *kind, const void *data,
                             size_t size, unsigned depth, uint64_t containers, json_t **json_out);
+/* The same of a text that may be packed. */
+weft_status weft_sync_parse_packed(weft_context *context, const char *where, const char *kind,
+                                   const void *data, size_t size, const weft_json_bounds *bounds,
+                                   json_t **json_out);
 /* Refuses objects of another kind, and of formats that are still to come. */
 weft_status weft_sync_check_kind(weft_context *context, const char *where, const json_t *json,
                                  const char *kind);
@@ -196,6 +213,9 @@ weft_status weft_sync_check_kind(weft_context *context, const char *where, const
  */
 weft_status weft_sync_key(weft_context *context, const char *room, uint64_t epoch, uint64_t version,
                           char key[WEFT_KEY_SIZE]);
+/* The key of what goes with another object that was given a new key, in a room of its own: the same epoch,
+ * version and nonce, so that naming both costs little more than naming one. */
+void weft_sync_key_beside(const char *key, const char *room, char beside[WEFT_KEY_SIZE]);
 
 /* Puts what the writer holds, and describes it. */
 weft_status weft_blob_put(weft_context *context, weft_store *store, const char *key,

@@ -11,6 +11,7 @@
 #include "cuts.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { JSON_DEPTH = 3, JSON_CONTAINERS = 8, NUMBER_DIGITS = 6 };
@@ -107,6 +108,9 @@ static json_t *format_json(const weft_follower *follower) {
     }
     if (follower->cuts[0] != '\0') {
         json = weft_json_with(json, "cuts", json_string(follower->cuts));
+    }
+    if (follower->relayed) {
+        json = weft_json_with(json, "relayed", format_seconds(follower->relay_seconds));
     }
     return weft_json_with(json, "interval", format_seconds(follower->interval_seconds));
 }
@@ -207,8 +211,20 @@ static bool parse_how(const json_t *json, weft_follower *follower) {
                         &follower->interval_seconds);
 }
 
-weft_status weft_report_parse(weft_context *context, const char *name, const void *data, size_t size,
+/* Added by a relay, which makes a follower no worse: what makes no sense is passed over. */
+static void parse_relayed(const json_t *json, weft_follower *follower) {
+    follower->relayed = json_object_get(json, "relayed") != NULL &&
+                        parse_number(json, "relayed", 0, NUMBER_MAX, &follower->relay_seconds);
+}
+
+static bool parse_name(const json_t *json, const char *name, weft_follower *follower) {
+    return weft_json_text(json, "name", follower->name, sizeof follower->name) &&
+           weft_follower_name_valid(follower->name) && (name == NULL || strcmp(follower->name, name) == 0);
+}
+
+weft_status weft_report_parse(weft_context *context, const char *key_name, const void *data, size_t size,
                               weft_follower *follower) {
+    const char *name = key_name != NULL ? key_name : "a report";
     if (size > WEFT_REPORT_MAX) {
         return weft_fail(context, WEFT_LIMIT_EXCEEDED, "the report of %s is longer than %d bytes", name,
                          WEFT_REPORT_MAX);
@@ -220,8 +236,7 @@ weft_status weft_report_parse(weft_context *context, const char *name, const voi
     }
     weft_follower found = {.age_seconds = 0};
     status = weft_sync_check_kind(context, name, json, "follower");
-    if (status == WEFT_OK &&
-        (!weft_json_text(json, "name", found.name, sizeof found.name) || strcmp(found.name, name) != 0)) {
+    if (status == WEFT_OK && !parse_name(json, key_name, &found)) {
         status = weft_fail(context, WEFT_MALFORMED, "%s: this report is not its own", name);
     }
     if (status == WEFT_OK && (!parse_where(json, &found) || !parse_how(json, &found))) {
@@ -229,8 +244,68 @@ weft_status weft_report_parse(weft_context *context, const char *name, const voi
     }
     if (status == WEFT_OK) {
         parse_cuts(json, &found);
+        parse_relayed(json, &found);
         *follower = found;
     }
     json_decref(json);
     return status;
+}
+
+/* ---- batches ---- */
+
+static const char LINE_BEGIN[] = "{\"age\":";
+static const char LINE_MIDDLE[] = ",\"report\":";
+
+weft_status weft_report_line_format(weft_context *context, const weft_follower *follower, double age,
+                                    char line[WEFT_REPORT_LINE_MAX], size_t *size_out) {
+    uint8_t data[WEFT_REPORT_MAX];
+    size_t size = 0;
+    weft_status status = weft_report_format(context, follower, data, &size);
+    if (status == WEFT_OK) {
+        double told = age > 0 ? age < NUMBER_MAX ? age : NUMBER_MAX : 0;
+        *size_out = (size_t)snprintf(line, WEFT_REPORT_LINE_MAX, "%s%.3f%s%.*s}\n", LINE_BEGIN, told,
+                                     LINE_MIDDLE, (int)size, (const char *)data);
+    }
+    return status;
+}
+
+static weft_status refuse_line(weft_context *context, const char *what) {
+    return weft_fail(context, WEFT_MALFORMED, "a batch of reports: %s", what);
+}
+
+/* Digits, and perhaps a dot and digits; true if `middle` follows. */
+static bool read_age(const char *text, const char *middle, double *age_out) {
+    size_t whole = strspn(text, "0123456789");
+    size_t length = whole;
+    if (text[length] == '.') {
+        length += 1 + strspn(text + length + 1, "0123456789");
+    }
+    *age_out = whole > 0 && length < 24 ? strtod(text, NULL) : -1;
+    return *age_out >= 0 && *age_out <= NUMBER_MAX && text + length == middle;
+}
+
+weft_status weft_report_line_parse(weft_context *context, const char **text, size_t *left,
+                                   weft_follower *follower, double *age_out) {
+    const char *begin = *text;
+    const char *end = memchr(begin, '\n', *left < WEFT_REPORT_LINE_MAX ? *left : WEFT_REPORT_LINE_MAX);
+    size_t head = strlen(LINE_BEGIN);
+    if (end == NULL) {
+        return refuse_line(context, "a line is too long, or breaks off");
+    }
+    *left -= (size_t)(end - begin) + 1;
+    *text = end + 1;
+    /* a copy that ends, for the functions that look for an end */
+    char line[WEFT_REPORT_LINE_MAX];
+    size_t size = (size_t)(end - begin);
+    memcpy(line, begin, size);
+    line[size] = '\0';
+    const char *middle = strstr(line, LINE_MIDDLE);
+    if (strncmp(line, LINE_BEGIN, head) != 0 || middle == NULL || !read_age(line + head, middle, age_out) ||
+        line[size - 1] != '}') {
+        return refuse_line(context, "a line is none");
+    }
+    const char *report = middle + strlen(LINE_MIDDLE);
+    const char *last = line + size - 1;
+    return report <= last ? weft_report_parse(context, NULL, report, (size_t)(last - report), follower)
+                          : refuse_line(context, "a line is none");
 }

@@ -371,7 +371,8 @@ static weft_status run_step(weft_member *member) {
         status = check_step(member);
     }
     if (status == WEFT_OK) {
-        status = weft_replica_prepare(&member->replica, member->reader.patch, member->step.anchor);
+        status = weft_replica_prepare(&member->replica, member->reader.patch,
+                                      member->step.anchor ? WEFT_STEP_ANCHOR : WEFT_STEP_LEAP);
     }
     if (status == WEFT_DIGEST_MISMATCH) {
         /* the leader has proven the step on its mirror: it is the weights here that are wrong */

@@ -6,6 +6,7 @@
 
 #include "../../base/clock.h"
 #include "../../base/context.h"
+#include "../../base/pool.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +24,7 @@ struct weft_spool {
     int file;         /* -1: in memory */
     uint8_t **blocks; /* in memory: WEFT_CHUNK_BYTES each */
     size_t block_count;
-    uint8_t *pending; /* the chunk that is being filled, until it is hashed and, in a file, written */
+    uint8_t *pending; /* the chunk that is being filled, until, in a file, it is hashed and written */
     size_t pending_bytes;
     uint64_t size; /* that readers may see */
     bool ended;
@@ -150,10 +151,11 @@ static weft_status end_chunk(weft_spool *spool) {
         return WEFT_NO_MEMORY;
     }
     spool->hashes = hashes;
-    weft_status status =
-        weft_hash_compute(spool->context, spool->pending, spool->pending_bytes, &hashes[spool->hash_count]);
-    if (status == WEFT_OK && spool->file >= 0) {
-        status = write_file(spool);
+    weft_status status = WEFT_OK;
+    if (spool->file >= 0) {
+        status = weft_hash_compute(spool->context, spool->pending, spool->pending_bytes,
+                                   &hashes[spool->hash_count]);
+        status = status == WEFT_OK ? write_file(spool) : status;
     }
     if (status == WEFT_OK) {
         spool->hash_count++;
@@ -197,6 +199,17 @@ weft_sink weft_spool_sink(weft_spool *spool) {
     return (weft_sink){write_bytes, spool};
 }
 
+static weft_status hash_block(void *argument, size_t index, unsigned worker) {
+    const weft_spool *spool = argument;
+    uint64_t left = spool->size - (uint64_t)index * WEFT_CHUNK_BYTES;
+    (void)worker;
+    return weft_hash_compute(spool->context, spool->blocks[index],
+                             left < WEFT_CHUNK_BYTES ? (size_t)left : WEFT_CHUNK_BYTES,
+                             &spool->hashes[index]);
+}
+
+/* What is in memory is hashed by all threads, in the end: while it grows, each chunk would hold up whoever
+ * makes the next one. */
 weft_status weft_spool_finish(weft_spool *spool, weft_status status) {
     if (status == WEFT_OK && spool->pending_bytes > 0) {
         status = end_chunk(spool);
@@ -209,7 +222,9 @@ weft_status weft_spool_finish(weft_spool *spool, weft_status status) {
     spool->ended = true;
     pthread_cond_broadcast(&spool->grown);
     pthread_mutex_unlock(&spool->mutex);
-    return status;
+    return status == WEFT_OK && spool->file < 0
+               ? weft_parallel(spool->context, spool->hash_count, hash_block, spool)
+               : status;
 }
 
 /* ---- reading ---- */
@@ -273,7 +288,7 @@ weft_source weft_spool_source(weft_spool *spool) {
 }
 
 weft_status weft_spool_describe(weft_context *context, weft_spool *spool, const char *key,
-                                const char *list_key, weft_store *store, weft_object *object) {
+                                weft_store *store, weft_object *object) {
     *object = (weft_object){.bytes = spool->size, .chunk_bytes = WEFT_CHUNK_BYTES};
     snprintf(object->key, sizeof object->key, "%s", key);
     if (spool->hash_count <= WEFT_CHUNKS_INLINE) {
@@ -281,30 +296,26 @@ weft_status weft_spool_describe(weft_context *context, weft_spool *spool, const 
         return WEFT_OK;
     }
     object->listed = true;
-    snprintf(object->list.key, sizeof object->list.key, "%s", list_key);
+    weft_sync_key_beside(key, "chunks", object->list.key);
     object->list.bytes = spool->hash_count * sizeof *spool->hashes;
     weft_status status =
         weft_hash_compute(context, spool->hashes, (size_t)object->list.bytes, &object->list.hash);
     return status == WEFT_OK
-               ? weft_store_put_bytes(context, store, list_key, spool->hashes, (size_t)object->list.bytes,
-                                      WEFT_STORE_ALWAYS, NULL, NULL)
+               ? weft_store_put_bytes(context, store, object->list.key, spool->hashes,
+                                      (size_t)object->list.bytes, WEFT_STORE_ALWAYS, NULL, NULL)
                : status;
 }
 
 weft_status weft_spool_put(weft_context *context, weft_spool *spool, weft_store *store, const char *room,
                            uint64_t epoch, uint64_t version, weft_object *object) {
     char key[WEFT_KEY_SIZE];
-    char list_key[WEFT_KEY_SIZE];
     weft_status status = weft_sync_key(context, room, epoch, version, key);
-    if (status == WEFT_OK) {
-        status = weft_sync_key(context, "chunks", epoch, version, list_key);
-    }
     if (status == WEFT_OK) {
         weft_store_put_request request = {
             .size = sizeof request, .key = key, .feed = weft_spool_feed(spool)};
         status = weft_store_put(context, store, &request, NULL);
     }
-    return status == WEFT_OK ? weft_spool_describe(context, spool, key, list_key, store, object) : status;
+    return status == WEFT_OK ? weft_spool_describe(context, spool, key, store, object) : status;
 }
 
 /* ---- uploading ---- */

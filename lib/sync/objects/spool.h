@@ -3,8 +3,8 @@
  * spool.h: bytes of an object between the one who makes them and the store.
  *
  * The maker writes from front to back; an upload reads beside it, as far as there is something, and from
- * the beginning again when an attempt has failed. Chunks are hashed as they fill. A small object stays in
- * memory; a large one, an anchor, lies in a file that has no name.
+ * the beginning again when an attempt has failed. A small object stays in memory, and is hashed in the end;
+ * a large one, an anchor, lies in a file that has no name, and its chunks are hashed as they fill.
  */
 #ifndef WEFT_SYNC_OBJECTS_SPOOL_H
 #define WEFT_SYNC_OBJECTS_SPOOL_H
@@ -29,9 +29,9 @@ weft_store_feed weft_spool_feed(weft_spool *spool);
 
 /* After the end: all bytes, as a source that must not outlive the spool. */
 weft_source weft_spool_source(weft_spool *spool);
-/* The object that the bytes are; hashes beyond what a record holds are put into the store as `list_key`. */
+/* The object that the bytes are; hashes beyond what a record holds are put into the store beside it. */
 weft_status weft_spool_describe(weft_context *context, weft_spool *spool, const char *key,
-                                const char *list_key, weft_store *store, weft_object *object);
+                                weft_store *store, weft_object *object);
 /* After the end: puts the bytes, as an object of that room which is made for a version, and describes it.
  */
 weft_status weft_spool_put(weft_context *context, weft_spool *spool, weft_store *store, const char *room,

@@ -230,14 +230,10 @@ static weft_status make_frames(weft_parts *parts, weft_baseline *baseline, const
 /* A member in which nothing has changed has no piece. */
 static weft_status describe_piece(weft_parts *parts, const weft_part_task *task, const char *key,
                                   weft_part_edition *edition) {
-    char list_key[WEFT_KEY_SIZE];
     if (edition->manifest.frame_count == 0 && task->before == NULL) {
         return weft_store_remove(parts->context, parts->store, key);
     }
-    weft_status status = weft_sync_key(parts->context, "chunks", parts->epoch, task->version, list_key);
-    return status == WEFT_OK ? weft_spool_describe(parts->context, edition->spool, key, list_key,
-                                                   parts->store, &edition->manifest.piece)
-                             : status;
+    return weft_spool_describe(parts->context, edition->spool, key, parts->store, &edition->manifest.piece);
 }
 
 weft_status weft_part_edition_make(weft_parts *parts, weft_baseline *baseline, const weft_part_task *task,

@@ -500,17 +500,13 @@ static weft_status put_tail(const making *m, const char *room, const weft_writer
     weft_parts *parts = &m->lead->parts;
     weft_context *context = parts->context;
     char key[WEFT_KEY_SIZE];
-    char list_key[WEFT_KEY_SIZE];
     weft_object piece;
     weft_status status = weft_sync_key(context, room, parts->epoch, m->order->version, key);
-    if (status == WEFT_OK) {
-        status = weft_sync_key(context, "chunks", parts->epoch, m->order->version, list_key);
-    }
     if (status == WEFT_OK) {
         status = weft_parcel_send(context, parts->store, key, tail->data, tail->size, &made->tail);
     }
     if (status == WEFT_OK) {
-        status = weft_spool_describe(context, made->tail.spool, key, list_key, parts->store, &piece);
+        status = weft_spool_describe(context, made->tail.spool, key, parts->store, &piece);
     }
     return status == WEFT_OK ? weft_pieces_add(pieces, &piece) : status;
 }

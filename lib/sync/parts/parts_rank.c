@@ -175,7 +175,7 @@ static weft_status read_head(weft_parts_rank *rank, weft_sync_head *head) {
 /* Looks for a version in the history. */
 typedef struct search {
     uint64_t version;
-    bool walking;
+    bool full; /* the newest page that names the anchors was read */
     bool found;
     bool placed; /* `object` is what leads to it */
     weft_object object;
@@ -203,20 +203,20 @@ static void note_record(search *s, const weft_record *record) {
 static weft_status visit_page(void *opaque, const weft_blob *blob, const weft_page *page) {
     (void)blob;
     search *s = opaque;
-    /* the newest page names them all */
     const weft_anchor *anchor =
-        s->walking ? NULL : weft_anchor_find(page->anchors, page->anchor_count, s->version);
+        s->full ? NULL : weft_anchor_find(page->anchors, page->anchor_count, s->version);
     if (anchor != NULL) {
         s->placed = true;
         s->object = anchor->object;
     }
-    s->walking = true;
+    s->full = s->full || page->full;
     for (size_t i = 0; i < page->record_count; i++) {
         if (page->records[i].version == s->version) {
             note_record(s, &page->records[i]);
         }
     }
-    return !s->found && page->records[0].version > s->version ? WEFT_MORE : WEFT_OK;
+    bool more = s->found ? !s->placed && !s->full : page->records[0].version > s->version;
+    return more ? WEFT_MORE : WEFT_OK;
 }
 
 static bool has_piece(const weft_pieces *pieces, const char *key) {
@@ -323,7 +323,8 @@ static weft_status settle_edition(weft_parts_rank *rank, const weft_call *call, 
     *stats = s.stats;
     stats->patch_bytes = s.object.bytes;
     rank->version = rank->made_version;
-    weft_baseline_advance(&rank->baseline, NULL, false, &rank->edition.new_sums, rank->version, &s.digest);
+    weft_baseline_advance(&rank->baseline, NULL, false, &rank->edition.new_sums, rank->version, &s.digest,
+                          NULL);
     forget_edition(rank);
     return WEFT_OK;
 }

@@ -43,7 +43,6 @@ weft_status weft_anchor_encode(weft_context *context, const weft_view *view,
 weft_status weft_anchor_write(weft_context *context, const weft_anchor_task *task, const weft_view *view,
                               weft_anchor *anchor) {
     char key[WEFT_KEY_SIZE];
-    char list_key[WEFT_KEY_SIZE];
     weft_diff_stats stats = {.size = sizeof stats};
     weft_spool *spool;
     weft_upload *upload;
@@ -52,9 +51,6 @@ weft_status weft_anchor_write(weft_context *context, const weft_anchor_task *tas
         return status;
     }
     status = weft_sync_key(context, "anchors", task->epoch, anchor->version, key);
-    if (status == WEFT_OK) {
-        status = weft_sync_key(context, "chunks", task->epoch, anchor->version, list_key);
-    }
     if (status == WEFT_OK) {
         status = weft_upload_start(context, task->store, key, spool, &upload);
     }
@@ -69,7 +65,7 @@ weft_status weft_anchor_write(weft_context *context, const weft_anchor_task *tas
         status = weft_upload_join(context, upload, weft_spool_finish(spool, status));
     }
     if (status == WEFT_OK) {
-        status = weft_spool_describe(context, spool, key, list_key, task->store, &anchor->object);
+        status = weft_spool_describe(context, spool, key, task->store, &anchor->object);
     }
     weft_spool_close(spool);
     return status;
@@ -157,6 +153,10 @@ weft_status weft_anchor_start(weft_context *context, const weft_anchor_task *tas
 
 bool weft_anchor_done(weft_anchor_job *job) {
     return atomic_load(&job->done);
+}
+
+uint64_t weft_anchor_version(const weft_anchor_job *job) {
+    return job->anchor.version;
 }
 
 weft_status weft_anchor_join(weft_context *context, weft_anchor_job *job, weft_anchor *anchor) {

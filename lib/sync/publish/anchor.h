@@ -45,6 +45,8 @@ typedef struct weft_anchor_job weft_anchor_job;
 weft_status weft_anchor_start(weft_context *context, const weft_anchor_task *task,
                               weft_anchor_job **job_out);
 bool weft_anchor_done(weft_anchor_job *job);
+/* The version that it is of, for who holds the task's lock; 0 if it has no copy yet. */
+uint64_t weft_anchor_version(const weft_anchor_job *job);
 /* Waits for the end, releases, and tells how it went. */
 weft_status weft_anchor_join(weft_context *context, weft_anchor_job *job, weft_anchor *anchor);
 

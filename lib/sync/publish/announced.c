@@ -110,9 +110,7 @@ bool weft_announced_look(weft_announced *announced, weft_context *context, weft_
         announced->begun = true;
     }
     weft_fleet fleet = {.size = sizeof fleet};
-    weft_head_info info = weft_fleet_head(head);
-    const weft_fleet_options look = {.size = sizeof look, .head = &info};
-    if (weft_fleet_read(context, store, &look, &fleet) == WEFT_OK) {
+    if (weft_fleet_read_live(context, store, head, &fleet) == WEFT_OK) {
         for (size_t i = 0; i < fleet.live; i++) {
             bool news = add_follower(announced, context, view, fleet.followers[i]);
             announced->pending = announced->pending || news;

@@ -10,6 +10,7 @@
 #include "../../base/context.h"
 #include "../../base/pool.h"
 #include "../../patch/bucket/window.h"
+#include "../../patch/format/patch.h"
 #include "../../tensor/digest.h"
 #include "../../tensor/pieces.h"
 #include "../follow/subscriber.h"
@@ -458,11 +459,13 @@ static weft_status follow_anchor(weft_baseline *baseline, const weft_patch *patc
     return status == WEFT_OK ? open_place(baseline) : status;
 }
 
-static weft_status follow_spool(weft_baseline *baseline, weft_spool *spool, bool anchor) {
+static weft_status follow_spool(weft_baseline *baseline, weft_spool *spool, bool anchor,
+                                weft_recall *recall) {
     weft_source source = weft_spool_source(spool);
     weft_patch *patch;
     weft_status status = weft_patch_open(baseline->context, &source, &patch);
     if (status == WEFT_OK) {
+        patch->recall = recall;
         status = anchor ? follow_anchor(baseline, patch) : follow_patch(baseline, patch);
         weft_patch_close(patch);
     }
@@ -470,7 +473,7 @@ static weft_status follow_spool(weft_baseline *baseline, weft_spool *spool, bool
 }
 
 void weft_baseline_advance(weft_baseline *baseline, weft_spool *spool, bool anchor, weft_sums **sums,
-                           uint64_t version, const weft_digest *digest) {
+                           uint64_t version, const weft_digest *digest, weft_recall *recall) {
     baseline->holds = true;
     baseline->version = version;
     baseline->digest = *digest;
@@ -479,7 +482,7 @@ void weft_baseline_advance(weft_baseline *baseline, weft_spool *spool, bool anch
         baseline->sums = *sums;
         weft_sums_attach(baseline->sums, baseline->mirror.view);
         *sums = NULL;
-    } else if (follow_spool(baseline, spool, anchor) != WEFT_OK) {
+    } else if (follow_spool(baseline, spool, anchor, recall) != WEFT_OK) {
         baseline->holds = false;
     }
 }

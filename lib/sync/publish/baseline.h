@@ -70,9 +70,10 @@ const weft_sums *weft_baseline_sums(const weft_baseline *baseline);
 const weft_container *weft_baseline_container(const weft_baseline *baseline);
 
 /* The version whose object is in the spool is published. `sums` are those of its state, over a view of the
- * same tensors, and are taken over. A checkpoint that cannot follow holds nothing from then on. */
+ * same tensors, and are taken over; `recall` is what its patch was coded with, or NULL. A checkpoint that
+ * cannot follow holds nothing from then on. */
 void weft_baseline_advance(weft_baseline *baseline, weft_spool *spool, bool anchor, weft_sums **sums,
-                           uint64_t version, const weft_digest *digest);
+                           uint64_t version, const weft_digest *digest, weft_recall *recall);
 /* Re-sums a part of what it holds. If that has drifted, nothing is believed of it. */
 weft_status weft_baseline_audit(weft_baseline *baseline, uint64_t bytes);
 /* Memory that a diff has brought ahead goes back. */

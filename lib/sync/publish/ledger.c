@@ -43,10 +43,21 @@ static uint64_t group_of(uint64_t version) {
     return (version - 1) / WEFT_PAGE_LONG * WEFT_PAGE_LONG + 1;
 }
 
-/* Remembers the end of a short page. */
+/* Where the page that ends with a version is remembered, for those that will link to it. NULL: nobody
+ * will, or it is the last long one. */
+static weft_blob *place_of(weft_ledger *ledger, uint64_t version) {
+    if (version % WEFT_PAGE_SHORT != 0) {
+        return version > ledger->version / WEFT_PAGE_SHORT * WEFT_PAGE_SHORT
+                   ? &ledger->ends[version % WEFT_PAGE_SHORT]
+                   : NULL;
+    }
+    return version % WEFT_PAGE_LONG != 0 ? &ledger->shorts[short_slot(version)] : NULL;
+}
+
 static void note_page(weft_ledger *ledger, uint64_t version, const weft_blob *blob) {
-    if (version % WEFT_PAGE_LONG != 0 && version % WEFT_PAGE_SHORT == 0) {
-        ledger->shorts[short_slot(version)] = *blob;
+    weft_blob *place = place_of(ledger, version);
+    if (place != NULL) {
+        *place = *blob;
     }
 }
 
@@ -68,12 +79,21 @@ static weft_status take_newest(weft_ledger *ledger, const weft_blob *blob, const
     ledger->version = newest->version;
     ledger->floor = newest->floor;
     ledger->page = *blob;
-    memcpy(ledger->anchors, page->anchors, sizeof ledger->anchors);
-    ledger->anchor_count = page->anchor_count;
-    weft_status status = weft_leaps_copy(&ledger->ladder, ledger->context, &page->leaps);
-    return status == WEFT_OK && page->replaces[0] != '\0'
-               ? weft_texts_add(&ledger->retired, ledger->context, page->replaces)
-               : status;
+    return page->replaces[0] != '\0' ? weft_texts_add(&ledger->retired, ledger->context, page->replaces)
+                                     : WEFT_OK;
+}
+
+/* Anchors and leaps, which the first pages tell together. */
+static weft_status take_front(weft_ledger *ledger, const weft_sync_head *head) {
+    weft_page *front;
+    weft_status status = weft_history_front(ledger->context, ledger->store, head, &front);
+    if (status == WEFT_OK) {
+        memcpy(ledger->anchors, front->anchors, sizeof ledger->anchors);
+        ledger->anchor_count = front->anchor_count;
+        status = weft_leaps_copy(&ledger->ladder, ledger->context, &front->leaps);
+        weft_history_release(ledger->context, front);
+    }
+    return status;
 }
 
 static uint64_t anchor_version(const weft_ledger *ledger) {
@@ -94,6 +114,7 @@ static weft_status take_page(weft_ledger *ledger, const weft_blob *blob, weft_pa
         }
     }
     note_page(ledger, last, blob);
+    ledger->full_version = page->full && last > ledger->full_version ? last : ledger->full_version;
     if (status == WEFT_OK && last >= group) {
         status = prepend_records(ledger, page);
     }
@@ -111,10 +132,11 @@ static bool is_dispensable(const weft_ledger *ledger, uint64_t next, weft_status
            (weft_status_is_integrity(status) || status == WEFT_NOT_FOUND);
 }
 
-weft_status weft_ledger_resume(weft_ledger *ledger, const weft_blob *page) {
-    weft_blob blob = *page;
+weft_status weft_ledger_resume(weft_ledger *ledger, const weft_sync_head *head) {
+    weft_blob blob = head->page;
     uint64_t next = 0; /* the first version of the page after */
-    weft_status status = WEFT_MORE;
+    weft_status status = take_front(ledger, head);
+    status = status == WEFT_OK ? WEFT_MORE : status;
     while (status == WEFT_MORE) {
         weft_page *read;
         status = weft_history_page(ledger->context, ledger->store, &blob, ledger->run, &read);
@@ -170,6 +192,7 @@ weft_status weft_ledger_add_anchor(weft_ledger *ledger, const weft_anchor *ancho
     if (anchor->version <= anchor_version(ledger)) {
         return retire_object(ledger, &anchor->object);
     }
+    ledger->full_version = 0;
     weft_status status = WEFT_OK;
     while (ledger->anchor_count >= keep && ledger->anchor_count > 0 && status == WEFT_OK) {
         status = retire_object(ledger, &ledger->anchors[ledger->anchor_count - 1].object);
@@ -234,7 +257,22 @@ static const weft_blob *page_before(const weft_ledger *ledger, uint64_t first) {
     if (first == ledger->version + 1) {
         return &ledger->page;
     }
-    return (first - 1) % WEFT_PAGE_LONG == 0 ? &ledger->former : &ledger->shorts[short_slot(first - 1)];
+    if ((first - 1) % WEFT_PAGE_LONG == 0) {
+        return &ledger->former;
+    }
+    return (first - 1) % WEFT_PAGE_SHORT == 0 ? &ledger->shorts[short_slot(first - 1)]
+                                              : &ledger->ends[(first - 1) % WEFT_PAGE_SHORT];
+}
+
+/* The version that the page of `version` begins with. A writer that goes on from pages of format 1, which
+ * begin elsewhere, may find none that ends before all that the page could hold. */
+static uint64_t first_of(const weft_ledger *ledger, uint64_t version) {
+    uint64_t span = weft_page_span(WEFT_HISTORY_FORMAT, version);
+    while (span > 1 && version % WEFT_PAGE_SHORT != 0 && (version - span) % WEFT_PAGE_SHORT != 0 &&
+           ledger->ends[(version - span) % WEFT_PAGE_SHORT].key[0] == '\0') {
+        span /= 2;
+    }
+    return version - span + 1;
 }
 
 /* What a new anchor has made superfluous stands in the newest record from now on: the writer may end before
@@ -251,20 +289,23 @@ static weft_status amend_record(const weft_ledger *ledger, weft_record *newest) 
     return status;
 }
 
-static weft_status fill_page(const weft_ledger *ledger, const weft_record *record, weft_page *page) {
-    uint64_t version = record != NULL ? record->version : ledger->version;
-    uint64_t first = weft_page_first(version);
-    memcpy(page->run, ledger->run, sizeof page->run);
+static weft_status fill_front(const weft_ledger *ledger, weft_page *page) {
+    page->full = true;
     memcpy(page->anchors, ledger->anchors, sizeof page->anchors);
     page->anchor_count = ledger->anchor_count;
-    weft_status status = weft_leaps_copy(&page->leaps, ledger->context, &ledger->ladder);
-    if (status == WEFT_OK) {
-        for (size_t i = 0; i < ledger->record_count && status == WEFT_OK; i++) {
-            if (ledger->records[i].version >= first) {
-                status = weft_record_copy(ledger->context, &ledger->records[i],
-                                          &page->records[page->record_count]);
-                page->record_count += status == WEFT_OK;
-            }
+    return weft_leaps_copy(&page->leaps, ledger->context, &ledger->ladder);
+}
+
+static weft_status fill_page(const weft_ledger *ledger, const weft_record *record, weft_page *page) {
+    uint64_t version = record != NULL ? record->version : ledger->version;
+    uint64_t first = first_of(ledger, version);
+    weft_status status = WEFT_OK;
+    memcpy(page->run, ledger->run, sizeof page->run);
+    for (size_t i = 0; i < ledger->record_count && status == WEFT_OK; i++) {
+        if (ledger->records[i].version >= first) {
+            status =
+                weft_record_copy(ledger->context, &ledger->records[i], &page->records[page->record_count]);
+            page->record_count += status == WEFT_OK;
         }
     }
     if (status == WEFT_OK && record != NULL) {
@@ -281,10 +322,13 @@ static weft_status fill_page(const weft_ledger *ledger, const weft_record *recor
     if (page->linked) {
         page->previous = *before;
     }
-    return status;
+    /* who takes the place of the last full page is full as well */
+    bool full = ledger->full_version == 0 || first <= ledger->full_version || record == NULL ||
+                version % WEFT_PAGE_FULL == 0 || !page->linked;
+    return status == WEFT_OK && full ? fill_front(ledger, page) : status;
 }
 
-static weft_status draft_page(const weft_ledger *ledger, const weft_record *record, const char *key,
+static weft_status draft_page(weft_ledger *ledger, const weft_record *record, const char *key,
                               weft_blob *blob) {
     weft_page *page = weft_allocate(ledger->context, sizeof *page);
     if (page == NULL) {
@@ -295,20 +339,23 @@ static weft_status draft_page(const weft_ledger *ledger, const weft_record *reco
     if (status == WEFT_OK) {
         status = weft_page_write(page, ledger->store, key, blob);
     }
+    ledger->drafted_full = page->full;
     weft_history_release(ledger->context, page);
     return status;
 }
 
-/* The page of the version before is only needed on if others link to it; a long page replaces the short
- * ones. */
+/* A page replaces those whose records it repeats. */
 static weft_status retire_pages(const weft_ledger *ledger, weft_record *record) {
     weft_context *context = ledger->context;
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < ledger->retired.count && status == WEFT_OK; i++) {
         status = weft_texts_add(&record->retired, context, ledger->retired.items[i]);
     }
-    if (status == WEFT_OK && ledger->version % WEFT_PAGE_SHORT != 0) {
-        status = weft_texts_add(&record->retired, context, ledger->page.key);
+    for (uint64_t i = first_of(ledger, record->version); i < record->version && status == WEFT_OK; i++) {
+        const weft_blob *end = &ledger->ends[i % WEFT_PAGE_SHORT];
+        if (i > ledger->version / WEFT_PAGE_SHORT * WEFT_PAGE_SHORT && end->key[0] != '\0') {
+            status = weft_texts_add(&record->retired, context, end->key);
+        }
     }
     bool replaces = record->version % WEFT_PAGE_LONG == 0;
     for (size_t i = 1; replaces && i < WEFT_PAGE_LONG / WEFT_PAGE_SHORT && status == WEFT_OK; i++) {
@@ -345,6 +392,7 @@ weft_status weft_ledger_enter(weft_ledger *ledger, weft_record *record, const we
             weft_leaps_close(&ledger->made, ledger->context);
             status = weft_texts_add(&ledger->retired, ledger->context, ledger->page.key);
         }
+        ledger->full_version = ledger->version;
         ledger->page = *page;
         note_page(ledger, ledger->version, page);
         return status;
@@ -360,7 +408,13 @@ weft_status weft_ledger_enter(weft_ledger *ledger, weft_record *record, const we
     }
     weft_texts_close(&ledger->retired, ledger->context);
     weft_leaps_close(&ledger->made, ledger->context);
+    for (uint64_t i = first_of(ledger, record->version); i < record->version; i++) {
+        if (i % WEFT_PAGE_SHORT != 0) {
+            ledger->ends[i % WEFT_PAGE_SHORT] = (weft_blob){.bytes = 0};
+        }
+    }
     ledger->version = record->version;
+    ledger->full_version = ledger->drafted_full ? ledger->version : ledger->full_version;
     ledger->page = *page;
     ledger->records[ledger->record_count++] = *record;
     *record = (weft_record){0};

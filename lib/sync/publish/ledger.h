@@ -8,7 +8,7 @@
 #ifndef WEFT_SYNC_PUBLISH_LEDGER_H
 #define WEFT_SYNC_PUBLISH_LEDGER_H
 
-#include "../format/record.h"
+#include "../format/head.h"
 
 typedef struct weft_ledger {
     weft_context *context;
@@ -20,8 +20,11 @@ typedef struct weft_ledger {
     weft_blob page;                                     /* of `version` */
     weft_blob former;                                   /* the last long page */
     weft_blob shorts[WEFT_PAGE_LONG / WEFT_PAGE_SHORT]; /* ends of the short pages since then */
-    weft_anchor anchors[WEFT_ANCHORS_MAX];              /* newest first */
+    weft_blob ends[WEFT_PAGE_SHORT];       /* of the pages since the last of those, by version */
+    weft_anchor anchors[WEFT_ANCHORS_MAX]; /* newest first */
     size_t anchor_count;
+    uint64_t full_version; /* whose page tells these anchors; 0: none does */
+    bool drafted_full;     /* the page that was drafted last does */
     uint64_t floor;
     uint64_t patch_bytes; /* of patches since the newest anchor */
     weft_texts retired;   /* not needed any more, and not yet told in a record */
@@ -32,7 +35,7 @@ typedef struct weft_ledger {
 void weft_ledger_open(weft_ledger *ledger, weft_context *context, weft_store *store, const char *run);
 void weft_ledger_close(weft_ledger *ledger);
 /* Reads back what the page of the newest version and those before it say. */
-weft_status weft_ledger_resume(weft_ledger *ledger, const weft_blob *page);
+weft_status weft_ledger_resume(weft_ledger *ledger, const weft_sync_head *head);
 
 /* What an anchor changes, to take it back if its version is not published after all. */
 typedef struct weft_ledger_mark {

@@ -575,7 +575,9 @@ static weft_status write_leap(weft_merger *merger, merger_job *job, weft_leap *l
                                 job->last, &node.patch);
         node.patched = status == WEFT_OK;
     }
-    if (status == WEFT_OK) {
+    if (status == WEFT_OK && node.patched) {
+        weft_sync_key_beside(node.patch.key, "leaps", key);
+    } else if (status == WEFT_OK) {
         status = weft_sync_key(context, "leaps", merger->task.epoch, job->last, key);
     }
     if (status == WEFT_OK) {

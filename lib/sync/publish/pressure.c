@@ -73,16 +73,14 @@ static bool is_awaited(const weft_pressure *pressure) {
 static weft_status look_at_followers(weft_pressure *pressure, weft_context *context, weft_store *store,
                                      const weft_sync_head *head, uint64_t max_lag) {
     weft_fleet fleet = {.size = sizeof fleet};
-    weft_head_info info = weft_fleet_head(head);
-    const weft_fleet_options options = {.size = sizeof options, .head = &info};
-    weft_status status = weft_fleet_read(context, store, &options, &fleet);
+    weft_status status = weft_fleet_read_live(context, store, head, &fleet);
     if (status == WEFT_REMOTE_FAILED || status == WEFT_IO_FAILED) {
         return WEFT_MORE;
     }
     if (status != WEFT_OK) {
         return status;
     }
-    status = note_stragglers(pressure, context, &fleet, info.version + 1, max_lag);
+    status = note_stragglers(pressure, context, &fleet, fleet.newest + 1, max_lag);
     weft_fleet_close(context, &fleet);
     return status == WEFT_OK && is_awaited(pressure) ? WEFT_MORE : status;
 }

@@ -46,22 +46,26 @@ static void add_words(char text[WEFT_REPAIR_TEXT], const char *words) {
     snprintf(text + used, WEFT_REPAIR_TEXT - used, "%s", words);
 }
 
+/* True if a publisher reads the page that ends with a version before it goes on: the front, and what the
+ * next long page will repeat. */
+static bool is_resumed_from(const weft_repair *repair, uint64_t last) {
+    return !repair->full || last > (repair->head.newest.version - 1) / WEFT_PAGE_LONG * WEFT_PAGE_LONG;
+}
+
 static weft_status note_page(weft_repair *repair, const weft_repair_link *link, uint64_t first,
                              uint64_t last, const uint64_t lost[2], const char *why) {
     weft_repair_note *note = weft_repair_add_note(repair, WEFT_REPAIR_PAGE, link->blob.key);
     if (note == NULL) {
         return WEFT_NO_MEMORY;
     }
-    bool newest = repair->link_count == 0;
     unsigned long long from = first;
     unsigned long long to = last;
     snprintf(note->wrong, sizeof note->wrong, "the page of versions %llu to %llu is %s", from, to, why);
-    snprintf(
-        note->effect, sizeof note->effect, "%s",
-        newest ? "a publisher cannot go on with the run, and nobody but who is one version behind can come "
-                 "to the newest version; log and gc fail"
-               : "versions on this page and before it can be reached only by ways that do not need it; "
-                 "log and gc fail");
+    snprintf(note->effect, sizeof note->effect, "%s%s; log and gc fail",
+             is_resumed_from(repair, last) ? "a publisher cannot go on with the run, and " : "",
+             repair->link_count == 0
+                 ? "nobody but who is one version behind can come to the newest version"
+                 : "versions on this page and before it can be reached only by ways that do not need it");
     note->mendable = true;
     if (link->exact) {
         snprintf(note->remedy, sizeof note->remedy,
@@ -111,8 +115,9 @@ static weft_status mend_link(weft_repair *repair, const weft_blob *blob, const w
     if (link->cut && blob->key[0] == '\0') {
         return WEFT_MORE;
     }
-    return note_page(repair, link, weft_page_first(gap->last), gap->last, lost,
-                     wrong == WEFT_NOT_FOUND ? "missing" : "damaged");
+    uint64_t first = link->made != NULL ? link->made->records[0].version
+                                        : weft_repair_first(WEFT_HISTORY_FORMAT, gap->last);
+    return note_page(repair, link, first, gap->last, lost, wrong == WEFT_NOT_FOUND ? "missing" : "damaged");
 }
 
 /* The page of a blob, if it ends with what the page after it begins from. */
@@ -161,6 +166,7 @@ static weft_status walk_link(weft_repair *repair, weft_blob *blob, weft_repair_g
     }
     *more = page != NULL && (page->linked || (page == link.made && page->records[0].version > 1));
     if (page != NULL) {
+        repair->full = repair->full || page->full;
         repair->result.oldest = page->records[0].version;
         *blob = page->linked ? page->previous : (weft_blob){.bytes = 0};
         *gap = gap_before(&page->records[0]);
@@ -209,8 +215,7 @@ static weft_status repair_look(weft_repair *repair, bool objects) {
     weft_status status = weft_repair_find_state(repair);
     if (status == WEFT_OK && repair->head.started) {
         status = walk_history(repair);
-        const weft_repair_link *newest = repair->links;
-        if (status == WEFT_OK && newest->made != NULL && !newest->exact) {
+        if (status == WEFT_OK) {
             status = weft_repair_find_anchors(repair);
         }
         if (status == WEFT_OK && objects) {

@@ -80,6 +80,7 @@ typedef struct weft_repair {
     weft_sync_head head; /* the newest state that could be established */
     weft_repair_link *links;
     size_t link_count;
+    bool full; /* one of the links names the anchors */
     weft_repair_note *notes;
     size_t note_count;
     weft_repair_result result;
@@ -119,11 +120,14 @@ typedef struct weft_repair_gap {
     const weft_record *newest; /* of the head's page: what the head says of its version; else NULL */
 } weft_repair_gap;
 
+/* The first version of the page that ends with a version, if all is regular. */
+uint64_t weft_repair_first(unsigned format, uint64_t last);
+
 /* Makes the page that a blob names out of what can be found. `lost` takes the versions of which nothing
  * could be found, as the first and the last; 0: none. */
 weft_status weft_repair_make_page(weft_repair *repair, const weft_blob *blob, const weft_repair_gap *gap,
                                   weft_page **page_out, bool *exact_out, uint64_t lost[2]);
-/* Gives the page that was made for the newest version the anchors that can be found. */
+/* Gives the newest full page, if it was made, the anchors that can be found. */
 weft_status weft_repair_find_anchors(weft_repair *repair);
 /* The page of a link, sound or made. To be released if the link has made none. */
 weft_status weft_repair_open_link(weft_repair *repair, size_t index, weft_page **page_out);

@@ -136,6 +136,7 @@ static weft_status write_link(weft_repair *repair, const weft_claim *claim, size
     if (relink) {
         page->linked = before != NULL;
         page->previous = before != NULL ? *before : (weft_blob){.bytes = 0};
+        page->full = page->full || !page->linked;
     }
     page->replaces[0] = '\0';
     if (index == 0 && strncmp(repair->head.page.key, "pages/", 6) == 0) {

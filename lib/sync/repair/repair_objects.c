@@ -289,6 +289,7 @@ weft_status weft_repair_describe(weft_repair *repair, const weft_repair_entry *e
             .changed = info.changed,
             .total = info.total,
             .dense_bytes = info.dense_bytes,
+            .recalls = info.recalls,
         };
         for (size_t i = 0; i < weft_patch_label_count(patch) && status == WEFT_OK; i++) {
             const char *key = weft_patch_label_key(patch, i);
@@ -519,15 +520,19 @@ static weft_status check_leaps(kept_check *check, const weft_leaps *leaps) {
     return status;
 }
 
-static weft_status check_page(kept_check *check, const weft_page *page, bool newest) {
+static weft_status check_page(kept_check *check, const weft_page *page, weft_front *front) {
     weft_status status = WEFT_OK;
     for (size_t i = page->record_count; i > 0 && status == WEFT_OK; i--) {
         status = check_record(check, &page->records[i - 1]);
     }
-    for (size_t i = 0; newest && i < page->anchor_count && status == WEFT_OK; i++) {
-        status = check_anchor(check, &page->anchors[i]);
+    if (front->full || status != WEFT_OK) {
+        return status;
     }
-    return newest && status == WEFT_OK ? check_leaps(check, &page->leaps) : status;
+    status = weft_front_take(front, check->repair->context, page);
+    for (size_t i = 0; i < front->anchor_count && status == WEFT_OK; i++) {
+        status = check_anchor(check, &front->anchors[i]);
+    }
+    return front->full && status == WEFT_OK ? check_leaps(check, &front->leaps) : status;
 }
 
 static weft_status note_unreachable(kept_check *check, uint64_t first, uint64_t last) {
@@ -594,6 +599,7 @@ static weft_status check_links(kept_check *check) {
     weft_repair *repair = check->repair;
     weft_status status = WEFT_OK;
     bool more = true;
+    weft_front front = {.full = false};
     for (size_t i = 0; i < repair->link_count && status == WEFT_OK && more; i++) {
         weft_page *page;
         if (repair->links[i].cut) {
@@ -601,11 +607,12 @@ static weft_status check_links(kept_check *check) {
         }
         status = weft_repair_open_link(repair, i, &page);
         if (status == WEFT_OK) {
-            status = check_page(check, page, i == 0);
-            more = page->records[0].version > check->floor;
+            status = check_page(check, page, &front);
+            more = page->records[0].version > check->floor || !front.full;
             weft_repair_close_link(repair, i, page);
         }
     }
+    weft_front_close(&front, repair->context);
     return status == WEFT_OK ? tell_reachable(check) : status;
 }
 

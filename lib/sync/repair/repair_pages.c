@@ -25,6 +25,7 @@ typedef struct page_making {
     weft_context *context;
     const weft_repair_gap *gap;
     const weft_blob *blob;
+    unsigned format;
     uint64_t first;
     page_source *sources; /* by their last version, highest first; of one version the youngest first */
     size_t source_count;
@@ -34,6 +35,10 @@ typedef struct page_making {
     bool made_up[WEFT_PAGE_LONG]; /* records of which nothing was found, */
     bool unknown[WEFT_PAGE_LONG]; /* the digest neither */
 } page_making;
+
+uint64_t weft_repair_first(unsigned format, uint64_t last) {
+    return last - weft_page_span(format, last) + 1;
+}
 
 static uint64_t last_version(const weft_page *page) {
     return page->records[page->record_count - 1].version;
@@ -55,7 +60,9 @@ static weft_status add_source(page_making *making, const weft_blob *blob, weft_p
 
 static bool may_repeat(const page_making *making, const char *key, uint64_t version) {
     uint64_t end = (making->gap->last - 1) / WEFT_PAGE_LONG * WEFT_PAGE_LONG + WEFT_PAGE_LONG;
-    return version >= making->first && version <= end && weft_page_first(version) <= making->gap->last &&
+    /* those of format 1 reach furthest back */
+    uint64_t from = weft_repair_first(WEFT_SYNC_FORMAT, version);
+    return version >= making->first && version <= end && from <= making->gap->last &&
            strcmp(key, making->blob->key) != 0;
 }
 
@@ -457,26 +464,62 @@ static weft_status climb_up(page_making *making) {
     return status;
 }
 
+/* What the pages before tell of anchors and leaps, and the records since. Nothing, where one is lost. */
+static weft_status read_front(page_making *making, weft_front *front) {
+    weft_context *context = making->context;
+    weft_page *page = making->page;
+    weft_page *read = NULL;
+    weft_status status = weft_front_take(front, context, page);
+    while (status == WEFT_OK && !front->full && page->linked) {
+        weft_page *before = NULL;
+        status = weft_history_page(context, making->repair->store, &page->previous, making->repair->run,
+                                   &before);
+        weft_history_release(context, read);
+        read = before;
+        page = before;
+        status = status == WEFT_OK ? weft_front_take(front, context, page) : status;
+    }
+    weft_history_release(context, read);
+    return weft_repair_damage(status) ? WEFT_OK : status;
+}
+
+static weft_status fill_page(page_making *making, const weft_anchor *anchors, size_t count,
+                             const weft_leaps *leaps) {
+    weft_page *page = making->page;
+    const weft_record *last = &page->records[page->record_count - 1];
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < count; i++) {
+        if (making->gap->newest == NULL || anchors[i].version >= making->gap->newest->floor) {
+            page->anchors[page->anchor_count++] = anchors[i];
+        }
+    }
+    for (size_t i = 0; i < leaps->count && status == WEFT_OK; i++) {
+        bool kept = making->format == WEFT_SYNC_FORMAT || leaps->items[i].last > last->floor;
+        status = kept ? weft_leaps_add(&page->leaps, making->context, &leaps->items[i]) : WEFT_OK;
+    }
+    return status;
+}
+
 /* Anchors and leaps are those of the version before, unless something has come. */
 static weft_status copy_model(page_making *making) {
-    const weft_record *newest = making->gap->newest;
-    weft_page *page = making->page;
     const weft_page *model = making->before.page;
     for (size_t i = 0; i < making->source_count; i++) {
-        if (last_version(making->sources[i].page) <= making->gap->last) {
-            model = making->sources[i].page;
+        const weft_page *source = making->sources[i].page;
+        if (last_version(source) <= making->gap->last && source->full) {
+            model = source;
             break;
         }
     }
-    if (model == NULL) {
-        return WEFT_OK;
+    if (model != NULL && model->full) {
+        return fill_page(making, model->anchors, model->anchor_count, &model->leaps);
     }
-    for (size_t i = 0; i < model->anchor_count; i++) {
-        if (newest == NULL || model->anchors[i].version >= newest->floor) {
-            page->anchors[page->anchor_count++] = model->anchors[i];
-        }
+    weft_front front = {.full = false};
+    weft_status status = read_front(making, &front);
+    if (status == WEFT_OK && front.full) {
+        status = fill_page(making, front.anchors, front.anchor_count, &front.leaps);
     }
-    return weft_leaps_copy(&page->leaps, making->context, &model->leaps);
+    weft_front_close(&front, making->context);
+    return status;
 }
 
 /* ---- the very bytes ---- */
@@ -510,6 +553,30 @@ static weft_status compare_replacing(page_making *making, bool *exact) {
     return status;
 }
 
+/* The pages that one of a version takes the place of: from the one of the version before back, as they link
+ * to each other. */
+static weft_status retire_repeated(page_making *making, weft_texts *retired) {
+    weft_context *context = making->context;
+    uint64_t last = making->gap->last;
+    const page_source *sources[WEFT_PAGE_SHORT];
+    size_t count = 0;
+    uint64_t end = last - 1;
+    bool once = making->format == WEFT_SYNC_FORMAT;
+    while (end >= making->first && end % WEFT_PAGE_SHORT != 0 && (!once || count == 0)) {
+        const page_source *source = source_of(making, end);
+        if (source == NULL) {
+            break;
+        }
+        sources[count++] = source;
+        end = source->page->records[0].version - 1;
+    }
+    weft_status status = WEFT_OK;
+    for (size_t i = count; i > 0 && status == WEFT_OK; i--) {
+        status = weft_texts_add(retired, context, sources[i - 1]->blob.key);
+    }
+    return status;
+}
+
 /* What a version retires when no anchor has come: as weft_ledger_draft does. */
 static weft_status retire_again(page_making *making, weft_record *record, bool replaced) {
     weft_context *context = making->context;
@@ -521,13 +588,29 @@ static weft_status retire_again(page_making *making, weft_record *record, bool r
     if (replaced && former != NULL && former->page->replaces[0] != '\0') {
         status = weft_texts_add(retired, context, former->page->replaces);
     }
-    if (status == WEFT_OK && former != NULL && (last - 1) % WEFT_PAGE_SHORT != 0) {
-        status = weft_texts_add(retired, context, former->blob.key);
+    if (status == WEFT_OK) {
+        status = retire_repeated(making, retired);
     }
     for (uint64_t i = WEFT_PAGE_SHORT;
          last % WEFT_PAGE_LONG == 0 && i < WEFT_PAGE_LONG && status == WEFT_OK; i += WEFT_PAGE_SHORT) {
         const page_source *source = source_of(making, last - WEFT_PAGE_LONG + i);
         status = source != NULL ? weft_texts_add(retired, context, source->blob.key) : WEFT_OK;
+    }
+    return status;
+}
+
+/* With what the newest record can have retired, if only the head tells of it. */
+static weft_status compare_retiring(page_making *making, bool *exact) {
+    weft_record *last = &making->page->records[making->page->record_count - 1];
+    if (making->head_alone) {
+        weft_texts_close(&last->retired, making->context);
+    }
+    weft_status status = compare_replacing(making, exact);
+    for (int i = 0; i < 2 && status == WEFT_OK && !*exact && making->head_alone; i++) {
+        status = retire_again(making, last, i == 0);
+        if (status == WEFT_OK) {
+            status = compare_replacing(making, exact);
+        }
     }
     return status;
 }
@@ -569,19 +652,14 @@ static weft_status make_page(page_making *making, bool *exact) {
     if (status == WEFT_OK) {
         status = climb_up(making);
     }
-    if (status == WEFT_OK) {
+    bool bare = making->format > WEFT_SYNC_FORMAT && gap->last % WEFT_PAGE_FULL != 0 && page->linked;
+    if (status == WEFT_OK && bare) {
+        status = compare_retiring(making, exact);
+    }
+    if (status == WEFT_OK && !*exact) {
         status = copy_model(making);
-    }
-    if (status != WEFT_OK) {
-        return status;
-    }
-    weft_record *last = &page->records[page->record_count - 1];
-    status = compare_replacing(making, exact);
-    for (int i = 0; i < 2 && status == WEFT_OK && !*exact && making->head_alone; i++) {
-        status = retire_again(making, last, i == 0);
-        if (status == WEFT_OK) {
-            status = compare_replacing(making, exact);
-        }
+        page->full = true;
+        status = status == WEFT_OK ? compare_retiring(making, exact) : status;
     }
     if (status == WEFT_OK && !*exact) {
         page->replaces[0] = '\0';
@@ -629,6 +707,7 @@ static weft_status make_whole(page_making *making, weft_page **page_out, bool *e
         return WEFT_NO_MEMORY;
     }
     weft_page_open(making->page, making->context);
+    making->page->format = making->format;
     memcpy(making->page->run, making->repair->run, sizeof making->page->run);
     status = make_page(making, exact_out);
     count_lost(making, lost);
@@ -644,14 +723,16 @@ static weft_status make_whole(page_making *making, weft_page **page_out, bool *e
     return status;
 }
 
-weft_status weft_repair_make_page(weft_repair *repair, const weft_blob *blob, const weft_repair_gap *gap,
-                                  weft_page **page_out, bool *exact_out, uint64_t lost[2]) {
+static weft_status make_of_format(weft_repair *repair, const weft_blob *blob, const weft_repair_gap *gap,
+                                  unsigned format, weft_page **page_out, bool *exact_out,
+                                  uint64_t lost[2]) {
     page_making making = {
         .repair = repair,
         .context = repair->context,
         .gap = gap,
         .blob = blob,
-        .first = weft_page_first(gap->last),
+        .format = format,
+        .first = weft_repair_first(format, gap->last),
     };
     lost[0] = 0;
     lost[1] = 0;
@@ -661,6 +742,32 @@ weft_status weft_repair_make_page(weft_repair *repair, const weft_blob *blob, co
     }
     weft_release(making.context, making.sources);
     weft_history_release(making.context, making.before.page);
+    return status;
+}
+
+/* A page of format 1 is made only if it is the very one. */
+weft_status weft_repair_make_page(weft_repair *repair, const weft_blob *blob, const weft_repair_gap *gap,
+                                  weft_page **page_out, bool *exact_out, uint64_t lost[2]) {
+    weft_page *old = NULL;
+    uint64_t old_lost[2];
+    bool exact = false;
+    *page_out = NULL;
+    weft_status status = make_of_format(repair, blob, gap, WEFT_HISTORY_FORMAT, page_out, exact_out, lost);
+    if (status == WEFT_OK && !*exact_out && blob->key[0] != '\0') {
+        status = make_of_format(repair, blob, gap, WEFT_SYNC_FORMAT, &old, &exact, old_lost);
+    }
+    if (status == WEFT_OK && exact) {
+        weft_history_release(repair->context, *page_out);
+        *page_out = old;
+        *exact_out = true;
+        memcpy(lost, old_lost, sizeof old_lost);
+    } else {
+        weft_history_release(repair->context, old);
+    }
+    if (status != WEFT_OK) {
+        weft_history_release(repair->context, *page_out);
+        *page_out = NULL;
+    }
     return status;
 }
 
@@ -734,11 +841,30 @@ static weft_status try_anchor(weft_repair *repair, const weft_repair_entry *entr
     return status == WEFT_MORE ? WEFT_OK : status;
 }
 
+/* The newest full page, if it was made and is not the very one that was lost. */
+static weft_status find_full(weft_repair *repair, weft_page **page_out) {
+    weft_status status = WEFT_OK;
+    bool full = false;
+    for (size_t i = 0; i < repair->link_count && status == WEFT_OK && !full && !repair->links[i].cut; i++) {
+        weft_page *page;
+        status = weft_repair_open_link(repair, i, &page);
+        if (status == WEFT_OK) {
+            full = page->full;
+            *page_out = full && !repair->links[i].exact ? repair->links[i].made : NULL;
+            weft_repair_close_link(repair, i, page);
+        }
+    }
+    return status;
+}
+
 weft_status weft_repair_find_anchors(weft_repair *repair) {
     static const char *const rooms[] = {"anchors", "pieces"};
-    weft_page *page = repair->links[0].made;
+    weft_page *page = NULL;
     const weft_record *newest = &repair->head.newest;
-    weft_status status = WEFT_OK;
+    weft_status status = find_full(repair, &page);
+    if (page == NULL) {
+        return status;
+    }
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms && status == WEFT_OK; i++) {
         const weft_repair_room *room;
         status = weft_repair_list(repair, rooms[i], &room);
