@@ -3,6 +3,7 @@
  * command.c: the frame around every verb: common options, the context, messages, exit codes, signals.
  */
 #include "command.h"
+#include "../base/notify.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -61,6 +62,7 @@ void command_sleep(double seconds) {
     for (double left = seconds; left > 0 && command_interrupted() == EXIT_DONE;
          left = end - clock_seconds()) {
         double slice = left < 0.05 ? left : 0.05;
+        notify_alive();
         struct timespec time = {0, (long)(slice * 1e9)};
         nanosleep(&time, NULL);
     }
@@ -75,6 +77,7 @@ int command_interrupted(void) {
 static bool on_progress(void *opaque, const char *phase, uint64_t done, uint64_t total) {
     weft_command *command = opaque;
     progress_report(&command->progress, phase, done, total);
+    notify_alive();
     return caught_signal == 0;
 }
 
@@ -90,15 +93,17 @@ int command_context(weft_command *command, unsigned threads, weft_context **cont
 
 /* ---- messages ---- */
 
-static void print_message(weft_command *command, const char *path, const char *text) {
+static void print_message(weft_command *command, log_level level, const char *path, const char *text) {
     progress_clear(&command->progress);
-    fprintf(stderr, "%s: ", command->name);
-    if (path != NULL) {
-        text_print(stderr, path);
-        fputs(": ", stderr);
+    log_write(command, level, path, text);
+}
+
+static void print_formatted(weft_command *command, log_level level, const char *format, va_list arguments) {
+    char text[2048];
+    if (log_wants(command, level)) {
+        vsnprintf(text, sizeof text, format, arguments);
+        print_message(command, level, NULL, text);
     }
-    text_print(stderr, text);
-    putc('\n', stderr);
 }
 
 static int exit_code(weft_status status) {
@@ -117,11 +122,11 @@ static int exit_code(weft_status status) {
 int command_fail_in(weft_command *command, const weft_context *context, const char *path,
                     weft_status status) {
     if (status == WEFT_CANCELLED && caught_signal != 0) {
-        print_message(command, NULL, "interrupted");
+        print_message(command, LOG_ERROR, NULL, "interrupted");
         return command_interrupted();
     }
     const char *text = weft_context_error(context);
-    print_message(command, path, *text != 0 ? text : weft_status_name(status));
+    print_message(command, LOG_ERROR, path, *text != 0 ? text : weft_status_name(status));
     return exit_code(status);
 }
 
@@ -130,25 +135,32 @@ int command_fail(weft_command *command, const char *path, weft_status status) {
 }
 
 int command_error(weft_command *command, int code, const char *format, ...) {
-    char text[2048];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
+    print_formatted(command, LOG_ERROR, format, arguments);
     va_end(arguments);
-    print_message(command, NULL, text);
     return code;
 }
 
-void command_note(weft_command *command, const char *format, ...) {
-    char text[2048];
-    if (command->quiet) {
-        return;
-    }
+void command_warn(weft_command *command, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
+    print_formatted(command, LOG_WARNING, format, arguments);
     va_end(arguments);
-    print_message(command, NULL, text);
+}
+
+void command_note(weft_command *command, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    print_formatted(command, LOG_INFO, format, arguments);
+    va_end(arguments);
+}
+
+void command_debug(weft_command *command, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    print_formatted(command, LOG_DEBUG, format, arguments);
+    va_end(arguments);
 }
 
 static int print_json(weft_command *command, FILE *stream, json_t *json, size_t form) {
@@ -187,6 +199,13 @@ int command_begin(const weft_form *form, int argc, char **argv, void *input) {
         {"progress", NULL, 91, "Show progress even if stderr is not a terminal",
          .flag = &command->show_progress},
         {"no-progress", NULL, 91, "Never show progress", .flag = &command->hide_progress},
+        {"log-level", "LEVEL", 91,
+         "What is said on stderr: error, warning, info (default) or debug; --quiet says error",
+         .choice = &command->log_level, .words = "error|warning|info|debug", .least = 1},
+        {"log-format", "FORMAT", 91,
+         "How: plain, text (with time and level; the default of serve and follow), or json, an object per "
+         "line",
+         .choice = &command->log_format, .words = "plain|text|json", .least = LOG_PLAIN},
         {0},
     };
     weft_form whole = *form;
@@ -194,6 +213,9 @@ int command_begin(const weft_form *form, int argc, char **argv, void *input) {
     command->name = argv[0];
     argp_err_exit_status = EXIT_USAGE;
     error_t error = options_parse(&whole, argc, argv, input);
+    if (command->log_format == 0) {
+        command->log_format = form->settings != NULL ? LOG_TEXT : LOG_PLAIN;
+    }
     if (error != 0) {
         return command_error(command, EXIT_FAILED, "%s", strerror(error));
     }

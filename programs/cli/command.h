@@ -60,6 +60,8 @@ typedef struct weft_command {
     const char *name; /* "weft diff", for messages */
     bool json;
     bool quiet;
+    unsigned log_level;  /* a log_level, and one more; 0: not said */
+    unsigned log_format; /* a log_format; before the arguments are read, 0 */
     unsigned threads;
     bool show_progress; /* even if stderr is no terminal */
     bool hide_progress;
@@ -86,7 +88,10 @@ int command_fail_in(weft_command *command, const weft_context *context, const ch
 /* Prints a message and returns `code`. */
 int command_error(weft_command *command, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* Talk on stderr, silenced by --quiet. */
+/* Talk on stderr, silenced by --quiet; so are warnings. */
+void command_warn(weft_command *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Said only with --log-level debug. */
+void command_debug(weft_command *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void command_note(weft_command *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Prints the result of --json to `stream` and releases it. */
 int command_print_json(weft_command *command, FILE *stream, json_t *json);
@@ -101,6 +106,15 @@ void command_sleep(double seconds);
 void command_handle_signals(void);
 /* From here on SIGHUP cancels too, unless nohup has it ignored: for who has things to clear away. */
 void command_handle_hangup(void);
+
+/* ---- log.c: what a process says of itself ---- */
+
+typedef enum log_level { LOG_ERROR, LOG_WARNING, LOG_INFO, LOG_DEBUG } log_level;
+typedef enum log_format { LOG_PLAIN = 1, LOG_TEXT, LOG_JSON } log_format;
+
+bool log_wants(const weft_command *command, log_level level);
+/* A line on stderr, if the level is wanted; of any thread. Control characters are shown as '?'. */
+void log_write(const weft_command *command, log_level level, const char *path, const char *text);
 
 /* ---- model.c: checkpoints and patches as arguments ---- */
 
@@ -177,14 +191,16 @@ const char *text_shape(const weft_tensor *tensor, char text[SHAPE_SIZE]);
 void text_print(FILE *stream, const char *text);
 /* "8MiB", "64K", "1048576": powers of 1024 with or without "iB". False if it is no size. */
 bool text_parse_bytes(const char *text, uint64_t *bytes_out);
-/* "256M", "7.6B": powers of 1000. */
+/* "256M", "7.6B", "1T": powers of 1000. */
 bool text_parse_count(const char *text, uint64_t *count_out);
 bool text_parse_unsigned(const char *text, uint64_t maximum, uint64_t *value_out);
 /* "12.3 ms", "4.56 s". Returns `text`. */
 const char *text_seconds(double seconds, char text[TEXT_SIZE]);
-/* "90", "30s", "15m", "2h", "1d", fractions too. False if it is no length of time, or longer than a
+/* "90", "80ms", "30s", "15m", "2h", "1d", fractions too. False if it is no length of time, or longer than a
  * hundred years. */
 bool text_parse_seconds(const char *text, double *seconds_out);
+/* "HOST:PORT", "[V6]:PORT", "HOST", ":PORT". The port stays as it was if none is named. */
+bool text_split_address(const char *address, char *host, size_t host_size, uint64_t *port);
 const char *text_profile(weft_profile profile);
 /* The words of --profile, by number. */
 #define PROFILE_WORDS "fast|small"
@@ -241,6 +257,7 @@ extern const weft_verb lab_verbs[];
 int verb_diff(int argc, char **argv);
 int verb_apply(int argc, char **argv);
 int verb_merge(int argc, char **argv);
+int verb_convert(int argc, char **argv);
 int verb_inspect(int argc, char **argv);
 int verb_digest(int argc, char **argv);
 int verb_verify(int argc, char **argv);
@@ -250,7 +267,9 @@ int verb_pull(int argc, char **argv);
 int verb_follow(int argc, char **argv);
 int verb_gc(int argc, char **argv);
 int verb_repair(int argc, char **argv);
+int verb_doctor(int argc, char **argv);
 int verb_keygen(int argc, char **argv);
+int verb_plan(int argc, char **argv);
 int verb_log(int argc, char **argv);
 int verb_fleet(int argc, char **argv);
 int verb_serve(int argc, char **argv);

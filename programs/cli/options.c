@@ -11,21 +11,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FIRST_KEY = 0x100, SET_KEYS = 0x100 };
+enum { FIRST_KEY = 0x100 };
 
-typedef struct option_parsing {
-    const weft_form *form;
-    void *input;
-} option_parsing;
-
-static bool is_last(const weft_option *option) {
+bool option_is_last(const weft_option *option) {
     return option->name == NULL && option->help == NULL;
+}
+
+size_t option_place(const weft_form *form, const option_set *set, const weft_option *option) {
+    return (size_t)(set - form->sets) * SET_OPTIONS + (size_t)(option - set->options);
 }
 
 /* What argp calls an option by: its letter, or its place in the form. */
 static int option_key(const weft_form *form, const option_set *set, const weft_option *option) {
-    int place = (int)(set - form->sets) * SET_KEYS + (int)(option - set->options);
-    return option->letter != 0 ? option->letter : FIRST_KEY + place;
+    return option->letter != 0 ? option->letter : FIRST_KEY + (int)option_place(form, set, option);
 }
 
 /* "fast, small or tiny" of "fast|small|tiny". */
@@ -117,6 +115,18 @@ static void set_option(struct argp_state *state, const weft_option *option, char
     }
 }
 
+void option_take(struct argp_state *state, option_parsing *parsing, const option_set *set,
+                 const weft_option *option, char *text) {
+    set_option(state, option, text);
+    parsing->given[option_place(parsing->form, set, option)] = true;
+    if (option->given != NULL) {
+        *option->given = option->name;
+    }
+    if (set->given != NULL) {
+        *set->given = option->name;
+    }
+}
+
 static error_t parse_argument(const weft_form *form, struct argp_state *state, char *argument) {
     if (form->rest != NULL) {
         /* argp moves the arguments together at the end of argv; they are taken all at once */
@@ -133,7 +143,7 @@ static error_t parse_argument(const weft_form *form, struct argp_state *state, c
 }
 
 static error_t parse_key(int key, char *argument, struct argp_state *state) {
-    const option_parsing *parsing = state->input;
+    option_parsing *parsing = state->input;
     const weft_form *form = parsing->form;
     switch (key) {
     case ARGP_KEY_ARG:
@@ -143,6 +153,9 @@ static error_t parse_key(int key, char *argument, struct argp_state *state) {
         *form->rest_count = (size_t)(state->argc - state->next);
         return 0;
     case ARGP_KEY_END:
+        if (form->settings != NULL) {
+            settings_take(state, parsing);
+        }
         if (form->rest == NULL && state->arg_num < form->paths.least) {
             argp_error(state, "%s", form->paths.missing);
         }
@@ -154,32 +167,26 @@ static error_t parse_key(int key, char *argument, struct argp_state *state) {
         break;
     }
     for (const option_set *set = form->sets; set->options != NULL; set++) {
-        for (const weft_option *option = set->options; !is_last(option); option++) {
-            if (option->name == NULL || key != option_key(form, set, option)) {
-                continue;
+        for (const weft_option *option = set->options; !option_is_last(option); option++) {
+            if (option->name != NULL && key == option_key(form, set, option)) {
+                option_take(state, parsing, set, option,
+                            argument != NULL ? argument : (char *)option->otherwise);
+                return 0;
             }
-            set_option(state, option, argument != NULL ? argument : (char *)option->otherwise);
-            if (option->given != NULL) {
-                *option->given = option->name;
-            }
-            if (set->given != NULL) {
-                *set->given = option->name;
-            }
-            return 0;
         }
     }
     return ARGP_ERR_UNKNOWN;
 }
 
-error_t options_parse(const weft_form *form, int argc, char **argv, void *input) {
-    option_parsing parsing = {.form = form, .input = input};
-    struct argp_option *told = calloc(OPTION_SETS * SET_KEYS + 1, sizeof *told);
+static error_t parse_form(option_parsing *parsing, int argc, char **argv) {
+    const weft_form *form = parsing->form;
+    struct argp_option *told = calloc(OPTION_SETS * SET_OPTIONS + 1, sizeof *told);
     if (told == NULL) {
         return ENOMEM;
     }
     struct argp_option *next = told;
     for (const option_set *set = form->sets; set->options != NULL; set++) {
-        for (const weft_option *option = set->options; !is_last(option); option++) {
+        for (const weft_option *option = set->options; !option_is_last(option); option++) {
             *next++ = (struct argp_option){
                 .name = option->name,
                 .key = option->name != NULL ? option_key(form, set, option) : 0,
@@ -191,9 +198,25 @@ error_t options_parse(const weft_form *form, int argc, char **argv, void *input)
         }
     }
     const struct argp argp = {told, parse_key, form->arguments, form->doc, NULL, NULL, NULL};
-    error_t error = argp_parse(&argp, argc, argv, 0, NULL, &parsing);
+    error_t error = argp_parse(&argp, argc, argv, 0, NULL, parsing);
     free(told);
     return error;
+}
+
+error_t options_parse(const weft_form *form, int argc, char **argv, void *input) {
+    weft_form whole = *form;
+    option_parsing parsing = {.form = &whole, .input = input};
+    const weft_option config[] = {
+        {"config", "FILE", 91, "Take what is not given here from FILE; see below", .text = &parsing.config},
+        {0},
+    };
+    if (form->settings != NULL) {
+        options_add(&whole, config);
+    }
+    if (manual_wanted()) {
+        manual_print(&whole, argv[0]);
+    }
+    return parse_form(&parsing, argc, argv);
 }
 
 void options_add(weft_form *form, const weft_option *options) {

@@ -79,7 +79,7 @@ static int take_token(weft_remote *remote, const char *where, char *token) {
 void remote_warn_readable(weft_command *command, const char *what, const char *path, unsigned others) {
     struct stat info;
     if (stat(path, &info) == 0 && S_ISREG(info.st_mode) && (info.st_mode & others) != 0) {
-        command_note(command, "warning: others can read the %s %s; run chmod %o on it", what, path,
+        command_warn(command, "others can read the %s %s; run chmod %o on it", what, path,
                      others == 077 ? 0600u : 0640u);
     }
 }
@@ -166,9 +166,29 @@ static int bind_key(weft_remote *remote) {
     return status == WEFT_OK ? EXIT_DONE : command_fail(command, NULL, status);
 }
 
+int remote_options(weft_remote *remote, weft_store_options *options_out) {
+    int code = remote->token == NULL ? find_token(remote) : EXIT_DONE;
+    /* A file may change, and was read only to see that it holds a token. A pipe cannot be read again. */
+    struct stat info;
+    bool can_change =
+        remote->token_file != NULL && stat(remote->token_file, &info) == 0 && S_ISREG(info.st_mode);
+    *options_out = (weft_store_options){
+        .size = sizeof *options_out,
+        .token = can_change ? NULL : remote->token,
+        .token_file = can_change ? remote->token_file : NULL,
+        .ca_file = remote->ca_file,
+        .stall_seconds = remote->stall_seconds,
+        .attempts = remote->attempts,
+        .transfers = remote->transfers,
+        .volatile_writes = remote->volatile_writes,
+    };
+    return code;
+}
+
 int remote_open(weft_remote *remote, const char *url) {
     weft_command *command = remote->command;
-    int code = find_token(remote);
+    weft_store_options options;
+    int code = remote_options(remote, &options);
     if (code == EXIT_DONE && remote->trust_file != NULL) {
         code = remote_read_key(command, remote->trust_file, false, &remote->trusted);
     }
@@ -178,15 +198,6 @@ int remote_open(weft_remote *remote, const char *url) {
     if (code != EXIT_DONE) {
         return code;
     }
-    weft_store_options options = {
-        .size = sizeof options,
-        .token = remote->token,
-        .ca_file = remote->ca_file,
-        .stall_seconds = remote->stall_seconds,
-        .attempts = remote->attempts,
-        .transfers = remote->transfers,
-        .volatile_writes = remote->volatile_writes,
-    };
     weft_status status = weft_store_open(command->context, url, &options, &remote->store);
     return status == WEFT_OK ? EXIT_DONE : command_fail(command, NULL, status);
 }
@@ -215,7 +226,8 @@ int remote_run(const weft_form *form, weft_remote *remote, bool reads, int argc,
     const weft_option store[] = {
         {.group = 80, .help = "The store:"},
         {"token-file", "FILE", 81,
-         "Send the token in FILE (default: the environment variable WEFT_TOKEN, if it is set)",
+         "Send the token in FILE, which is read again when it changes (default: the environment variable "
+         "WEFT_TOKEN, if it is set)",
          .text = &remote->token_file},
         {"ca-file", "FILE", 81,
          "Trust the certificates in FILE (PEM), for https, instead of those of SSL_CERT_FILE or the "

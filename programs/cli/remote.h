@@ -10,9 +10,11 @@
 /* What a STORE may be, for every verb's --help. */
 #define HELP_STORE                                                                                         \
     "A STORE is a directory, a URL http(s)://HOST[:PORT]/PATH, such as weft serve gives, or "              \
-    "s3://BUCKET/PREFIX, with the environment variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "      \
-    "(AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL, AWS_CA_BUNDLE and WEFT_S3_ADDRESSING=path|virtual " \
-    "where they are needed).\n"
+    "s3://BUCKET/PREFIX, with credentials from where AWS programs have them: AWS_ACCESS_KEY_ID and "       \
+    "AWS_SECRET_ACCESS_KEY, a profile (AWS_PROFILE), a role of a web identity, a container or an "         \
+    "instance "                                                                                            \
+    "(AWS_REGION, AWS_ENDPOINT_URL, AWS_CA_BUNDLE, WEFT_S3_ADDRESSING=path|virtual, WEFT_S3_ENCRYPTION, "  \
+    "WEFT_S3_KMS_KEY and WEFT_S3_STORAGE_CLASS where they are needed).\n"
 /* What --trust is worth, for the verbs that read. */
 #define HELP_TRUST                                                                                         \
     "\nWithout --trust, whoever can write to the store is believed. With it, every head must be signed "   \
@@ -45,6 +47,8 @@ void remote_parse_name(struct argp_state *state, const weft_option *option, char
 const char *remote_make_name(const char *path, char name[WEFT_FOLLOWER_NAME]);
 
 int remote_open(weft_remote *remote, const char *url);
+/* What the options say of a store, for who opens one itself. */
+int remote_options(weft_remote *remote, weft_store_options *options_out);
 /* Warns if a file that holds a secret can be read by `others`: 077, or 007 where a group may be meant to.
  */
 void remote_warn_readable(weft_command *command, const char *what, const char *path, unsigned others);

@@ -102,7 +102,7 @@ bool text_parse_bytes(const char *text, uint64_t *bytes_out) {
 bool text_parse_count(const char *text, uint64_t *count_out) {
     double value;
     const char *rest;
-    if (!parse_scaled(text, "KMB", 1000, &value, &rest) || *rest != 0) {
+    if (!parse_scaled(text, "KMBT", 1000, &value, &rest) || *rest != 0) {
         return false;
     }
     *count_out = (uint64_t)value;
@@ -136,7 +136,7 @@ bool text_parse_seconds(const char *text, double *seconds_out) {
     static const struct {
         const char *suffix;
         double seconds;
-    } units[] = {{"", 1}, {"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}};
+    } units[] = {{"", 1}, {"ms", 1e-3}, {"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}};
     const double longest = 100 * 365.25 * 86400;
     if (*text < '0' || *text > '9') {
         return false;
@@ -152,8 +152,34 @@ bool text_parse_seconds(const char *text, double *seconds_out) {
     return false;
 }
 
+bool text_split_address(const char *address, char *host, size_t host_size, uint64_t *port) {
+    const char *host_end;
+    const char *colon;
+    if (*address == '[') {
+        address++;
+        host_end = strchr(address, ']');
+        if (host_end == NULL || (host_end[1] != 0 && host_end[1] != ':')) {
+            return false;
+        }
+        colon = host_end[1] == ':' ? host_end + 1 : NULL;
+    } else {
+        colon = strrchr(address, ':');
+        host_end = colon == NULL ? address + strlen(address) : colon;
+        if (colon != NULL && strchr(address, ':') != colon) {
+            return false;
+        }
+    }
+    size_t length = (size_t)(host_end - address);
+    if (length >= host_size || (colon != NULL && !text_parse_unsigned(colon + 1, 65535, port))) {
+        return false;
+    }
+    memcpy(host, address, length);
+    host[length] = 0;
+    return true;
+}
+
 const char *text_profile(weft_profile profile) {
-    return profile == WEFT_PROFILE_FAST ? "fast" : "small";
+    return profile == WEFT_PROFILE_FAST ? "fast" : profile == WEFT_PROFILE_SMALL ? "small" : "smallest";
 }
 
 json_t *json_digest(const weft_digest *digest) {

@@ -33,10 +33,13 @@ static const char doc[] =
     "changed weights of a private copy in one go, everything proven on the way. Live weights are brought "
     "forward in two: prepare decodes and proves and leaves them alone, commit is the pause. The baselines "
     "run on one thread and prove nothing. Each result is compared bit for bit with the new state.\n"
-    "\nWith --density, the trace (64M parameters unless --params says another number) after a step at each of "
-    "15 learning rates, from 1e-8 to 1e-2: both profiles beside COO+zstd-1, XOR+zstd-1 and the new weights alone by "
-    "zstd-3, on one thread. Times are the processor's, not the clock's. Between 1% and 30% it says what a change "
-    "more than those at 1% takes; the last line is a version from nothing.\n"
+    "\nWith --density, the trace (64M parameters unless --params says another number) after a step at each "
+    "of 15 learning rates, from 1e-8 to 1e-2: both profiles beside COO+zstd-1, XOR+zstd-1 and the new "
+    "weights alone by zstd-3, on one thread. Times are the processor's, not the clock's. Between 1% and "
+    "30% it says what a change more than those at 1% takes; the last line is a version from nothing. With "
+    "--dtype, of weights of another type: F16, FP8 (tensors are multiplied to fill its range) or FP32, of "
+    "which those change that BF16 sees change, and then, in three lines more, all. Rates are such that as "
+    "many weights change as in BF16.\n"
     "\nWith --sync, a trainer's weights, a store and a worker's weights, in live memory:\n\n"
     "  publish    a step of the model to a directory, each profile; memcpy in turn with it\n"
     "  pause      commit in a worker of 256M parameters, prepared before\n"
@@ -45,7 +48,8 @@ static const char doc[] =
     "  bucketing  2,000 tensors over HTTP: one object, against one object for each tensor\n"
     "  catch-up   workers that have missed 256 versions: what they fetch\n"
     "  group      four replicas on one host, as a group and each on its own\n"
-    "  parts      256M parameters: four processes that publish a part each, against one alone\n\n"
+    "  parts      256M parameters: four processes that publish a part each, against one alone\n"
+    "  serial     256M parameters: what of publish, prepare and commit more threads cannot share\n\n"
     "Caches are cold before publish, prepare and commit; the server is a process of its own on the "
     "loopback device; each worker is compared bit for bit with its trainer. --params N makes every model "
     "that would be larger as small as N. 1B parameters take 7 GB of memory and 2 GB of disk.\n"
@@ -54,8 +58,10 @@ static const char doc[] =
     "  fleet  every version to every follower: times, what the server sent, memory of the servers\n"
     "  relay  publish to commit of one follower, at the server and through a relay, in turn\n"
     "  ask    all at the same moment ask a fresh relay for the same object\n\n"
-    "The next version is made when all have committed the one before, or after 30 seconds. Each commit's "
-    "digest is compared with the trainer's, and in the end all weights.\n"
+    "The next version is made when all have committed the one before, or after 60 seconds. Each commit's "
+    "digest is compared with the trainer's, and in the end all weights in memory. All followers report, "
+    "and "
+    "in the end the server says how many of them it takes for alive.\n"
     "\nWith --lm, the small transformer of the testbed, in several sizes:\n\n"
     "  training    tokens per second of whole steps; sequences of 64 tokens\n"
     "  generation  tokens per second: sampling with a cache\n"
@@ -96,10 +102,13 @@ static const char doc[] =
     "  weft bench\n"
     "  weft bench --params 1B --lr 3e-6 --repeat 3 --json\n"
     "  weft bench --density --params 64M\n"
+    "  weft bench --density --dtype f8_e4m3 --plot f8.svg\n"
     "  weft bench --base step-41.safetensors --new step-42.safetensors\n"
     "  weft bench --make /tmp/trace --params 8M --steps 3\n"
     "  weft bench --sync --quick --only publish,pause\n"
     "  weft bench --fleet --followers 16 --relays 1 --versions 50\n"
+    "  weft bench --fleet --followers 1000 --processes 64 --relays 4 \\\n"
+    "      --versions 100 --params 200K\n"
     "  weft bench --lm --learn --seed 2\n"
     "  weft bench --lm --rates 1e-6,1e-5,1e-4 --steps 50\n"
     "  weft bench --loco --params 8M --repeat 3\n"
@@ -118,7 +127,8 @@ typedef struct bench_arguments {
     bool density;
     bool learn;
     bool kv;
-    const char *study;           /* --study, if it was given */
+    const char *study; /* --study, if it was given */
+    const char *only_with_density;
     const char *only_with_study; /* an option that was given and means nothing without */
     bench_options options;
 } bench_arguments;
@@ -130,12 +140,18 @@ static void parse_parameters(struct argp_state *state, const weft_option *option
     }
 }
 
+static void parse_dtype(struct argp_state *state, const weft_option *option, char *text) {
+    if (!bench_dtype_parse(text, option->into)) {
+        argp_error(state, "--dtype is bf16, f16, f32, f8_e4m3 or f8_e5m2, not '%s'", text);
+    }
+}
+
 static void parse_parts(struct argp_state *state, const weft_option *option, char *text) {
     if (!bench_sync_parse_parts(text, option->into)) {
-        argp_error(
-            state,
-            "--only takes some of publish,pause,scaling,latency,bucketing,catch-up,group,parts, not '%s'",
-            text);
+        argp_error(state,
+                   "--only takes some of "
+                   "publish,pause,scaling,latency,bucketing,catch-up,group,parts,serial, not '%s'",
+                   text);
     }
 }
 
@@ -222,8 +238,8 @@ static void check_arguments(struct argp_state *state, void *input) {
     if (!arguments->sync && (options->parts != SYNC_ALL || options->tensors > 0)) {
         argp_error(state, "--only and --tensors go with --sync");
     }
-    if (!arguments->fleet && (options->followers > 0 || options->relays > 0)) {
-        argp_error(state, "--followers and --relays go with --fleet");
+    if (!arguments->fleet && (options->followers > 0 || options->relays > 0 || options->processes > 0)) {
+        argp_error(state, "--followers, --relays and --processes go with --fleet");
     }
     bool served = arguments->sync || arguments->fleet;
     if (!served && options->versions > 0) {
@@ -245,7 +261,11 @@ static void check_arguments(struct argp_state *state, void *input) {
     }
     if (arguments->density && (arguments->loco || arguments->lm || arguments->correction || served ||
                                options->base != NULL || options->make != NULL)) {
-        argp_error(state, "--density makes its own weights; it goes with --params, --seed and --repeat only");
+        argp_error(state, "--density makes its own weights; it goes with --params, --seed, --repeat, "
+                          "--dtype and --plot only");
+    }
+    if ((options->plot != NULL || arguments->only_with_density != NULL) && !arguments->density) {
+        argp_error(state, "--dtype and --plot go with --density");
     }
     if (arguments->sync && arguments->fleet) {
         argp_error(state, "--sync and --fleet exclude each other");
@@ -331,6 +351,7 @@ int verb_bench(int argc, char **argv) {
     bench_arguments arguments = {.options = {.learning_rate = 1e-6,
                                              .seed = 1,
                                              .repeat = 5,
+                                             .dtype = WEFT_DTYPE_BF16,
                                              .parts = SYNC_ALL,
                                              .trainers = 4,
                                              .local_steps = 8}};
@@ -357,6 +378,9 @@ int verb_bench(int argc, char **argv) {
         {"density", NULL, 1,
          "Measure steps of many sizes instead, from 0.01% to all of the weights changed; see below",
          .flag = &arguments.density},
+        {"dtype", "TYPE", 1, "With --density: weights of bf16 (the default), f16, f32, f8_e4m3 or f8_e5m2",
+         .parse = parse_dtype, .into = &arguments.options.dtype, .given = &arguments.only_with_density},
+        {"plot", "FILE", 1, "With --density: draw it too, as SVG", .text = &arguments.options.plot},
         {"sync", NULL, 4, "Measure publishing and following instead, with two threads; see below",
          .flag = &arguments.sync},
         {"fleet", NULL, 4, "Measure many followers behind relays instead; see below",
@@ -366,7 +390,7 @@ int verb_bench(int argc, char **argv) {
          "the two smallest models; with --rates: the smallest, hardly warm",
          .flag = &arguments.options.quick},
         {"only", "PARTS", 4,
-         "With --sync: only some of publish,pause,scaling,latency,bucketing,catch-up,group,parts",
+         "With --sync: only some of publish,pause,scaling,latency,bucketing,catch-up,group,parts,serial",
          .parse = parse_parts, .into = &arguments.options.parts},
         {"versions", "N", 4,
          "With --sync: versions of the latency (default 500); with --fleet: versions (default 200)",
@@ -381,6 +405,9 @@ int verb_bench(int argc, char **argv) {
          .number = &arguments.options.followers, .least = 1, .most = FLEET_FOLLOWERS_MAX},
         {"relays", "N", 4, "With --fleet: relays that they are behind (default 2)",
          .number = &arguments.options.relays, .least = 1, .most = FLEET_RELAYS_MAX},
+        {"processes", "N", 4,
+         "With --fleet: of the followers, so many are processes, `weft follow` (default 0)",
+         .number = &arguments.options.processes, .most = FLEET_PROCESSES_MAX},
         {"correction", NULL, 6,
          "Measure the correction of sampled responses instead: 10M tokens; see below",
          .flag = &arguments.correction},

@@ -12,18 +12,19 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { LEAST_STEPS = 2, RATE_STEPS = 16, QUICK_RATE_STEPS = 4 };
+enum { LEAST_STEPS = 2, LARGE_LEAST = 100000, STEPS = 280, QUICK_STEPS = 40 };
+static const uint64_t LARGE = 256000000, QUICK_LARGE = 4000000;
 
 static const char doc[] =
     "Watch a small policy learn by reinforcement while its workers follow it by patches.\v"
     "Starts a trainer and rollout workers, as weft train does, over a store that is a directory. The "
     "policy learns chained sums: after each step the trainer publishes what changed of its BF16 weights, "
-    "and the workers take it over, bit for bit, and answer the next prompts. At the end stand a summary "
-    "and a report, one HTML file that needs nothing else; the rest is removed. Ctrl-C ends it the same "
-    "way.\n"
-    "\nA policy this small needs a larger learning rate than one of billions of parameters, and its steps "
-    "are denser for it. The summary and the report say what the same policy's steps cost at the rates of "
-    "the papers too.\n"
+    "and the workers take it over, bit for bit, and answer the next prompts. Then one step of a model of "
+    "real size, which weft bench's generator makes, is published, followed and compared. Meanwhile a page "
+    "shows it in a browser, at an address that is printed. At the end stand a summary and a report, one "
+    "HTML file that needs nothing else; the rest is removed. Ctrl-C ends it the same way.\n"
+    "\nThe model of real size takes 2 GiB of memory and 0.5 GiB in TMPDIR; --large 64M takes a quarter, "
+    "and --large 0 leaves it out.\n"
     "\nThe warmed-up policy that it begins with is kept in ${XDG_CACHE_HOME:-~/.cache}/weft/train, for the "
     "next time.\n"
     "\nExamples:\n"
@@ -39,6 +40,7 @@ typedef struct demo_arguments {
     uint64_t workers;
     uint64_t staleness;
     const char *sync;
+    uint64_t large; /* parameters of the model of real size; 0: none; UINT64_MAX: the usual */
     bool quick;
     const char *output;
     const char *keep;
@@ -50,16 +52,28 @@ typedef struct demo_run {
     demo_arguments *arguments;
     weft_command *command;
     char *directory;
-    bool removes; /* the directory, at the end */
+    bool removes;       /* the directory, at the end */
+    sync_bench bench;   /* what the server is started with */
+    sync_server server; /* of the page */
     demo_processes processes;
     demo_tail tail;
     demo_show show;
     json_t *steps;
     json_t *settings; /* NULL: not known yet */
-    json_t *rates;
+    json_t *large;    /* null: there was none */
 } demo_run;
 
 /* ---- arguments ---- */
+
+static void parse_large(struct argp_state *state, const weft_option *option, char *text) {
+    uint64_t *parameters = option->into;
+    bool none = strcmp(text, "0") == 0;
+    *parameters = 0;
+    if (!none && (!text_parse_count(text, parameters) || *parameters < LARGE_LEAST)) {
+        argp_error(state, "--large takes 0 or a number from %d on, such as 256M, not '%s'", LARGE_LEAST,
+                   text);
+    }
+}
 
 /* ---- the processes ---- */
 
@@ -90,18 +104,24 @@ static void add_number(argument_list *list, const char *option, uint64_t value) 
     add(list, text);
 }
 
-/* Chains so short that a policy is warm in seconds. */
-static void add_quick(argument_list *list, bool has_steps) {
-    static const char *const quick[] = {"--chain-steps",    "10",  "--chain-period", "4",
-                                        "--warmup-success", "0.5", "--evaluate",     "0",
-                                        "--prompts",        "16"};
-    for (size_t i = 0; i < sizeof quick / sizeof quick[0]; i++) {
-        add(list, quick[i]);
+/* Chains of sums that are short enough to be learned in minutes. */
+static void add_task(argument_list *list, const demo_arguments *arguments) {
+    static const char *const both[] = {"--chain-steps",    "10",  "--chain-period", "4",
+                                       "--warmup-success", "0.5", "--evaluate",     "0",
+                                       "--prompts",        "16"};
+    /* A policy that is large enough to learn at a rate at which few weights change: training-lab.md */
+    static const char *const whole[] = {"--model",       "2M", "--rate",    "9e-6",
+                                        "--rate-warmup", "20", "--updates", "1"};
+    for (size_t i = 0; i < sizeof both / sizeof both[0]; i++) {
+        add(list, both[i]);
     }
-    if (!has_steps) {
-        add(list, "--steps");
-        add(list, "40");
+    for (size_t i = 0; i < sizeof whole / sizeof whole[0] && !arguments->quick; i++) {
+        add(list, whole[i]);
     }
+    add_number(list, "--steps",
+               arguments->steps > 0 ? arguments->steps
+               : arguments->quick   ? QUICK_STEPS
+                                    : STEPS);
 }
 
 static int start_trainer(demo_run *run, const char *store) {
@@ -117,12 +137,7 @@ static int start_trainer(demo_run *run, const char *store) {
     add_number(&list, "--staleness", arguments->staleness);
     add(&list, "--sync");
     add(&list, arguments->sync);
-    if (arguments->quick) {
-        add_quick(&list, arguments->steps > 0);
-    }
-    if (arguments->steps > 0) {
-        add_number(&list, "--steps", arguments->steps);
-    }
+    add_task(&list, arguments);
     return demo_process_start(&run->processes, run->directory, "the trainer", list.items);
 }
 
@@ -223,25 +238,28 @@ static void hold_signals(void) {
     sigprocmask(SIG_BLOCK, &signals, NULL);
 }
 
-static int measure_rates(demo_run *run) {
-    char *state = path_in(run, "state.safetensors");
-    uint64_t steps = run->arguments->quick ? QUICK_RATE_STEPS : RATE_STEPS;
-    command_note(run->command, "the same policy at the papers' learning rates …");
-    int code = state != NULL ? demo_rates_measure(run->command, state, run->directory, steps, &run->rates)
-                             : EXIT_FAILED;
-    free(state);
-    return code;
+static int measure_large(demo_run *run) {
+    char parameters[TEXT_SIZE];
+    const demo_arguments *arguments = run->arguments;
+    uint64_t large = arguments->large != UINT64_MAX ? arguments->large
+                     : arguments->quick             ? QUICK_LARGE
+                                                    : LARGE;
+    if (large == 0) {
+        return EXIT_DONE;
+    }
+    command_note(run->command, "one step of a model of %s parameters …", text_count(large, parameters));
+    return demo_large_measure(run->command, run->directory, large, &run->large);
 }
 
 static int print_results(demo_run *run, const json_t *summary) {
     if (!run->command->json) {
-        demo_summary_print(summary, run->rates);
+        demo_summary_print(summary, run->large);
         return EXIT_DONE;
     }
     json_t *json = json_object();
     json_object_set(json, "run", run->settings);
     json_object_set(json, "summary", (json_t *)summary);
-    json_object_set(json, "rates", run->rates);
+    json_object_set(json, "large", run->large);
     json_object_set_new(json, "report", json_string(run->arguments->output));
     return command_print_json(run->command, stdout, json);
 }
@@ -261,7 +279,7 @@ static int tell(demo_run *run) {
                                 .run = run->settings,
                                 .steps = run->steps,
                                 .summary = summary,
-                                .rates = run->rates};
+                                .large = run->large};
     int code = demo_report_write(run->command, output, &report);
     if (code == EXIT_DONE) {
         code = print_results(run, summary);
@@ -301,8 +319,8 @@ static int probe_output(demo_run *run) {
 static int open_run(demo_run *run, demo_arguments *arguments, char **metrics_out) {
     *run = (demo_run){.arguments = arguments, .command = &arguments->command};
     run->processes.command = run->command;
+    run->large = json_null();
     run->steps = json_array();
-    run->rates = json_array();
     demo_show_open(&run->show, run->command);
     if (arguments->report != NULL) {
         run->directory = strdup(arguments->report);
@@ -313,16 +331,18 @@ static int open_run(demo_run *run, demo_arguments *arguments, char **metrics_out
             return code;
         }
     }
+    run->bench = (sync_bench){.command = run->command, .directory = run->directory};
     *metrics_out = path_in(run, "metrics.jsonl");
     return *metrics_out != NULL ? demo_tail_open(run->command, *metrics_out, &run->tail) : EXIT_FAILED;
 }
 
 static void close_run(demo_run *run) {
+    sync_server_stop(&run->server);
     demo_processes_close(&run->processes);
     demo_tail_close(&run->tail);
     json_decref(run->steps);
     json_decref(run->settings);
-    json_decref(run->rates);
+    json_decref(run->large);
     if (run->removes) {
         scratch_close(run->directory);
     } else {
@@ -332,7 +352,10 @@ static void close_run(demo_run *run) {
 
 static int train(demo_run *run) {
     char *store = path_in(run, "store");
-    int code = store != NULL ? start_trainer(run, store) : EXIT_FAILED;
+    int code = store != NULL ? demo_page_open(&run->bench, store, &run->server) : EXIT_FAILED;
+    if (code == EXIT_DONE) {
+        code = start_trainer(run, store);
+    }
     for (uint64_t i = 1; i <= run->arguments->workers && code == EXIT_DONE; i++) {
         code = start_worker(run, store, i);
     }
@@ -342,7 +365,7 @@ static int train(demo_run *run) {
     }
     demo_show_close(&run->show, run->steps);
     if (code == EXIT_DONE) {
-        code = measure_rates(run);
+        code = measure_large(run);
     }
     if (code != EXIT_DONE) {
         hold_signals();
@@ -394,14 +417,18 @@ static void note_command(demo_arguments *arguments, int argc, char **argv) {
 }
 
 int verb_demo(int argc, char **argv) {
-    demo_arguments arguments = {
-        .seed = 1, .workers = 2, .staleness = 1, .sync = "patch", .output = "weft-demo.html"};
+    demo_arguments arguments = {.seed = 1,
+                                .workers = 2,
+                                .staleness = 1,
+                                .sync = "patch",
+                                .large = UINT64_MAX,
+                                .output = "weft-demo.html"};
     note_command(&arguments, argc, argv);
     const weft_option options[] = {
         {"seed", "N", 1, "All random numbers follow from it (default: 1)", .number = &arguments.seed,
          .most = INT32_MAX},
-        {"steps", "N", 1, "Steps of the trainer (default: as weft train has it)",
-         .number = &arguments.steps, .least = LEAST_STEPS, .most = TRAINING_STEPS_MAX},
+        {"steps", "N", 1, "Steps of the trainer (default: 280)", .number = &arguments.steps,
+         .least = LEAST_STEPS, .most = TRAINING_STEPS_MAX},
         {"workers", "N", 1, "Rollout workers, 1 to 16 (default: 2)", .number = &arguments.workers,
          .least = 1, .most = DEMO_WORKERS_MAX},
         {"staleness", "N", 1,
@@ -409,7 +436,10 @@ int verb_demo(int argc, char **argv) {
          .number = &arguments.staleness, .most = 64},
         {"sync", "HOW", 1, "patch (default): send what changed; full: send all weights, to compare",
          .text = &arguments.sync, .words = "patch|full"},
-        {"quick", NULL, 1, "A shorter task and few steps: some twenty seconds, and little learning",
+        {"large", "N", 1, "Parameters of the model of real size (default: 256M; 0: none)",
+         .parse = parse_large, .into = &arguments.large},
+        {"quick", NULL, 1,
+         "A tiny policy, few steps and a small model: some twenty seconds, and little learning",
          .flag = &arguments.quick},
         {"output", "FILE", 2, "The report (default: weft-demo.html)", .text = &arguments.output},
         {"keep", "DIR", 2, "Leave the run in DIR, which must not exist: store, state, metrics, logs",

@@ -18,6 +18,7 @@
 #include <microhttpd.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/stat.h>
 
 typedef struct serve_server serve_server;
 typedef struct serve_request serve_request;
@@ -35,9 +36,10 @@ typedef struct serve_source {
     /* What there is to tell of it besides. */
     void (*add_status)(serve_server *server, json_t *json);
     void (*print_metrics)(serve_server *server, FILE *out);
-    /* A report that was kept goes on from here, which may take long. NULL: it goes nowhere. */
-    void (*hand_on)(serve_server *server, weft_context *context, const char *key, const void *data,
-                    size_t size);
+    /* A report that was kept, or a batch of them, goes on from here, which may take long. NULL: it goes
+     * nowhere. */
+    weft_status (*hand_on)(serve_server *server, weft_context *context, const char *key, const void *data,
+                           size_t size);
     /* From now on no request is suspended for it. */
     void (*stop)(serve_server *server);
 } serve_source;
@@ -54,7 +56,8 @@ enum { TOKEN_HASH = 32 };
 typedef struct serve_tokens {
     uint8_t (*hashes)[TOKEN_HASH];
     size_t count;
-    bool needed; /* there are some, and always will be */
+    atomic_bool needed; /* there are some, and from then on always will be */
+    struct stat file;   /* as it was when it was last looked at */
 } serve_tokens;
 
 /* One token per line; empty lines and the ends of lines do not count. Warns if others can read the file. */
@@ -62,9 +65,60 @@ int serve_tokens_read(weft_command *command, const char *path, serve_tokens *tok
 void serve_tokens_close(serve_tokens *tokens);
 /* Reads the file again, while requests are answered; if that fails, what was read before stays. */
 int serve_tokens_reload(serve_server *server, const char *path, serve_tokens *tokens);
+/* True if the file is another than at the last look, or was written to. What is not there is no change:
+ * whoever replaces a file may take it away for a moment. */
+bool serve_tokens_changed(const char *path, serve_tokens *tokens);
 
-/* 0 if the request may read, or write; else the code of the refusal: 401 or 403. */
-unsigned serve_tokens_refusal(serve_server *server, struct MHD_Connection *connection, bool writes);
+/* 0 if the request may read, or write; else the code of the refusal: 401 or 403. `known_out`: it came with
+ * a token that is valid, whether one is needed or not. */
+unsigned serve_tokens_refusal(serve_server *server, struct MHD_Connection *connection, bool writes,
+                              bool *known_out);
+/* True if who reads, or writes, has to send one. */
+bool serve_tokens_needed(const serve_server *server, bool writes);
+
+/* ---- serve_connections.c: who is connected, for how long, and who has to go ---- */
+
+/* What a connection has shown of itself; those of less go first. */
+typedef enum serve_standing {
+    STANDING_NONE,  /* no whole request yet, or one that was refused */
+    STANDING_HEARD, /* a request that needs no token */
+    STANDING_TOKEN, /* one with a token that is valid */
+} serve_standing;
+
+typedef struct serve_connection serve_connection;
+
+typedef struct serve_connections {
+    unsigned most;             /* connections at once */
+    unsigned most_per_address; /* of one address, tokens or not */
+    double idle_seconds;
+    double request_seconds;
+    double least_rate; /* bytes per second */
+    atomic_uint_fast64_t count;
+    atomic_uint_fast64_t late;    /* cut because a request or an answer took too long */
+    atomic_uint_fast64_t evicted; /* cut to make room */
+    pthread_mutex_t mutex;        /* of what follows */
+    pthread_cond_t wake;
+    serve_connection *first, *last; /* in order of arrival */
+    size_t leaving;                 /* cut, and not gone yet */
+    bool closing;
+    pthread_t thread;
+} serve_connections;
+
+/* The members up to `count` are set before. */
+bool serve_connections_open(serve_connections *connections);
+void serve_connections_close(serve_connections *connections);
+/* A callback of libmicrohttpd; its opaque pointer is the server. */
+void serve_connections_note(void *opaque, struct MHD_Connection *connection, void **state,
+                            enum MHD_ConnectionNotificationCode code);
+/* The header of a request is there; so many bytes of its body have come; all of it is there, and until it
+ * is answered nothing is expected of the client; an answer of so many bytes is sent, or a piece of one
+ * whose bytes come one after the other; it was sent. */
+void serve_connections_begin(serve_request *request, serve_standing standing);
+void serve_connections_receive(serve_request *request);
+void serve_connections_work(serve_request *request);
+void serve_connections_answer(serve_request *request);
+void serve_connections_pass(serve_request *request, size_t size);
+void serve_connections_end(serve_request *request);
 
 /* ---- serve_metrics.c: what is counted ---- */
 
@@ -79,7 +133,7 @@ typedef enum serve_method {
 
 typedef enum serve_route { ROUTE_OBJECT, ROUTE_WATCH, ROUTE_INFO, ROUTE_COUNT } serve_route;
 
-enum { CODE_COUNT = 21, BUCKET_COUNT = 10, ERROR_COUNT = 8, ERROR_TEXT = 300 };
+enum { CODE_COUNT = 22, BUCKET_COUNT = 10, ERROR_COUNT = 8, ERROR_TEXT = 300 };
 
 typedef struct serve_histogram {
     atomic_uint_fast64_t buckets[BUCKET_COUNT]; /* not cumulative; the last one has no upper bound */
@@ -96,7 +150,6 @@ typedef struct serve_metrics {
     atomic_uint_fast64_t requests[METHOD_COUNT][CODE_COUNT];
     atomic_uint_fast64_t cut; /* requests that ended without an answer being sent whole */
     atomic_uint_fast64_t sent, received;
-    atomic_uint_fast64_t connections;
     atomic_uint_fast64_t active; /* requests being worked on */
     serve_histogram seconds[ROUTE_COUNT];
     pthread_mutex_t mutex; /* of what follows, and of stderr */
@@ -119,10 +172,41 @@ bool serve_tells_where(const serve_server *server);
 void serve_text_hide(const serve_server *server, const char *text, char *hidden, size_t capacity);
 /* One number for Prometheus. */
 void serve_print_metric(FILE *out, const char *name, const char *type, const char *help, double value);
+/* The numbers of one run for Prometheus, and those of the site. */
+char *serve_metrics_text(serve_server *server, size_t *size_out);
+void serve_metrics_print_site(FILE *out, serve_server *site);
 /* The bodies of /metrics, /v1/status and /; NULL if there is no memory. The caller frees them. */
 char *serve_text_metrics(serve_request *request, size_t *size_out);
 char *serve_text_status(serve_request *request, size_t *size_out);
 char *serve_text_welcome(serve_request *request, size_t *size_out);
+
+/* ---- serve_access.c: a line for every request ---- */
+
+enum { ACCESS_BYTES = 1 << 20, SERVE_TARGET = 300, SERVE_WORD = 15 };
+
+typedef struct serve_access {
+    const char *path; /* "-": stdout; NULL: there is none */
+    unsigned json;    /* else the combined format */
+    serve_server *server;
+    int descriptor; /* of the thread */
+    bool complained;
+    atomic_bool again;     /* it is to be opened again */
+    pthread_mutex_t mutex; /* of what follows */
+    pthread_cond_t wake;
+    char *lines, *spare; /* what is to be written, and what is being written */
+    size_t used;
+    uint64_t lost; /* lines for which there was no room */
+    bool closing;
+    pthread_t thread;
+} serve_access;
+
+/* `path` and `json` are set before. */
+int serve_access_open(weft_command *command, serve_access *access, serve_server *server);
+/* Writes what there is. */
+void serve_access_close(serve_access *access);
+void serve_access_note(serve_access *access, const serve_request *request, bool whole);
+/* The next line goes into a new file, if the old one was moved away. */
+void serve_access_reopen(serve_access *access);
 
 /* ---- serve_jobs.c: work that waits for a disk ---- */
 
@@ -251,26 +335,33 @@ bool serve_page_open(serve_page *page);
 /* True if the request is a browser's, for /. The page holds no data: it needs no token, and asks for one
  * where the data does. */
 bool serve_page_wanted(const serve_request *request);
+bool serve_accepts_html(const serve_request *request);
 enum MHD_Result serve_page_answer(serve_request *request);
 
 /* ---- serve_reports.c: what followers tell of themselves ---- */
 
 enum { SHOWN_MAX = 256 };
 
+typedef struct serve_known serve_known;
+
 typedef struct serve_reports {
     serve_server *server;
     weft_context *context; /* of the thread and of the store */
     weft_store *store;     /* where reports go, and are read: the directory, unsynced */
     double swept;          /* when those that are too old were removed */
+    double disk_at;        /* of the thread: when the directory is next written and read */
+    double disk_pause;     /* how long it was left alone before that */
     pthread_mutex_t mutex; /* of what follows */
     pthread_cond_t wake;
-    weft_fleet fleet; /* as it was last read */
-    double read;      /* when that was */
-    size_t coming;    /* new names that are being put */
-    size_t added;     /* and that may have come since */
+    weft_fleet fleet;   /* as it was last arranged */
+    double read;        /* when that was */
+    serve_known *known; /* the newest of each follower, put here or found in the directory */
+    size_t known_count, known_room;
+    size_t left_out; /* objects in the directory that are no reports */
     bool poked;
     bool closing;
-    bool complained; /* about a report that could not be kept, since one could be */
+    bool complained;      /* about a report that could not be written, since one could be */
+    atomic_bool hands_on; /* serve_onward is open */
     pthread_t thread;
 } serve_reports;
 
@@ -282,10 +373,20 @@ bool serve_reports_concern(const char *key);
 void serve_report_begin(serve_request *request);
 void serve_report_append(serve_request *request, const char *data, size_t size);
 enum MHD_Result serve_report_end(serve_request *request);
-/* GET and HEAD of a report, for a source that has no other objects in the directory. */
+/* True if the request puts many of them. Its body is taken, and ended, in the same way. */
+bool serve_reports_batch(const serve_request *request);
+void serve_batch_begin(serve_request *request);
+void serve_batch_append(serve_request *request, const char *data, size_t size);
+enum MHD_Result serve_batch_end(serve_request *request);
+/* GET and HEAD of a report. */
 enum MHD_Result serve_report_get(serve_request *request);
+/* A report was removed from the directory. */
+void serve_report_forget(serve_reports *reports, const char *key);
 /* The body of /v1/list?prefix=followers: a line of JSON for each. */
 char *serve_text_reports(serve_request *request, size_t *size_out);
+/* All of them, for /v1/followers: a job makes the text, which takes long, and hands it over. */
+void serve_reports_collect(serve_request *request);
+char *serve_text_batch(serve_request *request, size_t *size_out);
 /* For the status: the followers, of many the first SHOWN_MAX. */
 json_t *serve_reports_list(serve_reports *reports);
 
@@ -313,22 +414,32 @@ typedef struct serve_onward {
     serve_errand *first; /* in order of arrival, one for each follower */
     size_t count;
     pthread_t thread;
+    double batches; /* of the thread: when the next store is asked again whether it takes batches */
 } serve_onward;
 
 bool serve_onward_open(serve_onward *onward, serve_server *server);
 void serve_onward_close(serve_onward *onward);
-/* Returns at once: the report goes on from here when it can, or not at all. */
-void serve_onward_add(serve_onward *onward, const char *key, const char *data, size_t size);
+/* Returns at once: the report, which came `age` seconds ago, goes on from here when it can, or not at all.
+ */
+void serve_onward_add(serve_onward *onward, const weft_follower *follower, double age);
 
 /* ---- serve_request.c: from the first byte to the last ---- */
 
 struct serve_request {
     serve_server *server;
     struct MHD_Connection *connection;
+    serve_connection *place; /* among all connections */
+    /* as it was sent, cut if it is too long */
+    char word[SERVE_WORD + 1]; /* the method */
+    char target[SERVE_TARGET + 1];
+    char version[SERVE_WORD + 1];
     weft_context *context; /* this request's own */
     serve_method method;
     serve_route route;
     double started;
+    char run[WEFT_FOLLOWER_NAME]; /* of many: the name in the path, or "" */
+    bool lacks_run;               /* there is none of that name */
+    bool lacks_slash;             /* the path is that name alone */
     char key[WEFT_STORE_KEY_MAX + 1];
     uint64_t expected; /* bytes of the body; UINT64_MAX: not announced */
     uint64_t received;
@@ -350,10 +461,14 @@ struct serve_request {
     serve_request *next; /* in the list of jobs, or of who waits */
     /* a report */
     char report[WEFT_REPORT_MAX];
-    bool is_new;
+    weft_follower follower; /* what it says */
+    char *batch;            /* many of them, as they come or go */
+    size_t batch_size;
+    bool is_whole; /* all of it was read */
     /* an object that comes over a relay */
     weft_relay_reader *reader;
     uint64_t offset; /* of the answer's first byte */
+    bool comes;      /* its bytes are sent as they come, at a pace that is not the client's */
     /* a watch, or a part of the history or of a training */
     uint64_t after;
     uint64_t limit;
@@ -410,21 +525,69 @@ void serve_object_append(serve_request *request, const char *data, size_t size);
 /* After the body, and again when a job is done. */
 enum MHD_Result serve_object_end(serve_request *request);
 
+/* ---- serve_runs.c: one run, and many of them ---- */
+
+enum { RUNS_MAX = 256 };
+
+typedef struct serve_runs {
+    serve_server *site;
+    const char *root;
+    const char *tokens; /* a directory with NAME.read and NAME.write; or NULL */
+    bool read_only;
+    bool is_volatile;
+    pthread_mutex_t mutex; /* of what follows */
+    serve_server *items[RUNS_MAX];
+    size_t count;
+    double next; /* when the root may be looked at again */
+    bool closing;
+} serve_runs;
+
+/* A run's threads; its store and counters are open. False if they cannot be had. In the end those who wait
+ * are dismissed, then all is finished that may suspend a request, and when no request is left it is closed.
+ */
+bool serve_run_open(serve_server *server);
+void serve_run_dismiss(serve_server *server);
+void serve_run_finish(serve_server *server);
+void serve_run_close(serve_server *server);
+/* Whether nothing may be put, `read_only` being what was asked for. */
+bool serve_run_read_only(const serve_server *server, bool read_only);
+
+bool serve_run_name_valid(const char *name);
+/* The run of that name, which is opened if it is there, and made if `make` says so; or NULL. */
+serve_server *serve_runs_find(serve_runs *runs, const char *name, bool make);
+/* Opens what is in the root. */
+void serve_runs_scan(serve_runs *runs);
+/* A job: the same, if the last time is long enough ago. */
+void serve_runs_look(serve_request *request);
+/* Whether a token file of a run has changed, or is there now; and all of them read again. */
+bool serve_runs_changed(serve_runs *runs);
+bool serve_runs_reload(serve_runs *runs);
+void serve_runs_dismiss(serve_runs *runs);
+void serve_runs_finish(serve_runs *runs);
+void serve_runs_close(serve_runs *runs);
+/* The bodies of /v1/runs, / and /metrics. */
+char *serve_text_runs(serve_request *request, size_t *size_out);
+char *serve_text_site(serve_request *request, size_t *size_out);
+char *serve_text_site_metrics(serve_request *request, size_t *size_out);
+
 /* ---- the server ---- */
 
 struct serve_server {
+    serve_server *site; /* itself; of one of many runs, the server that has all of them */
+    const char *name;   /* of one of many runs; else NULL */
+    serve_runs *runs;   /* of a site with many; else NULL */
     weft_command *command;
+    weft_context *context; /* of one of many runs, for its store */
     const char *directory;
     const char *url;
     const char *const *hosts; /* names that it goes by */
     size_t host_count;
     bool loopback;
-    bool read_only;
+    atomic_bool read_only;
     bool no_reports;
     uint64_t max_object;
-    unsigned max_connections;
     unsigned max_watchers;
-    unsigned idle_seconds;
+    atomic_uint watching; /* of the site: those who wait, of all runs */
     double watch_seconds;
     double stop_seconds;
     atomic_bool stopping;
@@ -437,6 +600,8 @@ struct serve_server {
     weft_relay *relay;   /* or NULL */
     atomic_bool watches; /* the watch may be poked */
     serve_metrics metrics;
+    serve_connections connections;
+    serve_access access;
     serve_jobs jobs;
     serve_watch watch;
     serve_history history;
@@ -448,7 +613,7 @@ struct serve_server {
 
 /* ---- serve_listen.c: a listening socket and a certificate, to start with ---- */
 
-enum { SERVE_DEFAULT_PORT = 8477, SERVE_URL = 300, SERVE_NAME = 256 };
+enum { SERVE_DEFAULT_PORT = 8477, SERVE_URL = 300, SERVE_NAME = 256, SERVE_LISTENERS = 8 };
 
 typedef struct serve_listener {
     int socket;

@@ -21,35 +21,6 @@
 
 enum { PORT_TEXT = 8, BACKLOG = 1024 };
 
-/* "HOST:PORT", "[V6]:PORT", "HOST", ":PORT". */
-static bool split_address(const char *address, char host[SERVE_NAME], char port[PORT_TEXT]) {
-    const char *host_end;
-    const char *colon;
-    if (*address == '[') {
-        address++;
-        host_end = strchr(address, ']');
-        if (host_end == NULL || (host_end[1] != 0 && host_end[1] != ':')) {
-            return false;
-        }
-        colon = host_end[1] == ':' ? host_end + 1 : NULL;
-    } else {
-        colon = strrchr(address, ':');
-        host_end = colon == NULL ? address + strlen(address) : colon;
-        if (colon != NULL && strchr(address, ':') != colon) {
-            return false;
-        }
-    }
-    size_t length = (size_t)(host_end - address);
-    uint64_t number = SERVE_DEFAULT_PORT;
-    if (length >= SERVE_NAME || (colon != NULL && !text_parse_unsigned(colon + 1, 65535, &number))) {
-        return false;
-    }
-    memcpy(host, address, length);
-    host[length] = 0;
-    snprintf(port, PORT_TEXT, "%u", (unsigned)number);
-    return true;
-}
-
 static bool is_loopback(const struct sockaddr *address) {
     if (address->sa_family == AF_INET) {
         const struct sockaddr_in *v4 = (const struct sockaddr_in *)(const void *)address;
@@ -106,11 +77,13 @@ static bool describe(serve_listener *listener, bool tls) {
 int serve_listener_open(weft_command *command, const char *address, bool tls, serve_listener *listener) {
     char host[SERVE_NAME];
     char port[PORT_TEXT];
-    if (!split_address(address, host, port)) {
+    uint64_t number = SERVE_DEFAULT_PORT;
+    if (!text_split_address(address, host, sizeof host, &number)) {
         return command_error(command, EXIT_USAGE,
                              "--listen takes ADDRESS:PORT, such as 127.0.0.1:8477 or [::1]:0, not '%s'",
                              address);
     }
+    snprintf(port, sizeof port, "%u", (unsigned)number);
     snprintf(listener->name, sizeof listener->name, "%s", host);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
     struct addrinfo *info = NULL;

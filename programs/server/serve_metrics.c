@@ -3,6 +3,7 @@
  * serve_metrics.c: what is counted, and how it is told: Prometheus' text format at /metrics, JSON at
  * /v1/status, a few lines for people at /.
  */
+#include "../cli/metrics.h"
 #include "serve.h"
 
 #include <inttypes.h>
@@ -17,8 +18,8 @@ static const char *const method_names[METHOD_COUNT] = {"GET", "HEAD", "PUT", "DE
 static const char *const route_names[ROUTE_COUNT] = {"object", "watch", "info"};
 
 /* The codes that we give. The last place is for others, which there should not be. */
-static const unsigned codes[CODE_COUNT] = {200, 201, 204, 206, 304, 400, 401, 403, 404, 405, 411,
-                                           412, 413, 416, 421, 500, 501, 502, 503, 507, 0};
+static const unsigned codes[CODE_COUNT] = {200, 201, 204, 206, 304, 308, 400, 401, 403, 404, 405,
+                                           411, 412, 413, 416, 421, 500, 501, 502, 503, 507, 0};
 
 /* Upper bounds in seconds. */
 static const double bounds[BUCKET_COUNT] = {0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 300, INFINITY};
@@ -77,9 +78,7 @@ void serve_report(serve_server *server, const char *format, ...) {
     double now = clock_seconds();
     if (!server->command->quiet && (metrics->printed < 0 || now - metrics->printed >= 1)) {
         metrics->printed = now;
-        fprintf(stderr, "%s: ", server->command->name);
-        text_print(stderr, error.text);
-        putc('\n', stderr);
+        log_write(server->command, LOG_ERROR, NULL, error.text);
     }
     pthread_mutex_unlock(&metrics->mutex);
 }
@@ -87,7 +86,7 @@ void serve_report(serve_server *server, const char *format, ...) {
 /* ---- Prometheus ---- */
 
 void serve_print_metric(FILE *out, const char *name, const char *type, const char *help, double value) {
-    fprintf(out, "# HELP %s %s\n# TYPE %s %s\n%s %.17g\n", name, help, name, type, name, value);
+    metrics_print(out, name, type, help, value);
 }
 
 static void print_requests(FILE *out, serve_metrics *metrics) {
@@ -149,19 +148,24 @@ static void print_counters(FILE *out, serve_metrics *metrics) {
     print_seconds(out, metrics);
 }
 
-static void print_gauges(FILE *out, serve_server *server, size_t watchers) {
+void serve_metrics_print_site(FILE *out, serve_server *server) {
     serve_print_metric(out, "weft_serve_uptime_seconds", "gauge", "Time since the server was started.",
                        clock_seconds() - server->metrics.started);
     serve_print_metric(out, "weft_serve_connections", "gauge", "Open connections.",
-                       (double)atomic_load(&server->metrics.connections));
+                       (double)atomic_load(&server->site->connections.count));
     serve_print_metric(out, "weft_serve_connections_limit", "gauge",
-                       "Connections that may be open at once.", server->max_connections);
-    serve_print_metric(out, "weft_serve_watchers", "gauge", "Requests that wait for a new version.",
-                       (double)watchers);
+                       "Connections that may be open at once.", server->site->connections.most);
+    serve_print_metric(out, "weft_serve_connections_late_total", "counter",
+                       "Connections that were cut because a request or its answer took too long.",
+                       (double)atomic_load(&server->site->connections.late));
+    serve_print_metric(out, "weft_serve_connections_evicted_total", "counter",
+                       "Connections that were cut to make room for others.",
+                       (double)atomic_load(&server->site->connections.evicted));
+    serve_print_metric(out, "weft_serve_watchers_limit", "gauge",
+                       "Requests that may wait; others are told to poll.", server->max_watchers);
 }
 
-char *serve_text_metrics(serve_request *request, size_t *size_out) {
-    serve_server *server = request->server;
+char *serve_metrics_text(serve_server *server, size_t *size_out) {
     char *text = NULL;
     FILE *out = open_memstream(&text, size_out);
     if (out == NULL) {
@@ -170,7 +174,11 @@ char *serve_text_metrics(serve_request *request, size_t *size_out) {
     size_t watchers = 0;
     serve_head head = serve_watch_head(&server->watch, &watchers);
     print_counters(out, &server->metrics);
-    print_gauges(out, server, watchers);
+    if (server->site == server) {
+        serve_metrics_print_site(out, server);
+    }
+    serve_print_metric(out, "weft_serve_watchers", "gauge", "Requests that wait for a new version.",
+                       (double)watchers);
     serve_print_metric(out, "weft_serve_version", "gauge",
                        "The newest published version; 0 before the first.", (double)head.info.version);
     serve_print_metric(out, "weft_serve_epoch", "gauge", "The publisher's epoch; 0 before the first.",
@@ -282,7 +290,7 @@ static const char *store_name(const char *directory, char name[NAME_MAX + 1]) {
 }
 
 bool serve_tells_where(const serve_server *server) {
-    return server->relay == NULL || server->read_tokens.needed;
+    return server->relay == NULL || serve_tokens_needed(server, false);
 }
 
 void serve_text_hide(const serve_server *server, const char *text, char *hidden, size_t capacity) {
@@ -342,7 +350,7 @@ char *serve_text_status(serve_request *request, size_t *size_out) {
     json_object_set_new(json, "history", serve_history_summary(&server->history));
     json_object_set_new(json, "read_only", json_boolean(server->read_only));
     json_object_set_new(json, "uptime_seconds", json_real(clock_seconds() - metrics->started));
-    json_object_set_new(json, "connections", json_count(atomic_load(&metrics->connections)));
+    json_object_set_new(json, "connections", json_count(atomic_load(&server->site->connections.count)));
     json_object_set_new(json, "watchers", json_count(watchers));
     serve_fleet fleet = serve_reports_count(&server->reports);
     json_object_set_new(json, "fleet", json_fleet(&fleet));
@@ -389,8 +397,9 @@ char *serve_text_welcome(serve_request *request, size_t *size_out) {
             "  /v1/train?from=N     the steps of a trainer from N on, if one trains here, as JSON\n"
             "  /v1/watch?after=N    waits for a version above N and answers with its head\n"
             "  /KEY                 an object: GET, HEAD%s\n\n"
-            "To follow it:  weft follow %s model.safetensors\n",
-            head.info.version, watchers, server->read_only ? "" : ", PUT, DELETE", server->url);
+            "To follow it:  weft follow %s%s model.safetensors\n",
+            head.info.version, watchers, server->read_only ? "" : ", PUT, DELETE", server->url,
+            server->name != NULL ? server->name : "");
     if (fclose(out) != 0) {
         free(text);
         return NULL;

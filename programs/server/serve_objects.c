@@ -29,8 +29,8 @@ static const char *cache_policy(const serve_request *request) {
                                             "chunks/", "pieces/",  "leaps/"};
     for (size_t i = 0; i < sizeof immutable / sizeof immutable[0]; i++) {
         if (starts_with(request->key, immutable[i])) {
-            return request->server->read_tokens.needed ? "private, max-age=31536000, immutable"
-                                                       : "public, max-age=31536000, immutable";
+            return serve_tokens_needed(request->server, false) ? "private, max-age=31536000, immutable"
+                                                               : "public, max-age=31536000, immutable";
         }
     }
     return "no-cache";
@@ -191,6 +191,9 @@ static void find_date(serve_request *request) {
 }
 
 static enum MHD_Result get_object(serve_request *request) {
+    if (serve_reports_concern(request->key)) {
+        return serve_report_get(request);
+    }
     int descriptor = -1;
     uint64_t size = 0;
     weft_status status = weft_directory_object(request->context, request->server->files, request->key,
@@ -330,6 +333,9 @@ static void finish_put(serve_request *request) {
 
 static void finish_remove(serve_request *request) {
     request->status = weft_store_remove(request->context, request->server->store, request->key);
+    if (serve_reports_concern(request->key)) {
+        serve_report_forget(&request->server->reports, request->key);
+    }
 }
 
 enum MHD_Result serve_object_end(serve_request *request) {
@@ -338,7 +344,7 @@ enum MHD_Result serve_object_end(serve_request *request) {
     }
     if (!request->job_done) {
         request->job = request->method == METHOD_PUT ? finish_put : finish_remove;
-        if (serve_jobs_defer(&request->server->jobs, request)) {
+        if (serve_jobs_defer(&request->server->site->jobs, request)) {
             return MHD_YES;
         }
     }

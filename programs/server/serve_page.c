@@ -18,10 +18,14 @@ bool serve_page_open(serve_page *page) {
                        "; connect-src 'self'; frame-ancestors 'none'", page->policy);
 }
 
-bool serve_page_wanted(const serve_request *request) {
+bool serve_accepts_html(const serve_request *request) {
     const char *accept = serve_field(request, "Accept");
-    return request->route == ROUTE_INFO && request->key[0] == 0 && accept != NULL &&
-           strcasestr(accept, "text/html") != NULL;
+    return accept != NULL && strcasestr(accept, "text/html") != NULL;
+}
+
+bool serve_page_wanted(const serve_request *request) {
+    return request->route == ROUTE_INFO && request->key[0] == 0 && request->server->runs == NULL &&
+           serve_accepts_html(request);
 }
 
 enum MHD_Result serve_page_answer(serve_request *request) {
@@ -30,7 +34,7 @@ enum MHD_Result serve_page_answer(serve_request *request) {
         sizeof page_document, (void *)page_document, MHD_RESPMEM_PERSISTENT);
     if (response != NULL) {
         MHD_add_response_header(response, "Content-Type", "text/html; charset=utf-8");
-        MHD_add_response_header(response, "Content-Security-Policy", request->server->page.policy);
+        MHD_add_response_header(response, "Content-Security-Policy", request->server->site->page.policy);
         MHD_add_response_header(response, "Referrer-Policy", "no-referrer");
         MHD_add_response_header(response, "Cache-Control", "no-store");
     }

@@ -22,10 +22,13 @@ static void resume(void *opaque) {
 
 /* ---- bodies ---- */
 
-/* A failure in the middle of a body can only be told by cutting the connection. */
+/* The client has taken what it was given before, and has time again for what it is given now; while there
+ * is nothing, it waits for us. A failure in the middle of a body can only be told by cutting the
+ * connection. */
 static ssize_t read_body(void *opaque, uint64_t position, char *buffer, size_t capacity) {
     serve_request *request = opaque;
     size_t count = 0;
+    serve_connections_work(request);
     weft_status status =
         weft_relay_reader_read(request->reader, request->offset + position, buffer, capacity, &count);
     if (status == WEFT_MORE) {
@@ -36,6 +39,7 @@ static ssize_t read_body(void *opaque, uint64_t position, char *buffer, size_t c
                      (unsigned long long)position, weft_context_error(request->context));
         return MHD_CONTENT_READER_END_WITH_ERROR;
     }
+    serve_connections_pass(request, count);
     return (ssize_t)count;
 }
 
@@ -43,6 +47,7 @@ static struct MHD_Response *make_from_reader(serve_request *request, const serve
                                              uint64_t offset, uint64_t length) {
     (void)body;
     request->offset = offset;
+    request->comes = true;
     return MHD_create_response_from_callback(length, BLOCK_BYTES, read_body, request, NULL);
 }
 
@@ -206,11 +211,9 @@ static void print_metrics(serve_server *server, FILE *out) {
     }
 }
 
-/* That it is kept here is enough for the follower: the next report tries again. */
-static void hand_on(serve_server *server, weft_context *context, const char *key, const void *data,
-                    size_t size) {
-    weft_status ignored = weft_relay_report(context, server->relay, key, data, size);
-    (void)ignored;
+static weft_status hand_on(serve_server *server, weft_context *context, const char *key, const void *data,
+                           size_t size) {
+    return weft_relay_report(context, server->relay, key, data, size);
 }
 
 static void stop(serve_server *server) {

@@ -48,7 +48,7 @@ static void add_common_fields(const serve_request *request, unsigned code, struc
     if (code == MHD_HTTP_SERVICE_UNAVAILABLE) {
         MHD_add_response_header(response, "Retry-After", "1");
     }
-    if (atomic_load(&request->server->stopping)) {
+    if (atomic_load(&request->server->site->stopping)) {
         MHD_add_response_header(response, "Connection", "close");
     }
 }
@@ -59,6 +59,7 @@ enum MHD_Result serve_answer(serve_request *request, unsigned code, struct MHD_R
     }
     add_common_fields(request, code, response);
     request->code = code;
+    serve_connections_answer(request);
     enum MHD_Result result = MHD_queue_response(request->connection, code, response);
     MHD_destroy_response(response);
     return result;
@@ -224,29 +225,72 @@ static const page pages[] = {
     {HISTORY_PATH, "application/json", serve_text_history, NULL},
     {TRAINING_PATH, "application/json", serve_text_training, serve_training_look},
     {LIST_PATH, "application/x-ndjson", serve_text_reports, NULL},
+    {WEFT_REPORT_BATCH_KEY, "application/x-ndjson", serve_text_batch, serve_reports_collect},
     {"metrics", "text/plain; version=0.0.4; charset=utf-8", serve_text_metrics, NULL},
 };
 
-static const page *find_page(const char *path) {
-    for (size_t i = 0; i < sizeof pages / sizeof pages[0]; i++) {
-        if (strcmp(pages[i].path, path) == 0) {
-            return &pages[i];
+/* Of a server of many runs. */
+static const page site_pages[] = {
+    {"", NULL, serve_text_site, serve_runs_look},
+    {"v1/runs", "application/json", serve_text_runs, serve_runs_look},
+    {"metrics", "text/plain; version=0.0.4; charset=utf-8", serve_text_site_metrics, serve_runs_look},
+};
+
+static const page *find_page(const serve_request *request) {
+    bool site = request->server->runs != NULL;
+    const page *table = site ? site_pages : pages;
+    size_t count = site ? sizeof site_pages / sizeof site_pages[0] : sizeof pages / sizeof pages[0];
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(table[i].path, request->key) == 0) {
+            return &table[i];
         }
     }
     return NULL;
 }
 
+/* The first part of a path names a run; a request whose run is not there yet stays with the site. */
+static bool split_path(serve_request *request, const char *url) {
+    char path[sizeof request->run + sizeof request->key];
+    serve_server *site = request->server;
+    if (site->runs == NULL) {
+        return serve_path_decode(url, request->key, sizeof request->key);
+    }
+    if (!serve_path_decode(url, path, sizeof path)) {
+        return false;
+    }
+    size_t length = strcspn(path, "/");
+    const char *rest = path + length + (path[length] == '/');
+    bool named = length > 0 && length < sizeof request->run;
+    snprintf(request->run, sizeof request->run, "%.*s", (int)(named ? length : 0), path);
+    if (!named || !serve_run_name_valid(request->run)) {
+        request->run[0] = 0;
+        rest = path;
+    }
+    size_t size = strlen(rest) + 1;
+    if (size > sizeof request->key) {
+        return false;
+    }
+    memcpy(request->key, rest, size);
+    serve_server *run = request->run[0] != 0 ? serve_runs_find(site->runs, request->run, false) : NULL;
+    request->server = run != NULL ? run : site;
+    request->lacks_run = request->run[0] != 0 && run == NULL;
+    request->lacks_slash = request->run[0] != 0 && path[length] == 0;
+    return true;
+}
+
 static void find_route(serve_request *request, const char *url) {
-    if (!serve_path_decode(url, request->key, sizeof request->key)) {
+    if (!split_path(request, url)) {
         request->key[0] = 0;
         serve_refuse(request, MHD_HTTP_BAD_REQUEST, "this path cannot be the key of an object");
-    } else if (find_page(request->key) != NULL) {
+    } else if (!request->lacks_run && find_page(request) != NULL) {
         request->route = ROUTE_INFO;
     } else if (strcmp(request->key, "v1/watch") == 0) {
         request->route = ROUTE_WATCH;
     } else if (strncmp(request->key, "v1/", 3) == 0) {
         serve_refuse(request, MHD_HTTP_NOT_FOUND, "there is nothing at this path");
-    } else if (!weft_store_key_valid(request->key)) {
+    } else if (request->server->runs != NULL && !request->lacks_run) {
+        serve_refuse(request, MHD_HTTP_NOT_FOUND, "there is nothing at this path");
+    } else if (!request->lacks_run && !weft_store_key_valid(request->key)) {
         serve_refuse(request, MHD_HTTP_BAD_REQUEST, "this path cannot be the key of an object");
     }
 }
@@ -258,6 +302,7 @@ static bool is_method_allowed(const serve_request *request) {
     case METHOD_HEAD:
         return request->route != ROUTE_WATCH;
     case METHOD_PUT:
+        return request->route == ROUTE_OBJECT || serve_reports_batch(request);
     case METHOD_DELETE:
         return request->route == ROUTE_OBJECT;
     default:
@@ -274,15 +319,14 @@ static bool is_report(const serve_request *request) {
  * name. Where nothing but the loopback address keeps others out, such names are refused. */
 static bool is_misdirected(const serve_request *request, bool writes) {
     const serve_server *server = request->server;
-    const serve_tokens *tokens = writes ? &server->write_tokens : &server->read_tokens;
     const char *field = serve_field(request, "Host");
-    return server->loopback && !tokens->needed && field != NULL &&
+    return server->loopback && !serve_tokens_needed(server, writes) && field != NULL &&
            !serve_host_known(field, server->hosts, server->host_count);
 }
 
-/* Who may read may report. */
-static void check_permission(serve_request *request) {
-    bool report = is_report(request);
+/* Who may read may report. `known_out`: with a token that is valid. */
+static void check_permission(serve_request *request, bool *known_out) {
+    bool report = is_report(request) || serve_reports_batch(request);
     bool writes = !report && (request->method == METHOD_PUT || request->method == METHOD_DELETE);
     if (is_misdirected(request, writes)) {
         serve_refuse(request, MHD_HTTP_MISDIRECTED_REQUEST,
@@ -296,7 +340,7 @@ static void check_permission(serve_request *request) {
     if (serve_page_wanted(request)) {
         return;
     }
-    unsigned code = serve_tokens_refusal(request->server, request->connection, writes);
+    unsigned code = serve_tokens_refusal(request->server, request->connection, writes, known_out);
     if (code == MHD_HTTP_UNAUTHORIZED) {
         serve_refuse(request, code, "send a token: Authorization: Bearer TOKEN");
     } else if (code != 0) {
@@ -308,14 +352,37 @@ static void check_permission(serve_request *request) {
     }
 }
 
+/* A run begins with the first object that is put into it, by who may write here: a report is no such
+ * object, since who may only read puts it. What the run says of who may write to it counts from that object
+ * on. */
+static void supply_run(serve_request *request, bool *known_out) {
+    bool make = request->method == METHOD_PUT && !is_report(request) && !request->server->read_only &&
+                weft_store_key_valid(request->key);
+    serve_server *run = make ? serve_runs_find(request->server->runs, request->run, true) : NULL;
+    if (run == NULL) {
+        serve_refuse(request, make ? MHD_HTTP_INSUFFICIENT_STORAGE : MHD_HTTP_NOT_FOUND,
+                     make ? "no more runs can be served here" : "there is no such run");
+    } else {
+        request->server = run;
+        check_permission(request, known_out);
+    }
+}
+
 static void begin(serve_request *request, const char *url) {
+    bool known = false;
     read_framing(request);
     if (request->refusal == 0) {
         find_route(request, url);
     }
     if (request->refusal == 0) {
-        check_permission(request);
+        check_permission(request, &known);
     }
+    if (request->refusal == 0 && request->lacks_run) {
+        supply_run(request, &known);
+    }
+    serve_connections_begin(request, request->refusal != 0 ? STANDING_NONE
+                                     : known               ? STANDING_TOKEN
+                                                           : STANDING_HEARD);
     if (request->refusal == 0 && request->route == ROUTE_WATCH) {
         begin_watch(request);
     }
@@ -330,6 +397,8 @@ static void begin(serve_request *request, const char *url) {
     }
     if (request->refusal == 0 && is_report(request)) {
         serve_report_begin(request);
+    } else if (request->refusal == 0 && serve_reports_batch(request)) {
+        serve_batch_begin(request);
     } else if (request->refusal == 0 && request->route == ROUTE_OBJECT) {
         serve_object_begin(request);
     }
@@ -346,8 +415,13 @@ static bool is_urgent(const serve_request *request) {
 
 static enum MHD_Result take_body(serve_request *request, const char *data, size_t size) {
     request->received += size;
+    serve_connections_receive(request);
     if (request->refusal == 0 && is_report(request)) {
         serve_report_append(request, data, size);
+        return MHD_YES;
+    }
+    if (request->refusal == 0 && serve_reports_batch(request)) {
+        serve_batch_append(request, data, size);
         return MHD_YES;
     }
     if (request->refusal == 0 && request->method == METHOD_PUT) {
@@ -383,11 +457,11 @@ static enum MHD_Result end_watch(serve_request *request) {
 }
 
 static enum MHD_Result end_page(serve_request *request) {
-    const page *page = find_page(request->key);
+    const page *page = find_page(request);
     size_t size = 0;
     if (page->job != NULL && !request->job_done) {
         request->job = page->job;
-        if (serve_jobs_defer(&request->server->jobs, request)) {
+        if (serve_jobs_defer(&request->server->site->jobs, request)) {
             return MHD_YES;
         }
     }
@@ -400,20 +474,45 @@ static enum MHD_Result end_page(serve_request *request) {
         free(text);
         return MHD_NO;
     }
-    MHD_add_response_header(response, "Content-Type", page->type);
+    bool html = page->type == NULL && serve_accepts_html(request);
+    MHD_add_response_header(response, "Content-Type",
+                            html                 ? "text/html; charset=utf-8"
+                            : page->type != NULL ? page->type
+                                                 : "text/plain; charset=utf-8");
+    if (html) {
+        MHD_add_response_header(response, "Content-Security-Policy",
+                                "default-src 'none'; frame-ancestors 'none'");
+    }
     MHD_add_response_header(response, "Cache-Control", "no-store");
     request->body = request->method == METHOD_HEAD ? 0 : size;
     return serve_answer(request, MHD_HTTP_OK, response);
+}
+
+/* Links of a run's page are relative to its path, which ends with a slash. */
+static enum MHD_Result send_to_slash(serve_request *request) {
+    char place[sizeof request->run + 2];
+    struct MHD_Response *response = serve_response_empty();
+    snprintf(place, sizeof place, "/%s/", request->run);
+    if (response != NULL) {
+        MHD_add_response_header(response, "Location", place);
+    }
+    return serve_answer(request, MHD_HTTP_PERMANENT_REDIRECT, response);
 }
 
 static enum MHD_Result end(serve_request *request) {
     if (request->refusal != 0) {
         return serve_answer_text(request, request->refusal, request->refusal_text);
     }
+    if (request->lacks_slash) {
+        return send_to_slash(request);
+    }
     switch (request->route) {
     case ROUTE_WATCH:
         return end_watch(request);
     case ROUTE_INFO:
+        if (request->method == METHOD_PUT) {
+            return serve_batch_end(request);
+        }
         return serve_page_wanted(request) ? serve_page_answer(request) : end_page(request);
     default:
         return is_report(request) ? serve_report_end(request) : serve_object_end(request);
@@ -423,7 +522,7 @@ static enum MHD_Result end(serve_request *request) {
 /* ---- callbacks ---- */
 
 static serve_request *open_request(serve_server *server, struct MHD_Connection *connection,
-                                   const char *method) {
+                                   const char *method, const char *url, const char *version) {
     serve_request *request = calloc(1, sizeof *request);
     weft_context_options options = {.size = sizeof options, .threads = 1};
     if (request == NULL || weft_context_create(&options, &request->context) != WEFT_OK) {
@@ -432,7 +531,12 @@ static serve_request *open_request(serve_server *server, struct MHD_Connection *
     }
     request->server = server;
     request->connection = connection;
+    request->place =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
     request->method = parse_method(method);
+    snprintf(request->word, sizeof request->word, "%s", method);
+    snprintf(request->target, sizeof request->target, "%s", url);
+    snprintf(request->version, sizeof request->version, "%s", version);
     request->started = clock_seconds();
     atomic_fetch_add(&server->metrics.active, 1);
     return request;
@@ -442,9 +546,8 @@ enum MHD_Result serve_request_handle(void *opaque, struct MHD_Connection *connec
                                      const char *method, const char *version, const char *data,
                                      size_t *data_size, void **state) {
     serve_request *request = *state;
-    (void)version;
     if (request == NULL) {
-        request = open_request(opaque, connection, method);
+        request = open_request(opaque, connection, method, url, version);
         *state = request;
         if (request == NULL) {
             return MHD_NO;
@@ -457,6 +560,7 @@ enum MHD_Result serve_request_handle(void *opaque, struct MHD_Connection *connec
         *data_size = 0;
         return take_body(request, data, size);
     }
+    serve_connections_work(request);
     return end(request);
 }
 
@@ -471,9 +575,14 @@ void serve_request_complete(void *opaque, struct MHD_Connection *connection, voi
     if (request->draft != NULL) {
         weft_directory_draft_abandon(request->draft);
     }
+    serve_server *run = request->server;
     weft_relay_reader_close(request->reader);
-    serve_metrics_count(&server->metrics, request, ending == MHD_REQUEST_TERMINATED_COMPLETED_OK);
+    serve_connections_end(request);
+    bool whole = ending == MHD_REQUEST_TERMINATED_COMPLETED_OK;
+    serve_metrics_count(&run->metrics, request, whole);
+    serve_access_note(&server->access, request, whole);
     weft_context_destroy(request->context);
+    free(request->batch);
     free(request);
     *state = NULL;
     atomic_fetch_sub(&server->metrics.active, 1);

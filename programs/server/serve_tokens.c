@@ -70,6 +70,7 @@ int serve_tokens_read(weft_command *command, const char *path, serve_tokens *tok
     if (file == NULL) {
         return EXIT_FAILED;
     }
+    (void)fstat(fileno(file), &tokens->file);
     int code = read_lines(command, path, file, tokens);
     fclose(file);
     tokens->needed = code == EXIT_DONE;
@@ -81,19 +82,35 @@ int serve_tokens_reload(serve_server *server, const char *path, serve_tokens *to
     int code = serve_tokens_read(server->command, path, &fresh);
     if (code == EXIT_DONE) {
         uint8_t(*before)[TOKEN_HASH] = tokens->hashes;
-        pthread_rwlock_wrlock(&server->tokens_lock);
+        pthread_rwlock_wrlock(&server->site->tokens_lock);
         tokens->hashes = fresh.hashes;
         tokens->count = fresh.count;
-        pthread_rwlock_unlock(&server->tokens_lock);
+        pthread_rwlock_unlock(&server->site->tokens_lock);
+        tokens->needed = true;
+        tokens->file = fresh.file;
         fresh.hashes = before;
     }
     serve_tokens_close(&fresh);
     return code;
 }
 
+bool serve_tokens_changed(const char *path, serve_tokens *tokens) {
+    struct stat now;
+    /* a pipe cannot be read again */
+    if (path == NULL || stat(path, &now) != 0 || !S_ISREG(now.st_mode)) {
+        return false;
+    }
+    const struct stat *before = &tokens->file;
+    bool changed = now.st_ino != before->st_ino || now.st_dev != before->st_dev ||
+                   now.st_size != before->st_size || now.st_mtim.tv_sec != before->st_mtim.tv_sec ||
+                   now.st_mtim.tv_nsec != before->st_mtim.tv_nsec;
+    tokens->file = now;
+    return changed;
+}
+
 void serve_tokens_close(serve_tokens *tokens) {
     free(tokens->hashes);
-    *tokens = (serve_tokens){0};
+    memset(tokens, 0, sizeof *tokens);
 }
 
 /* Looks at all of them, whichever it is. */
@@ -105,23 +122,37 @@ static bool holds(const serve_tokens *tokens, const uint8_t hash[TOKEN_HASH]) {
     return found;
 }
 
-unsigned serve_tokens_refusal(serve_server *server, struct MHD_Connection *connection, bool writes) {
-    const serve_tokens *tokens = writes ? &server->write_tokens : &server->read_tokens;
-    if (!tokens->needed) {
-        return 0;
-    }
+/* Which rights the token of a request has. */
+static void find_rights(serve_server *server, struct MHD_Connection *connection, bool *reads_out,
+                        bool *writes_out) {
     const char *field = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Authorization");
     size_t length = 0;
     const char *token = field == NULL ? NULL : serve_bearer(field, &length);
     uint8_t hash[TOKEN_HASH];
     if (token == NULL || length > LONGEST_TOKEN || !hash_token(token, length, hash)) {
-        return MHD_HTTP_UNAUTHORIZED;
+        *reads_out = *writes_out = false;
+        return;
     }
-    pthread_rwlock_rdlock(&server->tokens_lock);
-    bool may_read = holds(&server->read_tokens, hash);
-    bool may_write = holds(&server->write_tokens, hash);
-    pthread_rwlock_unlock(&server->tokens_lock);
-    if (may_write || (may_read && !writes)) {
+    const serve_server *site = server->site;
+    pthread_rwlock_rdlock(&server->site->tokens_lock);
+    *reads_out = holds(&server->read_tokens, hash) || holds(&site->read_tokens, hash);
+    *writes_out = holds(&server->write_tokens, hash) || holds(&site->write_tokens, hash);
+    pthread_rwlock_unlock(&server->site->tokens_lock);
+}
+
+bool serve_tokens_needed(const serve_server *server, bool writes) {
+    const serve_server *site = server->site;
+    return writes ? server->write_tokens.needed || site->write_tokens.needed
+                  : server->read_tokens.needed || site->read_tokens.needed;
+}
+
+unsigned serve_tokens_refusal(serve_server *server, struct MHD_Connection *connection, bool writes,
+                              bool *known_out) {
+    bool may_read, may_write;
+    bool needed = serve_tokens_needed(server, writes);
+    find_rights(server, connection, &may_read, &may_write);
+    *known_out = may_read || may_write;
+    if (!needed || may_write || (may_read && !writes)) {
         return 0;
     }
     return may_read ? MHD_HTTP_FORBIDDEN : MHD_HTTP_UNAUTHORIZED;

@@ -101,6 +101,7 @@ static double release_waiting(serve_watch *watch) {
         if (is_satisfied(watch, request) || request->deadline <= now || watch->closing) {
             *link = request->next;
             watch->count--;
+            atomic_fetch_sub(&watch->server->site->watching, 1);
             MHD_resume_connection(request->connection);
         } else {
             next = request->deadline < next ? request->deadline : next;
@@ -120,13 +121,14 @@ serve_verdict serve_watch_ask(serve_watch *watch, serve_request *request, serve_
         verdict = VERDICT_HEAD;
     } else if (watch->closing || request->deadline <= clock_seconds()) {
         verdict = VERDICT_NONE;
-    } else if (watch->count >= watch->server->max_watchers) {
+    } else if (atomic_load(&watch->server->site->watching) >= watch->server->max_watchers) {
         verdict = VERDICT_FULL;
     } else {
         MHD_suspend_connection(request->connection);
         request->next = watch->waiting;
         watch->waiting = request;
         watch->count++;
+        atomic_fetch_add(&watch->server->site->watching, 1);
     }
     pthread_mutex_unlock(&watch->mutex);
     if (verdict == VERDICT_SUSPENDED && ends_soon) {

@@ -3,10 +3,12 @@
  * verb_serve.c: `weft serve DIR` and `weft serve STORE --cache DIR`: arguments, and the life of the server.
  * What it answers is in serve_*.c.
  */
+#include "../base/notify.h"
 #include "../cli/remote.h"
 #include "serve.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,8 +36,10 @@ static const char doc[] =
     "  /v1/watch?after=N&seconds=S\n"
     "                 long poll for a version above N: 200 and its head, or 204\n"
     "  /v1/status     what is here, who follows, and what was done, as JSON\n"
+    "  /v1/followers  the reports of followers, a line of JSON for each; a relay\n"
+    "                 puts many at once\n"
     "  /v1/list?prefix=followers\n"
-    "                 the reports of followers, a line of JSON for each\n"
+    "                 their names and ages\n"
     "  /v1/history?since=N&limit=M\n"
     "                 the newest versions (2048 at most) above N, as JSON\n"
     "  /v1/train?from=N\n"
@@ -53,22 +57,38 @@ static const char doc[] =
     "machine could have it under a name of its own. A proxy in front that hands the Host of its clients on "
     "needs --host.\n"
     "\nSIGINT and SIGTERM end the server: it accepts no more, ends long polls, lets transfers finish for "
-    "--stop-seconds, and exits with 0. A second signal ends it at once. SIGHUP has it read its token files "
-    "again, without an interruption; what cannot be read changes nothing. Certificates are read at the "
-    "start only.\n"
+    "--stop-seconds, and exits with 0. A second signal ends it at once. Token files are read again when "
+    "they change, and at SIGHUP, which also opens the access log anew, without an interruption; what "
+    "cannot "
+    "be read changes nothing. Certificates are read at the start only.\n"
     "\nWhere everybody may read, the status of a relay does not tell where STORE lies, nor what its errors "
     "say: stderr does, and so does the status where reading needs a token.\n"
-    "\nExamples:\n"
-    "  weft serve /srv/run-7\n"
-    "  weft serve /srv/run-7 --listen [::1]:0 --url-file url\n"
-    "  (umask 077; openssl rand -hex 32 > token)\n"
-    "  weft serve /srv/run-7 --listen 0.0.0.0:8477 --write-token-file token \\\n"
-    "      --tls-cert fullchain.pem --tls-key privkey.pem\n"
-    "  curl -sS http://127.0.0.1:8477/v1/status\n"
-    "  weft serve https://trainer:8477 --cache /var/cache/run-7 --cache-bytes 50G \\\n"
-    "      --trust run.pub --token-file token --listen 10.0.0.5:8477\n"
-    "  weft serve s3://bucket/run-7 --cache /var/cache/run-7\n"
-    "\nExit codes: 0 ended by a signal, 1 failed, 2 wrong usage.\n";
+    "\nMany runs: with --runs, each directory in DIR that holds a store is served under its name, as "
+    "http://HOST/NAME, with everything above; / lists them (for people and in a browser), /v1/runs as "
+    "JSON, "
+    "and /metrics has the numbers of all with the label 'run'. A name has 1 to 64 of A-Z a-z 0-9 . _ -, no "
+    "dot first. A run that is not there begins with the first object that is put into it by who may write "
+    "to "
+    "the whole server. At most 256 are served. Tokens of the server open all runs, those in --run-tokens "
+    "one.\n"
+    "\nThe access log has a line for each request that has ended: in the combined format of web servers, "
+    "with the seconds that it took and the run's name (or '-') behind it, or as JSON. It has no tokens, "
+    "and paths without "
+    "their query.\n" HELP_SETTINGS(
+        "serve",
+        "SERVE") "\nExamples:\n"
+                 "  weft serve /srv/run-7\n"
+                 "  weft serve /srv/run-7 --listen [::1]:0 --url-file url\n"
+                 "  (umask 077; openssl rand -hex 32 > token)\n"
+                 "  weft serve /srv/run-7 --listen 0.0.0.0:8477 --write-token-file token \\\n"
+                 "      --tls-cert fullchain.pem --tls-key privkey.pem\n"
+                 "  curl -sS http://127.0.0.1:8477/v1/status\n"
+                 "  weft serve https://trainer:8477 --cache /var/cache/run-7 --cache-bytes 50G \\\n"
+                 "      --trust run.pub --token-file token --listen 10.0.0.5:8477\n"
+                 "  weft serve s3://bucket/run-7 --cache /var/cache/run-7\n"
+                 "  weft serve /srv/runs --runs\n"
+                 "  weft serve --config /etc/weft/serve/run-7.toml\n"
+                 "\nExit codes: 0 ended by a signal, 1 failed, 2 wrong usage.\n";
 
 typedef struct serve_arguments {
     weft_command command;
@@ -76,8 +96,9 @@ typedef struct serve_arguments {
     const char *directory; /* of the store, or what is relayed */
     const char *cache;     /* NULL: it is no relay */
     uint64_t cache_bytes;
-    const char *listen;
-    const char *hosts[HOSTS_MAX + 1]; /* and the one in `listen` */
+    const char *listens[SERVE_LISTENERS];
+    size_t listen_count;
+    const char *hosts[HOSTS_MAX + SERVE_LISTENERS]; /* and those in `listens` */
     size_t host_count;
     const char *url_file;
     const char *read_token_file;
@@ -87,11 +108,18 @@ typedef struct serve_arguments {
     bool no_reports;
     bool is_volatile;
     uint64_t max_object;
-    uint64_t max_connections;
-    uint64_t max_watchers;
+    uint64_t max_connections; /* 0: as many as the limit of open files allows */
+    uint64_t max_per_address; /* 0: half of them */
+    uint64_t max_watchers;    /* 0: three quarters of them */
     uint64_t idle_seconds;
+    uint64_t request_seconds;
+    uint64_t least_rate; /* 0: 4 KiB/s */
     uint64_t watch_seconds;
     uint64_t stop_seconds;
+    bool runs;
+    const char *run_tokens;
+    const char *access_log;
+    unsigned access_json;
 } serve_arguments;
 
 /* ---- arguments ---- */
@@ -104,12 +132,26 @@ static void parse_host(struct argp_state *state, const weft_option *option, char
     arguments->hosts[arguments->host_count++] = text;
 }
 
+static void parse_listen(struct argp_state *state, const weft_option *option, char *text) {
+    serve_arguments *arguments = option->into;
+    if (arguments->listen_count == SERVE_LISTENERS) {
+        argp_error(state, "--listen is given at most %d times", SERVE_LISTENERS);
+    }
+    arguments->listens[arguments->listen_count++] = text;
+}
+
 static void check_arguments(struct argp_state *state, void *input) {
     const serve_arguments *arguments = input;
     const weft_remote *remote = &arguments->remote;
     if (arguments->directory == NULL) {
         argp_error(state, arguments->cache != NULL ? "give the store to relay"
                                                    : "give the directory of the store");
+    }
+    if (arguments->cache != NULL && arguments->runs) {
+        argp_error(state, "a relay is of one run: --cache and --runs exclude each other");
+    }
+    if (arguments->run_tokens != NULL && !arguments->runs) {
+        argp_error(state, "--run-tokens goes with --runs");
     }
     if (arguments->cache != NULL && arguments->write_token_file != NULL) {
         argp_error(state, "a relay is read-only: --cache and --write-token-file exclude each other");
@@ -206,11 +248,57 @@ static int open_relay(serve_arguments *arguments, serve_server *server) {
     return status == WEFT_OK ? EXIT_DONE : command_fail(command, NULL, status);
 }
 
+/* The root; what is in it is opened when the server has its address. */
+static int open_runs(serve_arguments *arguments, serve_server *server, serve_runs *runs) {
+    *runs = (serve_runs){.site = server,
+                         .root = arguments->directory,
+                         .tokens = arguments->run_tokens,
+                         .read_only = arguments->read_only,
+                         .is_volatile = arguments->is_volatile};
+    pthread_mutex_init(&runs->mutex, NULL);
+    server->runs = runs;
+    server->source = &serve_directory_source;
+    return make_directory(&arguments->command, arguments->directory);
+}
+
 static int open_store(serve_arguments *arguments, serve_server *server) {
+    static serve_runs runs;
+    if (arguments->runs) {
+        return open_runs(arguments, server, &runs);
+    }
     return arguments->cache != NULL ? open_relay(arguments, server) : open_directory(arguments, server);
 }
 
-/* ---- the daemon ---- */
+/* ---- the daemons ---- */
+
+typedef struct serve_listeners {
+    serve_listener items[SERVE_LISTENERS];
+    struct MHD_Daemon *daemons[SERVE_LISTENERS]; /* NULL before they are started; each closes its socket */
+    size_t count;
+} serve_listeners;
+
+static void close_listeners(const serve_listeners *listeners) {
+    for (size_t i = 0; i < listeners->count; i++) {
+        close(listeners->items[i].socket);
+    }
+}
+
+static int open_listeners(serve_arguments *arguments, serve_listeners *listeners) {
+    bool tls = arguments->certificate.certificate != NULL;
+    int code = EXIT_DONE;
+    if (arguments->listen_count == 0) {
+        arguments->listens[arguments->listen_count++] = "127.0.0.1:8477";
+    }
+    while (code == EXIT_DONE && listeners->count < arguments->listen_count) {
+        code = serve_listener_open(&arguments->command, arguments->listens[listeners->count], tls,
+                                   &listeners->items[listeners->count]);
+        listeners->count += code == EXIT_DONE;
+    }
+    if (code != EXIT_DONE) {
+        close_listeners(listeners);
+    }
+    return code;
+}
 
 /* libmicrohttpd's last words before it refused to start. Later it tells of clients that went away, which is
  * no news. */
@@ -235,30 +323,25 @@ static size_t leave_escaped(void *opaque, struct MHD_Connection *connection, cha
     return strlen(text);
 }
 
-static void count_connection(void *opaque, struct MHD_Connection *connection, void **state,
-                             enum MHD_ConnectionNotificationCode code) {
-    serve_server *server = opaque;
-    (void)connection;
-    (void)state;
-    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
-        atomic_fetch_add(&server->metrics.connections, 1);
-    } else {
-        atomic_fetch_sub(&server->metrics.connections, 1);
-    }
-}
-
-/* Every connection takes a descriptor, and another while it is sent an object. */
-static void raise_descriptors(weft_command *command, unsigned connections) {
+/* Every connection takes a descriptor, and another while it is sent an object. As many connections as the
+ * limit of open files allows are enough for most, so nobody has to choose a number. */
+static unsigned choose_connections(weft_command *command, uint64_t wanted) {
+    enum { OTHER_FILES = 64, LEAST = 16, MOST = 16384 };
     struct rlimit limit;
-    rlim_t wanted = 2 * (rlim_t)connections + 64;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) {
-        return;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+        return wanted != 0 ? (unsigned)wanted : LEAST;
     }
-    limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
-    if (setrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur < wanted) {
-        command_note(command, "warning: %u connections need %lu open files; raise the limit (ulimit -n)",
-                     connections, (unsigned long)wanted);
+    limit.rlim_cur = limit.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &limit);
+    rlim_t room = limit.rlim_max > OTHER_FILES ? (limit.rlim_max - OTHER_FILES) / 2 : 0;
+    if (wanted > room) {
+        command_warn(command, "%llu connections need %llu open files; raise the limit (ulimit -n)",
+                     (unsigned long long)wanted, (unsigned long long)(2 * wanted + OTHER_FILES));
     }
+    if (wanted != 0) {
+        return (unsigned)wanted;
+    }
+    return room > MOST ? MOST : room > LEAST ? (unsigned)room : LEAST;
 }
 
 static unsigned choose_threads(const weft_command *command, unsigned connections) {
@@ -270,6 +353,7 @@ static unsigned choose_threads(const weft_command *command, unsigned connections
     return threads < connections ? threads : connections;
 }
 
+/* One for each address, all over the same server. */
 static struct MHD_Daemon *start_daemon(serve_server *server, const serve_listener *listener,
                                        const serve_certificate *certificate) {
     enum { CONNECTION_MEMORY = 64 << 10, MEMORY_INCREMENT = 16 << 10, TLS_ITEMS = 2 };
@@ -281,19 +365,34 @@ static struct MHD_Daemon *start_daemon(serve_server *server, const serve_listene
     bool has_tls = certificate->certificate != NULL;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
                      (has_tls ? MHD_USE_TLS : 0);
-    unsigned threads = choose_threads(server->command, server->max_connections);
+    unsigned threads = choose_threads(server->command, server->connections.most);
     struct MHD_Daemon *result = MHD_start_daemon(
         flags, 0, NULL, NULL, serve_request_handle, server, MHD_OPTION_EXTERNAL_LOGGER, log_startup,
         &startup_log, MHD_OPTION_LISTEN_SOCKET, listener->socket, MHD_OPTION_NOTIFY_COMPLETED,
-        serve_request_complete, server, MHD_OPTION_NOTIFY_CONNECTION, count_connection, server,
+        serve_request_complete, server, MHD_OPTION_NOTIFY_CONNECTION, serve_connections_note, server,
         MHD_OPTION_UNESCAPE_CALLBACK, leave_escaped, NULL, MHD_OPTION_CONNECTION_LIMIT,
-        server->max_connections, MHD_OPTION_CONNECTION_TIMEOUT, server->idle_seconds,
+        server->connections.most, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)server->connections.idle_seconds,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_MEMORY,
         MHD_OPTION_CONNECTION_MEMORY_INCREMENT, (size_t)MEMORY_INCREMENT, MHD_OPTION_STRICT_FOR_CLIENT, 1,
         MHD_OPTION_THREAD_POOL_SIZE, threads > 1 ? threads : 0, MHD_OPTION_ARRAY,
         has_tls ? tls : tls + TLS_ITEMS, MHD_OPTION_END);
-    atomic_store(&startup_log.closed, true);
     return result;
+}
+
+static void dismiss_runs(serve_server *server) {
+    if (server->runs != NULL) {
+        serve_runs_dismiss(server->runs);
+    } else {
+        serve_run_dismiss(server);
+    }
+}
+
+static void finish_runs(serve_server *server) {
+    if (server->runs != NULL) {
+        serve_runs_finish(server->runs);
+    } else {
+        serve_run_finish(server);
+    }
 }
 
 /* Lets transfers that are under way finish, for a while. */
@@ -309,20 +408,27 @@ static void wait_for_transfers(serve_server *server) {
  * ended. Who comes now is turned away by the kernel, since nothing listens any more; MHD_quiesce_daemon
  * would do the same, but it and a thread of the pool may both take the socket out of that thread's epoll
  * set, and then whoever comes second ends the process (0.9.75). The daemon closes the socket. */
-static void stop_daemon(serve_server *server, struct MHD_Daemon *daemon, int listening) {
+static void stop_daemons(serve_server *server, const serve_listeners *listeners) {
     atomic_store(&server->stopping, true);
-    shutdown(listening, SHUT_RDWR);
-    serve_watch_dismiss(&server->watch);
+    for (size_t i = 0; i < listeners->count; i++) {
+        shutdown(listeners->items[i].socket, SHUT_RDWR);
+    }
+    dismiss_runs(server);
     wait_for_transfers(server);
-    server->source->stop(server);
+    finish_runs(server);
     serve_jobs_finish(&server->jobs);
-    serve_history_finish(&server->history);
-    MHD_stop_daemon(daemon);
+    for (size_t i = 0; i < listeners->count; i++) {
+        if (listeners->daemons[i] != NULL) {
+            MHD_stop_daemon(listeners->daemons[i]);
+        } else {
+            close(listeners->items[i].socket);
+        }
+    }
 }
 
 /* ---- life ---- */
 
-static int write_url(weft_command *command, const char *path, const char *url) {
+static int write_urls(weft_command *command, const char *path, const serve_listeners *listeners) {
     if (path == NULL) {
         return EXIT_DONE;
     }
@@ -330,7 +436,10 @@ static int write_url(weft_command *command, const char *path, const char *url) {
     char temporary[4096];
     int length = snprintf(temporary, sizeof temporary, "%s.tmp", path);
     FILE *file = (size_t)length < sizeof temporary ? fopen(temporary, "we") : NULL;
-    bool failed = file == NULL || fprintf(file, "%s\n", url) < 0;
+    bool failed = file == NULL;
+    for (size_t i = 0; i < listeners->count && !failed; i++) {
+        failed = fprintf(file, "%s\n", listeners->items[i].url) < 0;
+    }
     failed |= file != NULL && fclose(file) != 0;
     if (failed || rename(temporary, path) != 0) {
         return command_error(command, EXIT_FAILED, "cannot write the URL into %s: %s", path,
@@ -343,18 +452,21 @@ static void announce(const serve_server *server, const serve_listener *listener,
     weft_command *command = server->command;
     bool tokens = server->read_tokens.needed;
     if (!listener->loopback && !tls) {
-        command_note(command,
-                     "warning: without TLS, everything on the way can read%s and change what is sent; use "
+        command_warn(command,
+                     "without TLS, everything on the way can read%s and change what is sent; use "
                      "--tls-cert and --tls-key",
                      tokens || server->write_tokens.needed ? " the tokens" : "");
     }
     if (!listener->loopback && !tokens) {
-        command_note(
-            command,
-            "warning: everybody who reaches this address can read the weights; use --read-token-file");
+        command_warn(command,
+                     "everybody who reaches this address can read the weights; use --read-token-file");
     }
-    command_note(command, "%s %s %s (%s, %s)", server->url, server->relay != NULL ? "relays" : "serves",
-                 weft_store_url(server->store), tokens ? "reading needs a token" : "readable by all",
+    command_note(command, "%s %s %s (%s, %s)", listener->url,
+                 server->relay != NULL  ? "relays"
+                 : server->runs != NULL ? "serves the runs in"
+                                        : "serves",
+                 server->runs != NULL ? server->directory : weft_store_url(server->store),
+                 tokens ? "reading needs a token" : "readable by all",
                  server->read_only             ? "read-only"
                  : server->write_tokens.needed ? "writing needs a token"
                                                : "writable by all");
@@ -362,9 +474,10 @@ static void announce(const serve_server *server, const serve_listener *listener,
 
 /* So that tokens can be given and taken back without an interruption. A file that cannot be read, or is
  * empty, changes nothing: it must not open the server to everybody. */
-static void read_tokens_again(serve_arguments *arguments, serve_server *server) {
+static void read_again(serve_arguments *arguments, serve_server *server, const char *why) {
     weft_command *command = &arguments->command;
     int code = EXIT_DONE;
+    serve_access_reopen(&server->access);
     if (arguments->read_token_file != NULL) {
         code = serve_tokens_reload(server, arguments->read_token_file, &server->read_tokens);
     }
@@ -372,19 +485,49 @@ static void read_tokens_again(serve_arguments *arguments, serve_server *server) 
         int second = serve_tokens_reload(server, arguments->write_token_file, &server->write_tokens);
         code = code != EXIT_DONE ? code : second;
     }
-    bool any = server->read_tokens.needed || server->write_tokens.needed;
-    command_note(command, "%s",
-                 !any                ? "a hangup: there are no tokens to read again; serving on"
-                 : code == EXIT_DONE ? "a hangup: tokens were read again"
-                                     : "a hangup: where tokens could not be read, those from before stay");
+    if (server->runs != NULL && !serve_runs_reload(server->runs)) {
+        code = EXIT_FAILED;
+    }
+    bool any = server->read_tokens.needed || server->write_tokens.needed || arguments->run_tokens != NULL;
+    command_note(command, "%s: %s", why,
+                 !any                ? "there are no tokens to read again; serving on"
+                 : code == EXIT_DONE ? "tokens were read again"
+                                     : "where tokens could not be read, those from before stay");
+}
+
+/* All are looked at, so that one change is told once. */
+static bool have_tokens_changed(serve_arguments *arguments, serve_server *server) {
+    bool read_changed = serve_tokens_changed(arguments->read_token_file, &server->read_tokens);
+    bool write_changed = serve_tokens_changed(arguments->write_token_file, &server->write_tokens);
+    bool run_changed = server->runs != NULL && serve_runs_changed(server->runs);
+    return read_changed || write_changed || run_changed;
+}
+
+/* What the parts say is asked for with their locks, so that one that hangs keeps this from being told. */
+static void tell_supervisor(serve_server *server) {
+    size_t watchers = 0;
+    if (server->runs != NULL) {
+        notify_alive();
+        notify_status("%u watching", atomic_load(&server->watching));
+        return;
+    }
+    serve_head head = serve_watch_head(&server->watch, &watchers);
+    serve_fleet fleet = serve_reports_count(&server->reports);
+    notify_alive();
+    notify_status("version %llu, %zu followers live, %zu watching", (unsigned long long)head.info.version,
+                  fleet.live, watchers);
 }
 
 /* Waits for the signal that ends the server. A second one ends the process at once. */
 static void wait_for_signal(serve_arguments *arguments, serve_server *server, const sigset_t *signals) {
+    const struct timespec pause = {.tv_sec = 1};
     for (int number = 0; number != SIGINT && number != SIGTERM;) {
-        if (sigwait(signals, &number) == 0 && number == SIGHUP) {
-            read_tokens_again(arguments, server);
+        number = sigtimedwait(signals, NULL, &pause);
+        bool changed = have_tokens_changed(arguments, server);
+        if (number == SIGHUP || changed) {
+            read_again(arguments, server, number == SIGHUP ? "a hangup" : "a token file has changed");
         }
+        tell_supervisor(server);
     }
     signal(SIGHUP, SIG_IGN);
     signal(SIGINT, SIG_DFL);
@@ -393,99 +536,104 @@ static void wait_for_signal(serve_arguments *arguments, serve_server *server, co
 }
 
 /* How many of the server's parts with threads are open. Each needs those before it. */
-typedef enum thread_count {
-    THREADS_NONE,
-    THREADS_JOBS,
-    THREADS_HISTORY,
-    THREADS_WATCH, /* pokes the history */
-    THREADS_REPORTS,
-    THREADS_ALL,
-} thread_count;
+typedef enum thread_count { THREADS_NONE, THREADS_CONNECTIONS, THREADS_JOBS, THREADS_ALL } thread_count;
+
+static bool open_all_runs(serve_server *server) {
+    if (server->runs == NULL) {
+        return serve_run_open(server);
+    }
+    serve_runs_scan(server->runs);
+    return true;
+}
 
 static thread_count open_threads(serve_server *server) {
-    serve_training_open(&server->training, server);
-    if (!serve_page_open(&server->page) || !serve_jobs_open(&server->jobs)) {
+    if (!serve_page_open(&server->page) || !serve_connections_open(&server->connections)) {
         return THREADS_NONE;
     }
-    if (!serve_history_open(&server->history, server)) {
-        return THREADS_JOBS;
+    if (!serve_jobs_open(&server->jobs)) {
+        return THREADS_CONNECTIONS;
     }
-    if (!serve_watch_open(&server->watch, server)) {
-        return THREADS_HISTORY;
-    }
-    if (!serve_reports_open(&server->reports, server)) {
-        return THREADS_WATCH;
-    }
-    return serve_onward_open(&server->onward, server) ? THREADS_ALL : THREADS_REPORTS;
+    return open_all_runs(server) ? THREADS_ALL : THREADS_JOBS;
 }
 
 /* Of a server that was never asked anything. */
 static void finish_threads(serve_server *server, thread_count opened) {
-    if (opened >= THREADS_WATCH) {
-        serve_watch_dismiss(&server->watch);
+    if (opened == THREADS_ALL) {
+        dismiss_runs(server);
+        finish_runs(server);
+    } else {
+        server->source->stop(server);
     }
-    server->source->stop(server);
     if (opened >= THREADS_JOBS) {
         serve_jobs_finish(&server->jobs);
-    }
-    if (opened >= THREADS_HISTORY) {
-        serve_history_finish(&server->history);
     }
 }
 
 static void close_threads(serve_server *server, thread_count opened) {
-    if (opened >= THREADS_ALL) {
-        serve_onward_close(&server->onward);
-    }
-    if (opened >= THREADS_REPORTS) {
-        serve_reports_close(&server->reports);
-    }
-    if (opened >= THREADS_WATCH) {
-        serve_watch_close(&server->watch);
-    }
-    if (opened >= THREADS_HISTORY) {
-        serve_history_close(&server->history);
+    if (opened == THREADS_ALL && server->runs != NULL) {
+        serve_runs_close(server->runs);
+    } else if (opened == THREADS_ALL) {
+        serve_run_close(server);
     }
     if (opened >= THREADS_JOBS) {
         serve_jobs_close(&server->jobs);
     }
-    serve_training_close(&server->training);
+    if (opened >= THREADS_CONNECTIONS) {
+        serve_connections_close(&server->connections);
+    }
 }
 
-static int serve_with_daemon(serve_arguments *arguments, serve_server *server,
-                             const serve_listener *listener, const sigset_t *signals) {
+static bool start_daemons(serve_arguments *arguments, serve_server *server, serve_listeners *listeners) {
+    bool started = true;
+    for (size_t i = 0; i < listeners->count && started; i++) {
+        listeners->daemons[i] = start_daemon(server, &listeners->items[i], &arguments->certificate);
+        started = listeners->daemons[i] != NULL;
+    }
+    atomic_store(&startup_log.closed, true);
+    return started;
+}
+
+static int serve_with_daemons(serve_arguments *arguments, serve_server *server, serve_listeners *listeners,
+                              const sigset_t *signals) {
     weft_command *command = &arguments->command;
     bool tls = arguments->certificate.certificate != NULL;
-    struct MHD_Daemon *daemon = start_daemon(server, listener, &arguments->certificate);
-    if (daemon == NULL) {
-        finish_threads(server, THREADS_ALL);
-        close(listener->socket);
-        return command_error(command, EXIT_FAILED, "cannot start the server: %s",
-                             startup_log.text[0] != 0 ? startup_log.text
-                                                      : "libmicrohttpd does not say why");
+    int code = EXIT_DONE;
+    if (!start_daemons(arguments, server, listeners)) {
+        code =
+            command_error(command, EXIT_FAILED, "cannot start the server: %s",
+                          startup_log.text[0] != 0 ? startup_log.text : "libmicrohttpd does not say why");
     }
-    announce(server, listener, tls);
-    int code = write_url(command, arguments->url_file, server->url);
+    for (size_t i = 0; i < listeners->count && code == EXIT_DONE; i++) {
+        announce(server, &listeners->items[i], tls);
+    }
     if (code == EXIT_DONE) {
+        code = write_urls(command, arguments->url_file, listeners);
+    }
+    if (code == EXIT_DONE) {
+        notify_ready();
+        tell_supervisor(server);
         wait_for_signal(arguments, server, signals);
+        notify_stopping();
         command_note(command, "ending");
     }
-    stop_daemon(server, daemon, listener->socket);
+    stop_daemons(server, listeners);
     return code;
 }
 
-static int serve_with_threads(serve_arguments *arguments, serve_server *server,
-                              const serve_listener *listener, const sigset_t *signals) {
+static int serve_with_threads(serve_arguments *arguments, serve_server *server, serve_listeners *listeners,
+                              const sigset_t *signals) {
     thread_count opened = open_threads(server);
     int code = EXIT_FAILED;
     if (opened == THREADS_ALL) {
-        atomic_store(&server->watches, true);
-        serve_watch_poke(&server->watch);
-        code = serve_with_daemon(arguments, server, listener, signals);
+        if (server->runs == NULL) {
+            atomic_store(&server->watches, true);
+            serve_watch_poke(&server->watch);
+        }
+        code = serve_with_daemons(arguments, server, listeners, signals);
     } else {
         command_error(&arguments->command, EXIT_FAILED, "cannot start the server's threads");
         finish_threads(server, opened);
-        close(listener->socket);
+        close_listeners(listeners);
     }
     close_threads(server, opened);
     return code;
@@ -506,24 +654,35 @@ static int read_secrets(serve_arguments *arguments, serve_server *server) {
     return code;
 }
 
+/* What only a loopback address may do is done if all are such addresses. */
+static void name_server(serve_arguments *arguments, serve_server *server,
+                        const serve_listeners *listeners) {
+    server->url = listeners->items[0].url;
+    server->loopback = true;
+    for (size_t i = 0; i < listeners->count; i++) {
+        server->loopback = server->loopback && listeners->items[i].loopback;
+        arguments->hosts[arguments->host_count++] = listeners->items[i].name;
+    }
+    server->hosts = arguments->hosts;
+    server->host_count = arguments->host_count;
+    server->read_only = serve_run_read_only(server, arguments->read_only);
+}
+
 static int serve_store(serve_arguments *arguments, serve_server *server, const sigset_t *signals) {
-    serve_listener listener = {.socket = -1};
-    bool tls = arguments->certificate.certificate != NULL;
-    int code = serve_listener_open(&arguments->command, arguments->listen, tls, &listener);
+    serve_listeners listeners = {0};
+    int code = open_listeners(arguments, &listeners);
     if (code != EXIT_DONE) {
         return code;
     }
-    server->url = listener.url;
-    server->loopback = listener.loopback;
-    arguments->hosts[arguments->host_count++] = listener.name;
-    server->hosts = arguments->hosts;
-    server->host_count = arguments->host_count;
-    server->read_only =
-        arguments->read_only || server->relay != NULL ||
-        (!server->write_tokens.needed && !(listener.loopback && !server->read_tokens.needed));
-    raise_descriptors(&arguments->command, server->max_connections);
+    name_server(arguments, server, &listeners);
     serve_metrics_open(&server->metrics);
-    code = serve_with_threads(arguments, server, &listener, signals);
+    code = serve_access_open(&arguments->command, &server->access, server);
+    if (code == EXIT_DONE) {
+        code = serve_with_threads(arguments, server, &listeners, signals);
+        serve_access_close(&server->access);
+    } else {
+        close_listeners(&listeners);
+    }
     serve_metrics_close(&server->metrics);
     return code;
 }
@@ -537,20 +696,35 @@ static void block_signals(sigset_t *signals) {
     pthread_sigmask(SIG_BLOCK, signals, NULL);
 }
 
+/* The C library takes large blocks from the system and gives them back, but only until it has seen some:
+ * then each thread keeps what it had. A relay's threads would keep the largest segments of their lives. */
+static void give_memory_back(void) {
+    enum { LARGE_BYTES = 1 << 20 };
+    (void)mallopt(M_MMAP_THRESHOLD, LARGE_BYTES);
+}
+
 static int run(void *input) {
     serve_arguments *arguments = input;
+    give_memory_back();
     /* Static, since a thread that cannot be joined any more must not find it gone. */
     static serve_server server;
+    server.site = &server;
     server.command = &arguments->command;
     server.directory = arguments->directory;
     server.no_reports = arguments->no_reports;
     server.max_object = arguments->max_object != 0 ? arguments->max_object : (uint64_t)1 << 40;
-    server.max_connections = (unsigned)arguments->max_connections;
-    server.max_watchers = (unsigned)(arguments->max_watchers != 0 ? arguments->max_watchers
-                                                                  : arguments->max_connections / 4 * 3);
-    server.idle_seconds = (unsigned)arguments->idle_seconds;
+    unsigned most = choose_connections(&arguments->command, arguments->max_connections);
+    server.connections.most = most;
+    server.connections.most_per_address =
+        arguments->max_per_address != 0 ? (unsigned)arguments->max_per_address : most / 2;
+    server.connections.idle_seconds = (double)arguments->idle_seconds;
+    server.connections.request_seconds = (double)arguments->request_seconds;
+    server.connections.least_rate = arguments->least_rate != 0 ? (double)arguments->least_rate : 4096;
+    server.max_watchers = arguments->max_watchers != 0 ? (unsigned)arguments->max_watchers : most / 4 * 3;
     server.watch_seconds = (double)arguments->watch_seconds;
     server.stop_seconds = (double)arguments->stop_seconds;
+    server.access.path = arguments->access_log;
+    server.access.json = arguments->access_json;
     sigset_t signals;
     block_signals(&signals);
     pthread_rwlock_init(&server.tokens_lock, NULL);
@@ -571,21 +745,22 @@ static int run(void *input) {
 
 int verb_serve(int argc, char **argv) {
     serve_arguments arguments = {
-        .listen = "127.0.0.1:8477",
-        .max_connections = 512,
         .idle_seconds = 30,
+        .request_seconds = 20,
         .watch_seconds = 30,
         .stop_seconds = 5,
     };
     const weft_option options[] = {
         {"listen", "ADDR:PORT", 1,
-         "Where to listen (default: 127.0.0.1:8477); port 0 leaves the choice to the kernel", .letter = 'l',
-         .text = &arguments.listen},
-        {"url-file", "FILE", 1, "Write the URL into FILE once the server answers",
+         "Where to listen (default: 127.0.0.1:8477); port 0 leaves the choice to the kernel; may be given "
+         "several times",
+         .letter = 'l', .parse = parse_listen, .into = &arguments, .repeats = true},
+        {"url-file", "FILE", 1,
+         "Write the URL into FILE once the server answers; of several, each on a line",
          .text = &arguments.url_file},
         {"host", "NAME", 1,
          "A name under which this server is asked, besides its address; may be given several times",
-         .parse = parse_host, .into = &arguments},
+         .parse = parse_host, .into = &arguments, .repeats = true},
         {"tls-cert", "FILE", 2, "Serve https with this certificate (PEM, chain included)",
          .text = &arguments.certificate.certificate_path},
         {"tls-key", "FILE", 2, "The certificate's private key (PEM)",
@@ -598,31 +773,52 @@ int verb_serve(int argc, char **argv) {
         {"read-only", NULL, 2, "Refuse PUT and DELETE, except for followers' reports",
          .flag = &arguments.read_only},
         {"no-reports", NULL, 2, "Refuse reports of followers", .flag = &arguments.no_reports},
+        {"runs", NULL, 3, "DIR is a directory of stores: serve each under its name",
+         .flag = &arguments.runs},
+        {"run-tokens", "DIR", 3,
+         "With --runs: tokens of a run NAME are in DIR/NAME.read and DIR/NAME.write, if these are there",
+         .text = &arguments.run_tokens},
         {"cache", "DIR", 3, "Relay STORE, and cache what was fetched in DIR", .text = &arguments.cache},
         {"cache-bytes", "SIZE", 3,
          "Cache at most SIZE (default: 10G); the least recently used is evicted first",
          .bytes = &arguments.cache_bytes},
         {"max-object", "SIZE", 3, "Refuse larger objects (default: 1T)", .bytes = &arguments.max_object},
         {"max-connections", "N", 3,
-         "At most N connections at once (default: 512); others wait to be accepted",
+         "At most N connections at once (default: as many as the limit of open files allows, up to 16384); "
+         "idle ones make room, others wait to be accepted",
          .number = &arguments.max_connections, .least = 16, .most = 65536},
+        {"max-per-address", "N", 3,
+         "At most N connections of one address, or /64 network (default: half of all connections)",
+         .number = &arguments.max_per_address, .least = 1, .most = 65536},
         {"max-watchers", "N", 3,
-         "At most N long polls for a version (default: three quarters of the connections)",
+         "At most N long polls for a version (default: three quarters of the connections); others poll",
          .number = &arguments.max_watchers, .least = 1, .most = 65536},
         {"idle-seconds", "S", 3, "Cut connections on which nothing moved for S seconds (default: 30)",
          .number = &arguments.idle_seconds, .least = 1, .most = 86400},
+        {"request-seconds", "S", 3,
+         "Cut connections whose request takes longer than S seconds to come, and its body or its answer "
+         "longer than S seconds and what --least-rate allows (default: 20)",
+         .number = &arguments.request_seconds, .least = 1, .most = 86400},
+        {"least-rate", "SIZE", 3, "Bytes per second at which bodies have to come and go (default: 4K)",
+         .bytes = &arguments.least_rate},
         {"watch-seconds", "S", 3, "Answer a long poll after at most S seconds (default: 30)",
          .number = &arguments.watch_seconds, .least = 1, .most = 86400},
         {"stop-seconds", "S", 3, "At the end, let transfers finish for at most S seconds (default: 5)",
          .number = &arguments.stop_seconds, .most = 86400},
+        {"access-log", "FILE", 3,
+         "Write a line for every request to FILE, or to stdout if it is '-'; SIGHUP opens it again",
+         .text = &arguments.access_log},
+        {"access-format", "combined|json", 3, "How these lines are written (default: combined)",
+         .choice = &arguments.access_json, .words = "combined|json"},
         {"volatile", NULL, 3, "Do not sync files: quicker puts that a power cut may take back",
          .flag = &arguments.is_volatile},
         {0},
     };
-    const weft_form form = {"DIR\nSTORE --cache DIR",
+    const weft_form form = {"DIR\nDIR --runs\nSTORE --cache DIR",
                             doc,
                             {{options, NULL}},
-                            .paths = {&arguments.directory, 0, 1, NULL},
-                            .check = check_arguments};
+                            .paths = {&arguments.directory, 0, 1, NULL, "store"},
+                            .check = check_arguments,
+                            .settings = "serve"};
     return remote_run(&form, &arguments.remote, true, argc, argv, &arguments, run);
 }

@@ -6,13 +6,17 @@
  * Follows for ever. What may heal (a network that is down, a store that is empty or damaged, a full disk)
  * is told once and tried again; what cannot (a wrong key, another run, a foreign file) ends it.
  */
-#include "../remote.h"
+#include "../../base/notify.h"
+#include "../convert/convert.h"
+#include "../metrics.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/pidfd.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -42,13 +46,19 @@ static const char doc[] =
     "version when all of them have prepared it, or none does. An aborted version is reported on stderr, "
     "with the rank and the reason, and offered again. Ranks and leader may be restarted at any time. What "
     "they share stays until somebody removes the directory, so that the next leader has nothing to "
-    "fetch.\n" HELP_TRUST "\nExamples:\n"
+    "fetch.\n"
+    "\nSTORE may be the deltas of another system, as slime:/updates; see weft convert. OUT is then brought "
+    "forward "
+    "from a checkpoint that is there, CMD finds no labels, and there are no reports.\n" HELP_SETTINGS(
+        "follow", "FOLLOW") HELP_TRUST
+    "\nExamples:\n"
     "  weft follow /srv/run-7 worker.safetensors\n"
     "  weft follow https://store.example/run-7 model/ --trust run-7.key.pub \\\n"
     "      --exec 'curl -fsS -X POST http://127.0.0.1:8000/reload'\n"
     "  weft follow /srv/run-7 worker.safetensors --json | jq .lag_seconds\n"
     "  weft follow /srv/run-7 worker.safetensors --until 100\n"
     "  weft follow https://store.example/run-7 --group engine-0 --members 8\n"
+    "  weft follow --config /etc/weft/follow/run-7.toml\n"
     "\nExit codes: 0 version N was reached, 1 failed, 2 wrong usage, 3 damaged or not what was promised, 4 "
     "the store refused, 130 or 143 interrupted.\n";
 
@@ -63,11 +73,13 @@ typedef struct follow_arguments {
     double poll_seconds;
     bool replace;
     bool durable;
+    bool assume_base;
     const char *name; /* NULL: one is made up */
     bool no_report;
     double report_seconds;
     char *group; /* the directory; NULL: OUT is kept up to date */
     uint64_t members;
+    weft_metrics metrics;
 } follow_arguments;
 
 typedef struct follower {
@@ -75,16 +87,21 @@ typedef struct follower {
     weft_command *command;
     weft_subscriber *subscriber; /* NULL while OUT could not be opened */
     weft_group *group;           /* NULL while the lead could not be taken */
+    foreign_follower foreign;    /* of the deltas of another system, instead; its place is NULL if not */
     uint64_t announced;          /* the version that CMD was last run for */
     bool found;                  /* what OUT held at the start was looked at */
     double seconds[PHASES];      /* since the last line */
     uint64_t fetched;            /* at the last line */
     uint64_t requests;
     uint64_t anchors;
-    uint64_t failures;  /* in a row */
-    char trouble[1024]; /* told last */
-    bool silence;       /* told */
-    unsigned dice;
+    weft_patience patience;
+    bool silence; /* told */
+    /* for the metrics, since the start */
+    double total_seconds[PHASES];
+    double lag;        /* of the last version, when it was put in place */
+    double success_at; /* when the store was last found to be in order; 0: not yet */
+    uint64_t failures;
+    uint64_t exec_failures;
 } follower;
 
 /* ---- arguments ---- */
@@ -126,6 +143,7 @@ typedef struct environment {
 static const char *const secrets[] = {
     "WEFT_TOKEN",        "AWS_ACCESS_KEY_ID",  "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+    "NOTIFY_SOCKET",     "WATCHDOG_USEC",      "WATCHDOG_PID",
 };
 static const char LABELS[] = "WEFT_LABEL_";
 
@@ -230,6 +248,10 @@ static void make_environment(const follower *f, const weft_subscriber_info *info
     environment_set(environment, "WEFT_VERSION", version);
     environment_set(environment, "WEFT_DIGEST", digest);
     environment_set(environment, "WEFT_OUT", f->arguments->paths[1]);
+    if (f->foreign.place != NULL) {
+        environment_set(environment, "WEFT_STORE", f->foreign.place);
+        return;
+    }
     environment_set(environment, "WEFT_STORE", weft_store_url(f->arguments->remote.store));
     set_labels(environment, weft_subscriber_labels(f->subscriber));
 }
@@ -263,24 +285,30 @@ static int spawn_shell(const char *text, const environment *environment, pid_t *
     return error;
 }
 
-/* Ctrl-C reaches CMD from the terminal; a signal that was sent to us alone is passed on. */
+/* Ctrl-C reaches CMD from the terminal; a signal that was sent to us alone is passed on. It may come at any
+ * time, also between looking for it and going to sleep: nothing sleeps for longer than a moment. */
 static int wait_for(pid_t child) {
+    enum { MOMENT = 100 };
+    struct pollfd end = {.fd = pidfd_open(child, 0), .events = POLLIN};
     bool passed = false;
+    int state = 0;
     for (;;) {
-        int state;
-        pid_t ended = waitpid(child, &state, 0);
-        if (ended == child) {
-            return state;
-        }
-        if (ended < 0 && errno != EINTR) {
-            return 0;
+        pid_t ended = waitpid(child, &state, WNOHANG);
+        if (ended == child || (ended < 0 && errno != EINTR)) {
+            break;
         }
         int interrupted = command_interrupted();
         if (interrupted != EXIT_DONE && !passed) {
             kill(child, interrupted - 128);
             passed = true;
         }
+        notify_alive();
+        (void)poll(&end, 1, MOMENT);
     }
+    if (end.fd >= 0) {
+        close(end.fd);
+    }
+    return state;
 }
 
 static int report_exec(follower *f, uint64_t version, int state) {
@@ -291,6 +319,7 @@ static int report_exec(follower *f, uint64_t version, int state) {
         snprintf(how, sizeof how, "gave exit code %d", WEXITSTATUS(state));
     }
     bool fatal = f->arguments->exec_fatal;
+    f->exec_failures++;
     command_error(f->command, EXIT_FAILED, "the command of --exec %s for version %llu%s", how,
                   (unsigned long long)version, fatal ? "" : "; following on");
     return fatal ? EXIT_FAILED : EXIT_DONE;
@@ -320,9 +349,10 @@ static int run_exec(follower *f, const weft_subscriber_info *info) {
 static void on_phase(void *opaque, weft_sync_phase phase, uint64_t version, double seconds,
                      uint64_t bytes) {
     follower *f = opaque;
-    (void)version;
-    (void)bytes;
     f->seconds[phase] += seconds;
+    f->total_seconds[phase] += seconds;
+    command_debug(f->command, "version %llu: %s took %.6f s, %llu bytes", (unsigned long long)version,
+                  weft_sync_phase_name(phase), seconds, (unsigned long long)bytes);
 }
 
 /* By two clocks, on two machines: it may be a little below zero. */
@@ -388,50 +418,126 @@ static int print_version(follower *f, const weft_subscriber_info *info) {
     return code;
 }
 
-/* ---- failures ---- */
+/* ---- metrics ---- */
 
-static bool cannot_heal(weft_status status) {
-    return status == WEFT_INVALID_ARGUMENT || status == WEFT_UNSUPPORTED ||
-           status == WEFT_SIGNATURE_MISMATCH || status == WEFT_WRONG_VERSION ||
-           status == WEFT_REMOTE_DENIED || status == WEFT_CANCELLED;
-}
+typedef struct follow_figures {
+    uint64_t version, newest, epoch, milliseconds;
+    uint64_t fetched_bytes, requests, patches, anchors, healed;
+    double pause_seconds;
+} follow_figures;
 
-/* 0.1 s, doubled up to 10 s, and then between half and all of it, so that a fleet does not come at once. */
-static double back_off(follower *f) {
-    double seconds = 0.1;
-    for (uint64_t i = 1; i < f->failures && seconds < 10; i++) {
-        seconds *= 2;
+static follow_figures find_figures(const follower *f) {
+    if (f->group != NULL) {
+        weft_group_info info = {.size = sizeof info};
+        weft_group_describe(f->group, &info);
+        return (follow_figures){.version = info.version,
+                                .newest = info.newest,
+                                .milliseconds = info.milliseconds,
+                                .fetched_bytes = info.fetched_bytes,
+                                .requests = info.requests,
+                                .patches = info.committed};
     }
-    seconds = seconds < 10 ? seconds : 10;
-    return seconds * (0.5 + 0.5 * rand_r(&f->dice) / (double)RAND_MAX);
+    weft_subscriber_info info = {.size = sizeof info};
+    if (f->subscriber != NULL) {
+        weft_subscriber_describe(f->subscriber, &info);
+    } else if (f->foreign.place != NULL) {
+        info.version = info.newest = f->foreign.info.version;
+    }
+    return (follow_figures){.version = info.version,
+                            .newest = info.newest,
+                            .epoch = info.epoch,
+                            .milliseconds = info.milliseconds,
+                            .fetched_bytes = info.fetched_bytes,
+                            .requests = info.requests,
+                            .patches = info.patches,
+                            .anchors = info.anchors,
+                            .healed = info.healed,
+                            .pause_seconds = info.pause_seconds};
 }
 
-/* EXIT_DONE: worth another try, after a while. */
-static int meet_failure(follower *f, weft_status status) {
-    const char *text = weft_context_error(f->command->context);
-    text = *text != 0 ? text : weft_status_name(status);
-    f->failures++;
-    bool enough = f->arguments->max_failures > 0 && f->failures >= f->arguments->max_failures;
+static void print_group_figures(FILE *out, const follower *f) {
+    weft_group_info info = {.size = sizeof info};
+    weft_group_describe(f->group, &info);
+    metrics_print(out, "weft_follow_group_members", "gauge", "Ranks that the group has.",
+                  (double)f->arguments->members);
+    metrics_print(out, "weft_follow_group_present", "gauge", "Ranks that are there.", info.present);
+    metrics_print(out, "weft_follow_group_aborted_total", "counter", "Versions that a rank refused.",
+                  (double)info.aborted);
+}
+
+static void print_figures(FILE *out, const follower *f) {
+    const follow_figures figures = find_figures(f);
+    uint64_t lag = figures.newest > figures.version ? figures.newest - figures.version : 0;
+    metrics_print(out, "weft_follow_version", "gauge", "The version that is in place; 0 before the first.",
+                  (double)figures.version);
+    metrics_print(out, "weft_follow_newest_version", "gauge", "The newest version that the store showed.",
+                  (double)figures.newest);
+    metrics_print(out, "weft_follow_lag", "gauge", "Versions that this one is behind the newest.",
+                  (double)lag);
+    metrics_print(out, "weft_follow_lag_seconds", "gauge",
+                  "From the publishing of the version in place to its arrival, by two clocks.", f->lag);
+    metrics_print(out, "weft_follow_published_timestamp_seconds", "gauge",
+                  "When the version in place was published, by the publisher's clock.",
+                  1e-3 * (double)figures.milliseconds);
+    metrics_print(out, "weft_follow_epoch", "gauge", "The publisher's epoch.", (double)figures.epoch);
+    metrics_print(out, "weft_follow_fetched_bytes_total", "counter", "Bytes that were fetched.",
+                  (double)figures.fetched_bytes);
+    metrics_print(out, "weft_follow_requests_total", "counter", "Requests to the store.",
+                  (double)figures.requests);
+    metrics_print(out, "weft_follow_patches_total", "counter", "Patches that were applied.",
+                  (double)figures.patches);
+    metrics_print(out, "weft_follow_anchors_total", "counter", "Whole models that were fetched.",
+                  (double)figures.anchors);
+    metrics_print(out, "weft_follow_healed_total", "counter",
+                  "Objects that were damaged or missing and avoided.", (double)figures.healed);
+    metrics_print(out, "weft_follow_pause_seconds", "gauge", "How long the last commit took.",
+                  figures.pause_seconds);
+    metrics_print(out, "weft_follow_failures_total", "counter", "Attempts that failed.",
+                  (double)f->failures);
+    metrics_print(out, "weft_follow_failures_in_a_row", "gauge",
+                  "Attempts that failed since the last success.", (double)f->patience.failures);
+    metrics_print(out, "weft_follow_exec_failures_total", "counter", "Commands of --exec that failed.",
+                  (double)f->exec_failures);
+    metrics_print(out, "weft_follow_last_success_timestamp_seconds", "gauge",
+                  "When the store was last reached and in order; 0 if never.", f->success_at);
+    fputs("# HELP weft_follow_phase_seconds_total Time spent in each phase.\n"
+          "# TYPE weft_follow_phase_seconds_total counter\n",
+          out);
+    for (int i = 0; i < PHASES; i++) {
+        fprintf(out, "weft_follow_phase_seconds_total{phase=\"%s\"} %.9f\n",
+                weft_sync_phase_name((weft_sync_phase)i), f->total_seconds[i]);
+    }
+    if (f->group != NULL) {
+        print_group_figures(out, f);
+    }
+}
+
+static void show_figures(follower *f) {
+    FILE *out = metrics_begin(&f->arguments->metrics);
+    if (out != NULL) {
+        print_figures(out, f);
+        metrics_end(&f->arguments->metrics);
+    }
+}
+
+/* After each step, and while there is nothing to do every ten seconds. */
+static void tell(follower *f, weft_status status) {
     if (command_interrupted() != EXIT_DONE) {
-        return command_fail(f->command, NULL, WEFT_CANCELLED);
+        return;
     }
-    if (cannot_heal(status) || enough) {
-        return command_fail(f->command, NULL, status);
+    if (status >= 0) {
+        f->success_at = metrics_wall_seconds();
+    } else {
+        f->failures++;
     }
-    if (strcmp(text, f->trouble) != 0) {
-        snprintf(f->trouble, sizeof f->trouble, "%s", text);
-        command_error(f->command, EXIT_DONE, "%s; trying again", f->trouble);
+    show_figures(f);
+    if (status < 0) {
+        notify_status("trying again: %s", weft_context_error(f->command->context));
+    } else if (f->announced > 0) {
+        notify_status("at version %llu", (unsigned long long)f->announced);
+    } else {
+        notify_status("waiting for a version");
     }
-    command_sleep(back_off(f));
-    return EXIT_DONE;
-}
-
-static void note_success(follower *f) {
-    if (f->trouble[0] != 0) {
-        command_note(f->command, "back again");
-        f->trouble[0] = 0;
-    }
-    f->failures = 0;
 }
 
 /* ---- following ---- */
@@ -473,6 +579,7 @@ static int arrive(follower *f, bool moved) {
     weft_subscriber_describe(f->subscriber, &info);
     int code = EXIT_DONE;
     if (moved) {
+        f->lag = lag_seconds(&info);
         code = print_version(f, &info);
     } else if (!f->found) {
         command_note(f->command, "%s is at version %llu already", f->arguments->paths[1],
@@ -497,7 +604,7 @@ static weft_status advance(follower *f, int *code_out) {
     weft_subscriber_info after = {.size = sizeof after};
     weft_subscriber_describe(f->subscriber, &after);
     bool moved = after.patches + after.anchors != before.patches + before.anchors;
-    note_success(f);
+    patience_restore(&f->patience, f->command);
     *code_out = arrive(f, moved);
     return status;
 }
@@ -525,7 +632,7 @@ static weft_status follow_once(follower *f, int *code_out) {
         status = weft_subscriber_wait(f->subscriber, patience, NULL);
     }
     if (status == WEFT_MORE) {
-        note_success(f);
+        patience_restore(&f->patience, f->command);
         note_silence(f);
         return WEFT_MORE;
     }
@@ -534,6 +641,29 @@ static weft_status follow_once(follower *f, int *code_out) {
         if (status == WEFT_OK) {
             break;
         }
+    }
+    return status;
+}
+
+/* ---- the deltas of another system ---- */
+
+static weft_status follow_foreign(follower *f, int *code_out) {
+    const double pause = f->arguments->poll_seconds > 0 ? f->arguments->poll_seconds : 0.5;
+    weft_status status = foreign_follow(&f->foreign);
+    if (status < 0) {
+        return status;
+    }
+    const weft_subscriber_info info = {
+        .size = sizeof info, .version = f->foreign.info.version, .digest = f->foreign.info.digest};
+    patience_restore(&f->patience, f->command);
+    *code_out = status == WEFT_OK ? foreign_follow_print(&f->foreign) : EXIT_DONE;
+    if (*code_out == EXIT_DONE && (status == WEFT_OK || f->announced == 0) &&
+        info.version != f->announced) {
+        *code_out = announce(f, &info);
+    }
+    if (status == WEFT_MORE && !reached(f)) {
+        (void)foreign_stranded(&f->foreign, true);
+        command_sleep(pause);
     }
     return status;
 }
@@ -589,6 +719,7 @@ static int print_group(follower *f) {
     f->fetched = info.fetched_bytes;
     f->requests = info.requests;
     f->announced = info.version;
+    f->lag = lag_of(info.milliseconds);
     return code;
 }
 
@@ -606,7 +737,7 @@ static weft_status lead_once(follower *f, int *code_out) {
         return WEFT_MORE;
     }
     if (status >= 0) {
-        note_success(f);
+        patience_restore(&f->patience, f->command);
     }
     if (status == WEFT_OK) {
         *code_out = print_group(f);
@@ -617,9 +748,12 @@ static weft_status lead_once(follower *f, int *code_out) {
 static int follow(follower *f) {
     int code = EXIT_DONE;
     while (code == EXIT_DONE && !reached(f)) {
-        weft_status status = f->arguments->group != NULL ? lead_once(f, &code) : follow_once(f, &code);
+        weft_status status = f->foreign.place != NULL      ? follow_foreign(f, &code)
+                             : f->arguments->group != NULL ? lead_once(f, &code)
+                                                           : follow_once(f, &code);
+        tell(f, status);
         if (status < 0) {
-            code = meet_failure(f, status);
+            code = patience_meet(&f->patience, f->command, status);
         }
         if (code == EXIT_DONE && command_interrupted() != EXIT_DONE) {
             code = command_fail(f->command, NULL, WEFT_CANCELLED);
@@ -633,14 +767,31 @@ static int run(void *input) {
     follower f = {
         .arguments = arguments,
         .command = &arguments->command,
-        .dice = (unsigned)getpid() ^ (unsigned)time(NULL),
+        .patience = {.most = arguments->max_failures},
     };
-    int code = remote_open(&arguments->remote, arguments->paths[0]);
+    bool foreign = arguments->group == NULL && foreign_named(arguments->paths[0]);
+    if (foreign) {
+        f.foreign = (foreign_follower){.command = f.command,
+                                       .place = arguments->paths[0],
+                                       .out = arguments->paths[1],
+                                       .assume_base = arguments->assume_base,
+                                       .durable = arguments->durable};
+    }
+    int code = foreign ? remote_options(&arguments->remote, &f.foreign.reached)
+                       : remote_open(&arguments->remote, arguments->paths[0]);
     if (code == EXIT_DONE) {
+        code = metrics_open(&arguments->metrics, f.command);
+    }
+    if (code == EXIT_DONE) {
+        show_figures(&f);
+        notify_ready();
         code = follow(&f);
+        notify_stopping();
         weft_subscriber_close(f.subscriber);
         weft_group_close(f.group);
+        foreign_follow_close(&f.foreign);
     }
+    metrics_close(&arguments->metrics);
     free(arguments->group);
     return code;
 }
@@ -656,7 +807,9 @@ int verb_follow(int argc, char **argv) {
         {"until", "N", 1, "Stop when OUT is at version N or a later one", .number = &arguments.until,
          .least = 1, .what = "the number of a version"},
         {"poll", "SECONDS", 1,
-         "Poll at this interval where the store has no long poll (default: 0.5; of a directory 0.02)",
+         "Poll at this interval where the store has no long poll (default: a tenth of the time that "
+         "versions "
+         "take, from 0.5 to 10; of a directory 0.02)",
          .seconds = &arguments.poll_seconds},
         {"max-failures", "N", 1, "Give up after N failures in a row (default: 0, never)",
          .number = &arguments.max_failures},
@@ -664,6 +817,7 @@ int verb_follow(int argc, char **argv) {
          .flag = &arguments.replace},
         {"durable", NULL, 1, "OUT is whole, old or new, even after a power loss",
          .flag = &arguments.durable},
+        {"assume-base", NULL, 1, FOREIGN_ASSUME_BASE, .flag = &arguments.assume_base},
         {"name", "NAME", 2,
          "Report under this name (default: made of the host's and of OUT); see weft fleet",
          .parse = remote_parse_name, .into = &arguments.name},
@@ -676,12 +830,14 @@ int verb_follow(int argc, char **argv) {
          .parse = parse_group, .into = &arguments.group},
         {"members", "N", 3, "The group's ranks are 0 to N-1", .number = &arguments.members, .least = 1,
          .most = WEFT_GROUP_MEMBERS_MAX},
+        METRICS_OPTIONS(arguments.metrics, 2),
         {0},
     };
     const weft_form form = {"STORE OUT\nSTORE --group NAME --members N",
                             doc,
                             {{options, NULL}},
-                            .paths = {arguments.paths, 0, 2, NULL},
-                            .check = check_arguments};
+                            .paths = {arguments.paths, 0, 2, NULL, "store|out"},
+                            .check = check_arguments,
+                            .settings = "follow"};
     return remote_run(&form, &arguments.remote, true, argc, argv, &arguments, run);
 }

@@ -68,6 +68,10 @@ static const char *coding_name(weft_coding coding) {
         return "packed steps";
     case WEFT_CODING_PACKED_VALUES:
         return "packed values";
+    case WEFT_CODING_SMALLEST:
+        return "smallest";
+    case WEFT_CODING_RICE:
+        return "rice steps";
     }
     return "unknown";
 }

@@ -5,6 +5,7 @@
  * A patch is made against what was published last. A copy of that is kept in a cache, one directory per
  * store. It is only a saving of time: one that is missing or stale is rebuilt from the store.
  */
+#include "../metrics.h"
 #include "../remote.h"
 
 #include <errno.h>
@@ -58,6 +59,8 @@ typedef struct publish_arguments {
     bool no_leaps;
     unsigned part_index;
     unsigned part_count; /* 0: there is one process */
+    weft_metrics metrics;
+    bool published;
 } publish_arguments;
 
 /* ---- arguments ---- */
@@ -216,10 +219,16 @@ static int find_mirror(publish_arguments *arguments, bool sharded, char **path_o
 
 /* ---- results ---- */
 
-/* Who is there, if anybody tells: not worth failing for. */
+/* Who is there, if anybody tells: not worth failing for, nor worth a request for each of them where
+ * requests are paid for, unless they are waited for anyway. */
 static bool look_for_followers(publish_arguments *arguments, const char *run,
                                const weft_publish_result *result, weft_fleet *fleet) {
     weft_command *command = &arguments->command;
+    weft_store_traits traits = {.size = sizeof traits};
+    weft_store_traits_of(arguments->remote.store, &traits);
+    if (traits.paid && arguments->max_lag == 0) {
+        return false;
+    }
     weft_head_info head = {.size = sizeof head, .version = result->version};
     const weft_fleet_options chosen = {.size = sizeof chosen, .head = &head};
     snprintf(head.run, sizeof head.run, "%s", run);
@@ -323,6 +332,42 @@ static int print_result(publish_arguments *arguments, const char *run, const wef
     return code;
 }
 
+/* ---- metrics ---- */
+
+/* `result` is NULL before there is one, and after a failure. */
+static void show_figures(publish_arguments *arguments, const weft_publish_result *result, bool ended) {
+    FILE *out = metrics_begin(&arguments->metrics);
+    if (out == NULL) {
+        return;
+    }
+    if (ended) {
+        metrics_print(out, "weft_publish_last_run_timestamp_seconds", "gauge",
+                      "When weft publish last ended.", metrics_wall_seconds());
+        metrics_print(out, "weft_publish_last_run_success", "gauge",
+                      "1 if it published, and 0 if it failed.", result != NULL);
+    }
+    if (result != NULL) {
+        metrics_print(out, "weft_publish_version", "gauge", "The version that was published.",
+                      (double)result->version);
+        metrics_print(out, "weft_publish_epoch", "gauge", "The publisher's epoch.", (double)result->epoch);
+        metrics_print(out, "weft_publish_patch_bytes", "gauge", "Size of the patch.",
+                      (double)result->patch_bytes);
+        metrics_print(out, "weft_publish_dense_bytes", "gauge", "Size of the model.",
+                      (double)result->dense_bytes);
+        metrics_print(out, "weft_publish_changed_ratio", "gauge",
+                      "Part of the model's elements that this version changed.",
+                      result->total > 0 ? (double)result->changed / (double)result->total : 0);
+        metrics_print(out, "weft_publish_uploaded_bytes", "gauge", "Bytes that were sent for it.",
+                      (double)result->uploaded_bytes);
+        metrics_print(out, "weft_publish_requests", "gauge", "Requests to the store for it.",
+                      (double)result->requests);
+        metrics_print(out, "weft_publish_seconds", "gauge", "How long it took.", result->seconds);
+        metrics_print(out, "weft_publish_waited_seconds", "gauge", "Of these, waiting for followers.",
+                      result->waited_seconds);
+    }
+    metrics_end(&arguments->metrics);
+}
+
 /* ---- publishing ---- */
 
 static int publish_once(publish_arguments *arguments, weft_publisher *publisher) {
@@ -332,6 +377,8 @@ static int publish_once(publish_arguments *arguments, weft_publisher *publisher)
     if (status != WEFT_OK) {
         return command_fail(command, NULL, status);
     }
+    arguments->published = true;
+    show_figures(arguments, &result, true);
     if (arguments->anchor == ANCHOR_NOW && !result.anchored && result.anchor_bytes == 0) {
         status = weft_publisher_anchor(publisher, &result.anchor_bytes);
     } else {
@@ -394,8 +441,9 @@ static int run(void *input) {
     weft_command *command = &arguments->command;
     weft_key *key = NULL;
     weft_model model = {0};
-    int code = EXIT_DONE;
-    if (arguments->sign_file != NULL) {
+    int code = metrics_open(&arguments->metrics, command);
+    show_figures(arguments, NULL, false);
+    if (code == EXIT_DONE && arguments->sign_file != NULL) {
         code = remote_read_key(command, arguments->sign_file, true, &key);
     }
     if (code == EXIT_DONE) {
@@ -407,6 +455,10 @@ static int run(void *input) {
     if (code == EXIT_DONE) {
         code = publish_model(arguments, &model, key);
     }
+    if (!arguments->published) {
+        show_figures(arguments, NULL, true);
+    }
+    metrics_close(&arguments->metrics);
     model_close(&model);
     weft_key_destroy(key);
     return code;
@@ -417,8 +469,9 @@ int verb_publish(int argc, char **argv) {
     const weft_option options[] = {
         {"label", "KEY=VALUE", 1, "Text carried along with the version, such as step=42; may be repeated",
          .parse = labels_parse, .into = &arguments.labels},
-        {"profile", "NAME", 1, "small (default): the fewest bytes; fast: more bytes, quicker on both sides",
-         .choice = &arguments.profile, .words = PROFILE_WORDS},
+        {"profile", "NAME", 1, "small (default): few bytes; fast: more bytes, quicker on both sides; smallest: the fewest, for followers "
+         "that take every version",
+         .choice = &arguments.profile, .words = PROFILE_WORDS "|smallest"},
         {"cut", "PATTERN:DIM:PARTS", 1, HELP_CUT, .parse = cuts_parse, .into = &arguments.cuts},
         {"bucket", "SIZE", 1,
          "Weights per bucket, the unit that is coded and checked alone (default: 8MiB; with --profile fast "
@@ -462,6 +515,7 @@ int verb_publish(int argc, char **argv) {
         {"max-lag-wait", "TIME", 3,
          "With --max-lag: wait at most TIME, and then publish all the same (default: 60s)",
          .seconds = &arguments.max_lag_seconds},
+        METRICS_OPTIONS(arguments.metrics, 4),
         {0},
     };
     const weft_form form = {

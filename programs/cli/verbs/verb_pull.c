@@ -2,7 +2,7 @@
  *
  * verb_pull.c: `weft pull STORE OUT`.
  */
-#include "../remote.h"
+#include "../convert/convert.h"
 
 #include <string.h>
 
@@ -13,7 +13,10 @@ static const char doc[] =
     "patches lead on from there; else it is made from an anchor.\n"
     "\nOUT is whole at any instant, at the old or the new version, even if this command is killed. What "
     "was seen of the run is remembered beside it, in .OUT.weft-sync, so that an older state of the store "
-    "is not mistaken for the newest.\n" HELP_TRUST "\nExamples:\n"
+    "is not mistaken for the newest.\n"
+    "\nSTORE may be the deltas of another system, as slime:/updates; see weft convert. OUT is then brought "
+    "forward "
+    "from a checkpoint that is there.\n" HELP_TRUST "\nExamples:\n"
     "  weft pull /srv/run-7 worker.safetensors\n"
     "  weft pull https://store.example/run-7 model/ --trust run-7.key.pub\n"
     "  weft pull /srv/run-7 old.safetensors --version 40 --verify full\n" HELP_REMOTE_EXIT_CODES;
@@ -26,6 +29,7 @@ typedef struct pull_arguments {
     const char *verify; /* NULL or "full" */
     bool replace;
     bool durable;
+    bool assume_base;
     const char *name;
 } pull_arguments;
 
@@ -99,8 +103,40 @@ static int pull_into(pull_arguments *arguments, weft_subscriber *subscriber, dou
     return EXIT_DONE;
 }
 
+/* From the directories of another system. */
+static int pull_foreign(pull_arguments *arguments) {
+    foreign_follower follower = {.command = &arguments->command,
+                                 .place = arguments->paths[0],
+                                 .out = arguments->paths[1],
+                                 .assume_base = arguments->assume_base,
+                                 .durable = arguments->durable};
+    weft_status status = WEFT_OK;
+    int code = EXIT_DONE;
+    if (arguments->verify != NULL || arguments->replace || arguments->name != NULL) {
+        return command_error(&arguments->command, EXIT_USAGE,
+                             "--verify, --replace and --name are about a store, which %s is not",
+                             arguments->paths[0]);
+    }
+    code = remote_options(&arguments->remote, &follower.reached);
+    while (status == WEFT_OK && code == EXIT_DONE &&
+           (arguments->version == 0 || follower.info.version < arguments->version)) {
+        status = foreign_follow(&follower);
+        code = status == WEFT_OK ? foreign_follow_print(&follower) : EXIT_DONE;
+    }
+    code = status < 0 ? command_fail(&arguments->command, NULL, status) : code;
+    code = code == EXIT_DONE && status == WEFT_MORE ? foreign_stranded(&follower, false) : code;
+    code = code == EXIT_DONE ? foreign_reached(&arguments->command, arguments->paths[0],
+                                               follower.info.version, arguments->version)
+                             : code;
+    foreign_follow_close(&follower);
+    return code;
+}
+
 static int run(void *input) {
     pull_arguments *arguments = input;
+    if (foreign_named(arguments->paths[0])) {
+        return pull_foreign(arguments);
+    }
     weft_command *command = &arguments->command;
     double start = clock_seconds();
     int code = remote_open(&arguments->remote, arguments->paths[0]);
@@ -137,6 +173,7 @@ int verb_pull(int argc, char **argv) {
          .flag = &arguments.replace},
         {"durable", NULL, 1, "OUT is whole, old or new, even after a power loss",
          .flag = &arguments.durable},
+        {"assume-base", NULL, 1, FOREIGN_ASSUME_BASE, .flag = &arguments.assume_base},
         {"name", "NAME", 1, "Be seen under this name meanwhile; see weft fleet", .parse = remote_parse_name,
          .into = &arguments.name},
         {0},

@@ -24,6 +24,8 @@ typedef struct bench_options {
     const char *make; /* where the trace is written; NULL: it is measured */
     uint64_t steps;   /* of the trace, or of learning by rewards; 0: the usual */
     bool quick;
+    const char *plot;      /* where the sweep over densities is drawn; NULL: nowhere */
+    weft_dtype dtype;      /* of its weights */
     const char *directory; /* for stores; NULL: TMPDIR or /tmp; with an arm: for warmed-up policies */
     /* publishing and following */
     unsigned parts;     /* of bench_sync.h */
@@ -31,6 +33,7 @@ typedef struct bench_options {
     uint64_t tensors;   /* of the bucketing */
     uint64_t followers; /* of the fleet */
     uint64_t relays;
+    uint64_t processes; /* of the followers */
     /* the small policy */
     double rate;        /* of learning; 0: the usual */
     uint64_t staleness; /* of learning: versions that the sampler is behind */
@@ -68,6 +71,27 @@ int bench_lm_kv(weft_command *command, const bench_options *options);
 /* Learning from what a compressed cache samples: one arm of the study. */
 int bench_lm_sparse(weft_command *command, const bench_options *options);
 
+/* ---- bench_dtype.c: the types of weights that a sweep over densities can be of ---- */
+
+typedef struct bench_dtype {
+    const char *name; /* as --dtype has it */
+    weft_dtype dtype;
+    /* of floats that FP32 is rounded to */
+    unsigned mantissa; /* bits */
+    int least;         /* the exponent of the smallest normal number */
+    uint32_t most;     /* the largest finite number, as bits */
+    bool scaled;       /* tensors are multiplied so that they fill its range */
+    double rates;      /* learning rates that change as many weights as BF16's do, against those */
+} bench_dtype;
+
+/* NULL if it is none of them. */
+const bench_dtype *bench_dtype_of(weft_dtype dtype);
+bool bench_dtype_parse(const char *name, weft_dtype *dtype_out);
+/* Rounds to the nearest, ties to even; what is beyond the largest becomes that. */
+uint32_t bench_dtype_round(const bench_dtype *dtype, float value);
+/* What the weights of a tensor with that deviation are multiplied by. */
+float bench_dtype_scale(const bench_dtype *dtype, float deviation);
+
 /* ---- bench_trace.c: checkpoints of a made-up training run ---- */
 
 typedef struct trace_tensor {
@@ -84,6 +108,9 @@ typedef struct weft_trace {
     uint64_t parameters;
     double learning_rate;
     uint64_t seed;
+    const bench_dtype *dtype; /* of the weights: BF16, unless it is set to another */
+    bool
+        every; /* FP32 weights are as the optimizer leaves them: otherwise those move that BF16 sees move */
 } weft_trace;
 
 /* Tensors of a transformer with about `parameters` parameters. */
@@ -93,8 +120,9 @@ int trace_open(weft_command *command, weft_trace *trace, uint64_t parameters, do
 int trace_open_many(weft_command *command, weft_trace *trace, uint64_t count, double learning_rate,
                     uint64_t seed);
 void trace_close(weft_trace *trace);
-/* Fills states[s][t], the BF16 weights of tensor t after s steps, for all s below `count`. */
-int trace_fill(weft_command *command, const weft_trace *trace, uint16_t **const *states, size_t count);
+/* Fills states[s][t], the weights of tensor t after s steps, for all s below `count`, which is 2 for
+ * weights that are not BF16. */
+int trace_fill(weft_command *command, const weft_trace *trace, void **const *states, size_t count);
 /* Writes the states as checkpoints: DIRECTORY/base.safetensors and new.safetensors, or step-0 to step-N
  * if `steps` is not zero. */
 int trace_write(weft_command *command, const weft_trace *trace, const char *directory, unsigned steps);
@@ -115,19 +143,24 @@ typedef struct bench_model {
     size_t count;
     uint64_t units;  /* of all tensors: the parameters */
     uint64_t extent; /* units of a state in memory: tensors start at cache lines */
-    uint16_t *base;
-    uint16_t *next;
-    uint16_t *live;
+    weft_dtype dtype;
+    unsigned width; /* bytes of a unit */
+    void *base;
+    void *next;
+    void *live;
     weft_table *base_table, *next_table, *live_table;
 } bench_model;
 
 int bench_model_generate(weft_command *command, bench_model *model, const weft_trace *trace);
+/* The bytes of a state in memory. */
+size_t bench_model_bytes(const bench_model *model);
+/* Where a tensor lies in a state. */
+void *bench_model_tensor(const bench_model *model, const void *state, const bench_tensor *tensor);
 /* The BF16 tensors that two checkpoints share; says what it leaves out. */
 int bench_model_load(weft_command *command, bench_model *model, const char *base, const char *next);
 void bench_model_close(bench_model *model);
 /* The model's tensors over a state of `extent` units. */
-int bench_model_table(weft_command *command, const bench_model *model, uint16_t *state,
-                      weft_table **table_out);
+int bench_model_table(weft_command *command, const bench_model *model, void *state, weft_table **table_out);
 /* Sets live to base, and the caches to neither. */
 void bench_model_restore(bench_model *model);
 

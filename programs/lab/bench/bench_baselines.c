@@ -4,7 +4,7 @@
  *
  * COO + zstd-1 is PULSE's public layout: a tensor is (dimension 0, the rest); changes in ascending order
  * as three streams: row gaps (u8, else u16, else i32, whichever the tensor's largest needs), columns
- * (u16, else i32; the gap within a row, absolute in a new row) and the new BF16 values as they are. The
+ * (u16, else i32; the gap within a row, absolute in a new row) and the new values as they are. The
  * streams of all tensors, concatenated, are one zstd frame of level 1.
  *
  * XOR + zstd-1 is SkyRL's and slime's: each tensor's new bytes XOR its old ones, one zstd frame of
@@ -21,6 +21,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(WEFT_ARM)
+#include <arm_neon.h>
 #endif
 
 enum { ZSTD_LEVEL = 1, WHOLE_LEVEL = 3 };
@@ -98,8 +100,49 @@ scan_avx512(const uint16_t *base, const uint16_t *next, uint64_t units, uint32_t
 }
 #endif
 
+#if defined(WEFT_ARM)
+static size_t scan_neon(const uint16_t *base, const uint16_t *next, uint64_t units, uint32_t *positions) {
+    size_t found = 0;
+    uint64_t i = 0;
+    for (; i + 16 <= units; i += 16) {
+        uint16x8_t low = vceqq_u16(vld1q_u16(base + i), vld1q_u16(next + i));
+        uint16x8_t high = vceqq_u16(vld1q_u16(base + i + 8), vld1q_u16(next + i + 8));
+        /* four bits for each, of which one is kept */
+        uint16x8_t equal =
+            vreinterpretq_u16_u8(vuzp1q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high)));
+        uint64_t mask = ~vget_lane_u64(vreinterpret_u64_u8(vshrn_n_u16(equal, 4)), 0) & 0x1111111111111111u;
+        for (; mask != 0; mask &= mask - 1) {
+            positions[found++] = (uint32_t)(i + (uint64_t)__builtin_ctzll(mask) / 4);
+        }
+    }
+    return scan_plain(base, next, i, units, positions, found);
+}
+#endif
+
+/* Units of other widths: eight bytes at a time, which are mostly equal. */
+static size_t scan_words(const uint8_t *base, const uint8_t *next, uint64_t units, unsigned width,
+                         uint32_t *positions) {
+    size_t found = 0;
+    for (uint64_t i = 0; i < units; i += 8 / width) {
+        size_t bytes = units - i < 8 / width ? (size_t)(units - i) * width : 8;
+        uint64_t old = 0, new = 0;
+        memcpy(&old, base + i * width, bytes);
+        memcpy(&new, next + i * width, bytes);
+        for (uint64_t mask = old ^ new; mask != 0;) {
+            unsigned unit = (unsigned)__builtin_ctzll(mask) / (8 * width);
+            positions[found++] = (uint32_t)(i + unit);
+            mask &= ~((((uint64_t)1 << (8 * width)) - 1) << (8 * width * unit));
+        }
+    }
+    return found;
+}
+
 /* Writes one position too many where it may: `positions` has room for `units` + 1. */
-static size_t scan(const uint16_t *base, const uint16_t *next, uint64_t units, uint32_t *positions) {
+static size_t scan(const void *base, const void *next, uint64_t units, unsigned width,
+                   uint32_t *positions) {
+    if (width != 2) {
+        return scan_words(base, next, units, width, positions);
+    }
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512bw")) {
         return scan_avx512(base, next, units, positions);
@@ -108,7 +151,11 @@ static size_t scan(const uint16_t *base, const uint16_t *next, uint64_t units, u
         return scan_avx2(base, next, units, positions);
     }
 #endif
+#if defined(WEFT_ARM)
+    return scan_neon(base, next, units, positions);
+#else
     return scan_plain(base, next, 0, units, positions, 0);
+#endif
 }
 
 /* ---- COO ---- */
@@ -167,17 +214,27 @@ static uint8_t *store_stream(uint8_t *output, const uint32_t *values, size_t cou
     return output + width * count;
 }
 
+static inline __attribute__((always_inline)) void gather(const uint8_t *next, const uint32_t *positions,
+                                                         size_t count, unsigned width, uint8_t *values) {
+    for (size_t i = 0; i < count; i++) {
+        memcpy(values + i * width, next + (size_t)positions[i] * width, width);
+    }
+}
+
 /* One tensor: u32 count, u8 row width, u8 column width, rows, columns, values. */
 static uint8_t *encode_coo_tensor(bench_codec *codec, const bench_tensor *tensor, uint8_t *output) {
     const bench_model *model = codec->model;
-    const uint16_t *next = model->next + tensor->start;
+    const uint8_t *next = bench_model_tensor(model, model->next, tensor);
     uint64_t units = tensor->rows * tensor->columns;
+    unsigned width = model->width;
     uint32_t *positions = codec->positions, *columns = codec->positions + units + 1;
-    size_t count = scan(model->base + tensor->start, next, units, positions);
+    size_t count = scan(bench_model_tensor(model, model->base, tensor), next, units, width, positions);
     /* Values first, while positions are still positions; the other streams go before them. */
-    uint16_t *values = (uint16_t *)(void *)(columns + units + 1);
-    for (size_t i = 0; i < count; i++) {
-        values[i] = next[positions[i]];
+    uint8_t *values = (uint8_t *)(columns + units + 1);
+    if (width == 2) {
+        gather(next, positions, count, 2, values);
+    } else {
+        gather(next, positions, count, width, values);
     }
     coo_gaps gaps = split_positions(positions, columns, count, tensor->columns);
     unsigned row_width = gaps.row_largest < 256 ? 1 : gaps.row_largest < 65536 ? 2 : 4;
@@ -187,8 +244,8 @@ static uint8_t *encode_coo_tensor(bench_codec *codec, const bench_tensor *tensor
     output[5] = (uint8_t)column_width;
     output = store_stream(output + 6, positions, count, row_width);
     output = store_stream(output, columns, count, column_width);
-    memcpy(output, values, 2 * count);
-    return output + 2 * count;
+    memcpy(output, values, width * count);
+    return output + width * count;
 }
 
 static size_t encode_coo(bench_codec *codec) {
@@ -203,16 +260,16 @@ static size_t encode_coo(bench_codec *codec) {
 
 /* Inlined for each pair of widths that matters, so that the inner loop does not ask. */
 static inline __attribute__((always_inline)) void
-apply_coo_tensor(uint16_t *live, uint64_t width, size_t count, const uint8_t *rows, unsigned row_width,
-                 const uint8_t *columns, unsigned column_width, const uint8_t *values) {
-    uint16_t *row = live;
+apply_coo_tensor(uint8_t *live, uint64_t width, size_t count, const uint8_t *rows, unsigned row_width,
+                 const uint8_t *columns, unsigned column_width, const uint8_t *values, unsigned unit) {
+    uint8_t *row = live;
     uint64_t column = 0;
     for (size_t i = 0; i < count; i++) {
         uint64_t gap = load(rows + i * row_width, row_width);
         uint64_t step = load(columns + i * column_width, column_width);
-        row += gap * width;
+        row += gap * width * unit;
         column = gap != 0 ? step : column + step;
-        memcpy(row + column, values + 2 * i, 2);
+        memcpy(row + column * unit, values + unit * i, unit);
     }
 }
 
@@ -225,25 +282,27 @@ static bool decode_coo(bench_codec *codec) {
     const uint8_t *input = codec->plain;
     for (size_t t = 0; t < codec->model->count; t++) {
         const bench_tensor *tensor = &codec->model->tensors[t];
-        uint16_t *live = codec->model->live + tensor->start;
+        uint8_t *live = bench_model_tensor(codec->model, codec->model->live, tensor);
+        unsigned unit = codec->model->width;
         size_t count = load(input, 4);
         unsigned row_width = input[4], column_width = input[5];
         const uint8_t *rows = input + 6, *columns = rows + row_width * count;
         const uint8_t *values = columns + column_width * count;
-        if (row_width == 1 && column_width == 2) {
-            apply_coo_tensor(live, tensor->columns, count, rows, 1, columns, 2, values);
+        if (row_width == 1 && column_width == 2 && unit == 2) {
+            apply_coo_tensor(live, tensor->columns, count, rows, 1, columns, 2, values, 2);
         } else {
-            apply_coo_tensor(live, tensor->columns, count, rows, row_width, columns, column_width, values);
+            apply_coo_tensor(live, tensor->columns, count, rows, row_width, columns, column_width, values,
+                             unit);
         }
-        input = values + 2 * count;
+        input = values + unit * count;
     }
     return true;
 }
 
 /* ---- XOR, and whole weights ---- */
 
-static void xor_units(const uint16_t *a, const uint16_t *b, uint16_t *output, uint64_t units) {
-    for (uint64_t i = 0; i < units; i++) {
+static void xor_bytes(const uint8_t *a, const uint8_t *b, uint8_t *output, uint64_t bytes) {
+    for (uint64_t i = 0; i < bytes; i++) {
         output[i] = a[i] ^ b[i];
     }
 }
@@ -253,15 +312,15 @@ static size_t encode_xor(bench_codec *codec) {
     size_t used = 0;
     for (size_t t = 0; t < model->count; t++) {
         const bench_tensor *tensor = &model->tensors[t];
-        uint64_t units = tensor->rows * tensor->columns;
+        uint64_t bytes = tensor->rows * tensor->columns * model->width;
         bool whole = codec->baseline == BASELINE_WHOLE;
-        const void *plain = whole ? (const void *)(model->next + tensor->start) : codec->plain;
+        const uint8_t *next = bench_model_tensor(model, model->next, tensor);
+        const void *plain = whole ? next : codec->plain;
         if (!whole) {
-            xor_units(model->base + tensor->start, model->next + tensor->start,
-                      (uint16_t *)(void *)codec->plain, units);
+            xor_bytes(bench_model_tensor(model, model->base, tensor), next, codec->plain, bytes);
         }
         size_t size = ZSTD_compressCCtx(codec->encoder, codec->coded + used, codec->coded_bytes - used,
-                                        plain, 2 * units, whole ? WHOLE_LEVEL : ZSTD_LEVEL);
+                                        plain, bytes, whole ? WHOLE_LEVEL : ZSTD_LEVEL);
         if (ZSTD_isError(size)) {
             return 0;
         }
@@ -276,17 +335,17 @@ static bool decode_xor(bench_codec *codec) {
     size_t used = 0;
     for (size_t t = 0; t < model->count; t++) {
         const bench_tensor *tensor = &model->tensors[t];
-        uint64_t units = tensor->rows * tensor->columns;
-        uint16_t *live = model->live + tensor->start;
+        uint64_t bytes = tensor->rows * tensor->columns * model->width;
+        uint8_t *live = bench_model_tensor(model, model->live, tensor);
         bool whole = codec->baseline == BASELINE_WHOLE;
-        size_t size = ZSTD_decompressDCtx(codec->decoder, whole ? (void *)live : codec->plain,
-                                          whole ? 2 * units : codec->plain_bytes, codec->coded + used,
+        size_t size = ZSTD_decompressDCtx(codec->decoder, whole ? live : codec->plain,
+                                          whole ? bytes : codec->plain_bytes, codec->coded + used,
                                           codec->frame_sizes[t]);
-        if (ZSTD_isError(size) || size != 2 * units) {
+        if (ZSTD_isError(size) || size != bytes) {
             return false;
         }
         if (!whole) {
-            xor_units(live, (const uint16_t *)(const void *)codec->plain, live, units);
+            xor_bytes(live, codec->plain, live, bytes);
         }
         used += codec->frame_sizes[t];
     }
@@ -304,15 +363,16 @@ bench_codec *bench_codec_open(const bench_model *model, bench_baseline baseline)
     for (size_t i = 0; i < model->count; i++) {
         uint64_t units = model->tensors[i].rows * model->tensors[i].columns;
         largest = units > largest ? units : largest;
-        frames += ZSTD_compressBound(2 * units);
+        frames += ZSTD_compressBound(model->width * units);
     }
     bool coo = baseline == BASELINE_COO;
     codec->model = model;
     codec->baseline = baseline;
     codec->encoder = ZSTD_createCCtx();
     codec->decoder = ZSTD_createDCtx();
-    codec->positions_bytes = coo ? (largest + 1) * (2 * sizeof(uint32_t) + sizeof(uint16_t)) : 1;
-    codec->plain_bytes = coo ? 10 * model->units + 6 * model->count : 2 * largest;
+    codec->positions_bytes = coo ? (largest + 1) * (2 * sizeof(uint32_t) + model->width) : 1;
+    codec->plain_bytes =
+        coo ? (8 + model->width) * model->units + 6 * model->count : model->width * largest;
     codec->coded_bytes = coo ? ZSTD_compressBound(codec->plain_bytes) : frames;
     codec->positions = bench_map(codec->positions_bytes);
     codec->plain = bench_map(codec->plain_bytes);

@@ -4,35 +4,23 @@
  * from one changed weight in ten thousand to all of them, coded by both profiles and by what others do, on
  * one thread and in one run with memcpy.
  */
-#include "bench.h"
+#include "bench_density.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* Learning rates of the trace: 0.01% to 100% of its weights change. */
-static const double density_rates[] = {1e-8, 1e-7, 3e-7, 1e-6, 2e-6, 3e-6, 5e-6, 1e-5,
-                                       2e-5, 3e-5, 6e-5, 1e-4, 3e-4, 1e-3, 1e-2};
+static const double density_rates[DENSITY_POINTS] = {1e-8, 1e-7, 3e-7, 1e-6, 2e-6, 3e-6, 5e-6, 1e-5,
+                                                     2e-5, 3e-5, 6e-5, 1e-4, 3e-4, 1e-3, 1e-2};
+
+/* What an optimizer step does to FP32 weights: it moves all of them, by little. */
+static const double every_rates[DENSITY_EVERY] = {1e-7, 1e-6, 1e-5};
 
 enum {
-    POINTS = sizeof density_rates / sizeof *density_rates,
-    CODECS = 5,
     COPIES = 3,       /* of memcpy, */
     COPIES_APART = 7, /* at the first density, and at every so many */
     PARAMETERS = 64000000,
 };
-
-typedef struct density_point {
-    double rate;
-    uint64_t changed;
-    bench_row rows[CODECS]; /* fast, small, and the others */
-} density_point;
-
-typedef struct density_results {
-    uint64_t units;
-    bench_row copy;
-    bench_row anchor;
-    density_point points[POINTS];
-} density_results;
 
 /* ---- measuring ---- */
 
@@ -48,7 +36,7 @@ static int measure_point(weft_command *command, bench_model *model, unsigned rep
     /* what all ratios rest on should not hang on one moment */
     bool copies = (point - results->points) % COPIES_APART == 0;
     code = copies ? bench_memcpy(command, COPIES, &results->copy) : EXIT_DONE;
-    for (unsigned i = 0; i < CODECS && code == EXIT_DONE; i++) {
+    for (unsigned i = 0; i < DENSITY_CODECS && code == EXIT_DONE; i++) {
         code = i < 2 ? bench_profile(command, model, (weft_profile)i, 1, repeat, &point->rows[i])
                      : bench_other(command, model, (bench_baseline)(i - 2), repeat, &point->rows[i]);
     }
@@ -62,12 +50,17 @@ static int measure(weft_command *command, const bench_options *options, density_
     uint64_t parameters = options->parameters > 0 ? options->parameters : PARAMETERS;
     int code = EXIT_DONE;
     results->copy.threads = 1;
-    for (size_t i = 0; i < POINTS && code == EXIT_DONE; i++) {
+    results->dtype = bench_dtype_of(options->dtype);
+    results->count = DENSITY_POINTS + (options->dtype == WEFT_DTYPE_F32 ? DENSITY_EVERY : 0);
+    for (size_t i = 0; i < results->count && code == EXIT_DONE; i++) {
         density_point *point = &results->points[i];
         bench_model model = {0};
         weft_trace trace = {0};
-        point->rate = density_rates[i];
+        bool every = i >= DENSITY_POINTS;
+        point->rate = every ? every_rates[i - DENSITY_POINTS] : density_rates[i] * results->dtype->rates;
         code = trace_open(command, &trace, parameters, point->rate, options->seed);
+        trace.dtype = results->dtype;
+        trace.every = every;
         if (code == EXIT_DONE) {
             code = bench_model_generate(command, &model, &trace);
         }
@@ -83,12 +76,12 @@ static int measure(weft_command *command, const bench_options *options, density_
 
 /* ---- reading the results ---- */
 
-static double gigabytes(const bench_row *row, double seconds) {
+double density_speed(const bench_row *row, double seconds) {
     return seconds > 0 ? 1e-9 * (double)row->bytes / seconds : 0;
 }
 
 static double to_memcpy(const density_results *results, const bench_row *row, double seconds) {
-    return gigabytes(row, seconds) / gigabytes(&results->copy, results->copy.encode);
+    return density_speed(row, seconds) / density_speed(&results->copy, results->copy.encode);
 }
 
 static double per_change(const density_point *point, const bench_row *row) {
@@ -98,7 +91,7 @@ static double per_change(const density_point *point, const bench_row *row) {
 /* The last point of at most 1%, which the price of a change is counted from. */
 static const density_point *first_point(const density_results *results) {
     const density_point *first = &results->points[0];
-    for (size_t i = 1; i < POINTS; i++) {
+    for (size_t i = 1; i < DENSITY_POINTS; i++) {
         if (results->points[i].changed <= results->units / 90) {
             first = &results->points[i];
         }
@@ -118,7 +111,7 @@ static double change_price(const density_results *results, const density_point *
     return 1e9 * more / (double)(point->changed - first->changed);
 }
 
-static double density_of(const density_results *results, const density_point *point) {
+double density_of(const density_results *results, const density_point *point) {
     return (double)point->changed / (double)results->units;
 }
 
@@ -130,9 +123,9 @@ static json_t *row_json(const density_results *results, const density_point *poi
     json_object_set_new(json, "name", json_string(row->name));
     json_object_set_new(json, "patch_bytes", json_count(row->patch_bytes));
     json_object_set_new(json, "bytes_per_change", json_real(per_change(point, row)));
-    json_object_set_new(json, "encode_gb_per_second", json_real(gigabytes(row, row->encode)));
+    json_object_set_new(json, "encode_gb_per_second", json_real(density_speed(row, row->encode)));
     json_object_set_new(json, "encode_to_memcpy", json_real(to_memcpy(results, row, row->encode)));
-    json_object_set_new(json, "decode_gb_per_second", json_real(gigabytes(row, row->decode)));
+    json_object_set_new(json, "decode_gb_per_second", json_real(density_speed(row, row->decode)));
     json_object_set_new(json, "decode_to_memcpy", json_real(to_memcpy(results, row, row->decode)));
     json_object_set_new(json, "encode_ns_per_change", json_real(change_price(results, point, codec, true)));
     json_object_set_new(json, "decode_ns_per_change",
@@ -142,10 +135,10 @@ static json_t *row_json(const density_results *results, const density_point *poi
 
 static int print_json(weft_command *command, const bench_options *options, const density_results *results) {
     json_t *json = json_object(), *points = json_array(), *anchor = json_object();
-    for (size_t i = 0; i < POINTS; i++) {
+    for (size_t i = 0; i < results->count; i++) {
         const density_point *point = &results->points[i];
         json_t *item = json_object(), *rows = json_array();
-        for (unsigned c = 0; c < CODECS; c++) {
+        for (unsigned c = 0; c < DENSITY_CODECS; c++) {
             json_array_append_new(rows, row_json(results, point, c));
         }
         json_object_set_new(item, "learning_rate", json_real(point->rate));
@@ -156,14 +149,15 @@ static int print_json(weft_command *command, const bench_options *options, const
     }
     json_object_set_new(anchor, "patch_bytes", json_count(results->anchor.patch_bytes));
     json_object_set_new(anchor, "encode_gb_per_second",
-                        json_real(gigabytes(&results->anchor, results->anchor.encode)));
+                        json_real(density_speed(&results->anchor, results->anchor.encode)));
     json_object_set_new(anchor, "encode_to_memcpy",
                         json_real(to_memcpy(results, &results->anchor, results->anchor.encode)));
+    json_object_set_new(json, "dtype", json_string(results->dtype->name));
     json_object_set_new(json, "cpu", json_string(weft_cpu_name()));
     json_object_set_new(json, "repeat", json_count(options->repeat));
     json_object_set_new(json, "total", json_count(results->units));
     json_object_set_new(json, "memcpy_gb_per_second",
-                        json_real(gigabytes(&results->copy, results->copy.encode)));
+                        json_real(density_speed(&results->copy, results->copy.encode)));
     json_object_set_new(json, "anchor", anchor);
     json_object_set_new(json, "points", points);
     return command_print_json(command, stdout, json);
@@ -180,7 +174,7 @@ static void print_price(double price) {
 }
 
 static void print_point(const density_results *results, const density_point *point) {
-    for (unsigned c = 0; c < CODECS; c++) {
+    for (unsigned c = 0; c < DENSITY_CODECS; c++) {
         const bench_row *row = &point->rows[c];
         char density[TEXT_SIZE] = "";
         if (c == 0) {
@@ -188,8 +182,8 @@ static void print_point(const density_results *results, const density_point *poi
         }
         printf("%9s  %-10s  %7.3f  %7.3f  %6.2f %6.3f  %6.2f %6.3f", density, row->name,
                100 * (double)row->patch_bytes / (double)row->bytes, per_change(point, row),
-               gigabytes(row, row->encode), to_memcpy(results, row, row->encode),
-               gigabytes(row, row->decode), to_memcpy(results, row, row->decode));
+               density_speed(row, row->encode), to_memcpy(results, row, row->encode),
+               density_speed(row, row->decode), to_memcpy(results, row, row->decode));
         print_price(change_price(results, point, c, true));
         print_price(change_price(results, point, c, false));
         putchar('\n');
@@ -199,19 +193,20 @@ static void print_point(const density_results *results, const density_point *poi
 static void print_text(const density_results *results) {
     char units[TEXT_SIZE];
     const bench_row *anchor = &results->anchor;
-    printf("%s weights; %s, one thread, by the processor's time; memcpy %.2f GB/s; x: against memcpy\n\n",
-           text_count(results->units, units), weft_cpu_name(),
-           gigabytes(&results->copy, results->copy.encode));
+    printf(
+        "%s weights, %s; %s, one thread, by the processor's time; memcpy %.2f GB/s; x: against memcpy\n\n",
+        text_count(results->units, units), results->dtype->name, weft_cpu_name(),
+        density_speed(&results->copy, results->copy.encode));
     printf("%9s  %-10s  %7s  %7s  %6s %6s  %6s %6s  %6s  %6s\n", "", "", "% of", "bytes/", "encode", "",
            "decode", "", "ns per", "change");
     printf("%9s  %-10s  %7s  %7s  %6s %6s  %6s %6s  %6s  %6s\n", "changed", "", "model", "change", "GB/s",
            "x", "GB/s", "x", "encode", "decode");
-    for (size_t i = 0; i < POINTS; i++) {
+    for (size_t i = 0; i < results->count; i++) {
         print_point(results, &results->points[i]);
     }
     printf("%9s  %-10s  %7.3f  %7s  %6.2f %6.3f\n", "anchor", "",
-           100 * (double)anchor->patch_bytes / (double)anchor->bytes, "", gigabytes(anchor, anchor->encode),
-           to_memcpy(results, anchor, anchor->encode));
+           100 * (double)anchor->patch_bytes / (double)anchor->bytes, "",
+           density_speed(anchor, anchor->encode), to_memcpy(results, anchor, anchor->encode));
 }
 
 int bench_density(weft_command *command, const bench_options *options) {
@@ -222,6 +217,9 @@ int bench_density(weft_command *command, const bench_options *options) {
     bench_count_processor();
     int code = measure(command, options, results);
     progress_clear(&command->progress);
+    if (code == EXIT_DONE && options->plot != NULL) {
+        code = density_plot(command, results, options->plot);
+    }
     if (code == EXIT_DONE && command->json) {
         code = print_json(command, options, results);
     } else if (code == EXIT_DONE) {

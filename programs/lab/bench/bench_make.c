@@ -73,9 +73,9 @@ static int create_file(weft_command *command, const weft_trace *trace, const cha
 }
 
 /* Where in the mapped file each tensor of the trace lies. */
-static uint16_t **locate_tensors(const weft_trace *trace, const weft_checkpoint *file) {
+static void **locate_tensors(const weft_trace *trace, const weft_checkpoint *file) {
     const weft_table *table = weft_checkpoint_table(file);
-    uint16_t **places = calloc(trace->count, sizeof *places);
+    void **places = calloc(trace->count, sizeof *places);
     for (size_t t = 0; places != NULL && t < trace->count; t++) {
         int64_t index = weft_table_find(table, trace->tensors[t].name);
         places[t] = index >= 0 ? weft_table_at(table, (size_t)index)->data : NULL;
@@ -87,7 +87,7 @@ static uint16_t **locate_tensors(const weft_trace *trace, const weft_checkpoint 
 typedef struct trace_files {
     size_t count;
     weft_checkpoint **files;
-    uint16_t ***states;
+    void ***states;
 } trace_files;
 
 static int create_all(weft_command *command, const weft_trace *trace, const char *directory, unsigned steps,

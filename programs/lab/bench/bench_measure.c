@@ -32,12 +32,12 @@ static void keep_smallest(double *best, double seconds) {
 }
 
 static uint64_t model_bytes(const bench_model *model) {
-    return model->units * sizeof(uint16_t);
+    return model->units * model->width;
 }
 
 /* Is the live copy now the new state? */
 static int check_live(weft_command *command, const bench_model *model, const char *name) {
-    if (memcmp(model->live, model->next, model->extent * sizeof *model->live) != 0) {
+    if (memcmp(model->live, model->next, bench_model_bytes(model)) != 0) {
         return command_error(command, EXIT_INTEGRITY, "%s: the decoded state is not the new one", name);
     }
     return EXIT_DONE;

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { LINE_UNITS = 32 }; /* tensors start at cache lines */
+enum { LINE_UNITS = 64 }; /* tensors start at cache lines, whatever a unit is */
 
 void *bench_map(size_t bytes) {
     void *memory = mmap(NULL, bytes > 0 ? bytes : 1, PROT_READ | PROT_WRITE,
@@ -38,8 +38,16 @@ void bench_chill(void) {
 }
 
 void bench_model_restore(bench_model *model) {
-    memcpy(model->live, model->base, model->extent * sizeof *model->live);
+    memcpy(model->live, model->base, bench_model_bytes(model));
     bench_chill();
+}
+
+size_t bench_model_bytes(const bench_model *model) {
+    return model->extent * model->width;
+}
+
+void *bench_model_tensor(const bench_model *model, const void *state, const bench_tensor *tensor) {
+    return (uint8_t *)(uintptr_t)state + tensor->start * model->width;
 }
 
 static int add_tensor(weft_command *command, bench_model *model, const char *name, uint32_t rank,
@@ -67,16 +75,16 @@ static int add_tensor(weft_command *command, bench_model *model, const char *nam
     return EXIT_DONE;
 }
 
-int bench_model_table(weft_command *command, const bench_model *model, uint16_t *state,
+int bench_model_table(weft_command *command, const bench_model *model, void *state,
                       weft_table **table_out) {
     weft_status status = weft_table_create(command->context, table_out);
     for (size_t i = 0; i < model->count && status == WEFT_OK; i++) {
         const bench_tensor *tensor = &model->tensors[i];
         weft_tensor entry = {.size = sizeof entry,
                              .name = tensor->name,
-                             .dtype = WEFT_DTYPE_BF16,
+                             .dtype = model->dtype,
                              .rank = tensor->rank,
-                             .data = state + tensor->start,
+                             .data = bench_model_tensor(model, state, tensor),
                              .writable = true,
                              .tied_to = -1};
         memcpy(entry.shape, tensor->shape, sizeof entry.shape);
@@ -87,7 +95,7 @@ int bench_model_table(weft_command *command, const bench_model *model, uint16_t 
 
 /* Memory for the tensors that were added, and tables over it. */
 static int allocate_states(weft_command *command, bench_model *model) {
-    size_t bytes = model->extent * sizeof(uint16_t);
+    size_t bytes = bench_model_bytes(model);
     model->base = bench_map(bytes);
     model->next = bench_map(bytes);
     model->live = bench_map(bytes);
@@ -102,7 +110,7 @@ static int allocate_states(weft_command *command, bench_model *model) {
 }
 
 void bench_model_close(bench_model *model) {
-    size_t bytes = model->extent * sizeof(uint16_t);
+    size_t bytes = bench_model_bytes(model);
     weft_table *tables[] = {model->base_table, model->next_table, model->live_table};
     for (int i = 0; i < 3; i++) {
         weft_table_destroy(tables[i]);
@@ -120,22 +128,22 @@ void bench_model_close(bench_model *model) {
 /* ---- from the trace ---- */
 
 static int fill_states(weft_command *command, bench_model *model, const weft_trace *trace) {
-    uint16_t **places = calloc(2 * trace->count, sizeof *places);
+    void **places = calloc(2 * trace->count, sizeof *places);
     if (places == NULL) {
         return command_error(command, EXIT_FAILED, "no memory for the trace");
     }
     for (size_t i = 0; i < trace->count; i++) {
-        places[i] = model->base + model->tensors[i].start;
-        places[trace->count + i] = model->next + model->tensors[i].start;
+        places[i] = bench_model_tensor(model, model->base, &model->tensors[i]);
+        places[trace->count + i] = bench_model_tensor(model, model->next, &model->tensors[i]);
     }
-    uint16_t **const states[2] = {places, places + trace->count};
+    void **const states[2] = {places, places + trace->count};
     int code = trace_fill(command, trace, states, 2);
     free(places);
     return code;
 }
 
 int bench_model_generate(weft_command *command, bench_model *model, const weft_trace *trace) {
-    *model = (bench_model){0};
+    *model = (bench_model){.dtype = trace->dtype->dtype, .width = weft_dtype_width(trace->dtype->dtype)};
     int code = EXIT_DONE;
     for (size_t i = 0; i < trace->count && code == EXIT_DONE; i++) {
         const trace_tensor *tensor = &trace->tensors[i];
@@ -192,7 +200,7 @@ static int choose_tensors(weft_command *command, bench_model *model, const weft_
 }
 
 int bench_model_load(weft_command *command, bench_model *model, const char *base, const char *next) {
-    *model = (bench_model){0};
+    *model = (bench_model){.dtype = WEFT_DTYPE_BF16, .width = sizeof(uint16_t)};
     weft_model models[2] = {{0}};
     int code = model_open(command, base, &models[0]);
     if (code == EXIT_DONE) {
@@ -207,10 +215,10 @@ int bench_model_load(weft_command *command, bench_model *model, const char *base
     }
     for (size_t i = 0; i < model->count && code == EXIT_DONE; i++) {
         const bench_tensor *tensor = &model->tensors[i];
-        size_t bytes = tensor->rows * tensor->columns * sizeof(uint16_t);
-        memcpy(model->base + tensor->start,
+        size_t bytes = tensor->rows * tensor->columns * model->width;
+        memcpy(bench_model_tensor(model, model->base, tensor),
                find_tensor(weft_checkpoint_table(models[0].checkpoint), tensor->name)->data, bytes);
-        memcpy(model->next + tensor->start,
+        memcpy(bench_model_tensor(model, model->next, tensor),
                find_tensor(weft_checkpoint_table(models[1].checkpoint), tensor->name)->data, bytes);
     }
     model_close(&models[1]);

@@ -140,7 +140,8 @@ static int add_layer(weft_trace *trace, int layer, uint64_t width, uint64_t inne
  * layers leave. */
 int trace_open(weft_command *command, weft_trace *trace, uint64_t parameters, double learning_rate,
                uint64_t seed) {
-    *trace = (weft_trace){.learning_rate = learning_rate, .seed = seed};
+    *trace = (weft_trace){
+        .learning_rate = learning_rate, .seed = seed, .dtype = bench_dtype_of(WEFT_DTYPE_BF16)};
     prepare_normal();
     uint64_t width = 64 * (uint64_t)(16 * cbrt((double)parameters / 256e6) + 0.5);
     width = width < 64 ? 64 : width;
@@ -166,7 +167,8 @@ int trace_open(weft_command *command, weft_trace *trace, uint64_t parameters, do
 int trace_open_many(weft_command *command, weft_trace *trace, uint64_t count, double learning_rate,
                     uint64_t seed) {
     enum { COLUMNS = 256, LEAST_ROWS = 16, SIZES = 5 };
-    *trace = (weft_trace){.learning_rate = learning_rate, .seed = seed};
+    *trace = (weft_trace){
+        .learning_rate = learning_rate, .seed = seed, .dtype = bench_dtype_of(WEFT_DTYPE_BF16)};
     prepare_normal();
     for (uint64_t i = 0; i < count; i++) {
         if (add_tensor(trace, "model.experts", (int)i, "weight", (uint64_t)LEAST_ROWS << i % SIZES, COLUMNS,
@@ -197,7 +199,7 @@ enum { JOB_UNITS = 1 << 18 };
 typedef struct trace_filling {
     weft_command *command;
     const weft_trace *trace;
-    uint16_t **const *states;
+    void **const *states;
     size_t state_count;
     trace_job *jobs;
     size_t job_count;
@@ -264,7 +266,7 @@ static void fill_row(const trace_filling *filling, const trace_job *job, uint64_
     const weft_trace *trace = filling->trace;
     const trace_tensor *tensor = &trace->tensors[job->tensor];
     uint64_t columns = tensor->columns, at = row * columns, t = job->tensor;
-    uint16_t *base = filling->states[0][t] + at;
+    uint16_t *base = (uint16_t *)filling->states[0][t] + at;
     uint64_t weights = stream_of(trace->seed, STREAM_WEIGHTS, t, row, 0);
     uint64_t scale = stream_of(trace->seed, STREAM_ROW, t, row, 0);
     make_weights(tensor, weights, tensor->deviation * lognormal(scale, row_spread, 0), column_scales,
@@ -276,7 +278,49 @@ static void fill_row(const trace_filling *filling, const trace_job *job, uint64_
         double size = trace->learning_rate * step_size *
                       (double)lognormal(spread, step_spread, -0.5 * step_spread * step_spread);
         take_step(stream_of(trace->seed, STREAM_STEP, t, row, s), (float)size, columns, masters);
-        weft_bf16_from_f32(masters, filling->states[s][t] + at, columns);
+        weft_bf16_from_f32(masters, (uint16_t *)filling->states[s][t] + at, columns);
+    }
+}
+
+/* What a type other than BF16 has of a weight before a step and after it. */
+static inline void fill_unit(const weft_trace *trace, float old, float new, float scale,
+                             uint32_t values[2]) {
+    if (trace->dtype->dtype != WEFT_DTYPE_F32) {
+        values[0] = bench_dtype_round(trace->dtype, old * scale);
+        values[1] = bench_dtype_round(trace->dtype, new *scale);
+        return;
+    }
+    uint16_t seen[2];
+    weft_bf16_from_f32(&old, &seen[0], 1);
+    weft_bf16_from_f32(&new, &seen[1], 1);
+    memcpy(&values[0], &old, sizeof old);
+    memcpy(&values[1], trace->every || seen[0] != seen[1] ? &new : &old, sizeof new);
+}
+
+/* A row of another type, before a step and after it: the FP32 weights are the masters. */
+static void fill_row_as(const trace_filling *filling, const trace_job *job, uint64_t row,
+                        const float *column_scales, float *masters) {
+    const weft_trace *trace = filling->trace;
+    const bench_dtype *dtype = trace->dtype;
+    const trace_tensor *tensor = &trace->tensors[job->tensor];
+    unsigned width = weft_dtype_width(dtype->dtype);
+    uint64_t columns = tensor->columns, t = job->tensor;
+    uint8_t *old = (uint8_t *)filling->states[0][t] + row * columns * width;
+    uint8_t *new = (uint8_t *)filling->states[1][t] + row *columns *width;
+    uint64_t scales = stream_of(trace->seed, STREAM_ROW, t, row, 0);
+    uint64_t spread = stream_of(trace->seed, STREAM_STEP_ROW, t, row, 1);
+    float scale = bench_dtype_scale(dtype, tensor->deviation);
+    double size = trace->learning_rate * step_size *
+                  (double)lognormal(spread, step_spread, -0.5 * step_spread * step_spread);
+    make_weights(tensor, stream_of(trace->seed, STREAM_WEIGHTS, t, row, 0),
+                 tensor->deviation * lognormal(scales, row_spread, 0), column_scales, masters);
+    memcpy(masters + columns, masters, columns * sizeof *masters);
+    take_step(stream_of(trace->seed, STREAM_STEP, t, row, 1), (float)size, columns, masters + columns);
+    for (uint64_t c = 0; c < columns; c++) {
+        uint32_t values[2];
+        fill_unit(trace, masters[c], masters[columns + c], scale, values);
+        memcpy(old + c * width, &values[0], width);
+        memcpy(new + c *width, &values[1], width);
     }
 }
 
@@ -287,7 +331,7 @@ static void run_job(void *argument, size_t index, unsigned worker) {
     if (command_interrupted() != EXIT_DONE) {
         return;
     }
-    float *memory = calloc(2 * columns, sizeof *memory);
+    float *memory = calloc(3 * columns, sizeof *memory);
     if (memory == NULL) {
         atomic_store(&filling->no_memory, true);
         return;
@@ -297,7 +341,11 @@ static void run_job(void *argument, size_t index, unsigned worker) {
         memory[c] = lognormal(draw(stream, c), column_spread, 0);
     }
     for (uint64_t row = job->first; row < job->first + job->rows; row++) {
-        fill_row(filling, job, row, memory, memory + columns);
+        if (filling->trace->dtype->dtype != WEFT_DTYPE_BF16) {
+            fill_row_as(filling, job, row, memory, memory + columns);
+        } else {
+            fill_row(filling, job, row, memory, memory + columns);
+        }
     }
     free(memory);
     uint64_t bytes = 2 * filling->state_count * job->rows * columns;
@@ -308,7 +356,7 @@ static void run_job(void *argument, size_t index, unsigned worker) {
     }
 }
 
-int trace_fill(weft_command *command, const weft_trace *trace, uint16_t **const *states, size_t count) {
+int trace_fill(weft_command *command, const weft_trace *trace, void **const *states, size_t count) {
     trace_filling filling = {.command = command, .trace = trace, .states = states, .state_count = count};
     if (!list_jobs(&filling)) {
         return command_error(command, EXIT_FAILED, "no memory for the trace");

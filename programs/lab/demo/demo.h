@@ -8,6 +8,7 @@
 
 #include "../../cli/command.h"
 #include "../../server/training.h"
+#include "../bench/sync/bench_sync.h"
 
 #include "../../../train/run.h"
 
@@ -15,7 +16,7 @@
 
 /* ---- demo_processes.c: the processes ---- */
 
-enum { DEMO_WORKERS_MAX = 16, DEMO_ARGUMENTS_MAX = 24 };
+enum { DEMO_WORKERS_MAX = 16, DEMO_ARGUMENTS_MAX = 40 };
 
 typedef struct demo_process {
     char name[TEXT_SIZE]; /* "the trainer", "worker 1" */
@@ -83,14 +84,16 @@ void demo_show_close(demo_show *show, const json_t *steps);
 
 /* `steps` must not be empty. */
 json_t *demo_summary_make(const json_t *steps);
-void demo_summary_print(const json_t *summary, const json_t *rates);
+/* `large` is demo_large_measure's, or null. */
+void demo_summary_print(const json_t *summary, const json_t *large);
 
-/* ---- demo_rates.c: the same policy at other learning rates ---- */
+/* ---- demo_large.c: one step of a model of real size, and the page ---- */
 
-/* Trains copies of the state on for some steps at the papers' rates, and tells what each step would cost to
- * send, as an array of objects. */
-int demo_rates_measure(weft_command *command, const char *state, const char *directory, uint64_t steps,
-                       json_t **rates_out);
+/* Starts a server for the store, whose page shows it, and says where. A build without a server has none. */
+int demo_page_open(sync_bench *bench, const char *store, sync_server *server_out);
+/* Publishes a step of a model with so many parameters, follows it and compares, below `directory`. */
+int demo_large_measure(weft_command *command, const char *directory, uint64_t parameters,
+                       json_t **large_out);
 
 /* ---- demo_report.c: the page ---- */
 
@@ -100,7 +103,7 @@ typedef struct demo_report {
     const json_t *run; /* its settings */
     const json_t *steps;
     const json_t *summary;
-    const json_t *rates; /* perhaps empty */
+    const json_t *large; /* null: there was none */
 } demo_report;
 
 int demo_report_write(weft_command *command, const char *path, const demo_report *report);

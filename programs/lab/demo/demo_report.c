@@ -30,7 +30,7 @@ static json_t *describe(const demo_report *report) {
     json_object_set_new(json, "interrupted", json_boolean(report->interrupted));
     json_object_set(json, "run", (json_t *)report->run);
     json_object_set(json, "summary", (json_t *)report->summary);
-    json_object_set(json, "rates", (json_t *)report->rates);
+    json_object_set(json, "large", (json_t *)report->large);
     json_object_set(json, "steps", (json_t *)report->steps);
     return json;
 }

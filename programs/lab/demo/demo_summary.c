@@ -203,38 +203,42 @@ static void print_pause(const json_t *summary) {
     }
 }
 
-static void print_rates(const json_t *rates) {
-    char sent[TEXT_SIZE];
-    for (size_t i = 0; i < json_array_size(rates); i++) {
-        const json_t *row = json_array_get(rates, i);
-        printf("%s %g: %.2f%% changed by a step, %s per sync, %.1f times fewer than dense\n",
-               i == 0 ? "at rate   " : "          ", member(row, NULL, "rate"),
-               100 * member(row, "density", "1"),
-               text_bytes((uint64_t)(member(row, "bytes", "sent") + 0.5), sent),
-               member(row, "bytes", "reduction"));
+static void print_large(const json_t *large) {
+    char sent[TEXT_SIZE], dense[TEXT_SIZE], pause[TEXT_SIZE], parameters[TEXT_SIZE];
+    if (json_is_null(large)) {
+        return;
     }
+    printf("real size  %s parameters, %.2f%% changed by a step at %g: %s instead of %s, %.1f times fewer "
+           "bytes\n",
+           text_count((uint64_t)member(large, NULL, "parameters"), parameters),
+           100 * member(large, NULL, "density"), member(large, NULL, "rate"),
+           text_bytes((uint64_t)member(large, "bytes", "sent"), sent),
+           text_bytes((uint64_t)member(large, "bytes", "dense"), dense),
+           member(large, "bytes", "reduction"));
+    printf("           pause %s; the worker holds the trainer's bits, all compared\n",
+           text_seconds(member(large, NULL, "pause"), pause));
 }
 
-void demo_summary_print(const json_t *summary, const json_t *rates) {
+void demo_summary_print(const json_t *summary, const json_t *large) {
     char sent[TEXT_SIZE], dense[TEXT_SIZE], saved[TEXT_SIZE], parameters[TEXT_SIZE];
+    printf("saved      %s, %.1f times fewer bytes than whole models: %s per sync instead of %s\n",
+           text_bytes((uint64_t)fmax(member(summary, "bytes", "saved"), 0), saved),
+           member(summary, "bytes", "reduction"),
+           text_bytes((uint64_t)(member(summary, "bytes", "sent") + 0.5), sent),
+           text_bytes((uint64_t)member(summary, "bytes", "dense"), dense));
     printf("reward     %.3f -> %.3f (means of the first and the last %.0f of %.0f steps)\n",
            member(summary, "reward", "first"), member(summary, "reward", "last"),
            member(summary, "reward", "window"), member(summary, NULL, "steps"));
+    print_large(large);
     printf("policy     %s parameters, learning rate %g\n",
            text_count((uint64_t)member(summary, NULL, "parameters"), parameters),
            member(summary, NULL, "rate"));
     printf("density    %.2f%% of the BF16 weights changed by a step\n",
            100 * member(summary, "density", "1"));
-    printf("sync       %s instead of %s, %.1f times fewer bytes; %s saved\n",
-           text_bytes((uint64_t)(member(summary, "bytes", "sent") + 0.5), sent),
-           text_bytes((uint64_t)member(summary, "bytes", "dense"), dense),
-           member(summary, "bytes", "reduction"),
-           text_bytes((uint64_t)fmax(member(summary, "bytes", "saved"), 0), saved));
     print_pause(summary);
     printf("staleness  %.2f mean, %.0f most\n", member(summary, "staleness", "mean"),
            member(summary, "staleness", "max"));
     printf("time       %.1f s in steps: %.1f waiting for rollouts, %.1f training, %.1f publishing\n",
            member(summary, NULL, "seconds"), member(summary, "phases", "wait"),
            member(summary, "phases", "train"), member(summary, "phases", "publish"));
-    print_rates(rates);
 }

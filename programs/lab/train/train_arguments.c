@@ -197,6 +197,8 @@ int train_arguments_run(train_arguments *arguments, int argc, char **argv, int (
          .choice = &arguments->chosen.run.sync, .words = "patch|full"},
         {.group = 10, .help = "Learning:"},
         {"rate", "R", 11, "Learning rate", .real = &arguments->chosen.grpo.adam.rate},
+        {"rate-warmup", "N", 11, "Updates until the full rate (default: 0)",
+         .number = &arguments->chosen.grpo.adam.warm_up, .most = COUNT_MOST},
         {"updates", "N", 11, "Updates of a step, each on its share of the groups",
          .number = &arguments->chosen.grpo.updates, .most = COUNT_MOST},
         {"passes", "N", 11, "How often a step goes over its batch",

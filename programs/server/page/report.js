@@ -18,6 +18,17 @@ function known(value, format) {
 
 // ---- the summary ----
 
+function exponent(value) {
+  return value.toExponential().replace("+", "");
+}
+
+// The first line: what was saved, and whether the policy learned meanwhile.
+function savedText({reward, bytes: sync}) {
+  return sync.reduction === null ? "A policy learns, and its workers follow bit for bit"
+    : bytes(Math.max(0, Math.round(sync.saved))) + " saved: " + times(sync.reduction) + " fewer bytes, while reward went from " +
+      reward.first.toFixed(2) + " to " + reward.last.toFixed(2);
+}
+
 // A text of the run's own, or null.
 function told(name) {
   return typeof report.run[name] === "string" ? report.run[name] : null;
@@ -26,11 +37,11 @@ function told(name) {
 function tileTexts(summary) {
   const {reward, density, bytes: sync, pause, staleness} = summary;
   return [
+    ["Reduction", times(sync.reduction), bytes(sync.saved) + " saved"],
     ["Reward", decimal(reward.first) + " → " + decimal(reward.last), "means of " + count(reward.window) + " steps"],
-    ["Steps", count(summary.steps), span(summary.seconds) + ", learning rate " + decimal(summary.rate)],
+    ["Steps", count(summary.steps), span(summary.seconds) + ", learning rate " + exponent(summary.rate)],
     ["Changed by a step", known(density["1"], percent), "of the BF16 weights"],
     ["Bytes per sync", bytes(sync.sent), "full sync: " + bytes(sync.dense)],
-    ["Reduction", times(sync.reduction), bytes(sync.saved) + " saved"],
     ["Pause", known(pause.median, seconds), known(pause.max, (value) => "longest " + seconds(value))],
     ["Staleness", known(staleness.mean, decimal), "most " + count(staleness.max)],
     ["Workers", count(summary.workers), summary.rejected === 0 ? "no trajectory rejected"
@@ -41,10 +52,11 @@ function tileTexts(summary) {
 function showSummary() {
   const {summary} = report;
   for (const [name, value, note] of tileTexts(summary)) {
-    const tile = make("div", name === "Reward" ? "tile first" : "tile");
+    const tile = make("div", name === "Reduction" || name === "Reward" ? "tile first" : "tile");
     tile.append(piece("dt", "", name), piece("dd", "", value), piece("dd", "", note));
     by("tiles").append(tile);
   }
+  setText(by("saved"), savedText(summary));
   setText(by("about"), (told("command") ?? report.command) + " · " + new Date(report.made).toISOString().slice(0, 16).replace("T", " ") +
     " UTC · " + report.machine + (report.interrupted ? " · interrupted" : ""));
   setText(by("software"), "weft " + report.weft);
@@ -101,37 +113,30 @@ function showTensors() {
   setText(by("tensors-note"), rows.length === 0 ? "" : "k = 1; darkest: " + percent(top));
 }
 
-// ---- learning rates ----
+// ---- the model of real size ----
 
-function rateText() {
-  const {rate, parameters} = report.summary;
-  const [first] = report.rates;
-  return "A BF16 weight changes in a step about as often as the step is large beside the gap to its neighbours, so " +
-    "density grows with the learning rate. A policy of " + short(parameters) + " parameters needs a larger rate to " +
-    "learn within minutes (here " + decimal(rate) + ") than one of 7B, which is trained at 1e-6 to 3e-6, and is denser " +
-    "for it. The rows below are the final policy of this run, trained on for some steps at those rates: what the " +
-    "same weights cost to send there. They are too short to show learning at those rates. With every patch go an " +
-    "index page and a head, " + bytes(Math.round(first.bytes.sent - first.bytes.patch)) + " here, which count beside a " +
-    "policy this small and not beside a large one.";
+// A bar as long as its share of the whole.
+function addScale(name, className, size, whole) {
+  const track = make("div");
+  const bar = make("div", "scale " + className);
+  bar.style.width = (100 * size / whole).toFixed(3) + "%";
+  track.append(bar);
+  by("large-scales").append(piece("span", "quiet", name), track, piece("span", "number", bytes(size)));
 }
 
-function showRates() {
-  show(by("rates-card"), report.rates.length > 0);
-  if (report.rates.length === 0) {
+function showLarge() {
+  const {large} = report;
+  show(by("large-card"), large !== null);
+  if (large === null) {
     return;
   }
-  setText(by("rates-text"), rateText());
-  const {summary} = report;
-  const own = {rate: summary.rate, steps: summary.steps, density: summary.density, bytes: summary.bytes, own: true};
-  for (const entry of [own, ...report.rates]) {
-    const row = make("tr", entry.own ? "this" : "");
-    const texts = [entry.rate.toExponential().replace("+", "") + (entry.own ? ", this run" : ""), count(entry.steps),
-      known(entry.density["1"], percent), bytes(Math.round(entry.bytes.sent)),
-      known(entry.bytes.patch ?? null, (value) => bytes(Math.round(value))), bytes(entry.bytes.dense),
-      times(entry.bytes.reduction)];
-    row.append(...texts.map((text, index) => piece("td", index > 0 ? "number" : "", text)));
-    by("rates").append(row);
-  }
+  addScale("full sync", "", large.bytes.dense, large.bytes.dense);
+  addScale("weft", "patch", large.bytes.sent, large.bytes.dense);
+  setText(by("large"), "A step at a learning rate of " + exponent(large.rate) + " changed " + percent(large.density) + " of " +
+    short(large.parameters) + " weights: " + times(large.bytes.reduction) + " fewer bytes. The trainer published it in " +
+    seconds(large.publish) + ", the worker fetched and proved it in " + seconds(large.prepare) + " while its weights " +
+    "were in use, and paused for " + seconds(large.pause) + ". Then all bits of both were compared, and were equal. " +
+    "The weights and the step are made by the generator of weft bench.");
 }
 
 // ---- settings, numbers ----
@@ -181,6 +186,6 @@ for (const name of ["reward", "density", "bytes", "staleness", "trainer", "worke
   addTrainingChart(by("charts"), name).show(report.steps);
 }
 showTensors();
-showRates();
+showLarge();
 showSettings();
 by("steps-details").addEventListener("toggle", showSteps);

@@ -38,6 +38,7 @@ static json_t *crowd_json(const fleet_crowd_results *crowd, const bench_options 
     json_object_set_new(json, "total", json_count(crowd->total));
     json_object_set_new(json, "changed", json_count(crowd->changed));
     json_object_set_new(json, "lost", json_count(crowd->lost));
+    json_object_set_new(json, "alive", json_count(crowd->alive));
     json_object_set_new(json, "seconds", sync_times_json(&crowd->seconds));
     json_object_set_new(json, "versions_per_second",
                         json_real(versions_per_second(crowd, options->versions)));
@@ -79,6 +80,7 @@ static int print_json(weft_command *command, const bench_options *options, const
     json_t *json = json_object();
     json_object_set_new(json, "cpu", json_string(weft_cpu_name()));
     json_object_set_new(json, "followers", json_count(options->followers));
+    json_object_set_new(json, "processes", json_count(options->processes));
     json_object_set_new(json, "relays", json_count(options->relays));
     json_object_set_new(json, "versions", json_count(options->versions));
     json_object_set_new(json, "fleet", crowd_json(&results->crowd, options));
@@ -100,6 +102,8 @@ static void print_crowd(const fleet_crowd_results *crowd, const bench_options *o
         "  publish to commit: median %.1f ms, p99 %.1f ms, longest %.1f ms; %.2f versions/s; %llu lost\n",
         1e3 * crowd->seconds.median, 1e3 * crowd->seconds.p99, 1e3 * crowd->seconds.worst,
         versions_per_second(crowd, options->versions), (unsigned long long)crowd->lost);
+    printf("  %llu of them are processes; the origin takes %llu for alive\n",
+           (unsigned long long)options->processes, (unsigned long long)crowd->alive);
     printf(
         "  the origin sent %s in %llu requests: %.3f of patches (%s) and index (%s) once to each relay\n",
         text_bytes(crowd->origin_bytes, sent), (unsigned long long)crowd->origin_requests,
@@ -183,6 +187,7 @@ int bench_fleet(weft_command *command, const bench_options *options) {
     chosen.versions = sync_choose(options->versions, options->quick, 12, 200);
     chosen.followers = sync_choose(options->followers, options->quick, 8, 64);
     chosen.relays = sync_choose(options->relays, options->quick, 2, 2);
+    chosen.processes = options->processes < chosen.followers ? options->processes : chosen.followers;
     int code = sync_bench_open(command, &chosen, &bench);
     if (code != EXIT_DONE) {
         return code;

@@ -7,7 +7,7 @@
 
 #include "bench_sync.h"
 
-enum { FLEET_FOLLOWERS_MAX = 1024, FLEET_RELAYS_MAX = 16 };
+enum { FLEET_FOLLOWERS_MAX = 1024, FLEET_RELAYS_MAX = 16, FLEET_PROCESSES_MAX = 256 };
 
 /* Resident bytes of a server. */
 typedef struct fleet_memory {
@@ -17,6 +17,7 @@ typedef struct fleet_memory {
 typedef struct fleet_crowd_results {
     uint64_t total, changed; /* on the average */
     uint64_t lost;           /* of versions times followers: where a follower never stood */
+    uint64_t alive;          /* followers, as the origin has heard of them through the relays */
     sync_times seconds;      /* publish to commit, of all followers and versions */
     double elapsed;          /* for all versions */
     /* of all versions but the first, which followers begin with */
@@ -70,6 +71,21 @@ int fleet_meter_read(fleet_meter *meter, fleet_counts *counts_out);
 
 /* Resident bytes of a process; 0 if it is gone. */
 uint64_t fleet_resident(pid_t pid);
+
+/* ---- bench_fleet_process.c: a follower that is a process ---- */
+
+typedef struct fleet_process {
+    pid_t pid;
+    FILE *lines; /* that it prints */
+} fleet_process;
+
+int fleet_process_start(sync_bench *bench, const char *url, const char *out, const char *name,
+                        fleet_process *process);
+/* Waits for the next version that it has put in place. False: it has ended. */
+bool fleet_process_next(fleet_process *process, uint64_t *version_out, weft_digest *digest_out);
+/* Ends it, without a word; it is still to be stopped, which waits for that. */
+void fleet_process_interrupt(const fleet_process *process);
+void fleet_process_stop(fleet_process *process);
 
 /* ---- the parts ---- */
 

@@ -3,10 +3,12 @@
  * bench_fleet_crowd.c: a trainer, an origin, relays, and many followers with live memory, each a thread
  * with a context of one thread, a store and connections of its own.
  *
- * The trainer makes the next version when all followers have committed the one before, or after half a
- * minute without that: no version is skipped unless something is wrong. Each commit's digest is compared
- * with what the trainer computes of its own weights before it publishes them, and in the end each
- * follower's weights with the trainer's, bit by bit.
+ * Some may be processes instead, whose weights are files. All report to their relay.
+ *
+ * The trainer makes the next version when all followers have committed the one before, or after a minute
+ * without that: no version is skipped unless something is wrong. Each commit's digest is compared with what
+ * the trainer computes of its own weights before it publishes them, and in the end the weights of each
+ * follower in memory with the trainer's, bit by bit.
  */
 #include "bench_fleet.h"
 
@@ -14,6 +16,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 
 typedef struct crowd crowd;
 
@@ -33,6 +37,9 @@ typedef struct follower {
     weft_view *view;
     weft_subscriber *subscriber;
     arrival *arrivals; /* by version, from 2 on */
+    char name[32];
+    fleet_process process; /* of one that is a process: that, and its directory */
+    char *out;
     pthread_t thread;
     bool running;
 } follower;
@@ -75,6 +82,9 @@ static void stop(crowd *crowd) {
     crowd->stopped = true;
     pthread_cond_broadcast(&crowd->moved);
     pthread_mutex_unlock(&crowd->lock);
+    for (uint64_t i = 0; i < crowd->count; i++) {
+        fleet_process_interrupt(&crowd->followers[i].process);
+    }
 }
 
 static void tell_crowd(crowd *crowd, uint64_t version) {
@@ -85,9 +95,16 @@ static void tell_crowd(crowd *crowd, uint64_t version) {
     pthread_mutex_unlock(&crowd->lock);
 }
 
+static void note_arrival(follower *follower, uint64_t version, const weft_digest *digest) {
+    crowd *crowd = follower->crowd;
+    if (version >= 2 && version < crowd->versions + 2) {
+        follower->arrivals[version - 2] = (arrival){clock_seconds(), *digest};
+    }
+    tell_crowd(crowd, version);
+}
+
 /* One version, or half a second without one. */
 static weft_status follow_once(follower *follower) {
-    crowd *crowd = follower->crowd;
     uint64_t newest;
     weft_status status = weft_subscriber_wait(follower->subscriber, 0.5, &newest);
     if (status != WEFT_OK) {
@@ -98,19 +115,16 @@ static weft_status follow_once(follower *follower) {
         status = weft_subscriber_commit(follower->subscriber);
     }
     if (status == WEFT_OK) {
-        double now = clock_seconds();
         weft_subscriber_info info = {.size = sizeof info};
         weft_subscriber_describe(follower->subscriber, &info);
-        if (info.version >= 2 && info.version < crowd->versions + 2) {
-            follower->arrivals[info.version - 2] = (arrival){now, info.digest};
-        }
-        tell_crowd(crowd, info.version);
+        note_arrival(follower, info.version, &info.digest);
     }
     return status;
 }
 
 static weft_status open_subscriber(follower *follower) {
-    const weft_subscriber_options options = {.size = sizeof options, .empty = true};
+    const weft_subscriber_options options = {
+        .size = sizeof options, .empty = true, .report_name = follower->name};
     weft_status status = weft_store_open(follower->context, follower->url, NULL, &follower->store);
     if (status == WEFT_OK) {
         status = weft_view_create(follower->context, follower->table, &follower->view);
@@ -120,6 +134,24 @@ static weft_status open_subscriber(follower *follower) {
                                       &follower->subscriber);
     }
     return status;
+}
+
+static void *follow_process(void *opaque) {
+    follower *follower = opaque;
+    uint64_t version;
+    weft_digest digest;
+    while (fleet_process_next(&follower->process, &version, &digest)) {
+        note_arrival(follower, version, &digest);
+    }
+    crowd *crowd = follower->crowd;
+    pthread_mutex_lock(&crowd->lock);
+    if (!crowd->stopped) {
+        crowd->code = command_error(crowd->bench->command, EXIT_FAILED, "a follower ended too early");
+        crowd->stopped = true;
+        pthread_cond_broadcast(&crowd->moved);
+    }
+    pthread_mutex_unlock(&crowd->lock);
+    return NULL;
 }
 
 static void *follow(void *opaque) {
@@ -142,14 +174,42 @@ static void *follow(void *opaque) {
     return NULL;
 }
 
+static int start_process(crowd *crowd, follower *follower) {
+    char path[4096];
+    follower->out = sync_store_path(crowd->bench, follower->name);
+    if (follower->out == NULL) {
+        return EXIT_FAILED;
+    }
+    int length = snprintf(path, sizeof path, "%s/model.safetensors", follower->out);
+    if (length >= (int)sizeof path || mkdir(follower->out, 0700) != 0) {
+        return command_error(crowd->bench->command, EXIT_FAILED, "cannot make a directory for a follower");
+    }
+    int code = fleet_process_start(crowd->bench, follower->url, path, follower->name, &follower->process);
+    if (code == EXIT_DONE && pthread_create(&follower->thread, NULL, follow_process, follower) != 0) {
+        code = command_error(crowd->bench->command, EXIT_FAILED, "cannot start a thread");
+    }
+    follower->running = code == EXIT_DONE;
+    return code;
+}
+
+/* The first ones are the processes: they are forked while there are few threads. */
 static int start_follower(crowd *crowd, uint64_t index) {
     follower *follower = &crowd->followers[index];
     const bench_model *model = &crowd->walk.model;
+    bool process = index < crowd->bench->options->processes;
     follower->crowd = crowd;
     follower->url = crowd->relays[index % crowd->bench->options->relays].url;
-    follower->weights = bench_map(model->extent * sizeof *follower->weights);
+    snprintf(follower->name, sizeof follower->name, "%s-%llu", process ? "process" : "thread",
+             (unsigned long long)index);
     follower->arrivals = calloc(crowd->versions, sizeof *follower->arrivals);
-    if (follower->weights == NULL || follower->arrivals == NULL) {
+    if (follower->arrivals == NULL) {
+        return sync_no_memory(crowd->bench);
+    }
+    if (process) {
+        return start_process(crowd, follower);
+    }
+    follower->weights = bench_map(model->extent * sizeof *follower->weights);
+    if (follower->weights == NULL) {
         return sync_no_memory(crowd->bench);
     }
     int code = bench_model_table(crowd->bench->command, model, follower->weights, &follower->table);
@@ -169,7 +229,10 @@ static void close_follower(follower *follower, const bench_model *model) {
     weft_store_close(follower->store);
     weft_context_destroy(follower->context);
     weft_table_destroy(follower->table);
-    bench_unmap(follower->weights, model->extent * sizeof *follower->weights);
+    if (follower->weights != NULL) {
+        bench_unmap(follower->weights, model->extent * sizeof *follower->weights);
+    }
+    sync_store_remove(follower->out);
     free(follower->arrivals);
 }
 
@@ -182,9 +245,9 @@ static void expect(crowd *crowd, uint64_t version) {
     pthread_mutex_unlock(&crowd->lock);
 }
 
-/* Until all have what is expected, or for half a minute. The code of a follower that failed. */
+/* Until all have what is expected, or for a minute. The code of a follower that failed. */
 static int await_all(crowd *crowd, bool *all_out) {
-    enum { PATIENCE_SECONDS = 30 };
+    enum { PATIENCE_SECONDS = 60 };
     double end = weft_clock_now() + PATIENCE_SECONDS;
     bool in_time = true;
     pthread_mutex_lock(&crowd->lock);
@@ -305,6 +368,26 @@ static int train_measured(crowd *crowd) {
     return code;
 }
 
+/* All of them are heard of within a few intervals, or are not. */
+static int count_alive(crowd *crowd) {
+    enum { PATIENCE_SECONDS = 30 };
+    const struct timespec moment = {.tv_nsec = 200000000};
+    double end = weft_clock_now() + PATIENCE_SECONDS;
+    weft_context *context = crowd->meter.context;
+    weft_status status;
+    int code;
+    do {
+        weft_fleet fleet = {.size = sizeof fleet};
+        nanosleep(&moment, NULL);
+        status = weft_fleet_read(context, crowd->meter.store, NULL, &fleet);
+        crowd->results->alive = fleet.live;
+        weft_fleet_close(context, &fleet);
+        code = sync_go_on(crowd->bench);
+    } while (code == EXIT_DONE && status == WEFT_OK && crowd->results->alive < crowd->count &&
+             weft_clock_now() < end);
+    return status == WEFT_OK ? code : sync_fail(crowd->bench, context, status);
+}
+
 /* ---- what came of it ---- */
 
 static int check_arrivals(crowd *crowd, double *seconds, uint64_t *count_out) {
@@ -329,7 +412,8 @@ static int check_arrivals(crowd *crowd, double *seconds, uint64_t *count_out) {
 static int check_weights(crowd *crowd) {
     const bench_model *model = &crowd->walk.model;
     for (uint64_t f = 0; f < crowd->count; f++) {
-        if (memcmp(crowd->followers[f].weights, model->base, model->extent * sizeof *model->base) != 0) {
+        const void *weights = crowd->followers[f].weights;
+        if (weights != NULL && memcmp(weights, model->base, bench_model_bytes(model)) != 0) {
             return command_error(crowd->bench->command, EXIT_INTEGRITY,
                                  "follower %llu is not what the trainer is", (unsigned long long)f);
         }
@@ -374,7 +458,8 @@ static int start_relays(crowd *crowd) {
 }
 
 static int run_crowd(crowd *crowd) {
-    const sync_pair_options options = {.profile = WEFT_PROFILE_SMALL, .anchors = true, .keep_all = true};
+    const sync_pair_options options = {
+        .profile = WEFT_PROFILE_SMALL, .anchors = true, .keep_all = true, .no_looks = true};
     sync_bench *bench = crowd->bench;
     const char *url = crowd->origin->server.url;
     int code = sync_pair_open(bench, &crowd->walk.model, url, &options, &crowd->pair);
@@ -402,10 +487,13 @@ static int run_crowd(crowd *crowd) {
         }
         if (code == EXIT_DONE && !all) {
             code = command_error(crowd->bench->command, EXIT_FAILED,
-                                 "not all followers had the first version after half a minute");
+                                 "not all followers had the first version after a minute");
         }
     }
-    return code == EXIT_DONE ? train_measured(crowd) : code;
+    if (code == EXIT_DONE) {
+        code = train_measured(crowd);
+    }
+    return code == EXIT_DONE ? count_alive(crowd) : code;
 }
 
 static void close_crowd(crowd *crowd) {
@@ -452,6 +540,9 @@ int bench_fleet_crowd(sync_bench *bench, const fleet_origin *origin, fleet_crowd
                 pthread_join(crowd.followers[i].thread, NULL);
             }
         }
+    }
+    for (uint64_t i = 0; crowd.followers != NULL && i < crowd.count; i++) {
+        fleet_process_stop(&crowd.followers[i].process);
     }
     if (code == EXIT_DONE) {
         code = collect_crowd(&crowd);

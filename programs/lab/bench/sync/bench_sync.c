@@ -81,6 +81,8 @@ json_t *sync_latency_json(const sync_latency_results *results) {
     json_object_set_new(json, "p99_to_median", json_ratio(results->seconds.p99, results->seconds.median));
     json_object_set_new(json, "publisher_requests_per_version", json_real(results->requests_up));
     json_object_set_new(json, "publisher_bytes_per_version", json_real(results->bytes_up));
+    json_object_set_new(json, "head_bytes_per_version", json_real(results->head_bytes));
+    json_object_set_new(json, "page_bytes_per_version", json_real(results->page_bytes));
     json_object_set_new(json, "follower_requests_per_version", json_real(results->requests_down));
     json_object_set_new(json, "follower_bytes_per_version", json_real(results->bytes_down));
     json_object_set_new(json, "anchors", json_count(results->anchors));
@@ -249,6 +251,7 @@ static void print_latency(const sync_results *all) {
     printf("  per version: publisher %.2f requests, %s; follower %.2f requests, %s\n", results->requests_up,
            text_bytes((uint64_t)results->bytes_up, up), results->requests_down,
            text_bytes((uint64_t)results->bytes_down, down));
+    printf("  of the publisher's: head %.0f B, pages %.0f B\n", results->head_bytes, results->page_bytes);
 }
 
 static void print_bucketing(const sync_results *all) {
@@ -339,6 +342,7 @@ static const struct {
     {"catch-up", "catch_up", bench_sync_catch_up, catch_up_json, print_catch_up},
     {"group", "group", bench_sync_group, group_json, print_group},
     {"parts", "parts", bench_sync_parts, parts_json, print_parts},
+    {"serial", "serial", bench_sync_serial, sync_serial_json, sync_serial_print},
 };
 enum { PART_COUNT = sizeof parts / sizeof parts[0] };
 

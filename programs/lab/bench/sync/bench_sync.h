@@ -13,7 +13,7 @@
 /* ---- bench_sync.c: what to run, and the results ---- */
 
 /* Of bench_options.parts: every bit that has a part. */
-enum { SYNC_ALL = 255 };
+enum { SYNC_ALL = 511 };
 
 enum { SYNC_VERSIONS_MAX = 10000, SYNC_TENSORS_MAX = 20000 };
 
@@ -63,7 +63,8 @@ typedef struct sync_latency_results {
     sync_times seconds;
     double requests_up, bytes_up; /* per version */
     double requests_down, bytes_down;
-    uint64_t anchors; /* that were written meanwhile */
+    double head_bytes, page_bytes; /* of what the publisher sends */
+    uint64_t anchors;              /* that were written meanwhile */
 } sync_latency_results;
 
 /* One way to bring many tensors over. */
@@ -132,6 +133,20 @@ typedef struct sync_parts_results {
     sync_parts_row rows[2];
 } sync_parts_results;
 
+/* What a call takes of the processor, in seconds per version, and what of it goes one after the other. */
+typedef struct sync_serial_call {
+    double all;     /* of the whole process */
+    double outside; /* of all loops: nobody else works meanwhile */
+    double emits;   /* ordered parts of loops, which are beside others' work */
+    double beside;  /* other threads, which write and send what is made */
+} sync_serial_call;
+
+enum { SYNC_SERIAL_CALLS = 3, SYNC_SERIAL_THREADS = 2 };
+typedef struct sync_serial_results {
+    uint64_t total, changed;
+    sync_serial_call calls[SYNC_SERIAL_THREADS][SYNC_SERIAL_CALLS]; /* publish, prepare, commit */
+} sync_serial_results;
+
 typedef struct sync_results {
     unsigned threads;
     sync_publish_results publish;
@@ -142,6 +157,7 @@ typedef struct sync_results {
     sync_catch_up_results catch_up;
     sync_group_results group;
     sync_parts_results parts;
+    sync_serial_results serial;
 } sync_results;
 
 json_t *sync_times_json(const sync_times *times);
@@ -244,6 +260,7 @@ typedef struct sync_pair_options {
     bool follow;
     bool anchors;           /* later ones too, in the background, as a run has them */
     bool no_leaps;          /* nothing beside publishing but what is measured */
+    bool no_looks;          /* the trainer does not read reports, which are bytes of the server too */
     bool keep_all;          /* and no version goes for them */
     bool unsynced;          /* where bytes are counted and no time is taken: puts need not reach the disk */
     const char *worker_url; /* where the worker follows; NULL: where the trainer publishes */
@@ -253,6 +270,18 @@ typedef struct sync_pair_options {
 int sync_pair_open(sync_bench *bench, bench_model *model, const char *url, const sync_pair_options *options,
                    sync_pair *pair);
 void sync_pair_close(sync_pair *pair);
+/* A model, and the changes of one step of its training. */
+typedef struct sync_stepped {
+    bench_model model;
+    sync_flips flips;
+} sync_stepped;
+
+/* bench_sync_memory.c */
+int sync_stepped_open(sync_bench *bench, uint64_t parameters, sync_stepped *stepped);
+/* The changes are the step's, or `count` of our own. */
+int sync_stepped_changes(sync_bench *bench, sync_stepped *stepped, uint64_t count);
+void sync_stepped_close(sync_stepped *stepped);
+
 /* Changes the trainer's weights and publishes them; caches are cold. */
 int sync_pair_publish(sync_pair *pair, const sync_flips *flips, weft_publish_result *result_out);
 /* Brings the worker to the newest version, and compares it bit for bit with the trainer. Caches are cold
@@ -293,5 +322,9 @@ double sync_catch_up_worst(const sync_catch_up_results *results, size_t *index_o
 double sync_catch_up_mean(const sync_catch_up_results *results);
 /* bench_sync_parts.c */
 int bench_sync_parts(sync_bench *bench, sync_results *all);
+/* bench_sync_serial.c */
+int bench_sync_serial(sync_bench *bench, sync_results *all);
+json_t *sync_serial_json(const sync_results *all);
+void sync_serial_print(const sync_results *all);
 
 #endif

@@ -212,7 +212,7 @@ static int time_frames(frame_run *run, unsigned workers, sync_bucketing_row *row
     row->requests = after.requests - before.requests;
     row->bytes = after.sent + after.received - before.sent - before.received;
     const bench_model *model = run->model;
-    if (memcmp(model->live, model->next, model->extent * sizeof *model->live) != 0) {
+    if (memcmp(model->live, model->next, bench_model_bytes(model)) != 0) {
         return command_error(run->bench->command, EXIT_INTEGRITY, "%s: not the new state", row->text);
     }
     return EXIT_DONE;

@@ -92,7 +92,7 @@ static int come_back(catch_up_run *run, away *worker, sync_absence *absence) {
     for (uint64_t version = absence->from + 1; version <= after.version; version++) {
         absence->replayed += run->patches[version];
     }
-    size_t bytes = run->model.extent * sizeof *run->model.base;
+    size_t bytes = bench_model_bytes(&run->model);
     return memcmp(worker->model.live, run->model.base, bytes) == 0
                ? EXIT_DONE
                : command_error(run->bench->command, EXIT_INTEGRITY,

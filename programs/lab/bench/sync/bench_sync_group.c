@@ -296,7 +296,7 @@ static int train(group_run *run, sync_group_row *row) {
 static int compare(const group_run *run) {
     const bench_model *model = run->model;
     for (unsigned i = 0; i < RANKS; i++) {
-        if (memcmp(run->ranks[i].memory, model->base, model->extent * sizeof *model->base) != 0) {
+        if (memcmp(run->ranks[i].memory, model->base, bench_model_bytes(model)) != 0) {
             return command_error(run->bench->command, EXIT_INTEGRITY,
                                  "a replica is not what the trainer is");
         }

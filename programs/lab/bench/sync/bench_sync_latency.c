@@ -11,7 +11,9 @@
 
 #include "../../../../lib/base/clock.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 struct sync_line {
     sync_bench *bench;
@@ -112,6 +114,32 @@ static void await_version(sync_line *line, uint64_t version) {
     pthread_mutex_unlock(&line->lock);
 }
 
+/* Where the store lies, the head that was put last can be looked at. */
+static uint64_t measure_head(const sync_line *line) {
+    char path[4096];
+    struct stat status;
+    snprintf(path, sizeof path, "%s/heads/00000001", line->path);
+    return stat(path, &status) == 0 ? (uint64_t)status.st_size : 0;
+}
+
+static bool add_page(void *opaque, const char *key, uint64_t size, double age_seconds) {
+    (void)key;
+    (void)age_seconds;
+    *(double *)opaque += (double)size;
+    return true;
+}
+
+static weft_status measure_pages(const sync_line *line, double *bytes) {
+    weft_context *context = line->pair.trainer_context;
+    weft_store *store;
+    weft_status status = weft_store_open(context, line->path, NULL, &store);
+    if (status == WEFT_OK) {
+        status = weft_store_list(context, store, "pages", add_page, bytes);
+        weft_store_close(store);
+    }
+    return status;
+}
+
 int sync_line_step(sync_line *line) {
     weft_publish_result result = {.size = sizeof result};
     line->sums.changed += sync_walk_step(&line->walk);
@@ -122,6 +150,7 @@ int sync_line_step(sync_line *line) {
     }
     line->sums.requests_up += (double)result.requests;
     line->sums.bytes_up += (double)result.uploaded_bytes;
+    line->sums.head_bytes += (double)measure_head(line);
     await_version(line, result.version);
     return is_stopped(line) ? join_worker(line) : sync_go_on(line->bench);
 }
@@ -157,7 +186,12 @@ static int collect_latencies(sync_line *line, sync_latency_results *results) {
     results->bytes_up /= versions;
     results->requests_down = (double)(after.requests - line->before.requests) / versions;
     results->bytes_down = (double)(after.fetched_bytes - line->before.fetched_bytes) / versions;
+    results->head_bytes /= versions;
     weft_status status = weft_publisher_settle(line->pair.publisher);
+    if (status == WEFT_OK) {
+        status = measure_pages(line, &results->page_bytes);
+    }
+    results->page_bytes /= versions;
     if (status == WEFT_OK) {
         status = weft_log_walk(line->pair.trainer_context, line->pair.trainer_store, NULL, count_anchor,
                                &results->anchors);

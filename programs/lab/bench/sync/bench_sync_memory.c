@@ -19,16 +19,10 @@ static int time_copy(sync_bench *bench, uint64_t bytes, double *best) {
     return code;
 }
 
-/* A model, and the changes of one step of its training. */
-typedef struct stepped_model {
-    bench_model model;
-    sync_flips flips;
-} stepped_model;
-
-static int open_stepped(sync_bench *bench, uint64_t parameters, stepped_model *stepped) {
+int sync_stepped_open(sync_bench *bench, uint64_t parameters, sync_stepped *stepped) {
     const bench_options *options = bench->options;
     weft_trace trace;
-    *stepped = (stepped_model){0};
+    *stepped = (sync_stepped){0};
     int code = trace_open(bench->command, &trace, parameters, options->learning_rate, options->seed);
     if (code != EXIT_DONE) {
         return code;
@@ -39,14 +33,13 @@ static int open_stepped(sync_bench *bench, uint64_t parameters, stepped_model *s
     return code;
 }
 
-/* The changes are the step's, or `count` of our own. */
-static int open_changes(sync_bench *bench, stepped_model *stepped, uint64_t count) {
+int sync_stepped_changes(sync_bench *bench, sync_stepped *stepped, uint64_t count) {
     bench_model *model = &stepped->model;
     return count > 0 ? sync_flips_scatter(bench, model, count, &stepped->flips)
                      : sync_flips_between(bench, model, model->base, model->next, &stepped->flips);
 }
 
-static void close_stepped(stepped_model *stepped) {
+void sync_stepped_close(sync_stepped *stepped) {
     sync_flips_close(&stepped->flips);
     bench_model_close(&stepped->model);
 }
@@ -78,7 +71,7 @@ static int publish_rows(sync_bench *bench, sync_pair *pair, const sync_flips *fl
     return code;
 }
 
-static int publish_profile(sync_bench *bench, stepped_model *stepped, sync_publish_results *results,
+static int publish_profile(sync_bench *bench, sync_stepped *stepped, sync_publish_results *results,
                            sync_publish_row *row) {
     double *samples = calloc(bench->options->repeat, sizeof *samples);
     char *path = sync_store_path(bench, "published");
@@ -102,10 +95,10 @@ static int publish_profile(sync_bench *bench, stepped_model *stepped, sync_publi
 
 int bench_sync_publish(sync_bench *bench, sync_results *all) {
     sync_publish_results *results = &all->publish;
-    stepped_model stepped;
-    int code = open_stepped(bench, bench->options->parameters, &stepped);
+    sync_stepped stepped;
+    int code = sync_stepped_open(bench, bench->options->parameters, &stepped);
     if (code == EXIT_DONE) {
-        code = open_changes(bench, &stepped, 0);
+        code = sync_stepped_changes(bench, &stepped, 0);
     }
     results->total = stepped.model.units;
     results->bytes = stepped.model.units * sizeof(uint16_t);
@@ -113,7 +106,7 @@ int bench_sync_publish(sync_bench *bench, sync_results *all) {
         results->rows[i].profile = i == 0 ? WEFT_PROFILE_FAST : WEFT_PROFILE_SMALL;
         code = publish_profile(bench, &stepped, results, &results->rows[i]);
     }
-    close_stepped(&stepped);
+    sync_stepped_close(&stepped);
     return code;
 }
 
@@ -139,14 +132,14 @@ int bench_sync_pause(sync_bench *bench, sync_results *all) {
     enum { PARAMETERS = 256000000 };
     uint64_t parameters = bench->options->parameters;
     unsigned repeat = bench->options->repeat;
-    stepped_model stepped;
+    sync_stepped stepped;
     sync_pair pair = {0};
     sync_pair_options options = {.profile = WEFT_PROFILE_SMALL, .follow = true};
     double *samples = calloc(2 * (size_t)repeat, sizeof *samples);
     char *path = sync_store_path(bench, "paused");
-    int code = open_stepped(bench, parameters < PARAMETERS ? parameters : PARAMETERS, &stepped);
+    int code = sync_stepped_open(bench, parameters < PARAMETERS ? parameters : PARAMETERS, &stepped);
     if (code == EXIT_DONE) {
-        code = open_changes(bench, &stepped, 0);
+        code = sync_stepped_changes(bench, &stepped, 0);
     }
     if (code == EXIT_DONE && (samples == NULL || path == NULL)) {
         code = sync_no_memory(bench);
@@ -164,7 +157,7 @@ int bench_sync_pause(sync_bench *bench, sync_results *all) {
         results->prepare = sync_times_of(samples, repeat);
         results->commit = sync_times_of(samples + repeat, repeat);
     }
-    close_stepped(&stepped);
+    sync_stepped_close(&stepped);
     sync_store_remove(path);
     free(samples);
     return code;
@@ -174,7 +167,7 @@ int bench_sync_pause(sync_bench *bench, sync_results *all) {
 
 /* One of the two models. */
 typedef struct scaled {
-    stepped_model stepped;
+    sync_stepped stepped;
     sync_pair pair;
     char *path;
     double *commits;
@@ -182,7 +175,7 @@ typedef struct scaled {
 
 static void close_scaled(scaled *side) {
     sync_pair_close(&side->pair);
-    close_stepped(&side->stepped);
+    sync_stepped_close(&side->stepped);
     sync_store_remove(side->path);
     free(side->commits);
 }
@@ -191,9 +184,9 @@ static int open_scaled(sync_bench *bench, uint64_t parameters, uint64_t changes,
                        scaled *side) {
     sync_pair_options options = {.profile = WEFT_PROFILE_SMALL, .follow = true};
     *side = (scaled){.commits = calloc(bench->options->repeat, sizeof *side->commits)};
-    int code = open_stepped(bench, parameters, &side->stepped);
+    int code = sync_stepped_open(bench, parameters, &side->stepped);
     if (code == EXIT_DONE) {
-        code = open_changes(bench, &side->stepped, changes);
+        code = sync_stepped_changes(bench, &side->stepped, changes);
     }
     if (code == EXIT_DONE && (side->path = sync_store_path(bench, name)) == NULL) {
         code = EXIT_FAILED;

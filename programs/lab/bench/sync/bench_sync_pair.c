@@ -19,6 +19,7 @@ static int open_trainer(sync_pair *pair, const char *url, const sync_pair_option
                                                 .keep_anchors = options->keep_all ? 15 : 0,
                                                 .anchors_in_background = options->anchors,
                                                 .no_leaps = options->no_leaps,
+                                                .no_announced_cuts = options->no_looks,
                                                 .spool_directory = bench->directory};
     const weft_store_options store_options = {.size = sizeof store_options,
                                               .volatile_writes = options->unsynced};
@@ -105,7 +106,7 @@ int sync_pair_publish(sync_pair *pair, const sync_flips *flips, weft_publish_res
 
 int sync_pair_compare(const sync_pair *pair) {
     const bench_model *model = pair->model;
-    if (memcmp(model->base, model->next, model->extent * sizeof *model->base) != 0) {
+    if (memcmp(model->base, model->next, bench_model_bytes(model)) != 0) {
         return command_error(pair->bench->command, EXIT_INTEGRITY, "the worker is not what the trainer is");
     }
     return EXIT_DONE;

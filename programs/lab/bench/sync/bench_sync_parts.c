@@ -92,8 +92,7 @@ static int write_model(sync_bench *bench, const bench_model *from, parted_model 
     }
     if (code == EXIT_DONE) {
         model->changed = flips.count;
-        code = write_file(bench, "weights", from->base, (size_t)from->extent * sizeof *from->base,
-                          &model->weights);
+        code = write_file(bench, "weights", from->base, bench_model_bytes(from), &model->weights);
     }
     if (code == EXIT_DONE) {
         code = write_file(bench, "positions", flips.positions,

@@ -249,16 +249,16 @@ int sync_flips_scatter(sync_bench *bench, const bench_model *model, uint64_t cou
     return EXIT_DONE;
 }
 
-static int fill_steps(sync_bench *bench, const bench_model *model, const weft_trace *trace,
-                      uint16_t **memory, uint16_t **places, sync_flips *flips, size_t count) {
-    uint16_t ***states = calloc(count + 1, sizeof *states);
+static int fill_steps(sync_bench *bench, const bench_model *model, const weft_trace *trace, void **memory,
+                      void **places, sync_flips *flips, size_t count) {
+    void ***states = calloc(count + 1, sizeof *states);
     if (states == NULL) {
         return sync_no_memory(bench);
     }
     for (size_t s = 0; s <= count; s++) {
         states[s] = places + s * trace->count;
         for (size_t t = 0; t < trace->count; t++) {
-            states[s][t] = memory[s] + model->tensors[t].start;
+            states[s][t] = bench_model_tensor(model, memory[s], &model->tensors[t]);
         }
     }
     int code = trace_fill(bench->command, trace, states, count + 1);
@@ -272,9 +272,9 @@ static int fill_steps(sync_bench *bench, const bench_model *model, const weft_tr
 /* The first state is the model's own base; the others live only until their differences are known. */
 int sync_flips_trace(sync_bench *bench, const bench_model *model, const weft_trace *trace,
                      sync_flips *flips, size_t count) {
-    size_t bytes = model->extent * sizeof(uint16_t);
-    uint16_t **memory = calloc(count + 1, sizeof *memory);
-    uint16_t **places = calloc((count + 1) * trace->count, sizeof *places);
+    size_t bytes = bench_model_bytes(model);
+    void **memory = calloc(count + 1, sizeof *memory);
+    void **places = calloc((count + 1) * trace->count, sizeof *places);
     bool complete = memory != NULL && places != NULL;
     for (size_t s = 0; complete && s <= count; s++) {
         memory[s] = s == 0 ? model->base : bench_map(bytes);
