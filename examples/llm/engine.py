@@ -16,7 +16,7 @@ import torch
 from link import Link
 from processes import Failure, Process
 
-_START_SECONDS = 300.0
+_START_SECONDS = 1800.0  # one that has ended is noticed at once
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
@@ -47,8 +47,9 @@ class Engine(Process):
             prefix=link.prefix,
             environment={
                 "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_HOST_IP": link.engine,
-                "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CACHE_ROOT": str(cache), "OMP_NUM_THREADS": "1",
-                "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "VLLM_LOGGING_COLOR": "0", "TMPDIR": str(scratch),
+                "VLLM_ENGINE_READY_TIMEOUT_S": f"{_START_SECONDS:.0f}", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
+                "VLLM_CACHE_ROOT": str(cache), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1",
+                "VLLM_LOGGING_COLOR": "0", "TMPDIR": str(scratch),
             },
         )
 

@@ -197,8 +197,11 @@ class Learner:
         generation = self._trainer.vllm_generation
         self._sync, self._generate = generation.sync_weights, generation.generate
         generation.sync_weights, generation.generate = self._sync_noted, self._generate_timed
-        self._trainer.train()
-        generation.sync_weights()  # TRL syncs before a step's rollouts; the last step has none behind it
+        try:
+            self._trainer.train()
+            generation.sync_weights()  # TRL syncs before a step's rollouts; the last step has none behind it
+        finally:
+            self._client.close_communicator()  # TRL does so when the process ends, and the store is gone by then
 
     def _generate_timed(self, *arguments: Any, **named: Any) -> Any:
         start = time.monotonic()

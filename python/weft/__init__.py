@@ -35,7 +35,7 @@ _HOMES = {
     "group": ("Group", "GroupInfo", "Member", "MemberInfo"),
     "runs": ("Collected", "Finding", "Fleet", "FollowerInfo", "LogEntry", "Repaired", "fleet", "gc", "log", "repair"),
 }  # fmt: skip
-_MODULES = ("correction", "device", "layouts", "library", "loco", "lora", "nemo_rl", "optim", "sglang", "sharded",
+_MODULES = ("correction", "device", "foreign", "layouts", "library", "loco", "lora", "nemo_rl", "optim", "sglang", "sharded",
             "slime", "testing", "trl", "verl")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -118,6 +118,30 @@ class tensor_changes(ctypes.Structure):
     _fields_ = [("tensor", c_char_p), ("units", c_void_p), ("values", c_void_p), ("count", c_uint64)]
 
 
+class foreign_options(Sized):
+    _fields_ = [("assume_base", c_bool), ("store", c_void_p)]
+
+
+class foreign_replica_options(Sized):
+    _fields_ = [("durable", c_bool), ("version", c_uint64), ("version_given", c_bool), ("poll_seconds", c_double)]
+
+
+class foreign_replica_info(Sized):
+    _fields_ = [
+        ("version", c_uint64),
+        ("digest", digest),
+        ("changed", c_uint64),
+        ("read_seconds", c_double),
+        ("prove_seconds", c_double),
+        ("pause_seconds", c_double),
+        ("prepared", c_uint64),
+    ]
+
+
+class foreign_version(ctypes.Structure):
+    _fields_ = [("version", c_uint64), ("base", c_uint64), ("whole", c_bool), ("path", c_char_p)]
+
+
 class diff_options(Sized):
     _fields_ = [
         ("profile", c_int),
@@ -168,6 +192,7 @@ class patch_info(Sized):
         ("replaced", c_uint64),
         ("base", digest),
         ("result", digest),
+        ("recalls", c_uint64),
     ]
 
 
@@ -229,11 +254,13 @@ class store_options(Sized):
         ("backoff_seconds", c_double),
         ("transfers", c_uint),
         ("volatile_writes", c_bool),
+        ("token_file", c_char_p),
     ]
 
 
 class store_traits(Sized):
-    _fields_ = [("directory", c_char_p), ("poll_seconds", c_double), ("paid", c_bool), ("conditional", c_bool)]
+    _fields_ = [("directory", c_char_p), ("poll_seconds", c_double), ("paid", c_bool), ("conditional", c_bool),
+                ("idle_seconds", c_double), ("dated", c_bool), ("ahead_seconds", c_double), ("credentials", c_char_p)]
 
 
 class store_traffic(Sized):
@@ -414,6 +441,8 @@ class follower(ctypes.Structure):
         ("lag_seconds", c_double),
         ("live", c_bool),
         ("cuts", c_char * 1025),
+        ("relayed", c_bool),
+        ("relay_seconds", c_double),
     ]
 
 

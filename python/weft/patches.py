@@ -35,9 +35,18 @@ from .context import MORE, Context, Handle, Progress
 from .errors import BaseMismatch, DigestMismatch, InvalidArgument
 from .tensors import Cuts, Model, Path, Tensors, cut_array, is_path, path_bytes, texts
 
-PROFILES = {"fast": 0, "small": 1}
+PROFILES = {"fast": 0, "small": 1, "smallest": 2}
 FATES = ("kept", "added", "removed", "replaced")
-CODINGS = {1: "fast", 2: "small", 3: "difference", 4: "values", 5: "packed steps", 6: "packed values"}
+CODINGS = {
+    1: "fast",
+    2: "small",
+    3: "difference",
+    4: "values",
+    5: "packed steps",
+    6: "packed values",
+    7: "rice steps",
+    8: "smallest",
+}
 
 Output = Union[None, Path, BinaryIO]
 
@@ -113,6 +122,7 @@ class PatchInfo:
     tensors: Sequence[TensorInfo] = dataclasses.field(repr=False)
     bucket_count: int
     buckets: Sequence[BucketInfo] = dataclasses.field(default=(), repr=False)
+    recalls: int = 0  # versions before it that it was coded with, of the profile smallest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +136,7 @@ class Verified:
 
 def profile_number(profile: str) -> int:
     if profile not in PROFILES:
-        raise InvalidArgument(f"the profile is fast or small, not {profile!r}")
+        raise InvalidArgument(f"the profile is fast, small or (of a publisher) smallest, not {profile!r}")
     return PROFILES[profile]
 
 
@@ -563,6 +573,7 @@ def inspect(patch: Patch, *, buckets: bool = False) -> PatchInfo:
             tensors=tensors,
             bucket_count=info.buckets,
             buckets=_buckets(context, opened, tensors) if buckets else (),
+            recalls=info.recalls,
         )
 
 

@@ -8,6 +8,9 @@ common.
 
 with WEFT_STORE on both sides. The trainer writes a checkpoint to its own disk, and what changed since the last one goes
 into the store. Before an engine reads, its host makes the same checkpoint of it, under the same name.
+
+Deltas (--update-weight-mode delta) are taken too: the trainer's host keeps a checkpoint that they are put on, which begins
+as a copy of --hf-checkpoint, or of WEFT_BASE. Engines find whole checkpoints all the same.
 """
 
 from __future__ import annotations
@@ -17,16 +20,18 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import sys
 import time
-from typing import Any, Optional
+from typing import Any, Dict, Mapping, Optional
 
-from .errors import NOT_FOUND, UNSUPPORTED, FileError, InvalidArgument, NotFoundError, UnsupportedError
+from .errors import NOT_FOUND, FileError, InvalidArgument, NotFoundError
 from .publisher import Published, Publisher
 from .runs import log
 from .subscriber import Subscriber
 
 _NAME = re.compile(r"weight_v(\d{6,})$")
+_INDEX = "model.safetensors.index.json"
 _LABEL = "weight_version"
 _POLL = 0.1  # seconds between looks for a version
 
@@ -62,25 +67,57 @@ def publish(args: Any, version_dir: str, rollout_engines: Any) -> Optional[Publi
     found = _NAME.search(place.name)
     if found is None:
         raise InvalidArgument(f"{version_dir} is not named as slime names versions, weight_v000007")
-    _check(place)
+    version = int(found[1])
     kept = place.parent / ".weft"
     kept.mkdir(exist_ok=True)
+    labels: Dict[str, object] = {_LABEL: version}
+    if _is_delta(place):
+        labels.update(_put_on(args, place, version, kept / "checkpoint"))
+        place = kept / "checkpoint"
     with Publisher(_store(args), place, key=_setting("key", args), mirror=kept / "mirror") as publisher:
-        return publisher.publish({_LABEL: int(found[1])})
+        return publisher.publish(labels)
 
 
-def _check(place: pathlib.Path) -> None:
-    """Whole checkpoints have an index, and so have differences, whose index says so."""
+def _put_on(args: Any, place: pathlib.Path, version: int, checkpoint: pathlib.Path) -> Mapping[str, str]:
+    """Brings the checkpoint to what a delta leads to; where that came from."""
+    if not checkpoint.exists():
+        base = _setting("base", args) or getattr(args, "hf_checkpoint", None)
+        if base is None or not list(pathlib.Path(base).glob("*.safetensors")):
+            raise InvalidArgument(
+                f"{place} is a delta, and no checkpoint is known that deltas begin from (slime's version 0); set WEFT_BASE to "
+                "its directory"
+            )
+        made = checkpoint.with_name("checkpoint.new")
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir()
+        for file in pathlib.Path(base).glob("*.safetensors*"):
+            shutil.copyfile(file, made / file.name)
+        if not (made / _INDEX).exists():
+            _write_index(made)
+        made.rename(checkpoint)
+    with Subscriber(f"slime:{place.parent}", checkpoint) as subscriber:
+        if subscriber.version != version:
+            subscriber.pull(version)
+        return subscriber.labels
+
+
+def _write_index(directory: pathlib.Path) -> None:
+    """For a checkpoint of one file: with an index it stays a directory wherever it goes, as slime's engines expect it."""
+    weight_map = {}
+    for path in directory.glob("*.safetensors"):
+        with open(path, "rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        weight_map.update({name: path.name for name in header if name != "__metadata__"})
+    (directory / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def _is_delta(place: pathlib.Path) -> bool:
+    """Whole checkpoints have an index, and so have deltas, whose index says so."""
     try:
-        metadata = json.loads((place / "model.safetensors.index.json").read_text()).get("metadata", {})
+        metadata = json.loads((place / _INDEX).read_text()).get("metadata", {})
     except FileNotFoundError as error:
-        raise InvalidArgument(f"{place} has no model.safetensors.index.json, as slime writes it last") from error
-    if "delta_encoding" in metadata:
-        raise UnsupportedError(
-            UNSUPPORTED,
-            f"{place} has differences, and weft makes these itself; let slime write whole checkpoints, by "
-            "--update-weight-mode full",
-        )
+        raise InvalidArgument(f"{place} has no {_INDEX}, as slime writes it last") from error
+    return "delta_encoding" in metadata
 
 
 def _version_of(store: str, target: int, trust: Optional[str], end: float) -> int:

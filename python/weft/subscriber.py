@@ -253,6 +253,9 @@ class Subscriber(Follower):
     that holds parts of tensors can take these alone (weft.layouts.cuts_for); a publisher picks them up. `state` is a file
     that keeps the newest head seen, across restarts.
 
+    A `store` such as "slime:/updates" is a place of another system, whose deltas are followed in the same way:
+    `assume_base` and `version` are for these (weft.foreign.ForeignSubscriber, and doc/INTEROP.md).
+
     >>> import numpy, tempfile, weft
     >>> place = tempfile.TemporaryDirectory()
     >>> with weft.Publisher(place.name, {"w": numpy.arange(4)}) as publisher:
@@ -271,6 +274,14 @@ class Subscriber(Follower):
     _info: SubscriberInfo
     _labels: Mapping[str, str]
     _functions = "subscriber"
+
+    def __new__(cls, store: StoreLike, *_: Any, **__: Any) -> "Subscriber":
+        if cls is Subscriber and isinstance(store, str):
+            if store.startswith("arc3:") or functions.foreign_place(store.encode(errors="replace"), None):
+                from .foreign import ForeignSubscriber  # which says why the first is refused
+
+                return super().__new__(ForeignSubscriber)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -293,6 +304,8 @@ class Subscriber(Follower):
         stage_bytes: int = 0,
         token: Optional[str] = None,
         ca_file: Optional[Path] = None,
+        assume_base: bool = False,
+        version: Optional[int] = None,
         threads: Optional[int] = None,
         progress: Progress = None,
     ) -> None:
@@ -300,6 +313,8 @@ class Subscriber(Follower):
         context = self._context
         self._poll_seconds = poll_seconds or Follower._poll_seconds
         try:
+            if assume_base or version is not None:
+                raise InvalidArgument("assume_base and version are for places of other systems, such as slime:/updates")
             self._store, self._owned = store_of(store, token, ca_file)
             self._trusted = key_of(trust)
             options = follow_options(

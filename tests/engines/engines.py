@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import socket
@@ -24,9 +25,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import requests
 import torch
+from limit import exit_when_asked, limit
 from safetensors.torch import load_file, save_file
-
-import weft
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 ENGINES = pathlib.Path(os.environ.get("WEFT_ENGINES", TREE / "build/engines")).resolve()
@@ -44,7 +44,8 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
     "VLLM_SERVER_DEV_MODE": "1", "VLLM_CACHE_ROOT": str(ENGINES / "cache"), "TOKENIZERS_PARALLELISM": "false",
     "VLLM_LOGGING_COLOR": "0", "NO_COLOR": "1",
-    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3600",  # nothing is decided by how fast the machine is
+    # nothing is decided by how fast the machine is
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3600", "VLLM_ENGINE_READY_TIMEOUT_S": "3600",
 }
 
 Weights = Dict[str, torch.Tensor]
@@ -54,7 +55,7 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE, pause: float = 0.02) -> Any:
     """The first true value of the condition; fails after `seconds`, which are far more than it takes."""
     end = time.monotonic() + seconds
     while True:
@@ -63,7 +64,7 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE)
             return found
         if time.monotonic() > end:
             raise AssertionError(f"{what}: not within {seconds} s")
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 # ---- weights ----
@@ -122,9 +123,12 @@ def hash_of(weight: torch.Tensor) -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that Linux gives to connections: none of them takes it before a server does, or while one is away."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 32768)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Program:
@@ -185,7 +189,7 @@ class VLLM(Program):
         super().__init__(
             [
                 str(python.with_name("vllm")), "serve", str(model), "--host", "127.0.0.1", "--port", str(self.port),
-                "--dtype", "bfloat16", "--max-model-len", "512", "--served-model-name", "model",
+                "--dtype", "bfloat16", "--max-model-len", "1024", "--served-model-name", "model",
                 "--weight-transfer-config", '{"backend": "weft"}', *mode, *options,
             ],
             place / f"vllm-{self.port}.log",
@@ -199,8 +203,8 @@ class VLLM(Program):
 
     def _healthy(self) -> bool:
         assert self.process.poll() is None, f"vLLM has ended:\n{self.tail(80)}"
-        with contextlib.suppress(requests.ConnectionError):
-            return requests.get(f"{self.url}/health", timeout=10).status_code == 200
+        with contextlib.suppress(requests.ConnectionError, requests.Timeout):
+            return requests.get(f"{self.url}/health", timeout=60).status_code == 200
         return False
 
     def post(self, route: str, body: Any = None, **query: str) -> requests.Response:
@@ -212,7 +216,12 @@ class VLLM(Program):
         return found
 
     def wait_version(self, version: int, seconds: float = PATIENCE) -> None:
-        wait_for(lambda: self.version == str(version), f"version {version} in the engine", seconds)
+        wait_for(lambda: self.version == str(version), f"version {version} in the engine", seconds, pause=0.1)
+
+    def wait_figures(self, version: int) -> Dict[str, float]:
+        """Of the commit of a version; they come a moment after it."""
+        wait_for(lambda: self.metrics().get("version") == version, f"figures of version {version}", pause=0.1)
+        return self.metrics()
 
     def hashes(self) -> Dict[str, str]:
         """vLLM's own: of each parameter, by the worker's rank and its name."""
@@ -237,13 +246,15 @@ class VLLM(Program):
 
 
 class Stream(threading.Thread):
-    """A request whose tokens are noted as they come."""
+    """A request whose tokens are noted as they come. vLLM sends several at once to who is slow to take them: how many
+    there were is in `completed`, when the stream has ended as it should."""
 
     def __init__(self, server: VLLM, prompt: str = "Once upon a time", tokens: int = 400) -> None:
         super().__init__(daemon=True)
         self.server, self.prompt, self.tokens = server, prompt, tokens
         self.times: List[float] = []
         self.texts: List[str] = []
+        self.completed = 0
         self.error: Optional[BaseException] = None
         self.start()
 
@@ -251,18 +262,47 @@ class Stream(threading.Thread):
         try:
             answer = requests.post(f"{self.server.url}/v1/completions", stream=True, timeout=PATIENCE, json={
                 "model": "model", "prompt": self.prompt, "temperature": 0, "max_tokens": self.tokens, "stream": True,
-                "ignore_eos": True,
+                "ignore_eos": True, "stream_options": {"include_usage": True},
             })
             for line in answer.iter_lines(chunk_size=1):
                 if line.startswith(b"data: {"):
-                    self.times.append(time.monotonic())
-                    self.texts.append(json.loads(line[6:])["choices"][0]["text"])
+                    found = json.loads(line[6:])
+                    for choice in found["choices"]:
+                        self.times.append(time.monotonic())
+                        self.texts.append(choice["text"])
+                    self.completed = (found.get("usage") or {}).get("completion_tokens", 0)
         except BaseException as error:
             self.error = error
+
+    def ends_well(self) -> "Stream":
+        self.join(PATIENCE)
+        assert not self.is_alive(), f"a stream is at {len(self.texts)} pieces after {PATIENCE} s"
+        assert self.error is None and self.completed == self.tokens, (self.error, self.completed)
+        return self
 
     def gaps(self, after: float = 0, before: float = float("inf")) -> List[float]:
         """Seconds between tokens, of those that came in this time."""
         return [new - old for old, new in zip(self.times, self.times[1:]) if after <= new <= before]
+
+
+def change_beneath_stream(
+    engine: VLLM, move: Callable[[], Any], publish: Callable[[], int], prompt: str = "Once upon a time",
+    tokens: int = 400,
+) -> Stream:
+    """A stream beneath which weights were changed, and which has ended as it should. That it was in flight when the
+    commit was made is a figure of the engine's own. How long a stream lasts and when its tokens are noticed nobody
+    promises: if it was over by then, there is another one, with other changes."""
+    for _ in range(8):
+        move()
+        stream = Stream(engine, prompt, tokens)
+        wait_for(lambda: stream.times or not stream.is_alive(), "the first token of a stream")
+        version = publish()
+        figures = engine.wait_figures(version)
+        stream.ends_well()
+        if figures["last_commit_requests"] > 0:
+            return stream
+        say(f"a stream of {tokens} tokens was over before version {version} came: there is another one")
+    raise AssertionError("none of the streams was in flight when weights changed")
 
 
 # ---- tests ----
@@ -270,20 +310,24 @@ class Stream(threading.Thread):
 
 @contextlib.contextmanager
 def place(name: str) -> Iterator[pathlib.Path]:
-    """A directory for a test script, kept if it fails."""
+    """A directory for a test script, kept if it fails. Who is asked to end, ends what it has started."""
+    exit_when_asked()
     directory = pathlib.Path(tempfile.mkdtemp(prefix=f"weft-{name}-"))
+    kept = True
     try:
         yield directory
-    except BaseException:
-        say(f"what is left is in {directory}")
-        for log in sorted(directory.glob("*.log")):
-            print(f"---- the end of {log}:", *log.read_text(errors="replace").splitlines()[-30:], sep="\n", flush=True)
+        kept = False
+    except SystemExit as end:  # of run(), which ends the script
+        kept = bool(end.code)
         raise
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-def publisher_of(store: Any, weights: Weights, **options: Any) -> weft.Publisher:
-    return weft.Publisher(store, weights, **options)
+    finally:
+        if kept:
+            say(f"what is left is in {directory}")
+            for log in sorted(directory.glob("*.log")):
+                text = log.read_text(errors="replace").splitlines()[-30:]
+                print(f"---- the end of {log}:", *text, sep="\n", flush=True)
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 class Skip(Exception):
@@ -292,6 +336,7 @@ class Skip(Exception):
 
 def run(*tests: Callable[[], None]) -> None:
     """Runs tests in order, counts them, and exits; the last line is read by scripts/test-engines.sh."""
+    limit()
     passed = failed = skipped = 0
     for test in tests:
         name = test.__name__.removeprefix("test_").replace("_", " ")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import unittest
 
+from limit import end_descendants, exit_when_asked, limit
+
 TREE = pathlib.Path(__file__).resolve().parents[2]
 PLACE = pathlib.Path(os.environ.get("WEFT_ENGINES") or TREE / "build" / "engines").resolve() / "frameworks"
 SKIPPED = 77
@@ -26,7 +28,12 @@ def ensure() -> None:
 
 def main() -> None:
     """Runs the tests of a script, and ends it as the runner wants: with a sum."""
-    result = unittest.main(exit=False).result
+    limit()
+    exit_when_asked()
+    try:
+        result = unittest.main(exit=False).result
+    finally:
+        end_descendants()  # an interrupted test cleans nothing up
     failed, skipped = len(result.failures) + len(result.errors), len(result.skipped)
     passed = max(0, result.testsRun - failed - skipped)
     print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)

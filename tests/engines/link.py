@@ -9,6 +9,7 @@ import importlib.metadata
 import pathlib
 import re
 import site
+import sys
 import tomllib
 
 tree = pathlib.Path(__file__).resolve().parents[2]

@@ -2,13 +2,14 @@
 """examples/llm/demo.py: two steps of the real thing end with equal weights, few changes and a report; interrupted or
 killed, it leaves no process; without its set-up it says what to do."""
 
+import contextlib
 import json
 import os
 import pathlib
 import signal
 import subprocess
 import sys
-from typing import Any, List, Tuple
+from typing import Any, Iterator, List, Tuple
 
 from engines import TREE, place, run, say, wait_for
 
@@ -54,17 +55,21 @@ def test_two_steps() -> None:
         assert processes_of(directory) == []
 
 
-def begin(directory: pathlib.Path) -> "subprocess.Popen[str]":
+@contextlib.contextmanager
+def begun(directory: pathlib.Path) -> "Iterator[subprocess.Popen[str]]":
     """One whose engine has been started, if it does not answer yet."""
-    demo = start("--steps", 2, "--output", directory / "report.html", "--keep", directory / "run",
-                 TMPDIR=str(directory))
-    wait_for((directory / "run/vllm.log").exists, "the engine's start", 300)
-    return demo
+    with start("--steps", 2, "--output", directory / "report.html", "--keep", directory / "run",
+               TMPDIR=str(directory)) as demo:
+        try:
+            log = directory / "run/vllm.log"
+            wait_for(lambda: (log.exists() and log.stat().st_size > 0) or demo.poll() is not None, "the engine's start")
+            yield demo
+        finally:
+            demo.kill()
 
 
 def test_interrupted() -> None:
-    with place("demo-llm") as directory:
-        demo = begin(directory)
+    with place("demo-llm") as directory, begun(directory) as demo:
         demo.send_signal(signal.SIGINT)
         _, talk = demo.communicate()
         assert demo.returncode == 130 and f"are in {directory / 'run'}" in talk, talk
@@ -73,11 +78,11 @@ def test_interrupted() -> None:
 
 
 def test_killed() -> None:
-    with place("demo-llm") as directory:
-        demo = begin(directory)
+    with place("demo-llm") as directory, begun(directory) as demo:
+        assert demo.poll() is None, demo.communicate()[1]
         demo.kill()
         demo.communicate()
-        wait_for(lambda: not processes_of(directory), "the end of all processes", 60)
+        wait_for(lambda: not processes_of(directory), "the end of all processes")
 
 
 def test_refusals() -> None:

@@ -4,6 +4,7 @@ empty packages of other versions). Checkpoints are real ones of a real model, an
 
 import asyncio
 import importlib
+import json
 import multiprocessing
 import os
 import pathlib
@@ -103,7 +104,7 @@ class Slime(Case):
         place = self.place / "weight_v000001"
         place.mkdir()
         (place / "model.safetensors.index.json").write_text('{"metadata": {"delta_encoding": "xor"}, "weight_map": {}}')
-        with self.assertRaisesRegex(weft.UnsupportedError, "--update-weight-mode full"):
+        with self.assertRaisesRegex(weft.InvalidArgument, "WEFT_BASE"):
             weft.slime.publish(types.SimpleNamespace(), str(place), [])
         with self.assertRaisesRegex(weft.InvalidArgument, "weight_v000007"):
             weft.slime.publish(types.SimpleNamespace(), str(self.place), [])
@@ -119,7 +120,7 @@ class NemoRL(Case):
     def engine(self):
         """As NeMo RL's create_checkpoint_engine makes one of refit_transport and refit_cfg."""
         module, name = "weft.nemo_rl:WeftCheckpointEngine".split(":", 1)
-        settings = {"store": os.environ["WEFT_STORE"], "cache": str(self.place / "cache"), "timeout": 60}
+        settings = {"store": os.environ["WEFT_STORE"], "cache": str(self.place / "cache"), "timeout": 900}
         return getattr(importlib.import_module(module), name)(bucket_size=8 << 20, **settings)
 
     def test_refits(self):
@@ -162,9 +163,11 @@ class Page(Case):
     def test_page(self):
         """What doc/python/verl.md shows runs as it stands there."""
         script = pathlib.Path(__file__).parents[1] / "python" / "test_package_documents.py"
-        done = subprocess.run([sys.executable, "-B", script, "--page", "verl.md"], cwd=self.place,
-                              capture_output=True, text=True)
+        place = pathlib.Path(self.place) / "verl.md"
+        place.mkdir()
+        done = subprocess.run([sys.executable, "-B", script, "--pages", place], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(json.loads(done.stdout), {"verl.md": 0}, (place / "said").read_text())
 
 
 if __name__ == "__main__":

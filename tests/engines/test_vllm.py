@@ -11,16 +11,17 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import signal
+import subprocess
 import sys
 import threading
+import time
 from typing import Any, Dict, List
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-import requests
 from engines import (
-    MODEL, Program, StoreServer, Stream, VLLM, fused_hashes, load_weights, move_weights, place, run, save_model, say,
-    wait_for,
+    COMMAND, MODEL, Program, StoreServer, VLLM, change_beneath_stream, free_port, fused_hashes, load_weights,
+    move_weights, place, run, save_model, say, wait_for,
 )
 
 import weft
@@ -48,9 +49,15 @@ class Scene:
         self.stack.callback(Program.end, program)
         return program
 
-    def publish(self, share: float = 0.01) -> int:
+    def move(self, share: float = 0.01) -> None:
         move_weights(self.weights, seed=self.publisher.version, share=share)
+
+    def publish_moved(self) -> int:
         return self.publisher.publish(step=self.publisher.version).version
+
+    def publish(self, share: float = 0.01) -> int:
+        self.move(share)
+        return self.publish_moved()
 
 
 scene = Scene()
@@ -72,13 +79,7 @@ def test_in_place_from_version_to_version() -> None:
 
 
 def test_a_stream_in_flight_while_weights_change() -> None:
-    move_weights(scene.weights, seed=1000)
-    stream = Stream(scene.engine, LONG, tokens=180)
-    wait_for(lambda: len(stream.times) > 5, "the first tokens of a stream")
-    scene.engine.wait_version(scene.publisher.publish(step="in flight").version)
-    assert stream.is_alive(), "the stream has ended before the weights changed"
-    stream.join(1800)
-    assert stream.error is None and len(stream.texts) == 180, (stream.error, len(stream.texts))
+    stream = change_beneath_stream(scene.engine, scene.move, scene.publish_moved, LONG)
     assert equal_to_trainer(scene.engine)
     # nothing that was computed with old weights may be found, not even what the stream has added since: an answer is
     # the same from the cache, twice, and without one
@@ -105,10 +106,10 @@ def test_a_version_that_does_not_exist() -> None:
 
 def test_figures_in_the_endpoint_and_the_fleet() -> None:
     version = scene.publisher.version
-    found = wait_for(lambda: scene.engine.metrics(), "figures")
+    found = scene.engine.wait_figures(version)
     assert found["version"] == found["newest"] == version and found["lag"] == 0, found
     assert found["commits_total"] >= version - 1 and found["fetched_bytes_total"] > 0, found
-    assert 0 < found["last_commit_seconds"] < found["last_pause_seconds"] < 60, found
+    assert 0 < found["last_commit_seconds"] < found["last_pause_seconds"], found
     fleet = wait_for(
         lambda: [one for one in weft.fleet(scene.path).followers if one.name == "engine" and one.version == version],
         "the engine's report",
@@ -117,9 +118,10 @@ def test_figures_in_the_endpoint_and_the_fleet() -> None:
 
 
 def test_a_store_that_goes_away_and_comes_back() -> None:
+    failures = scene.engine.metrics()["failures_total"]
     scene.server.end()
     version = scene.publish()
-    wait_for(lambda: scene.engine.metrics()["failures_total"] > 0, "a failure to be noticed")
+    wait_for(lambda: scene.engine.metrics()["failures_total"] > failures, "a failure to be noticed")
     scene.engine.generate(["Water boils at"])
     assert scene.engine.version == str(version - 1), "the engine has a version that it cannot have fetched"
     scene.server = scene.keep(StoreServer(scene.path, scene.server.port))
@@ -136,6 +138,72 @@ def test_equal_to_a_fresh_engine() -> None:
     assert equal_to_trainer(scene.engine)
     assert scene.engine.generate() == scene.answers, "tokens or log-probabilities differ from a fresh engine's"
     assert scene.engine.generate([LONG]) == scene.answered, "a prefix of old weights was found"
+
+
+def test_stores_that_cannot_be_followed() -> None:
+    """What is wrong with a store is in an answer, soon, and the engine serves on and follows what it followed."""
+    engine, directory, weights = scene.engine, scene.directory, scene.weights
+    before = engine.hashes()
+
+    def refused(route: str, body: Any, *texts: str) -> None:
+        start = time.monotonic()
+        answer = engine.post(route, body)
+        assert answer.status_code == 500 and all(text in answer.text for text in texts), (body, answer.text)
+        say(f"{time.monotonic() - start:.1f} s, {body}: {answer.json()['error']['message']}")
+        engine.generate(["Water boils at"], tokens=2)
+
+    def update(version: Any, *texts: str) -> None:
+        assert engine.post("start_weight_update").status_code == 200
+        refused("update_weights", {"update_info": {} if version is None else {"version": version}}, *texts)
+
+    def place_at(path: Any, *texts: str, **more: Any) -> None:
+        refused("init_weight_transfer_engine", {"init_info": {"store": str(path), **more}}, *texts)
+
+    def follow(path: Any, **more: Any) -> None:
+        info = {"store": str(path), "follow": False, **more}
+        answer = engine.post("init_weight_transfer_engine", {"init_info": info})
+        assert answer.status_code == 200, answer.text
+
+    def made(name: str, tensors: Dict[str, Any], **options: Any) -> pathlib.Path:
+        with weft.Publisher(directory / name, tensors, **options) as publisher:
+            publisher.publish()
+        return directory / name
+
+    update(None, "no store is followed")
+    place_at(directory / "nowhere", "does not exist")
+    place_at(MODEL / "config.json", "is not a directory")
+    place_at("ftp://trainer", "cannot open a store at ftp://")
+    place_at(f"http://127.0.0.1:{free_port()}", "Connection refused")
+    # a name that no name server is asked for, since it may take its time
+    place_at(f"http://{64 * 'x'}.invalid", "Could not resolve host", follow=True)
+    place_at(scene.path, "is not an Ed25519 key", trust=str(MODEL / "config.json"))
+    update(None, "no store is followed")
+
+    (directory / "empty").mkdir()
+    follow(directory / "empty")
+    for version in (None, 1):
+        update(version, "nothing was published here yet")
+    place_at(directory / "nowhere", "does not exist")
+    place_at(f"http://127.0.0.1:{free_port()}", "Connection refused")
+    update(None, "nothing was published here yet")  # of the one that was followed before
+
+    query = next(name for name in weights if name.endswith("q_proj.weight"))
+    for name, tensors in {
+        "others": {"another.weight": weights[query]},
+        "smaller": {**weights, query: weights[query][:64].clone()},
+        "fewer": {name: weight for name, weight in weights.items() if name != query},
+    }.items():
+        place_at(made(name, tensors), "layout: ", follow=False)
+    keys = [directory / "ours.key", directory / "theirs.key"]
+    for key in keys:
+        subprocess.run([COMMAND, "keygen", key], check=True, capture_output=True)
+    signed = made("signed", {**weights}, key=str(keys[0]))
+    place_at(signed, "sign", trust=f"{keys[1]}.pub", follow=False)
+    follow(signed, trust=f"{keys[0]}.pub")
+    for wrong in (2, 2**62, -1, 1.5, "1", True):
+        update(wrong, "version")
+    assert engine.hashes() == before, "a failure has changed the weights"
+    assert engine.post("shutdown_weight_transfer_engine").status_code == 200
 
 
 def test_driven_by_the_official_routes() -> None:
@@ -213,14 +281,13 @@ def test_a_speculating_engine_is_refused() -> None:
 def main() -> None:
     with place("vllm") as directory, contextlib.ExitStack() as stack:
         scene.open(directory, stack)
-        with contextlib.suppress(requests.RequestException):
-            run(
-                test_in_place_from_version_to_version, test_a_stream_in_flight_while_weights_change,
-                test_a_version_that_does_not_exist, test_figures_in_the_endpoint_and_the_fleet,
-                test_a_store_that_goes_away_and_comes_back, test_equal_to_a_fresh_engine,
-                test_driven_by_the_official_routes, test_killed_and_restarted_in_mid_follow, test_compiled,
-                test_a_speculating_engine_is_refused,
-            )
+        run(
+            test_in_place_from_version_to_version, test_a_stream_in_flight_while_weights_change,
+            test_a_version_that_does_not_exist, test_figures_in_the_endpoint_and_the_fleet,
+            test_a_store_that_goes_away_and_comes_back, test_equal_to_a_fresh_engine,
+            test_stores_that_cannot_be_followed, test_driven_by_the_official_routes,
+            test_killed_and_restarted_in_mid_follow, test_compiled, test_a_speculating_engine_is_refused,
+        )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,10 @@ from typing import Any, Dict, List
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from engines import Program, StoreServer, Stream, VLLM, hash_of, load_weights, move_weights, place, run, wait_for
+from engines import (
+    PATIENCE, Program, StoreServer, VLLM, change_beneath_stream, hash_of, load_weights, move_weights, place, run,
+    wait_for,
+)
 
 import weft
 
@@ -43,9 +46,11 @@ class Scene:
         stack.callback(Program.end, self.engine)
         self.engine.ready()
 
-    def publish(self) -> weft.Published:
+    def move(self) -> None:
         move_weights(self.weights, seed=self.publisher.version)
-        return self.publisher.publish(step=self.publisher.version)
+
+    def publish_moved(self) -> int:
+        return self.publisher.publish(step=self.publisher.version).version
 
 
 scene = Scene()
@@ -85,27 +90,27 @@ def torch_cat(parts: List[Any]) -> Any:
 def test_cuts_are_announced_and_picked_up() -> None:
     engine, publisher = scene.engine, scene.publisher
     scene.first = engine.generate()
+    assert engine.post("start_weight_update").status_code == 200
+    answer = engine.post("update_weights", {"update_info": {"version": 1}})
+    assert answer.status_code == 500 and "the publisher must cut the tensor where the layout does" in answer.text
     report = wait_for(
         lambda: [one for one in weft.fleet(scene.path).followers if one.name == "ranks" and one.cuts], "a report"
     )[0]
     assert f"model.layers.*.self_attn.q_proj.weight:0:{RANKS}" in report.cuts, report.cuts
-    end = time.monotonic() + 1800
-    while engine.version != str(publisher.version):
+    before, end = engine.version, time.monotonic() + PATIENCE
+    while engine.version == before:
         assert time.monotonic() < end, f"the engine is at {engine.version}, the run at {publisher.version}"
         publisher.publish(step=publisher.version)
         publisher.settle()
         time.sleep(2)
+    engine.wait_version(publisher.version)
     assert engine.hashes() == expected_hashes(scene.weights)
 
 
 def test_all_ranks_follow_as_one() -> None:
-    engine = scene.engine
-    stream = Stream(engine, tokens=60)
     for _ in range(2):
-        engine.wait_version(scene.publish().version)
-        assert engine.hashes() == expected_hashes(scene.weights)
-    stream.join(1800)
-    assert stream.error is None and len(stream.texts) == 60
+        change_beneath_stream(scene.engine, scene.move, scene.publish_moved, tokens=60)
+        assert scene.engine.hashes() == expected_hashes(scene.weights)
 
 
 def test_one_rank_cannot_and_none_does() -> None:
@@ -113,7 +118,8 @@ def test_one_rank_cannot_and_none_does() -> None:
     before, version = engine.hashes(), engine.version
     move = {"method": "weft_test_move", "args": ["1", name]}
     assert engine.post("collective_rpc", move).json()["results"] == ["False", "True", "False"]
-    after = scene.publish().version
+    scene.move()
+    after = scene.publish_moved()
     wait_for(lambda: f"parameter {name} is no longer where it was" in engine.log.read_text(), "the refusal")
     assert engine.version == version and engine.hashes() == before, "a rank has changed"
     assert engine.generate(["Water boils at"])

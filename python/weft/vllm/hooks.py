@@ -16,9 +16,11 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import logging
+import os
 from typing import Any, Callable, Dict, Mapping, Optional
 
-from ..errors import InvalidArgument
+from ..errors import NOT_FOUND, InvalidArgument, NotFoundError
+from ..store import Store
 from . import metrics
 from .settings import Settings, from_environment
 
@@ -104,7 +106,9 @@ def _enter_core() -> None:
 
 def _turn(core: Any) -> "concurrent.futures.Future[None]":
     """A call that nobody waits for: the core sends no answer before the future is done, which it never is."""
-    core.weft_leader.turn()
+    from .leader import turn
+
+    turn(core)
     return concurrent.futures.Future()
 
 
@@ -122,11 +126,18 @@ def _following(loop: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def _open(core: Any, settings: Settings) -> None:
     from .leader import Leader
 
-    former: Optional[Any] = getattr(core, "weft_leader", None)
-    if former is not None:
-        former.close()
+    if getattr(core, "weft_leader", None) is not None:
+        core.weft_leader.close()
     core.weft_leader = Leader(core, settings)
     core.weft_leader.open()
+
+
+def _close(core: Any) -> None:
+    from . import worker
+
+    core.weft_leader.close()
+    core.model_executor.collective_rpc(worker.close_follower)
+    core.weft_leader = None
 
 
 def _answering(rpc: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,15 +171,44 @@ def _nothing(core: Any) -> Any:
 
 
 def _initialise(core: Any, init_info: Any) -> Any:
+    """Answered when the store has answered. If it cannot be read, the engine follows what it followed before."""
+    from .leader import answer, post
+
     if not isinstance(init_info, Mapping):
         raise InvalidArgument('init_info is not an object such as {"store": "https://trainer:8477"}')
-    leader = getattr(core, "weft_leader", None)
+    former = getattr(core, "weft_leader", None)
     # the name is made up anew each time that it is left out
-    given = dict(init_info) if leader is None else {"name": leader.settings.name, **init_info}
+    given = dict(init_info) if former is None else {"name": former.settings.name, **init_info}
     settings = Settings.of(given)
-    if leader is None or leader.settings != settings:
-        _open(core, settings)
-    return _nothing(core)
+    if former is not None and former.settings == settings:
+        return _nothing(core)
+    _check_place(settings.store)
+    _open(core, settings)
+    leader = core.weft_leader
+    opened, future = leader.opened(), concurrent.futures.Future()  # type: ignore[var-annotated]
+
+    def end() -> None:
+        failure = opened.exception()
+        if failure is None:
+            future.set_result(_nothing(core))
+            return
+        try:
+            if core.weft_leader is leader:
+                _close(core)
+                if former is not None:
+                    _open(core, former.settings)
+        finally:
+            future.set_exception(failure)
+
+    opened.add_done_callback(lambda _: post(core, end))
+    return answer(core, future)
+
+
+def _check_place(url: str) -> None:
+    """A directory that is not there may come later, but who names it in a call has more likely misspelt it."""
+    with Store(url) as store:
+        if store.directory is not None and not os.path.isdir(store.directory):
+            raise NotFoundError(NOT_FOUND, f"the store {store.directory} does not exist; name a directory that does")
 
 
 def _start(core: Any) -> Any:
@@ -183,6 +223,8 @@ def _start_draft(core: Any) -> Any:
 
 
 def _update(core: Any, update_info: Any) -> Any:
+    from .leader import answer
+
     if not getattr(core, "weft_updating", False):
         raise RuntimeError("update_weights: start_weight_update must be called first")
     try:
@@ -195,7 +237,7 @@ def _update(core: Any, update_info: Any) -> Any:
         core.weft_updating = done.exception() is None
 
     future.add_done_callback(end)
-    return future if hasattr(core, "input_queue") else core.weft_leader.wait_turns(future)
+    return answer(core, future)
 
 
 def _requested(core: Any, update_info: Any) -> "concurrent.futures.Future[Any]":
@@ -223,11 +265,6 @@ def _finish(core: Any) -> Any:
 
 
 def _shut_down(core: Any) -> Any:
-    from . import worker
-
-    leader = getattr(core, "weft_leader", None)
-    if leader is not None:
-        leader.close()
-        core.model_executor.collective_rpc(worker.close_follower)
-        core.weft_leader = None
+    if getattr(core, "weft_leader", None) is not None:
+        _close(core)
     return _nothing(core)

@@ -32,6 +32,7 @@ from .settings import Settings
 logger = logging.getLogger("vllm.weft")
 
 _AGAIN = (1.0, 60.0)  # seconds after a commit that failed: the first, the most
+_OPENING = 120.0  # seconds in which a store must answer that somebody waits for, and the weights be summed up
 _MOST_CUTS, _MOST_CUTS_BYTES = 64, 1024  # of a report (doc/FORMAT.md, section 28)
 
 
@@ -45,6 +46,7 @@ class _Rank:
     target: Optional[int] = None  # what it has prepared
     changed: bool = False
     failure: Optional[str] = None
+    open: bool = False  # the store has answered it
     figures: Dict[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -57,6 +59,45 @@ class _Request:
     begun: bool = False
 
 
+# ---- the core's own thread ----
+
+
+def jobs_of(core: Any) -> "queue.Queue[Callable[[], None]]":
+    """What is to be done between two steps. Leaders come and go, and what they have asked for is done."""
+    jobs: "queue.Queue[Callable[[], None]]" = core.__dict__.setdefault("weft_jobs", queue.Queue())
+    return jobs
+
+
+def post(core: Any, job: Callable[[], None]) -> None:
+    """Has the core's own thread do this, between two steps."""
+    jobs_of(core).put(job)
+    inbox = getattr(core, "input_queue", None)
+    if inbox is not None:
+        from vllm.v1.engine import EngineCoreRequestType
+
+        inbox.put_nowait((EngineCoreRequestType.UTILITY, (0, 0, "weft_turn", ())))
+
+
+def turn(core: Any) -> None:
+    """Between two steps: what was posted."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            jobs_of(core).get_nowait()()
+
+
+def answer(core: Any, future: "concurrent.futures.Future[Any]") -> Any:
+    """What a call of the core's returns. A core without a loop does what is posted until the future is done."""
+    if hasattr(core, "input_queue"):
+        return future
+    future.add_done_callback(lambda _: jobs_of(core).put(lambda: None))
+    while not future.done():
+        jobs_of(core).get()()
+    return future.result()
+
+
+# ---- the leader ----
+
+
 class Leader:
     """Follows one store for one engine core."""
 
@@ -65,10 +106,11 @@ class Leader:
         self._core = core
         self._ranks: Dict[int, _Rank] = {}
         self._world = int(core.vllm_config.parallel_config.world_size)
-        self._jobs: "queue.Queue[Callable[[], None]]" = queue.Queue()
         self._news: "queue.Queue[Tuple[Any, ...]]" = queue.Queue()
         self._hearing, self._calling = multiprocessing.connection.Pipe(duplex=False)
         self._requests: List[_Request] = []
+        self._opening: Optional["concurrent.futures.Future[Any]"] = None
+        self._opening_end = 0.0
         self._committing = False
         self._failed_commits = 0
         self._ending = False
@@ -109,18 +151,11 @@ class Leader:
         self._notify("request", _Request(version, future))
         return future
 
-    def turn(self) -> None:
-        """Between two steps: what the leader wants done there."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._jobs.get_nowait()()
-
-    def wait_turns(self, future: "concurrent.futures.Future[Any]") -> Any:
-        """For an engine core without a loop: does what is to be done until the future is done."""
-        future.add_done_callback(lambda _: self._jobs.put(lambda: None))
-        while not future.done():
-            self._jobs.get()()
-        return future.result()
+    def opened(self) -> "concurrent.futures.Future[Any]":
+        """Done when the store has answered all workers; it fails if one of them cannot read it."""
+        future: "concurrent.futures.Future[Any]" = concurrent.futures.Future()
+        self._notify("opening", future)
+        return future
 
     def close(self) -> None:
         self._ending = True
@@ -132,7 +167,10 @@ class Leader:
                 rank.connection.close()
 
     def _commit(self, target: int) -> None:
+        if self._ending:  # the workers follow another leader by now, or none
+            return
         start = time.perf_counter()
+        answered = len(self._core.scheduler.running)
         outcomes: List[worker.Outcome] = self._core.model_executor.collective_rpc(
             worker.commit, args=(target, self._world > 1)
         )
@@ -150,7 +188,7 @@ class Leader:
         forget_caches(self._core, version, self.settings.running)
         self._core.set_weight_version(str(version))
         results = [result for _, result in outcomes]
-        self._notify("committed", version, results, committed - start, time.perf_counter() - start)
+        self._notify("committed", version, results, committed - start, time.perf_counter() - start, answered)
 
     # -- the leader's thread --
 
@@ -158,6 +196,8 @@ class Leader:
         self._news.put(news)
         with contextlib.suppress(OSError):
             self._calling.send_bytes(b"!")
+        if self._ending:
+            self._fail()
 
     def _run(self) -> None:
         try:
@@ -172,8 +212,23 @@ class Leader:
         except Exception:
             logger.exception("weft: following has ended; the engine stays at the version that it has")
         self._ending = True
-        for request in self._requests:
-            request.future.set_exception(RuntimeError("weft: following has ended; see the engine's log"))
+        self._fail()
+
+    def _fail(self) -> None:
+        """Whoever waits for a leader that has ended is told so, also who comes later."""
+        waiting = [self._opening, *(request.future for request in self._requests)]
+        with contextlib.suppress(queue.Empty):
+            while True:
+                kind, *details = self._news.get_nowait()
+                if kind == "request":
+                    waiting.append(details[0].future)
+                elif kind == "opening":
+                    waiting.append(details[0])
+        self._opening, self._requests = None, []
+        for future in waiting:
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                if future is not None:
+                    future.set_exception(RuntimeError("weft: following has ended; see the engine's log"))
 
     def _meet(self) -> None:
         while len(self._ranks) < self._world:
@@ -183,10 +238,12 @@ class Leader:
 
     def _listen(self) -> None:
         ranks = list(self._ranks.values())
-        ready = multiprocessing.connection.wait([self._hearing, *(rank.connection for rank in ranks)])
+        left = None if self._opening is None else max(0.0, self._opening_end - time.monotonic())
+        ready = multiprocessing.connection.wait([self._hearing, *(rank.connection for rank in ranks)], left)
         if self._hearing in ready:
             self._hearing.recv_bytes()
-            self._hear_core(*self._news.get())
+            with contextlib.suppress(queue.Empty):
+                self._hear_core(*self._news.get_nowait())
         for rank in ranks:
             if rank.connection in ready:
                 self._hear(rank, *rank.connection.recv())
@@ -197,10 +254,12 @@ class Leader:
             if rank.failure != details[0]:
                 logger.warning("weft: %s; the engine serves on with the weights that it has", details[0])
             rank.failure = details[0]
+            self._answer_opening(details[0])
             if order == rank.order and self._requests and self._requests[0].begun:
                 self._refuse(details[0])
         else:
             rank.failure = None
+            rank.open = True
             rank.version, rank.figures = details[-2:]
             if kind == "prepared" and order == rank.order:
                 rank.target, rank.changed = details[:2]
@@ -209,6 +268,9 @@ class Leader:
     def _hear_core(self, kind: str, *details: Any) -> None:
         if kind == "request":
             self._requests.append(details[0])
+        elif kind == "opening":
+            self._opening, self._opening_end = details[0], time.monotonic() + _OPENING
+            self._answer_opening(next((rank.failure for rank in self._ranks.values() if rank.failure), None))
         elif kind == "committed":
             self._committing = False
             self._failed_commits = 0
@@ -223,11 +285,11 @@ class Leader:
             first, most = _AGAIN
             self._order_all("pause", min(most, first * 2 ** (self._failed_commits - 1)))
 
-    def _note_commit(self, version: int, results: List[Any], calling: float, pause: float) -> None:
-        for number, (at, figures, _) in enumerate(results):
+    def _note_commit(self, version: int, results: List[Any], calling: float, pause: float, answered: int) -> None:
+        for number, (at, figures, *_) in enumerate(results):
             self._ranks[number].version, self._ranks[number].figures = at, figures
-        writing = max(seconds for *_, seconds in results)
-        self._figures.committed(version, pause, writing)
+        writing = max(seconds for *_, seconds, _ in results)
+        self._figures.committed(version, pause, writing, max(running for *_, running in results), answered)
         self._figures.show(self._ranks.values())
         logger.info(
             "weft: at version %d; pause %.1f ms, of which %.1f ms the workers' commit and %.1f ms the calls",
@@ -254,7 +316,21 @@ class Leader:
         self._requests.pop(0).future.set_exception(RuntimeError(text))
         self._order_all("drop")
 
+    def _answer_opening(self, failure: Optional[str] = None) -> None:
+        future = self._opening
+        if future is None:
+            return
+        if failure is None and time.monotonic() > self._opening_end:
+            failure = f"{self.settings.store} has not answered within {_OPENING:g} s"
+        if failure is not None:
+            self._opening = None
+            future.set_exception(RuntimeError(failure))
+        elif all(rank.open for rank in self._ranks.values()):
+            self._opening = None
+            future.set_result([None] * self._world)
+
     def _decide(self) -> None:
+        self._answer_opening()
         if self._committing:
             return
         ranks = list(self._ranks.values())
@@ -271,19 +347,11 @@ class Leader:
                 self._order(rank, "prepare", target)
         elif any(rank.changed for rank in ranks):
             self._committing = True
-            self._post(lambda: self._commit(target))
+            post(self._core, lambda: self._commit(target))
         else:
             if self._requests:
                 self._requests.pop(0).future.set_result([None] * self._world)
             self._order_all("go")
-
-    def _post(self, job: Callable[[], None]) -> None:
-        self._jobs.put(job)
-        inbox = getattr(self._core, "input_queue", None)
-        if inbox is not None:
-            from vllm.v1.engine import EngineCoreRequestType
-
-            inbox.put_nowait((EngineCoreRequestType.UTILITY, (0, 0, "weft_turn", ())))
 
 
 def _cuts_text(cuts: List[Cut]) -> str:
@@ -328,4 +396,4 @@ def _set_apart(request: Any, version: int, block_tokens: int) -> None:
         request.block_hashes[index] = type(request.block_hashes[index])(mixed.digest())
 
 
-__all__ = ["Leader", "forget_caches"]
+__all__ = ["Leader", "answer", "forget_caches", "post", "turn"]

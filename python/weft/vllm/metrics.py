@@ -27,6 +27,8 @@ _ABOUT = {
     "pause_seconds": ("counter", "Seconds between steps that commits took, all together"),
     "last_pause_seconds": ("gauge", "Seconds between two steps that the last commit took"),
     "last_commit_seconds": ("gauge", "Seconds of it in which weights were written, of the slowest worker"),
+    "last_commit_cpu_seconds": ("gauge", "Processor seconds of it, on the worker's own thread"),
+    "last_commit_requests": ("gauge", "Requests that were being answered when the last commit was made"),
     "fetched_bytes": ("counter", "Bytes fetched from the store, of all workers"),
     "failures": ("counter", "Attempts to open, fetch or prove that failed, of all workers"),
     "committed_timestamp_seconds": ("gauge", "When the last commit was done, by this host's clock"),
@@ -44,9 +46,11 @@ class Figures:
         index = int(getattr(core, "engine_index", 0))
         self._path = pathlib.Path(place) / f"{index}.json" if place else None
 
-    def committed(self, version: int, pause: float, writing: float) -> None:
+    def committed(self, version: int, pause: float, writing: float, running: float, answered: int) -> None:
         values = self._values
         values.update(version=version, last_pause_seconds=pause, last_commit_seconds=writing)
+        values["last_commit_cpu_seconds"] = running
+        values["last_commit_requests"] = answered
         values["committed_timestamp_seconds"] = time.time()
         values["commits"] += 1
         values["pause_seconds"] += pause

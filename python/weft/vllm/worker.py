@@ -22,7 +22,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo,
 )
 
-from ..errors import Cancelled, InvalidArgument
+from .._frameworks import newest
+from ..errors import Cancelled, InvalidArgument, NotFoundError
 from ..layouts import Cut, Layout
 from ..subscriber import Subscriber
 from .layout import Places, check_engine, check_parameters, layout_of, parameters_of
@@ -151,7 +152,7 @@ class Follower:
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
             # others would be as slow, and a commit waits for those that it has begun with
             if self._settings.threads == 1:
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+                os.nice(_NICE)  # of this thread, on Linux
         failures = 0
         while not self._ending:
             try:
@@ -166,6 +167,8 @@ class Follower:
                 self._tell("failed", f"{type(error).__name__}: {error}")
                 first, most = _PATIENCE
                 self._pause(min(most, first * 2 ** min(failures - 1, 10)))
+        if self._subscriber is not None:
+            self._subscriber.close()
 
     def _pause(self, seconds: float) -> None:
         """Before the next attempt; an order ends it."""
@@ -175,7 +178,15 @@ class Follower:
 
     def _step(self) -> None:
         if self._subscriber is None:
-            self._subscriber = self._open()
+            try:
+                self._subscriber = self._open()
+            except NotFoundError:
+                # what is published may lack what the model has; or nothing is yet, which is waited for
+                if not self._orders.empty() or newest(self._settings.store, self._settings.trust) > 0:
+                    raise
+                self._tell("open", *self.state())
+                self._pause(1)
+                return
             self._tell("open", *self.state())
         order = self._next_order()
         if order is not None and order[0] == "prepare":
@@ -214,7 +225,7 @@ class Follower:
         order: Tuple[Any, ...] = ("prepare", version)
         while order[0] == "prepare":
             target = int(order[1]) or subscriber.poll() or subscriber.version
-            changed = target != subscriber.version
+            changed = target != subscriber.version or target == 0  # which fails, and says that nothing is published
             self._prepared = self._committed = False
             if changed:
                 self._more = subscriber.prepare(target)
@@ -240,13 +251,13 @@ class Follower:
 
     # -- between two steps, on vLLM's thread --
 
-    def commit(self, target: int, through: bool) -> Tuple[int, Dict[str, float], float]:
+    def commit(self, target: int, through: bool) -> Tuple[int, Dict[str, float], float, float]:
         """Puts the prepared step in place. `through`: if several are needed, prepares and commits the others too, since
-        other workers may need other ones. With the seconds that it took."""
+        other workers may need other ones. With the seconds that it took, and those that this thread was running."""
         subscriber = self._subscriber
         if subscriber is None:
             raise InvalidArgument("nothing is prepared: the store is not open")
-        start = time.perf_counter()
+        start, running = time.perf_counter(), time.thread_time()
         if subscriber.version != target:
             self._places.check()
             subscriber.commit()
@@ -254,8 +265,8 @@ class Follower:
             while through and self._more:
                 self._more = subscriber.prepare(target)
                 subscriber.commit()
-        seconds = time.perf_counter() - start
-        return (*self.state(), seconds)
+        seconds, running = time.perf_counter() - start, time.thread_time() - running
+        return (*self.state(), seconds, running)
 
     def rollback(self) -> Tuple[int, Dict[str, float]]:
         """Drops what is prepared, or takes back what was committed since the last order."""
@@ -265,14 +276,12 @@ class Follower:
         return self.state()
 
     def close(self) -> None:
-        self._ending = True
+        self._ending = self._waiting = True
         self._interrupt()
         with contextlib.suppress(OSError):
             self._connection.close()
         self._orders.put((0, "end"))
-        self._threads[1].join(10)
-        if self._subscriber is not None:
-            self._subscriber.close()
+        self._threads[1].join(1)  # it closes what it has opened; if a store does not answer, later
 
 
 # ---- called by the leader, in every worker ----

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang: a live engine goes to a version of a run, in place.
+"""SGLang: a live engine follows a run, or goes to a version of it, in place.
 
-    WEFT_STORE=https://trainer:8477 python -m sglang.launch_server --model-path MODEL …
+    WEFT_STORE=https://trainer:8477 WEFT_FOLLOW=1 python -m sglang.launch_server --model-path MODEL …
+
+follows by itself (follow.py). Without WEFT_FOLLOW it goes where it is told to:
 
     weft.sglang.update("http://engine:30000", 42)        # or an sglang.Engine; without a version, the newest
 
@@ -18,12 +20,13 @@ import json
 import os
 import pickle
 import re
+import time
 import weakref
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from ._frameworks import post
-from .context import logger
-from .errors import (
+from .._frameworks import post
+from ..context import logger
+from ..errors import (
     CALLBACK_FAILED,
     UNSUPPORTED,
     Error,
@@ -33,11 +36,12 @@ from .errors import (
     UnsupportedError,
     error_of,
 )
-from .layouts import Layout, Live, Recipe, Slice
-from .subscriber import Subscriber
+from ..layouts import Layout, Live, Recipe, Slice
+from ..subscriber import Subscriber
 
 FORMAT = "weft"  # the load_format of an update
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_tensor"
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 # How SGLang's models name what they fuse, where they have no packed_modules_mapping.
 _FUSED: Mapping[str, Sequence[str]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -161,19 +165,45 @@ def layout_of(model: Any) -> Layout:
 # ---- inside the engine ----
 
 
+class _Parameters(Mapping[str, Any]):
+    """A model's live tensors by name, as they are at the time: a parameter may be given other memory, or be replaced."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._names = [name for name, _ in model.named_parameters()]
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._model.get_parameter(name).data
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _subscriber(model: Any, settings: Mapping[str, Any]) -> Subscriber:
+    rank = int(_ranks().rank_in_group)
+    host = re.sub("[^A-Za-z0-9-]", "-", os.uname().nodename)[:40]
+    return Subscriber(
+        settings["store"],
+        _Parameters(model),
+        layout=layout_of(model),
+        trust=settings.get("trust"),
+        name=(os.environ.get("WEFT_NAME") or f"sglang-{host}-{os.getpid()}") if rank == 0 else None,
+    )
+
+
 class _Follower:
     """One rank's live model, and where it is."""
 
     def __init__(self, model: Any, settings: Mapping[str, Any]) -> None:
         self.store = settings["store"]
-        tensors = {name: parameter.data for name, parameter in model.named_parameters()}
-        self.subscriber = Subscriber(
-            self.store,
-            tensors,
-            layout=layout_of(model),
-            trust=settings.get("trust"),
-            name=f"sglang-{re.sub('[^A-Za-z0-9-]', '-', os.uname().nodename)[:40]}-{os.getpid()}",
-        )
+        self.subscriber = _subscriber(model, settings)
+        self.pause = 0.0  # seconds of the last commit
 
 
 _followers: "weakref.WeakKeyDictionary[Any, _Follower]" = weakref.WeakKeyDictionary()
@@ -262,7 +292,9 @@ def load(model: Any, named_tensors: Any) -> int:
         held = _followers.get(model)
         further = _agree(failure, more, held.subscriber if held is not None and prepares else None)
         if prepares:
+            start = time.perf_counter()
             _followers[model].subscriber.commit()
+            _followers[model].pause = time.perf_counter() - start
     return _followers[model].subscriber.version
 
 
@@ -271,11 +303,15 @@ def _update(original: Callable[..., Any], updater: Any, *arguments: Any, **named
     load_format = named.get("load_format", arguments[1] if len(arguments) > 1 else None)
     if load_format != FORMAT:
         return original(updater, *arguments, **named)
+    if os.environ.get("WEFT_FOLLOW"):
+        return False, "weft: this engine follows by itself (WEFT_FOLLOW), and is not told where to go"
+    start = time.perf_counter()
     try:
         version = load(updater.get_model(), named.get("named_tensors", arguments[0] if arguments else None))
     except Exception as error:  # all of it is the engine's answer
         return False, f"weft: {error}"
-    return True, f"weft: version {version}"
+    took, pause = time.perf_counter() - start, _followers[updater.get_model()].pause
+    return True, f"weft: version {version}, in {1e3 * took:.1f} ms, of which the commit took {1e3 * pause:.1f}"
 
 
 def register() -> None:
@@ -283,6 +319,31 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(_UPDATER, _update, HookType.AROUND)
+    if os.environ.get("WEFT_FOLLOW"):
+        HookRegistry.register(f"{_SCHEDULER}.__init__", _begin, HookType.AFTER)
+        HookRegistry.register(f"{_SCHEDULER}._poll_timeout_aborts", _requests, HookType.AFTER)
+        HookRegistry.register(f"{_SCHEDULER}.pause_generation", _pause, HookType.AROUND)
+
+
+# What follows by itself is imported where SGLang has a scheduler, and not in its other processes.
+
+
+def _begin(_: None, scheduler: Any, *arguments: Any, **named: Any) -> None:
+    from .follow import begin
+
+    begin(scheduler, lambda model: _subscriber(model, _settings(None)))
+
+
+def _requests(received: List[Any], scheduler: Any) -> List[Any]:
+    from .follow import requests
+
+    return requests(received, scheduler)
+
+
+def _pause(original: Callable[..., Any], scheduler: Any, request: Any) -> Any:
+    from .follow import pause
+
+    return pause(original, scheduler, request)
 
 
 # ---- beside the engine ----
