@@ -43,7 +43,7 @@ expect() {
         fail "$* did not say '$pattern' but: $(head -c 500 stderr)"
     fi
     # whatever went wrong, it is said in one line of our own, and not by a sanitizer
-    if [ "$got" -ne 0 ] && ! head -1 stderr | grep -q '^weft'; then
+    if [ "$got" -ne 0 ] && ! head -1 stderr | grep -Eq '^([0-9TZ:.-]+ [a-z]+ )?weft'; then
         fail "$* did not begin its message with its name: $(head -c 500 stderr)"
     fi
 }

@@ -8,13 +8,13 @@
 
 mkdir stores
 
-expect 0 '' "$weft" bench --fleet --quick --directory stores --json
+expect 0 '' "$weft" bench --fleet --quick --processes 2 --directory stores --json
 cat > look.py << 'END'
 import json
 results = json.load(open("stdout"))
 assert (results["followers"], results["relays"], results["versions"]) == (8, 2, 12)
 fleet = results["fleet"]
-assert fleet["lost"] == 0
+assert fleet["lost"] == 0 and fleet["alive"] == 8 and results["processes"] == 2, results
 assert 0 < fleet["changed"] < 0.05 * fleet["total"]
 once = fleet["patch_bytes"] + fleet["page_bytes"] + fleet["head_bytes"]
 assert fleet["patch_bytes"] > 0.5 * once
@@ -40,7 +40,7 @@ expect 0 '' /usr/bin/python3 -B "$cli/../../bench/tables.py" fleet fleet.json
 check "the table: $(cat stdout)" grep -Eq '^\| 8 followers behind 2 relays \|' stdout
 
 expect 0 '' "$weft" bench --fleet --params 200K --followers 3 --relays 1 --versions 3 --directory stores
-for row in '^fleet +3 followers behind 1 relay, [0-9,]+ weights' '3 versions$' ' 0 lost$' 'the origin sent' \
+for row in '^fleet +3 followers behind 1 relay, [0-9,]+ weights' '3 versions$' ' 0 lost$' 'the origin sent' '0 of them are processes; the origin takes 3 for alive' \
     'resident after 1 versions? and at the end: origin .*; relay ' '^relay +one follower, 2 versions each' \
     '^ask +3 at the same moment' 'of anchors, .* asked 1 time and sent'; do
     check "the row $row: $(cat stdout)" grep -Eq -- "$row" stdout
@@ -72,6 +72,7 @@ entries stores 0
 
 expect 2 'go with --fleet' "$weft" bench --followers 3
 expect 2 'go with --fleet' "$weft" bench --sync --relays 3
+expect 2 'go with --fleet' "$weft" bench --processes 3
 expect 2 'go with --sync' "$weft" bench --fleet --only latency
 expect 2 'exclude each other' "$weft" bench --fleet --sync
 expect 2 '--relays takes' "$weft" bench --fleet --relays 0

@@ -11,7 +11,7 @@ for row in lossless '8 bits' open raw; do
 done
 
 for level in portable avx2 avx512; do
-    WEFT_CPU=$level expect 0 '' "$weft" bench --loco -q --params 1M --repeat 2 --json
+    WEFT_CPU=$level expect 0 '' "$weft" bench --loco -q --params 300K --repeat 2 --json
     cp stdout "$level.json"
 done
 cat > look.py << 'END'

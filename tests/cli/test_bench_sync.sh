@@ -12,7 +12,8 @@ expect 0 '' "$weft" bench --sync "${tiny[@]}"
 for row in '^publish +[0-9,]+ weights' '^  memcpy ' '^  fast ' '^  small ' '^pause ' 'prepare before it' '^scaling ' \
     'factor' '^latency .* 8 versions over HTTP' ' 0 lost' 'per version: publisher' '^bucketing .* in 12 tensors' \
     'shared buckets' 'one by one +24 ' '8 at once +24 ' '^catch-up .* 64 versions missed' 'an anchor has' \
-    '^group .* 4 replicas' '^  group ' '^  apart ' '^parts .* 4 processes' 'alone .* together '; do
+    '^group .* 4 replicas' '^  group ' '^  apart ' '^parts .* 4 processes' 'alone .* together ' '^serial ' \
+    '^  publish +1 .*%' '^  prepare +1 ' '^  commit +1 '; do
     check "the row $row: $(cat stdout)" grep -Eq -- "$row" stdout
 done
 entries stores 0
@@ -30,6 +31,7 @@ models = results["scaling"]["models"]
 assert models[0]["total"] < models[1]["total"] and results["scaling"]["factor"] > 0
 assert latency["versions"] == 8 and latency["lost"] == 0
 assert latency["follower_bytes_per_version"] > 0
+assert 300 < latency["head_bytes_per_version"] < 600 and 200 < latency["page_bytes_per_version"] < 900
 assert buckets["tensors"] == 12
 ours, single, wide = buckets["rows"]
 assert single["requests"] == wide["requests"] == 24 and ours["requests"] < 24
@@ -41,6 +43,10 @@ catch_up = results["catch_up"]
 assert catch_up["missed"] == 64 and len(catch_up["rows"]) == 16
 assert all(0 < row["steps"] <= 24 and row["fetched_bytes"] > 0 for row in catch_up["rows"])
 assert catch_up["rows"][catch_up["worst_row"]]["replayed_bytes"] > 0
+serial = results["serial"]["rows"]
+assert [(row["call"], row["threads"]) for row in serial] == [
+    (call, threads) for threads in (1, 2) for call in ("publish", "prepare", "commit")]
+assert all(row["processor_seconds"] > 0 and 0 <= row["serial_share"] <= 1 for row in serial), serial
 parts = results["parts"]
 assert parts["processes"] == 4 and [row["profile"] for row in parts["rows"]] == ["fast", "small"]
 assert all(row["ratio"] > 0 and row["part_weight_bytes"] < row["alone_weight_bytes"] for row in parts["rows"])

@@ -53,9 +53,12 @@ end() {
 }
 
 # ---- to its end ----
-expect 0 'report: r.html' "$weft" demo --quick --steps 12 --output r.html --keep kept
+expect 0 'report: r.html' "$weft" demo --quick --steps 12 --large 1M --output r.html --keep kept
 check "no reward in: $(cat stdout)" grep -Eq '^reward +0\.[0-9]+ -> 0\.[0-9]+ .* of 12 steps' stdout
-check "no papers' rates in: $(cat stdout)" grep -Eq '1e-06: [0-9.]+% changed' stdout
+check "what was saved is not the first line of: $(cat stdout)" \
+    [ "$(sed -n '1s/^saved .*, [0-9.]* times fewer bytes .*/yes/p' stdout)" = yes ]
+check "no real size in: $(cat stdout)" grep -Eq '^real size .* changed by a step at 1e-06: .* times fewer bytes' stdout
+check "no page in: $(cat stderr)" grep -q 'watch it in a browser: http://127' stderr
 check "no progress in: $(cat stderr)" grep -Eq '^step 12 +version 13 ' stderr
 check "the report is no page" grep -q '^<!doctype html>' r.html
 check "12 steps are told of" [ "$(wc -l < kept/metrics.jsonl)" -eq 12 ]
@@ -70,7 +73,7 @@ told, lines = json.load(open("stdout")), [json.loads(line) for line in open("kep
 summary = told["summary"]
 assert summary["steps"] == 12 and summary["workers"] == 2, summary
 assert abs(summary["bytes"]["sent"] - sum(line["bytes"]["sent"] for line in lines) / 12) < 1, summary
-assert summary["rate"] == lines[-1]["rate"] and told["run"]["seed"] == 1, told
+assert summary["rate"] == lines[-1]["rate"] and told["run"]["seed"] == 1 and told["large"] is None, told
 '
 mkdir few
 head -n 1 kept/metrics.jsonl > few/metrics.jsonl
@@ -107,7 +110,7 @@ end 129
 expect_clean "SIGHUP"
 XDG_CACHE_HOME=$dir/none "$weft" demo > out 2> err & # in its warm-up, before there is anything to tell of
 child=$!
-await 'warm-up' err
+await 'watch it' err
 kill -INT "$child"
 end 130
 absent weft-demo.html
@@ -130,6 +133,7 @@ rm -rf "$TMPDIR"/weft-demo.*
 # ---- wrong usage ----
 expect 2 '--workers takes a number from 1 to 16' "$weft" demo --workers 17
 expect 2 '--sync is patch or full' "$weft" demo --sync all
+expect 2 '--large takes 0 or a number' "$weft" demo --large 7
 expect 1 'cannot make kept' "$weft" demo --keep kept
 expect 1 'cannot write nowhere/r.html' "$weft" demo --output nowhere/r.html
 expect 1 'cannot write' "$weft" demo --report kept --output nowhere/r.html

@@ -54,6 +54,7 @@ rm -r store cache pulled.safetensors .pulled.safetensors.weft-sync
 expect 1 'no.such' "$weft" diff no.such next.safetensors -o out
 expect 1 'no.such' "$weft" diff base.safetensors no.such -o out
 expect 1 'no.such' "$weft" digest no.such
+expect 1 'nothing was published here yet \(there is no such directory\)' "$weft" log no.such
 expect 1 'no.such' "$weft" inspect no.such
 expect 1 'no.such' "$weft" verify no.such
 expect 1 'no.such' "$weft" stats base.safetensors no.such

@@ -49,6 +49,9 @@ says stdout '^name +version +lag +behind +state +pause +heard +error$'
 says stdout '^slow +1 +0 .* waiting '
 says stdout '^[23] live of 3; the newest version is 1, the slowest follower at 1$'
 silent stdout mute
+for name in quick slow lost; do
+    await "$name is in the directory" test -e "run/followers/$name"
+done
 expect 0 '' "$weft" fleet run --json
 check 'the directory tells the same' grep -Eq '"live": [23]' stdout
 await 'the metrics count them' sh -c "curl -sS ${url}metrics | grep -q '^weft_serve_followers_live 3$'"
@@ -70,7 +73,7 @@ await 'it goes on' follower slow 2 any live
 await 'the other too' follower quick 2 any live
 
 # one that says that it is live for an hour: it can be waited for, whatever the machine does
-sed 's/"name":"slow"/"name":"steady"/; s/"interval":[0-9.]*/"interval":1200/' run/followers/slow > steady
+curl -sS "${url}followers/slow" | sed 's/"name":"slow"/"name":"steady"/; s/"interval":[0-9.]*/"interval":1200/' > steady
 curl -sS -T steady "${url}followers/steady"
 await 'the steady one is seen' follower steady 2 any live
 expect 0 '' "$weft" publish "$url" "$(model 2)" --anchor never --no-leaps --keep-anchors 1 --max-lag 1
@@ -96,6 +99,7 @@ before=$(patches)
 expect 0 '' "$weft" gc "$url" --grace 0s --keep-followers
 says stdout 'and the patches since 2 for a follower that is there$'
 check 'only what leads to version 2 is gone' test "$(patches)" -eq $((before - 1))
+await 'it is in the directory' grep -q '"version":2' run/followers/steady
 expect 0 '' "$weft" gc run --grace 0s --keep-followers --json
 check 'also of the directory' grep -q '"follower": 2' stdout
 sed 's/"state":"[a-z]*"/"state":"ended"/' steady | curl -sS -T - "${url}followers/steady"
@@ -114,7 +118,7 @@ echo secret > reader
 serve private run --listen 127.0.0.1:0 --read-token-file reader --read-only
 expect 0 '' "$weft" pull "$url" private.st --token-file reader --name puller --json
 await 'with a token' env WEFT_TOKEN=secret "$weft" fleet "$url"
-check 'it was seen' test -s run/followers/puller
+await 'it was seen' grep -qs '"state":"ended"' run/followers/puller
 expect 0 '' "$weft" fleet run
 says stdout '^puller .* ended '
 check 'and nothing else is taken' \

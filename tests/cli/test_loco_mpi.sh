@@ -8,7 +8,7 @@ source "$(dirname "$0")/common.sh"
 
 ranks=${WEFT_BUILD:?}/tests/loco_ranks
 if ! command -v mpirun > /dev/null || [ ! -x "$ranks" ]; then
-    skip 'the exchange over MPI: there is none here (make deps installs openmpi-bin and libopenmpi-dev)'
+    skip 'the exchange over MPI: there is none here (make deps-test installs openmpi-bin and libopenmpi-dev)'
     finish
 fi
 # no other interface than the loopback one is used, whatever the machine has

@@ -98,7 +98,7 @@ expect 1 'cannot write the URL' "$weft" serve d --listen 127.0.0.1:0 --url-file 
 
 # ---- what it says, and curl ----
 serve plain new-store --listen 127.0.0.1:0
-says plain.log '^weft serve: http://127\.0\.0\.1:[0-9]+/ serves new-store \(readable by all, writable by all\)$'
+says plain.log ' info weft serve: http://127\.0\.0\.1:[0-9]+/ serves new-store \(readable by all, writable by all\)$'
 silent plain.log 'warning'
 expect 1 'another process listens there; choose another with --listen' \
     "$weft" serve d --listen "127.0.0.1:$(sed 's/.*:\([0-9]*\)\/.*/\1/' plain.url)"
@@ -146,7 +146,7 @@ checks=$((checks + 1))
 # ---- other addresses ----
 if [ -e /proc/net/if_inet6 ] && grep -q '^0*1 ' /proc/net/if_inet6; then
     serve six store --listen '[::1]:0'
-    says six.log '^weft serve: http://\[::1\]:[0-9]+/ serves store \(readable by all, writable by all\)$'
+    says six.log ' info weft serve: http://\[::1\]:[0-9]+/ serves store \(readable by all, writable by all\)$'
     code 201 -g -T small "${url}a"
     code 200 -g "${url}a"
     stop TERM
@@ -160,15 +160,15 @@ chmod 644 reader
 
 serve open store --listen 0.0.0.0:0
 port=$(sed 's/.*:\([0-9]*\)\/.*/\1/' open.url)
-says open.log 'warning: without TLS'
-says open.log 'warning: everybody who reaches this address can read'
+says open.log 'warning weft serve: without TLS'
+says open.log 'warning weft serve: everybody who reaches this address can read'
 says open.log 'read-only\)$'
 code 403 -T small "http://127.0.0.1:$port/b"
 stop TERM
 
 serve tokens store --listen 0.0.0.0:0 --read-token-file reader --write-token-file writer
 port=$(sed 's/.*:\([0-9]*\)\/.*/\1/' tokens.url)
-says tokens.log 'warning: others can read the token file reader; run chmod 600'
+says tokens.log 'warning weft serve: others can read the token file reader; run chmod 600'
 silent tokens.log 'token file writer'
 silent tokens.log 'token-of'
 says tokens.log 'reading needs a token, writing needs a token'
@@ -197,8 +197,8 @@ expect 1 'no PEM file' "$weft" serve store --listen 127.0.0.1:0 --tls-cert objec
 
 chmod 604 one.key
 serve tls store --listen 127.0.0.1:0 --tls-cert one.crt --tls-key one.key
-says tls.log 'warning: others can read the private key one.key; run chmod 640 on it'
-says tls.log '^weft serve: https://127\.0\.0\.1:[0-9]+/ serves store'
+says tls.log 'warning weft serve: others can read the private key one.key; run chmod 640 on it'
+says tls.log ' info weft serve: https://127\.0\.0\.1:[0-9]+/ serves store'
 code 201 --cacert one.crt -T object "${url}patches/tls"
 code 200 --cacert one.crt "${url}patches/tls"
 check 'the object comes back through TLS' cmp object body

@@ -11,7 +11,7 @@ tool=$build/tests/store_tool
 unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY all_proxy ALL_PROXY
 nginx=$(command -v nginx || ls /usr/sbin/nginx 2> /dev/null)
 if [ -z "$nginx" ]; then
-    skip 'nginx is not installed (make deps installs it): the HTTP store was not tested against a real server'
+    skip 'nginx is not installed (make deps-test installs it): the HTTP store was not tested against a real server'
     finish
 fi
 server=

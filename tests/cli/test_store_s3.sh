@@ -90,7 +90,7 @@ END
 nginx=$(command -v nginx || ls /usr/sbin/nginx 2> /dev/null)
 front=
 if [ -z "$nginx" ]; then
-    skip 'nginx is not installed (make deps installs it): the S3 store was not tested with TLS'
+    skip 'nginx is not installed (make deps-test installs it): the S3 store was not tested with TLS'
 elif tls_front; then
     trap 'kill "$front" 2> /dev/null; stop_s3; end_children' EXIT
     conform s3://bucket/secure AWS_ENDPOINT_URL="https://127.0.0.1:$tls_port" AWS_CA_BUNDLE="$dir/cert.pem" \

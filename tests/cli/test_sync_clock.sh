@@ -9,7 +9,7 @@ if nm -D "$weft" 2> /dev/null | grep -Eq '__(a|t|ub)san_'; then
     exit 0
 fi
 if ! command -v faketime > /dev/null; then
-    echo 'there is no faketime; make deps installs it' >&2
+    echo 'there is no faketime; make deps-test installs it' >&2
     exit 99
 fi
 export FAKETIME_DONT_FAKE_MONOTONIC=1

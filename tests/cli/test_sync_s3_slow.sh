@@ -74,7 +74,7 @@ else
     suites=
     commands=
     pauses=publish
-    pauses_stride=120
+    pauses_stride=240
 fi
 if [ -n "$WEFT_SOAK" ] || [ "$s3_heeds" -eq 0 ]; then
     WEFT_TEST_RELAY=1 on_s3 relayed "$build/tests/test_sync_live"

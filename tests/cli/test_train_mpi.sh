@@ -5,7 +5,7 @@
 # TCP; one that is killed ends the job with a message, and the run is gone on with.
 . "$(dirname "$0")/train.sh"
 if ! command -v mpirun > /dev/null || ! ls "$build"/libweft-mpi.so* > /dev/null 2>&1; then
-    skip 'trainers over MPI: there is none here (make deps installs openmpi-bin and libopenmpi-dev)'
+    skip 'trainers over MPI: there is none here (make deps-test installs openmpi-bin and libopenmpi-dev)'
     finish
 fi
 # no other interface than the loopback one is used, whatever the machine has
@@ -57,6 +57,7 @@ whole lines s-lines 2 --steps 3 --outer ddp --metrics -
 check 'the lines of rank 0' cmp -s <(wc -l < lines.out) <(wc -l < lines/metrics.jsonl)
 
 # ---- killed, while steps are made: a process that MPI is starting or ending may leave mpirun hanging ----
+gone() { ! kill -0 "$1" 2> /dev/null; }
 long=(--steps 16 --local-steps 2)
 team long s-long 3 2 "${long[@]}"
 agreed long 3 8
@@ -68,10 +69,15 @@ for attempt in 1 2 3; do
     job killed s-killed 3 "${long[@]}"
     started=$pid
     await "steps of job $attempt" reached killed/rank-1 $((before + 1))
-    victim=$(pgrep -P "$(pgrep -P "$started" -x mpirun)" -x weft | tail -1)
+    ranks=$(pgrep -P "$(pgrep -P "$started" -x mpirun)" -x weft)
+    victim=${ranks##*$'\n'}
     kill -KILL "$victim" 2> /dev/null
     wait "$started" && break
     says killed.err 'exited on signal 9|non-zero'
+    # mpirun may end before its ranks have, and who is still there holds the trainer's place
+    for rank in $ranks; do
+        await "the end of rank $rank" gone "$rank"
+    done
 done
 check 'a job that was killed' test -n "$victim"
 job killed s-killed 3 "${long[@]}"

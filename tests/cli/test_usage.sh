@@ -6,7 +6,7 @@
 /usr/bin/python3 -B "$cli/checkpoints.py" "$dir"
 
 # help goes to stdout, names the verb's arguments, gives examples, and fits a terminal
-verbs='diff apply merge inspect digest verify stats publish pull follow log fleet gc repair keygen serve train demo bench'
+verbs='diff apply merge convert inspect digest verify stats publish pull follow log fleet gc repair keygen serve train demo bench'
 for verb in $verbs; do
     for call in "$verb --help" "help $verb"; do
         # shellcheck disable=SC2086

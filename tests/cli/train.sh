@@ -6,7 +6,7 @@
 
 tiny=(--hidden 32 --heads 2 --kv-heads 2 --feed-forward 64 --context 32 --chain-steps 5 --chain-period 2
     --prompts 8 --group 4 --slots 4 --rate 1e-3 --warmup-success 0 --evaluate 0 --evaluate-prompts 16
-    --threads 1 --patience 60s)
+    --threads 1 --patience 600s)
 
 # trainer NAME STORE ARGUMENT...: one of the tiny model in the background, its directory NAME
 trainer() {
@@ -19,7 +19,7 @@ trainer() {
 worker() {
     local name=$1 store=$2
     shift 2
-    begin "$name" train "$store" --role rollout --name "$name" --threads 1 --patience 60s "$@"
+    begin "$name" train "$store" --role rollout --name "$name" --threads 1 --patience 600s "$@"
 }
 
 # run NAME STORE WORKERS ARGUMENT...: a whole run

@@ -77,8 +77,7 @@ static void decode_frame(weft_bucket_coder *coder, const weft_frame *frame) {
     } else if (weft_frame_decode(coder, frame, &coder->changes, NULL, &delta) == WEFT_OK) {
         const weft_changes *changes = &coder->changes;
         /* a packed frame may lie about it */
-        require(changes->count == frame->changed || frame->coding == WEFT_CODING_PACKED_STEPS ||
-                frame->coding == WEFT_CODING_PACKED_VALUES);
+        require(changes->count == frame->changed || frame->coding >= WEFT_CODING_PACKED_STEPS);
         memset(next, 0, bytes);
         for (size_t i = 0; i < changes->count; i++) {
             require(changes->positions[i] < frame->bucket.units);

@@ -109,6 +109,7 @@ static void check_page(weft_context *context, const weft_page *page) {
         check_object(&page->anchors[i].object);
     }
     check_leaps(&page->leaps);
+    require(page->full || (page->anchor_count == 0 && page->leaps.count == 0));
     weft_writer writer;
     weft_writer_open(&writer, context);
     require(weft_page_format(page, &writer) == WEFT_OK);
@@ -117,7 +118,7 @@ static void check_page(weft_context *context, const weft_page *page) {
     weft_page_open(again, context);
     require(weft_page_parse(again, "again", writer.data, writer.size) == WEFT_OK);
     require(again->record_count == page->record_count && again->anchor_count == page->anchor_count);
-    require(again->linked == page->linked);
+    require(again->linked == page->linked && again->full == page->full && again->format == page->format);
     weft_page_close(again);
     free(again);
     weft_writer_close(&writer);
@@ -209,6 +210,26 @@ static void try_report(weft_context *context, const uint8_t *data, size_t size) 
     }
 }
 
+/* Every line takes something off, or is the last. */
+static void try_batch(weft_context *context, const uint8_t *data, size_t size) {
+    const char *text = (const char *)data;
+    size_t left = size;
+    size_t before = size + 1;
+    while (left > 0 && left < before) {
+        weft_follower follower;
+        double age = -1;
+        before = left;
+        if (weft_report_line_parse(context, &text, &left, &follower, &age) == WEFT_OK) {
+            char line[WEFT_REPORT_LINE_MAX];
+            size_t length = 0;
+            require(age >= 0);
+            check_report(context, &follower);
+            require(weft_report_line_format(context, &follower, age, line, &length) == WEFT_OK);
+            require(length <= sizeof line && line[length - 1] == '\n');
+        }
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     weft_context *context = NULL;
     const weft_context_options options = {.size = sizeof options, .threads = 1};
@@ -221,6 +242,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     try_leap(context, data, size);
     try_pieces(context, data, size);
     try_report(context, data, size);
+    try_batch(context, data, size);
     weft_context_destroy(context);
     return 0;
 }

@@ -32,9 +32,9 @@ sys.path.insert(0, str(HERE.parent / "python"))
 
 import forge
 import random_checkpoints as checkpoints
-from weft_format import ADDED, DIFFERENCE, DTYPE_OF_NAME, DTYPES, FAST, PACKED_STEPS, PACKED_VALUES, REMOVED
+from weft_format import ADDED, DIFFERENCE, DTYPE_OF_NAME, DTYPES, FAST, PACKED_STEPS, PACKED_VALUES, REMOVED, RICE_STEPS
 from weft_format import REPLACED, SMALL
-from weft_format import Dtype, Entry, FormatError, Tensor, apply_patch, parse_patch, read_checkpoint
+from weft_format import Dtype, Entry, FormatError, Tensor, apply_patch, exponent_in, parse_patch, read_checkpoint
 
 
 class Golden:
@@ -236,6 +236,55 @@ def make_packed_pair(golden, name, first, second):
         golden.diff(f"{name}-whole-{profile}", "nothing.safetensors", names[1], "--profile", profile)
 
 
+def make_rice(golden):
+    """Steps by Rice's code, of one unit in twenty and of all, and of more than a block."""
+    random = random_for("rice")
+    kinds = {f"t.{name}": (name, (4100,)) for name in ("F8_E4M3", "F8_E5M2", "BF16", "F16", "F32", "F64")}
+    first = checkpoints.random_state(random, kinds)
+    names = ("rice-0.safetensors", "rice-few.safetensors", "rice-all.safetensors")
+    golden.checkpoint(names[0], first)
+    for result, density in zip(names[1:], (0.05, 1)):
+        changed = {name: checkpoints.changed_tensor(random, first[name], density, 9) for name in first}
+        golden.checkpoint(result, changed)
+        golden.diff(result.partition(".")[0], names[0], result, "--profile", "fast")
+
+
+def make_laws(golden):
+    """Buckets whose tables follow laws: of weights in several classes, of few changes, and of all dtypes."""
+    golden.diff("laws-weights", "weights-0.safetensors", "weights-1.safetensors")
+    golden.diff("laws-steps", "steps-0.safetensors", "steps-1.safetensors")
+    for name in ("sparse", "wide"):
+        golden.diff(f"laws-dtypes-{name}", "dtypes-0.safetensors", f"dtypes-{name}.safetensors")
+
+
+def make_widths(golden):
+    """Classes of every dtype of floats that has them: of few changes, and of so many that buckets are packed."""
+    random = random_for("widths")
+    kinds = {"F8_E4M3": (3, [9, 10, 12, 13]), "F8_E5M2": (2, [13, 14, 16, 17]), "F16": (10, [8, 11, 14, 15])}
+    kinds |= {"F8_E4M3FNUZ": (3, [9, 10, 12, 13]), "F8_E5M2FNUZ": (2, [13, 14, 16, 17])}
+    kinds |= {"F32": (23, [110, 114, 118, 121])}
+    first = {f"t.{name}".encode(): floats_by_exponent(random, name, *kind) for name, kind in kinds.items()}
+    golden.checkpoint("widths-0.safetensors", first)
+    for result, most in (("widths-few", 0.1), ("widths-many", 1)):
+        second = {}
+        for name, (_, exponents) in kinds.items():
+            tensor = first[f"t.{name}".encode()].copy()
+            places = numpy.searchsorted(exponents, exponent_in(tensor.units, tensor.dtype))
+            chosen = numpy.flatnonzero(random.random(len(places)) < most / 8.0**places)
+            tensor.units[chosen] += random.choice([1, 1, 2, 3, 5], len(chosen)).astype(tensor.units.dtype)
+            second[f"t.{name}".encode()] = tensor
+        golden.checkpoint(f"{result}.safetensors", second)
+        golden.diff(result, "widths-0.safetensors", f"{result}.safetensors")
+
+
+def floats_by_exponent(random, name, shift, exponents):
+    """A tensor with these exponents only."""
+    dtype = DTYPE_OF_NAME[name]
+    units = random.choice(exponents, 6000) << shift | random.integers(0, 1 << shift, 6000)
+    units |= random.integers(0, 2, 6000) << 8 * dtype.width - 1
+    return Tensor(dtype, (6000,), units.astype(f"<u{dtype.width}").tobytes())
+
+
 def make_roster(golden):
     """Tensors added, removed and replaced; tensors without dimensions and tensors without elements."""
     random = random_for("roster")
@@ -362,6 +411,7 @@ def make_page(golden):
     pieces = forge.take_apart(golden.path("page-small").read_bytes())
     payload = bytes.fromhex(PAGE_TWO_CLASSES)
     golden.forged("page-two-classes", *names, pieces.with_frame(0, payload=payload))
+    golden.diff("page-laws", *names)
 
 
 def make_forged(golden):
@@ -396,6 +446,10 @@ def make_forged_weights(golden):
     for cuts in ([115], [115, 125], [110, 111, 120, 121, 127, 128, 129]):
         recoded = forge.recode_small(pieces, patch, 0, old, new, cuts)
         golden.forged(f"forged-{len(cuts) + 1}-classes", *names, recoded)
+    # every shape; scales from the least to the largest; tokens more, and levels in between
+    laws = [(30, 0, 20), (14, 1, 3), None, (0, 3, 61), (127, 2, 0), (60, 3, 2)]
+    laws_of_all = forge.recode_small(pieces, patch, 0, old, new, [115, 125], laws)
+    golden.forged("forged-laws", *names, replace(laws_of_all, version=2))
     before, after = (numpy.concatenate([tensor.units for tensor in state.values()]) for state in (old, new))
     positions = numpy.flatnonzero(before != after)
     gaps = numpy.diff(positions, prepend=-1) - 1
@@ -433,6 +487,21 @@ def make_forged_packed(golden):
             pieces = forge.recode_packed(pieces, patch, number, old, new, values, cut, code)
         golden.forged(f"forged-packed-{code}-bit{'s' if code > 1 else ''}", *names, pieces)
     make_forged_packed_classes(golden)
+    make_forged_rice(golden)
+
+
+def make_forged_rice(golden):
+    """Steps by Rice's code of all dtypes, in forms that the command would not choose."""
+    names = ("dtypes-0.safetensors", "dtypes-dense.safetensors")
+    data = golden.path("dtypes-dense-fast").read_bytes()
+    patch, old, new = parse_patch(data), *(golden.state(name) for name in names)
+    for rungs in (0, 1, 2, 5, 16):
+        pieces = replace(forge.take_apart(data), version=2)
+        for number, frame in enumerate(patch.frames):
+            bits = 8 * patch.header.roster[frame.spans[0].tensor].dtype.width
+            low, thin = (number * 5 + rungs) % bits, (number + rungs) % 2
+            pieces = forge.recode_rice(pieces, patch, number, old, new, low, rungs, thin)
+        golden.forged(f"forged-rice-{rungs}-rung{'' if rungs == 1 else 's'}", *names, pieces)
 
 
 def make_forged_packed_classes(golden):
@@ -497,6 +566,7 @@ def make_errors(golden):
     make_lying_small_payloads(golden, pieces)
     make_lying_dense_payloads(golden, pieces)
     make_lying_packed_payloads(golden, pieces)
+    make_lying_rice_payloads(golden, pieces)
     golden.error("base-is-the-result", AFTER, "none: the patch has been applied already", data)
     golden.error("base-has-other-tensors", MOVER, "none: the base is another one", data)
 
@@ -727,7 +797,9 @@ def make_lying_frames(golden, pieces):
     error("coding-0", "coding 0", BFLOATS, coding=0)
     error("coding-5", "coding 5", BFLOATS, coding=5)
     lying = replace(pieces, version=2).with_frame(BFLOATS, coding=7)
-    golden.error("frame-coding-7", VICTIM, "coding 7", lying.seal())
+    golden.error("frame-coding-7", VICTIM, "coding 7 of a payload that has another", lying.seal())
+    lying = replace(pieces, version=2).with_frame(BFLOATS, coding=8)
+    golden.error("frame-coding-8", VICTIM, "coding 8", lying.seal())
     error("changed-0", "no changes", BYTES, changed=0)
     error("changed-above", "more changes than units", BYTES, changed=49)
     error("changed-less", "fewer changes than the payload has", BFLOATS, changed=1)
@@ -756,8 +828,8 @@ def make_lying_fast_payloads(golden, pieces):
 
 
 def make_lying_small_payloads(golden, pieces):
-    def error(name, damage, payload, frame=BFLOATS, changed=2):
-        lying = pieces.with_frame(frame, coding=SMALL, payload=payload, changed=changed)
+    def error(name, damage, payload, frame=BFLOATS, changed=2, version=1):
+        lying = replace(pieces, version=version).with_frame(frame, coding=SMALL, payload=payload, changed=changed)
         golden.error(f"small-{name}", VICTIM, damage, lying.seal())
 
     def packed(*values, cuts=(), levels=forge.levels_near_counts):
@@ -798,6 +870,35 @@ def make_lying_small_payloads(golden, pieces):
     error("table-ends-early", "bits that end within a table", shorter)
     longer = good[:2] + bytes([good[2] + 1]) + good[3:bits_end] + b"\0" + good[bits_end:]
     error("bits-left-over", "a byte of bits too many", longer)
+
+    def lawful(*laws):
+        return forge.small_payload([pair], [], laws=laws)
+
+    law = (20, 3, 40)
+    good = lawful(law, law)
+    def lawless(name, damage, payload):
+        error(name, damage, payload, version=2)
+
+    lawless("laws-wrong-steps", "steps that are not those of the delta, by laws", good)
+    lawless("laws-of-no-class", "laws, and no classes", bytes([128]) + good[1:])
+    lawless("laws-of-9-classes", "laws, and nine classes", bytes([137]) + good[1:])
+    lawless("laws-end-early", "bits that end within a law", good[:2] + b"\1" + good[3:4] + good[3 + good[2] :])
+    zeros = bytes([129, 2, 4]) + (1 | law[0] << 1 | law[1] << 8).to_bytes(4, "little") + good[3 + good[2] :]
+    lawless("law-of-zeros", "a law whose number of tokens has no end", zeros)
+    own = len(forge.law_weights(20, 3, 0, False, 128))
+    lawless("law-of-gaps", "a law of 129 tokens of gaps", forged_law(good, 20, 3, 129 - own, law))
+    own = len(forge.law_weights(20, 3, 0, True, 64))
+    lawless("law-of-steps", "a law of 65 tokens of steps", forged_law(good, 20, 3, 40, (20, 3, 65 - own)))
+
+
+def forged_law(good, scale, shape, more, law):
+    """A payload of one class with the tables of two laws, which may be none, before the stream of another."""
+    bits = forge.BitWriter()
+    for one in ((scale, shape, more), law):
+        bits.write(1, 1)
+        forge.write_law(bits, *one)
+    bits.write(0, 40)  # what rests there are
+    return good[:2] + forge.text(bits.bytes()) + good[3 + good[2] :]
 
 
 def make_lying_dense_payloads(golden, pieces):
@@ -869,12 +970,43 @@ def make_lying_packed_payloads(golden, pieces):
     error("beyond", "an upper part of 17 bits", packed((far, form), width=3))
 
 
+def make_lying_rice_payloads(golden, pieces):
+    """The bucket of 100 BF16 units, in two groups."""
+    patch = parse_patch(golden.path("victim-fast").read_bytes())
+    states = [golden.state(name) for name in (VICTIM, AFTER)]
+    before, after = (forge.bucket_units(patch.frames[BFLOATS].spans, patch.header.roster, state) for state in states)
+    numbers = forge.packed_numbers(before, after, False, 2)
+
+    def error(name, damage, payload):
+        lying = replace(pieces, version=2).with_frame(BFLOATS, coding=RICE_STEPS, payload=payload)
+        golden.error(f"rice-{name}", VICTIM, damage, lying.seal())
+
+    good, thin = (forge.rice_payload(numbers, 2, 1, 2, flag) for flag in (0, 1))
+    climbed = sum(number > 1 for number in numbers)
+    assert 0 < climbed < 100 and climbed % 8 != 0
+    second = 3 + 16 + 16 + climbed // 8  # the last byte of the second rung
+    error("nothing", "a payload of no bytes", b"")
+    error("front-cut", "a front of two bytes", good[:2])
+    error("low", "no upper part", b"\x10" + good[1:])
+    error("rungs-17", "seventeen rungs", good[:1] + b"\x11" + good[2:])
+    error("thin", "a first rung of another kind", good[:2] + b"\2" + good[3:])
+    error("planes-cut", "planes beyond the payload", good[:18])
+    error("ground-cut", "a first rung beyond the payload", good[:34])
+    error("thin-cut", "a first rung without its bytes", thin[:21])
+    error("rung-cut", "a second rung beyond the payload", good[:second])
+    error("padding", "a bit behind the last of a rung", good[:second] + bytes([good[second] | 0x80]) + good[second + 1 :])
+    error("rest-cut", "a byte of the last number too few", good[:-1])
+    error("left-over", "a byte too many", good + b"\0")
+    error("wrong-steps", "steps that are not those of the delta", forge.rice_payload([0] * 100, 2, 1, 2, 0))
+
+
 def main():
     golden = Golden(HERE, os.environ.get("WEFT", "weft"))
     for name in ("checkpoints", "patches", "errors"):
         (HERE / name).mkdir(exist_ok=True)
     families = [make_weights, make_steps, make_dtypes, make_dense, make_roster, make_cuts, make_files]
-    for make in (*families, make_packed, make_page, make_forged, make_victims, make_forged_version, make_errors):
+    for make in (*families, make_packed, make_rice, make_laws, make_widths, make_page, make_forged, make_victims,
+                 make_forged_version, make_errors):
         make(golden)
     golden.write_manifest()
 

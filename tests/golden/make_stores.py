@@ -147,6 +147,30 @@ def make_signed(case):
         state = case.changed(state)
 
 
+def make_packed(case):
+    """Heads, pages and nodes of format 2, signed, by two writers: full pages and others, leaps of two levels, an anchor
+    between them. Nothing was collected."""
+    case.weft("keygen", case.place / "key")
+    state = checkpoints.random_state(case.random, KINDS)
+    for version in range(1, 24):
+        options = ("--sign", case.place / "key", "--anchor", "now" if version == 19 else "never")
+        case.publish(case.write(state), {"step": str(version)}, *options, writer=f"writer-{version // 21}")
+        state = case.changed(state)
+
+
+def make_recalled(case):
+    """The profile smallest: 14 versions after an anchor, and three after another; beside it the writer's cache, and a
+    replica that is behind, each with what it recalls."""
+    state = checkpoints.random_state(case.random, {"a": ("BF16", (96, 64)), "b": ("F16", (70,)), "c": ("F32", (7, 3))})
+    for version in range(1, 19):
+        options = ("--profile", "smallest", "--anchor", "now" if version == 15 else "never")
+        case.publish(case.write(state), {"step": str(version)}, *options)
+        if version < 12:
+            case.weft("pull", case.store, case.place / "replica.safetensors")
+        state = case.changed(state, 0.01)
+    shutil.copytree(case.scratch / "writer", case.place / "cache")
+
+
 def make_parts(case):
     """Three processes that publish each version together: patches and anchors in pieces, and their talk."""
     state = checkpoints.random_state(case.random, {f"t{number}": ("BF16", (16, 64)) for number in range(4)})

@@ -3,7 +3,7 @@
 #
 # Installs the build into a fresh prefix and builds programs against it, outside of the tree and by
 # pkg-config alone: with the shared library, with the static one, and as C++ reads the headers. The examples
-# of the documentation are built as they say, and run; what README shows of them is what they are.
+# of the documentation are built as they say, and run; what the guide shows of them is what they are.
 set -eu
 
 work=$(mktemp -d)
@@ -60,25 +60,23 @@ if [ -x "$prefix/bin/weft" ]; then
 fi
 unset LD_LIBRARY_PATH
 
-echo "== the examples: what README shows of them"
+echo "== the examples: what the guide shows of them"
 /usr/bin/python3 - "$WEFT_SOURCE" << 'END'
 import pathlib, re, sys
 source = pathlib.Path(sys.argv[1])
 examples = [path.read_text() for path in sorted((source / "doc/examples").glob("*.c"))]
-blocks = re.findall(r"^```c\n(.*?)^```$", (source / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+blocks = re.findall(r"^```c\n(.*?)^```$", (source / "doc/GUIDE.md").read_text(), re.MULTILINE | re.DOTALL)
 for block in blocks:
     if not any(block in example for example in examples):
-        sys.exit(f"README shows what is in no example:\n{block}")
+        sys.exit(f"the guide shows what is in no example:\n{block}")
 print(f"{len(blocks)} blocks")
 END
 
-echo "== the Python package, as README shows it"
+echo "== the Python package, as the guide shows it"
 package=$(dirname "$(find "$prefix" -type d -path '*-packages/weft')")
 /usr/bin/python3 - "$WEFT_SOURCE" > example.py << 'END'
 import pathlib, re, sys
-blocks = re.findall(r"^```python\n(.*?)^```$", (pathlib.Path(sys.argv[1]) / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-# the others want a model; tests/python/test_package_documents.py has one
-blocks = [block for block in blocks if "import correction" in block]
+blocks = re.findall(r"^```python\n(.*?)^```$", (pathlib.Path(sys.argv[1]) / "doc/GUIDE.md").read_text(), re.MULTILINE | re.DOTALL)
 assert len(blocks) == 1
 print(blocks[0])
 END

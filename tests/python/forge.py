@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy
 
-from weft_format import END_MAGIC, MAGIC, PACKED_STEPS, PACKED_VALUES, SMALL, STATE_FLOOR, TABLE_SLOTS
-from weft_format import Cursor, Form, bucket_units, checksum, class_members, frequencies
+from weft_format import END_MAGIC, MAGIC, PACKED_STEPS, PACKED_VALUES, RICE_STEPS, SMALL, STATE_FLOOR, TABLE_SLOTS
+from weft_format import Cursor, Form, bucket_units, checksum, class_members, frequencies, law_weights
 from weft_format import little_endian, parse_patch, read_spans, unzstd, weight
 
 
@@ -244,27 +244,45 @@ def small_values(before, after, dtype, cuts):
     return values
 
 
-def small_payload(values, cuts, levels_of=levels_near_counts):
-    """The payload of coding small from the gaps and the codes of each class."""
+def write_law(bits, scale, shape, more):
+    bits.write(scale, 7)
+    bits.write(shape, 2)
+    zeros = (more + 1).bit_length() - 1
+    bits.write(1 << zeros, zeros + 1)
+    bits.write(more + 1 - (1 << zeros), zeros)
+
+
+def small_payload(values, cuts, levels_of=levels_near_counts, laws=(), limit=64):
+    """The payload of coding small from the gaps and the codes of each class. With laws, one for each table: a scale, a
+    shape and how many tokens more, or None for levels."""
     bits = BitWriter()
     coded = []
-    for array in (array for pair in values for array in pair if array):
+    for number, array in enumerate(array for pair in values for array in pair if array):
         tokens = [token_of(value)[0] for value in array]
+        law = laws[number] if laws else None
+        if laws:
+            bits.write(law is not None, 1)
+        if law is not None:
+            write_law(bits, *law)
+            steps = number % 2 == 1
+            coded.append((tokens, frequencies(law_weights(*law, steps, limit if steps else 128))))
+            continue
         levels = levels_of(tokens)
         write_table(bits, levels)
-        coded.append((tokens, frequencies(levels)))
+        coded.append((tokens, frequencies([weight(level) for level in levels])))
     for array in (array for pair in values for array in pair):
         for value in array:
             bits.write(*token_of(value)[1:])
     counts = b"".join(varint(len(gaps)) for gaps, _ in values)
-    return bytes([len(cuts) + 1, *cuts]) + counts + text(bits.bytes()) + rans_stream(coded)
+    return bytes([len(cuts) + 1 + (128 if laws else 0), *cuts]) + counts + text(bits.bytes()) + rans_stream(coded)
 
 
-def recode_small(pieces, patch, number, old, new, cuts):
-    """A copy of a patch's pieces in which one frame of kept tensors is coded small with these cuts."""
+def recode_small(pieces, patch, number, old, new, cuts, laws=()):
+    """A copy of a patch's pieces in which one frame of kept tensors is coded small with these cuts and laws."""
     roster, spans = patch.header.roster, patch.frames[number].spans
     before, after = (bucket_units(spans, roster, tensors) for tensors in (old, new))
-    payload = small_payload(small_values(before, after, roster[spans[0].tensor].dtype, cuts), cuts)
+    values = small_values(before, after, roster[spans[0].tensor].dtype, cuts)
+    payload = small_payload(values, cuts, laws=laws)
     return pieces.with_frame(number, coding=SMALL, payload=payload)
 
 
@@ -320,7 +338,7 @@ def packed_payload(classes, cuts, width, states=32):
         for tokens in filter(None, (symbols, [token for token, _, _ in beyond])):
             levels = levels_near_counts(tokens)
             write_table(bits, levels)
-            coded.append((tokens, frequencies(levels)))
+            coded.append((tokens, frequencies([weight(level) for level in levels])))
     for _, rest, extra in rests:
         bits.write(rest, extra)
     return front + planes + escapes + text(bits.bytes()) + rans_stream(coded, states)
@@ -335,3 +353,41 @@ def recode_packed(pieces, patch, number, old, new, values, low, code):
     first = numbers[0] >> low if values else 0
     payload = packed_payload([(numbers, packed_form(numbers, low, code, first))], [], width)
     return pieces.with_frame(number, coding=PACKED_VALUES if values else PACKED_STEPS, payload=payload)
+
+
+def rice_payload(numbers, width, low, rungs, thin):
+    """The payload of coding 7 from the folded steps of all units."""
+    payload = bytes([low, rungs, thin])
+    for start in range(0, len(numbers), 4096):
+        block = numbers[start : start + 4096]
+        payload += rice_block(block + [0] * (-len(block) % 64), width, low, rungs, thin)
+    return payload
+
+
+def rice_block(numbers, width, low, rungs, thin):
+    data = b"".join(bytes(number >> 8 * byte & 255 for number in numbers) for byte in range(low // 8))
+    for bit in range(low // 8 * 8, low):
+        data += rice_bits(number >> bit & 1 for number in numbers)
+    parts = [number >> low for number in numbers]
+    for rung in range(rungs):
+        if parts:
+            bits = rice_bits(part > 0 for part in parts)
+            if rung == 0 and thin:
+                bits = rice_bits(byte > 0 for byte in bits) + bytes(byte - 1 for byte in bits if byte > 0)
+            data += bits
+            parts = [part - 1 for part in parts if part > 0]
+    return data + b"".join(little_endian(part, width) for part in parts)
+
+
+def rice_bits(bits):
+    bits = [int(bit) for bit in bits]
+    return little_endian(sum(bit << place for place, bit in enumerate(bits)), (len(bits) + 7) // 8)
+
+
+def recode_rice(pieces, patch, number, old, new, low, rungs, thin):
+    """A copy of a patch's pieces in which one frame has all steps by Rice's code."""
+    roster, spans = patch.header.roster, patch.frames[number].spans
+    before, after = (bucket_units(spans, roster, tensors) for tensors in (old, new))
+    width = roster[spans[0].tensor].dtype.width
+    payload = rice_payload(packed_numbers(before, after, False, width), width, low, rungs, thin)
+    return pieces.with_frame(number, coding=RICE_STEPS, payload=payload)

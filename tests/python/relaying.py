@@ -67,14 +67,14 @@ def same_bytes(path, other):
 class Run:
     """An origin, a proxy before it, and models to publish. Ends with `with`."""
 
-    def __init__(self, parameters="60K", steps=4):
+    def __init__(self, parameters="60K", steps=4, origin=()):
         self.scratch = tempfile.TemporaryDirectory(prefix="weft-run.", dir=serving.MEMORY)
         self.steps = steps
         self.root = self.scratch.name
         self.environment = dict(os.environ, HOME=self.root)
         self.environment.pop("WEFT_TOKEN", None)
         self.weft("bench", "--make", os.path.join(self.root, "m"), "--params", parameters, "--steps", str(steps))
-        self.origin = Server()
+        self.origin = Server(*origin)
         self.proxy = FaultProxy(self.origin.url, seed=1).__enter__()
         self.published = 0
 

@@ -59,7 +59,8 @@ class Server:
                 raise RuntimeError("the server did not start: " + self.log())
             time.sleep(0.01)
         with open(url_file) as file:
-            self.url = file.read().strip()
+            self.urls = file.read().split()
+        self.url = self.urls[0]
         parts = urllib.parse.urlsplit(self.url)
         self.tls, self.host, self.port = parts.scheme == "https", parts.hostname, parts.port
 

@@ -449,7 +449,7 @@ class Objective(unittest.TestCase):
         )
         self.assertFalse(step.moves or step.loss or step.slopes.any())
 
-    @unittest.skipIf(torch is None, "python3-torch is not installed (make deps installs it)")
+    @unittest.skipIf(torch is None, "python3-torch is not installed (make deps-test installs it)")
     def test_tensors(self):
         batch = Batch(11)
         arrays = [torch.from_numpy(array) for array in (batch.starts, batch.sampler, batch.old)]
@@ -464,7 +464,7 @@ class Objective(unittest.TestCase):
         plain = correction.weigh(batch.starts, *(array.float().numpy() for array in halves), "tis")
         self.assertTrue(numpy.array_equal(found.weights.numpy(), plain.weights))
 
-    @unittest.skipIf(torch is None, "python3-torch is not installed (make deps installs it)")
+    @unittest.skipIf(torch is None, "python3-torch is not installed (make deps-test installs it)")
     def test_slopes_by_torch(self):
         """The slopes are the gradient that torch finds for the same loss."""
         batch = Batch(12)

@@ -2,7 +2,6 @@
 """A cache of another make before `weft serve`, as the edge of a content delivery network is: nginx, which is told
 nothing but to obey the fields of the answers. Objects that never change are asked for once, heads are always
 fresh, ranges and waiting work; before an origin and before a relay."""
-import json
 import os
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ import threading
 import time
 
 import serving
+import weft_store
 from relaying import Relay, Run, at_once
 from serving import Server, hold_port, wait_for
 
@@ -83,8 +83,8 @@ def check_edge(run, upstream):
         # a head is never kept: the next version is there as soon as it is published
         for _ in range(2):
             version = run.publish()
-            assert wait_for(lambda: version <= json.loads(
-                edge.request("GET", "/heads/00000001").body.split(b"\n")[0])["newest"]["version"])
+            assert wait_for(lambda: version <= weft_store.parse_head(
+                edge.request("GET", "/heads/00000001").body)["newest"]["version"])
             for name in (run.published - 1, run.published):  # followers that are there, and newcomers
                 results = at_once(12, lambda i: run.pull(edge.url, f"first-{name}-{i}"))
                 assert not any(isinstance(result, Exception) for result in results), results
@@ -140,5 +140,5 @@ def test_edge_behind_a_relay():
 
 if __name__ == "__main__":
     if not os.path.exists(NGINX):
-        serving.skip_all("nginx is not installed (make deps installs it): no edge was tested")
+        serving.skip_all("nginx is not installed (make deps-test installs it): no edge was tested")
     serving.main()

@@ -124,7 +124,8 @@ class PageTest(unittest.TestCase):
 
     def test_small_payloads(self):
         pieces = forge.take_apart(self.whole_file())
-        for heading, size in (("A payload, small", 43), ("A payload, small, with two classes", 51)):
+        sizes = {"A payload, small": 43, "A payload, small, with laws": 23, "A payload, small, with two classes": 51}
+        for heading, size in sizes.items():
             payload = listing(blocks(section(heading))[0])
             self.assertEqual(len(payload), size)
             self.assert_makes_result(pieces.with_frame(0, coding=SMALL, payload=payload).seal())

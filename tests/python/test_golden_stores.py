@@ -91,14 +91,14 @@ class Case(unittest.TestCase):
             for number in {kept[0], kept[-1]}:
                 out = pathlib.Path(scratch) / f"fresh-{number}"
                 self.assertEqual(hash_of(self.pull(place, number, out).contents()), made[number])
-        state = None
+        state, recall = None, weft_format.Recall()
         for number in kept:
             record = history.records[number]
             if state is not None and "patch" in record:
                 patch = history.load(record["patch"], record["base"], record["digest"])
-                state = weft_format.apply_patch(state, patch)
+                state = weft_format.apply_patch(state, patch, recall)
             else:
-                state = history.checkpoint(number)
+                state, recall = history.checkpoint(number), weft_format.Recall()
             self.assertEqual(hash_of(state.contents()), made[number])
 
 

@@ -1,10 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""doc/python: every block of Python on every page is run, in order; links lead somewhere; README's lines for trainers and
-engines are those of the first page; and Sphinx has nothing to complain about, where it is installed.
+"""doc/python: every block of Python on every page is run, in order; links lead somewhere, those of README, GUIDE and
+BENCHMARKS too; README's lines for trainers and vLLM are those of the pages; and Sphinx has nothing to complain about, where it is installed.
 
 A page may have comments `<!-- setup … -->` with what a reader knows, such as a model. They are run in their place; if they
-import what is not here, the page is skipped. With `--page NAME` this is the process that runs one.
+import what is not here, the page is skipped. With `--pages PLACE...` this is the process that runs them, each in a child
+of its own: to load torch takes longer than a page.
 
 What pages of engines and frameworks show is run by the tests of tests/engines, which have these."""
 
@@ -57,21 +58,40 @@ def run_page(name):
             serving.skip_all(str(error))
 
 
+def run_pages(places):
+    """Each in its place, which has the page's name, with what it says in `said`. Prints how each has ended."""
+    codes = {}
+    for place in places:
+        child = os.fork()
+        if child == 0:
+            os.chdir(place)
+            said = os.open("said", os.O_WRONLY | os.O_CREAT)
+            os.dup2(said, 1)
+            os.dup2(said, 2)
+            run_page(os.path.basename(place))
+            sys.exit()
+        codes[os.path.basename(place)] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(json.dumps(codes))
+
+
 class Documents(package.Case):
     def test_pages(self):
         python = VENV if os.path.exists(VENV) and has(VENV, "torch") else sys.executable
-        for name in sorted(set(pages()) - set(WITH_ENGINES)):
-            with self.subTest(name):
-                self.assertIn("```python", read("doc", "python", name))
-                place = self.path(name)
-                os.makedirs(os.path.join(place, "Qwen3-30B-A3B"))
-                with open(os.path.join(place, "Qwen3-30B-A3B", "config.json"), "w") as file:
-                    json.dump(CONFIG, file)
-                done = subprocess.run([python, "-B", os.path.abspath(__file__), "--page", name], cwd=place,
-                                      capture_output=True, text=True, timeout=2 * serving.PATIENCE)
-                if done.returncode == serving.SKIPPED:
-                    self.skipTest(f"{name}: {done.stdout}")
-                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        names = sorted(set(pages()) - set(WITH_ENGINES))
+        for name in names:
+            self.assertIn("```python", read("doc", "python", name))
+            os.makedirs(self.path(os.path.join(name, "Qwen3-30B-A3B")))
+            with open(self.path(os.path.join(name, "Qwen3-30B-A3B", "config.json")), "w") as file:
+                json.dump(CONFIG, file)
+        done = subprocess.run([python, "-B", os.path.abspath(__file__), "--pages", *map(self.path, names)],
+                              capture_output=True, text=True, timeout=4 * serving.PATIENCE)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        for name, code in json.loads(done.stdout).items():
+            with self.subTest(name), open(self.path(os.path.join(name, "said")), encoding="utf-8") as file:
+                said = file.read()
+                if code == serving.SKIPPED:
+                    self.skipTest(f"{name}: {said}")
+                self.assertEqual(code, 0, said)
 
     def test_links(self):
         for name in pages():
@@ -81,12 +101,18 @@ class Documents(package.Case):
                 self.assertIn(f"({name})", read("doc", "python", "index.md"))
 
     def test_readme(self):
-        """What README shows first is what the first page shows, and runs."""
-        shown = [block["shown"] for block in BLOCK.finditer(read("doc", "python", "index.md")) if block["shown"]]
+        """What README shows of Python is on a page, where it runs; and what it shows of vLLM."""
         readme = read("README.md")
-        self.assertEqual(len(shown), 2)
-        for block in shown:
-            self.assertTrue(block in readme, block)
+        shown = [block["shown"] for block in BLOCK.finditer(readme)]
+        first = [block["shown"] for block in BLOCK.finditer(read("doc", "python", "index.md")) if block["shown"]]
+        self.assertEqual(shown, first[:1])
+        vllm = re.search(r"^```\n.*?^```$", read("doc", "python", "vllm.md"), re.MULTILINE | re.DOTALL)[0]
+        self.assertIn(vllm, readme)
+
+    def test_other_links(self):
+        for path in (["README.md"], ["doc", "GUIDE.md"], ["doc", "BENCHMARKS.md"], ["doc", "PLAN.md"], ["bench", "README.md"]):
+            for link in LINK.findall(read(*path)):
+                self.assertTrue(os.path.exists(os.path.join(package.SOURCE, *path[:-1], link)), f"{path}: {link}")
 
     def test_sphinx(self):
         if not has("/usr/bin/python3", "sphinx, myst_parser"):
@@ -99,7 +125,7 @@ class Documents(package.Case):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--page"]:
-        run_page(sys.argv[2])
+    if sys.argv[1:2] == ["--pages"]:
+        run_pages(sys.argv[2:])
     else:
         serving.end(unittest.main(exit=False).result)

@@ -260,6 +260,6 @@ def test_it_asks_for_a_token():
 
 
 if not chromium.is_installed():
-    skip_all("chromium is not installed (make deps installs it): the page of `weft serve` was not tested")
+    skip_all("chromium is not installed (make deps-test installs it): the page of `weft serve` was not tested")
 with chromium.Browser() as BROWSER:
     main()

@@ -303,7 +303,7 @@ def test_reports_do_not_wait_for_the_upstream():
                 "anchors": 0, "healed": 0, "fetched_bytes": 0, "requests": 0, "interval": 1200}
         return json.dumps(body).encode()
 
-    stuck = [{"fault": "delay", "seconds": 300, "method": "PUT", "path": "/followers/*"}]
+    stuck = [{"fault": "delay", "seconds": 300, "method": "PUT", "path": "*/followers*"}]
     with Run() as run:
         run.publish()
         with Relay(run.proxy.url, "--stop-seconds", "1") as relay:

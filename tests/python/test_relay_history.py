@@ -10,6 +10,7 @@ import threading
 import time
 
 import serving
+import weft_store
 from relaying import QUICK, WEFT, FaultProxy, Relay, Run, same_bytes
 from serving import wait_for, write_whole
 
@@ -29,8 +30,10 @@ class Forger:
         self.run = Run()
         self.run.publish()
         self.run.publish()
-        self.page = json.loads(self.run.content(self.run.keys("pages")[-1]))
-        self.head = json.loads(self.run.content("heads/00000001").split(b"\n")[0])
+        # of format 1, in which any page tells of anchors
+        page = weft_store.parse_packed(self.run.content(self.run.keys("pages")[-1]), weft_store.MAXIMUM_PAGE, "page")
+        self.page = {**page, "weft": 1}
+        self.head = {**weft_store.parse_head(self.run.content("heads/00000001")), "weft": 1}
         self.record = self.page["records"][1]
         self.record.pop("retired", None)
         self.directory = self.run.origin.directory

@@ -11,6 +11,7 @@ import time
 import unittest
 
 import serving
+import weft_store
 from relaying import DOWN, QUICK, Relay, Run
 from serving import wait_for, write_whole
 
@@ -238,8 +239,8 @@ def named(key, body, list_key, listed):
 
 def rewrite(run, change):
     """A page that `change` has altered, and a head that leads to it."""
-    page = json.loads(run.content(run.keys("pages")[-1]))
-    head = json.loads(run.content("heads/00000001").split(b"\n")[0])
+    page = weft_store.parse_packed(run.content(run.keys("pages")[-1]), weft_store.MAXIMUM_PAGE, "page")
+    head = weft_store.parse_head(run.content("heads/00000001"))
     change(page)
     data = json.dumps(page, separators=(",", ":")).encode() + b"\n"
     write_whole(run.origin.path("pages/evil"), data)

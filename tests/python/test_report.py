@@ -73,6 +73,9 @@ def test_it_has_the_numbers():
         sent = statistics.mean(step["bytes"]["sent"] for step in steps)
         assert shown["Bytes per sync"] == [f"{sent / 1024:.2f} KiB", "full sync: 273 KiB"], shown
         assert shown["Reduction"][0] == f"{280000 / sent:.3g}×", shown
+        saved = page.evaluate("document.querySelector('h1').textContent")
+        assert f" saved: {280000 / sent:.3g}× fewer bytes, while reward went from {first:.2f} to {last:.2f}" in saved, saved
+        assert page.evaluate("document.getElementById('large-card').hidden"), "this run had no model of real size"
         assert shown["Staleness"] == ["0.5", "most 1"] and shown["Workers"] == ["2", "no trajectory rejected"], shown
         assert table(page, "tensors") == [[name, f"{place + 1}%", f"{place + 1}%", ""]
                                           for place, name in enumerate(TENSORS)]
@@ -155,6 +158,6 @@ def test_it_bears_what_is_missing():
 
 
 if not chromium.is_installed():
-    skip_all("chromium is not installed (make deps installs it): the report of `weft demo` was not tested")
+    skip_all("chromium is not installed (make deps-test installs it): the report of `weft demo` was not tested")
 with chromium.Browser() as BROWSER:
     main()

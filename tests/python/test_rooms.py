@@ -18,6 +18,7 @@ ROOMS = {
     "lib/code": {"lib/base"},
     "lib/tensor": {"lib/base"},
     "lib/patch": {"lib/base", "lib/code", "lib/tensor"},
+    "lib/foreign": {"lib/base", "lib/tensor", "lib/patch"},
     "lib/store": {"lib/base", "lib/tensor"},
     "lib/sync": {"lib/base", "lib/tensor", "lib/patch", "lib/store"},
     "lib/relay": {"lib/base", "lib/store", "lib/sync"},

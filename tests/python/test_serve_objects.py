@@ -333,7 +333,7 @@ def test_status_and_metrics():
             assert line in text.splitlines(), (line, text)
         assert b"/v1/status" in server.request("GET", "/").body
         if shutil.which("promtool") is None:
-            raise unittest.SkipTest("promtool is not installed (make deps installs it): it did not check /metrics")
+            raise unittest.SkipTest("promtool is not installed (make deps-test installs it): it did not check /metrics")
         checked = subprocess.run(["promtool", "check", "metrics"], input=metrics.body, capture_output=True)
         assert checked.returncode == 0 and not checked.stdout and not checked.stderr, checked
 

@@ -45,6 +45,22 @@ def shown(server):
     return {follower["name"]: follower for follower in status(server)["followers"]}
 
 
+def in_directory(server, name):
+    """What others find there; it is written a moment later."""
+    try:
+        with open(server.path("followers/" + name), "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def names_in_directory(server):
+    try:
+        return sorted(name for name in os.listdir(server.path("followers")) if not name.startswith("."))
+    except OSError:
+        return []
+
+
 def test_taken_and_shown():
     with Server() as server:
         assert put(server, "early", report("early")).status == 400  # of no run that is here
@@ -69,8 +85,8 @@ def test_taken_and_shown():
         # over the one before, and into the directory, where anybody finds it
         assert put(server, "a", report("a", version=5)).status == 204
         assert wait_for(lambda: shown(server)["a"]["lag"] == 0)
-        with open(server.path("followers/a"), "rb") as file:
-            assert file.read() == report("a", version=5) == server.request("GET", "/followers/a").body
+        assert server.request("GET", "/followers/a").body == report("a", version=5)
+        assert wait_for(lambda: in_directory(server, "a") == report("a", version=5)), in_directory(server, "a")
         # and from the directory: one that writes there is seen here
         write_whole(server.path("followers/local"), report("local"))
         assert wait_for(lambda: "local" in shown(server))
@@ -124,7 +140,7 @@ def test_refused():
         assert not os.path.exists(server.path("followers")), os.listdir(server.path("followers"))
         chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(padded), padded)
         assert put(server, "x", chunked, {"Transfer-Encoding": "chunked"}).status == 204
-        assert os.listdir(server.path("followers")) == ["x"]
+        assert wait_for(lambda: names_in_directory(server) == ["x"])
 
 
 def test_names():
@@ -137,7 +153,7 @@ def test_names():
             assert answer.status == 400, (name, answer)
         assert put(server, "a" * 64, report("a" * 64), connection=connection).status == 204
         assert put(server, "%61b", report("ab"), connection=connection).status == 204
-        assert sorted(os.listdir(server.path("followers"))) == ["a" * 64, "ab"]
+        assert wait_for(lambda: names_in_directory(server) == ["a" * 64, "ab"])
         assert sorted(os.listdir(server.path("heads"))) == ["00000001"]
         # beside the room, all is as ever
         assert server.request("PUT", "/followers", b"x").status in (201, 500)
@@ -150,7 +166,7 @@ def test_many_names():
         codes = [put(server, f"n{i}", report(f"n{i}"), connection=connection).status for i in range(MOST + some_of(6000))]
         assert set(codes) == {204, 507} and codes[:1000] == [204] * 1000, set(codes)
         assert MOST - 200 <= codes.count(204) <= MOST, codes.count(204)
-        assert len(os.listdir(server.path("followers"))) == codes.count(204)
+        assert wait_for(lambda: len(names_in_directory(server)) == codes.count(204))
         # who is known is still heard, and the answer stays small
         assert wait_for(lambda: status(server)["fleet"]["reports"] == codes.count(204))
         assert put(server, "n0", report("n0", version=1)).status == 204
@@ -202,18 +218,19 @@ def test_read_only_and_without():
 
 
 def test_cannot_be_kept():
-    """A disk that takes nothing: followers are told, the server says so once, and goes on."""
+    """A disk that takes nothing: reports are seen here, the server says so once, and goes on."""
     with Server() as server:
         with_head(server)
         with open(server.path("followers"), "w"):
             pass
-        for _ in range(20):
-            assert put(server, "x", report("x")).status == 507
-        said = re.findall("cannot be kept", server.log())
-        assert len(said) == 1, server.log()
-        assert len(status(server)["errors"]) == 1
+        for version in range(20):
+            assert put(server, "x", report("x", version=version)).status == 204
+            assert wait_for(lambda: shown(server).get("x", {}).get("version") == version)
+        assert wait_for(lambda: status(server)["errors"])
+        said = re.findall("cannot be written", server.log())
+        assert len(said) == len(status(server)["errors"]) == 1, server.log()
         os.unlink(server.path("followers"))
-        assert put(server, "x", report("x")).status == 204
+        assert wait_for(lambda: in_directory(server, "x") is not None)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ POINTS = "document.querySelectorAll('#chart-reward circle.point[data-series=rewa
 
 def test_the_page_shows_it():
     if not chromium.is_installed():
-        raise unittest.SkipTest("chromium is not installed (make deps installs it)")
+        raise unittest.SkipTest("chromium is not installed (make deps-test installs it)")
     pictures = os.environ.get("WEFT_PICTURES")
     with Server() as server, chromium.Browser() as browser, Page(browser) as page:
         page.visit(server.url)

@@ -95,6 +95,9 @@ class Case(unittest.TestCase):
         self.weft("pull", self.store, fresh, *options, code=3)
         self.assertEqual(fresh.read_bytes() if fresh.exists() else None, reached)
 
+    def is_packed(self, key):
+        return (self.store / key).read_bytes()[:1] != b"{"
+
     def object_path(self, room, last=True):
         return sorted((self.store / room).iterdir())[-1 if last else 0]
 
@@ -173,6 +176,7 @@ class StoreTest(Case):
         history = self.history()
         self.assertEqual([versions for _, versions in history.pages],
                          [[73], list(range(65, 73)), list(range(1, 65))])
+        self.assertTrue(all(self.is_packed(key) for key, _ in history.pages))
         self.assertGreater(history.kept()[0], 1)
         self.assertEqual(len(history.anchors), 3)
         self.assert_whole(history, files)
@@ -261,6 +265,10 @@ class StoreTest(Case):
             self.assertEqual(mark[name], head[name])
 
 
+LEAP = {"first": 0, "last": 4, "base": "00" * 16, "digest": "11" * 16,
+        "node": {"key": "leaps/x", "bytes": 100, "sha256": "22" * 32}}
+
+
 class TamperTest(Case):
     """One publisher, three versions, signed; then somebody changes what lies there."""
 
@@ -273,8 +281,8 @@ class TamperTest(Case):
 
     def rewrite(self, change):
         """Changes the JSON of the head and makes its hash right again, as somebody without the key can."""
-        said, _, signature = self.head.read_bytes().split(b"\n")[:3]
-        value = json.loads(said)
+        signature = self.head.read_bytes().split(b"\n")[2]
+        value = weft_store.parse_head(self.head.read_bytes())
         change(value)
         said = json.dumps(value, separators=(",", ":")).encode()
         lines = [said, b"sha256 " + weft_store.sha256(said).encode(), signature, b""]
@@ -316,8 +324,8 @@ class TamperTest(Case):
         self.assert_weft_refuses("--trust", self.key)
 
     def test_another_format(self):
-        self.rewrite(lambda value: value.update(weft=2))
-        self.assert_refused("another format")
+        self.rewrite(lambda value: value.update(weft=3))
+        self.assert_refused("a format above")
         self.assert_weft_refuses()
 
     def test_members_of_the_head(self):
@@ -382,8 +390,19 @@ class TamperTest(Case):
 
     def test_what_a_page_says(self):
         """The hashes are right; the rules of sections 24 and 25 are not kept."""
-        page = self.store / self.history().head["page"]["key"]
-        data, head = page.read_bytes(), self.head.read_bytes()
+        history = self.history()
+        page, head = self.store / history.head["page"]["key"], self.head.read_bytes()
+        newest = weft_store.parse_packed(page.read_bytes(), weft_store.MAXIMUM_PAGE, "page")
+        self.assertEqual(len(newest["records"]), 1)
+        changes = {
+            "should be full": lambda value: value.pop("previous"),
+            "not full": lambda value: value.update(leaps=[LEAP]),
+            "another range": lambda value: value["records"].insert(0, history.records[2]),
+        }
+        self.refuse_pages(page, head, newest, changes)
+        first = {**newest, "weft": 1, "anchors": history.anchors,
+                 "records": [history.records[version] for version in (1, 2, 3)]}
+        del first["previous"]
         changes = {
             "another range": lambda value: value["records"].pop(0),
             "another room": lambda value: value["records"][-1].update(retired=["heads/00000001"]),
@@ -393,8 +412,11 @@ class TamperTest(Case):
             "another run": lambda value: value.update(run="0123"),
             "another version": lambda value: value["records"][-1].update(base="00" * 16),
         }
+        self.refuse_pages(page, head, first, changes)
+
+    def refuse_pages(self, page, head, said, changes):
         for reason, change in changes.items():
-            value = json.loads(data)
+            value = json.loads(json.dumps(said))
             change(value)
             forged = json.dumps(value, separators=(",", ":")).encode() + b"\n"
             page.write_bytes(forged)

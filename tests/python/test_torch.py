@@ -41,7 +41,7 @@ def cast_by_torch(values):
     return torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy().view(numpy.uint16)
 
 
-@unittest.skipIf(torch is None, "python3-torch is not installed (make deps installs it)")
+@unittest.skipIf(torch is None, "python3-torch is not installed (make deps-test installs it)")
 class Cast(unittest.TestCase):
     def test_numbers_agree_and_nans_stay_nans(self):
         step = 1 if os.environ.get("WEFT_FULL") else 1021

@@ -334,7 +334,7 @@ def state_digest(tensors):
 
 MAGIC = b"\x89WEFT\r\n\x1a"
 END_MAGIC = b"WEFTEND1"
-PROFILES = ["fast", "small"]
+PROFILES = ["fast", "small", "smallest"]
 FATES = ["kept", "added", "removed", "replaced"]
 KEPT, ADDED, REMOVED, REPLACED = range(4)
 
@@ -378,6 +378,7 @@ class Header:
     roster: list
     files: Files
     labels: list
+    recalls: int = 0
 
 
 def read_header(data):
@@ -400,12 +401,14 @@ def read_header(data):
 def read_header_body(body, version, size):
     cursor = Cursor(body, "header")
     profile = cursor.unsigned(1)
-    require(profile < len(PROFILES), "unknown profile")
+    require(profile < len(PROFILES) and (version > 1 or profile < 2), "unknown profile")
+    recalls = cursor.unsigned(1) if PROFILES[profile] == "smallest" else 0
+    require(recalls <= RECALLED_VERSIONS, "a patch that recalls too much")
     roster = read_roster(cursor)
     files = read_files(cursor)
     labels = read_labels(cursor)
     cursor.finish()
-    return Header(version, size, PROFILES[profile], roster, files, labels)
+    return Header(version, size, PROFILES[profile], roster, files, labels, recalls)
 
 
 def read_roster(cursor):
@@ -615,9 +618,9 @@ def check_box_coverage(boxes):
 # Sections 7, 11 and 12: frames, index and footer
 # ----------------------------------------------------------------------------------------------------------
 
-CODINGS = {1: "fast", 2: "small", 3: "difference", 4: "values", 5: "packed steps", 6: "packed values"}
-FAST, SMALL, DIFFERENCE, VALUES, PACKED_STEPS, PACKED_VALUES = CODINGS
-LARGEST_CODING = {1: VALUES, 2: PACKED_VALUES}  # by version
+CODINGS = {1: "fast", 2: "small", 3: "difference", 4: "values", 5: "packed steps", 6: "packed values", 7: "rice steps", 8: "smallest"}
+FAST, SMALL, DIFFERENCE, VALUES, PACKED_STEPS, PACKED_VALUES, RICE_STEPS, SMALLEST = CODINGS
+LARGEST_CODING = {1: VALUES, 2: SMALLEST}  # by version
 FOOTER_SIZE = 92
 
 
@@ -635,6 +638,7 @@ class Frame:
     changed: int
     delta: tuple
     payload: bytes
+    place: int  # of the bucket: what is recalled of it is kept under that
 
     @property
     def units(self):
@@ -733,16 +737,20 @@ def read_frame(data, record, header):
     require(length == record.length, "a frame's length is not the index's")
     coding = cursor.unsigned(1)
     require(1 <= coding <= LARGEST_CODING[header.version], "unknown coding")
+    require(coding != SMALLEST or header.profile == "smallest", "unknown coding")
+    begin = cursor.offset
     spans = read_spans(cursor, roster)
+    place = checksum(data[begin : cursor.offset])
     require(spans == record.spans, "a frame's spans are not the index's")
     changed = cursor.varint()
     delta = (cursor.unsigned(8), cursor.unsigned(8))
-    frame = Frame(length, coding, spans, changed, delta, cursor.rest())
+    frame = Frame(length, coding, spans, changed, delta, cursor.rest(), place)
     require(1 <= changed <= frame.units, "a frame of no changes, or of more than there are units")
     is_kept = roster[spans[0].tensor].fate == KEPT
     require(is_kept or coding in (VALUES, PACKED_VALUES), "new tensors that are not coded as values")
     require(is_kept or coding == VALUES or changed == frame.units, "new tensors of which not all units are changed")
-    require(coding != SMALL or changed <= frame.units // 2, "coding small with more than half changed")
+    require(coding not in (SMALL, SMALLEST) or changed <= frame.units // 2, "coding small with more than half changed")
+    require(coding != SMALLEST or roster[spans[0].tensor].dtype.name in RECALLED_DTYPES, "no dtype for coding smallest")
     return frame
 
 
@@ -796,11 +804,12 @@ def read_fast_step(bits, width):
 # Section 9: coding small
 # ----------------------------------------------------------------------------------------------------------
 
-EXPONENT_SHIFT = {"BF16": 7, "F16": 10}
-LARGEST_CUT = {"BF16": 255, "F16": 31}
+EXPONENT_SHIFT = {"BF16": 7, "F16": 10, "F32": 23}
+EXPONENT_SHIFT |= {"F8_E5M2": 2, "F8_E5M2FNUZ": 2, "F8_E4M3": 3, "F8_E4M3FNUZ": 3}
 TABLE_SLOTS = 4096
 PACKED_STATES = 32
 STATE_FLOOR = 1 << 16
+LAW_POWERS = (1, 2, 3, 6)
 
 
 class Table(NamedTuple):
@@ -837,17 +846,27 @@ class Rans:
 
 def decode_small(frame, dtype, before):
     """Positions and steps of a frame of coding small; before are the old units of the bucket."""
-    cursor = Cursor(frame.payload, "payload")
-    cuts = read_cuts(cursor, dtype)
+    return decode_classes(frame.payload, frame.changed, dtype, dtype, frame.units,
+                          lambda cuts: class_members(before, cuts, dtype))
+
+
+def decode_classes(payload, changed, dtype, cut_by, units, members_of):
+    """The same of a payload; members_of gives what the ranks of each class count."""
+    cursor = Cursor(payload, "payload")
+    laws = payload[:1] >= b"\x80"
+    cuts = read_cuts(cursor, cut_by, laws)
     counts = [cursor.varint() for _ in range(len(cuts) + 1)]
-    require(sum(counts) == frame.changed, "the classes' changes are not those of the frame")
+    require(sum(counts) == changed, "the classes' changes are not those of the frame")
     bits = Bits(cursor.take(cursor.varint()), "payload")
-    tables = [(read_table(bits, 128), read_table(bits, 256)) if count else None for count in counts]
+    limit = 64 if dtype.width == 2 else 128
+    read_gaps = (lambda: read_either(bits, False, 128)) if laws else (lambda: read_table(bits, 128))
+    read_codes = (lambda: read_either(bits, True, limit)) if laws else (lambda: read_table(bits, 256))
+    tables = [(read_gaps(), read_codes()) if count else None for count in counts]
     rans = Rans(cursor.rest())
     positions, steps = [], []
-    for count, pair, members in zip(counts, tables, class_members(before, cuts, dtype)):
+    for count, pair, members in zip(counts, tables, members_of(cuts)):
         if count:
-            ranks = read_ranks(rans.read_array(pair[0], count), bits, frame.units)
+            ranks = read_ranks(rans.read_array(pair[0], count), bits, units)
             require(ranks[-1] < len(members), "a rank that its class does not have in the base")
             positions += [int(members[rank]) for rank in ranks]
             steps += read_steps(rans.read_array(pair[1], count), bits, dtype.width)
@@ -856,25 +875,98 @@ def decode_small(frame, dtype, before):
     return positions, steps
 
 
-def read_cuts(cursor, dtype):
-    classes = cursor.unsigned(1)
+def read_cuts(cursor, dtype, laws=False):
+    """Of exponents, or without a dtype of contexts."""
+    classes = cursor.unsigned(1) - (128 if laws else 0)
     require(1 <= classes <= 8, "no classes, or too many")
-    require(classes == 1 or dtype.name in LARGEST_CUT, "classes of a dtype that has none")
+    require(classes == 1 or dtype is None or dtype.name in EXPONENT_SHIFT, "classes of a dtype that has none")
     cuts = [cursor.unsigned(1) for _ in range(classes - 1)]
     for cut in cuts:
-        require(1 <= cut <= LARGEST_CUT[dtype.name], "a cut that is no exponent")
+        largest = 255 if dtype is None else exponent_in((1 << 8 * dtype.width) - 1, dtype)
+        require(1 <= cut <= largest, "a cut that is no exponent")
     for one, next_one in zip(cuts, cuts[1:]):
         require(one < next_one, "cuts do not ascend")
     return cuts
+
+
+def exponent_in(units, dtype):
+    """The exponent: all above the mantissa but the sign."""
+    return (units & (1 << 8 * dtype.width - 1) - 1) >> EXPONENT_SHIFT[dtype.name]
 
 
 def class_members(before, cuts, dtype):
     """For each class the positions of its units, ascending: what a rank counts."""
     if not cuts:
         return [numpy.arange(len(before))]
-    exponents = (before & 0x7FFF) >> EXPONENT_SHIFT[dtype.name]
+    exponents = exponent_in(before, dtype)
     classes = sum((exponents >= cut).astype(int) for cut in cuts)
     return [numpy.flatnonzero(classes == number) for number in range(len(cuts) + 1)]
+
+
+def decode_smallest(frame, dtype, before, recent):
+    """The same of coding smallest; recent has position, age and direction of what changed lately, ascending."""
+    cursor = Cursor(frame.payload, "payload")
+    items = b"".join((p << 32 | age << 1 | down).to_bytes(8, "little") for p, age, down in recent)
+    require(cursor.unsigned(4) == checksum(items) % 2**32, "other recent changes than the patch was coded with")
+    places = numpy.array([p for p, _, _ in recent], dtype=int)
+    exponents = (before & 0x7FFF) >> EXPONENT_SHIFT[dtype.name]
+    contexts = numpy.array([128 * (age > 1) for _, age, _ in recent], dtype=int)
+    contexts += numpy.minimum(exponents[places], 127)
+    known = cursor.varint()
+    require(known <= frame.changed, "more recent changes than changes")
+    positions, steps = [], []
+    if known:
+        payload = cursor.take(cursor.varint())
+        ranks, codes = decode_classes(payload, known, dtype, None, len(recent),
+                                      lambda cuts: members_by(contexts, cuts, numpy.arange(len(recent))))
+        positions = [int(places[rank]) for rank in ranks]
+        steps = [-step % 2**16 if recent[rank][2] else step for rank, step in zip(ranks, codes)]
+    if known < frame.changed:
+        others = numpy.setdiff1d(numpy.arange(frame.units), places)
+        more = decode_classes(cursor.rest(), frame.changed - known, dtype, dtype, frame.units,
+                              lambda cuts: members_by(exponents[others], cuts, others))
+        positions, steps = positions + more[0], steps + more[1]
+    cursor.finish()
+    return positions, steps
+
+
+def members_by(values, cuts, places):
+    classes = sum(((values >= cut).astype(int) for cut in cuts), numpy.zeros(len(values), dtype=int))
+    return [places[classes == number] for number in range(len(cuts) + 1)]
+
+
+RECALLED_VERSIONS = 8
+RECALLED_DTYPES = ("BF16", "F16")
+RECALLED_SHARE = 64
+
+
+class Recall:
+    """Which units changed in the versions that were followed one by one, by bucket."""
+
+    def __init__(self):
+        self.versions = 0
+        self.buckets = {}  # place: {position: (version, down)}
+
+    def recent(self, frame, depth):
+        items = sorted((p, self.versions + 1 - version, down)
+                       for p, (version, down) in self.buckets.get(frame.place, {}).items())
+        return [item for item in items if item[1] <= depth and item[0] < frame.units]
+
+    def end(self, kept):
+        """Of a version; only those of the profile smallest, and those that change nothing, are recalled."""
+        self.versions = self.versions + 1 if kept else 0
+        self.buckets = self.buckets if kept else {}
+
+    def note(self, frame, dtype, before, after):
+        if dtype.name not in RECALLED_DTYPES:
+            return
+        if frame.coding not in (FAST, SMALL, SMALLEST) or frame.changed > frame.units // RECALLED_SHARE:
+            self.buckets[frame.place] = {}
+            return
+        bucket = self.buckets.setdefault(frame.place, {})
+        for position in numpy.flatnonzero(before != after):
+            down = (int(after[position]) - int(before[position])) % 2**16 >> 15
+            bucket[int(position)] = (self.versions + 1, down)
 
 
 def read_value(token, bits):
@@ -911,7 +1003,10 @@ def step_of(code, width):
 def read_table(bits, most_tokens):
     levels = read_levels(bits)
     require(len(levels) <= most_tokens, "a table of gaps with too many tokens")
-    frequency = frequencies(levels)
+    return table_of(frequencies([weight(level) for level in levels]))
+
+
+def table_of(frequency):
     start, token_of_slot = [], []
     for token, slots in enumerate(frequency):
         start.append(len(token_of_slot))
@@ -942,10 +1037,46 @@ def weight(level):
     return (4 + (level - 1) % 4) << (level - 1) // 4 if level else 0
 
 
-def frequencies(levels):
-    total = sum(weight(level) for level in levels)
-    result = [weight(level) * TABLE_SLOTS // total for level in levels]
-    result = [1 if level > 0 and slots == 0 else slots for level, slots in zip(levels, result)]
+def read_either(bits, steps, limit):
+    """A table of a payload in which tables may follow laws."""
+    if bits.read(1) == 0:
+        return read_table(bits, 256 if steps else 128)
+    scale, shape, zeros = bits.read(7), bits.read(2), 0
+    while bits.read(1) == 0:
+        zeros += 1
+        require(zeros < 8, "a law of too many tokens")
+    more = (1 << zeros | bits.read(zeros)) - 1
+    return table_of(frequencies(law_weights(scale, shape, more, steps, limit)))
+
+
+def law_weights(scale, shape, more, steps, limit):
+    """What the tokens of a law weigh."""
+    power = LAW_POWERS[shape]
+    a = (4 + scale % 4) << (scale // 4 + power)
+
+    def chance(x):
+        value = (a << 24) // (a + (x << 8))
+        for _ in range(power):
+            value = value * value >> 24
+        return value
+
+    def chance_from(token):
+        first = token if token < 16 else (4 + (token - 16) % 4) << 2 + (token - 16) // 4
+        if not steps:
+            return chance(first)
+        half = chance(first // 2)
+        return half if first % 2 == 0 else (half + chance(first // 2 + 1)) // 2
+
+    weights = [chance_from(token) - chance_from(token + 1) for token in range(128)]
+    own = min(1 + max(token for token in range(128) if weights[token] >= 2048), limit)
+    require(own + more <= limit, "a law of too many tokens")
+    return [max(weight, 1) for weight in weights[: own + more]]
+
+
+def frequencies(weights):
+    total = sum(weights)
+    result = [weight * TABLE_SLOTS // total for weight in weights]
+    result = [1 if weight > 0 and slots == 0 else slots for weight, slots in zip(weights, result)]
     left = TABLE_SLOTS - sum(result)
     while left != 0:
         largest = result.index(max(result))
@@ -956,7 +1087,7 @@ def frequencies(levels):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Section 10: codings difference, values, packed steps and packed values
+# Section 10: codings difference, values, packed steps, packed values and rice steps
 # ----------------------------------------------------------------------------------------------------------
 
 
@@ -1065,12 +1196,58 @@ def read_upper_parts(form, escapes, tables, rans, bits, width):
     return parts
 
 
+RICE_BLOCK, RICE_GROUP, RICE_RUNGS = 4096, 64, 16
+
+
+def decode_rice(frame, dtype):
+    """The folded steps of all units."""
+    cursor, bits = Cursor(frame.payload, "payload"), 8 * dtype.width
+    low, rungs, thin = (cursor.unsigned(1) for _ in range(3))
+    require(low < bits and rungs <= RICE_RUNGS and thin <= 1, "no form of Rice's code")
+    numbers = []
+    for start in range(0, frame.units, RICE_BLOCK):
+        count = min(RICE_BLOCK, frame.units - start)
+        numbers += read_rice_block(cursor, -(-count // RICE_GROUP) * RICE_GROUP, dtype.width, low, rungs, thin)[:count]
+    require(not cursor.rest(), "bytes behind the last block")
+    return numpy.array([number % (1 << bits) for number in numbers], dtype=dtype.unit)
+
+
+def read_rice_block(cursor, count, width, low, rungs, thin):
+    lowest = [0] * count
+    for byte in range(low // 8):
+        lowest = [part | value << 8 * byte for part, value in zip(lowest, cursor.take(count))]
+    for bit in range(low // 8 * 8, low):
+        lowest = [part | value << bit for part, value in zip(lowest, read_bits(cursor.take(count // 8), count))]
+    ladder, left = [], count
+    for rung in range(rungs):
+        if left > 0:
+            ladder.append(read_bits(read_ground(cursor, count, thin) if rung == 0 else cursor.take((left + 7) // 8), left))
+            left = sum(ladder[-1])
+    parts = [cursor.unsigned(width) for _ in range(left)]
+    for rung in reversed(ladder):
+        above = iter(parts)
+        parts = [next(above) + 1 if bit else 0 for bit in rung]
+    return [part << low | rest for part, rest in zip(parts, lowest)]
+
+
+def read_ground(cursor, count, thin):
+    if not thin:
+        return cursor.take(count // 8)
+    return bytes(cursor.unsigned(1) + 1 & 255 if bit else 0 for bit in read_bits(cursor.take(count // 64), count // 8))
+
+
+def read_bits(data, count):
+    bits = [byte >> place & 1 for byte in data for place in range(8)]
+    require(not any(bits[count:]), "padding bits of a rung are not zero")
+    return bits[:count]
+
+
 # ----------------------------------------------------------------------------------------------------------
 # Section 14: applying a patch
 # ----------------------------------------------------------------------------------------------------------
 
 
-def decode_frame(frame, dtype, before):
+def decode_frame(frame, dtype, before, recall, depth):
     """The new units of a bucket; before are the old ones, or None for new tensors."""
     if frame.coding == VALUES:
         return unfold_values(read_planes(frame, dtype), dtype.width)
@@ -1078,10 +1255,16 @@ def decode_frame(frame, dtype, before):
         return rotate_right(decode_packed(frame, dtype, before), dtype.width)
     if frame.coding == PACKED_STEPS:
         return before + unfold_steps(decode_packed(frame, dtype, before))
+    if frame.coding == RICE_STEPS:
+        return before + unfold_steps(decode_rice(frame, dtype))
     if frame.coding == DIFFERENCE:
         return before + unfold_steps(read_planes(frame, dtype))
     if frame.coding == FAST:
         positions, steps = decode_fast(frame, dtype)
+    elif frame.coding == SMALLEST:
+        require(recall is not None and recall.versions >= depth, "the patch recalls versions that are not known")
+        positions, steps = decode_smallest(frame, dtype, before, recall.recent(frame, depth))
+        require(len(set(positions)) == len(positions), "a unit that changes twice")
     else:
         positions, steps = decode_small(frame, dtype, before)
     after = before.copy()
@@ -1119,11 +1302,13 @@ def bucket_units(spans, roster, tensors):
     )
 
 
-def apply_frame(frame, roster, old, new):
+def apply_frame(frame, roster, old, new, recall, depth):
     """Puts one bucket's new units into the new tensors, and proves it by its delta."""
     first = roster[frame.spans[0].tensor]
     before = bucket_units(frame.spans, roster, old) if first.fate == KEPT else None
-    after = decode_frame(frame, first.dtype, before)
+    after = decode_frame(frame, first.dtype, before, recall, depth)
+    if recall is not None and before is not None:
+        recall.note(frame, first.dtype, before, after)
     done = 0
     for span in frame.spans:
         new[roster[span.tensor].name].units[span.unit_indices()] = after[done : done + span.units]
@@ -1132,8 +1317,8 @@ def apply_frame(frame, roster, old, new):
     require(delta == frame.delta, "a bucket's delta does not match")
 
 
-def decode_state(patch, old):
-    """The tensors of the result, from those of the base."""
+def decode_state(patch, old, recall=None):
+    """The tensors of the result, from those of the base. With a recall, the patch is of the next version."""
     roster = patch.header.roster
     compare_roster(roster, old)
     require(state_digest(old) == patch.footer.base, "the base is another one: its digest does not match")
@@ -1144,14 +1329,16 @@ def decode_state(patch, old):
         elif entry.fate != REMOVED:
             new[entry.name] = Tensor.zeros(entry.dtype, entry.shape)
     for frame in patch.frames:
-        apply_frame(frame, roster, old, new)
+        apply_frame(frame, roster, old, new, recall, patch.header.recalls)
+    if recall is not None:
+        recall.end(patch.header.profile == "smallest" or not patch.frames)
     require(state_digest(new) == patch.footer.result, "the digest of the result does not match")
     return new
 
 
-def apply_patch(base, patch):
+def apply_patch(base, patch, recall=None):
     """The checkpoint that a patch makes of another."""
-    new = decode_state(patch, base.tensors())
+    new = decode_state(patch, base.tensors(), recall)
     is_given = patch.header.files.kind == "given"
     return build_checkpoint(patch.header.files if is_given else base.files, new)
 

@@ -13,6 +13,7 @@ no cheapest way: what is wrong is refused, as a FormatError with the reason.
 STORE is a directory or an http:// URL. With PUBLIC-KEY, a PEM file, the head must be signed by that key.
 """
 
+import base64
 import hashlib
 import json
 import pathlib
@@ -23,12 +24,15 @@ import tempfile
 import urllib.error
 import urllib.request
 
+import zstandard
+
 import weft_format
 from weft_format import FormatError, require
 
 # Section 29.
 MAXIMUM_KEY = 200
 MAXIMUM_HEAD = 4096
+MAXIMUM_PACKED_HEAD = 1 << 14
 MAXIMUM_PAGE = 1 << 20
 MAXIMUM_RECORDS = 64
 MAXIMUM_ANCHORS = 16
@@ -42,6 +46,7 @@ MAXIMUM_PIECES = 1026
 MAXIMUM_PIECES_BYTES = 2 << 20
 LEAST_CHUNK, MOST_CHUNK = 4096, 2**26
 MAXIMUM_REPORT = 2048
+MAXIMUM_REPORT_LINE = 2112
 MAXIMUM_REPORT_DEPTH, MAXIMUM_REPORT_PARTS = 3, 8
 
 # Section 24: the rooms whose objects are removed one day.
@@ -115,6 +120,38 @@ def refuse_constant(text):
     raise FormatError(f"{text} is not JSON")
 
 
+def read_dictionary():
+    """The dictionary of packed texts, as section 21 prints it: its tables in hexadecimal, then its text."""
+    document = pathlib.Path(__file__).resolve().parents[2] / "doc" / "FORMAT.md"
+    section = document.read_text(encoding="utf-8").split("### Packed texts\n")[1].split("\n## ")[0]
+    tables, words = re.findall(r"```\n(.*?)\n```", section, re.DOTALL)
+    return bytes.fromhex(tables) + words.replace("\n", "").encode()
+
+
+DICTIONARY = zstandard.ZstdCompressionDict(read_dictionary(), dict_type=zstandard.DICT_TYPE_FULLDICT)
+
+
+def unpack(data, most, kind):
+    """The text of a packed one."""
+    try:
+        size = zstandard.frame_content_size(data)
+        require(0 < size <= most, f"a packed {kind} that does not say its size, or is too large")
+        unpacker = zstandard.ZstdDecompressor(dict_data=DICTIONARY).decompressobj()
+        said = unpacker.decompress(data)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"a packed {kind} cannot be unpacked") from error
+    require(len(said) == size and unpacker.eof and not unpacker.unused_data, f"a packed {kind} that ends elsewhere")
+    return said
+
+
+def parse_packed(data, most, kind):
+    """JSON that may be packed; if it is not, it is one line."""
+    if data[:4] == bytes.fromhex("28b52ffd"):
+        return parse_json(unpack(data, most, kind), kind)
+    require(data[-1:] == b"\n" and data.count(b"\n") == 1, f"a {kind} is not one line")
+    return parse_json(data[:-1], kind)
+
+
 def parse_json(data, kind):
     require(data[:1] == b"{", f"a {kind} does not begin with {{")
     try:
@@ -124,7 +161,8 @@ def parse_json(data, kind):
         raise FormatError(f"a {kind} is not JSON") from error
     said = text(value, "kind")
     require(said == kind, f"a {said} where a {kind} should be")
-    require(count(value, "weft") == 1, f"a {kind} of another format than 1")
+    most = 2 if kind in ("head", "page", "leap") else 1
+    require(1 <= count(value, "weft") <= most, f"a {kind} of a format above {most}")
     return value
 
 
@@ -279,6 +317,12 @@ def parse_head(data, public_key=None):
         good = is_signed_by(public_key, b"weft head\n" + said, bytes.fromhex(signature.decode()))
         require(good, "a head of another signer")
     head = parse_json(said, "head")
+    if "packed" in head:
+        try:
+            packed = base64.b85decode(text(head, "packed"))
+        except ValueError as error:
+            raise FormatError("a packed head is not in base 85") from error
+        head = parse_json(unpack(packed, MAXIMUM_PACKED_HEAD, "head"), "head")
     name_of(head, "run", most=32)
     count(head, "epoch", least=1)
     count(head, "sequence")
@@ -299,6 +343,9 @@ def check_record(record):
     if "patch" in record:
         digest(record, "base")
         check_object(member(record, "patch", dict))
+    if "recalls" in record:
+        count(record, "recalls", least=1, most=min(8, record["version"] - 1))
+        require("patch" in record, "a version without a patch that recalls others")
     if "labels" in record:
         labels = member(record, "labels", dict)
         require(len(labels) <= MAXIMUM_TEXTS, "too many labels")
@@ -345,8 +392,7 @@ def check_chain(first, base, items, begin, end):
 def fetch_leap(store, leap, run):
     """The node of a leap."""
     data = fetch_blob(store, leap["node"], MAXIMUM_NODE)
-    require(data[-1:] == b"\n" and data.count(b"\n") == 1, "a leap is not one line")
-    node = parse_json(data[:-1], "leap")
+    node = parse_packed(data, MAXIMUM_NODE, "leap")
     require(text(node, "run") == run, "a leap of another run")
     require(all(node[name] == leap[name] for name in ("first", "last", "base")), "another leap than is said")
     records = [check_record(record) for record in member(node, "records", list)]
@@ -375,7 +421,14 @@ def check_anchors(anchors):
     require(versions == sorted(set(versions), reverse=True), "anchors in another order")
 
 
-def check_records(records):
+def span_of(form, last):
+    """How many records a page has that ends with a version."""
+    if last % 64 == 0:
+        return 64
+    return (last - 1) % 8 + 1 if form == 1 else min(last & -last, 8)
+
+
+def check_records(records, form):
     require(1 <= len(records) <= MAXIMUM_RECORDS, "too many records, or none")
     for record in records:
         check_record(record)
@@ -383,22 +436,26 @@ def check_records(records):
         require(record["version"] == before["version"] + 1, "a gap between records")
         require("patch" not in record or record["base"] == before["digest"], "a patch of another version")
     last = records[-1]["version"]
-    step = 64 if last % 64 == 0 else 8
-    require(records[0]["version"] == (last - 1) // step * step + 1, "a page of another range")
+    span = span_of(form, last)
+    shorter = form > 1 and last % 8 != 0 and len(records) < span
+    require(len(records) == span or shorter, "a page of another range")
 
 
 def fetch_page(store, blob, run):
     data = fetch_blob(store, blob, MAXIMUM_PAGE)
-    require(data[-1:] == b"\n" and data.count(b"\n") == 1, "a page is not one line")
-    page = parse_json(data[:-1], "page")
+    page = parse_packed(data, MAXIMUM_PAGE, "page")
     require(text(page, "run") == run, "a page of another run")
     if "previous" in page:
         check_blob(member(page, "previous", dict))
     if "replaces" in page:
         require(key_of(page, "replaces").startswith("pages/"), "a replaced page of another room")
-    check_anchors(member(page, "anchors", list))
-    check_records(member(page, "records", list))
+    check_records(member(page, "records", list), page["weft"])
+    if page["weft"] == 1 or page["records"][-1]["version"] % 16 == 0 or "previous" not in page:
+        require("anchors" in page, "a page that should be full is not")
+    if "anchors" in page:
+        check_anchors(member(page, "anchors", list))
     if "leaps" in page:
+        require("anchors" in page or not page["leaps"], "leaps on a page that is not full")
         check_leaps(member(page, "leaps", list))
     return page
 
@@ -428,7 +485,7 @@ class History:
     def __init__(self, store, public_key=None):
         self.store = store
         self.head = find_head(store, public_key)
-        self.records, self.anchors, self.pages, self.leaps = {}, [], [], []
+        self.records, self.anchors, self.pages, self.leaps = {}, None, [], []
         if "newest" in self.head:
             self.read_pages()
 
@@ -441,13 +498,23 @@ class History:
             require(records[-1]["version"] == expected, "a page that does not end where the next begins")
             require(base in (None, records[-1]["digest"]), "a patch of another version than the page before")
             self.pages.append((blob["key"], [record["version"] for record in records]))
-            self.anchors = self.anchors or page["anchors"]
-            self.leaps = self.leaps if self.pages[1:] else page.get("leaps", [])
+            if self.anchors is None and "anchors" in page:
+                self.anchors = page["anchors"]
+                self.leaps = page.get("leaps", [])
+                for number in sorted(self.records):
+                    self.add_leaps(self.records[number].get("leaps", []))
             self.records |= {record["version"]: record for record in records}
             blob, expected = page.get("previous"), records[0]["version"] - 1
             base = records[0]["base"] if "patch" in records[0] else None
         last = {name: value for name, value in self.records[newest["version"]].items() if name not in ("retired", "leaps")}
         require(last == newest, "the newest record is not what the head says")
+
+    def add_leaps(self, leaps):
+        """A leap takes the place of those that begin within it; one that does not adjoin, that of all."""
+        for leap in leaps:
+            before = [one for one in self.leaps if one["first"] < leap["first"]]
+            adjoins = not before or before[-1]["last"] == leap["first"]
+            self.leaps = (before if adjoins else []) + [leap]
 
     def kept(self):
         """The versions whose objects are promised to be there."""
@@ -490,10 +557,13 @@ class History:
         require(anchor["digest"] == self.records[anchor["version"]]["digest"], "an anchor of another state")
         empty = weft_format.Checkpoint(weft_format.Files("given", ()), ())
         made = weft_format.apply_patch(empty, self.load(anchor["object"], NOTHING, anchor["digest"]))
+        recall = weft_format.Recall()
         for number in range(anchor["version"] + 1, version + 1):
             record = self.records[number]
             require("patch" in record, f"no patch leads to version {number}")
-            made = weft_format.apply_patch(made, self.load(record["patch"], record["base"], record["digest"]))
+            patch = self.load(record["patch"], record["base"], record["digest"])
+            require(patch.header.recalls == record.get("recalls", 0), "a patch that recalls other versions than told")
+            made = weft_format.apply_patch(made, patch, recall)
         return made
 
 
@@ -540,7 +610,26 @@ def parse_report(data, name):
     if "error" in report:
         count(member(report, "error", dict), "time")
         text(report["error"], "text", most=300)
+    if "relayed" in report:
+        relayed = report["relayed"]
+        if type(relayed) not in (int, float) or not 0 <= relayed <= 1e9:
+            del report["relayed"]
     return report
+
+
+def read_batch(data):
+    """The reports of a batch, with their ages, by their names; what is none is left out."""
+    reports = {}
+    for line in data.split(b"\n")[:-1]:
+        found = re.fullmatch(rb'\{"age":([0-9]+(?:\.[0-9]*)?),"report":(.*)\}', line)
+        if found is None or len(line) >= MAXIMUM_REPORT_LINE or float(found[1]) > 1e9:
+            continue
+        try:
+            name = json.loads(found[2])["name"]
+            reports[name] = (float(found[1]), parse_report(found[2], name))
+        except (FormatError, ValueError, KeyError, TypeError):
+            continue
+    return reports
 
 
 def read_fleet(store, run):

@@ -46,7 +46,14 @@ static float random_weight(dice *dice, float scale) {
 }
 
 void loco_rank_open(loco_rank *rank, const weft_loco_options *options, unsigned threads) {
-    const weft_context_options context_options = {.size = sizeof context_options, .threads = threads};
+    loco_rank_open_within(rank, options, threads, 0);
+}
+
+void loco_rank_open_within(loco_rank *rank, const weft_loco_options *options, unsigned threads,
+                           uint64_t stage_bytes) {
+    const weft_limits limits = {.size = sizeof limits, .stage_bytes = stage_bytes};
+    const weft_context_options context_options = {
+        .size = sizeof context_options, .threads = threads, .limits = &limits};
     dice dice = {4711};
     memset(rank, 0, sizeof *rank);
     assert_int_equal(weft_context_create(&context_options, &rank->context), WEFT_OK);

@@ -22,6 +22,9 @@ typedef struct loco_rank {
 /* The model has two blocks, names that are not in order, an empty tensor, a tensor of one element, zeros,
  * subnormal weights and weights at powers of two. It is the same for every rank. */
 void loco_rank_open(loco_rank *rank, const weft_loco_options *options, unsigned threads);
+/* The same, with so much memory for what was decoded; 0: the default. */
+void loco_rank_open_within(loco_rank *rank, const weft_loco_options *options, unsigned threads,
+                           uint64_t stage_bytes);
 void loco_rank_close(loco_rank *rank);
 /* Moves the weights as a few steps of an optimizer do, by the seed. */
 void loco_rank_train(loco_rank *rank, uint64_t seed);

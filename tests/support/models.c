@@ -38,30 +38,52 @@ void dice_fill(dice *dice, void *data, size_t bytes) {
     }
 }
 
-enum { TOP_F16 = 14, TOP_BF16 = 122 /* exponents of the largest octave */ };
+/* Where the exponent lies in the two bytes of a weight that are on top, and that of the largest octave. */
+typedef struct float_form {
+    unsigned shift;
+    unsigned top;
+} float_form;
+
+static float_form form_of(weft_dtype dtype) {
+    switch (dtype) {
+    case WEFT_DTYPE_F16:
+        return (float_form){10, 14};
+    case WEFT_DTYPE_F8_E5M2:
+        return (float_form){10, 14};
+    case WEFT_DTYPE_F8_E4M3:
+        return (float_form){11, 14};
+    case WEFT_DTYPE_BF16:
+    case WEFT_DTYPE_F32:
+        return (float_form){7, 122};
+    default:
+        return (float_form){0, 0};
+    }
+}
 
 /* The magnitude halves with each coin that comes up heads, as the tail of a trained layer does. */
-static uint16_t trained_weight(dice *dice, weft_dtype dtype) {
+static uint16_t trained_weight(dice *dice, float_form form) {
     uint64_t bits = dice_next(dice);
     unsigned octaves = (unsigned)__builtin_ctzll(bits >> 20 | (uint64_t)1 << 12);
-    unsigned top = dtype == WEFT_DTYPE_F16 ? TOP_F16 : TOP_BF16;
-    unsigned shift = dtype == WEFT_DTYPE_F16 ? 10 : 7;
-    unsigned mantissa = (unsigned)bits & ((1u << shift) - 1);
-    return (uint16_t)((top - octaves) << shift | mantissa | (bits >> 12 & 1) << 15);
+    unsigned mantissa = (unsigned)bits & ((1u << form.shift) - 1);
+    return (uint16_t)((form.top - octaves) << form.shift | mantissa | (bits >> 12 & 1) << 15);
 }
 
 void weights_fill(dice *dice, weights_kind kind, weft_dtype dtype, void *data, size_t units) {
-    bool exponent = dtype == WEFT_DTYPE_BF16 || dtype == WEFT_DTYPE_F16;
-    if (kind == WEIGHTS_RANDOM || !exponent) {
-        dice_fill(dice, data, units * weft_dtype_width(dtype));
+    unsigned width = weft_dtype_width(dtype);
+    float_form form = form_of(dtype);
+    if (kind == WEIGHTS_RANDOM || form.top == 0) {
+        dice_fill(dice, data, units * width);
         return;
     }
     for (size_t i = 0; i < units; i++) {
-        uint16_t weight = trained_weight(dice, dtype);
+        uint16_t word = trained_weight(dice, form);
         if (kind == WEIGHTS_ONE_OCTAVE) {
-            weight = (uint16_t)(0x3c00 | (dice_next(dice) & 0x807f));
+            word = (uint16_t)(0x3c00 | (dice_next(dice) & 0x807f));
         }
-        memcpy((uint8_t *)data + 2 * i, &weight, sizeof weight);
+        uint32_t weight = width == 1   ? word >> 8
+                          : width == 4 ? (uint32_t)word << 16 | (uint32_t)dice_below(dice, 1 << 16)
+                                       : word;
+        memcpy((uint8_t *)data + width * i, &weight, width);
     }
 }
 
@@ -104,8 +126,8 @@ size_t weights_change(dice *dice, change_kind kind, unsigned width, void *data, 
 }
 
 size_t weights_train(dice *dice, weft_dtype dtype, void *data, size_t units, unsigned per_million) {
-    unsigned top = dtype == WEFT_DTYPE_F16 ? TOP_F16 : TOP_BF16;
-    unsigned shift = dtype == WEFT_DTYPE_F16 ? 10 : 7;
+    unsigned top = form_of(dtype).top;
+    unsigned shift = form_of(dtype).shift;
     size_t changed = 0;
     for (size_t i = 0; i < units; i++) {
         uint16_t weight;

@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -449,8 +450,15 @@ static void expect_level(const char *wanted, const char *expected) {
 /* Must run before anything in this process asks for the level. */
 static void test_cpu_choice(void **state) {
     (void)state;
-    static const char *const names[] = {"portable", "avx2", "avx512"};
     int best = WEFT_CPU_PORTABLE;
+#ifdef WEFT_ARM
+    static const char *const names[] = {"portable", "neon"};
+    if ((getauxval(AT_HWCAP) & HWCAP_AES) != 0) {
+        best = WEFT_CPU_NEON;
+    }
+#else
+    static const char *const names[] = {"portable", "avx2", "avx512"};
+#endif
 #ifdef WEFT_X86
     /* The compiler's own opinion, about one extension of each level. */
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) {
@@ -460,7 +468,7 @@ static void test_cpu_choice(void **state) {
         best = WEFT_CPU_AVX512;
     }
 #endif
-    for (int level = 0; level <= WEFT_CPU_AVX512; level++) {
+    for (int level = 0; level < (int)(sizeof names / sizeof *names); level++) {
         expect_level(names[level], names[level <= best ? level : best]);
     }
     expect_level("", names[best]);

@@ -107,6 +107,9 @@ static void *run_round(void *argument) {
     return NULL;
 }
 
+/* Rank 1 has no room for what it decodes, and decodes it twice. */
+enum { LITTLE = 1000 };
+
 static void open_ranks(seated_rank *ranks, const weft_loco_options *options, loco_board *board) {
     loco_board_open(board, options->ranks);
     for (uint32_t i = 0; i < options->ranks; i++) {
@@ -115,7 +118,7 @@ static void open_ranks(seated_rank *ranks, const weft_loco_options *options, loc
         seated->options = *options;
         seated->options.rank = i;
         seated->seat = (loco_seat){board, i};
-        loco_rank_open(&seated->rank, &seated->options, 1 + i % 3);
+        loco_rank_open_within(&seated->rank, &seated->options, 1 + i % 3, i == 1 ? LITTLE : 0);
     }
 }
 
@@ -140,8 +143,33 @@ static void all_ranks_round(seated_rank *ranks, uint32_t count) {
     }
 }
 
+/* As anybody has it who holds the same tensors. */
+static weft_digest digest_of(const loco_rank *rank) {
+    weft_context *context = rank->context;
+    weft_table *table;
+    weft_view *view;
+    weft_sums *sums;
+    assert_int_equal(weft_table_create(context, &table), WEFT_OK);
+    for (size_t i = 0; i < LOCO_TENSORS; i++) {
+        const weft_tensor tensor = {.size = sizeof tensor,
+                                    .name = rank->tensors[i].name,
+                                    .dtype = WEFT_DTYPE_F32,
+                                    .rank = 1,
+                                    .shape = {rank->tensors[i].count},
+                                    .data = rank->tensors[i].data};
+        assert_int_equal(weft_table_add(table, &tensor), WEFT_OK);
+    }
+    assert_int_equal(weft_view_create(context, table, &view), WEFT_OK);
+    assert_int_equal(weft_sums_compute(context, view, &sums), WEFT_OK);
+    weft_digest digest = weft_sums_digest(sums);
+    weft_sums_destroy(sums);
+    weft_view_destroy(view);
+    weft_table_destroy(table);
+    return digest;
+}
+
 static void assert_agree(const seated_rank *ranks, uint32_t count, const reference *r) {
-    weft_digest first = weft_loco_digest(ranks[0].rank.loco);
+    weft_digest first = digest_of(&ranks[0].rank);
     for (uint32_t i = 0; i < count; i++) {
         weft_digest digest = weft_loco_digest(ranks[i].rank.loco);
         assert_true(weft_digest_equal(&first, &digest));

@@ -229,11 +229,68 @@ static void test_tokens_of_steps(void **state) {
     }
 }
 
+/* ---- the way back ---- */
+
+/* By the multiple, times the ULP. */
+static float value_plainly(uint64_t code, uint16_t word) {
+    unsigned exponent = weft_word_exponent(word);
+    if (code >= WEFT_CODE_ESCAPE) {
+        return float_of((uint32_t)code);
+    }
+    double multiple = ldexp((double)(code >> 1), (int)(exponent > 0 ? exponent : 1) - 150);
+    return (float)((code & 1) != 0 ? -multiple : multiple);
+}
+
+/* A multiple of 24 bits below 2^48, of either sign, zero, or a value as it is. */
+static uint64_t draw_code(dice *dice) {
+    uint64_t kind = dice_below(dice, 8);
+    uint64_t multiple = dice_next(dice) >> (40 + dice_below(dice, 24)) << dice_below(dice, 25);
+    return kind == 0   ? WEFT_CODE_ESCAPE | (uint32_t)dice_next(dice)
+           : kind == 1 ? 0
+                       : multiple << 1 | dice_below(dice, 2);
+}
+
+static void test_values(void **state) {
+    (void)state;
+    enum { COUNT = 1000, ROOM = COUNT + WEFT_KERNEL_SLACK };
+    static uint64_t codes[ROOM];
+    static uint16_t words[ROOM], halves[ROOM];
+    static float numbers[COUNT], expected[COUNT], found[ROOM];
+    dice dice = {19};
+    for (unsigned round = 0; round < 200; round++) {
+        size_t count = (size_t)dice_below(&dice, COUNT + 1);
+        uint32_t highest = 0;
+        memset(codes, 0, sizeof codes);
+        memset(words, 0xff, sizeof words);
+        for (size_t i = 0; i < count; i++) {
+            uint32_t bits = (uint32_t)dice_next(&dice);
+            numbers[i] = float_of(bits);
+            words[i] = (uint16_t)(bits >> 16);
+            codes[i] = draw_code(&dice);
+            expected[i] = value_plainly(codes[i], words[i]);
+            memcpy(&bits, &expected[i], sizeof bits);
+            highest = (bits & 0x7fffffffu) > highest ? bits & 0x7fffffffu : highest;
+        }
+        for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
+            const weft_entry_kernels *kernels = weft_entry_kernels_for((weft_cpu)level);
+            kernels->words(numbers, count, sizeof *numbers, halves);
+            assert_memory_equal(halves, words, count * sizeof *halves);
+            kernels->words(numbers, 4 * count < ROOM ? 4 * count : 0, 1, halves);
+            for (size_t i = 0; i < (4 * count < ROOM ? 4 * count : 0); i++) {
+                assert_int_equal(halves[i], ((const uint8_t *)numbers)[i] << 8);
+            }
+            assert_int_equal(kernels->values(codes, words, count, found), highest);
+            assert_memory_equal(found, expected, count * sizeof *found);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sort),
         cmocka_unit_test(test_tokens),
         cmocka_unit_test(test_tokens_of_steps),
+        cmocka_unit_test(test_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -130,6 +130,38 @@ static void test_diff(void **state) {
 }
 
 /* Every single position of a tile, alone and left out, so that no lane is forgotten or moved. */
+/* Where a level proves on the way: the same positions, and the sum that two passes give. */
+static void test_diff_proven(void **state) {
+    (void)state;
+    dice dice = {13};
+    for (int level = 0; level <= (int)weft_cpu_best(); level++) {
+        const weft_patch_kernels *kernels = weft_patch_kernels_for((weft_cpu)level);
+        const weft_digest_kernels *digests = weft_digest_kernels_for((weft_cpu)level);
+        for (size_t i = 0; kernels->diff_proven != NULL && i < COUNTS; i++) {
+            size_t count = count_at(i);
+            block base = take(2 * count, i % 5), next = take(2 * count, i % 3);
+            uint32_t positions[2][WEFT_TILE + WEFT_KERNEL_SLACK];
+            uint64_t word = dice_next(&dice) >> 20;
+            fill_weights(&dice, base.data, count);
+            memcpy(next.data, base.data, 2 * count);
+            for (size_t j = 0; j < count; j++) {
+                if (dice_next(&dice) % (1u << i % 9) == 0) {
+                    set_weight(next.data, j, (uint16_t)dice_next(&dice));
+                }
+            }
+            weft_sum moved, expected = digests->sum(next.data, 2 * count, word);
+            weft_sum_subtract(&expected, digests->sum(base.data, 2 * count, word));
+            size_t found =
+                kernels->diff_proven(base.data, next.data, count, 77, positions[0], word, &moved);
+            assert_int_equal(found, kernels->diff(base.data, next.data, count, 2, 77, positions[1]));
+            assert_memory_equal(positions[0], positions[1], found * sizeof **positions);
+            assert_true(weft_sum_equal(moved, expected));
+            free(base.start);
+            free(next.start);
+        }
+    }
+}
+
 static void test_diff_every_lane(void **state) {
     (void)state;
     dice dice = {2};
@@ -461,6 +493,93 @@ static void test_selection_over_empty_blocks(void **state) {
     }
 }
 
+/* ---- the fast coding ---- */
+
+/* Bit by bit, from its description. */
+typedef struct plain_bits {
+    uint8_t *bytes;
+    size_t count;
+} plain_bits;
+
+static void plain_put(plain_bits *bits, uint64_t value, unsigned count) {
+    for (unsigned i = 0; i < count; i++) {
+        bits->bytes[bits->count / 8] |= (uint8_t)((value >> i & 1) << bits->count % 8);
+        bits->count++;
+    }
+}
+
+static void plain_fast(plain_bits *bits, uint32_t gap, uint16_t step, unsigned k) {
+    uint32_t quotient = gap >> k;
+    unsigned magnitude = step < 0x8000 ? step : 0x10000u - step, length = 0;
+    while (magnitude >> (length + 1) != 0) {
+        length++;
+    }
+    plain_put(bits, 0xffffff, quotient < WEFT_FAST_ESCAPE ? quotient : WEFT_FAST_ESCAPE);
+    plain_put(bits, (uint64_t)gap << (quotient < WEFT_FAST_ESCAPE),
+              quotient < WEFT_FAST_ESCAPE ? k + 1 : 32);
+    plain_put(bits, 0xffff, length);
+    plain_put(bits, 0, 1);
+    plain_put(bits, magnitude, length);
+    plain_put(bits, step >> 15, 1);
+}
+
+static void expect_fast(weft_cpu level, const weft_changes *changes, unsigned k) {
+    size_t room = 14 * changes->count + 16;
+    plain_bits expected = {calloc(room, 1), 0};
+    uint8_t *written = malloc(room);
+    weft_bits_writer bits = {written, 0, 0};
+    uint32_t next = 0;
+    for (size_t i = 0; i < changes->count; i++) {
+        uint16_t step =
+            (uint16_t)(((const uint16_t *)changes->news)[i] - ((const uint16_t *)changes->olds)[i]);
+        plain_fast(&expected, changes->positions[i] - next, step, k);
+        next = changes->positions[i] + 1;
+    }
+    weft_patch_kernels_for(level)->encode_fast(&bits, changes, k);
+    size_t size = (size_t)(weft_bits_finish(&bits) - written);
+    assert_int_equal(size, (expected.count + 7) / 8);
+    assert_memory_equal(written, expected.bytes, size);
+    free(written);
+    free(expected.bytes);
+}
+
+/* Steps of every length among many of one, gaps that escape and gaps that do not, in blocks of exact size.
+ */
+static void test_fast_is_written(void **state) {
+    (void)state;
+    dice dice = {11};
+    for (size_t round = 0; round < 3 * SHORT_COUNTS; round++) {
+        size_t count = round % SHORT_COUNTS;
+        unsigned k = (unsigned)(dice_next(&dice) % 13);
+        uint32_t *positions = malloc((count + 1) * sizeof *positions);
+        uint16_t *olds = malloc((count + 1) * sizeof *olds), *news = malloc((count + 1) * sizeof *news);
+        uint32_t next = 0;
+        for (size_t i = 0; i < count; i++) {
+            uint64_t bits = dice_next(&dice);
+            uint32_t limit = bits % 64 == 0 ? 40u << k : 3u << k;
+            uint16_t step =
+                (uint16_t)(bits % 9 == 0 ? (1 + (bits >> 32) % 0xffff) >> (bits >> 48) % 16 : 1);
+            positions[i] = next + (uint32_t)(bits >> 8) % limit;
+            next = positions[i] + 1;
+            olds[i] = (uint16_t)(bits >> 40);
+            step = step == 0 ? 0x8000 : step;
+            news[i] = (uint16_t)(bits >> 20 & 1 ? olds[i] + step : olds[i] - step);
+        }
+        const weft_changes changes = {.width = 2,
+                                      .count = count,
+                                      .capacity = count,
+                                      .positions = positions,
+                                      .olds = olds,
+                                      .news = news};
+        for (int level = 0; level <= (int)weft_cpu_best(); level++) {
+            expect_fast((weft_cpu)level, &changes, k);
+        }
+        free(positions);
+        free(olds);
+        free(news);
+    }
+}
+
 static void test_levels_differ(void **state) {
     (void)state;
     assert_ptr_equal(weft_patch_kernels_for(WEFT_CPU_PORTABLE), &weft_patch_kernels_portable);
@@ -468,17 +587,22 @@ static void test_levels_differ(void **state) {
     assert_ptr_equal(weft_patch_kernels_for(WEFT_CPU_AVX2), &weft_patch_kernels_avx2);
     assert_ptr_equal(weft_patch_kernels_for(WEFT_CPU_AVX512), &weft_patch_kernels_avx512);
 #endif
+#ifdef WEFT_ARM
+    assert_ptr_equal(weft_patch_kernels_for(WEFT_CPU_NEON), &weft_patch_kernels_neon);
+#endif
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_diff),
+        cmocka_unit_test(test_diff_proven),
         cmocka_unit_test(test_diff_every_lane),
         cmocka_unit_test(test_diff_masters),
         cmocka_unit_test(test_masters_at_boundaries),
         cmocka_unit_test(test_classes),
         cmocka_unit_test(test_every_weight_is_classified),
         cmocka_unit_test(test_selection_over_empty_blocks),
+        cmocka_unit_test(test_fast_is_written),
         cmocka_unit_test(test_levels_differ),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,6 +7,7 @@
 #include "../../lib/code/token.h"
 #include "models.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -295,6 +296,141 @@ static void test_hostile_tables(void **state) {
     assert_true(accepted > 100);
 }
 
+/* ---- laws ---- */
+
+/* As expect_sound, of a table that follows a law: all of its tokens can occur. */
+static void expect_lawful(const weft_rans_table *table, weft_rans_subject subject) {
+    unsigned sum = 0;
+    assert_true(table->lawful && table->tokens <= subject.limit);
+    for (unsigned t = 0; t < WEFT_RANS_TOKENS; t++) {
+        assert_int_equal(table->starts[t], sum);
+        assert_true((t < table->tokens) == (table->frequencies[t] != 0));
+        sum += table->frequencies[t];
+    }
+    assert_int_equal(sum, WEFT_RANS_TOTAL);
+}
+
+/* Writes a law and reads it back. False if it is refused. */
+static bool law_again(weft_rans_law law, weft_rans_subject subject, weft_rans_table *again) {
+    uint8_t room[32];
+    weft_bits_writer writer = {room, 0, 0};
+    const weft_rans_table table = {.lawful = true, .law = law};
+    weft_rans_table_write_either(&table, &writer);
+    size_t size = (size_t)(weft_bits_finish(&writer) - room);
+    uint8_t *exact = copy_exact(room, size, WEFT_BITS_SLACK);
+    weft_bits_reader reader = weft_bits_over(exact, 1);
+    assert_false(weft_rans_table_read_either(again, subject, &reader));
+    reader = weft_bits_over(exact, size);
+    bool good = weft_rans_table_read_either(again, subject, &reader);
+    if (good) {
+        assert_true(reader.size - reader.position < 8);
+        assert_memory_equal(&again->law, &law, sizeof law);
+        expect_lawful(again, subject);
+    }
+    free(exact);
+    return good;
+}
+
+/* Every law there is: with no token more, with as many as there may be, and with one too many. */
+static void test_every_law(void **state) {
+    (void)state;
+    const weft_rans_subject subjects[] = {{false, 128}, {false, 96}, {true, 128}, {true, 64}};
+    for (unsigned i = 0; i < 4 * WEFT_RANS_LAWS; i++) {
+        weft_rans_law law = {.scale = i / 16, .shape = i / 4 % 4};
+        weft_rans_table table;
+        assert_true(law_again(law, subjects[i % 4], &table));
+        law.more = subjects[i % 4].limit - table.tokens;
+        assert_true(law_again(law, subjects[i % 4], &table));
+        assert_int_equal(table.tokens, subjects[i % 4].limit);
+        law.more++;
+        assert_false(law_again(law, subjects[i % 4], &table));
+    }
+}
+
+/* Steps of either sign cost the same: no direction is better than the other. */
+static void test_laws_of_steps_are_even(void **state) {
+    (void)state;
+    dice dice = {14};
+    weft_rans_costs *costs = malloc(sizeof *costs);
+    uint8_t symbols[4000];
+    assert_non_null(costs);
+    weft_rans_costs_open(costs);
+    for (size_t i = 0; i < sizeof symbols; i++) {
+        unsigned length = 0;
+        while (dice_below(&dice, 4) == 0 && length < 7) {
+            length++;
+        }
+        symbols[i] = (uint8_t)(2 * length + dice_below(&dice, 2));
+    }
+    weft_rans_table table;
+    weft_rans_table_fit_either(&table, costs, (weft_rans_subject){true, 64}, symbols, sizeof symbols);
+    expect_lawful(&table, (weft_rans_subject){true, 64});
+    for (unsigned t = 2; t + 1 < table.tokens && t < 16; t += 2) {
+        assert_in_range(table.frequencies[t] + 1, table.frequencies[t + 1], table.frequencies[t + 1] + 2);
+    }
+    free(costs);
+}
+
+/* The bits that symbols and their table take. */
+static double cost_of(const weft_rans_table *table, const uint8_t *symbols, size_t count) {
+    uint8_t room[2048];
+    weft_bits_writer writer = {room, 0, 0};
+    weft_rans_table_write_either(table, &writer);
+    double bits = 8.0 * (double)(writer.cursor - room) + writer.count;
+    for (size_t i = 0; i < count; i++) {
+        assert_true(table->frequencies[symbols[i]] > 0);
+        bits += 12 - log2(table->frequencies[symbols[i]]);
+    }
+    return bits;
+}
+
+/* Gaps of a geometric law, from one in two to one in a million, few and many: a law is chosen, it takes
+ * less than levels do, and little more than the entropy. Symbols without any law get levels, and none is
+ * ever dearer for the choice than by its bit. */
+static void test_either(void **state) {
+    (void)state;
+    enum { MOST = 20000 };
+    dice dice = {15};
+    weft_rans_costs *costs = malloc(sizeof *costs);
+    uint8_t *symbols = malloc(MOST);
+    assert_true(costs != NULL && symbols != NULL);
+    weft_rans_costs_open(costs);
+    const weft_rans_subject gaps = {false, 128};
+    for (unsigned octave = 1; octave <= 20; octave++) {
+        for (size_t count = 20; count <= MOST; count *= 10) {
+            double mean = (double)((uint64_t)1 << octave), entropy = 0;
+            for (size_t i = 0; i < count; i++) {
+                double chance = (1 + (double)dice_below(&dice, 1u << 30)) / ((1u << 30) + 1.0);
+                symbols[i] = (uint8_t)weft_token_of((uint64_t)(log(chance) / log(1 - 1 / mean)));
+                uint64_t first = weft_token_base(symbols[i]), next = weft_token_base(symbols[i] + 1u);
+                entropy -= log2(pow(1 - 1 / mean, (double)first) - pow(1 - 1 / mean, (double)next));
+            }
+            weft_rans_table either, levels;
+            weft_rans_table_fit_either(&either, costs, gaps, symbols, count);
+            weft_rans_table_fit_symbols(&levels, symbols, count);
+            double bits = cost_of(&either, symbols, count);
+            assert_true(either.lawful);
+            assert_true(bits < cost_of(&levels, symbols, count));
+            assert_true(bits < entropy + 16 + 0.03 * (double)count);
+        }
+    }
+    for (unsigned round = 0; round < 2000; round++) {
+        size_t count = 1 + (size_t)dice_below(&dice, 3000);
+        unsigned tokens = 1 + (unsigned)dice_below(&dice, WEFT_RANS_TOKENS);
+        for (size_t i = 0; i < count; i++) {
+            symbols[i] = (uint8_t)(dice_below(&dice, tokens) | (round % 2 == 1 ? 1 : 0));
+        }
+        const weft_rans_subject subject = {round % 4 < 2, round % 8 < 4 ? 128 : 64};
+        weft_rans_table either, levels;
+        weft_rans_table_fit_either(&either, costs, subject, symbols, count);
+        weft_rans_table_fit_symbols(&levels, symbols, count);
+        assert_true(cost_of(&either, symbols, count) <
+                    cost_of(&levels, symbols, count) + 0.01 * (double)count + 1);
+    }
+    free(symbols);
+    free(costs);
+}
+
 /* ---- the coder ---- */
 
 enum { ARRAYS_MAX = 9 };
@@ -530,6 +666,9 @@ int main(void) {
         cmocka_unit_test(test_largest_tables),
         cmocka_unit_test(test_single_token_tables),
         cmocka_unit_test(test_hostile_tables),
+        cmocka_unit_test(test_every_law),
+        cmocka_unit_test(test_laws_of_steps_are_even),
+        cmocka_unit_test(test_either),
         cmocka_unit_test(test_round_trips),
         cmocka_unit_test(test_short_arrays),
         cmocka_unit_test(test_cost),

@@ -5,6 +5,7 @@
  * that somebody changed under a subscriber are found and replaced.
  */
 #include "../support/described.h"
+#include "plain.h"
 #include "scenes.h"
 #include "stride.h"
 
@@ -166,7 +167,8 @@ static void test_a_damaged_page(void **state) {
         weft_status status = weft_subscriber_pull(fresh.subscriber, 0);
         expect(&fresh, status, missing ? WEFT_NOT_FOUND : WEFT_CHECKSUM_MISMATCH, "pages/");
         scene_publish(&s, 10000);
-        replica_catch_up(&fresh, "by the next page");
+        scene_publish(&s, 10000);
+        replica_catch_up(&fresh, "by the next page that repeats it");
         replica_close(&fresh);
         replica_close(&one_behind);
         scene_close(&s);
@@ -199,6 +201,56 @@ static void test_a_damaged_page_of_the_past(void **state) {
     replica_catch_up(&behind, "with an anchor before the damage");
     replica_close(&behind);
     scene_close(&s);
+}
+
+/* Who missed two versions needs the page of these, and not the one of the version that it is at. */
+static void test_a_damaged_page_behind_few(void **state) {
+    (void)state;
+    scene s;
+    replica behind;
+    char key[WEFT_STORE_KEY_MAX + 1];
+    scene_open(&s, &plain, 27);
+    for (unsigned i = 1; i <= 8; i++) {
+        scene_publish(&s, 1000);
+    }
+    replica_open(&behind, &s, NULL, NULL);
+    replica_catch_up(&behind, "before");
+    scene_publish(&s, 1000);
+    scene_publish(&s, 1000);
+    scene_find(&s, "pages", 8, key);
+    scene_spoil(&s, key);
+    replica_catch_up(&behind, "by the newest page alone");
+    replica_close(&behind);
+    scene_close(&s);
+}
+
+/* A page within the few versions that a replica missed is bad, but one after it names an anchor. */
+static void test_a_damaged_page_among_few(void **state) {
+    (void)state;
+    for (unsigned missing = 0; missing < 2; missing++) {
+        scene s;
+        replica behind;
+        char key[WEFT_STORE_KEY_MAX + 1];
+        scene_open(&s, &plain, 28);
+        for (unsigned i = 1; i <= 10; i++) {
+            scene_publish(&s, 1000);
+        }
+        replica_open(&behind, &s, NULL, NULL);
+        replica_catch_up(&behind, "before");
+        for (unsigned i = 11; i <= 14; i++) {
+            scene_publish(&s, 1000);
+        }
+        assert_int_equal(weft_publisher_anchor(s.publisher, NULL), WEFT_OK);
+        scene_find(&s, "pages", 12, key);
+        if (missing) {
+            scene_remove(&s, key);
+        } else {
+            scene_spoil(&s, key);
+        }
+        replica_catch_up(&behind, "from the anchor");
+        replica_close(&behind);
+        scene_close(&s);
+    }
 }
 
 /* ---- drift ---- */
@@ -309,10 +361,10 @@ static void write_head(scene *s, uint64_t epoch, const void *data, size_t size) 
 static size_t forge(const uint8_t *head, size_t size, const char *from, const char *to, bool keep_signature,
                     uint8_t out[WEFT_HEAD_MAX]) {
     static const char digits[] = "0123456789abcdef";
-    const uint8_t *line = memchr(head, '\n', size);
+    size = plain_head(head, size, out);
+    const uint8_t *line = memchr(out, '\n', size);
     assert_non_null(line);
-    size_t json = (size_t)(line - head);
-    memcpy(out, head, size);
+    size_t json = (size_t)(line - out);
     char *place = memmem(out, json, from, strlen(from));
     assert_non_null(place);
     memcpy(place, to, strlen(to));
@@ -456,7 +508,7 @@ static void test_a_format_of_the_future(void **state) {
     replica_open(&r, &s, NULL, NULL);
     replica_catch_up(&r, "before");
     size_t size = read_head(&s, 1, head);
-    write_head(&s, 1, forged, forge(head, size, "\"weft\":1", "\"weft\":2", true, forged));
+    write_head(&s, 1, forged, forge(head, size, "\"weft\":2", "\"weft\":3", true, forged));
     expect(&r, weft_subscriber_pull(r.subscriber, 0), WEFT_WRONG_VERSION, "update weft");
     assert_true(replica_current(&r));
     assert_int_equal(scene_publisher(&s), WEFT_WRONG_VERSION);
@@ -541,6 +593,8 @@ int main(void) {
         cmocka_unit_test(test_a_publisher_over_ruins),
         cmocka_unit_test(test_a_damaged_page),
         cmocka_unit_test(test_a_damaged_page_of_the_past),
+        cmocka_unit_test(test_a_damaged_page_behind_few),
+        cmocka_unit_test(test_a_damaged_page_among_few),
         cmocka_unit_test(test_drift),
         cmocka_unit_test(test_rollback_of_an_anchor),
         cmocka_unit_test(test_a_file_changed_between_runs),

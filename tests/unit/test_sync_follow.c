@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * How a follower waits on a store that cannot wait, for a while: it asks again later, and not at every
- * look.
+ * look. How often it looks, and that most looks are one request.
  */
+#include "../../lib/base/clock.h"
 #include "../../lib/sync/follow/follow.h"
 #include "scenes.h"
 
@@ -19,11 +20,13 @@ typedef struct shaded {
     weft_store *inner;
     bool shade;
     unsigned watches;
+    unsigned gets;
 } shaded;
 
 static weft_status shaded_get(void *opaque, weft_context *context, const weft_store_get_request *request,
                               weft_store_get_result *result) {
-    const shaded *self = opaque;
+    shaded *self = opaque;
+    self->gets++;
     return weft_store_get(context, self->inner, request, result);
 }
 
@@ -65,18 +68,19 @@ static void shaded_close(void *opaque) {
     (void)opaque;
 }
 
+static const weft_store_operations operations = {
+    .size = sizeof operations,
+    .name = "shaded",
+    .get = shaded_get,
+    .put = shaded_put,
+    .head = shaded_head,
+    .remove = shaded_remove,
+    .watch = shaded_watch,
+    .close = shaded_close,
+};
+
 static void test_asks_again_later(void **state) {
     (void)state;
-    static const weft_store_operations operations = {
-        .size = sizeof operations,
-        .name = "shaded",
-        .get = shaded_get,
-        .put = shaded_put,
-        .head = shaded_head,
-        .remove = shaded_remove,
-        .watch = shaded_watch,
-        .close = shaded_close,
-    };
     scene scene;
     weft_store *store;
     weft_follow follow;
@@ -112,6 +116,67 @@ static void test_asks_again_later(void **state) {
     scene_close(&scene);
 }
 
+/* One request for a look that finds nothing, and for one that finds the next version. A takeover is found
+ * by what it leaves in the old epoch, and where puts have no conditions when later epochs are due. */
+static void check_glances(bool plain) {
+    scene scene;
+    weft_store *store;
+    weft_follow follow;
+    scene_open(&scene, NULL, plain ? 3 : 4);
+    fault_store_set_plain(scene.faults, plain);
+    scene_expect(scene.context, scene_publisher(&scene), WEFT_OK, "opening the publisher");
+    (void)scene_publish(&scene, 20000);
+    shaded shaded = {.inner = scene.store, .shade = true};
+    scene_expect(scene.outside, weft_store_create(scene.outside, "shaded", &operations, &shaded, &store),
+                 WEFT_OK, "making a store");
+    scene_expect(scene.outside, weft_follow_open(&follow, scene.outside, store, NULL, NULL, false), WEFT_OK,
+                 "opening a follow");
+    scene_expect(scene.outside, weft_follow_look(&follow), WEFT_OK, "looking");
+    follow.searched = weft_clock_now() + 1e6; /* later epochs are not due */
+    shaded.gets = 0;
+    for (unsigned i = 1; i <= 20; i++) {
+        assert_int_equal(weft_follow_glance(&follow, 10), WEFT_MORE);
+        assert_int_equal(shaded.gets, i);
+    }
+    uint64_t version = scene_publish(&scene, 20000);
+    scene_expect(scene.outside, weft_follow_glance(&follow, 10), WEFT_OK, "the next version");
+    assert_int_equal(shaded.gets, 21);
+    assert_int_equal(follow.head.newest.version, version);
+    assert_true(follow.interval > 0);
+    scene_expect(scene.context, scene_publisher(&scene), WEFT_OK, "taking over");
+    version = scene_publish(&scene, 20000);
+    weft_status status = weft_follow_glance(&follow, 10);
+    if (plain && status == WEFT_MORE) {
+        follow.searched = 0;
+        status = weft_follow_glance(&follow, 10);
+    }
+    scene_expect(scene.outside, status, WEFT_OK, "a version of a later epoch");
+    assert_int_equal(follow.head.newest.version, version);
+    weft_follow_close(&follow);
+    weft_store_close(store);
+    scene_close(&scene);
+}
+
+static void test_glances(void **state) {
+    (void)state;
+    check_glances(false);
+    check_glances(true);
+}
+
+/* Within a tenth of the time that versions take, and at most so often. */
+static void test_pauses(void **state) {
+    (void)state;
+    weft_follow follow = {.news = weft_clock_now()};
+    assert_true(weft_follow_pause(&follow, 0.5, 10) == 0.5);
+    follow.interval = 60;
+    assert_true(weft_follow_pause(&follow, 0.5, 10) <= 6);
+    assert_true(weft_follow_pause(&follow, 0.5, 10) > 5);
+    follow.news -= 3600;
+    assert_true(weft_follow_pause(&follow, 0.5, 10) == 10);
+    follow.interval = 0;
+    assert_true(weft_follow_pause(&follow, 0.5, 10) == 10);
+}
+
 /* Who claims and dies, again and again, before there is a version, where puts have no conditions: nobody
  * who waits is left behind. */
 static void test_many_claims(void **state) {
@@ -137,6 +202,8 @@ static void test_many_claims(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_asks_again_later),
+        cmocka_unit_test(test_glances),
+        cmocka_unit_test(test_pauses),
         cmocka_unit_test(test_many_claims),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -156,13 +156,14 @@ static void expect_leap(const stage *g, const weft_leap *leap, uint64_t floor) {
 static weft_status expect_page(void *opaque, const weft_blob *blob, const weft_page *page) {
     naming *n = opaque;
     (void)blob;
+    /* of anchors and leaps the newest full page tells; leaps since then are in records */
     for (size_t i = 0; !n->begun && i < page->anchor_count; i++) {
         expect_object(n->stage, &page->anchors[i].object);
     }
     for (size_t i = 0; !n->begun && i < page->leaps.count; i++) {
         expect_leap(n->stage, &page->leaps.items[i], n->floor);
     }
-    n->begun = true;
+    n->begun = n->begun || page->full;
     for (size_t i = 0; i < page->record_count; i++) {
         const weft_record *record = &page->records[i];
         if (record->patched && record->version > n->floor) {
@@ -636,7 +637,7 @@ static void run_grace(bool listed) {
     assert_true(result.waiting > 0);
     store_clock_advance(g.clock, 999);
     result = collect(g.collector, g.collecting, 1000);
-    assert_int_equal(result.objects, 2); /* the pages that versions 2 and 3 replaced */
+    assert_int_equal(result.objects, 1); /* the page that version 2 replaced */
     assert_int_equal(scene_count(&g.scene, "patches"), 4);
     assert_int_equal(scene_count(&g.scene, "anchors"), 2);
     store_clock_advance(g.clock, 1);
@@ -646,7 +647,7 @@ static void run_grace(bool listed) {
     assert_false(result.ageless);
     /* the newest record replaces the page before by the age of the head */
     assert_int_equal(result.waiting, 0);
-    assert_int_equal(scene_count(&g.scene, "pages"), 1);
+    assert_int_equal(scene_count(&g.scene, "pages"), 2);
     anchor(&g);
     store_clock_advance(g.clock, 999);
     collect(g.collector, g.collecting, 1000);

@@ -5,6 +5,7 @@
  * log and publish work, and every version that was there before and does not need what was damaged is there
  * again, by its digest.
  */
+#include "plain.h"
 #include "scenes.h"
 #include "stride.h"
 
@@ -196,6 +197,7 @@ typedef struct findings {
     uint64_t lost_first;
     uint64_t lost_last;
     char key[WEFT_STORE_KEY_MAX + 1]; /* of the first */
+    char effect[512];
     char remedy[512];
 } findings;
 
@@ -204,6 +206,7 @@ static void note_finding(void *opaque, const weft_repair_finding *finding) {
     assert_true(finding->wrong[0] != '\0' && finding->effect[0] != '\0' && finding->remedy[0] != '\0');
     if (all->count++ == 0) {
         snprintf(all->key, sizeof all->key, "%s", finding->key);
+        snprintf(all->effect, sizeof all->effect, "%s", finding->effect);
         snprintf(all->remedy, sizeof all->remedy, "%s", finding->remedy);
     }
     all->kinds[finding->kind]++;
@@ -305,31 +308,32 @@ static bool is_in_chain(const chain *pages, const char *key) {
     return false;
 }
 
-/* The key behind a word of the JSON, if it is there. */
-static bool take_key(const char *text, const char *word, char key[WEFT_STORE_KEY_MAX + 1]) {
-    const char *place = strstr(text, word);
-    if (place == NULL) {
-        return false;
+/* The key that a member of an object names, if it is there. */
+static bool take_key(scene *s, const char *object, const char *member, char key[WEFT_STORE_KEY_MAX + 1]) {
+    size_t size;
+    char *data = scene_read(s, object, &size);
+    json_t *json = plain_json(data, size);
+    const char *named = json_string_value(json_object_get(json_object_get(json, member), "key"));
+    bool there = named != NULL;
+    if (there) {
+        snprintf(key, WEFT_STORE_KEY_MAX + 1, "%s", named);
     }
-    place += strlen(word);
-    snprintf(key, WEFT_STORE_KEY_MAX + 1, "%.*s", (int)strcspn(place, "\""), place);
-    return true;
+    json_decref(json);
+    free(data);
+    return there;
 }
 
 static chain read_chain(scene *s, uint64_t epoch) {
     chain pages = {.count = 0};
+    char head[WEFT_HEAD_KEY];
     char key[WEFT_STORE_KEY_MAX + 1];
-    size_t size;
-    weft_head_key(epoch, key);
-    char *text = scene_read(s, key, &size);
-    bool more = take_key(text, "\"page\":{\"key\":\"", key);
-    free(text);
+    weft_head_key(epoch, head);
+    bool more = take_key(s, head, "page", key);
     while (more) {
         assert_true(pages.count < 8);
-        memcpy(pages.keys[pages.count++], key, sizeof key);
-        text = scene_read(s, key, &size);
-        more = take_key(text, "\"previous\":{\"key\":\"", key);
-        free(text);
+        char *page = pages.keys[pages.count++];
+        memcpy(page, key, sizeof key);
+        more = take_key(s, page, "previous", key);
     }
     return pages;
 }
@@ -359,7 +363,7 @@ static void sweep(const weft_publisher_options *options, bool leaps, bool collec
     weft_repair_result result = {.size = sizeof result};
     const weft_repair_options look = {.size = sizeof look, .trusted = secret, .deep = true};
     const chain pages = read_chain(&s, 2);
-    assert_int_equal(pages.count, 3);
+    assert_int_equal(pages.count, 4);
     if (collected) {
         remove_retired(&s, &pages, &all);
     }
@@ -455,9 +459,9 @@ static void test_a_lost_record(void **state) {
     const chain pages = read_chain(&s, 2);
     take_snapshot(&s, &all);
     remove_retired(&s, &pages, &all);
-    /* the newest page alone tells of version 18, and its patch */
+    /* one page alone tells of version 18, and its patch */
     scene_find(&s, "patches", VERSIONS - 1, key);
-    scene_spoil(&s, pages.keys[0]);
+    scene_spoil(&s, pages.keys[1]);
     scene_remove(&s, key);
     scene_expect(s.outside, run_repair(&s, &look, &found, &result), WEFT_OK, "look");
     assert_int_equal(found.kinds[WEFT_REPAIR_PAGE], 1);
@@ -826,11 +830,11 @@ static void test_signed_runs(void **state) {
     scene_spoil(&s, pages.keys[0]);
     scene_expect(s.outside, run_repair(&s, &without, &found, &result), WEFT_OK, "exact");
     assert_int_equal(result.mended, 1);
-    assert_int_equal(read_chain(&s, 2).count, 3);
+    assert_int_equal(read_chain(&s, 2).count, 4);
     expect_version(&s, secret, 0, &before.digests[VERSIONS], true, "exact");
     /* anything else does, and somebody who vouches for what was found */
     remove_retired(&s, &pages, &all);
-    scene_spoil(&s, pages.keys[0]);
+    scene_spoil(&s, pages.keys[1]);
     snapshot damaged;
     take_snapshot(&s, &damaged);
     assert_int_equal(run_repair(&s, &without, &found, &result), WEFT_INVALID_ARGUMENT);
@@ -902,7 +906,7 @@ static void test_an_interrupted_repair(void **state) {
     free_snapshot(&damaged);
     put_back(&s, &all);
     scene_spoil(&s, "heads/00000002");
-    scene_spoil(&s, pages.keys[2]);
+    scene_spoil(&s, pages.keys[3]);
     take_snapshot(&s, &damaged);
     sweep_interruptions(&s, &damaged, &before, "the newest head and the oldest page");
     free_snapshot(&damaged);
@@ -977,7 +981,7 @@ static void test_an_old_page_ends_no_run(void **state) {
     weft_repair_result result = {.size = sizeof result};
     weft_publish_result published = {.size = sizeof published};
     scene_open(&s, &plain, 92);
-    for (unsigned i = 1; i <= 70; i++) {
+    for (unsigned i = 1; i <= 86; i++) {
         scene_publish(&s, 2000);
     }
     char key[WEFT_STORE_KEY_MAX + 1];
@@ -993,9 +997,40 @@ static void test_an_old_page_ends_no_run(void **state) {
     scene_expect(s.outside, run_repair(&s, &mend, &found, &result), WEFT_OK, "mend");
     assert_int_equal(result.findings, 0);
     assert_int_equal(result.oldest, 1);
-    assert_int_equal(result.reachable, 71);
+    assert_int_equal(result.reachable, 87);
     scene_publish(&s, 2000);
     scene_newcomer(&s, "on");
+    scene_close(&s);
+}
+
+/* Repair says of a page that a publisher cannot go on without it if that is so. */
+static void test_which_pages_end_a_run(void **state) {
+    (void)state;
+    const weft_publisher_options plain = {.size = sizeof plain, .anchor_ratio = -1};
+    const weft_repair_options look = {.size = sizeof look};
+    scene s;
+    snapshot all;
+    scene_open(&s, &plain, 93);
+    for (unsigned i = 1; i <= 86; i++) {
+        scene_publish(&s, 2000);
+    }
+    weft_publisher_close(s.publisher);
+    s.publisher = NULL;
+    const chain pages = read_chain(&s, 1);
+    assert_int_equal(pages.count, 5);
+    take_snapshot(&s, &all);
+    for (size_t i = 0; i < pages.count; i++) {
+        findings found;
+        weft_repair_result result = {.size = sizeof result};
+        put_back(&s, &all);
+        scene_spoil(&s, pages.keys[i]);
+        scene_expect(s.outside, run_repair(&s, &look, &found, &result), WEFT_OK, "look");
+        assert_int_equal(found.kinds[WEFT_REPAIR_PAGE], 1);
+        bool ends = strstr(found.effect, "a publisher cannot go on") != NULL;
+        assert_int_equal(ends, i + 1 < pages.count);
+        scene_expect(s.context, scene_publisher(&s), ends ? WEFT_CHECKSUM_MISMATCH : WEFT_OK, "go on");
+    }
+    free_snapshot(&all);
     scene_close(&s);
 }
 
@@ -1020,6 +1055,7 @@ int main(void) {
         cmocka_unit_test(test_damage_on_the_way),
         cmocka_unit_test(test_a_head_that_changes),
         cmocka_unit_test(test_an_old_page_ends_no_run),
+        cmocka_unit_test(test_which_pages_end_a_run),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -249,6 +249,35 @@ static void test_kernels_stay_inside(void **state) {
     }
 }
 
+/* What leads from one state to another, with changes in no word, some words or all, in blocks of exact
+ * size. */
+static void test_difference(void **state) {
+    (void)state;
+    static const size_t sizes[] = {0,  1,   15,  16,   17,   31,   32,   33,   63,  64,
+                                   65, 127, 200, 2048, 4096, 4100, 8191, 8192, 9000};
+    for (int level = 0; level <= (int)weft_cpu_best(); level++) {
+        const weft_digest_kernels *kernels = weft_digest_kernels_for((weft_cpu)level);
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            for (size_t one_in = 1; one_in <= 4096; one_in *= 8) {
+                size_t bytes = sizes[i];
+                uint64_t word = random_u64();
+                uint8_t *before = malloc(bytes + 1), *after = malloc(bytes + 1);
+                fill(before + 1, bytes);
+                memcpy(after, before, bytes + 1);
+                for (size_t b = 1; b <= bytes; b++) {
+                    after[b] ^= (uint8_t)(random_below(one_in) == 0);
+                }
+                weft_sum expected = slow_sum(after + 1, bytes, word);
+                weft_sum_subtract(&expected, slow_sum(before + 1, bytes, word));
+                assert_true(
+                    weft_sum_equal(kernels->difference(before + 1, after + 1, bytes, word), expected));
+                free(before);
+                free(after);
+            }
+        }
+    }
+}
+
 static void test_flips_and_swaps(void **state) {
     (void)state;
     enum { SIZE = 4096 };
@@ -854,6 +883,7 @@ int main(void) {
         cmocka_unit_test(test_portable_mix),
         cmocka_unit_test(test_levels_agree),
         cmocka_unit_test(test_kernels_stay_inside),
+        cmocka_unit_test(test_difference),
         cmocka_unit_test(test_flips_and_swaps),
         cmocka_unit_test(test_drift_beside_a_step),
         cmocka_unit_test(test_definition),
