@@ -7,17 +7,24 @@ FUZZ_SECONDS ?= 60
 JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := all
-.PHONY: all deps demo demo-llm tour test test-engines check model bench study-sparsity study-loco study-sparse-rl fuzz soak abi wheel docs install format clean help
+.PHONY: all command deps deps-test demo demo-llm tour test test-engines check model bench study-sparsity study-loco study-sparse-rl fuzz soak abi wheel deb docs install format clean help
 
 all: ## build; the command is left at build/weft
 	@cmake --preset release > /dev/null
 	@cmake --build build --parallel $(JOBS)
 
-deps: ## install the Debian packages of packages.txt that are missing
+command: ## build the command alone, without tests
+	@cmake --preset release > /dev/null
+	@cmake --build build --parallel $(JOBS) --target weft
+
+deps: ## install the Debian packages that a build needs and that are missing (packages.txt)
 	@scripts/deps.sh
 
+deps-test: ## the same, and those that only tests need (packages-test.txt)
+	@scripts/deps.sh test
+
 demo: deps ## a policy learns while its workers follow; ends with a report, weft-demo.html
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory command
 	@build/weft demo
 
 demo-llm: deps ## a language model learns by TRL while a live vLLM server follows; OPTIONS='--steps 5' and others; gets 2.7 GB at first
@@ -25,15 +32,15 @@ demo-llm: deps ## a language model learns by TRL while a live vLLM server follow
 	@scripts/demo_llm.sh $(OPTIONS)
 
 tour: deps ## a short tour of patches and PULSESync on checkpoints that it makes itself
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory command
 	@scripts/tour.sh
 
-test: deps ## everything: release, ASan+UBSan and TSan builds with their tests, and a build by clang
+test: deps-test ## everything: release, ASan+UBSan and TSan builds with their tests, and a build by clang
 	@scripts/venv.sh
 	@scripts/torch.sh
 	@scripts/test.sh
 
-test-engines: deps ## real inference engines and trainers follow a store (tests/engines); a first time installs 6 GB
+test-engines: deps-test ## real inference engines and trainers follow a store (tests/engines); a first time installs 6 GB
 	@$(MAKE) --no-print-directory all
 	@scripts/test-engines.sh
 
@@ -66,11 +73,14 @@ soak: all ## the long tests, such as 10,000 kills and 10,000 pauses of processes
 	@scripts/venv.sh
 	@scripts/soak.sh
 
-abi: deps ## what changed in the binary interface of libweft since the last release, by abidiff
+abi: deps-test ## what changed in the binary interface of libweft since the last release, by abidiff
 	@scripts/abi.sh
 
 wheel: ## the Python package as a wheel with library and command, in build/wheel
 	@scripts/wheel.sh
+
+deb: all ## a Debian package with command, library, headers, units, completions and man pages, in build/deb
+	@scripts/deb.sh
 
 docs: all ## the documents of the Python package, with a reference from its docstrings, in build/docs
 	@scripts/docs.sh

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of the README from measurements.
+"""Tables of README.md and doc/BENCHMARKS.md from measurements.
 
 tables.py link SAMPLES DENSE_BYTES [--json]   the samples of bench/link.sh: rate, kind, bytes, seconds
 tables.py sync SYNC.json LINK.json            the results of `weft bench --sync --json` and link.sh --json
 tables.py fleet FLEET.json                    the results of `weft bench --fleet --json`
+tables.py peers BENCH.json                    the results of `weft bench --json`, as the README compares them
 """
 import json
 import statistics
@@ -81,7 +82,7 @@ def milliseconds(seconds):
 
 
 def sync_table(sync, link):
-    """The few figures that the README has."""
+    """The few figures that doc/BENCHMARKS.md has."""
     publish, pause, scaling = sync["publish"], sync["pause"], sync["scaling"]
     latency, bucketing = sync["latency"], sync["bucketing"]
     fast, small = publish["rows"]
@@ -159,6 +160,40 @@ def fleet_table(results):
                f" {entry['origin_bytes']:,} bytes |")
 
 
+# What is sent, by whom; the row of `weft bench`; is it verified, written in place, how does a worker catch up. The last
+# three are what these systems do, and not measured.
+PEERS = [
+    ("whole model (full sync)", "memcpy", "no", "yes", "the newest model"),
+    ("index and value, 4 + 2 bytes (SparseRL-Sync, vLLM's sparse updates)", None, "no", "yes", "a full sync"),
+    ("COO + zstd-1 (PULSE's patches)", "COO+zstd-1", "hash of the model, afterwards", "no: a new copy",
+     "the last full checkpoint, then each patch"),
+    ("XOR + zstd-1 by tensor (slime, SkyRL, ARC2)", "XOR+zstd-1", "checksums, afterwards", "yes, no way back",
+     "each delta in turn"),
+    ("**weft**", "small", "digest, before the first write", "yes, with a rollback", "O(log n) patches, or a snapshot"),
+]
+
+
+def peers_table(results):
+    """On one thread, all in one run. Nobody but weft stages a patch: the pause of others is all of decode and apply."""
+    rows = {row["name"]: row for row in results["rows"] if row["threads"] == 1}
+    model, changed = 2 * results["total"], results["changed"]
+    yield "| what is sent | bytes per change | times fewer | pause | verified | in place | catch-up |"
+    yield "|---|--:|--:|--:|---|---|---|"
+    for text, name, *traits in PEERS:
+        row = rows.get(name)
+        size = 6 * changed if row is None else row["patch_bytes"] or model
+        pause = None
+        if row is not None and row["commit_million_changes_per_second"]:
+            pause = changed / (1e6 * row["commit_million_changes_per_second"])
+        elif row is not None:
+            pause = model / (1e9 * row["decode_gb_per_second"])
+        cells = ["" if size == model else f"{size / changed:.2f}", f"{model / size:.0f}",
+                 "" if pause is None else f"{1e3 * pause:.0f} ms", *traits]
+        if name == "small":
+            cells = [f"**{cell}**" for cell in cells]
+        yield "| " + " | ".join([text, *cells]) + " |"
+
+
 def main(arguments):
     if arguments[:1] == ["link"] and len(arguments) in (3, 4):
         results = link_results(arguments[1], int(arguments[2]))
@@ -172,6 +207,9 @@ def main(arguments):
     elif arguments[:1] == ["fleet"] and len(arguments) == 2:
         with open(arguments[1]) as fleet:
             print("\n".join(fleet_table(json.load(fleet))))
+    elif arguments[:1] == ["peers"] and len(arguments) == 2:
+        with open(arguments[1]) as bench:
+            print("\n".join(peers_table(json.load(bench))))
     else:
         sys.exit(__doc__)
 

@@ -1,10 +1,11 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Puts measurements between marks of README.md. Run it on a quiet machine: memcpy is the first to show
+# Puts measurements between marks of doc/BENCHMARKS.md. Run it on a quiet machine: memcpy is the first to show
 # another load.
 #
 #   bench/update.sh [OPTION…]   the table of `build/weft bench`, with the processor it ran on
+#   bench/update.sh peers       another run of it, as README.md compares weft with others
 #   bench/update.sh sync        the figures of `build/weft bench --sync` and, as root, of bench/link.sh
 #   bench/update.sh fleet       the figures of `build/weft bench --fleet`
 set -euo pipefail
@@ -21,10 +22,20 @@ machine() {
     echo "$(nproc) cores of $processor (family $family, model $model)"
 }
 
-# replace MARK FILE: what stands between <!-- MARK --> and <!-- end of MARK -->
+# replace MARK FILE PAGE: what stands between <!-- MARK --> and <!-- end of MARK -->
 replace() {
-    sed -i -e "/^<!-- $1 -->\$/,/^<!-- end of $1 -->\$/{//!d}" -e "/^<!-- $1 -->\$/r $2" README.md
-    echo "README.md has the new figures of $1"
+    sed -i -e "/^<!-- $1 -->\$/,/^<!-- end of $1 -->\$/{//!d}" -e "/^<!-- $1 -->\$/r $2" "$3"
+    echo "$3 has the new figures of $1"
+}
+
+update_peers() {
+    build/weft bench --quiet --json > "$work/bench"
+    {
+        echo "One step of 256M parameters, \`build/weft bench\`, one thread of $(machine):"
+        echo
+        /usr/bin/python3 -B bench/tables.py peers "$work/bench"
+    } > "$work/text"
+    replace 'bench peers' "$work/text" README.md
 }
 
 update_sync() {
@@ -35,7 +46,7 @@ update_sync() {
         echo
         /usr/bin/python3 -B bench/tables.py sync "$work/sync" "$work/link"
     } > "$work/text"
-    replace 'bench sync' "$work/text"
+    replace 'bench sync' "$work/text" doc/BENCHMARKS.md
 }
 
 update_fleet() {
@@ -45,7 +56,7 @@ update_fleet() {
         echo
         /usr/bin/python3 -B bench/tables.py fleet "$work/fleet"
     } > "$work/text"
-    replace 'bench fleet' "$work/text"
+    replace 'bench fleet' "$work/text" doc/BENCHMARKS.md
 }
 
 update_table() {
@@ -57,13 +68,15 @@ update_table() {
         sed 's/ *$//' "$work/table"
         echo '```'
     } > "$work/text"
-    replace bench "$work/text"
+    replace bench "$work/text" doc/BENCHMARKS.md
 }
 
 if [ "${1:-}" = sync ]; then
     update_sync
 elif [ "${1:-}" = fleet ]; then
     update_fleet
+elif [ "${1:-}" = peers ]; then
+    update_peers
 else
     update_table "$@"
 fi

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Compiler flags. The library is built for the baseline of its architecture; only files whose names end
-# in _avx2.c or _avx512.c may use more, and they are called only after the processor was asked.
+# in _avx2.c, _avx512.c or _neon.c may use more, and they are called only after the processor was asked.
 
 set(CMAKE_C_STANDARD 11)
 set(CMAKE_C_STANDARD_REQUIRED ON)
@@ -35,6 +35,11 @@ add_compile_options(-ffp-contract=off)
 if(WEFT_SANITIZE)
     add_compile_options(-fsanitize=${WEFT_SANITIZE} -fno-sanitize-recover=all)
     add_link_options(-fsanitize=${WEFT_SANITIZE})
+    # There are a hundred tests to link, each with all of the library.
+    find_program(WEFT_LLD ld.lld)
+    if(WEFT_LLD)
+        add_link_options(-fuse-ld=lld)
+    endif()
 endif()
 if(WEFT_FUZZ)
     add_compile_options(-fsanitize=fuzzer-no-link)
@@ -48,3 +53,11 @@ endif()
 set(WEFT_AVX2_FLAGS -mavx2 -mbmi -mbmi2 -mlzcnt -mpopcnt -maes -mfma -mf16c)
 set(WEFT_AVX512_FLAGS ${WEFT_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512ifma -mavx512vbmi
     -mavx512vbmi2 -mavx512vpopcntdq -mavx512bitalg -mvaes -mvpclmulqdq -mgfni)
+
+# Vectors are in the baseline of aarch64, AES is not. Big-endian ones run the portable code.
+set(WEFT_ARM OFF)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$" AND CMAKE_SIZEOF_VOID_P EQUAL 8)
+    set(WEFT_ARM ON)
+    add_compile_definitions(WEFT_ARM=1)
+endif()
+set(WEFT_NEON_FLAGS -march=armv8-a+crypto)

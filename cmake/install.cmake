@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# What `make install` gives: headers, both libraries, weft.pc, the command, and the Python package, which finds
-# the library in the prefix that it lies in (python/weft/library.py). weft.pc names its
+# What `make install` gives: headers, both libraries, weft.pc, the command with man pages and completions, units for
+# systemd, alerts and a dashboard, and the Python package, which finds the library in the prefix that it lies in
+# (python/weft/library.py). weft.pc names its
 # directories relative to itself, so that the prefix may be chosen at install time. libcurl is named there as a
 # library and not as a package: who links libweft.a needs it, and not the static form of all that it needs.
 
@@ -22,4 +23,31 @@ if(WEFT_WHEEL)
     install(PROGRAMS $<TARGET_FILE:weft_shared> DESTINATION weft/lib RENAME $<TARGET_SONAME_FILE_NAME:weft_shared>
         COMPONENT wheel)
     install(PROGRAMS $<TARGET_FILE:weft> DESTINATION weft/bin COMPONENT wheel)
+endif()
+
+# The command writes its own man pages, so it must run here.
+if(TARGET weft AND NOT WEFT_SANITIZE AND NOT CMAKE_CROSSCOMPILING)
+    set(manual ${PROJECT_BINARY_DIR}/manual)
+    add_custom_command(OUTPUT ${manual}.stamp
+        COMMAND ${CMAKE_COMMAND} -DWEFT=$<TARGET_FILE:weft> -DOUTPUT=${manual}
+            -P ${PROJECT_SOURCE_DIR}/cmake/manual.cmake
+        COMMAND ${CMAKE_COMMAND} -E touch ${manual}.stamp
+        DEPENDS weft cmake/manual.cmake)
+    add_custom_target(manual ALL DEPENDS ${manual}.stamp)
+    install(DIRECTORY ${manual}/man1 DESTINATION ${CMAKE_INSTALL_MANDIR})
+    install(FILES ${manual}/completions/weft DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+    install(FILES ${manual}/completions/_weft DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions)
+    install(FILES ${manual}/completions/weft.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+    install(DIRECTORY ${manual}/examples DESTINATION ${CMAKE_INSTALL_DOCDIR})
+    # Units name the command by its whole path.
+    file(GLOB units CONFIGURE_DEPENDS contrib/systemd/*.service)
+    foreach(unit IN LISTS units)
+        get_filename_component(name ${unit} NAME)
+        install(CODE "
+            file(READ \"${unit}\" text)
+            string(REPLACE /usr/bin/weft \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}/weft\" text \"\${text}\")
+            file(WRITE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/lib/systemd/system/${name}\" \"\${text}\")")
+    endforeach()
+    install(FILES contrib/systemd/weft.conf DESTINATION lib/sysusers.d)
+    install(DIRECTORY contrib/prometheus contrib/grafana contrib/kubernetes DESTINATION ${CMAKE_INSTALL_DOCDIR})
 endif()

@@ -36,6 +36,7 @@ else
     cp "$list" "$engines/requirements.txt"
     echo "engines: took $((SECONDS - start)) s; $engines has $(du -sh "$engines" | cut -f1)"
 fi
+"$python" tests/support/instructions.py
 "$python" tests/engines/link.py || give_up "the package weft could not be linked into $engines"
 
 if [ -e "$engines/model" ]; then

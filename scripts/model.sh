@@ -10,7 +10,7 @@ set -u
 cd "$(dirname "$0")/.."
 
 if ! type -P spin > /dev/null; then
-    echo "SKIPPED: there is no spin; make deps installs it"
+    echo "SKIPPED: there is no spin; make deps-test installs it"
     exit 77
 fi
 size=${1:-whole}

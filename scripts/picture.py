@@ -88,7 +88,7 @@ def take_report(report, path):
         page.visit("file://" + os.path.abspath(report))
         assert page.wait("document.querySelectorAll('#charts svg path[data-series]').length >= 20")
         time.sleep(0.5)
-        page.screenshot(path, 1010)
+        page.screenshot(path, 868)
     print(f"{path}: {os.path.getsize(path)} bytes")
 
 

@@ -24,13 +24,22 @@ if [ "$status" -ne 0 ]; then
 fi
 
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+running=
+trap '[ -z "$running" ] || kill "$running" 2> /dev/null; rm -f "$log"' EXIT
+trap 'exit 143' TERM
+set -m # what runs in the background hears SIGINT too, as tests want it
 for script in "${scripts[@]}"; do
     script=tests/engines/$(basename "$script")
     start=$SECONDS
     echo "== $script"
-    "$engines/venv/bin/python" -B "$script" 2>&1 | tee "$log"
-    status=${PIPESTATUS[0]}
+    # by way of a file: a pipe would last until the last process has ended that a script may have left behind
+    "$engines/venv/bin/python" -B "$script" > "$log" 2>&1 &
+    running=$!
+    tail --pid "$running" --lines +1 --follow "$log" &
+    wait "$running"
+    status=$?
+    running=
+    wait
     counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log" | tail -n 1)
     if read -r good _ bad _ left _ <<< "${counts//,/}" && [ -n "$counts" ]; then
         passed=$((passed + good))

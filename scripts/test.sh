@@ -15,10 +15,12 @@ failed=0
 skipped=0
 builder=
 building=
+built=0
 builder_log=$(mktemp)
 
 # A directory in memory, if there is room for what tests put there at once. A file system on a disk takes more time than
-# all else in tests that make and remove thousands of files; those about files have theirs on the disk in the release.
+# all else in tests that make and remove thousands of files: ext4 looks at every inode that was freed in the last seconds
+# before it gives one out. Those about files have theirs on the disk in the release.
 memory_directory() {
     local place
     [ "$(df --output=avail -B 1G /dev/shm 2> /dev/null | tail -n 1)" -ge 6 ] 2> /dev/null || return
@@ -41,9 +43,20 @@ export WEFT_TEST_MEMORY
 trap clean_up EXIT
 trap 'exit 130' INT TERM
 
-# build PRESET TARGET...
+# build PRESET TARGET...; @EXPRESSION stands for the unit tests whose names match it
 build() {
-    cmake --preset "$1" > /dev/null && cmake --build --preset "$1" --parallel "$processors" --target "${@:2}"
+    local preset=$1 target targets=() tests
+    shift
+    cmake --preset "$preset" > /dev/null || return
+    for target; do
+        tests=("$target")
+        if [[ $target == @* ]]; then
+            mapfile -t tests < <(ctest --test-dir "build/$preset" -N --tests-regex "${target#@}" --label-regex '^unit$' |
+                sed -n 's/^ *Test *#[0-9]*: //p')
+        fi
+        targets+=("${tests[@]}")
+    done
+    cmake --build --preset "$preset" --parallel "$processors" --target "${targets[@]}"
 }
 
 # begin_build PRESET TARGET...: in a process group of its own, so that it can be ended as a whole
@@ -103,14 +116,22 @@ run_tests() {
 
 # run_stage "PRESET TARGET..." DIRECTORY CTEST-OPTION...: the tests of the build that was begun, while the next is built
 run_stage() {
-    local next built=0
+    local next
     read -r -a next <<< "$1"
     shift
+    built=0
     end_build && built=1
     begin_build "${next[@]}"
+    run_more "$@"
+}
+
+# run_more DIRECTORY CTEST-OPTION...: other tests of the same build, if there is one
+run_more() {
     [ "$built" -eq 0 ] || run_tests "$@"
 }
 
+# What is about files, or has sparse ones, which a directory in memory fills when they are read.
+files='^(test_(apply_files|loco_state|patch_(journal|sinks|trail)|store_(conformance|directory|sized)|tensor_.*)|cli_test_(errors|fault_io|heap_slow|in_place_kill|output|repair|sync_publish)|install.*|abi|python_test_package_wheel)$'
 # a bad network makes no difference to conditions: one S3 service will do, and `make soak` has both
 again='^cli_test_s3_faults_slow$'
 # To a sanitizer nothing is new in what only measures, or mostly waits for another's server, or repeats with many
@@ -121,18 +142,44 @@ waiting='^(test_pauses_publish|cli_(seaweed_)?test_(bench_.*|demo|in_place_kill|
 # the command servers, relays, followers, groups, parts and trainers.
 threaded='^(test_(apply_(faults|live)|base_(context|pool)|fork|group_.*|loco_(damage|meeting|rounds)|patch_diff|store_.*|strangers_(progress|store)|sync_.*|train_.*)|cli_test_(fleet|serve|sync_follow|sync_group|sync_parts|train)|python_test_(loco_meeting|relay|relay_damage|relay_history|relay_limits|serve_.*))$'
 # It gives up processes that have forked with threads and then start some, as parts do; ranks of groups that are
-# processes have those of test_group_threads, which are threads.
+# processes have those of test_group_threads, which are threads. In a child of ASan the allocator's lock stays taken if
+# a thread of the parent held it, and the child of test_sync_parts then waits for ever: cli_test_sync_parts has the same
+# code, in processes that were not forked.
 forking='^test_(sync_parts|group_ranks)$'
+forked='^test_sync_parts$'
+
+# The forms of kernels for aarch64 against the portable ones, and its command beside the release, under qemu.
+arm64_tests=(test_base_bf16 test_base_context test_loco_gate test_loco_tokens test_patch_kernels test_patch_packed
+    test_patch_rans test_rollout_correction test_rollout_kv_edges test_rollout_objective test_tensor_digest)
+scripts/arm64.sh
+arm64=$?
+case $arm64 in
+0) ;;
+77) skipped=$((skipped + 1)) ;;
+*)
+    echo "== scripts/arm64.sh failed"
+    failed=$((failed + 1))
+    ;;
+esac
 
 begin_build release all
-run_stage 'asan all' build --parallel $((4 * processors)) --exclude-regex "$again"
+run_stage 'asan all' build --parallel $((4 * processors)) --tests-regex "$files"
 [ -z "$WEFT_TEST_MEMORY" ] || export TMPDIR=$WEFT_TEST_MEMORY
+run_more build --parallel $((4 * processors)) --exclude-regex "$files|$again"
 # the cases of a sweep differ in what fails; the release does them all
-WEFT_TEST_STRIDE=10 run_stage 'tsan unit_tests weft weft_shared store_tool' build/asan --parallel $((3 * processors)) \
-    --label-regex '^(unit|fuzz|cli|python)$' --label-exclude '^slow$' --exclude-regex "$waiting"
-WEFT_TEST_STRIDE=10 run_stage 'clang weft weft_shared' build/tsan --parallel $((2 * processors)) \
+WEFT_TEST_STRIDE=10 run_stage "tsan @$threaded weft weft_shared store_tool" build/asan --parallel $((3 * processors)) \
+    --label-regex '^(unit|fuzz|cli|python)$' --label-exclude '^slow$' --exclude-regex "$waiting|$forked"
+last='clang weft weft_shared'
+next=$last
+[ "$arm64" -ne 0 ] || next="arm64 weft ${arm64_tests[*]}"
+WEFT_TEST_STRIDE=10 run_stage "$next" build/tsan --parallel $((2 * processors)) \
     --tests-regex "$threaded" --label-exclude '^slow$' --exclude-regex "$forking"
+if [ "$arm64" -eq 0 ]; then
+    WEFT_TEST_STRIDE=10 run_stage "$last" build/arm64 --parallel "$processors" \
+        --tests-regex "^(arm64_same_bytes|$(IFS='|' && echo "${arm64_tests[*]}"))\$"
+fi
 end_build
 
+[ "$arm64" -ne 77 ] || echo "SKIPPED: nothing was built or run for aarch64: scripts/arm64.sh says why"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

@@ -1,15 +1,15 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds the wheel of the Python package into build/wheel: one for every Python, with the library and the command. If
-# auditwheel is there, the libraries that they need are grafted into it, and it runs on any Linux with this libc or a
-# later one; else only where Debian's packages are. Tools come from build/package-venv if that exists (scripts/torch.sh),
-# else from PyPI for this once.
+# wheel.sh [PIP-OPTION...]: builds the wheel of the Python package into build/wheel, or where WEFT_WHEEL_OUTPUT says:
+# one for every Python, with the library and the command. If auditwheel is there, the libraries that they need are
+# grafted into it, and it runs on any Linux with this libc or a later one; else only where Debian's packages are. Tools
+# come from build/package-venv if that exists (scripts/torch.sh), else from PyPI for this once.
 set -eu
 cd "$(dirname "$0")/.."
-out=build/wheel
+out=${WEFT_WHEEL_OUTPUT:-build/wheel}
 venv=build/package-venv/bin
-options=(--quiet --disable-pip-version-check --no-deps)
+options=(--quiet --disable-pip-version-check --no-deps "$@")
 if [ -e "$venv/../requirements-package.txt" ]; then
     pip=("$venv/python" -m pip)
     options+=(--no-build-isolation)

@@ -97,6 +97,7 @@ static weft_status look_for_policy(train_learner *learner, bool *there_out) {
 static weft_status open_publisher(train_learner *learner) {
     const weft_publisher_options options = {
         .size = sizeof options,
+        .profile = WEFT_PROFILE_SMALL,
         .key = learner->options->key,
         .gc_seconds = 600,
         .whole = learner->run.sync == TRAIN_SYNC_FULL,
