@@ -38,7 +38,8 @@ typedef struct weft_store_options {
     double backoff_seconds; /* before the second attempt, doubled and jittered from then on; 0: 0.1 */
     unsigned transfers;     /* in flight at once; 0: 8 */
     bool volatile_writes;   /* directory: skip the syncs that make a put survive power loss */
-    const char *token_file; /* instead of `token`: a file that holds it, which is read again when it changes */
+    const char
+        *token_file; /* instead of `token`: a file that holds it, which is read again when it changes */
 } weft_store_options;
 
 typedef struct weft_store weft_store;
@@ -47,17 +48,18 @@ typedef struct weft_store weft_store;
  * and is copied. A directory need not exist yet: the first put makes it. Nothing is sent yet. The store's
  * own memory is the context's, which must outlive it.
  *
- * Everything else that S3 needs comes from where other S3 programs look for it, and only from there: secrets
- * stay out of argument lists and structures, and a URL is enough to open any store. Credentials are those of
- * the first source that there is, and are renewed before they expire and when the service refuses them:
+ * Everything else that S3 needs comes from where other S3 programs look for it, and only from there:
+ * secrets stay out of argument lists and structures, and a URL is enough to open any store. Credentials are
+ * those of the first source that there is, and are renewed before they expire and when the service refuses
+ * them:
  *
  *     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY   and AWS_SESSION_TOKEN too if they are temporary
- *     AWS_PROFILE, or AWS_DEFAULT_PROFILE        a profile ("default") of ~/.aws/credentials and ~/.aws/config
- *                                                (AWS_SHARED_CREDENTIALS_FILE, AWS_CONFIG_FILE): its keys, its
- *                                                credential_process, or its role and web_identity_token_file
- *     AWS_WEB_IDENTITY_TOKEN_FILE, AWS_ROLE_ARN  a role for a web identity, of STS (AWS_ENDPOINT_URL_STS)
- *     AWS_CONTAINER_CREDENTIALS_RELATIVE_URI or _FULL_URI, AWS_CONTAINER_AUTHORIZATION_TOKEN or _TOKEN_FILE
- *     else the metadata of the instance, unless AWS_EC2_METADATA_DISABLED is "true"
+ *     AWS_PROFILE, or AWS_DEFAULT_PROFILE        a profile ("default") of ~/.aws/credentials and
+ * ~/.aws/config (AWS_SHARED_CREDENTIALS_FILE, AWS_CONFIG_FILE): its keys, its credential_process, or its
+ * role and web_identity_token_file AWS_WEB_IDENTITY_TOKEN_FILE, AWS_ROLE_ARN  a role for a web identity, of
+ * STS (AWS_ENDPOINT_URL_STS) AWS_CONTAINER_CREDENTIALS_RELATIVE_URI or _FULL_URI,
+ * AWS_CONTAINER_AUTHORIZATION_TOKEN or _TOKEN_FILE else the metadata of the instance, unless
+ * AWS_EC2_METADATA_DISABLED is "true"
  *
  * The variables are read once, here. These too:
  *
@@ -65,12 +67,12 @@ typedef struct weft_store weft_store;
  *     AWS_ENDPOINT_URL_S3, or AWS_ENDPOINT_URL   a service other than Amazon's
  *     AWS_CA_BUNDLE                              as `ca_file`, which goes before it
  *     WEFT_S3_ADDRESSING                         path: https://host/bucket; virtual: https://bucket.host
- *     WEFT_S3_ENCRYPTION, WEFT_S3_KMS_KEY        how the service is to encrypt what is put: AES256 or aws:kms,
- *                                                and the key of the latter
- *     WEFT_S3_STORAGE_CLASS                      where it is to keep it, such as STANDARD_IA
+ *     WEFT_S3_ENCRYPTION, WEFT_S3_KMS_KEY        how the service is to encrypt what is put: AES256 or
+ * aws:kms, and the key of the latter WEFT_S3_STORAGE_CLASS                      where it is to keep it,
+ * such as STANDARD_IA
  *
- * If WEFT_S3_ADDRESSING is not set, the bucket is part of Amazon's host name, but part of the path if an endpoint
- * is given or the bucket's name cannot be part of a host name.
+ * If WEFT_S3_ADDRESSING is not set, the bucket is part of Amazon's host name, but part of the path if an
+ * endpoint is given or the bucket's name cannot be part of a host name.
  *
  * Objects above 8 MiB are multipart uploads. Parts of killed puts stay until the bucket's lifecycle rules
  * remove them. The first conditional put leaves a small object behind, weft-conditions, which tells whether
@@ -90,13 +92,13 @@ typedef struct weft_store_traits {
     size_t size; /* sizeof(weft_store_traits) */
     const char
         *directory; /* its path, if the store is a directory of this machine; lives as long as the store */
-    double poll_seconds; /* a fair time between two looks for news; 0.5, for a directory 0.02 */
-    bool paid;           /* every request costs money */
-    bool conditional;    /* puts can be conditional; a backend that cannot know yet says false */
-    double idle_seconds;     /* the longest fair time between two looks where nothing has happened for long; 0:
-                                poll_seconds always */
-    bool dated;              /* the store's last answer had a date: */
-    double ahead_seconds;    /* by which its clock is so far ahead of this machine's, give or take a second */
+    double poll_seconds;  /* a fair time between two looks for news; 0.5, for a directory 0.02 */
+    bool paid;            /* every request costs money */
+    bool conditional;     /* puts can be conditional; a backend that cannot know yet says false */
+    double idle_seconds;  /* the longest fair time between two looks where nothing has happened for long; 0:
+                             poll_seconds always */
+    bool dated;           /* the store's last answer had a date: */
+    double ahead_seconds; /* by which its clock is so far ahead of this machine's, give or take a second */
     const char *credentials; /* where those of S3 come from, for people; NULL: it has none. Lives as long as
                                 the store */
 } weft_store_traits;

@@ -817,7 +817,8 @@ int verb_serve(int argc, char **argv) {
     const weft_form form = {"DIR\nDIR --runs\nSTORE --cache DIR",
                             doc,
                             {{options, NULL}},
-                            .paths = {&arguments.directory, 0, 1, NULL, "store"},
+                            .paths = {&arguments.directory, 0, 1, NULL},
+                            .path_names = "store",
                             .check = check_arguments,
                             .settings = "serve"};
     return remote_run(&form, &arguments.remote, true, argc, argv, &arguments, run);

@@ -836,7 +836,8 @@ int verb_follow(int argc, char **argv) {
     const weft_form form = {"STORE OUT\nSTORE --group NAME --members N",
                             doc,
                             {{options, NULL}},
-                            .paths = {arguments.paths, 0, 2, NULL, "store|out"},
+                            .paths = {arguments.paths, 0, 2, NULL},
+                            .path_names = "store|out",
                             .check = check_arguments,
                             .settings = "follow"};
     return remote_run(&form, &arguments.remote, true, argc, argv, &arguments, run);
