@@ -38,8 +38,7 @@ typedef struct weft_store_options {
     double backoff_seconds; /* before the second attempt, doubled and jittered from then on; 0: 0.1 */
     unsigned transfers;     /* in flight at once; 0: 8 */
     bool volatile_writes;   /* directory: skip the syncs that make a put survive power loss */
-    const char
-        *token_file; /* instead of `token`: a file that holds it, which is read again when it changes */
+    const char *token_file; /* instead of `token`: a file that has it; read again when it changes */
 } weft_store_options;
 
 typedef struct weft_store weft_store;
@@ -54,12 +53,12 @@ typedef struct weft_store weft_store;
  * them:
  *
  *     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY   and AWS_SESSION_TOKEN too if they are temporary
- *     AWS_PROFILE, or AWS_DEFAULT_PROFILE        a profile ("default") of ~/.aws/credentials and
- * ~/.aws/config (AWS_SHARED_CREDENTIALS_FILE, AWS_CONFIG_FILE): its keys, its credential_process, or its
- * role and web_identity_token_file AWS_WEB_IDENTITY_TOKEN_FILE, AWS_ROLE_ARN  a role for a web identity, of
- * STS (AWS_ENDPOINT_URL_STS) AWS_CONTAINER_CREDENTIALS_RELATIVE_URI or _FULL_URI,
- * AWS_CONTAINER_AUTHORIZATION_TOKEN or _TOKEN_FILE else the metadata of the instance, unless
- * AWS_EC2_METADATA_DISABLED is "true"
+ *     AWS_PROFILE, or AWS_DEFAULT_PROFILE        a profile ("default") of ~/.aws/credentials, ~/.aws/config
+ *                                                (AWS_SHARED_CREDENTIALS_FILE, AWS_CONFIG_FILE): its keys,
+ *                                                credential_process, or role and web_identity_token_file
+ *     AWS_WEB_IDENTITY_TOKEN_FILE, AWS_ROLE_ARN  a role for a web identity, of STS (AWS_ENDPOINT_URL_STS)
+ *     AWS_CONTAINER_CREDENTIALS_RELATIVE_URI or _FULL_URI, AWS_CONTAINER_AUTHORIZATION_TOKEN or _TOKEN_FILE
+ *     else the metadata of the instance, unless AWS_EC2_METADATA_DISABLED is "true"
  *
  * The variables are read once, here. These too:
  *
@@ -68,8 +67,8 @@ typedef struct weft_store weft_store;
  *     AWS_CA_BUNDLE                              as `ca_file`, which goes before it
  *     WEFT_S3_ADDRESSING                         path: https://host/bucket; virtual: https://bucket.host
  *     WEFT_S3_ENCRYPTION, WEFT_S3_KMS_KEY        how the service is to encrypt what is put: AES256 or
- * aws:kms, and the key of the latter WEFT_S3_STORAGE_CLASS                      where it is to keep it,
- * such as STANDARD_IA
+ *                                                aws:kms, and the key of the latter
+ *     WEFT_S3_STORAGE_CLASS                      where it is to keep it, such as STANDARD_IA
  *
  * If WEFT_S3_ADDRESSING is not set, the bucket is part of Amazon's host name, but part of the path if an
  * endpoint is given or the bucket's name cannot be part of a host name.

@@ -201,8 +201,8 @@ typedef struct weft_subscriber_options {
     const char *state_path;  /* the watermark: the newest head seen, across restarts; NULL: not kept, but a
                                 file replica then uses a name beside it */
     uint64_t audit_bytes;    /* of weights re-summed at each version, in turn; 0: 16 MiB; UINT64_MAX: all */
-    double poll_seconds;  /* between polls where the store has no long poll; 0: of a directory 0.02, else 0.5 to 10,
-                             a tenth of the time that versions take */
+    double poll_seconds; /* between polls where the store has no long poll; 0: of a directory 0.02, else 0.5
+                            to 10, a tenth of the time that versions take */
     uint64_t fetch_bytes; /* of chunks in flight; 0: 256 MiB */
     bool empty;           /* live memory holds nothing yet: its contents are neither read nor believed */
     bool replace;         /* file replica: a model that is no version of the run may be replaced */
@@ -472,7 +472,7 @@ typedef struct weft_relay_options {
     size_t size;             /* sizeof(weft_relay_options) */
     const weft_key *trusted; /* heads must be signed by it; NULL: what the store says is believed */
     uint64_t cache_bytes;    /* kept in the directory; 0: 10 GiB. Objects in flight come on top */
-    double poll_seconds; /* between polls where the store has no long poll; 0: as a subscriber does */
+    double poll_seconds;     /* between polls where the store has no long poll; 0: as a subscriber does */
     void (*news)(void *opaque); /* there is a new head; called by a thread of the relay's; may be NULL */
     void *opaque;
 } weft_relay_options;

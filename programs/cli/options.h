@@ -68,7 +68,7 @@ typedef struct weft_form {
     option_set sets[OPTION_SETS];
     option_paths paths;
     const char *path_names; /* "store|out", as settings call them; NULL: they do not */
-    char ***rest; /* instead of `paths`: all of them, which are any number */
+    char ***rest;           /* instead of `paths`: all of them, which are any number */
     size_t *rest_count;
     void (*check)(struct argp_state *state, void *input); /* of all together, at the end; or NULL */
     const char

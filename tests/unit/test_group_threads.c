@@ -9,8 +9,8 @@
 #include "patches.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -286,8 +286,8 @@ static void test_large_roster(void **state) {
     }
     weft_writer writer;
     weft_writer_open(&writer, self.context);
-    assert_int_equal(weft_header_write(self.context, WEFT_PROFILE_FAST, 0, &roster, true, NULL, NULL, &writer),
-                     WEFT_OK);
+    assert_int_equal(
+        weft_header_write(self.context, WEFT_PROFILE_FAST, 0, &roster, true, NULL, NULL, &writer), WEFT_OK);
     assert_true(writer.size < TENSORS * 20);
     uint64_t size;
     assert_int_equal(weft_header_measure(self.context, writer.data, &size), WEFT_OK);

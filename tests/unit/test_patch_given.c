@@ -146,7 +146,8 @@ static void test_same_as_whole(void **state) {
                 pair_change(&pair, CHANGE_MIXED, densities[d], 7 * d + e);
                 found_between(&found, &dice, pair.live.view, pair.next.view, extras[e]);
                 for (size_t p = 0; p < COUNT(profiles); p++) {
-                    weft_diff_options options = {.size = sizeof options, .profile = profiles[p],
+                    weft_diff_options options = {.size = sizeof options,
+                                                 .profile = profiles[p],
                                                  .bucket_bytes = e % 2 == 0 ? SMALL_BUCKET : 0,
                                                  .labels = e % 2 == 0 ? NULL : labels};
                     compare(&pair, &found, options);
@@ -202,9 +203,11 @@ static void test_cuts(void **state) {
                 pair_change(&pair, CHANGE_ULP, densities[d], d);
                 found_between(&found, &dice, pair.live.view, pair.next.view, extras[parts % 4]);
                 for (size_t p = 0; p < COUNT(profiles); p++) {
-                    const weft_diff_options options = {
-                        .size = sizeof options,
-                        .profile = profiles[p], .bucket_bytes = SMALL_BUCKET, .cuts = &cut, .cut_count = 1};
+                    const weft_diff_options options = {.size = sizeof options,
+                                                       .profile = profiles[p],
+                                                       .bucket_bytes = SMALL_BUCKET,
+                                                       .cuts = &cut,
+                                                       .cut_count = 1};
                     compare(&pair, &found, options);
                     follow(&pair, &found, options, &trail);
                 }
@@ -234,7 +237,8 @@ static void test_ties(void **state) {
     for (size_t i = 0; i < 2; i++) {
         assert_int_equal(weft_table_create(context, &tables[i]), WEFT_OK);
         for (size_t j = 0; j < 2; j++) {
-            weft_tensor tensor = {.size = sizeof tensor, .name = j == 0 ? "embed" : "head",
+            weft_tensor tensor = {.size = sizeof tensor,
+                                  .name = j == 0 ? "embed" : "head",
                                   .dtype = WEFT_DTYPE_BF16,
                                   .rank = 1,
                                   .shape = {UNITS},
@@ -247,8 +251,10 @@ static void test_ties(void **state) {
     found_between(&found, &dice, views[0], views[1], 100);
     outcome whole = {0};
     outcome given = {0};
-    diff_all(context, views[0], views[1], NULL, (weft_diff_options){.size = sizeof(weft_diff_options)}, &whole);
-    diff_all(context, views[0], NULL, &found, (weft_diff_options){.size = sizeof(weft_diff_options)}, &given);
+    diff_all(context, views[0], views[1], NULL, (weft_diff_options){.size = sizeof(weft_diff_options)},
+             &whole);
+    diff_all(context, views[0], NULL, &found, (weft_diff_options){.size = sizeof(weft_diff_options)},
+             &given);
     same_bytes(&given.patch, &whole.patch);
     same_bytes(&given.inverse, &whole.inverse);
     outcome_clear(&whole);
@@ -327,8 +333,8 @@ static void test_no_memory(void **state) {
         bool fired = true;
         for (size_t n = 1; fired; n += test_stride()) {
             faults faults = {0};
-            const weft_context_options context_options = {.size = sizeof context_options, .allocator = faults_allocator(&faults),
-                                                          .threads = 2};
+            const weft_context_options context_options = {
+                .size = sizeof context_options, .allocator = faults_allocator(&faults), .threads = 2};
             weft_context *context;
             pair pair;
             found found = {0};
@@ -339,7 +345,8 @@ static void test_no_memory(void **state) {
             pair_open(&pair, context, shapes, COUNT(shapes), WEIGHTS_TRAINED, 2);
             pair_change(&pair, CHANGE_ULP, way % 2 == 0 ? 2000 : 300000, 4);
             found_between(&found, &dice, pair.live.view, pair.next.view, 100);
-            const weft_diff_options options = {.size = sizeof options, .profile = profiles[way % 2],
+            const weft_diff_options options = {.size = sizeof options,
+                                               .profile = profiles[way % 2],
                                                .bucket_bytes = SMALL_BUCKET,
                                                .changes = found.lists,
                                                .change_count = found.count,

@@ -134,7 +134,8 @@ static void test_what_cannot_be_written(void **state) {
 static void test_a_place_that_goes_away(void **state) {
     (void)state;
     faults faults = {0};
-    const weft_context_options options = {.size = sizeof options, .allocator = faults_allocator(&faults), .threads = 1};
+    const weft_context_options options = {
+        .size = sizeof options, .allocator = faults_allocator(&faults), .threads = 1};
     scratch scratch;
     weft_context *context;
     weft_sink sink;
@@ -319,7 +320,8 @@ static void test_there_and_back(void **state) {
     size_t failures = 0;
     for (size_t n = 1; fired; n++) {
         faults faults = {0};
-        const weft_context_options options = {.size = sizeof options, .allocator = faults_allocator(&faults), .threads = 1};
+        const weft_context_options options = {
+            .size = sizeof options, .allocator = faults_allocator(&faults), .threads = 1};
         weft_context *context;
         pair pair;
         assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
@@ -347,7 +349,8 @@ static void test_there_and_back(void **state) {
 static void test_memory_that_ends(void **state) {
     (void)state;
     faults faults = {0};
-    const weft_context_options options = {.size = sizeof options, .allocator = faults_allocator(&faults), .threads = 1};
+    const weft_context_options options = {
+        .size = sizeof options, .allocator = faults_allocator(&faults), .threads = 1};
     weft_context *context;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     bool fired = true;

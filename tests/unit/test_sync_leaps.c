@@ -22,7 +22,8 @@
 enum { PER_MILLION = 10000, LAST = 150 };
 
 /* So that a patch is the way, never a newer anchor. */
-static const weft_publisher_options one_anchor = {.size = sizeof one_anchor, .profile = WEFT_PROFILE_SMALL, .anchor_ratio = -1};
+static const weft_publisher_options one_anchor = {
+    .size = sizeof one_anchor, .profile = WEFT_PROFILE_SMALL, .anchor_ratio = -1};
 
 static void open_scene(scene *scene, const weft_publisher_options *options, uint64_t seed) {
     scene_open(scene, options, seed);
@@ -39,8 +40,8 @@ static void settle(scene *scene) {
     scene_expect(scene->context, weft_publisher_settle(scene->publisher), WEFT_OK, "settle");
 }
 
-/* The same, with all leaps: a publisher leaves patches out when its thread that sends them has fallen behind
- * by 16 leaps, as it may where others have the processors, so from time to time it is waited for. */
+/* The same, with all leaps: a publisher leaves patches out when its thread that sends them has fallen
+ * behind by 16 leaps, as it may where others have the processors, so from time to time it is waited for. */
 static void publish_leaps_until(scene *scene, uint64_t version) {
     while (weft_publisher_version(scene->publisher) < version) {
         scene_publish(scene, PER_MILLION);

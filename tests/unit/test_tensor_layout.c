@@ -85,7 +85,8 @@ static void world_close(test_world *world) {
 
 static void add_checkpoint(test_world *world, const char *name, weft_dtype dtype, uint32_t rank, uint64_t a,
                            uint64_t b, uint64_t c) {
-    weft_tensor tensor = {.size = sizeof tensor, .name = name, .dtype = dtype, .rank = rank, .shape = {a, b, c}};
+    weft_tensor tensor = {
+        .size = sizeof tensor, .name = name, .dtype = dtype, .rank = rank, .shape = {a, b, c}};
     uint64_t elements = (rank > 0 ? a : 1) * (rank > 1 ? b : 1) * (rank > 2 ? c : 1);
     size_t bytes = (size_t)elements * weft_dtype_bits(dtype) / 8;
     size_t index = weft_table_count(world->checkpoint);
@@ -128,7 +129,8 @@ static uint64_t slice_length(const weft_tensor *source, const weft_slice *slice,
 static void live_shape(const test_world *world, const test_recipe *recipe, weft_tensor *live) {
     size_t index;
     const weft_tensor *source = slice_source(world, &recipe->slices[0], &index);
-    *live = (weft_tensor){.size = sizeof(weft_tensor), .name = recipe->name, .dtype = source->dtype, .rank = source->rank};
+    *live = (weft_tensor){
+        .size = sizeof(weft_tensor), .name = recipe->name, .dtype = source->dtype, .rank = source->rank};
     uint32_t shift = recipe->kind == STACK ? 1 : 0;
     live->rank += shift;
     live->shape[0] = recipe->count;
@@ -272,7 +274,8 @@ static void compare_span(const test_world *world, size_t index, const holder *ho
     for (uint64_t i = 0; i < span.run * span.count; i++) {
         uint64_t unit = span.start + i / span.run * span.stride + i % span.run;
         if (holders[unit].live == NULL) {
-            assert_true(at == segments.count || weft_segment_linear(&segments.items[at], used) > linear + i);
+            assert_true(at == segments.count ||
+                        weft_segment_linear(&segments.items[at], used) > linear + i);
             continue;
         }
         held++;
@@ -568,7 +571,12 @@ static void test_small_types(void **state) {
     world_open(&world);
     add_checkpoint(&world, "w", WEFT_DTYPE_F4, 2, 4, 64, 0);
     uint8_t half[4 * 16];
-    weft_tensor live = {.size = sizeof live, .name = "w", .dtype = WEFT_DTYPE_F4, .rank = 2, .shape = {4, 32}, .data = half};
+    weft_tensor live = {.size = sizeof live,
+                        .name = "w",
+                        .dtype = WEFT_DTYPE_F4,
+                        .rank = 2,
+                        .shape = {4, 32},
+                        .data = half};
     assert_int_equal(weft_table_add(world.live, &live), WEFT_OK);
     weft_slice right = SLICE("w", 1, 32, 32);
     assert_int_equal(weft_layout_concat(world.layout, "w", 0, &right, 1), WEFT_OK);
@@ -603,7 +611,8 @@ static void test_masters_through_a_layout(void **state) {
         uint32_t bits = (uint32_t)weight << 16;
         memcpy(&masters[i], &bits, sizeof bits);
     }
-    weft_tensor live = {.size = sizeof live, .name = "m",
+    weft_tensor live = {.size = sizeof live,
+                        .name = "m",
                         .dtype = WEFT_DTYPE_BF16,
                         .storage = WEFT_DTYPE_F32,
                         .rank = 2,
@@ -663,7 +672,12 @@ static void open_mistake(test_world *world) {
 static void add_live_plain(test_world *world, const char *name, weft_dtype dtype, uint32_t rank, uint64_t a,
                            uint64_t b) {
     static uint8_t memory[4096];
-    weft_tensor live = {.size = sizeof live, .name = name, .dtype = dtype, .rank = rank, .shape = {a, b, 16}, .data = memory};
+    weft_tensor live = {.size = sizeof live,
+                        .name = name,
+                        .dtype = dtype,
+                        .rank = rank,
+                        .shape = {a, b, 16},
+                        .data = memory};
     assert_int_equal(weft_table_add(world->live, &live), WEFT_OK);
 }
 
@@ -1028,7 +1042,9 @@ static void test_wrong_json(void **state) {
         {"{\"weft_layout\":1,\"tensors\":{\"a\":{\"slice\":{\"tensor\":\"b\",\"lenght\":1}}}}",
          WEFT_MALFORMED, "\"a\": unknown key \"lenght\""},
     };
-    weft_context_options options = {.size = sizeof options, .limits = &(weft_limits){.size = sizeof(weft_limits), .header_bytes = 4096}};
+    weft_context_options options = {.size = sizeof options,
+                                    .limits =
+                                        &(weft_limits){.size = sizeof(weft_limits), .header_bytes = 4096}};
     weft_context *context;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

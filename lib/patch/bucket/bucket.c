@@ -70,8 +70,7 @@ static weft_status use_recent(weft_bucket_coder *coder, const weft_bucket *bucke
     weft_recent *list = &coder->small_encoder.recent.list;
     uint64_t place;
     list->count = 0;
-    if (profile != WEFT_PROFILE_SMALLEST || coder->recall == NULL ||
-        !recallable(bucket->dtype)) {
+    if (profile != WEFT_PROFILE_SMALLEST || coder->recall == NULL || !recallable(bucket->dtype)) {
         return WEFT_OK;
     }
     weft_status status = place_bucket(coder->context, bucket, roster, &place);

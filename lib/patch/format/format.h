@@ -44,9 +44,8 @@ void weft_header_close(weft_header *header);
 weft_status weft_labels_check(weft_context *context, const char *const *labels, size_t most);
 /* Appends preamble, header and checksum. `container` may be NULL; `depth` counts with `smallest`. */
 weft_status weft_header_write(weft_context *context, weft_profile profile, unsigned depth,
-                              const weft_roster *roster,
-                              bool same_files, const weft_container *container, const char *const *labels,
-                              weft_writer *writer);
+                              const weft_roster *roster, bool same_files, const weft_container *container,
+                              const char *const *labels, weft_writer *writer);
 /* The size of preamble, header and checksum, from a preamble of WEFT_PREAMBLE_BYTES. */
 weft_status weft_header_measure(weft_context *context, const uint8_t *preamble, uint64_t *size_out);
 weft_status weft_header_read(weft_header *header, const uint8_t *data, size_t size);

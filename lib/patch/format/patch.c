@@ -234,9 +234,10 @@ weft_status weft_patch_frame(weft_context *context, const weft_patch *patch, siz
     if ((patch->header.version < 2 && frame->coding > WEFT_CODING_VALUES) ||
         (recalling && patch->header.profile != WEFT_PROFILE_SMALLEST)) {
         weft_bucket_close(&frame->bucket, context);
-        return weft_fail(context, WEFT_MALFORMED,
-                         "a bucket's frame has a coding that version %u, or the patch's profile, does not have",
-                         patch->header.version);
+        return weft_fail(
+            context, WEFT_MALFORMED,
+            "a bucket's frame has a coding that version %u, or the patch's profile, does not have",
+            patch->header.version);
     }
     if (frame->checksum != entry->checksum || !weft_bucket_same_spans(&frame->bucket, &entry->bucket)) {
         weft_bucket_close(&frame->bucket, context);

@@ -469,7 +469,9 @@ int verb_publish(int argc, char **argv) {
     const weft_option options[] = {
         {"label", "KEY=VALUE", 1, "Text carried along with the version, such as step=42; may be repeated",
          .parse = labels_parse, .into = &arguments.labels},
-        {"profile", "NAME", 1, "small (default): few bytes; fast: more bytes, quicker on both sides; smallest: the fewest, for followers "
+        {"profile", "NAME", 1,
+         "small (default): few bytes; fast: more bytes, quicker on both sides; smallest: the fewest, for "
+         "followers "
          "that take every version",
          .choice = &arguments.profile, .words = PROFILE_WORDS "|smallest"},
         {"cut", "PATTERN:DIM:PARTS", 1, HELP_CUT, .parse = cuts_parse, .into = &arguments.cuts},
