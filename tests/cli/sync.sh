@@ -67,13 +67,21 @@ silent() {
     fi
 }
 
-# serve NAME ARGUMENT...: a server that answers; its URL is in $url, its pid in $pid
+# serve NAME ARGUMENT...: a server that answers, at a port that the kernel chooses unless --listen is given: tests run
+# side by side. Its URL is in $url, its pid in $pid. Without a server there is nothing to test.
 serve() {
-    local name=$1
+    local name=$1 listen=()
     shift
+    [[ " $* " == *' --listen '* ]] || listen=(--listen 127.0.0.1:0)
     rm -f "$name.url"
-    begin "$name" serve "$@" --url-file "$name.url"
-    await "the server $name" test -s "$name.url"
+    begin "$name" serve "$@" "${listen[@]}" --url-file "$name.url"
+    while [ ! -s "$name.url" ]; do
+        if ! kill -0 "$pid" 2> /dev/null; then
+            fail "the server $name has ended: $(tail -c 800 "$name.err")"
+            finish
+        fi
+        sleep 0.05
+    done
     url=$(cat "$name.url")
 }
 

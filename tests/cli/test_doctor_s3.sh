@@ -28,7 +28,7 @@ absent nowhere
 umask 077
 echo reader > reader
 echo writer > writer
-serve served store --listen 127.0.0.1:0 --read-token-file reader --write-token-file writer
+serve served store --read-token-file reader --write-token-file writer
 expect 0 '' "$weft" doctor "$url" --token-file writer --bytes 1M --json
 cp stdout page.json
 /usr/bin/python3 - page.json << 'END' || fail 'the page of the server in JSON'

@@ -28,7 +28,7 @@ sys.exit(sys.argv[1] not in [f["name"] for f in status["followers"] if f["live"]
 
 patches() { find run/patches -type f | wc -l; }
 
-serve server run --listen 127.0.0.1:0
+serve server run
 expect 1 'nothing was published' "$weft" fleet "$url"
 expect 0 '' "$weft" publish "$url" "$(model 0)" --anchor never --no-leaps --keep-anchors 1
 expect 0 '' "$weft" fleet "$url"
@@ -115,7 +115,7 @@ await 'the quick one says that it ends' follower quick "$(field fleet.json newes
 # with a read token reports are taken, by a server that takes nothing else; or by none
 umask 077
 echo secret > reader
-serve private run --listen 127.0.0.1:0 --read-token-file reader --read-only
+serve private run --read-token-file reader --read-only
 expect 0 '' "$weft" pull "$url" private.st --token-file reader --name puller --json
 await 'with a token' env WEFT_TOKEN=secret "$weft" fleet "$url"
 await 'it was seen' grep -qs '"state":"ended"' run/followers/puller
@@ -125,7 +125,7 @@ check 'and nothing else is taken' \
     sh -c "curl -sS -o /dev/null -w '%{http_code}' -H 'Authorization: Bearer secret' -T reader ${url}x | grep -q 403"
 check 'without a token nothing is' \
     sh -c "curl -sS -o /dev/null -w '%{http_code}' -T steady ${url}followers/steady | grep -q 401"
-serve closed run --listen 127.0.0.1:0 --no-reports
+serve closed run --no-reports
 expect 0 '' "$weft" pull "$url" closed.st --name nobody
 absent run/followers/nobody
 

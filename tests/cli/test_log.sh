@@ -24,7 +24,7 @@ expect 2 "'xml'" "$weft" follow store out --log-format xml
 # ---- JSON, also of a warning, of publish, and of what is no UTF-8 ----
 echo secret > token
 chmod 644 token
-serve server store --listen 127.0.0.1:0 --log-format json --read-token-file token
+serve server store --log-format json --read-token-file token
 kill "$pid"
 ended 0 "$pid" server
 "$weft" publish store "$(printf 'abs\xffent')" --log-format json 2> publish.err

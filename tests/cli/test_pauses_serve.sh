@@ -8,7 +8,7 @@ unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY all_proxy ALL_PROXY WEFT_TES
 export WEFT_TEST_STRIDE=18
 [ -z "$WEFT_SOAK" ] || WEFT_TEST_STRIDE=1
 
-serve server store --listen 127.0.0.1:0 --volatile
+serve server store --volatile
 for suite in publish others; do
     checks=$((checks + 1))
     WEFT_TEST_STORE=$url "$build/tests/test_pauses_$suite" > "$suite.log" 2>&1 ||

@@ -18,7 +18,7 @@ through() {
     expect 0 '' "$@"
     "$heard" proxy.log "${url#*://}|${url%/}"
 }
-serve plain store --listen 127.0.0.1:0
+serve plain store
 through silent "$weft" publish "$url" "$(model 0)"
 through says env http_proxy="$proxy" "$weft" publish "$url" "$(model 1)"
 through silent env http_proxy="$proxy" no_proxy=127.0.0.1 "$weft" publish "$url" "$(model 2)"
@@ -28,7 +28,7 @@ expect 4 'remote failed|cannot connect|onnect' env http_proxy=http://127.0.0.1:1
 
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out cert.pem -days 2 \
     -subj /CN=127.0.0.1 -addext 'subjectAltName=IP:127.0.0.1' 2> /dev/null
-serve secure store --listen 127.0.0.1:0 --tls-cert cert.pem --tls-key key.pem
+serve secure store --tls-cert cert.pem --tls-key key.pem
 url=${url%/}
 through says env HTTPS_PROXY="$proxy" "$weft" pull "$url" secure.model --ca-file cert.pem
 says proxy.log '^CONNECT 127.0.0.1:'

@@ -189,7 +189,7 @@ expect 1 'something under every name' timeout 60 "$weft" repair "$(cat endless.o
 rm -rf run && cp -r sound run
 page=$(newest_page run 00000001)
 printf 'secret-of-the-publisher\n' > token && chmod 600 token
-serve server run --listen 127.0.0.1:0 --write-token-file token
+serve server run --write-token-file token
 junk run/heads/00000002
 expect 0 '' "$weft" repair "$url" --apply --token-file token
 expect 0 '' "$weft" pull "$url" out

@@ -97,7 +97,7 @@ expect 2 'holds no token' "$weft" serve d --write-token-file blank
 expect 1 'cannot write the URL' "$weft" serve d --listen 127.0.0.1:0 --url-file no/such/file
 
 # ---- what it says, and curl ----
-serve plain new-store --listen 127.0.0.1:0
+serve plain new-store
 says plain.log ' info weft serve: http://127\.0\.0\.1:[0-9]+/ serves new-store \(readable by all, writable by all\)$'
 silent plain.log 'warning'
 expect 1 'another process listens there; choose another with --listen' \
@@ -137,7 +137,7 @@ code 204 "${url}v1/watch?after=0&seconds=0.1"
 stop TERM
 says plain.log 'ending'
 
-serve quiet new-store --listen 127.0.0.1:0 --quiet
+serve quiet new-store --quiet
 code 200 "${url}pages/chunked"
 stop INT
 checks=$((checks + 1))
@@ -196,7 +196,7 @@ expect 1 'is not that of' "$weft" serve store --listen 127.0.0.1:0 --tls-cert on
 expect 1 'no PEM file' "$weft" serve store --listen 127.0.0.1:0 --tls-cert object --tls-key one.key
 
 chmod 604 one.key
-serve tls store --listen 127.0.0.1:0 --tls-cert one.crt --tls-key one.key
+serve tls store --tls-cert one.crt --tls-key one.key
 says tls.log 'warning weft serve: others can read the private key one.key; run chmod 640 on it'
 says tls.log ' info weft serve: https://127\.0\.0\.1:[0-9]+/ serves store'
 code 201 --cacert one.crt -T object "${url}patches/tls"

@@ -74,7 +74,7 @@ ended 0 "$patient" patient
 check 'after an outage' cmp out "$(model 0)"
 
 # ---- not a store ----
-serve empty nothing --listen 127.0.0.1:0
+serve empty nothing
 expect 1 'nothing (was|is) published' "$weft" pull "$url" new
 expect 1 'nothing (was|is) published' "$weft" log "$url"
 absent new
@@ -83,7 +83,7 @@ absent new
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out cert.pem -days 2 \
     -subj /CN=127.0.0.1 -addext 'subjectAltName=IP:127.0.0.1' 2> /dev/null
 (umask 077 && openssl rand -hex 32 > writer && openssl rand -hex 32 > reader && echo wrong > wrong)
-serve secure vault --listen 127.0.0.1:0 --tls-cert cert.pem --tls-key key.pem --write-token-file writer \
+serve secure vault --tls-cert cert.pem --tls-key key.pem --write-token-file writer \
     --read-token-file reader
 expect 4 'certificate' "$weft" publish "$url" "$(model 0)" --token-file writer
 expect 4 'token' "$weft" publish "$url" "$(model 0)" --ca-file cert.pem

@@ -14,7 +14,7 @@ run full s-full 1 --steps 6 --sync full
 alike full s-full patch
 check 'every version whole' test "$(find s-full/anchors -type f | wc -l)" -ge 2
 check 'no patches' test -z "$(ls s-full/patches 2> /dev/null)"
-serve server s-http --listen 127.0.0.1:0
+serve server s-http
 /usr/bin/python3 "$WEFT_SOURCE/tests/support/fault_proxy.py" --upstream "$url" --url-file proxy.url --seed 7 --faults '[
     {"fault": "flip", "method": "GET", "path": "*/train/rollouts/*", "skip": 4, "count": 2},
     {"fault": "cut", "method": "GET", "probability": 0.05},

@@ -13,6 +13,7 @@
 #include "seen.h"
 #include "stride.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -441,8 +442,10 @@ static void test_ties(void **state) {
 
 /* ---- a copy that has drifted ---- */
 
-/* Knows the largest block of memory, which is the publisher's copy of the model. */
+/* Knows the largest block of memory, which is the publisher's copy of the model. Threads that upload allocate
+ * too. */
 typedef struct watcher {
+    pthread_mutex_t mutex;
     uint8_t *largest;
     size_t size;
 } watcher;
@@ -450,10 +453,12 @@ typedef struct watcher {
 static void *watch_reallocate(void *opaque, void *memory, size_t size) {
     watcher *watcher = opaque;
     uint8_t *block = realloc(memory, size);
+    pthread_mutex_lock(&watcher->mutex);
     if (size > watcher->size) {
         watcher->largest = block;
         watcher->size = size;
     }
+    pthread_mutex_unlock(&watcher->mutex);
     return block;
 }
 
@@ -469,7 +474,7 @@ static void watch_release(void *opaque, void *memory) {
 static void test_a_copy_that_drifted(void **state) {
     (void)state;
     enum { UNITS = 400000 };
-    watcher watcher = {0};
+    watcher watcher = {.mutex = PTHREAD_MUTEX_INITIALIZER};
     const weft_context_options context_options = {
         .size = sizeof context_options,
         .allocator = {watch_allocate, watch_reallocate, watch_release, &watcher},
