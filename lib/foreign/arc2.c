@@ -195,9 +195,10 @@ static weft_status arc2_write(const weft_foreign_writing *writing, weft_foreign_
         return status;
     }
     status = weft_shards_open(&shards, writing);
-    size_t files = container != NULL && container->sharded ? container->file_count : 1;
+    bool sharded = container != NULL && container->sharded;
+    size_t files = sharded ? container->file_count : 1;
     for (size_t i = 0; i < files && status == WEFT_OK; i++) {
-        status = write_file(writing, &shards, directory.temporary, files > 1 ? &container->files[i] : NULL,
+        status = write_file(writing, &shards, directory.temporary, sharded ? &container->files[i] : NULL,
                             &written->bytes);
     }
     status = status == WEFT_OK ? weft_new_directory_finish(&directory, writing->options->durable) : status;

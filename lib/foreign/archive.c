@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -45,6 +46,25 @@ weft_status weft_payload_map(weft_context *context, const char *path, weft_sourc
     return status;
 }
 
+static int compare_entries(const void *a, const void *b) {
+    return strcmp((*(const weft_safetensors_entry *const *)a)->name,
+                  (*(const weft_safetensors_entry *const *)b)->name);
+}
+
+/* A model of experts has tens of thousands, and each is looked for. */
+static weft_status sort_entries(weft_archive *archive) {
+    size_t count = archive->header.count;
+    archive->by_name = weft_allocate_array(archive->context, count + 1, sizeof *archive->by_name);
+    if (archive->by_name == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    for (size_t i = 0; i < count; i++) {
+        archive->by_name[i] = &archive->header.entries[i];
+    }
+    qsort(archive->by_name, count, sizeof *archive->by_name, compare_entries);
+    return WEFT_OK;
+}
+
 static weft_status archive_parse(weft_archive *archive, const char *where) {
     weft_context *context = archive->context;
     const uint8_t *memory = archive->source.memory;
@@ -62,7 +82,7 @@ static weft_status archive_parse(weft_archive *archive, const char *where) {
         status = weft_safetensors_fit(context, where, header_bytes, archive->header.data_bytes, size);
         archive->data = memory + WEFT_SAFETENSORS_PREFIX + header_bytes;
     }
-    return status;
+    return status == WEFT_OK ? sort_entries(archive) : status;
 }
 
 weft_status weft_archive_open(weft_archive *archive, weft_context *context, const char *path) {
@@ -95,6 +115,7 @@ void weft_archive_close(weft_archive *archive) {
     if (archive->header.root != NULL) {
         weft_safetensors_close(&archive->header);
     }
+    weft_release(archive->context, archive->by_name);
     if (archive->owned != NULL) {
         weft_release(archive->context, archive->owned);
     } else {
@@ -108,15 +129,10 @@ const char *weft_archive_metadata(const weft_archive *archive, const char *key) 
 }
 
 const weft_safetensors_entry *weft_archive_find(const weft_archive *archive, const char *name) {
-    if (json_object_get(archive->header.root, name) == NULL) {
-        return NULL;
-    }
-    for (size_t i = 0; i < archive->header.count; i++) {
-        if (strcmp(archive->header.entries[i].name, name) == 0) {
-            return &archive->header.entries[i];
-        }
-    }
-    return NULL;
+    const weft_safetensors_entry wanted = {.name = name}, *key = &wanted;
+    const weft_safetensors_entry *const *found =
+        bsearch(&key, archive->by_name, archive->header.count, sizeof *archive->by_name, compare_entries);
+    return found != NULL ? *found : NULL;
 }
 
 weft_status weft_text_read(weft_context *context, const char *path, char **text_out, size_t *size_out) {

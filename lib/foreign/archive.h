@@ -15,6 +15,7 @@ typedef struct weft_archive {
     weft_source source;
     void *owned; /* what the bytes are in, if that is memory of ours */
     weft_safetensors header;
+    const weft_safetensors_entry **by_name;
     const uint8_t *data; /* behind the header */
 } weft_archive;
 

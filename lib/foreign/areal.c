@@ -40,6 +40,10 @@ static weft_status list_path(weft_foreign *foreign, char *path) {
     weft_context *context = foreign->context;
     weft_archive archive;
     int64_t numbers[NUMBERS];
+    if (path != NULL && weft_foreign_listed(foreign, path)) {
+        weft_release(context, path);
+        return WEFT_OK;
+    }
     weft_status status = path == NULL ? WEFT_NO_MEMORY : weft_archive_open(&archive, context, path);
     if (status != WEFT_OK) {
         weft_release(context, path);
@@ -126,8 +130,9 @@ static weft_status areal_collect(const weft_foreign *foreign, const weft_foreign
     weft_archive *archive = NULL;
     int64_t numbers[NUMBERS] = {0};
     weft_status status = weft_foreign_plan_archive(plan, version->path, &archive);
-    if (status == WEFT_OK && (!read_header(archive, numbers) || (uint64_t)numbers[2] != version->version)) {
-        status = weft_fail(context, WEFT_MALFORMED, "%s has changed since it was listed", version->path);
+    if (status == WEFT_OK && (!read_header(archive, numbers) || (uint64_t)numbers[2] != version->version ||
+                              (uint64_t)numbers[3] != version->base)) {
+        status = weft_foreign_changed(foreign, version);
     }
     int64_t sparse = 0, dense = 0, positions = 0;
     for (size_t i = 0; status == WEFT_OK && i < archive->header.count; i++) {

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static const weft_foreign_reader *const readers[] = {
     &weft_foreign_slime, &weft_foreign_skyrl, &weft_foreign_arc2,  &weft_foreign_trl,
@@ -89,6 +90,29 @@ static size_t find_place(const weft_foreign *foreign, uint64_t version) {
 bool weft_foreign_known(const weft_foreign *foreign, uint64_t version) {
     size_t place = find_place(foreign, version);
     return place < foreign->count && foreign->versions[place].version == version;
+}
+
+bool weft_foreign_listed(const weft_foreign *foreign, const char *path) {
+    bool listed = false;
+    for (size_t i = 0; i < foreign->count && !listed; i++) {
+        listed = strcmp(foreign->versions[i].path, path) == 0;
+    }
+    return listed;
+}
+
+weft_status weft_foreign_changed(const weft_foreign *foreign, const weft_foreign_version *version) {
+    return weft_fail(foreign->context, WEFT_CONFLICT, "%s has changed since it was listed", version->path);
+}
+
+/* What is gone, or is another version by now, leaves the list: the next look sees what is there instead. */
+static void forget(weft_foreign *foreign, uint64_t version) {
+    size_t place = find_place(foreign, version);
+    char *path = (char *)(uintptr_t)foreign->versions[place].path;
+    weft_remote_forget(foreign, path);
+    weft_release(foreign->context, path);
+    foreign->count--;
+    memmove(foreign->versions + place, foreign->versions + place + 1,
+            (foreign->count - place) * sizeof *foreign->versions);
 }
 
 weft_status weft_foreign_add(weft_foreign *foreign, uint64_t version, uint64_t base, bool whole,
@@ -283,7 +307,14 @@ weft_status weft_foreign_fetch(weft_foreign *foreign, uint64_t version, const we
     for (size_t i = 0; i < weft_view_count(base); i++) {
         bytes += weft_view_at(base, i)->bytes;
     }
-    return weft_remote_fetch(foreign, found, LARGEST * bytes + besides);
+    status = weft_remote_fetch(foreign, found, LARGEST * bytes + besides);
+    if (status == WEFT_OK && access(found->path, F_OK) != 0) {
+        status = weft_fail(foreign->context, WEFT_NOT_FOUND, "%s is gone", found->path);
+    }
+    if (status == WEFT_NOT_FOUND || status == WEFT_CONFLICT) {
+        forget(foreign, version);
+    }
+    return status;
 }
 
 weft_status weft_foreign_read(weft_foreign *foreign, uint64_t version, const weft_view *base,
@@ -308,6 +339,9 @@ weft_status weft_foreign_read(weft_foreign *foreign, uint64_t version, const wef
     status = status == WEFT_OK ? foreign->reader->collect(foreign, found, &plan) : status;
     status = status == WEFT_OK ? weft_foreign_plan_decode(&plan, base) : status;
     weft_foreign_plan_close(&plan);
+    if (status == WEFT_NOT_FOUND || status == WEFT_CONFLICT) {
+        forget(foreign, version);
+    }
     if (status != WEFT_OK) {
         weft_foreign_step_destroy(step);
         return status;

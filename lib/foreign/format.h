@@ -79,6 +79,10 @@ extern const weft_foreign_reader weft_foreign_grail;
 
 /* True if the version is in the list. */
 bool weft_foreign_known(const weft_foreign *foreign, uint64_t version);
+/* True if a version that is in the list lies at the path: such are not opened again at every look. */
+bool weft_foreign_listed(const weft_foreign *foreign, const char *path);
+/* WEFT_CONFLICT: what lies at the path is not the version that was listed. */
+weft_status weft_foreign_changed(const weft_foreign *foreign, const weft_foreign_version *version);
 /* Takes the path, also on failure. */
 weft_status weft_foreign_add(weft_foreign *foreign, uint64_t version, uint64_t base, bool whole,
                              char *path);
@@ -98,6 +102,8 @@ void weft_remote_heed(weft_foreign *foreign, weft_status status);
  * directory.
  */
 weft_status weft_remote_fetch(weft_foreign *foreign, const weft_foreign_version *version, uint64_t most);
+/* The marker of a version is fetched anew, if it is still there. */
+void weft_remote_forget(weft_foreign *foreign, const char *path);
 /* For messages: the path or URL of the place. */
 const char *weft_foreign_where(const weft_foreign *foreign);
 
@@ -109,6 +115,9 @@ bool weft_numbered(const char *name, const char *prefix, unsigned least, const c
                    uint64_t *number_out);
 /* A version in JSON: a number, or its digits as a text. */
 bool weft_json_number(const json_t *value, uint64_t *number_out);
+/* What Python's json.dumps makes of a value, to be given to free(); NULL is a lack of memory. `flags` are
+ * those of json_dumps. */
+char *weft_json_python(const json_t *value, size_t flags);
 /* The name of a dtype in torch, such as "bfloat16"; NULL if it has none. And back, to that of safetensors.
  */
 const char *weft_torch_dtype(weft_dtype dtype);

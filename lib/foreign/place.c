@@ -40,6 +40,20 @@ bool weft_json_number(const json_t *value, uint64_t *number_out) {
     return json_is_string(value) && weft_numbered(json_string_value(value), "", 1, "", number_out);
 }
 
+/* Both escape what is not ASCII, jansson with large letters and Python with small ones. */
+char *weft_json_python(const json_t *value, size_t flags) {
+    char *text = json_dumps(value, JSON_ENSURE_ASCII | flags);
+    for (char *c = text; c != NULL && *c != 0; c++) {
+        if (*c == '\\' && c[1] == 'u') {
+            for (int i = 2; i < 6 && c[i] != 0; i++) {
+                c[i] = c[i] >= 'A' && c[i] <= 'F' ? (char)(c[i] - 'A' + 'a') : c[i];
+            }
+        }
+        c += *c == '\\' && c[1] != 0;
+    }
+    return text;
+}
+
 static int compare_names(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }

@@ -80,18 +80,6 @@ static bool has_text(const json_t *object, const char *key, const char *expected
     return text != NULL && strcmp(text, expected) == 0;
 }
 
-/* Python writes what is not ASCII with small letters. */
-static void lower_escapes(char *text) {
-    for (char *c = text; *c != 0; c++) {
-        if (*c == '\\' && c[1] == 'u') {
-            for (int i = 2; i < 6 && c[i] != 0; i++) {
-                c[i] = c[i] >= 'A' && c[i] <= 'F' ? (char)(c[i] - 'A' + 'a') : c[i];
-            }
-        }
-        c += *c == '\\' && c[1] != 0;
-    }
-}
-
 /* The manifest's own SHA-256, over what Python's json.dumps makes of the rest. */
 static weft_status check_seal(weft_context *context, const char *path, json_t *manifest) {
     char given[WEFT_HASH_TEXT] = "", made[WEFT_HASH_TEXT];
@@ -101,11 +89,10 @@ static weft_status check_seal(weft_context *context, const char *path, json_t *m
     }
     memcpy(given, text, strlen(text) + 1);
     (void)json_object_del(manifest, "sha256");
-    char *dumped = json_dumps(manifest, JSON_SORT_KEYS | JSON_ENSURE_ASCII);
+    char *dumped = weft_json_python(manifest, JSON_SORT_KEYS);
     if (dumped == NULL) {
         return weft_json_no_memory(context, path);
     }
-    lower_escapes(dumped);
     weft_hash hash;
     weft_status status = weft_hash_compute(context, dumped, strlen(dumped), &hash);
     free(dumped);
@@ -116,6 +103,12 @@ static weft_status check_seal(weft_context *context, const char *path, json_t *m
     return strcmp(given, made) == 0 ? WEFT_OK
                                     : weft_fail(context, WEFT_CHECKSUM_MISMATCH,
                                                 "%s: its manifest is not what its SHA-256 says", path);
+}
+
+/* Which steps a manifest leads from and to. */
+static bool manifest_steps(const json_t *manifest, bool by_rank, uint64_t *step_out, uint64_t *base_out) {
+    return weft_json_number(json_object_get(manifest, by_rank ? "target_step" : "step"), step_out) &&
+           weft_json_number(json_object_get(manifest, "base_step"), base_out) && *base_out < *step_out;
 }
 
 /* ---- listing ---- */
@@ -140,9 +133,7 @@ static weft_status look_at_step(weft_context *context, const char *path, uint64_
     uint64_t step = 0;
     weft_status status = manifest_read(context, path, by_rank ? BY_RANK : AT_ONCE, &manifest);
     if (status == WEFT_OK) {
-        *found = weft_json_number(json_object_get(manifest, by_rank ? "target_step" : "step"), &step) &&
-                 weft_json_number(json_object_get(manifest, "base_step"), base) && step == number &&
-                 *base < step;
+        *found = manifest_steps(manifest, by_rank, &step, base) && step == number;
         status = *found ? WEFT_OK
                         : weft_fail(context, WEFT_MALFORMED,
                                     "%s: its manifest does not say that it is step %llu", path,
@@ -352,6 +343,11 @@ static weft_status prime_collect(const weft_foreign *foreign, const weft_foreign
         manifest_read(foreign->context, version->path, by_rank ? BY_RANK : AT_ONCE, &plan->json);
     if (status != WEFT_OK) {
         return status;
+    }
+    uint64_t step = 0, base = 0;
+    if (!manifest_steps(plan->json, by_rank, &step, &base) || step != version->version ||
+        base != version->base) {
+        return weft_foreign_changed(foreign, version);
     }
     return by_rank ? collect_ranks(plan, version->path) : collect_update(plan, version->path);
 }

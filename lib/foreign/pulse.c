@@ -336,6 +336,10 @@ static weft_status list_path(weft_foreign *foreign, char *path) {
     json_t *header = NULL;
     size_t end = 0;
     uint64_t step = 0, base = 0;
+    if (path != NULL && weft_foreign_listed(foreign, path)) {
+        weft_release(context, path);
+        return WEFT_OK;
+    }
     weft_status status = path == NULL ? WEFT_NO_MEMORY : weft_payload_map(context, path, &source);
     bool ours =
         status == WEFT_OK && source.size >= PREFIX && memcmp(source.memory, MAGIC, MAGIC_BYTES) == 0;
@@ -461,7 +465,12 @@ static weft_status pulse_collect(const weft_foreign *foreign, const weft_foreign
     if (status != WEFT_OK) {
         return status;
     }
+    uint64_t step = 0, base = 0;
     status = header_read(context, version->path, &source, &plan->json, &end);
+    if (status == WEFT_OK &&
+        (!header_steps(plan->json, &step, &base) || step != version->version || base != version->base)) {
+        status = weft_foreign_changed(foreign, version);
+    }
     status = status == WEFT_OK ? add_entries(plan, version->path, (const uint8_t *)source.memory + end,
                                              (size_t)(source.size - end))
                                : status;

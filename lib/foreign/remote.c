@@ -459,6 +459,15 @@ static void drop_held(weft_foreign *foreign) {
     remote->holds = false;
 }
 
+void weft_remote_forget(weft_foreign *foreign, const char *path) {
+    char *marker =
+        foreign->remote != NULL ? weft_path_join(foreign->context, path, foreign->reader->marker) : NULL;
+    if (marker != NULL) {
+        (void)unlink(marker);
+    }
+    weft_release(foreign->context, marker);
+}
+
 weft_status weft_remote_fetch(weft_foreign *foreign, const weft_foreign_version *version, uint64_t most) {
     weft_remote *remote = foreign->remote;
     weft_context *context = foreign->context;

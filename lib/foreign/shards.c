@@ -75,8 +75,8 @@ weft_status weft_shards_write(const weft_shards *shards, size_t file, const char
 }
 
 weft_status weft_json_file(weft_context *context, const char *directory, const char *name, json_t *value,
-                           size_t flags, bool durable, uint64_t *bytes_out) {
-    char *text = value != NULL ? json_dumps(value, flags) : NULL;
+                           bool durable, uint64_t *bytes_out) {
+    char *text = value != NULL ? weft_json_python(value, 0) : NULL;
     json_decref(value);
     char *path = weft_path_join(context, directory, name);
     weft_status status = text == NULL || path == NULL

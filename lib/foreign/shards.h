@@ -28,9 +28,8 @@ void weft_shards_close(weft_shards *shards);
 weft_status weft_shards_write(const weft_shards *shards, size_t file, const char *directory, bool sums,
                               bool durable, uint64_t *bytes_out);
 
-/* Writes a value, which is given back, as a file; NULL is a lack of memory. `flags` are those of
- * json_dumps. */
+/* Writes a value, which is given back, as a file, as Python does; NULL is a lack of memory. */
 weft_status weft_json_file(weft_context *context, const char *directory, const char *name, json_t *value,
-                           size_t flags, bool durable, uint64_t *bytes_out);
+                           bool durable, uint64_t *bytes_out);
 
 #endif

@@ -78,6 +78,12 @@ static weft_status manifest_read(weft_context *context, const char *directory, j
     return status;
 }
 
+static bool manifest_versions(const json_t *manifest, uint64_t *version_out, uint64_t *base_out) {
+    return weft_json_number(json_object_get(manifest, "version"), version_out) &&
+           weft_json_number(json_object_get(manifest, "base_version"), base_out) &&
+           *base_out < *version_out;
+}
+
 static weft_status list_version(void *opaque, const char *name) {
     weft_foreign *foreign = opaque;
     weft_context *context = foreign->context;
@@ -93,9 +99,7 @@ static weft_status list_version(void *opaque, const char *name) {
         weft_release(context, path);
         return WEFT_OK;
     }
-    if (status == WEFT_OK && (!weft_json_number(json_object_get(manifest, "version"), &version) ||
-                              !weft_json_number(json_object_get(manifest, "base_version"), &base) ||
-                              version != number || base >= version)) {
+    if (status == WEFT_OK && (!manifest_versions(manifest, &version, &base) || version != number)) {
         status = weft_fail(context, WEFT_MALFORMED, "%s: its manifest does not say that it is version %llu",
                            path, (unsigned long long)number);
     }
@@ -236,6 +240,11 @@ static weft_status skyrl_collect(const weft_foreign *foreign, const weft_foreign
     if (status != WEFT_OK) {
         return status;
     }
+    uint64_t number = 0, base = 0;
+    if (!manifest_versions(plan->json, &number, &base) || number != version->version ||
+        base != version->base) {
+        return weft_foreign_changed(foreign, version);
+    }
     const json_t *tensors = json_object_get(plan->json, "tensors");
     const char **files = weft_allocate_array(context, json_array_size(tensors) + 1, sizeof *files);
     size_t file_count = 0;
@@ -295,8 +304,7 @@ static weft_status write_manifest(const weft_foreign_writing *writing, const cha
         json_decref(root);
         root = NULL;
     }
-    return weft_json_file(writing->context, directory, MANIFEST, root, JSON_ENSURE_ASCII, options->durable,
-                          bytes);
+    return weft_json_file(writing->context, directory, MANIFEST, root, options->durable, bytes);
 }
 
 static weft_status check_writable(const weft_foreign_writing *writing) {

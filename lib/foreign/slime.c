@@ -297,7 +297,7 @@ static weft_status slime_collect(const weft_foreign *foreign, const weft_foreign
     status = index_versions(context, version->path, &index, &number, &base);
     if (status == WEFT_OK &&
         (index.encoding == NULL || number != version->version || base != version->base)) {
-        status = weft_fail(context, WEFT_MALFORMED, "%s has changed since it was listed", version->path);
+        status = weft_foreign_changed(foreign, version);
     }
     status = status == WEFT_OK ? choose_coding(context, version->path, &index, &reading) : status;
     if (status == WEFT_OK && !json_is_object(index.weight_map)) {
@@ -318,7 +318,6 @@ static int set_text(json_t *object, const char *key, const char *value) {
     return json_object_set_new(object, key, json_string(value));
 }
 
-/* As Python's json.dumps writes it. */
 static weft_status write_index(weft_context *context, const char *directory, const weft_shards *shards,
                                const weft_foreign_write_options *options, uint64_t *bytes) {
     char version[32], base[32];
@@ -335,8 +334,8 @@ static weft_status write_index(weft_context *context, const char *directory, con
     }
     failed |= json_object_set_new(root, "metadata", metadata);
     failed |= json_object_set_new(root, "weight_map", map);
-    return weft_json_file(context, directory, WEFT_INDEX_NAME, failed == 0 ? root : NULL, JSON_ENSURE_ASCII,
-                          options->durable, bytes);
+    return weft_json_file(context, directory, WEFT_INDEX_NAME, failed == 0 ? root : NULL, options->durable,
+                          bytes);
 }
 
 static weft_status slime_write(const weft_foreign_writing *writing, weft_foreign_written *written) {

@@ -69,9 +69,19 @@ typedef struct inbound {
     weft_foreign *foreign;
     weft_publisher *publisher;
     weft_model mirror;
+    const weft_model *base;
     uint64_t at; /* version of the place that the run is at */
+    bool lost;   /* the store was not reached: the run has to be opened again */
     weft_patience patience;
 } inbound;
+
+/* What a follower could not publish, because the store was not reached, it does again: whether it was
+ * published is known when the run is opened again. */
+static int run_failed(inbound *in, weft_status status) {
+    weft_command *command = &in->arguments->command;
+    in->lost = in->arguments->follow && status == WEFT_REMOTE_FAILED;
+    return in->lost ? patience_meet(&in->patience, command, status) : command_fail(command, NULL, status);
+}
 
 static int tell_published(inbound *in, const weft_publish_result *result, uint64_t base) {
     return convert_tell(in->arguments, "version", in->at, base,
@@ -101,8 +111,7 @@ static int publish_base(inbound *in) {
                             "foreign.version", version, NULL};
     weft_publish_result result = {.size = sizeof result};
     status = weft_publisher_publish(in->publisher, labels, &result);
-    return status == WEFT_OK ? tell_published(in, &result, in->at)
-                             : command_fail(&arguments->command, NULL, status);
+    return status == WEFT_OK ? tell_published(in, &result, in->at) : run_failed(in, status);
 }
 
 /* Which version the run is at already. */
@@ -114,7 +123,7 @@ static int find_place(inbound *in) {
     known_version known = {.options = {.size = sizeof known.options}};
     weft_status status = find_version(arguments, &known);
     if (status != WEFT_OK) {
-        return command_fail(&arguments->command, NULL, status);
+        return run_failed(in, status);
     }
     if (!known.labelled) {
         return command_error(
@@ -147,8 +156,7 @@ static weft_status read_step(inbound *in, const weft_foreign_version *next, weft
     return status;
 }
 
-/* What a follower could not read it tries again: it may be half there. What could not be published ends the
- * command: whether it was is known when the run is opened again. */
+/* What a follower could not read it tries again: it may be half there, or another one by now. */
 static int publish_next(inbound *in, const weft_foreign_version *next) {
     convert_arguments *arguments = in->arguments;
     weft_command *command = &arguments->command;
@@ -157,9 +165,13 @@ static int publish_next(inbound *in, const weft_foreign_version *next) {
     char text[TEXT_SIZE];
     weft_publish_result result = {.size = sizeof result};
     weft_status status = read_step(in, next, &step);
+    if (status != WEFT_OK && arguments->follow) {
+        int code = patience_meet(&in->patience, command, status);
+        status = code == EXIT_DONE ? weft_foreign_look(in->foreign) : WEFT_OK;
+        return status == WEFT_OK ? code : patience_meet(&in->patience, command, status);
+    }
     if (status != WEFT_OK) {
-        return arguments->follow ? patience_meet(&in->patience, command, status)
-                                 : command_fail(command, NULL, status);
+        return command_fail(command, NULL, status);
     }
     patience_restore(&in->patience, command);
     size_t count;
@@ -173,7 +185,7 @@ static int publish_next(inbound *in, const weft_foreign_version *next) {
                  : WEFT_NO_MEMORY;
     weft_foreign_step_destroy(step);
     if (status != WEFT_OK) {
-        return command_fail(command, NULL, status);
+        return run_failed(in, status);
     }
     in->at = version;
     return tell_published(in, &result, base);
@@ -184,7 +196,7 @@ static int publish_all(inbound *in) {
     weft_command *command = &arguments->command;
     foreign_follower place = {.command = command, .place = arguments->paths[0], .foreign = in->foreign};
     int code = EXIT_DONE;
-    while (code == EXIT_DONE && (arguments->version == 0 || in->at < arguments->version)) {
+    while (code == EXIT_DONE && !in->lost && (arguments->version == 0 || in->at < arguments->version)) {
         const weft_foreign_version *next = weft_foreign_after(in->foreign, in->at);
         if (next != NULL) {
             code = publish_next(in, next);
@@ -203,14 +215,37 @@ static int publish_all(inbound *in) {
             patience_restore(&in->patience, command);
         }
     }
-    return code == EXIT_DONE ? foreign_reached(command, arguments->paths[0], in->at, arguments->version)
-                             : code;
+    return code == EXIT_DONE && !in->lost
+               ? foreign_reached(command, arguments->paths[0], in->at, arguments->version)
+               : code;
+}
+
+/* Opens the run and publishes, until all is done or the store is lost. */
+static int publish_run(inbound *in) {
+    convert_arguments *arguments = in->arguments;
+    weft_command *command = &arguments->command;
+    const weft_publisher_options options = {.size = sizeof options,
+                                            .profile = (weft_profile)arguments->profile,
+                                            .container = weft_checkpoint_container(in->base->checkpoint),
+                                            .mirror_path = arguments->mirror};
+    weft_status status = weft_publisher_open(command->context, arguments->remote.store, in->base->view,
+                                             &options, &in->publisher);
+    in->lost = false;
+    int code = status == WEFT_OK ? find_place(in) : run_failed(in, status);
+    if (code == EXIT_DONE && !in->lost) {
+        code = model_open(command, arguments->mirror, &in->mirror);
+        code = code == EXIT_DONE ? publish_all(in) : code;
+        model_close(&in->mirror);
+    }
+    weft_publisher_close(in->publisher);
+    in->publisher = NULL;
+    return code;
 }
 
 int convert_to_store(convert_arguments *arguments) {
     weft_command *command = &arguments->command;
     weft_model base = {0};
-    inbound in = {.arguments = arguments};
+    inbound in = {.arguments = arguments, .base = &base};
     int code = need_mirror(arguments);
     if (code == EXIT_DONE && arguments->base == NULL) {
         code = command_error(command, EXIT_USAGE,
@@ -219,19 +254,9 @@ int convert_to_store(convert_arguments *arguments) {
     code = code == EXIT_DONE ? convert_open(arguments, &in.foreign) : code;
     code = code == EXIT_DONE ? remote_open(&arguments->remote, arguments->paths[1]) : code;
     code = code == EXIT_DONE ? model_open(command, arguments->base, &base) : code;
-    if (code == EXIT_DONE) {
-        const weft_publisher_options options = {.size = sizeof options,
-                                                .profile = (weft_profile)arguments->profile,
-                                                .container = weft_checkpoint_container(base.checkpoint),
-                                                .mirror_path = arguments->mirror};
-        weft_status status = weft_publisher_open(command->context, arguments->remote.store, base.view,
-                                                 &options, &in.publisher);
-        code = status == WEFT_OK ? find_place(&in) : command_fail(command, NULL, status);
-    }
-    code = code == EXIT_DONE ? model_open(command, arguments->mirror, &in.mirror) : code;
-    code = code == EXIT_DONE ? publish_all(&in) : code;
-    weft_publisher_close(in.publisher);
-    model_close(&in.mirror);
+    do {
+        code = code == EXIT_DONE ? publish_run(&in) : code;
+    } while (code == EXIT_DONE && in.lost);
     model_close(&base);
     weft_foreign_close(in.foreign);
     return code;
@@ -347,6 +372,13 @@ static weft_status open_mirror(outbound *out) {
     return status == WEFT_OK ? find_mirror(out) : status;
 }
 
+static void close_mirror(outbound *out) {
+    weft_subscriber_close(out->subscriber);
+    weft_view_destroy(out->view);
+    weft_checkpoint_close(out->mirror);
+    *out = (outbound){.arguments = out->arguments};
+}
+
 static bool same_changes(const weft_view *view, const weft_tensor_changes *a,
                          const weft_tensor_changes *b) {
     int64_t tensor = weft_view_find(view, a->tensor);
@@ -393,10 +425,11 @@ static weft_status write_prepared(outbound *out, uint64_t version, weft_foreign_
     options->version = known.labelled ? known.options.version : version;
     options->base = out->at;
     options->container = weft_checkpoint_container(out->mirror);
-    if (known.labelled && arguments->encoding_given == NULL) {
+    bool same = known.labelled && known.format == weft_foreign_place(arguments->paths[1], NULL);
+    if (same && arguments->encoding_given == NULL) {
         options->encoding = known.options.encoding;
     }
-    if (known.labelled && arguments->checksum_given == NULL) {
+    if (same && arguments->checksum_given == NULL) {
         options->checksum = known.options.checksum;
     }
     weft_foreign_step *step = NULL;
@@ -471,8 +504,15 @@ int convert_from_store(convert_arguments *arguments) {
         return code;
     }
     weft_patience patience = {0};
-    weft_status status = open_mirror(&out);
-    code = status == WEFT_OK ? EXIT_DONE : command_fail(command, NULL, status);
+    weft_status status;
+    do { /* who follows may be there before the first version, or before the store */
+        status = open_mirror(&out);
+        if (status != WEFT_OK) {
+            close_mirror(&out);
+            code = arguments->follow ? patience_meet(&patience, command, status)
+                                     : command_fail(command, NULL, status);
+        }
+    } while (status != WEFT_OK && code == EXIT_DONE);
     while (code == EXIT_DONE && (arguments->version == 0 || out.at < arguments->version)) {
         status = write_next(&out, &code);
         if (out.taken != 0) {
@@ -496,8 +536,6 @@ int convert_from_store(convert_arguments *arguments) {
     }
     code = code == EXIT_DONE ? foreign_reached(command, arguments->paths[0], out.at, arguments->version)
                              : code;
-    weft_subscriber_close(out.subscriber);
-    weft_view_destroy(out.view);
-    weft_checkpoint_close(out.mirror);
+    close_mirror(&out);
     return code;
 }
