@@ -23,6 +23,7 @@ KINDS = {
     "mask": ("BOOL", (77,)),
     "empty": ("BF16", (0, 4)),
     "scalar": ("F64", ()),
+    "modèle.\U0001d6c3": ("BF16", (7, 3)),
 }
 DENSITIES = (0, 1, 0.01, 0.5, 1.0)  # nothing, one unit, and shares
 

@@ -8,8 +8,8 @@ import shutil
 import subprocess
 
 import serving
-from foreign_scene import Scene, digest, weft
-from weft_foreign import write_slime, write_trl
+from foreign_scene import Scene, digest, same_directory, weft
+from weft_foreign import write_prime_ranks, write_slime, write_trl
 
 KINDS = {"a": ("BF16", (64, 64)), "b": ("BF16", (33,))}
 MISSING = "nothing there leads on from version 1"
@@ -84,6 +84,72 @@ def test_a_payload_that_is_half_there_is_read_again():
             shutil.copy(payload, scene.path("whole"))
             os.truncate(payload, size // 2)
             healed(scene, outputs(scene)[number], "trying again", lambda: os.rename(scene.path("whole"), payload), 2)
+
+
+def test_a_delta_that_goes_away_gives_way_to_a_checkpoint():
+    """A follower that knows of a delta does not wait for it when it is gone, and something else leads on."""
+    for number in range(3):
+        with Scene(kinds=KINDS) as scene:
+            chain(scene, 2)
+            delta, whole = (os.path.join(scene.place, f"weight_v00000{version}") for version in (2, 3))
+            os.truncate(os.path.join(delta, "model-00000-of-00001.safetensors"), 100)
+
+            def heal():
+                os.rename(delta, scene.path("gone"))
+                scene.advance(0.1)
+                os.mkdir(scene.path("whole"))
+                shutil.copy(scene.save("next.safetensors"), scene.path("whole/model.safetensors"))
+                os.rename(scene.path("whole"), whole)
+
+            healed(scene, outputs(scene)[number], "trying again", heal, 3)
+
+
+def test_a_delta_that_is_written_again_from_another_base_is_not_put_on():
+    """prime's have no checksum: the step that one leads on from is all that there is."""
+    with Scene(kinds=KINDS) as scene:
+        chain(scene, 2, write_prime_ranks)
+        step, out = os.path.join(scene.place, "step_2"), scene.path("out.safetensors")
+        os.truncate(os.path.join(step, "rank_0.safetensors"), 100)
+        shutil.copy(scene.base, out)
+        other = write_prime_ranks(scene.path("other"), 2, 0, *scene.advance(0.05))
+        follower = subprocess.Popen([serving.WEFT, "follow", f"prime:{scene.place}", out, "--assume-base"],
+                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        try:
+            line = follower.stderr.readline()
+            assert "trying again" in line, line
+            at = digest(out)
+            os.rename(step, scene.path("gone"))
+            os.rename(other, step)
+            assert any(MISSING in line for line in follower.stderr)
+            assert digest(out) == at
+        finally:
+            follower.kill()
+            follower.communicate()
+
+
+def test_a_bridge_may_be_there_before_its_store_and_outlives_it():
+    with Scene(kinds=KINDS) as scene, serving.hold_port() as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        run, engine, store = f"http://{address}/run", scene.path("engine"), scene.path("store")
+        commands = (["convert", "--follow", f"slime:{scene.place}", run, "--base", scene.base, "--mirror",
+                     scene.path("in.safetensors")],
+                    ["convert", "--follow", run, f"slime:{engine}", "--mirror", scene.path("out.safetensors")])
+        sides = [subprocess.Popen([serving.WEFT, *command, "--retries", "0", "--poll", "0.05"], stderr=subprocess.PIPE,
+                                  stdout=subprocess.DEVNULL, text=True) for command in commands]
+        try:
+            for version in 1, 2:
+                before, after = scene.advance(0.05)
+                written = write_slime(scene.place, version, version - 1, before, after)
+                for side in sides[:3 - version]:  # that of the engine may not have asked the store meanwhile
+                    assert any("trying again" in line for line in side.stderr)
+                arrived = os.path.join(engine, os.path.basename(written))
+                with serving.Server("--listen", address, directory=store):
+                    assert serving.wait_for(lambda: os.path.exists(arrived)), version
+                same_directory(written, arrived)
+        finally:
+            for side in sides:
+                side.terminate()
+                side.communicate(timeout=serving.PATIENCE)
 
 
 def test_who_does_not_wait_is_told_that_a_delta_is_missing():

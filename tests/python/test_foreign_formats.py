@@ -76,12 +76,30 @@ def test_a_bridge_of_skyrl():
             same_directory(os.path.join(scene.place, name), os.path.join(engine, name))
 
 
+def test_a_bridge_from_one_format_to_another():
+    """What one format is coded with, and the other does not have, is left to the other."""
+    with Scene(seed=17) as scene:
+        before, after = scene.advance(0.02)
+        write_slime(scene.place, 1, 0, before, after, encoding="overwrite", checksum="adler32")
+        store = scene.path("store")
+        weft("convert", scene.place, f"store:{store}", "--base", scene.base, "--mirror", scene.path("in.safetensors"))
+        for scheme, (_, apply, name) in FORMATS.items():
+            engine = scene.path(scheme)
+            weft("convert", f"store:{store}", f"{scheme}:{engine}", "--mirror", scene.path(f"{scheme}.safetensors"))
+            assert apply(os.path.join(engine, name.format(1)), before) == after
+
+
 def test_arc2_keeps_the_files_of_the_base():
+    for count in 1, 2:
+        keep_files(count)
+
+
+def keep_files(count):
     with Scene(seed=16) as scene:
         sharded = scene.path("sharded")
         os.mkdir(sharded)
         names = list(scene.state)
-        files = {"model-00001-of-00002.safetensors": names[:4], "model-00002-of-00002.safetensors": names[4:]}
+        files = {f"model-{i + 1:05d}-of-{count:05d}.safetensors": names[i::count] for i in range(count)}
         for file, held in files.items():
             weft_foreign.write_state(os.path.join(sharded, file), {name: scene.state[name] for name in held})
         with open(os.path.join(sharded, "model.safetensors.index.json"), "w") as file:
