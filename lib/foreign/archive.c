@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * archive.c: safetensors files of payloads, and small files of text.
+ * archive.c: files to memory; and safetensors files of payloads.
  */
 #include "archive.h"
 
@@ -35,16 +35,74 @@ static weft_status open_regular(weft_context *context, const char *path, int *de
     return WEFT_OK;
 }
 
-weft_status weft_payload_map(weft_context *context, const char *path, weft_source *source_out) {
+/* Fewer bytes than are asked for if the file ends before. */
+static weft_status read_at(weft_context *context, const char *path, int descriptor, uint64_t offset,
+                           uint8_t *buffer, size_t size, size_t *read_out) {
+    size_t done = 0;
+    while (done < size) {
+        ssize_t got = pread(descriptor, buffer + done, size - done, (off_t)(offset + done));
+        if (got < 0 && errno != EINTR) {
+            return weft_fail_errno(context, errno, "%s: cannot read", path);
+        }
+        if (got == 0) {
+            break;
+        }
+        done += got > 0 ? (size_t)got : 0;
+    }
+    *read_out = done;
+    return WEFT_OK;
+}
+
+weft_status weft_file_read(weft_context *context, const char *path, uint64_t most, uint8_t **memory_out,
+                           size_t *size_out) {
+    struct stat info;
+    int descriptor = -1;
+    weft_status status = open_regular(context, path, &descriptor, &info);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    uint8_t *memory = NULL;
+    if ((uint64_t)info.st_size > most) {
+        status = weft_fail(context, WEFT_LIMIT_EXCEEDED, "%s: it has more than %llu bytes", path,
+                           (unsigned long long)most);
+    } else {
+        memory = weft_allocate(context, (size_t)info.st_size + 1);
+        status = memory == NULL
+                     ? WEFT_NO_MEMORY
+                     : read_at(context, path, descriptor, 0, memory, (size_t)info.st_size, size_out);
+    }
+    close(descriptor);
+    if (status != WEFT_OK) {
+        weft_release(context, memory);
+        return status;
+    }
+    memory[*size_out] = 0;
+    *memory_out = memory;
+    return WEFT_OK;
+}
+
+weft_status weft_file_peek(weft_context *context, const char *path, uint64_t offset, void *buffer,
+                           size_t size, size_t *read_out, uint64_t *file_bytes_out) {
     struct stat info;
     int descriptor = -1;
     weft_status status = open_regular(context, path, &descriptor, &info);
     if (status == WEFT_OK) {
-        status = weft_source_open_descriptor(context, descriptor, source_out);
+        *file_bytes_out = (uint64_t)info.st_size;
+        status = read_at(context, path, descriptor, offset, buffer, size, read_out);
         close(descriptor);
     }
     return status;
 }
+
+weft_status weft_text_read(weft_context *context, const char *path, char **text_out, size_t *size_out) {
+    uint8_t *memory = NULL;
+    weft_status status =
+        weft_file_read(context, path, weft_context_limits(context)->header_bytes, &memory, size_out);
+    *text_out = (char *)memory;
+    return status;
+}
+
+/* ---- archives ---- */
 
 static int compare_entries(const void *a, const void *b) {
     return strcmp((*(const weft_safetensors_entry *const *)a)->name,
@@ -65,43 +123,66 @@ static weft_status sort_entries(weft_archive *archive) {
     return WEFT_OK;
 }
 
-static weft_status archive_parse(weft_archive *archive, const char *where) {
+/* `file_bytes` of which the header, at least, is in memory. */
+static weft_status archive_parse(weft_archive *archive, const char *where, size_t header_bytes,
+                                 uint64_t file_bytes) {
     weft_context *context = archive->context;
-    const uint8_t *memory = archive->source.memory;
-    uint64_t size = archive->source.size;
-    size_t header_bytes = 0;
-    if (size < WEFT_SAFETENSORS_PREFIX) {
-        return weft_fail(context, WEFT_TRUNCATED, "%s: too short for a safetensors file", where);
-    }
-    weft_status status = weft_safetensors_length(context, where, memory, size, &header_bytes);
-    if (status == WEFT_OK) {
-        status = weft_safetensors_parse(context, where, (const char *)memory + WEFT_SAFETENSORS_PREFIX,
-                                        header_bytes, &archive->header);
-    }
-    if (status == WEFT_OK) {
-        status = weft_safetensors_fit(context, where, header_bytes, archive->header.data_bytes, size);
-        archive->data = memory + WEFT_SAFETENSORS_PREFIX + header_bytes;
-    }
+    weft_status status =
+        weft_safetensors_parse(context, where, (const char *)archive->memory + WEFT_SAFETENSORS_PREFIX,
+                               header_bytes, &archive->header);
+    status = status == WEFT_OK ? weft_safetensors_fit(context, where, header_bytes,
+                                                      archive->header.data_bytes, file_bytes)
+                               : status;
     return status == WEFT_OK ? sort_entries(archive) : status;
 }
 
-weft_status weft_archive_open(weft_archive *archive, weft_context *context, const char *path) {
-    *archive = (weft_archive){.context = context};
-    weft_status status = weft_payload_map(context, path, &archive->source);
-    if (status == WEFT_OK) {
-        status = archive_parse(archive, path);
-    }
-    if (status != WEFT_OK) {
-        weft_archive_close(archive);
-    }
-    return status;
+/* The length of the header, from the first bytes of a file. */
+static weft_status header_length(weft_context *context, const char *where, const uint8_t *prefix,
+                                 uint64_t file_bytes, size_t *header_bytes_out) {
+    return file_bytes < WEFT_SAFETENSORS_PREFIX
+               ? weft_fail(context, WEFT_TRUNCATED, "%s: too short for a safetensors file", where)
+               : weft_safetensors_length(context, where, prefix, file_bytes, header_bytes_out);
 }
 
-weft_status weft_archive_open_memory(weft_archive *archive, weft_context *context, const char *where,
-                                     void *memory, size_t size) {
-    *archive =
-        (weft_archive){.context = context, .source = {.memory = memory, .size = size}, .owned = memory};
-    weft_status status = archive_parse(archive, where);
+weft_status weft_archive_open(weft_archive *archive, weft_context *context, const char *where,
+                              uint8_t *memory, size_t size) {
+    size_t header_bytes = 0;
+    *archive = (weft_archive){.context = context, .memory = memory};
+    weft_status status = header_length(context, where, memory, size, &header_bytes);
+    status = status == WEFT_OK ? archive_parse(archive, where, header_bytes, size) : status;
+    if (status != WEFT_OK) {
+        weft_archive_close(archive);
+        return status;
+    }
+    archive->data = memory + WEFT_SAFETENSORS_PREFIX + header_bytes;
+    return WEFT_OK;
+}
+
+weft_status weft_archive_peek(weft_archive *archive, weft_context *context, const char *path,
+                              const char *name, void *buffer, size_t size) {
+    uint8_t prefix[WEFT_SAFETENSORS_PREFIX] = {0};
+    size_t header_bytes = 0, got = 0;
+    uint64_t file_bytes = 0;
+    *archive = (weft_archive){.context = context};
+    if (size > 0) {
+        memset(buffer, 0, size);
+    }
+    weft_status status = weft_file_peek(context, path, 0, prefix, sizeof prefix, &got, &file_bytes);
+    status = status == WEFT_OK ? header_length(context, path, prefix,
+                                               got < sizeof prefix ? got : file_bytes, &header_bytes)
+                               : status;
+    if (status == WEFT_OK) {
+        archive->memory = weft_allocate_zeroed(context, header_bytes + sizeof prefix, 1);
+        status = archive->memory == NULL ? WEFT_NO_MEMORY
+                                         : weft_file_peek(context, path, 0, archive->memory,
+                                                          header_bytes + sizeof prefix, &got, &file_bytes);
+    }
+    status = status == WEFT_OK ? archive_parse(archive, path, header_bytes, file_bytes) : status;
+    const weft_safetensors_entry *entry = status == WEFT_OK ? weft_archive_find(archive, name) : NULL;
+    if (entry != NULL && entry->end - entry->begin == size) {
+        status = weft_file_peek(context, path, sizeof prefix + header_bytes + entry->begin, buffer, size,
+                                &got, &file_bytes);
+    }
     if (status != WEFT_OK) {
         weft_archive_close(archive);
     }
@@ -116,11 +197,7 @@ void weft_archive_close(weft_archive *archive) {
         weft_safetensors_close(&archive->header);
     }
     weft_release(archive->context, archive->by_name);
-    if (archive->owned != NULL) {
-        weft_release(archive->context, archive->owned);
-    } else {
-        weft_source_close(&archive->source);
-    }
+    weft_release(archive->context, archive->memory);
     *archive = (weft_archive){0};
 }
 
@@ -133,45 +210,6 @@ const weft_safetensors_entry *weft_archive_find(const weft_archive *archive, con
     const weft_safetensors_entry *const *found =
         bsearch(&key, archive->by_name, archive->header.count, sizeof *archive->by_name, compare_entries);
     return found != NULL ? *found : NULL;
-}
-
-weft_status weft_text_read(weft_context *context, const char *path, char **text_out, size_t *size_out) {
-    struct stat info;
-    int descriptor = -1;
-    weft_status opened = open_regular(context, path, &descriptor, &info);
-    if (opened != WEFT_OK) {
-        return opened;
-    }
-    uint64_t limit = weft_context_limits(context)->header_bytes;
-    weft_status status = WEFT_OK;
-    char *text = NULL;
-    size_t size = 0;
-    if ((uint64_t)info.st_size > limit) {
-        status = weft_fail(context, WEFT_LIMIT_EXCEEDED, "%s: it has more than %llu bytes", path,
-                           (unsigned long long)limit);
-    } else {
-        text = weft_allocate(context, (size_t)info.st_size + 1);
-        status = text == NULL ? WEFT_NO_MEMORY : WEFT_OK;
-    }
-    while (status == WEFT_OK && size < (size_t)info.st_size) {
-        ssize_t got = read(descriptor, text + size, (size_t)info.st_size - size);
-        if (got < 0 && errno != EINTR) {
-            status = weft_fail_errno(context, errno, "%s: cannot read", path);
-        } else if (got == 0) {
-            break; /* it has become shorter */
-        } else if (got > 0) {
-            size += (size_t)got;
-        }
-    }
-    close(descriptor);
-    if (status != WEFT_OK) {
-        weft_release(context, text);
-        return status;
-    }
-    text[size] = 0;
-    *text_out = text;
-    *size_out = size;
-    return WEFT_OK;
 }
 
 /* ---- writing ---- */

@@ -23,6 +23,11 @@ static bool ends_in(const char *text, const char *ending) {
     return length > tail && strcmp(text + length - tail, ending) == 0;
 }
 
+static bool check_header(const int64_t numbers[NUMBERS]) {
+    return numbers[0] == MAGIC && numbers[1] == CODEC && numbers[3] >= 0 && numbers[2] > numbers[3];
+}
+
+/* Of what is in memory. */
 static bool read_header(const weft_archive *archive, int64_t numbers[NUMBERS]) {
     const weft_safetensors_entry *entry = weft_archive_find(archive, HEADER);
     if (entry == NULL || entry->dtype != WEFT_DTYPE_I64 ||
@@ -30,7 +35,20 @@ static bool read_header(const weft_archive *archive, int64_t numbers[NUMBERS]) {
         return false;
     }
     memcpy(numbers, archive->data + entry->begin, NUMBERS * sizeof *numbers);
-    return numbers[0] == MAGIC && numbers[1] == CODEC && numbers[3] >= 0 && numbers[2] > numbers[3];
+    return check_header(numbers);
+}
+
+/* Of a file, which may be large. */
+static weft_status peek_header(weft_context *context, const char *path, int64_t numbers[NUMBERS],
+                               bool *delta_out) {
+    weft_archive archive;
+    weft_status status =
+        weft_archive_peek(&archive, context, path, HEADER, numbers, NUMBERS * sizeof *numbers);
+    *delta_out = status == WEFT_OK && check_header(numbers);
+    if (status == WEFT_OK) {
+        weft_archive_close(&archive);
+    }
+    return status;
 }
 
 /* ---- listing ---- */
@@ -38,19 +56,17 @@ static bool read_header(const weft_archive *archive, int64_t numbers[NUMBERS]) {
 /* Files that are no deltas are whole states, which nothing here numbers, and are passed over. */
 static weft_status list_path(weft_foreign *foreign, char *path) {
     weft_context *context = foreign->context;
-    weft_archive archive;
     int64_t numbers[NUMBERS];
+    bool delta = false;
     if (path != NULL && weft_foreign_listed(foreign, path)) {
         weft_release(context, path);
         return WEFT_OK;
     }
-    weft_status status = path == NULL ? WEFT_NO_MEMORY : weft_archive_open(&archive, context, path);
+    weft_status status = path == NULL ? WEFT_NO_MEMORY : peek_header(context, path, numbers, &delta);
     if (status != WEFT_OK) {
         weft_release(context, path);
         return status;
     }
-    bool delta = read_header(&archive, numbers);
-    weft_archive_close(&archive);
     if (!delta || weft_foreign_known(foreign, (uint64_t)numbers[2])) {
         weft_release(context, path);
         return WEFT_OK;
@@ -72,15 +88,12 @@ static weft_status areal_list(weft_foreign *foreign) {
 }
 
 static bool areal_detect(weft_context *context, const char *path) {
-    weft_archive archive;
     int64_t numbers[NUMBERS];
     bool found = false;
-    if (weft_path_is_file(path) && weft_archive_open(&archive, context, path) == WEFT_OK) {
-        found = read_header(&archive, numbers);
-        weft_archive_close(&archive);
-    }
+    weft_status status =
+        weft_path_is_file(path) ? peek_header(context, path, numbers, &found) : WEFT_NOT_FOUND;
     weft_context_clear(context);
-    return found;
+    return status == WEFT_OK && found;
 }
 
 /* ---- reading ---- */

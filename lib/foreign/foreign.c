@@ -292,22 +292,25 @@ static weft_status find_version(const weft_foreign *foreign, uint64_t version,
     return WEFT_OK;
 }
 
-weft_status weft_foreign_fetch(weft_foreign *foreign, uint64_t version, const weft_view *base) {
-    /* positions and values in full may take several times what they change, and a small model has files
-     * that are mostly headers */
+/* What the files of a version can take: positions and values in full may take several times what they
+ * change, and a small model has files that are mostly headers. */
+static uint64_t largest_version(const weft_view *base) {
     enum { LARGEST = 8 };
-    const uint64_t besides = UINT64_C(64) << 20;
-    const weft_foreign_version *found = NULL;
     uint64_t bytes = 0;
+    for (size_t i = 0; i < weft_view_count(base); i++) {
+        bytes += weft_view_at(base, i)->bytes;
+    }
+    return LARGEST * bytes + (UINT64_C(64) << 20);
+}
+
+weft_status weft_foreign_fetch(weft_foreign *foreign, uint64_t version, const weft_view *base) {
+    const weft_foreign_version *found = NULL;
     weft_context_clear(foreign->context);
     weft_status status = find_version(foreign, version, &found);
     if (status != WEFT_OK) {
         return status;
     }
-    for (size_t i = 0; i < weft_view_count(base); i++) {
-        bytes += weft_view_at(base, i)->bytes;
-    }
-    status = weft_remote_fetch(foreign, found, LARGEST * bytes + besides);
+    status = weft_remote_fetch(foreign, found, largest_version(base));
     if (status == WEFT_OK && access(found->path, F_OK) != 0) {
         status = weft_fail(foreign->context, WEFT_NOT_FOUND, "%s is gone", found->path);
     }
@@ -334,7 +337,11 @@ weft_status weft_foreign_read(weft_foreign *foreign, uint64_t version, const wef
     if (status != WEFT_OK) {
         return status;
     }
-    weft_foreign_plan plan = {.context = context, .step = step, .spelling = foreign->reader->spelling};
+    uint64_t largest = largest_version(base), limit = weft_context_limits(context)->stage_bytes;
+    weft_foreign_plan plan = {.context = context,
+                              .step = step,
+                              .spelling = foreign->reader->spelling,
+                              .most = largest < limit ? largest : limit};
     status = label_version(foreign, found, step);
     status = status == WEFT_OK ? foreign->reader->collect(foreign, found, &plan) : status;
     status = status == WEFT_OK ? weft_foreign_plan_decode(&plan, base) : status;

@@ -194,17 +194,15 @@ static weft_status add_entries(weft_foreign_plan *plan, const char *path, const 
 
 static weft_status grail_collect(const weft_foreign *foreign, const weft_foreign_version *version,
                                  weft_foreign_plan *plan) {
-    weft_context *context = foreign->context;
-    weft_source source = {0};
-    void *memory = NULL;
+    (void)foreign;
+    uint8_t *frame = NULL, *memory = NULL;
     size_t size = 0;
-    weft_status status = weft_payload_map(context, version->path, &source);
+    weft_status status = weft_foreign_plan_file(plan, version->path, &frame, &size);
     if (status != WEFT_OK) {
         return status;
     }
-    status = weft_inflate(context, version->path, source.memory, (size_t)source.size,
-                          weft_context_limits(context)->stage_bytes, &memory, &size);
-    weft_source_close(&source);
+    status = weft_foreign_plan_inflate(plan, version->path, frame, size, &memory, &size);
+    weft_release(plan->context, frame);
     status = status == WEFT_OK ? weft_foreign_plan_keep(plan, memory) : status;
     return status == WEFT_OK ? add_entries(plan, version->path, memory, size) : status;
 }

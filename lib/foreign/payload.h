@@ -50,7 +50,8 @@ typedef struct weft_foreign_plan {
     weft_archive *archives;
     size_t archive_count;
     size_t archive_capacity;
-    uint64_t inflated; /* bytes of archives in memory: of all together no more than limits.stage_bytes */
+    uint64_t most; /* bytes that files may take in memory, compressed and not, */
+    uint64_t held; /* and do */
     weft_foreign_part *parts;
     size_t part_count;
     size_t part_capacity;
@@ -68,12 +69,15 @@ void weft_foreign_plan_close(weft_foreign_plan *plan);
 /* Opens a safetensors file that stays open as long as the plan. */
 weft_status weft_foreign_plan_archive(weft_foreign_plan *plan, const char *path,
                                       weft_archive **archive_out);
+/* Reads a file to memory, which is the caller's to release. */
+weft_status weft_foreign_plan_file(weft_foreign_plan *plan, const char *path, uint8_t **memory_out,
+                                   size_t *size_out);
+/* The same of a frame of zstd. */
+weft_status weft_foreign_plan_inflate(weft_foreign_plan *plan, const char *where, const uint8_t *data,
+                                      size_t size, uint8_t **memory_out, size_t *size_out);
 /* Keeps memory that parts point to; takes it, also on failure. */
 weft_status weft_foreign_plan_keep(weft_foreign_plan *plan, void *memory);
 weft_status weft_foreign_plan_part(weft_foreign_plan *plan, const weft_foreign_part *part);
-/* Decompresses a frame of at most `most` bytes to memory, which is the caller's to release. */
-weft_status weft_inflate(weft_context *context, const char *where, const void *data, size_t size,
-                         uint64_t most, void **memory_out, size_t *size_out);
 /* Reads all parts against the base into the plan's step. Each tensor comes once: a difference that is put
  * on twice is gone. */
 weft_status weft_foreign_plan_decode(weft_foreign_plan *plan, const weft_view *base);

@@ -31,29 +31,31 @@ void weft_foreign_plan_close(weft_foreign_plan *plan) {
     weft_release(plan->context, plan->parts);
 }
 
+weft_status weft_foreign_plan_file(weft_foreign_plan *plan, const char *path, uint8_t **memory_out,
+                                   size_t *size_out) {
+    weft_status status = weft_file_read(plan->context, path, plan->most - plan->held, memory_out, size_out);
+    plan->held += status == WEFT_OK ? *size_out : 0;
+    return status;
+}
+
 /* A safetensors file, or a frame of zstd that holds one: its magic would be a header of 4 GB. */
 static weft_status open_any(weft_foreign_plan *plan, weft_archive *archive, const char *path) {
-    weft_context *context = plan->context;
-    weft_source source = {0};
     uint32_t magic = 0;
-    weft_status status = weft_payload_map(context, path, &source);
+    uint8_t *memory = NULL;
+    size_t size = 0;
+    weft_status status = weft_foreign_plan_file(plan, path, &memory, &size);
     if (status != WEFT_OK) {
         return status;
     }
-    if (source.size >= sizeof magic) {
-        memcpy(&magic, source.memory, sizeof magic);
+    if (size >= sizeof magic) {
+        memcpy(&magic, memory, sizeof magic);
     }
-    if (magic != ZSTD_MAGICNUMBER) {
-        weft_source_close(&source);
-        return weft_archive_open(archive, context, path);
+    if (magic == ZSTD_MAGICNUMBER) {
+        uint8_t *frame = memory;
+        status = weft_foreign_plan_inflate(plan, path, frame, size, &memory, &size);
+        weft_release(plan->context, frame);
     }
-    void *memory = NULL;
-    size_t size = 0;
-    status = weft_inflate(context, path, source.memory, (size_t)source.size,
-                          weft_context_limits(context)->stage_bytes - plan->inflated, &memory, &size);
-    weft_source_close(&source);
-    plan->inflated += size;
-    return status == WEFT_OK ? weft_archive_open_memory(archive, context, path, memory, size) : status;
+    return status == WEFT_OK ? weft_archive_open(archive, plan->context, path, memory, size) : status;
 }
 
 weft_status weft_foreign_plan_archive(weft_foreign_plan *plan, const char *path,
@@ -90,8 +92,10 @@ weft_status weft_foreign_plan_keep(weft_foreign_plan *plan, void *memory) {
 }
 
 /* What a frame says of its size is not believed: memory grows with what comes out. */
-weft_status weft_inflate(weft_context *context, const char *where, const void *data, size_t size,
-                         uint64_t most, void **memory_out, size_t *size_out) {
+weft_status weft_foreign_plan_inflate(weft_foreign_plan *plan, const char *where, const uint8_t *data,
+                                      size_t size, uint8_t **memory_out, size_t *size_out) {
+    weft_context *context = plan->context;
+    uint64_t most = plan->most - plan->held;
     ZSTD_DCtx *zstd = ZSTD_createDCtx();
     ZSTD_inBuffer input = {data, size, 0};
     uint8_t *memory = NULL;
@@ -129,6 +133,7 @@ weft_status weft_inflate(weft_context *context, const char *where, const void *d
         weft_release(context, memory);
         return status;
     }
+    plan->held += used;
     *memory_out = memory;
     *size_out = used;
     return WEFT_OK;

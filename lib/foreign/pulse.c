@@ -308,21 +308,43 @@ static weft_status decode_pulse(const weft_foreign_part *part, const weft_tensor
 
 /* ---- the envelope ---- */
 
-static weft_status header_read(weft_context *context, const char *path, const weft_source *source,
-                               json_t **header_out, size_t *end_out) {
-    const uint8_t *memory = source->memory;
-    uint32_t size = 0;
-    if (source->size < PREFIX || memcmp(memory, MAGIC, MAGIC_BYTES) != 0) {
+/* The bytes of a header, from the first bytes of a file. */
+static weft_status header_length(weft_context *context, const char *path, const uint8_t prefix[PREFIX],
+                                 uint64_t file_bytes, uint32_t *size_out) {
+    if (file_bytes < PREFIX || memcmp(prefix, MAGIC, MAGIC_BYTES) != 0) {
         return weft_fail(context, WEFT_MALFORMED, "%s: this is no patch of PULSE", path);
     }
-    memcpy(&size, memory + MAGIC_BYTES, sizeof size);
-    if (size > source->size - PREFIX || size > weft_context_limits(context)->header_bytes) {
-        return weft_fail(context, WEFT_TRUNCATED, "%s: its header is cut short, or too large", path);
-    }
+    memcpy(size_out, prefix + MAGIC_BYTES, sizeof *size_out);
+    return *size_out > file_bytes - PREFIX || *size_out > weft_context_limits(context)->header_bytes
+               ? weft_fail(context, WEFT_TRUNCATED, "%s: its header is cut short, or too large", path)
+               : WEFT_OK;
+}
+
+static weft_status header_parse(weft_context *context, const char *path, const uint8_t *header, size_t size,
+                                json_t **header_out) {
     uint64_t containers = 3 * weft_context_limits(context)->tensors + 16;
-    *end_out = PREFIX + size;
-    return weft_json_parse(context, path, (const char *)memory + PREFIX, size, DEPTH, containers,
-                           header_out);
+    return weft_json_parse(context, path, (const char *)header, size, DEPTH, containers, header_out);
+}
+
+/* Of a file that is only listed. WEFT_MORE: it is of something else. */
+static weft_status header_peek(weft_context *context, const char *path, json_t **header_out) {
+    uint8_t prefix[PREFIX] = {0};
+    size_t got = 0;
+    uint64_t file_bytes = 0;
+    uint32_t size = 0;
+    weft_status status = weft_file_peek(context, path, 0, prefix, sizeof prefix, &got, &file_bytes);
+    if (status == WEFT_OK && (got < PREFIX || memcmp(prefix, MAGIC, MAGIC_BYTES) != 0)) {
+        return WEFT_MORE;
+    }
+    status = status == WEFT_OK ? header_length(context, path, prefix, file_bytes, &size) : status;
+    uint8_t *header = status == WEFT_OK ? weft_allocate(context, (size_t)size + 1) : NULL;
+    if (status == WEFT_OK) {
+        status = header == NULL ? WEFT_NO_MEMORY
+                                : weft_file_peek(context, path, PREFIX, header, size, &got, &file_bytes);
+    }
+    status = status == WEFT_OK ? header_parse(context, path, header, got, header_out) : status;
+    weft_release(context, header);
+    return status;
 }
 
 static bool header_steps(const json_t *header, uint64_t *step, uint64_t *base) {
@@ -332,29 +354,23 @@ static bool header_steps(const json_t *header, uint64_t *step, uint64_t *base) {
 
 static weft_status list_path(weft_foreign *foreign, char *path) {
     weft_context *context = foreign->context;
-    weft_source source = {0};
     json_t *header = NULL;
-    size_t end = 0;
     uint64_t step = 0, base = 0;
     if (path != NULL && weft_foreign_listed(foreign, path)) {
         weft_release(context, path);
         return WEFT_OK;
     }
-    weft_status status = path == NULL ? WEFT_NO_MEMORY : weft_payload_map(context, path, &source);
-    bool ours =
-        status == WEFT_OK && source.size >= PREFIX && memcmp(source.memory, MAGIC, MAGIC_BYTES) == 0;
-    status = ours ? header_read(context, path, &source, &header, &end) : status;
-    if (ours && status == WEFT_OK && !header_steps(header, &step, &base)) {
+    weft_status status = path == NULL ? WEFT_NO_MEMORY : header_peek(context, path, &header);
+    if (status == WEFT_OK && !header_steps(header, &step, &base)) {
         status = weft_fail(context, WEFT_MALFORMED, "%s: it does not say from which step to which it leads",
                            path);
     }
     json_decref(header);
-    weft_source_close(&source);
-    if (status == WEFT_OK && ours && !weft_foreign_known(foreign, step)) {
+    if (status == WEFT_OK && !weft_foreign_known(foreign, step)) {
         return weft_foreign_add(foreign, step, base, false, path);
     }
     weft_release(context, path);
-    return status;
+    return status == WEFT_MORE ? WEFT_OK : status;
 }
 
 static weft_status list_name(void *opaque, const char *name) {
@@ -375,14 +391,11 @@ static weft_status pulse_list(weft_foreign *foreign) {
 }
 
 static bool pulse_detect(weft_context *context, const char *path) {
-    weft_source source = {0};
-    if (!weft_path_is_file(path) || weft_payload_map(context, path, &source) != WEFT_OK) {
-        weft_context_clear(context);
-        return false;
-    }
-    bool found = source.size >= PREFIX && memcmp(source.memory, MAGIC, MAGIC_BYTES) == 0;
-    weft_source_close(&source);
-    return found;
+    json_t *header = NULL;
+    weft_status status = weft_path_is_file(path) ? header_peek(context, path, &header) : WEFT_MORE;
+    json_decref(header);
+    weft_context_clear(context);
+    return status == WEFT_OK;
 }
 
 /* ---- reading ---- */
@@ -432,7 +445,7 @@ static weft_status add_entries(weft_foreign_plan *plan, const char *path, const 
     weft_context *context = plan->context;
     const json_t *tensors = json_object_get(plan->json, "tensors");
     int64_t version = json_integer_value(json_object_get(plan->json, "formatVersion"));
-    void *memory = NULL;
+    uint8_t *memory = NULL;
     size_t bytes = 0;
     if (version < 1 || version > 3 || !json_is_array(tensors)) {
         return weft_fail(context, WEFT_UNSUPPORTED, "%s: version %lld of this format is not known", path,
@@ -440,8 +453,7 @@ static weft_status add_entries(weft_foreign_plan *plan, const char *path, const 
     }
     weft_status status = WEFT_OK;
     if (size > 0) {
-        status = weft_inflate(context, path, frame, size, weft_context_limits(context)->stage_bytes,
-                              &memory, &bytes);
+        status = weft_foreign_plan_inflate(plan, path, frame, size, &memory, &bytes);
         status = status == WEFT_OK ? weft_foreign_plan_keep(plan, memory) : status;
     }
     weft_reader payload = weft_reader_over(memory != NULL ? memory : (const void *)"", bytes);
@@ -456,25 +468,28 @@ static weft_status add_entries(weft_foreign_plan *plan, const char *path, const 
 
 static weft_status pulse_collect(const weft_foreign *foreign, const weft_foreign_version *version,
                                  weft_foreign_plan *plan) {
-    weft_context *context = foreign->context;
-    weft_source source = {0};
-    size_t end = 0;
+    uint8_t *memory = NULL;
+    size_t size = 0;
+    uint32_t header_bytes = 0;
+    uint64_t step = 0, base = 0;
     plan->checksum = WEFT_FOREIGN_XXH3_128;
     plan->complete = true;
-    weft_status status = weft_payload_map(context, version->path, &source);
+    weft_status status = weft_foreign_plan_file(plan, version->path, &memory, &size);
     if (status != WEFT_OK) {
         return status;
     }
-    uint64_t step = 0, base = 0;
-    status = header_read(context, version->path, &source, &plan->json, &end);
+    status = header_length(plan->context, version->path, memory, size, &header_bytes);
+    status = status == WEFT_OK
+                 ? header_parse(plan->context, version->path, memory + PREFIX, header_bytes, &plan->json)
+                 : status;
     if (status == WEFT_OK &&
         (!header_steps(plan->json, &step, &base) || step != version->version || base != version->base)) {
         status = weft_foreign_changed(foreign, version);
     }
-    status = status == WEFT_OK ? add_entries(plan, version->path, (const uint8_t *)source.memory + end,
-                                             (size_t)(source.size - end))
+    status = status == WEFT_OK ? add_entries(plan, version->path, memory + PREFIX + header_bytes,
+                                             size - PREFIX - header_bytes)
                                : status;
-    weft_source_close(&source);
+    weft_release(plan->context, memory);
     return status;
 }
 

@@ -61,7 +61,7 @@ static weft_status list_file(weft_foreign *foreign) {
     if (foreign->count > 0) {
         return WEFT_OK;
     }
-    weft_status status = weft_archive_open(&archive, context, foreign->root);
+    weft_status status = weft_archive_peek(&archive, context, foreign->root, "", NULL, 0);
     if (status != WEFT_OK) {
         return status;
     }
@@ -87,7 +87,8 @@ static bool trl_detect(weft_context *context, const char *path) {
     bool found = !weft_path_is_file(path) && weft_path_exists(context, path, "deltas") &&
                  weft_path_exists(context, path, "anchors");
     weft_archive archive;
-    if (!found && weft_path_is_file(path) && weft_archive_open(&archive, context, path) == WEFT_OK) {
+    if (!found && weft_path_is_file(path) &&
+        weft_archive_peek(&archive, context, path, "", NULL, 0) == WEFT_OK) {
         found = is_patch(&archive);
         weft_archive_close(&archive);
     }
