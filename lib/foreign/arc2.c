@@ -183,29 +183,21 @@ static weft_status write_file(const weft_foreign_writing *writing, const weft_sh
     return status;
 }
 
-static weft_status arc2_write(const weft_foreign_writing *writing, weft_foreign_written *written) {
-    weft_context *context = writing->context;
+static weft_status write_files(const weft_foreign_writing *writing, weft_shards *shards,
+                               const char *directory, uint64_t *bytes) {
     const weft_container *container = writing->options->container;
+    bool sharded = container != NULL && container->sharded;
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < (sharded ? container->file_count : 1) && status == WEFT_OK; i++) {
+        status = write_file(writing, shards, directory, sharded ? &container->files[i] : NULL, bytes);
+    }
+    return status;
+}
+
+static weft_status arc2_write(const weft_foreign_writing *writing, weft_foreign_written *written) {
     char name[NAME_SIZE];
     snprintf(name, sizeof name, "v%llu", (unsigned long long)writing->options->version);
-    weft_shards shards;
-    weft_new_directory directory;
-    weft_status status = weft_new_directory_open(&directory, context, writing->root, name);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    status = weft_shards_open(&shards, writing);
-    bool sharded = container != NULL && container->sharded;
-    size_t files = sharded ? container->file_count : 1;
-    for (size_t i = 0; i < files && status == WEFT_OK; i++) {
-        status = write_file(writing, &shards, directory.temporary, sharded ? &container->files[i] : NULL,
-                            &written->bytes);
-    }
-    status = status == WEFT_OK ? weft_new_directory_finish(&directory, writing->options->durable) : status;
-    written->tensors = shards.count;
-    weft_shards_close(&shards);
-    weft_new_directory_close(&directory);
-    return status;
+    return weft_shards_publish(writing, name, 0, write_files, written);
 }
 
 const weft_foreign_reader weft_foreign_arc2 = {

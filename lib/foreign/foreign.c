@@ -195,6 +195,10 @@ weft_status weft_foreign_open(weft_context *context, const char *place, const we
     if (!remote && stat(path, &info) != 0) {
         return weft_fail(context, WEFT_NOT_FOUND, "%s: there is nothing", path);
     }
+    if (!remote && reader != NULL && reader->marker != NULL && !S_ISDIR(info.st_mode)) {
+        return weft_fail(context, WEFT_NOT_FOUND, "%s: this is no directory, which versions of %s lie in",
+                         path, reader->name);
+    }
     status = reader == NULL ? find_format(context, path, &reader) : WEFT_OK;
     if (status != WEFT_OK) {
         return status;

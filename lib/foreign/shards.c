@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-weft_status weft_shards_open(weft_shards *shards, const weft_foreign_writing *writing) {
+static weft_status shards_open(weft_shards *shards, const weft_foreign_writing *writing, uint64_t limit) {
     weft_context *context = writing->context;
     size_t count = writing->count;
     *shards = (weft_shards){.context = context};
@@ -24,7 +24,7 @@ weft_status weft_shards_open(weft_shards *shards, const weft_foreign_writing *wr
         shards->names == NULL || shards->starts == NULL) {
         return WEFT_NO_MEMORY;
     }
-    uint64_t used = 0, limit = writing->options->shard_bytes;
+    uint64_t used = 0;
     for (size_t i = 0; i < count; i++) {
         const weft_packed *packed = &writing->packed[i];
         if (packed->data == NULL) {
@@ -45,12 +45,29 @@ weft_status weft_shards_open(weft_shards *shards, const weft_foreign_writing *wr
     return WEFT_OK;
 }
 
-void weft_shards_close(weft_shards *shards) {
+static void shards_close(weft_shards *shards) {
     weft_release(shards->context, shards->payloads);
     weft_release(shards->context, shards->packed);
     weft_release(shards->context, shards->files);
     weft_release(shards->context, shards->names);
     weft_release(shards->context, shards->starts);
+}
+
+weft_status weft_shards_publish(const weft_foreign_writing *writing, const char *name, uint64_t shard_bytes,
+                                weft_shards_function *write, weft_foreign_written *written) {
+    weft_shards shards;
+    weft_new_directory directory;
+    weft_status status = weft_new_directory_open(&directory, writing->context, writing->root, name);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    status = shards_open(&shards, writing, shard_bytes);
+    status = status == WEFT_OK ? write(writing, &shards, directory.temporary, &written->bytes) : status;
+    status = status == WEFT_OK ? weft_new_directory_finish(&directory, writing->options->durable) : status;
+    written->tensors = shards.count;
+    shards_close(&shards);
+    weft_new_directory_close(&directory);
+    return status;
 }
 
 weft_status weft_shards_write(const weft_shards *shards, size_t file, const char *directory, bool sums,

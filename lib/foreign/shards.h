@@ -20,10 +20,14 @@ typedef struct weft_shards {
     size_t file_count;
 } weft_shards;
 
-/* A new file begins before options->shard_bytes are exceeded; without that there is one, or none if nothing
- * is written. Closing is allowed after a failure. */
-weft_status weft_shards_open(weft_shards *shards, const weft_foreign_writing *writing);
-void weft_shards_close(weft_shards *shards);
+/* Writes the files of a version into a directory. */
+typedef weft_status weft_shards_function(const weft_foreign_writing *writing, weft_shards *shards,
+                                         const char *directory, uint64_t *bytes_out);
+
+/* Cuts the payloads into files, and has them written to a directory that appears whole as `name`. A new
+ * file begins before `shard_bytes` are exceeded; with 0 there is one, or none if nothing is written. */
+weft_status weft_shards_publish(const weft_foreign_writing *writing, const char *name, uint64_t shard_bytes,
+                                weft_shards_function *write, weft_foreign_written *written);
 /* Writes a file under its name; the checksums go into its metadata if `sums`. */
 weft_status weft_shards_write(const weft_shards *shards, size_t file, const char *directory, bool sums,
                               bool durable, uint64_t *bytes_out);

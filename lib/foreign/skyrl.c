@@ -328,37 +328,26 @@ static weft_status check_writable(const weft_foreign_writing *writing) {
     return WEFT_OK;
 }
 
+static weft_status write_files(const weft_foreign_writing *writing, weft_shards *shards,
+                               const char *directory, uint64_t *bytes) {
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < shards->file_count && status == WEFT_OK; i++) {
+        snprintf(shards->names[i], WEFT_SHARD_NAME, "delta-rank00000-file%06zu.safetensors", i);
+        status = weft_shards_write(shards, i, directory, false, writing->options->durable, bytes);
+    }
+    return status == WEFT_OK ? write_manifest(writing, directory, shards, bytes) : status;
+}
+
 static weft_status skyrl_write(const weft_foreign_writing *writing, weft_foreign_written *written) {
-    weft_context *context = writing->context;
-    weft_foreign_write_options options = *writing->options;
-    weft_foreign_writing own = *writing;
+    const weft_foreign_write_options *options = writing->options;
     char name[NAME_SIZE];
     weft_status status = check_writable(writing);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    options.shard_bytes = options.shard_bytes > 0 ? options.shard_bytes : SHARD_BYTES;
-    own.options = &options;
-    snprintf(name, sizeof name, "%s%08llu", PREFIX, (unsigned long long)options.version);
-    weft_shards shards;
-    weft_new_directory directory;
-    status = weft_new_directory_open(&directory, context, writing->root, name);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    status = weft_shards_open(&shards, &own);
-    for (size_t i = 0; i < shards.file_count && status == WEFT_OK; i++) {
-        snprintf(shards.names[i], WEFT_SHARD_NAME, "delta-rank00000-file%06zu.safetensors", i);
-        status =
-            weft_shards_write(&shards, i, directory.temporary, false, options.durable, &written->bytes);
-    }
-    status =
-        status == WEFT_OK ? write_manifest(&own, directory.temporary, &shards, &written->bytes) : status;
-    status = status == WEFT_OK ? weft_new_directory_finish(&directory, options.durable) : status;
-    written->tensors = shards.count;
-    weft_shards_close(&shards);
-    weft_new_directory_close(&directory);
-    return status;
+    snprintf(name, sizeof name, "%s%08llu", PREFIX, (unsigned long long)options->version);
+    return status == WEFT_OK
+               ? weft_shards_publish(writing, name,
+                                     options->shard_bytes > 0 ? options->shard_bytes : SHARD_BYTES,
+                                     write_files, written)
+               : status;
 }
 
 const weft_foreign_reader weft_foreign_skyrl = {

@@ -338,37 +338,28 @@ static weft_status write_index(weft_context *context, const char *directory, con
                           bytes);
 }
 
+static weft_status write_files(const weft_foreign_writing *writing, weft_shards *shards,
+                               const char *directory, uint64_t *bytes) {
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < shards->file_count && status == WEFT_OK; i++) {
+        snprintf(shards->names[i], WEFT_SHARD_NAME, "model-%05zu-of-%05zu.safetensors", i,
+                 shards->file_count);
+        status = weft_shards_write(shards, i, directory, true, writing->options->durable, bytes);
+    }
+    return status == WEFT_OK ? write_index(writing->context, directory, shards, writing->options, bytes)
+                             : status;
+}
+
 static weft_status slime_write(const weft_foreign_writing *writing, weft_foreign_written *written) {
-    weft_context *context = writing->context;
     const weft_foreign_write_options *options = writing->options;
     char name[NAME_SIZE];
     if (options->base >= options->version || options->checksum == WEFT_FOREIGN_SHA256) {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT, "slime has no %s",
+        return weft_fail(writing->context, WEFT_INVALID_ARGUMENT, "slime has no %s",
                          options->checksum == WEFT_FOREIGN_SHA256 ? "SHA-256"
                                                                   : "version at or before its base");
     }
     snprintf(name, sizeof name, "%s%06llu", PREFIX, (unsigned long long)options->version);
-    weft_shards shards;
-    weft_new_directory directory;
-    weft_status status = weft_new_directory_open(&directory, context, writing->root, name);
-    if (status != WEFT_OK) {
-        return status;
-    }
-    status = weft_shards_open(&shards, writing);
-    for (size_t i = 0; i < shards.file_count && status == WEFT_OK; i++) {
-        snprintf(shards.names[i], WEFT_SHARD_NAME, "model-%05zu-of-%05zu.safetensors", i,
-                 shards.file_count);
-        status =
-            weft_shards_write(&shards, i, directory.temporary, true, options->durable, &written->bytes);
-    }
-    if (status == WEFT_OK) {
-        status = write_index(context, directory.temporary, &shards, options, &written->bytes);
-    }
-    status = status == WEFT_OK ? weft_new_directory_finish(&directory, options->durable) : status;
-    written->tensors = shards.count;
-    weft_shards_close(&shards);
-    weft_new_directory_close(&directory);
-    return status;
+    return weft_shards_publish(writing, name, options->shard_bytes, write_files, written);
 }
 
 const weft_foreign_reader weft_foreign_slime = {

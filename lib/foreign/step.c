@@ -8,9 +8,8 @@
 #include "../tensor/table.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-
-enum { FIRST_CAPACITY = 1024 };
 
 weft_status weft_foreign_step_create(weft_context *context, weft_foreign_step **step_out) {
     weft_context_clear(context);
@@ -66,8 +65,8 @@ weft_status weft_list_reserve(weft_foreign_step *step, weft_change_list *list, u
     if (more <= list->capacity - list->count) {
         return WEFT_OK;
     }
-    uint64_t capacity = list->capacity < FIRST_CAPACITY ? FIRST_CAPACITY : 2 * list->capacity;
-    capacity = capacity - list->count < more ? list->count + more : capacity;
+    /* no more than is asked for at first: of a model of experts most tensors are small */
+    uint64_t capacity = 2 * list->capacity > list->count + more ? 2 * list->capacity : list->count + more;
     uint64_t each = sizeof *list->units + list->width;
     uint64_t limit = weft_context_limits(step->context)->stage_bytes;
     uint64_t added = (capacity - list->capacity) * each;
@@ -157,6 +156,83 @@ const weft_tensor_changes *weft_foreign_step_changes(const weft_foreign_step *st
     }
     *count_out = step->count;
     return changes;
+}
+
+/* ---- lists of one tensor ---- */
+
+/* A change, for sorting. */
+typedef struct piece_change {
+    uint64_t unit;
+    const uint8_t *value;
+} piece_change;
+
+static int compare_pieces(const void *a, const void *b) {
+    uint64_t left = ((const piece_change *)a)->unit, right = ((const piece_change *)b)->unit;
+    return (left > right) - (left < right);
+}
+
+/* Joins the lists from `first` up to `end`, all of one tensor, into the first. */
+static weft_status join_lists(weft_foreign_step *step, size_t first, size_t end) {
+    weft_context *context = step->context;
+    weft_change_list *into = &step->lists[first], joined = {.name = into->name, .width = into->width};
+    uint64_t count = 0;
+    for (size_t i = first; i < end; i++) {
+        count += step->lists[i].count;
+    }
+    piece_change *changes = weft_allocate_array(context, (size_t)count + 1, sizeof *changes);
+    weft_status status = changes != NULL ? weft_list_reserve(step, &joined, count + 1) : WEFT_NO_MEMORY;
+    for (size_t i = first, place = 0; i < end && status == WEFT_OK; i++) {
+        const weft_change_list *list = &step->lists[i];
+        for (uint64_t j = 0; j < list->count; j++) {
+            changes[place++] = (piece_change){list->units[j], list->values + j * list->width};
+        }
+    }
+    if (status == WEFT_OK) {
+        qsort(changes, (size_t)count, sizeof *changes, compare_pieces);
+    }
+    for (uint64_t i = 0; i < count && status == WEFT_OK; i++) {
+        if (i > 0 && changes[i].unit == changes[i - 1].unit) {
+            status =
+                weft_fail(context, WEFT_MALFORMED, "two parts of a delta change the same unit of \"%.*s\"",
+                          WEFT_NAME_SHOWN, into->name);
+            break;
+        }
+        joined.units[i] = changes[i].unit;
+        memcpy(joined.values + i * joined.width, changes[i].value, joined.width);
+        joined.count++;
+    }
+    weft_release(context, changes);
+    if (status != WEFT_OK) {
+        weft_release(context, joined.units);
+        weft_release(context, joined.values);
+        return status;
+    }
+    weft_release(context, into->units);
+    weft_release(context, into->values);
+    *into = joined;
+    for (size_t i = first + 1; i < end; i++) {
+        step->lists[i].count = 0;
+    }
+    return WEFT_OK;
+}
+
+static int compare_lists(const void *a, const void *b) {
+    return strcmp(((const weft_change_list *)a)->name, ((const weft_change_list *)b)->name);
+}
+
+weft_status weft_step_join(weft_foreign_step *step) {
+    weft_status status = WEFT_OK;
+    if (step->count > 0) {
+        qsort(step->lists, step->count, sizeof *step->lists, compare_lists);
+    }
+    for (size_t first = 0, end; first < step->count && status == WEFT_OK; first = end) {
+        for (end = first + 1;
+             end < step->count && compare_lists(&step->lists[first], &step->lists[end]) == 0;) {
+            end++;
+        }
+        status = end > first + 1 ? join_lists(step, first, end) : WEFT_OK;
+    }
+    return status;
 }
 
 /* ---- labels ---- */

@@ -41,6 +41,8 @@ weft_status weft_list_reserve(weft_foreign_step *step, weft_change_list *list, u
 void weft_step_empty(weft_foreign_step *step);
 /* Leaves out lists without changes. */
 void weft_step_settle(weft_foreign_step *step);
+/* Joins lists of the same tensor, of which none may change what another does; names ascend then. */
+weft_status weft_step_join(weft_foreign_step *step);
 weft_status weft_step_label(weft_foreign_step *step, const char *key, const char *value);
 weft_status weft_step_label_number(weft_foreign_step *step, const char *key, uint64_t value);
 
