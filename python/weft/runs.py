@@ -60,6 +60,7 @@ class FollowerInfo:
     lag_seconds: Optional[float]
     live: bool
     cuts: str  # that it asks the publisher for, PATTERN:DIM:PARTS with spaces between them
+    reads: int  # the newest format that it can read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Fleet:
     left_out: int
     newest: int
     slowest: int
+    reads: int  # the newest format that all live followers can read; 0: there are none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +177,7 @@ def fleet(store: StoreLike, *, trust: KeyLike = None) -> Fleet:
         context.run(functions.fleet_read, context.pointer, opened.handle, ctypes.byref(options), ctypes.byref(found))
         try:
             followers = [_follower(found.followers[index].contents) for index in range(found.count)]
-            return Fleet(followers, found.live, found.left_out, found.newest, found.slowest)
+            return Fleet(followers, found.live, found.left_out, found.newest, found.slowest, found.reads)
         finally:
             functions.fleet_close(context.pointer, ctypes.byref(found))
 
