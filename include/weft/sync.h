@@ -613,6 +613,9 @@ typedef struct weft_gc_options {
     /* Called for each object removed, or that would be; may be NULL. */
     void (*removed)(void *opaque, const char *key, uint64_t bytes);
     void *opaque;
+    /* What trainers that met here (weft/loco.h) have left goes, if nothing was put into their meeting for
+     * so long, by the store's clock: ranks that were stopped cannot go on from then on. 0: it stays. */
+    double meeting_seconds;
 } weft_gc_options;
 
 typedef struct weft_gc_result {

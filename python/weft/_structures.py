@@ -530,6 +530,7 @@ class gc_options(Sized):
         ("keep_followers", c_bool),
         ("removed", REMOVED),
         ("opaque", c_void_p),
+        ("meeting_seconds", c_double),
     ]
 
 

@@ -203,9 +203,11 @@ def gc(
     grace_seconds: float = 3600,
     dry_run: bool = False,
     keep_followers: bool = False,
+    meeting_seconds: float = 0,
     progress: Progress = None,
 ) -> Collected:
-    """Removes what no kept version has needed for `grace_seconds`. It may run at any time, beside publishers and followers."""
+    """Removes what no kept version has needed for `grace_seconds`. It may run at any time, beside publishers and followers.
+    With `meeting_seconds`, also what trainers that met in the store have left, if none has put anything for so long."""
     trusted = key_of(trust)
     removed: List[Tuple[str, int]] = []
     callback = structures.REMOVED(lambda _, key, size: removed.append((key.decode(), size)))
@@ -214,6 +216,7 @@ def gc(
         grace_seconds=grace_seconds,
         dry_run=dry_run,
         keep_followers=keep_followers,
+        meeting_seconds=meeting_seconds,
         removed=callback,
     )
     result = structures.gc_result()
