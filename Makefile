@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := all
-.PHONY: all command deps deps-test demo demo-llm tour test test-engines check model bench study-sparsity study-loco study-sparse-rl fuzz soak abi wheel deb docs install format clean help
+.PHONY: all command deps deps-test demo demo-llm tour test test-engines check model bench study-sparsity study-loco study-sparse-rl fuzz soak test-upgrade abi wheel deb docs install format clean help
 
 all: ## build; the command is left at build/weft
 	@cmake --preset release > /dev/null
@@ -72,6 +72,9 @@ fuzz: ## each fuzz target for FUZZ_SECONDS (default 60)
 soak: all ## the long tests, such as 10,000 kills and 10,000 pauses of processes around a store
 	@scripts/venv.sh
 	@scripts/soak.sh
+
+test-upgrade: all ## the command of the last release beside this one, both ways; builds it from the git history first
+	@scripts/test-upgrade.sh
 
 abi: deps-test ## what changed in the binary interface of libweft since the last release, by abidiff
 	@scripts/abi.sh

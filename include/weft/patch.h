@@ -72,6 +72,10 @@ typedef struct weft_tensor_changes {
     uint64_t count;
 } weft_tensor_changes;
 
+/* Formats of patches and of the histories that name them are numbered together. Those from 1 to this one
+ * are read and written. */
+enum { WEFT_FORMAT_NEWEST = 2 };
+
 typedef struct weft_diff_options {
     size_t size; /* sizeof(weft_diff_options) */
     weft_profile profile;
@@ -96,6 +100,7 @@ typedef struct weft_diff_options {
      * buckets that they are in are read. */
     const weft_tensor_changes *changes;
     size_t change_count;
+    unsigned format; /* 0: the newest; 1 can be read by weft 0.1, and takes more bytes */
 } weft_diff_options;
 
 typedef struct weft_diff_stats {

@@ -32,6 +32,7 @@ typedef struct weft_head_info {
     uint64_t dense_bytes;    /* of the model */
     uint64_t changed, total; /* elements */
     bool is_signed;
+    unsigned format; /* that the run is written in; see weft_publisher_options.format */
 } weft_head_info;
 
 /* The key of an epoch's head. */
@@ -90,6 +91,10 @@ typedef struct weft_publisher_options {
      * and an anchor with them is written. They are looked for now and then, where the store can list
      * reports, and not if there are several parts, which must agree. True: only `cuts` count. */
     bool no_announced_cuts;
+    /* The format that is written. 0: that of the run, which its followers can read, or the newest for a new
+     * run. A higher one than the run's is for it from now on; a run never goes back. In
+     * format 1 WEFT_PROFILE_SMALLEST is WEFT_PROFILE_SMALL. All parts follow the first one. */
+    unsigned format;
 } weft_publisher_options;
 
 typedef struct weft_publish_result {
@@ -113,6 +118,7 @@ typedef struct weft_publish_result {
     double head_seconds;     /*   until the head had moved and the baseline with it */
     double waited_seconds;   /* before all that, for followers; see max_lag */
     bool overtaken;          /* and some of them were too far behind when it was published */
+    unsigned format;         /* of the run; see weft_publisher_options.format */
 } weft_publish_result;
 
 typedef struct weft_publisher weft_publisher;
@@ -329,6 +335,7 @@ typedef struct weft_follower {
     /* added by a relay that handed its report on */
     bool relayed;
     double relay_seconds; /* since the relay had heard of it, when it did so; part of age_seconds */
+    unsigned reads;       /* the newest format that it can read, and that relays before it can */
 } weft_follower;
 
 typedef struct weft_fleet_options {
@@ -346,6 +353,7 @@ typedef struct weft_fleet {
     size_t left_out;  /* objects that are no report of this run, or too many, or older than a day */
     uint64_t newest;  /* version of the run; 0: none */
     uint64_t slowest; /* the lowest version of a live follower that has one; 0: none */
+    unsigned reads;   /* the newest format that all live followers can read; 0: there are none */
 } weft_fleet;
 
 WEFT_API bool weft_follower_name_valid(const char *name);
@@ -605,6 +613,9 @@ typedef struct weft_gc_options {
     /* Called for each object removed, or that would be; may be NULL. */
     void (*removed)(void *opaque, const char *key, uint64_t bytes);
     void *opaque;
+    /* What trainers that met here (weft/loco.h) have left goes, if nothing was put into their meeting for
+     * so long, by the store's clock: ranks that were stopped cannot go on from then on. 0: it stays. */
+    double meeting_seconds;
 } weft_gc_options;
 
 typedef struct weft_gc_result {

@@ -146,6 +146,10 @@ static weft_status check_options(weft_publisher *publisher) {
     if (options->bucket_bytes == 0 && options->profile == WEFT_PROFILE_FAST) {
         options->bucket_bytes = FAST_BUCKET_BYTES;
     }
+    if (options->format > WEFT_FORMAT_NEWEST) {
+        return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
+                         "%u is no format: this weft writes 1 to %d", options->format, WEFT_FORMAT_NEWEST);
+    }
     if (options->part_count > 1 || options->part_index > 0) {
         if (options->part_index >= options->part_count || options->part_count > WEFT_PARTS_MAX) {
             return weft_fail(publisher->context, WEFT_INVALID_ARGUMENT,
@@ -266,10 +270,14 @@ static weft_status open_publisher(weft_publisher *publisher) {
             weft_identity_open(&publisher->identity, publisher->context, publisher->options.mirror_path);
     }
     if (status == WEFT_OK) {
-        status = weft_claim_take(&publisher->claim, publisher->context, publisher->store,
-                                 publisher->options.key, publisher->options.adopt, &publisher->identity);
+        status =
+            weft_claim_take(&publisher->claim, publisher->context, publisher->store, publisher->options.key,
+                            publisher->options.adopt, publisher->options.format, &publisher->identity);
+        publisher->options.format = publisher->claim.head.format;
+        publisher->recalls = publisher->recalls && publisher->options.format > 1;
     }
-    weft_ledger_open(&publisher->ledger, publisher->context, publisher->store, publisher->claim.head.run);
+    weft_ledger_open(&publisher->ledger, publisher->context, publisher->store, publisher->claim.head.run,
+                     publisher->options.format);
     if (status == WEFT_OK && publisher->claim.head.started) {
         status = resume_history(publisher);
     }
@@ -443,6 +451,7 @@ static weft_status encode_patch(weft_publisher *publisher, edition *e, const con
     const weft_diff_options diff = {
         .size = sizeof diff,
         .profile = e->recalled ? WEFT_PROFILE_SMALLEST : options->profile,
+        .format = options->format,
         .bucket_bytes = options->bucket_bytes,
         .cuts = options->cuts,
         .cut_count = options->cut_count,
@@ -1005,7 +1014,8 @@ static weft_status publish_content(weft_publisher *publisher, const content *con
     if (entered != WEFT_OK) {
         return entered;
     }
-    weft_publish_result result = {.size = sizeof result, .epoch = publisher->claim.head.epoch};
+    weft_publish_result result = {
+        .size = sizeof result, .epoch = publisher->claim.head.epoch, .format = publisher->options.format};
     bool due = false;
     weft_store_traffic before = {.size = sizeof before};
     weft_store_traffic_of(publisher->store, &before);

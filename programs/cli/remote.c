@@ -298,6 +298,7 @@ json_t *remote_follower(const weft_follower *follower, double age) {
                         follower->lag_seconds < 0 ? json_null() : json_real(follower->lag_seconds));
     json_object_set_new(json, "age_seconds", json_real(age));
     json_object_set_new(json, "interval_seconds", json_real(follower->interval_seconds));
+    json_object_set_new(json, "reads", json_count(follower->reads));
     json_object_set_new(json, "published_milliseconds", json_count(follower->published));
     json_object_set_new(json, "pause_seconds", json_real(follower->pause_seconds));
     json_t *phases = json_object();

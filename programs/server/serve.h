@@ -401,6 +401,28 @@ typedef struct serve_fleet {
 
 serve_fleet serve_reports_count(serve_reports *reports);
 
+/* ---- serve_quota.c: how many bytes a store may hold ---- */
+
+typedef struct serve_quota {
+    pthread_mutex_t mutex;
+    uint64_t most; /* 0: any */
+    uint64_t used;
+    double counted; /* when; 0: never */
+} serve_quota;
+
+void serve_quota_open(serve_quota *quota, uint64_t most);
+void serve_quota_close(serve_quota *quota);
+/* Whether the object that was received may be put in place. WEFT_NO_SPACE: no. A job. */
+weft_status serve_quota_take(serve_request *request);
+
+/* ---- serve_list.c: the objects of a room ---- */
+
+/* Reads what is asked for, and refuses who may not. */
+void serve_list_begin(serve_request *request);
+/* A job. */
+void serve_list_collect(serve_request *request);
+char *serve_text_list(serve_request *request, size_t *size_out);
+
 /* ---- serve_onward.c: reports on their way to the store that is relayed ---- */
 
 typedef struct serve_errand serve_errand;
@@ -473,6 +495,9 @@ struct serve_request {
     uint64_t after;
     uint64_t limit;
     double deadline; /* 0: not waited yet */
+    /* a listing */
+    char list_prefix[WEFT_STORE_KEY_MAX + 1];
+    char list_after[WEFT_STORE_KEY_MAX + 1];
 };
 
 /* Callbacks of libmicrohttpd. */
@@ -586,6 +611,7 @@ struct serve_server {
     atomic_bool read_only;
     bool no_reports;
     uint64_t max_object;
+    serve_quota quota;
     unsigned max_watchers;
     atomic_uint watching; /* of the site: those who wait, of all runs */
     double watch_seconds;

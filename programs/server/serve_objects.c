@@ -158,7 +158,7 @@ static const char *failure_text(weft_status status) {
     case WEFT_CONFLICT:
         return "the condition does not hold: the object is there already, or is another one";
     case WEFT_NO_SPACE:
-        return "the server's disk is full";
+        return "there is no room: the server's disk is full, or --max-bytes is reached";
     case WEFT_REMOTE_FAILED:
     case WEFT_REMOTE_DENIED:
         return "the object is not here, and where it comes from cannot be reached";
@@ -273,6 +273,11 @@ static void begin_put(serve_request *request) {
         serve_refuse(request, MHD_HTTP_CONTENT_TOO_LARGE, "the object is larger than this server takes");
         return;
     }
+    uint64_t quota = request->server->quota.most;
+    if (quota != 0 && request->expected != UINT64_MAX && request->expected > quota) {
+        serve_refuse(request, MHD_HTTP_INSUFFICIENT_STORAGE, failure_text(WEFT_NO_SPACE));
+        return;
+    }
     if (request->expected == 0 && serve_field(request, "Content-Length") == NULL) {
         serve_refuse(request, MHD_HTTP_LENGTH_REQUIRED, "say how long the object is, or send it in chunks");
         return;
@@ -325,6 +330,11 @@ void serve_object_append(serve_request *request, const char *data, size_t size) 
 static void finish_put(serve_request *request) {
     weft_directory_draft *draft = request->draft;
     request->draft = NULL;
+    request->status = serve_quota_take(request);
+    if (request->status != WEFT_OK) {
+        weft_directory_draft_abandon(draft);
+        return;
+    }
     request->status = weft_directory_draft_finish(draft, &request->tag);
     if (request->status == WEFT_OK && starts_with(request->key, "heads/")) {
         serve_watch_poke(&request->server->watch);

@@ -50,6 +50,10 @@ void serve_onward_add(serve_onward *onward, const weft_follower *follower, doubl
     serve_errand *errand = find_errand(onward, follower->name);
     if (errand != NULL) {
         errand->follower = *follower;
+        /* what does not come through here does not reach it */
+        if (follower->reads > WEFT_FORMAT_NEWEST) {
+            errand->follower.reads = WEFT_FORMAT_NEWEST;
+        }
         errand->came = clock_seconds() - age;
         pthread_cond_signal(&onward->wake);
     }

@@ -204,14 +204,6 @@ static void begin_training(serve_request *request) {
     }
 }
 
-/* Followers are all that can be listed. */
-static void begin_list(serve_request *request) {
-    const char *prefix = MHD_lookup_connection_value(request->connection, MHD_GET_ARGUMENT_KIND, "prefix");
-    if (prefix == NULL || strcmp(prefix, "followers") != 0) {
-        serve_refuse(request, MHD_HTTP_NOT_FOUND, "there is no such listing");
-    }
-}
-
 typedef struct page {
     const char *path;
     const char *type;
@@ -224,7 +216,7 @@ static const page pages[] = {
     {"v1/status", "application/json", serve_text_status, NULL},
     {HISTORY_PATH, "application/json", serve_text_history, NULL},
     {TRAINING_PATH, "application/json", serve_text_training, serve_training_look},
-    {LIST_PATH, "application/x-ndjson", serve_text_reports, NULL},
+    {LIST_PATH, "application/x-ndjson", serve_text_list, serve_list_collect},
     {WEFT_REPORT_BATCH_KEY, "application/x-ndjson", serve_text_batch, serve_reports_collect},
     {"metrics", "text/plain; version=0.0.4; charset=utf-8", serve_text_metrics, NULL},
 };
@@ -393,7 +385,7 @@ static void begin(serve_request *request, const char *url) {
         begin_training(request);
     }
     if (request->refusal == 0 && strcmp(request->key, LIST_PATH) == 0) {
-        begin_list(request);
+        serve_list_begin(request);
     }
     if (request->refusal == 0 && is_report(request)) {
         serve_report_begin(request);

@@ -127,6 +127,7 @@ static void release_run(serve_server *run) {
     weft_context_destroy(run->context);
     serve_tokens_close(&run->read_tokens);
     serve_tokens_close(&run->write_tokens);
+    serve_quota_close(&run->quota);
     free((char *)run->directory);
     free((char *)run->name);
     free(run);
@@ -150,6 +151,7 @@ static serve_server *make_run(serve_runs *runs, const char *name) {
     run->loopback = site->loopback;
     run->no_reports = site->no_reports;
     run->max_object = site->max_object;
+    serve_quota_open(&run->quota, site->quota.most);
     run->max_watchers = site->max_watchers;
     run->watch_seconds = site->watch_seconds;
     return run;

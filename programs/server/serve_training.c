@@ -7,8 +7,8 @@
  * changed since; that waits for a disk, so it is a job. A relay passes on what the history of the run
  * proves, which this is no part of: there is never any training to be seen on one.
  */
+#include "../base/training.h"
 #include "serve.h"
-#include "training.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -39,7 +39,8 @@ static const char doc[] =
     "  /v1/followers  the reports of followers, a line of JSON for each; a relay\n"
     "                 puts many at once\n"
     "  /v1/list?prefix=followers\n"
-    "                 their names and ages\n"
+    "                 their names and ages; with another room, such as patches,\n"
+    "                 its objects, for those who may write\n"
     "  /v1/history?since=N&limit=M\n"
     "                 the newest versions (2048 at most) above N, as JSON\n"
     "  /v1/train?from=N\n"
@@ -108,6 +109,7 @@ typedef struct serve_arguments {
     bool no_reports;
     bool is_volatile;
     uint64_t max_object;
+    uint64_t max_bytes;
     uint64_t max_connections; /* 0: as many as the limit of open files allows */
     uint64_t max_per_address; /* 0: half of them */
     uint64_t max_watchers;    /* 0: three quarters of them */
@@ -156,8 +158,10 @@ static void check_arguments(struct argp_state *state, void *input) {
     if (arguments->cache != NULL && arguments->write_token_file != NULL) {
         argp_error(state, "a relay is read-only: --cache and --write-token-file exclude each other");
     }
-    if (arguments->cache != NULL && (arguments->is_volatile || arguments->max_object != 0)) {
-        argp_error(state, "a relay takes no objects: --volatile and --max-object are not for --cache");
+    if (arguments->cache != NULL &&
+        (arguments->is_volatile || arguments->max_object != 0 || arguments->max_bytes != 0)) {
+        argp_error(state, "a relay takes no objects: --volatile, --max-object and --max-bytes are not for "
+                          "--cache, whose size --cache-bytes bounds");
     }
     if (arguments->cache == NULL &&
         (arguments->cache_bytes != 0 || remote->token_file != NULL || remote->ca_file != NULL ||
@@ -713,6 +717,7 @@ static int run(void *input) {
     server.directory = arguments->directory;
     server.no_reports = arguments->no_reports;
     server.max_object = arguments->max_object != 0 ? arguments->max_object : (uint64_t)1 << 40;
+    serve_quota_open(&server.quota, arguments->max_bytes);
     unsigned most = choose_connections(&arguments->command, arguments->max_connections);
     server.connections.most = most;
     server.connections.most_per_address =
@@ -783,6 +788,9 @@ int verb_serve(int argc, char **argv) {
          "Cache at most SIZE (default: 10G); the least recently used is evicted first",
          .bytes = &arguments.cache_bytes},
         {"max-object", "SIZE", 3, "Refuse larger objects (default: 1T)", .bytes = &arguments.max_object},
+        {"max-bytes", "SIZE", 3,
+         "Refuse objects when there are SIZE bytes in all; with --runs, in each run (default: any number)",
+         .bytes = &arguments.max_bytes},
         {"max-connections", "N", 3,
          "At most N connections at once (default: as many as the limit of open files allows, up to 16384); "
          "idle ones make room, others wait to be accepted",

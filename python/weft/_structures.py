@@ -158,6 +158,7 @@ class diff_options(Sized):
         ("notes", c_void_p),
         ("changes", POINTER(tensor_changes)),
         ("change_count", c_size_t),
+        ("format", c_uint),
     ]
 
 
@@ -353,6 +354,7 @@ class publisher_options(Sized):
         ("part_count", c_uint),
         ("part_seconds", c_double),
         ("no_announced_cuts", c_bool),
+        ("format", c_uint),
     ]
 
 
@@ -377,6 +379,7 @@ class publish_result(Sized):
         ("head_seconds", c_double),
         ("waited_seconds", c_double),
         ("overtaken", c_bool),
+        ("format", c_uint),
     ]
 
 
@@ -443,6 +446,7 @@ class follower(ctypes.Structure):
         ("cuts", c_char * 1025),
         ("relayed", c_bool),
         ("relay_seconds", c_double),
+        ("reads", c_uint),
     ]
 
 
@@ -458,6 +462,7 @@ class fleet(Sized):
         ("left_out", c_size_t),
         ("newest", c_uint64),
         ("slowest", c_uint64),
+        ("reads", c_uint),
     ]
 
 
@@ -525,6 +530,7 @@ class gc_options(Sized):
         ("keep_followers", c_bool),
         ("removed", REMOVED),
         ("opaque", c_void_p),
+        ("meeting_seconds", c_double),
     ]
 
 

@@ -41,6 +41,7 @@ class Published:
     head_seconds: float  # until the version was visible
     waited_seconds: float  # before all that, for followers that were too far behind
     overtaken: bool  # and some of them still were
+    format: int  # that the run is written in
 
     @property
     def phases(self) -> Mapping[str, float]:
@@ -68,7 +69,8 @@ class Publisher(Handle):
     >>> place.cleanup()
 
     `profile="smallest"` takes fewer bytes than `small` for followers that take every version: both sides remember what
-    changed lately. Parts, anchors and leaps are coded as `small` then.
+    changed lately. Parts, anchors and leaps are coded as `small` then. `format=1` begins a run that weft 0.1 reads, `format=2`
+    takes a run of format 1 on to what only later ones read; else a run stays as it is.
 
     Several processes that each hold a part of the model publish together: `part=(index, count)`, with a `layout` that says
     which slices of the checkpoint the tensors are, and `checkpoint` with the whole model's names, dtypes and shapes.
@@ -89,6 +91,7 @@ class Publisher(Handle):
         key: KeyLike = None,
         dtype: object = None,
         profile: str = "small",
+        format: int = 0,
         cuts: Optional[Cuts] = None,
         announced_cuts: bool = True,
         bucket_bytes: int = 0,
@@ -129,6 +132,7 @@ class Publisher(Handle):
             array, cut_count = cut_array(cuts)
             options = structures.publisher_options(
                 profile=number,
+                format=format,
                 bucket_bytes=bucket_bytes,
                 cuts=array,
                 cut_count=cut_count,

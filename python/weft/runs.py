@@ -60,6 +60,7 @@ class FollowerInfo:
     lag_seconds: Optional[float]
     live: bool
     cuts: str  # that it asks the publisher for, PATTERN:DIM:PARTS with spaces between them
+    reads: int  # the newest format that it can read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Fleet:
     left_out: int
     newest: int
     slowest: int
+    reads: int  # the newest format that all live followers can read; 0: there are none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +177,7 @@ def fleet(store: StoreLike, *, trust: KeyLike = None) -> Fleet:
         context.run(functions.fleet_read, context.pointer, opened.handle, ctypes.byref(options), ctypes.byref(found))
         try:
             followers = [_follower(found.followers[index].contents) for index in range(found.count)]
-            return Fleet(followers, found.live, found.left_out, found.newest, found.slowest)
+            return Fleet(followers, found.live, found.left_out, found.newest, found.slowest, found.reads)
         finally:
             functions.fleet_close(context.pointer, ctypes.byref(found))
 
@@ -201,9 +203,11 @@ def gc(
     grace_seconds: float = 3600,
     dry_run: bool = False,
     keep_followers: bool = False,
+    meeting_seconds: float = 0,
     progress: Progress = None,
 ) -> Collected:
-    """Removes what no kept version has needed for `grace_seconds`. It may run at any time, beside publishers and followers."""
+    """Removes what no kept version has needed for `grace_seconds`. It may run at any time, beside publishers and followers.
+    With `meeting_seconds`, also what trainers that met in the store have left, if none has put anything for so long."""
     trusted = key_of(trust)
     removed: List[Tuple[str, int]] = []
     callback = structures.REMOVED(lambda _, key, size: removed.append((key.decode(), size)))
@@ -212,6 +216,7 @@ def gc(
         grace_seconds=grace_seconds,
         dry_run=dry_run,
         keep_followers=keep_followers,
+        meeting_seconds=meeting_seconds,
         removed=callback,
     )
     result = structures.gc_result()

@@ -47,7 +47,7 @@ done
 expect 0 '' "$weft" fleet "$url"
 says stdout '^name +version +lag +behind +state +pause +heard +error$'
 says stdout '^slow +1 +0 .* waiting '
-says stdout '^[23] live of 3; the newest version is 1, the slowest follower at 1$'
+says stdout '^[23] live of 3; the newest version is 1, the slowest follower at 1; all of them read format 2$'
 silent stdout mute
 for name in quick slow lost; do
     await "$name is in the directory" test -e "run/followers/$name"

@@ -30,7 +30,7 @@ static void decode(weft_context *context, weft_recall *recall, uint64_t place, u
                    const uint8_t *payload, size_t size) {
     uint16_t weights[UNITS];
     weft_bucket_span span = {0, {0, UNITS, 0, 1}};
-    const weft_bucket bucket = {&span, 1, UNITS, 2, WEFT_DTYPE_BF16};
+    const weft_bucket bucket = {&span, 1, UNITS, 2, WEFT_DTYPE_BF16, 0};
     weft_window window;
     weft_recent recent;
     weft_changes changes;

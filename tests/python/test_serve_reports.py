@@ -102,8 +102,8 @@ def test_taken_and_shown():
 
 def test_listings():
     with Server() as server:
-        for path in ("/v1/list", "/v1/list?prefix=", "/v1/list?prefix=heads", "/v1/list?prefix=followers/",
-                     "/v1/list?prefix=..", "/v1/list?prefix=follower%73"):
+        for path in ("/v1/list", "/v1/list?prefix=", "/v1/list?prefix=followers/", "/v1/list?prefix=..",
+                     "/v1/list?prefix=/etc", "/v1/list?prefix=.weft", "/v1/list?prefix=heads&after=../x"):
             answer = server.request("GET", path)
             assert answer.status == 404 and answer["weft-server"] == "1", (path, answer)
         assert server.request("HEAD", "/v1/list?prefix=followers").status == 200

@@ -508,7 +508,7 @@ class ReportTest(Case):
             path.write_text(json.dumps({name: value for name, value in good.items() if name != left_out}))
             ours = weft_store.read_fleet(weft_store.Directory(self.store), good["run"])
             self.assertEqual(ours.keys(), self.fleet(self.store).keys(), left_out)
-            self.assertEqual("a" in ours, left_out in ("lag", "error"), left_out)
+            self.assertEqual("a" in ours, left_out in ("lag", "error", "reads"), left_out)
 
 
 if __name__ == "__main__":

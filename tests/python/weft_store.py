@@ -614,6 +614,8 @@ def parse_report(data, name):
         relayed = report["relayed"]
         if type(relayed) not in (int, float) or not 0 <= relayed <= 1e9:
             del report["relayed"]
+    reads = report.get("reads")
+    report["reads"] = reads if type(reads) is int and 1 <= reads < 2**63 else 1
     return report
 
 

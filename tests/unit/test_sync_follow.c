@@ -116,6 +116,28 @@ static void test_asks_again_later(void **state) {
     scene_close(&scene);
 }
 
+/* A publisher per version: from the second on, the next version is looked for in the next epoch. One that
+ * stays is found when all is due to be looked at, and from then on at once. */
+static void check_hops(scene *scene, weft_follow *follow) {
+    for (unsigned i = 0; i < 4; i++) {
+        scene_expect(scene->context, scene_publisher(scene), WEFT_OK, "taking over");
+        uint64_t version = scene_publish(scene, 20000);
+        follow->searched = i > 0 ? weft_clock_now() + 1e6 : 0;
+        scene_expect(scene->outside, weft_follow_glance(follow, 10), WEFT_OK,
+                     "a version of the next epoch");
+        assert_int_equal(follow->head.newest.version, version);
+        follow->searched = weft_clock_now() + 1e6;
+        assert_int_equal(weft_follow_glance(follow, 10), WEFT_MORE);
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        uint64_t version = scene_publish(scene, 20000);
+        follow->searched = i > 0 ? weft_clock_now() + 1e6 : 0;
+        scene_expect(scene->outside, weft_follow_glance(follow, 10), WEFT_OK,
+                     "a version of the same epoch");
+        assert_int_equal(follow->head.newest.version, version);
+    }
+}
+
 /* One request for a look that finds nothing, and for one that finds the next version. A takeover is found
  * by what it leaves in the old epoch, and where puts have no conditions when later epochs are due. */
 static void check_glances(bool plain) {
@@ -152,6 +174,9 @@ static void check_glances(bool plain) {
     }
     scene_expect(scene.outside, status, WEFT_OK, "a version of a later epoch");
     assert_int_equal(follow.head.newest.version, version);
+    if (plain) {
+        check_hops(&scene, &follow);
+    }
     weft_follow_close(&follow);
     weft_store_close(store);
     scene_close(&scene);

@@ -40,7 +40,8 @@ weft_packed_kind weft_packed_kind_of(weft_dtype dtype) {
 }
 
 bool weft_bucket_packs(const weft_bucket *bucket) {
-    return bucket->units >= PACKED_LEAST && weft_packed_kind_of(bucket->dtype).low != 0;
+    return bucket->format != 1 && bucket->units >= PACKED_LEAST &&
+           weft_packed_kind_of(bucket->dtype).low != 0;
 }
 
 /* What units of a run do to the digest: those in `new`, which come from those in `old`; NULL: from nothing.

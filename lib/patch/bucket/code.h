@@ -76,6 +76,7 @@ static inline unsigned weft_step_tokens(unsigned width) {
 typedef struct weft_small_encoder {
     weft_class_encoder coder;
     weft_exponent exponent;
+    bool lawful;               /* tables may follow laws */
     uint32_t codes[WEFT_TILE]; /* of the steps of a tile */
     /* of its units, where these are not words themselves, or of changes that are left of it */
     uint16_t words[WEFT_TILE + WEFT_KERNEL_SLACK];
@@ -88,9 +89,10 @@ typedef struct weft_small_encoder {
 
 void weft_small_encoder_open(weft_small_encoder *encoder, weft_context *context);
 void weft_small_encoder_close(weft_small_encoder *encoder);
-/* Chooses classes for a bucket of `units` units. `sample` is NULL for units without an exponent. */
+/* Chooses classes for a bucket of `units` units. `sample` is NULL for units without an exponent; `lawful`
+ * is false in format 1, whose tables follow no laws. */
 void weft_small_encoder_begin(weft_small_encoder *encoder, weft_exponent exponent,
-                              const weft_class_sample *sample, uint64_t units);
+                              const weft_class_sample *sample, uint64_t units, bool lawful);
 /* Goes on to the next stretch, of at most WEFT_TILE units, which starts at `linear`, and takes its changes:
  * those from index `first` on. */
 weft_status weft_small_encoder_tile(weft_small_encoder *encoder, const void *base, size_t units,

@@ -44,8 +44,9 @@ void weft_small_encoder_close(weft_small_encoder *encoder) {
 }
 
 void weft_small_encoder_begin(weft_small_encoder *encoder, weft_exponent exponent,
-                              const weft_class_sample *sample, uint64_t units) {
+                              const weft_class_sample *sample, uint64_t units, bool lawful) {
     encoder->exponent = exponent;
+    encoder->lawful = lawful;
     weft_class_encoder_begin(&encoder->coder, exponent.shift, sample, units);
     encoder->recent.next = 0;
     encoder->recent.changed = 0;
@@ -303,6 +304,8 @@ weft_status weft_small_encoder_finish(weft_small_encoder *encoder, const weft_ch
     if (status != WEFT_OK || coder->count == 0) {
         return status;
     }
-    unsigned step_tokens = changes->width == 2 ? WEFT_SHORT_STEP_TOKENS : WEFT_RANS_LAW_TOKENS;
+    unsigned step_tokens = !encoder->lawful      ? 0
+                           : changes->width == 2 ? WEFT_SHORT_STEP_TOKENS
+                                                 : WEFT_RANS_LAW_TOKENS;
     return write_classes(coder, single, step_tokens, writer);
 }

@@ -254,3 +254,9 @@ weft_status weft_plan_build(weft_plan *plan, const weft_roster *roster, uint64_t
     weft_release(plan->context, p.open);
     return status;
 }
+
+void weft_plan_set_format(weft_plan *plan, unsigned format) {
+    for (size_t i = 0; i < plan->count; i++) {
+        plan->items[i].bucket.format = format;
+    }
+}

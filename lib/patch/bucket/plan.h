@@ -24,6 +24,8 @@ void weft_plan_open(weft_plan *plan, weft_context *context);
 void weft_plan_close(weft_plan *plan);
 weft_status weft_plan_build(weft_plan *plan, const weft_roster *roster, uint64_t bucket_bytes,
                             const weft_cut *cuts, size_t cut_count);
+/* Its buckets are coded for patches of that format. */
+void weft_plan_set_format(weft_plan *plan, unsigned format);
 /* Why a tensor cannot be cut so; NULL: it can. */
 const char *weft_plan_cut_fault(const weft_context *context, const weft_tensor *tensor,
                                 const weft_cut *cut);

@@ -286,11 +286,14 @@ size_t weft_scan_glance(weft_bucket_coder *coder, const weft_bucket *bucket, siz
 static void begin_small(weft_bucket_coder *coder, const weft_bucket *bucket, bool known) {
     weft_exponent exponent = weft_exponent_of(bucket->dtype);
     weft_class_sample sample;
+    if (bucket->format == 1 && bucket->width != 2) {
+        exponent = (weft_exponent){.present = false};
+    }
     if (exponent.present) {
         take_sample(coder, bucket, known, exponent, &sample);
     }
     weft_small_encoder_begin(&coder->small_encoder, exponent, exponent.present ? &sample : NULL,
-                             bucket->units);
+                             bucket->units, bucket->format != 1);
 }
 
 /* ---- the pass ---- */

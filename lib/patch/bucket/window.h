@@ -27,6 +27,7 @@ typedef struct weft_bucket {
     uint64_t units;
     unsigned width;
     weft_dtype dtype;
+    unsigned format; /* of the patch that it is coded for; 0: the newest */
 } weft_bucket;
 
 typedef struct weft_run {

@@ -63,6 +63,7 @@ static weft_status diff_open_direction(const diff_state *state, diff_direction *
         status = weft_plan_build(&d->plan, &d->roster, state->options.bucket_bytes, state->options.cuts,
                                  state->options.cut_count);
     }
+    weft_plan_set_format(&d->plan, state->options.format);
     if (status == WEFT_OK) {
         status = weft_roster_map(&d->roster, from, &d->from_map);
     }
@@ -260,14 +261,14 @@ static weft_status diff_run(diff_state *state, const weft_sink *sink, weft_diff_
         status = diff_open_trails(state);
     }
     if (status == WEFT_OK) {
-        status =
-            weft_stream_open(&state->forward.stream, context, sink, options->profile, state->depth,
-                             &state->forward.roster, same_files, options->new_container, options->labels);
+        status = weft_stream_open(&state->forward.stream, context, sink, options->format, options->profile,
+                                  state->depth, &state->forward.roster, same_files, options->new_container,
+                                  options->labels);
     }
     if (status == WEFT_OK && both) {
-        status =
-            weft_stream_open(&state->inverse.stream, context, options->inverse, options->profile, 0,
-                             &state->inverse.roster, same_files, options->base_container, options->labels);
+        status = weft_stream_open(&state->inverse.stream, context, options->inverse, options->format,
+                                  options->profile, 0, &state->inverse.roster, same_files,
+                                  options->base_container, options->labels);
     }
     if (status == WEFT_OK) {
         const weft_pipeline pipeline = {

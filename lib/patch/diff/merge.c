@@ -379,7 +379,7 @@ static weft_status merge_run(merge_state *merge, const weft_sink *sink, const ch
             container = given != NULL ? given : container;
             same_files = same_files && merge->patches[i]->header.same_files;
         }
-        status = weft_stream_open(&merge->stream, context, sink, merge->profile, 0, roster, same_files,
+        status = weft_stream_open(&merge->stream, context, sink, 0, merge->profile, 0, roster, same_files,
                                   container, labels);
     }
     if (status == WEFT_OK) {

@@ -34,6 +34,11 @@ weft_status weft_part_plan_open(weft_part_plan *plan, weft_context *context, con
     return status;
 }
 
+void weft_part_plan_set_format(weft_part_plan *plan, unsigned format) {
+    plan->format = format;
+    weft_plan_set_format(&plan->plan, format);
+}
+
 void weft_part_plan_close(weft_part_plan *plan) {
     weft_plan_close(&plan->plan);
     weft_roster_close(&plan->kept);
@@ -299,8 +304,8 @@ static const weft_roster *part_roster(const weft_part_plan *plan, bool fresh) {
 
 weft_status weft_part_write_header(const weft_part_plan *plan, bool fresh, const weft_container *container,
                                    const char *const *labels, weft_writer *writer) {
-    return weft_header_write(plan->context, plan->profile, 0, part_roster(plan, fresh), !fresh, container,
-                             labels, writer);
+    return weft_header_write(plan->context, plan->format, plan->profile, 0, part_roster(plan, fresh),
+                             !fresh, container, labels, writer);
 }
 
 weft_status weft_part_write_tail(const weft_part_plan *plan, bool fresh, const weft_part_frame *frames,

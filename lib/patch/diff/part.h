@@ -13,6 +13,7 @@
 
 typedef struct weft_part_plan {
     weft_context *context;
+    unsigned format; /* 0: the newest */
     weft_profile profile;
     weft_roster kept;  /* of a patch between two states of the model */
     weft_roster fresh; /* of a patch from nothing */
@@ -22,6 +23,8 @@ typedef struct weft_part_plan {
 /* The plan of the model that `view` shows, whatever it holds of it. */
 weft_status weft_part_plan_open(weft_part_plan *plan, weft_context *context, const weft_view *view,
                                 const weft_diff_options *options);
+/* What is encoded from now on is for patches of that format. */
+void weft_part_plan_set_format(weft_part_plan *plan, unsigned format);
 void weft_part_plan_close(weft_part_plan *plan);
 /* All that two processes must agree on. */
 void weft_part_plan_write(const weft_part_plan *plan, weft_writer *writer);

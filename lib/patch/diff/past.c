@@ -46,6 +46,7 @@ weft_status weft_past_create(weft_context *context, const weft_view *view, const
         status = weft_plan_build(&past->plan, &past->roster, options->bucket_bytes, options->cuts,
                                  options->cut_count);
     }
+    weft_plan_set_format(&past->plan, options->format);
     if (status == WEFT_OK) {
         status = weft_roster_map(&past->roster, view, &past->map);
     }
@@ -417,7 +418,8 @@ weft_status weft_past_diff(weft_context *context, const weft_past *past, const w
         status = weft_sums_zero(context, past->view, &before);
     }
     if (status == WEFT_OK) {
-        status = weft_stream_open(&diff.stream, context, sink, options->profile, 0, &past->roster,
+        status = weft_stream_open(&diff.stream, context, sink, options->format, options->profile, 0,
+                                  &past->roster,
                                   weft_container_same(options->base_container, options->new_container),
                                   options->new_container, options->labels);
     }

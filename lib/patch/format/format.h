@@ -17,8 +17,7 @@
 #include "../bucket/plan.h"
 
 enum {
-    WEFT_FORMAT_VERSION = 2, /* that is written */
-    WEFT_FORMAT_OLDEST = 1,  /* that is read */
+    WEFT_FORMAT_OLDEST = 1, /* that is read; WEFT_FORMAT_NEWEST is the other end */
     WEFT_PREAMBLE_BYTES = 20,
     WEFT_FOOTER_BYTES = 92,
     WEFT_CHECKSUM_BYTES = 8,
@@ -42,8 +41,9 @@ void weft_header_close(weft_header *header);
 /* Labels (key, value, …, NULL; or NULL) as they may be written: UTF-8, in pairs, at most so many of them.
  */
 weft_status weft_labels_check(weft_context *context, const char *const *labels, size_t most);
-/* Appends preamble, header and checksum. `container` may be NULL; `depth` counts with `smallest`. */
-weft_status weft_header_write(weft_context *context, weft_profile profile, unsigned depth,
+/* Appends preamble, header and checksum. `format` 0 is the newest; `container` may be NULL; `depth` counts
+ * with `smallest`. */
+weft_status weft_header_write(weft_context *context, unsigned format, weft_profile profile, unsigned depth,
                               const weft_roster *roster, bool same_files, const weft_container *container,
                               const char *const *labels, weft_writer *writer);
 /* The size of preamble, header and checksum, from a preamble of WEFT_PREAMBLE_BYTES. */

@@ -148,9 +148,17 @@ static weft_status check_container(weft_context *context, const weft_container *
 
 /* What readers would refuse is refused before anything is written. Names of tensors were checked when they
  * came into their table. */
-static weft_status check_header(weft_context *context, weft_profile profile, const weft_roster *roster,
-                                const weft_container *container, const char *const *labels) {
+static weft_status check_header(weft_context *context, unsigned format, weft_profile profile,
+                                const weft_roster *roster, const weft_container *container,
+                                const char *const *labels) {
     uint64_t most = weft_context_limits(context)->tensors;
+    if (format > WEFT_FORMAT_NEWEST) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "%u is no format: this weft writes 1 to %d",
+                         format, WEFT_FORMAT_NEWEST);
+    }
+    if (format == 1 && profile == WEFT_PROFILE_SMALLEST) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT, "format 1 has no profile `smallest`");
+    }
     if (profile != WEFT_PROFILE_FAST && profile != WEFT_PROFILE_SMALL && profile != WEFT_PROFILE_SMALLEST) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT, "%d is no profile of a patch", (int)profile);
     }
@@ -174,7 +182,8 @@ static void write_labels(weft_writer *writer, const char *const *labels) {
 }
 
 /* Compresses the body if that makes it smaller; equal lengths mean that it is stored as it is. */
-static weft_status store_body(weft_context *context, const weft_writer *body, weft_writer *writer) {
+static weft_status store_body(weft_context *context, unsigned format, const weft_writer *body,
+                              weft_writer *writer) {
     size_t bound = ZSTD_compressBound(body->size);
     uint8_t *packed = weft_allocate(context, bound);
     if (packed == NULL) {
@@ -187,7 +196,7 @@ static weft_status store_body(weft_context *context, const weft_writer *body, we
     size_t stored_size = smaller ? size : body->size;
     size_t start = writer->size;
     weft_writer_bytes(writer, magic, sizeof magic);
-    weft_writer_u16(writer, WEFT_FORMAT_VERSION);
+    weft_writer_u16(writer, (uint16_t)(format != 0 ? format : WEFT_FORMAT_NEWEST));
     weft_writer_u16(writer, 0);
     weft_writer_u32(writer, (uint32_t)stored_size);
     weft_writer_u32(writer, (uint32_t)body->size);
@@ -203,11 +212,11 @@ static weft_status fail_size(weft_context *context) {
     return weft_fail(context, WEFT_LIMIT_EXCEEDED, "the patch's header would be larger than the limit");
 }
 
-weft_status weft_header_write(weft_context *context, weft_profile profile, unsigned depth,
+weft_status weft_header_write(weft_context *context, unsigned format, weft_profile profile, unsigned depth,
                               const weft_roster *roster, bool same_files, const weft_container *container,
                               const char *const *labels, weft_writer *writer) {
     const weft_container *given = same_files ? NULL : container;
-    weft_status status = check_header(context, profile, roster, given, labels);
+    weft_status status = check_header(context, format, profile, roster, given, labels);
     if (status != WEFT_OK) {
         return status;
     }
@@ -226,7 +235,7 @@ weft_status weft_header_write(weft_context *context, weft_profile profile, unsig
         status = fail_size(context);
     }
     if (status == WEFT_OK) {
-        status = store_body(context, &body, writer);
+        status = store_body(context, format, &body, writer);
     }
     weft_writer_close(&body);
     /* readers count what stands around the body, too */
@@ -244,11 +253,11 @@ weft_status weft_header_measure(weft_context *context, const uint8_t *preamble, 
     if (memcmp(start, magic, sizeof magic) != 0) {
         return weft_fail(context, WEFT_MALFORMED, "this is not a weft patch");
     }
-    if (version < WEFT_FORMAT_OLDEST || version > WEFT_FORMAT_VERSION) {
+    if (version < WEFT_FORMAT_OLDEST || version > WEFT_FORMAT_NEWEST) {
         return weft_fail(
             context, WEFT_WRONG_VERSION,
             "the patch is of format version %u, this weft reads versions %u to %u; upgrade weft", version,
-            WEFT_FORMAT_OLDEST, WEFT_FORMAT_VERSION);
+            WEFT_FORMAT_OLDEST, WEFT_FORMAT_NEWEST);
     }
     if (flags != 0) {
         return weft_fail(context, WEFT_WRONG_VERSION,

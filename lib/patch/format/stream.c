@@ -18,14 +18,15 @@ static weft_status put(weft_patch_stream *stream, const void *data, size_t size)
 }
 
 weft_status weft_stream_open(weft_patch_stream *stream, weft_context *context, const weft_sink *sink,
-                             weft_profile profile, unsigned depth, const weft_roster *roster,
-                             bool same_files, const weft_container *container, const char *const *labels) {
+                             unsigned format, weft_profile profile, unsigned depth,
+                             const weft_roster *roster, bool same_files, const weft_container *container,
+                             const char *const *labels) {
     *stream = (weft_patch_stream){.context = context, .sink = sink, .roster = roster};
     weft_writer_open(&stream->entries, context);
     weft_writer header;
     weft_writer_open(&header, context);
     weft_status status =
-        weft_header_write(context, profile, depth, roster, same_files, container, labels, &header);
+        weft_header_write(context, format, profile, depth, roster, same_files, container, labels, &header);
     if (status == WEFT_OK) {
         status = put(stream, header.data, header.size);
     }

@@ -19,8 +19,9 @@ typedef struct weft_patch_stream {
 
 /* Writes the header. */
 weft_status weft_stream_open(weft_patch_stream *stream, weft_context *context, const weft_sink *sink,
-                             weft_profile profile, unsigned depth, const weft_roster *roster,
-                             bool same_files, const weft_container *container, const char *const *labels);
+                             unsigned format, weft_profile profile, unsigned depth,
+                             const weft_roster *roster, bool same_files, const weft_container *container,
+                             const char *const *labels);
 /* `frame` holds one whole frame of the bucket. */
 weft_status weft_stream_frame(weft_patch_stream *stream, const weft_bucket *bucket,
                               const weft_writer *frame, uint64_t changed);

@@ -21,7 +21,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { BASE_MAX = WEFT_HTTP_URL_MAX - WEFT_STORE_KEY_MAX - 64 };
+enum { BASE_MAX = WEFT_HTTP_URL_MAX - 2 * WEFT_STORE_KEY_MAX - 64 };
 /* of a listing */
 enum { LIST_BYTES = 4 << 20, LINE_BYTES = 512, LINE_DEPTH = 1, LINE_CONTAINERS = 1 };
 
@@ -247,16 +247,19 @@ static weft_status cannot_list(const weft_http_effort *effort) {
                      effort->client->base);
 }
 
-/* {"key":"followers/a","size":700,"age":1.5}; what is not said is 0. */
+/* {"key":"followers/a","size":700,"age":1.5}; what is not said is 0. Or {"after":"pages/b"}, the last one:
+ * there is more from there on. */
 static weft_status visit_line(const weft_http_effort *effort, const char *line, size_t size,
-                              const char *prefix, weft_store_visit visit, void *opaque) {
+                              const char *prefix, weft_store_visit visit, void *opaque,
+                              char after[WEFT_STORE_KEY_MAX + 1]) {
     json_t *json;
     weft_status status =
         weft_json_parse(effort->context, "a listing", line, size, LINE_DEPTH, LINE_CONTAINERS, &json);
     if (status != WEFT_OK) {
         return status;
     }
-    const char *key = json_string_value(json_object_get(json, "key"));
+    const char *more = json_string_value(json_object_get(json, "after"));
+    const char *key = more != NULL ? more : json_string_value(json_object_get(json, "key"));
     json_int_t bytes = json_integer_value(json_object_get(json, "size"));
     double age = json_number_value(json_object_get(json, "age"));
     size_t length = strlen(prefix);
@@ -264,6 +267,8 @@ static weft_status visit_line(const weft_http_effort *effort, const char *line, 
     if (!good) {
         status = weft_fail(effort->context, WEFT_MALFORMED, "%s: a line of the listing of %s is none",
                            effort->client->base, prefix);
+    } else if (more != NULL) {
+        snprintf(after, WEFT_STORE_KEY_MAX + 1, "%s", more);
     } else if (!visit(opaque, key, bytes > 0 ? (uint64_t)bytes : 0, age > 0 ? age : 0)) {
         status = WEFT_MORE;
     }
@@ -273,7 +278,8 @@ static weft_status visit_line(const weft_http_effort *effort, const char *line, 
 
 /* WEFT_MORE: the visitor has seen enough. */
 static weft_status visit_lines(const weft_http_effort *effort, const char *text, size_t size,
-                               const char *prefix, weft_store_visit visit, void *opaque) {
+                               const char *prefix, weft_store_visit visit, void *opaque,
+                               char after[WEFT_STORE_KEY_MAX + 1]) {
     weft_status status = WEFT_OK;
     while (size > 0 && status == WEFT_OK) {
         const char *end = memchr(text, '\n', size);
@@ -281,17 +287,19 @@ static weft_status visit_lines(const weft_http_effort *effort, const char *text,
             return weft_fail(effort->context, WEFT_MALFORMED, "%s: the listing of %s breaks off",
                              effort->client->base, prefix);
         }
-        status = visit_line(effort, text, (size_t)(end - text), prefix, visit, opaque);
+        status = visit_line(effort, text, (size_t)(end - text), prefix, visit, opaque, after);
         size -= (size_t)(end - text) + 1;
         text = end + 1;
     }
     return status;
 }
 
-static weft_status list_server(http_store *store, weft_context *context, const char *prefix, char *text,
-                               weft_store_visit visit, void *opaque) {
-    char path[WEFT_STORE_KEY_MAX + 32];
-    snprintf(path, sizeof(path), "v1/list?prefix=%s", prefix);
+/* Keys above `after`, which is then the last one if there are more; else "". */
+static weft_status list_some(http_store *store, weft_context *context, const char *prefix, char *text,
+                             weft_store_visit visit, void *opaque, char after[WEFT_STORE_KEY_MAX + 1]) {
+    char path[2 * WEFT_STORE_KEY_MAX + 64];
+    snprintf(path, sizeof(path), "v1/list?prefix=%s%s%s", prefix, after[0] != '\0' ? "&after=" : "", after);
+    after[0] = '\0';
     weft_http_effort effort = {.client = &store->client, .context = context, .key = path};
     weft_http_exchange exchange;
     weft_status status;
@@ -313,13 +321,29 @@ static weft_status list_server(http_store *store, weft_context *context, const c
         return weft_fail(context, WEFT_LIMIT_EXCEEDED, "%s: the listing is longer than %d bytes",
                          exchange.url, LIST_BYTES);
     }
-    if (foreign || answer->status == 404 || answer->status == 405) {
+    if (foreign || answer->status == 403 || answer->status == 404 || answer->status == 405) {
         return cannot_list(&effort);
     }
     if (answer->code != CURLE_OK || answer->status != 200 || answer->encoded) {
         return weft_http_effort_fail(&effort, &exchange);
     }
-    status = visit_lines(&effort, text, (size_t)exchange.received, prefix, visit, opaque);
+    return visit_lines(&effort, text, (size_t)exchange.received, prefix, visit, opaque, after);
+}
+
+/* In parts, each of which begins behind the one before: a server that goes round in circles is none. */
+static weft_status list_server(http_store *store, weft_context *context, const char *prefix, char *text,
+                               weft_store_visit visit, void *opaque) {
+    char after[WEFT_STORE_KEY_MAX + 1] = "";
+    char before[WEFT_STORE_KEY_MAX + 1];
+    weft_status status;
+    do {
+        memcpy(before, after, sizeof before);
+        status = list_some(store, context, prefix, text, visit, opaque, after);
+        if (status == WEFT_OK && after[0] != '\0' && strcmp(after, before) <= 0) {
+            status = weft_fail(context, WEFT_MALFORMED, "%s: the listing of %s does not end",
+                               store->client.base, prefix);
+        }
+    } while (status == WEFT_OK && after[0] != '\0');
     return status == WEFT_MORE ? WEFT_OK : status;
 }
 

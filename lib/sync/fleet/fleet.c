@@ -184,6 +184,9 @@ static void count_fleet(weft_fleet *fleet) {
         const weft_follower *follower = fleet->followers[i];
         bool counts = follower->live && follower->version > 0;
         fleet->live += follower->live;
+        if (follower->live && (fleet->reads == 0 || follower->reads < fleet->reads)) {
+            fleet->reads = follower->reads;
+        }
         if (counts && (fleet->slowest == 0 || follower->version < fleet->slowest)) {
             fleet->slowest = follower->version;
         }

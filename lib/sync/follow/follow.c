@@ -16,7 +16,14 @@
 
 /* ---- life ---- */
 
-enum { DAMAGE_ATTEMPTS = 4, EPOCHS_MAX = 64, WATCH_AGAIN_SECONDS = 30 };
+enum {
+    DAMAGE_ATTEMPTS = 4,
+    EPOCHS_MAX = 64,
+    WATCH_AGAIN_SECONDS = 30,
+    /* Versions in a row that each came with an epoch of its own, as from a process per version where puts
+     * have no conditions: then the next one is looked for in the next epoch. */
+    HOPS = 2,
+};
 
 /* of the time that a version takes, to wait between two looks; a tenth, with time for the look itself */
 static const double PAUSE_SHARE = 0.09;
@@ -105,6 +112,9 @@ static void note_pace(weft_follow *follow, const weft_sync_head *head) {
     }
     if (!follow->seen || now->version != before->version) {
         follow->news = weft_clock_now();
+    }
+    if (follow->seen && now->version > before->version) {
+        follow->hops = head->epoch > follow->head.epoch ? follow->hops + 1 : 0;
     }
 }
 
@@ -243,8 +253,14 @@ weft_status weft_follow_glance(weft_follow *follow, double pause) {
         return weft_follow_look(follow);
     }
     uint64_t before = weft_sync_head_version(&follow->head);
-    weft_status status = read_epoch(follow, follow->mark.epoch, true);
     follow->looked = now;
+    if (follow->hops >= HOPS) {
+        bool exists;
+        weft_status hopped =
+            weft_head_exists(follow->context, follow->store, follow->mark.epoch + 1, &exists);
+        return hopped == WEFT_OK ? exists ? weft_follow_look(follow) : WEFT_MORE : hopped;
+    }
+    weft_status status = read_epoch(follow, follow->mark.epoch, true);
     if (status == WEFT_MORE || (status == WEFT_OK && weft_sync_head_version(&follow->head) > before)) {
         return status;
     }

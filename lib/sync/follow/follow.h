@@ -38,6 +38,7 @@ typedef struct weft_follow {
     double interval; /* between the last two versions, as their publisher dated them; 0: unknown */
     double looked;   /* at the store */
     double searched; /* for epochs after the one that was seen */
+    unsigned hops;   /* versions in a row that each came with a new epoch */
 } weft_follow;
 
 /* Reads the watermark. `mark_path` may be NULL. */
@@ -53,7 +54,8 @@ weft_status weft_follow_keep(weft_follow *follow);
 weft_status weft_follow_look(weft_follow *follow);
 /* The same with one request: at the epoch that was seen last. Later epochs are looked for if the head of
  * that one is not simply its next version, as it is after a takeover, and now and then, by the `pause`
- * between two of these calls. */
+ * between two of these calls. Where each version lately came with a new epoch, the one request is for that.
+ */
 weft_status weft_follow_glance(weft_follow *follow, double pause);
 /* How long to wait from one look to the next where nobody can wait on the store: a share of the interval
  * between the last two versions, or of the time since the last one if that is longer, so that a version is

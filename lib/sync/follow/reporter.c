@@ -147,6 +147,7 @@ weft_status weft_reporter_open(weft_context *context, weft_store *store,
     reporter->owner = context;
     reporter->store = store;
     reporter->follower.interval_seconds = choose_interval(store, options->report_seconds);
+    reporter->follower.reads = WEFT_FORMAT_NEWEST;
     snprintf(reporter->follower.name, sizeof reporter->follower.name, "%s", name);
     weft_report_key(name, reporter->key);
     atomic_init(&reporter->stopping, false);

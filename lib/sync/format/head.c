@@ -57,7 +57,8 @@ static const char *head_fault(const weft_sync_head *head) {
 }
 
 static json_t *format_json(const weft_sync_head *head) {
-    json_t *json = weft_json_with(json_object(), "weft", weft_count_json(WEFT_HISTORY_FORMAT));
+    unsigned format = head->format != 0 ? head->format : WEFT_HISTORY_FORMAT;
+    json_t *json = weft_json_with(json_object(), "weft", weft_count_json(format));
     json = weft_json_with(json, "kind", json_string("head"));
     json = weft_json_with(json, "run", json_string(head->run));
     json = weft_json_with(json, "epoch", weft_count_json(head->epoch));
@@ -144,7 +145,7 @@ static weft_status format_head(weft_context *context, const weft_sync_head *head
     }
     weft_status status =
         weft_json_check(context, "a head", (const char *)writer->data, writer->size, &bounds);
-    if (status == WEFT_OK) {
+    if (status == WEFT_OK && head->format != WEFT_SYNC_FORMAT) {
         status = pack_text(context, writer);
     }
     size_t json_size = writer->size;
@@ -226,12 +227,15 @@ static weft_status check_signature(weft_context *context, const char *where, con
 static weft_status parse_json(weft_context *context, const char *where, const json_t *json,
                               weft_sync_head *head) {
     weft_status status = WEFT_OK;
-    if (!weft_json_text(json, "run", head->run, sizeof head->run) ||
+    uint64_t format = 0;
+    if (!weft_json_count(json, "weft", &format) ||
+        !weft_json_text(json, "run", head->run, sizeof head->run) ||
         !weft_json_count(json, "epoch", &head->epoch) ||
         !weft_json_count(json, "sequence", &head->sequence) ||
         !weft_json_text(json, "writer", head->writer, sizeof head->writer)) {
         return weft_fail(context, WEFT_MALFORMED, "%s: the head lacks something", where);
     }
+    head->format = (unsigned)format;
     const json_t *newest = json_object_get(json, "newest");
     if (newest != NULL) {
         status = weft_blob_parse(context, where, json_object_get(json, "page"), &head->page);
@@ -342,6 +346,7 @@ weft_head_info weft_sync_head_describe(const weft_sync_head *head) {
         .changed = head->newest.changed,
         .total = head->newest.total,
         .is_signed = head->is_signed,
+        .format = head->format,
     };
     memcpy(info.run, head->run, sizeof info.run);
     return info;

@@ -14,6 +14,7 @@
 enum { WEFT_WRITER_TEXT = 17 };
 
 typedef struct weft_sync_head {
+    unsigned format; /* of it, and of what the writer writes besides; 0: the newest */
     char run[WEFT_RUN_TEXT];
     uint64_t epoch;
     uint64_t sequence;

@@ -164,6 +164,7 @@ bool weft_leaps_adjoin(const weft_leaps *leaps, uint64_t version) {
 void weft_leap_node_open(weft_leap_node *node, weft_context *context) {
     memset(node, 0, sizeof *node);
     node->context = context;
+    node->format = WEFT_HISTORY_FORMAT;
 }
 
 void weft_leap_node_close(weft_leap_node *node) {
@@ -229,7 +230,7 @@ static const char *node_fault(const weft_leap_node *node) {
 }
 
 static json_t *format_node(const weft_leap_node *node) {
-    json_t *json = weft_json_with(json_object(), "weft", weft_count_json(WEFT_HISTORY_FORMAT));
+    json_t *json = weft_json_with(json_object(), "weft", weft_count_json(node->format));
     json = weft_json_with(json, "kind", json_string("leap"));
     json = weft_json_with(json, "run", json_string(node->run));
     json = weft_json_with(json, "first", weft_count_json(node->first));
@@ -268,7 +269,9 @@ weft_status weft_leap_node_write(const weft_leap_node *node, weft_store *store, 
     *leap = (weft_leap){0};
     describe_leap(node, leap);
     weft_status status =
-        weft_sync_write_packed(context, "a leap", format_node(node), &NODE_BOUNDS, &writer);
+        node->format == WEFT_SYNC_FORMAT
+            ? weft_sync_write_line(context, "a leap", format_node(node), &NODE_BOUNDS, &writer)
+            : weft_sync_write_packed(context, "a leap", format_node(node), &NODE_BOUNDS, &writer);
     if (status == WEFT_OK) {
         memcpy(leap->node.key, key, strlen(key) + 1);
         leap->node.bytes = writer.size;

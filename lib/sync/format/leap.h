@@ -41,6 +41,7 @@ weft_status weft_leaps_parse(weft_context *context, const char *where, const jso
 
 typedef struct weft_leap_node {
     weft_context *context;
+    unsigned format; /* that it is written in */
     char run[WEFT_RUN_TEXT];
     uint64_t first;
     uint64_t last;

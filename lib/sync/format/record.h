@@ -26,8 +26,9 @@
 
 enum {
     WEFT_SYNC_FORMAT = 1,
-    /* Of heads, pages and nodes of leaps. Those of 1 are read. */
-    WEFT_HISTORY_FORMAT = 2,
+    /* Of heads, pages and nodes of leaps. Those of 1 are read, and written where a run is of that format.
+     */
+    WEFT_HISTORY_FORMAT = WEFT_FORMAT_NEWEST,
     WEFT_PAGE_MAX = 1 << 20,
     WEFT_CHUNK_BYTES = 1 << 20,
     WEFT_CHUNKS_INLINE = 16,

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { JSON_DEPTH = 3, JSON_CONTAINERS = 8, NUMBER_DIGITS = 6 };
+enum { JSON_DEPTH = 3, JSON_CONTAINERS = 8, NUMBER_DIGITS = 6, READS_MAX = 1000 };
 
 static const double NUMBER_MAX = 1e9;
 
@@ -109,6 +109,7 @@ static json_t *format_json(const weft_follower *follower) {
     if (follower->cuts[0] != '\0') {
         json = weft_json_with(json, "cuts", json_string(follower->cuts));
     }
+    json = weft_json_with(json, "reads", weft_count_json(follower->reads));
     if (follower->relayed) {
         json = weft_json_with(json, "relayed", format_seconds(follower->relay_seconds));
     }
@@ -217,6 +218,13 @@ static void parse_relayed(const json_t *json, weft_follower *follower) {
                         parse_number(json, "relayed", 0, NUMBER_MAX, &follower->relay_seconds);
 }
 
+/* Who does not say what it reads is of the time before there was anything to say. */
+static void parse_reads(const json_t *json, weft_follower *follower) {
+    uint64_t reads = 0;
+    bool told = weft_json_count(json, "reads", &reads) && reads >= 1;
+    follower->reads = !told ? 1 : reads < READS_MAX ? (unsigned)reads : READS_MAX;
+}
+
 static bool parse_name(const json_t *json, const char *name, weft_follower *follower) {
     return weft_json_text(json, "name", follower->name, sizeof follower->name) &&
            weft_follower_name_valid(follower->name) && (name == NULL || strcmp(follower->name, name) == 0);
@@ -245,6 +253,7 @@ weft_status weft_report_parse(weft_context *context, const char *key_name, const
     if (status == WEFT_OK) {
         parse_cuts(json, &found);
         parse_relayed(json, &found);
+        parse_reads(json, &found);
         *follower = found;
     }
     json_decref(json);

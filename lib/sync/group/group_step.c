@@ -127,7 +127,7 @@ weft_status weft_step_writer_begin(weft_step_writer *writer, weft_patch *patch, 
     writer->sink = (weft_sink){write_bytes, writer};
     writer->patch = patch;
     weft_status status =
-        weft_stream_open(&writer->stream, writer->context, &writer->sink, WEFT_PROFILE_FAST, 0,
+        weft_stream_open(&writer->stream, writer->context, &writer->sink, 0, WEFT_PROFILE_FAST, 0,
                          &header->roster, header->same_files, weft_patch_container(patch), labels);
     if (status == WEFT_OK) {
         patch->listener = (weft_patch_listener){relay_frame, writer};

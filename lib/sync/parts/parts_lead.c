@@ -340,6 +340,7 @@ void weft_parts_lead_count(weft_parts_lead *lead) {
 weft_status weft_parts_lead_begin(weft_parts_lead *lead, weft_baseline *baseline,
                                   const weft_sync_head *head, uint64_t version) {
     lead->parts.epoch = head->epoch;
+    weft_part_plan_set_format(&lead->parts.plan, head->format);
     memcpy(lead->parts.run, head->run, sizeof lead->parts.run);
     return lead->parts.roll_name[0] == '\0' ? gather_members(lead, baseline, version) : WEFT_OK;
 }

@@ -37,9 +37,10 @@ static uint64_t due_turn(const weft_parts_rank *rank) {
     return rank->joined_turn + (rank->publishes - rank->joined_publish);
 }
 
-static void enter_epoch(weft_parts_rank *rank, uint64_t epoch, const char *run) {
+static void enter_epoch(weft_parts_rank *rank, uint64_t epoch, const weft_sync_head *head) {
     rank->parts.epoch = epoch;
-    memcpy(rank->parts.run, run, sizeof rank->parts.run);
+    weft_part_plan_set_format(&rank->parts.plan, head->format);
+    memcpy(rank->parts.run, head->run, sizeof rank->parts.run);
     rank->parts.roll_name[0] = '\0';
     rank->number = 0;
     rank->turn = 0;
@@ -69,7 +70,7 @@ static weft_status look_for_epoch(weft_parts_rank *rank) {
             weft_sync_head_parse(parts->context, weft_store_url(parts->store), data, size, NULL, &head);
     }
     if (status == WEFT_OK) {
-        enter_epoch(rank, epoch, head.run);
+        enter_epoch(rank, epoch, &head);
         weft_sync_head_close(&head, parts->context);
     }
     return status == WEFT_NOT_FOUND || status == WEFT_CHECKSUM_MISMATCH ? WEFT_OK : status;
@@ -731,6 +732,7 @@ weft_status weft_parts_rank_publish(weft_parts_rank *rank, const char *const *la
         rank->turn = rank->heard;
     }
     result->epoch = rank->parts.epoch;
+    result->format = rank->parts.plan.format;
     return status;
 }
 

@@ -25,6 +25,7 @@ weft_status weft_anchor_encode(weft_context *context, const weft_view *view,
         const weft_diff_options diff = {
             .size = sizeof diff,
             .profile = options->profile,
+            .format = options->format,
             .bucket_bytes = options->bucket_bytes,
             .cuts = options->cuts,
             .cut_count = options->cut_count,

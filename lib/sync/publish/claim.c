@@ -208,6 +208,21 @@ static weft_status renew_head(weft_claim *claim, const weft_store_tag *tag) {
     return status;
 }
 
+/* What its followers read is what a run was written in so far. */
+static weft_status choose_format(weft_claim *claim) {
+    unsigned found = claim->head.format;
+    if (found > claim->format && claim->format != 0) {
+        return weft_fail(
+            claim->context, WEFT_INVALID_ARGUMENT,
+            "%s: the run there is of format %u already, and does not go back to %u; begin a new "
+            "run, in another store",
+            weft_store_url(claim->store), found, claim->format);
+    }
+    unsigned asked = claim->format != 0 ? claim->format : found;
+    claim->head.format = asked != 0 ? asked : WEFT_HISTORY_FORMAT;
+    return WEFT_OK;
+}
+
 static weft_status take_once(weft_claim *claim, const weft_identity *identity) {
     weft_stored_head found;
     weft_sync_head_close(&claim->head, claim->context);
@@ -215,6 +230,9 @@ static weft_status take_once(weft_claim *claim, const weft_identity *identity) {
     claim->sealed = false;
     claim->fenced = false;
     weft_status status = find_head(claim, &found, &claim->head);
+    if (status == WEFT_OK) {
+        status = choose_format(claim);
+    }
     if (status != WEFT_OK) {
         return status;
     }
@@ -552,9 +570,13 @@ static weft_status settle_epoch(weft_claim *claim) {
 }
 
 weft_status weft_claim_take(weft_claim *claim, weft_context *context, weft_store *store,
-                            const weft_key *key, bool adopt_any, const weft_identity *identity) {
-    *claim =
-        (weft_claim){.context = context, .store = store, .key = key, .trusted = adopt_any ? NULL : key};
+                            const weft_key *key, bool adopt_any, unsigned format,
+                            const weft_identity *identity) {
+    *claim = (weft_claim){.context = context,
+                          .store = store,
+                          .key = key,
+                          .trusted = adopt_any ? NULL : key,
+                          .format = format};
     weft_status status = WEFT_CONFLICT;
     for (int i = 0; i < CLAIM_ATTEMPTS && status == WEFT_CONFLICT; i++) {
         status = i > 0 ? weft_clock_sleep(context, 0.01 * i) : WEFT_OK;

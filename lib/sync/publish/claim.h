@@ -43,6 +43,7 @@ typedef struct weft_claim {
     weft_store *store;
     const weft_key *key;
     const weft_key *trusted; /* heads that are taken over must be signed by it; NULL: any will do */
+    unsigned format;         /* that was asked for; 0: the run's own */
     weft_sync_head head;     /* as it was written last */
     uint8_t bytes[WEFT_HEAD_MAX];
     size_t size;
@@ -53,9 +54,11 @@ typedef struct weft_claim {
 } weft_claim;
 
 /* Begins a run, or the next epoch of the run that is there, or goes on with the epoch that the same
- * identity began. Who signs goes on with what was signed by the same key only, unless `adopt_any`. */
+ * identity began. Who signs goes on with what was signed by the same key only, unless `adopt_any`. The head
+ * is of the run's format, or the newest for a new run, unless `format` is higher. */
 weft_status weft_claim_take(weft_claim *claim, weft_context *context, weft_store *store,
-                            const weft_key *key, bool adopt_any, const weft_identity *identity);
+                            const weft_key *key, bool adopt_any, unsigned format,
+                            const weft_identity *identity);
 void weft_claim_close(weft_claim *claim);
 
 /* A head that is to follow the present one. */

@@ -10,11 +10,13 @@
 
 #include <string.h>
 
-void weft_ledger_open(weft_ledger *ledger, weft_context *context, weft_store *store, const char *run) {
+void weft_ledger_open(weft_ledger *ledger, weft_context *context, weft_store *store, const char *run,
+                      unsigned format) {
     memset(ledger, 0, sizeof *ledger);
     ledger->context = context;
     ledger->store = store;
     memcpy(ledger->run, run, sizeof ledger->run);
+    ledger->format = format;
     ledger->floor = 1;
 }
 
@@ -267,7 +269,7 @@ static const weft_blob *page_before(const weft_ledger *ledger, uint64_t first) {
 /* The version that the page of `version` begins with. A writer that goes on from pages of format 1, which
  * begin elsewhere, may find none that ends before all that the page could hold. */
 static uint64_t first_of(const weft_ledger *ledger, uint64_t version) {
-    uint64_t span = weft_page_span(WEFT_HISTORY_FORMAT, version);
+    uint64_t span = weft_page_span(ledger->format, version);
     while (span > 1 && version % WEFT_PAGE_SHORT != 0 && (version - span) % WEFT_PAGE_SHORT != 0 &&
            ledger->ends[(version - span) % WEFT_PAGE_SHORT].key[0] == '\0') {
         span /= 2;
@@ -323,8 +325,9 @@ static weft_status fill_page(const weft_ledger *ledger, const weft_record *recor
         page->previous = *before;
     }
     /* who takes the place of the last full page is full as well */
-    bool full = ledger->full_version == 0 || first <= ledger->full_version || record == NULL ||
-                version % WEFT_PAGE_FULL == 0 || !page->linked;
+    bool full = ledger->format == WEFT_SYNC_FORMAT || ledger->full_version == 0 ||
+                first <= ledger->full_version || record == NULL || version % WEFT_PAGE_FULL == 0 ||
+                !page->linked;
     return status == WEFT_OK && full ? fill_front(ledger, page) : status;
 }
 
@@ -335,6 +338,7 @@ static weft_status draft_page(weft_ledger *ledger, const weft_record *record, co
         return WEFT_NO_MEMORY;
     }
     weft_page_open(page, ledger->context);
+    page->format = ledger->format;
     weft_status status = fill_page(ledger, record, page);
     if (status == WEFT_OK) {
         status = weft_page_write(page, ledger->store, key, blob);

@@ -14,6 +14,7 @@ typedef struct weft_ledger {
     weft_context *context;
     weft_store *store;
     char run[WEFT_RUN_TEXT];
+    unsigned format; /* of the pages that it writes */
     uint64_t version;
     weft_record records[WEFT_PAGE_LONG]; /* since the last long page, ascending */
     size_t record_count;
@@ -32,7 +33,8 @@ typedef struct weft_ledger {
     weft_leaps made;      /* leaps that are not yet told in a record */
 } weft_ledger;
 
-void weft_ledger_open(weft_ledger *ledger, weft_context *context, weft_store *store, const char *run);
+void weft_ledger_open(weft_ledger *ledger, weft_context *context, weft_store *store, const char *run,
+                      unsigned format);
 void weft_ledger_close(weft_ledger *ledger);
 /* Reads back what the page of the newest version and those before it say. */
 weft_status weft_ledger_resume(weft_ledger *ledger, const weft_sync_head *head);

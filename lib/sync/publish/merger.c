@@ -93,6 +93,7 @@ static weft_diff_options diff_options(const weft_merger *merger, const weft_reco
     return (weft_diff_options){
         .size = sizeof(weft_diff_options),
         .profile = options->profile,
+        .format = options->format,
         .bucket_bytes = options->bucket_bytes,
         .cuts = options->cuts,
         .cut_count = options->cut_count,
@@ -568,6 +569,7 @@ static weft_status write_leap(weft_merger *merger, merger_job *job, weft_leap *l
     uint64_t leapt = bytes_leapt(job, parts, part_count);
     weft_leap_node node;
     weft_leap_node_open(&node, context);
+    node.format = merger->task.options->format;
     weft_status status = fill_node(merger, job, parts, part_count, &node);
     if (status == WEFT_OK && job->spool != NULL && leads_from(merger, job, &node.base) &&
         weft_spool_source(job->spool).size < leapt / WORTH_OF * WORTH_PARTS) {

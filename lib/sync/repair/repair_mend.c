@@ -188,7 +188,7 @@ static weft_status mend_in_new_epoch(weft_repair *repair) {
     weft_claim claim;
     const weft_identity nobody = {.context = repair->context, .file = -1};
     weft_status status = weft_claim_take(&claim, repair->context, repair->store, repair->options.key,
-                                         repair->options.adopt, &nobody);
+                                         repair->options.adopt, 0, &nobody);
     if (status == WEFT_OK && strcmp(claim.head.page.key, repair->head.page.key) != 0) {
         status = fail_changed(repair);
     }

@@ -44,6 +44,7 @@ static int print_json(fleet_arguments *arguments, const weft_fleet *fleet) {
     json_object_set_new(json, "newest", json_count(fleet->newest));
     json_object_set_new(json, "live", json_count(fleet->live));
     json_object_set_new(json, "slowest", fleet->slowest > 0 ? json_count(fleet->slowest) : json_null());
+    json_object_set_new(json, "reads", fleet->reads > 0 ? json_count(fleet->reads) : json_null());
     json_object_set_new(json, "left_out", json_count(fleet->left_out));
     json_object_set_new(json, "followers", followers);
     return arguments->watch_seconds > 0 ? command_print_json_line(command, stdout, json)
@@ -68,6 +69,23 @@ static void print_follower(const weft_follower *follower) {
     putchar('\n');
 }
 
+/* Who would be left behind by the format that this weft writes to new runs. */
+static void print_reads(const weft_fleet *fleet) {
+    const weft_follower *first = NULL;
+    size_t older = 0;
+    for (size_t i = 0; i < fleet->live; i++) {
+        const weft_follower *follower = fleet->followers[i];
+        bool old = follower->reads < WEFT_FORMAT_NEWEST;
+        first = old && first == NULL ? follower : first;
+        older += old;
+    }
+    if (first != NULL) {
+        printf("; %zu of them cannot read format %d, such as %s", older, WEFT_FORMAT_NEWEST, first->name);
+    } else if (fleet->live > 0) {
+        printf("; all of them read format %d", WEFT_FORMAT_NEWEST);
+    }
+}
+
 static int print_table(fleet_arguments *arguments, const weft_fleet *fleet) {
     size_t count = arguments->live ? fleet->live : fleet->count;
     if (count > 0) {
@@ -82,6 +100,7 @@ static int print_table(fleet_arguments *arguments, const weft_fleet *fleet) {
     if (fleet->slowest > 0) {
         printf(", the slowest follower at %llu", (unsigned long long)fleet->slowest);
     }
+    print_reads(fleet);
     printf("%s\n", arguments->watch_seconds > 0 ? "\n" : "");
     return fflush(stdout) == 0 ? EXIT_DONE
                                : command_error(&arguments->command, EXIT_FAILED,

@@ -10,8 +10,8 @@ static const char doc[] =
     "kept anchor. Objects of older versions are removed when they have not been needed for the grace "
     "period, so that a worker that is fetching one can finish. The store's own clock decides. Where a "
     "server gives no dates, what would have to wait stays, and --grace 0 removes it at once. In a "
-    "directory and in S3, leftovers of failed publishes are removed too. The history itself stays: weft "
-    "log still shows every version.\n"
+    "directory, in S3 and through weft serve, leftovers of failed publishes are removed too. The history "
+    "itself stays: weft log still shows every version.\n"
     "\nMay run at any time, beside publishers, however long one of them was stopped, and followers; once "
     "an hour is often enough.\n" HELP_TRUST "\nExamples:\n"
     "  weft gc /srv/run-7 --dry-run\n"
@@ -25,6 +25,7 @@ typedef struct gc_arguments {
     double grace_seconds;
     bool dry_run;
     bool keep_followers;
+    double meeting_seconds;
     json_t *removed; /* NULL: each is printed */
 } gc_arguments;
 
@@ -112,6 +113,7 @@ static int run(void *input) {
         .grace_seconds = arguments->grace_seconds,
         .dry_run = arguments->dry_run,
         .keep_followers = arguments->keep_followers,
+        .meeting_seconds = arguments->meeting_seconds,
         .removed = on_removed,
         .opaque = arguments,
     };
@@ -132,6 +134,11 @@ int verb_gc(int argc, char **argv) {
         {"keep-followers", NULL, 1,
          "Keep the patches that a live follower needs to catch up; see weft fleet",
          .flag = &arguments.keep_followers},
+        {"meetings", "AGE", 1,
+         "Remove as well what trainers that met in STORE have left (loco/), if none of them has put "
+         "anything "
+         "for AGE, such as 7d: they cannot go on after that",
+         .seconds = &arguments.meeting_seconds, .what = "an age such as 2h or 7d"},
         {"dry-run", NULL, 1, "Only tell what would be removed", .flag = &arguments.dry_run},
         {0},
     };

@@ -45,6 +45,7 @@ typedef struct publish_arguments {
     weft_labels labels;
     weft_cuts cuts;
     weft_profile profile;
+    unsigned format;
     uint64_t bucket_bytes;
     const char *sign_file;
     bool adopt;
@@ -262,6 +263,7 @@ static int print_json(publish_arguments *arguments, const char *run, const weft_
                         json_ratio((double)result->dense_bytes, (double)result->patch_bytes));
     json_object_set_new(json, "buckets", json_count(result->buckets));
     json_object_set_new(json, "profile", json_string(text_profile(arguments->profile)));
+    json_object_set_new(json, "format", json_count(result->format));
     json_object_set_new(json, "uploaded_bytes", json_count(result->uploaded_bytes));
     json_object_set_new(json, "requests", json_count(result->requests));
     json_object_set_new(json, "anchor_bytes", json_count(result->anchor_bytes));
@@ -322,6 +324,10 @@ static int print_result(publish_arguments *arguments, const char *run, const wef
         return EXIT_DONE;
     }
     bool seen = look_for_followers(arguments, run, result, &fleet);
+    if (seen && fleet.live > 0 && fleet.reads < result->format) {
+        command_warn(command, "there are followers that cannot read format %u: upgrade them (weft fleet)",
+                     result->format);
+    }
     if (command->json) {
         code = print_json(arguments, run, result, seen ? &fleet : NULL);
     } else {
@@ -406,6 +412,7 @@ static int publish_model(publish_arguments *arguments, const weft_model *model, 
     const weft_publisher_options chosen = {
         .size = sizeof chosen,
         .profile = arguments->profile,
+        .format = arguments->format,
         .bucket_bytes = arguments->bucket_bytes,
         .cuts = arguments->cuts.items,
         .cut_count = arguments->cuts.count,
@@ -474,6 +481,11 @@ int verb_publish(int argc, char **argv) {
          "followers "
          "that take every version",
          .choice = &arguments.profile, .words = PROFILE_WORDS "|smallest"},
+        {"format", "N", 1,
+         "Write format N from now on: 1, which weft 0.1 reads, or 2 (default: that of the run, and for a "
+         "new "
+         "run 2). A run does not go back; weft fleet says what its followers can read",
+         .count = &arguments.format, .least = 1, .most = WEFT_FORMAT_NEWEST},
         {"cut", "PATTERN:DIM:PARTS", 1, HELP_CUT, .parse = cuts_parse, .into = &arguments.cuts},
         {"bucket", "SIZE", 1,
          "Weights per bucket, the unit that is coded and checked alone (default: 8MiB; with --profile fast "

@@ -6,8 +6,8 @@
 #ifndef WEFT_PROGRAMS_LAB_DEMO_DEMO_H
 #define WEFT_PROGRAMS_LAB_DEMO_DEMO_H
 
+#include "../../base/training.h"
 #include "../../cli/command.h"
-#include "../../server/training.h"
 #include "../bench/sync/bench_sync.h"
 
 #include "../../../train/run.h"

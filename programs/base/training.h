@@ -7,8 +7,8 @@
  * members that a page or a terminal relies on, with values that can be shown; anything else that was there
  * is left out.
  */
-#ifndef WEFT_PROGRAMS_SERVER_TRAINING_H
-#define WEFT_PROGRAMS_SERVER_TRAINING_H
+#ifndef WEFT_PROGRAMS_BASE_TRAINING_H
+#define WEFT_PROGRAMS_BASE_TRAINING_H
 
 #include <jansson.h>
 #include <weft/base.h>
