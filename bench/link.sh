@@ -6,25 +6,28 @@
 # as a patch, the whole model as an anchor, and the plain file by curl: bytes at the worker's interface, all
 # protocols included, and seconds from the beginning of publish to the end of commit.
 #
-# usage: bench/link.sh [--params N] [--steps N] [--rates "MBIT MBIT…"] [--json]
+# usage: bench/link.sh [--params N | --model DIRECTORY] [--steps N] [--rates "MBIT MBIT…"] [--json]
 #
+# The model is the trace of `weft bench`, or DIRECTORY/step-0.safetensors to step-N.safetensors.
 # Needs root, ip, tc and curl; where they or what they do is not to be had, it says so and exits with 0. The
 # command is build/weft, or $WEFT.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 weft=${WEFT:-$here/../build/weft}
 params=64M
+model=
 steps=6
 rates='200 50'
 json=
 while [ $# -gt 0 ]; do
     case $1 in
         --params) params=$2 && shift 2 ;;
+        --model) model=$2 && shift 2 ;;
         --steps) steps=$2 && shift 2 ;;
         --rates) rates=$2 && shift 2 ;;
         --json) json=--json && shift ;;
         *)
-            echo "usage: bench/link.sh [--params N] [--steps N] [--rates \"MBIT MBIT…\"] [--json]" >&2
+            echo "usage: bench/link.sh [--params N | --model DIRECTORY] [--steps N] [--rates \"MBIT MBIT…\"] [--json]" >&2
             exit 2
             ;;
     esac
@@ -200,7 +203,12 @@ done
 dir=$(mktemp -d "${TMPDIR:-/tmp}/weft-link.XXXXXX")
 make_link 2> "$dir/link.log" || skip "network namespaces or tc are not permitted here: $(tail -n 1 "$dir/link.log")"
 
-"$weft" bench --make "$dir/model" --params "$params" --steps "$steps" --quiet
+if [ -n "$model" ]; then
+    mkdir "$dir/model"
+    cp "$model"/step-*.safetensors "$dir/model"
+else
+    "$weft" bench --make "$dir/model" --params "$params" --steps "$steps" --quiet
+fi
 for rate in 0 $rates; do
     echo "bench/link.sh: ${rate/#0/no} limit$([ "$rate" = 0 ] || echo ' in Mbit/s')" >&2
     measure "$rate"
