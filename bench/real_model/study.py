@@ -45,8 +45,8 @@ def parse_options():
     options.rates = list(RATES)[:1] if options.quick else list(RATES)
     options.steps = QUICK_STEPS if options.quick else STEPS
     options.settle = 6 if options.quick else 45
-    options.prompts, options.samples, options.tokens = (2, 4, 8) if options.quick else (4, 8, 8)
-    options.stride = 64 if options.quick else 8
+    options.prompts, options.samples, options.tokens = (2, 4, 8) if options.quick else (4, 4, 8)
+    options.stride = 64 if options.quick else 16
     return options
 
 
