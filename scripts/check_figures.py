@@ -24,8 +24,8 @@ DOCUMENTS = ["README.md", "doc/RESULTS.md", "doc/BENCHMARKS.md"]
 PATIENCE = 1500  # seconds
 COMMAND = re.compile(r"(make |weft |build/weft |bench/|scripts/)")
 # Not beside a figure: the tests run them, or they are a form to fill in.
-PLAIN = [r"make (test|bench)", r"weft (publish|follow|train) .*", r"weft bench --help", r"bench/update\.sh.*", r"bench/trace\.py",
-         r"weft bench --base OLD --new NEW", r"make help"]
+PLAIN = [r"make (test|bench|figures)", r"weft (publish|follow|train)( .*)?", r"weft bench --help", r"bench/update\.sh.*",
+         r"weft bench --base OLD --new NEW"]
 ENGINES = SOURCE / os.environ.get("WEFT_ENGINES", "build/engines")
 
 # What a document says, as a pattern; what is run for it. ROOM is a directory that is removed.

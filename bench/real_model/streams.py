@@ -85,8 +85,19 @@ def supervise(learner, options, generator):
     return float(loss)
 
 
-def gather(options, clock, name, kind, rate, steps):
-    """The stream `name` up to `steps`."""
+def write_version(learner, room, step):
+    """What the masters have become: room/NNNN.safetensors in BF16, and .fp16."""
+    from safetensors.torch import save_file
+
+    room.mkdir(exist_ok=True)
+    path = gradient_path(room, step)
+    save_file({key: master.half() for key, master in learner.masters.items()}, path.with_suffix(".fp16"))
+    learner.write(f"{path}.part")
+    os.replace(f"{path}.part", path)
+
+
+def gather(options, clock, name, kind, rate, steps, kept=None):
+    """The stream `name` up to `steps`. Its last two versions go to the directory `kept`."""
     from safetensors.torch import save_file
 
     room = options.work / name
@@ -108,17 +119,15 @@ def gather(options, clock, name, kind, rate, steps):
         save_file({key: p.grad for key, p in learner.parameters.items()}, f"{path}.part")
         os.replace(f"{path}.part", path)
         norm = learner.step()
+        if kept and step >= steps - 1:
+            write_version(learner, kept, step)
         with (room / "log.jsonl").open("a") as log:
             log.write(json.dumps({"step": step, "norm": norm, "reward" if kind == "grpo" else "loss": found}) + "\n")
         trace.say(f"{name}: {step}/{steps}: {found:.3f}, norm {norm:.2f}, {time.monotonic() - begin:.0f} s")
 
 
 def versions(options, name, rate, wanted, target):
-    """What the masters of a stream's first state become under its gradients at a rate, after each of the steps `wanted`:
-    target/NNNN.safetensors in BF16, and .fp16. At the stream's own rate the former are its versions."""
-    from safetensors.torch import save_file
-
-    target.mkdir(exist_ok=True)
+    """What the masters become under a stream's gradients at another rate, after each of the steps `wanted`."""
     missing = [step for step in wanted if not gradient_path(target, step).exists()]
     if not missing:
         return
@@ -128,7 +137,4 @@ def versions(options, name, rate, wanted, target):
     for step in range(1, max(wanted) + 1):
         take(learner, gradient_path(options.work / name, step))
         if step in missing:
-            path = gradient_path(target, step)
-            save_file({key: master.half() for key, master in learner.masters.items()}, path.with_suffix(".fp16"))
-            learner.write(f"{path}.part")
-            os.replace(f"{path}.part", path)
+            write_version(learner, target, step)

@@ -50,12 +50,12 @@ def parse_options():
     return options
 
 
-def code(options, clock):
+def code(options, clock, rates):
     """The last two versions of the main stream at some rates, in all formats."""
     import streams
 
     last = options.steps[MAIN]
-    for rate in options.rates:
+    for rate in rates:
         result, room = options.work / f"codecs-{rate}.json", options.work / f"versions-{rate}"
         if not result.exists():
             clock.check()
@@ -90,14 +90,16 @@ def measure(options, clock):
     import streams
 
     streams.settle(options, clock)
-    streams.gather(options, clock, MAIN, *STREAMS[MAIN], options.steps[MAIN])
-    code(options, clock)
+    versions, last = options.work / "versions-1e-6", options.steps[MAIN]
+    streams.gather(options, clock, MAIN, *STREAMS[MAIN], last, versions)
+    code(options, clock, options.rates[:1])
     replay.replay(options, clock, MAIN, list(replay.VARIANTS))
     for name in REPLAYED:
         streams.gather(options, clock, name, *STREAMS[name], options.steps[name])
         replay.replay(options, clock, name, REPLAYED[name])
-    receivers.receivers(options, clock, options.work / "versions-1e-6", [options.steps[MAIN] - 1, options.steps[MAIN]])
+    receivers.receivers(options, clock, versions, [last - 1, last])
     link(options, clock)
+    code(options, clock, options.rates[1:])
 
 
 def main():
