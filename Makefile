@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := all
-.PHONY: all command deps deps-test demo demo-llm tour test test-engines check model bench study-sparsity study-loco study-sparse-rl fuzz soak test-upgrade abi wheel deb docs install format clean help
+.PHONY: all command deps deps-test demo demo-llm tour test test-engines test-upgrade check model bench study study-sparsity study-staleness study-loco study-sparse-rl figures fuzz soak abi wheel deb docs install format clean help
 
 all: ## build; the command is left at build/weft
 	@cmake --preset release > /dev/null
@@ -54,9 +54,16 @@ model: ## spin checks the models of the protocol (doc/model) whole, in minutes; 
 bench: all ## this machine against its limits, in one table
 	@build/weft bench
 
+study: all ## a real language model: the tables and charts of it in doc/RESULTS.md, some hours, with build/engines; QUICK=1: a part, printed only
+	@scripts/study.sh $(if $(QUICK),--quick)
+
 study-sparsity: all ## the tables of sparsity in doc/RESULTS.md; QUICK=1: a part, printed only
 	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/sparsity.py build/weft build/sparsity-quick --quick; \
 	else /usr/bin/python3 -B bench/sparsity.py build/weft build/sparsity --document doc/RESULTS.md; fi
+
+study-staleness: all ## reward against delay, in doc/RESULTS.md, about half an hour; QUICK=1: a part, printed only
+	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/staleness.py build/weft build/staleness-quick --quick; \
+	else /usr/bin/python3 -B bench/staleness.py build/weft build/staleness --document doc/RESULTS.md; fi
 
 study-loco: all ## the tables of several trainers in doc/RESULTS.md, some hours; QUICK=1: a part, printed only
 	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/loco.py build/weft build/loco-quick --quick; \
@@ -65,6 +72,9 @@ study-loco: all ## the tables of several trainers in doc/RESULTS.md, some hours;
 study-sparse-rl: all ## learning under compressed caches, in doc/RESULTS.md, about an hour and a half; QUICK=1: a part, printed only
 	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/sparse_rl.py build/weft build/sparse-rl-quick --quick; \
 	else /usr/bin/python3 -B bench/sparse_rl.py build/weft build/sparse-rl --resume --document doc/RESULTS.md; fi
+
+figures: all ## does every command that stands beside a figure still run? Each in a short form, some minutes in all
+	@scripts/check_figures.py
 
 fuzz: ## each fuzz target for FUZZ_SECONDS (default 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)

@@ -6,25 +6,34 @@
 # as a patch, the whole model as an anchor, and the plain file by curl: bytes at the worker's interface, all
 # protocols included, and seconds from the beginning of publish to the end of commit.
 #
-# usage: bench/link.sh [--params N] [--steps N] [--rates "MBIT MBIT…"] [--json]
+# usage: bench/link.sh [--params N | --model DIRECTORY] [--steps N] [--rates "MBIT MBIT…"] [--followers N] [--relay] [--json]
 #
+# With --followers so many share the link, and only patches come through it shaped; with --relay they read from a relay at
+# their end of it. The model is the trace of `weft bench`, or DIRECTORY/step-0.safetensors to step-N.safetensors.
 # Needs root, ip, tc and curl; where they or what they do is not to be had, it says so and exits with 0. The
 # command is build/weft, or $WEFT.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 weft=${WEFT:-$here/../build/weft}
 params=64M
+model=
 steps=6
 rates='200 50'
+followers=1
+relay=
 json=
 while [ $# -gt 0 ]; do
     case $1 in
         --params) params=$2 && shift 2 ;;
+        --model) model=$2 && shift 2 ;;
         --steps) steps=$2 && shift 2 ;;
         --rates) rates=$2 && shift 2 ;;
+        --followers) followers=$2 && shift 2 ;;
+        --relay) relay=yes && shift ;;
         --json) json=--json && shift ;;
         *)
-            echo "usage: bench/link.sh [--params N] [--steps N] [--rates \"MBIT MBIT…\"] [--json]" >&2
+            echo "usage: bench/link.sh [--params N | --model DIRECTORY] [--steps N] [--rates \"MBIT MBIT…\"] [--followers N]" \
+                "[--relay] [--json]" >&2
             exit 2
             ;;
     esac
@@ -140,10 +149,24 @@ fetch_plain() {
     rm "$dir/replica/plain"
 }
 
+# arrived KIND VERSION: waits for a version at every follower, and counts it, as begun by `measure`
+arrived() {
+    local name bytes
+    for ((name = 1; name <= followers; name++)); do
+        await "$dir/stamp.$name.$2" "$follower"
+    done
+    # what the next wait costs belongs to this version
+    sleep 0.3
+    bytes=$(($(crossed) - before))
+    for ((name = 1; name <= followers; name++)); do
+        sample "$rate" "$1" "$bytes" "$begin" "$(cat "$dir/stamp.$name.$2")"
+    done
+}
+
 # One rate, or 0 for the bare link: everything from an empty store on.
 measure() {
-    local rate=$1 server follower step before begin url
-    rm -rf "$dir/store" "$dir/cache" "$dir/replica" "$dir"/stamp.* "$dir/url"
+    local rate=$1 server follower step before begin url name
+    rm -rf "$dir/store" "$dir/cache" "$dir/replica" "$dir/relay" "$dir"/stamp.* "$dir"/url*
     mkdir -p "$dir/store/plain" "$dir/replica"
     ln "$dir/model/step-0.safetensors" "$dir/store/plain/model"
     echo nothing > "$dir/store/plain/nothing"
@@ -154,7 +177,7 @@ measure() {
     await "$dir/url" "$server"
     url=$(cat "$dir/url")
     url=${url%/}
-    if [ "$rate" -gt 0 ]; then
+    if [ "$rate" -gt 0 ] && [ "$followers" -eq 1 ]; then
         shape "$rate"
     fi
 
@@ -165,28 +188,39 @@ measure() {
     begin=$(now)
     publish 0
     sample "$rate" anchor-fixed 0 "$begin" "$(now)"
-    ip netns exec "$worker" "$weft" follow "$url" "$dir/replica/model.safetensors" --quiet \
-        --exec "date +%s.%N > $dir/stamp.\$WEFT_VERSION" > "$dir/follow.log" 2>&1 < /dev/null &
-    follower=$!
-    pids+=("$follower")
-    await "$dir/stamp.1" "$follower"
-    sleep 0.3
-    sample "$rate" anchor $(($(crossed) - before)) "$begin" "$(cat "$dir/stamp.1")"
+    if [ -n "$relay" ]; then
+        ip netns exec "$worker" "$weft" serve "$url" --cache "$dir/relay" --listen 127.0.0.1:0 --url-file "$dir/url-relay" \
+            --quiet 2> "$dir/relay.log" < /dev/null &
+        pids+=("$!")
+        await "$dir/url-relay" "$!"
+        url=$(cat "$dir/url-relay")
+    fi
+    for ((name = 1; name <= followers; name++)); do
+        ip netns exec "$worker" "$weft" follow "${url%/}" "$dir/replica/model-$name.safetensors" --quiet \
+            --exec "date +%s.%N > $dir/stamp.$name.\$WEFT_VERSION" > "$dir/follow-$name.log" 2>&1 < /dev/null &
+        follower=$!
+        pids+=("$follower")
+    done
+    arrived anchor 1
+    # whole models for many would take hours
+    if [ "$rate" -gt 0 ] && [ "$followers" -gt 1 ]; then
+        shape "$rate"
+    fi
 
     for ((step = 1; step <= steps; step++)); do
         before=$(crossed)
         begin=$(now)
         publish "$step"
-        await "$dir/stamp.$((step + 1))" "$follower"
-        # what the next wait costs belongs to this version
-        sleep 0.3
-        sample "$rate" patch $(($(crossed) - before)) "$begin" "$(cat "$dir/stamp.$((step + 1))")"
+        arrived patch $((step + 1))
     done
-    end "$follower"
-    end "$server"
+    for name in "${pids[@]}"; do
+        end "$name"
+    done
     pids=()
     unshape
-    cmp "$dir/replica/model.safetensors" "$dir/model/step-$steps.safetensors"
+    for ((name = 1; name <= followers; name++)); do
+        cmp "$dir/replica/model-$name.safetensors" "$dir/model/step-$steps.safetensors"
+    done
 }
 
 if [ ! -x "$weft" ]; then
@@ -200,7 +234,12 @@ done
 dir=$(mktemp -d "${TMPDIR:-/tmp}/weft-link.XXXXXX")
 make_link 2> "$dir/link.log" || skip "network namespaces or tc are not permitted here: $(tail -n 1 "$dir/link.log")"
 
-"$weft" bench --make "$dir/model" --params "$params" --steps "$steps" --quiet
+if [ -n "$model" ]; then
+    mkdir "$dir/model"
+    cp "$model"/step-*.safetensors "$dir/model"
+else
+    "$weft" bench --make "$dir/model" --params "$params" --steps "$steps" --quiet
+fi
 for rate in 0 $rates; do
     echo "bench/link.sh: ${rate/#0/no} limit$([ "$rate" = 0 ] || echo ' in Mbit/s')" >&2
     measure "$rate"

@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables and charts of the study. A part that was not measured is left out."""
+import json
+import math
+
+import numpy
+
+import draw
+import replay
+import streams
+
+BEGIN, END = "<!-- real model: begin -->", "<!-- real model: end -->"
+SETTLED = 8  # windows that begin before this step are in the table of the first steps only
+SPANS = [(1, 1), (2, 2), (3, 5), (6, 10), (11, 20), (21, 30), (31, 40)]
+TYPES = {"embed_tokens": "embedding", "q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o", "gate_proj": "gate",
+         "up_proj": "up", "down_proj": "down", "norm": "norms"}
+# Share of weights that differ after k steps, in percent: 100 less the sparsity that the authors of PULSE (arXiv 2602.03839)
+# published for Qwen2.5-1.5B under GRPO on MATH; k = 1, 8, 32.
+PULSE = {"5e-7": (0.20, 0.25, 0.30), "1e-6": (0.27, 0.37, 0.47), "3e-6": (0.57, 0.90, 1.23), "5e-6": (0.94, 1.53, 2.14)}
+LAW_CHANGES, LAW_CHANCE, LAW_BAR = 1000, 0.3, 0.15
+INTERVAL = 20.0  # seconds of work between two versions, about what a step of this model takes here
+
+
+def percent(share, digits=3):
+    return f"{100 * share:.{digits}g}"
+
+
+def table(head, rows):
+    """The first column and texts to the left, numbers to the right."""
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "--:|" * (len(head) - 1)]
+    return lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+
+
+class Stream:
+    def __init__(self, options, name):
+        self.name = name
+        self.log = streams.entries(options.work / name)[: options.steps[name]]
+        self.whole, self.lines = replay.total(options, name)
+        self.variants = self.whole["variants"]
+
+    def shares(self, variant, delay):
+        return self.variants[variant]["changed"].get(str(delay), numpy.zeros(0)) / self.whole["weights"]
+
+    def windows(self, variant, delay):
+        """Of those that begin after the first steps; where there are none, of all."""
+        found = self.shares(variant, delay)
+        begin = min(SETTLED, len(self.log) - 2)
+        return found[begin:] if len(found) > begin else found[len(found):]
+
+    def density(self, variant, delay):
+        found = self.windows(variant, delay)
+        return found.mean() if len(found) else None
+
+
+def read(options, name):
+    path = options.work / f"replay-{name}.jsonl"
+    return Stream(options, name) if path.exists() else None
+
+
+# ---- tables ----
+
+
+def runs(options):
+    rows = []
+    for name, steps in options.steps.items():
+        log = streams.entries(options.work / name)[:steps]
+        if log:
+            key = "reward" if "reward" in log[0] else "loss"
+            part = max(1, len(log) // 4)
+            first, last = (numpy.mean([entry[key] for entry in some]) for some in (log[:part], log[-part:]))
+            rows.append([f"`{name}`", len(log), f"{key} {first:.3f} → {last:.3f}",
+                         f"{numpy.median([entry['norm'] for entry in log]):.2f}"])
+    return ["Streams of gradients that were made (reward and loss are means of the first and of the last quarter):", "",
+            *table(["stream", "steps", "course", "median norm before clipping"], rows)]
+
+
+def density_row(stream, title, variant):
+    one = stream.windows(variant, 1)
+    cells = [title, percent(stream.density(variant, 1)), f"{percent(one.min())} to {percent(one.max())}"]
+    for delay in replay.DELAYS[1:]:
+        share = stream.density(variant, delay)
+        cells.append("" if share is None else percent(share))
+    eight = stream.density(variant, 8)
+    return cells + ["" if eight is None else f"{eight / stream.density(variant, 1):.1f}"]
+
+
+DENSITY_HEAD = ["", "k=1", "least to most", "2", "4", "8", "16", "32", "k=8 to k=1"]
+
+
+def rates(main):
+    lines = ["Share of the BF16 weights that differ after k steps, in percent, by learning rate and by what the optimizer "
+             "stores:", ""]
+    rows = []
+    for name, settings in replay.VARIANTS.items():
+        if " bf16" not in name and name in PULSE or name in ("1e-5", "2e-5"):
+            rows.append(density_row(main, f"{name}, FP32 masters", name))
+            stored = f"{name} bf16"
+            rows.append(density_row(main, f"{name}, all BF16", stored))
+            if name in PULSE:
+                one, eight, many = PULSE[name]
+                rows.append([f"{name}, PULSE, Qwen2.5-1.5B", one, "", "", "", eight, "", many, f"{eight / one:.1f}"])
+    return lines + table(DENSITY_HEAD, rows)
+
+
+def ways(main, sft):
+    rows = [density_row(main, "AdamW, β2 .999, 1e-6", "1e-6"),
+            density_row(main, "AdamW, β2 .99", "1e-6 beta2 .99"),
+            density_row(main, "AdamW, β2 .95", "1e-6 beta2 .95"),
+            density_row(main, "AdamW at 3e-6, BF16 weights, FP32 moments", "3e-6 bf16 weights"),
+            density_row(main, "SGD at 0.1", "sgd 0.1"), density_row(main, "SGD at 1", "sgd 1")]
+    with_muon = [line for line in main.lines if "muon" in line]
+    if with_muon:
+        def pooled(weight, counts):
+            whole = sum(weight(line) for line in with_muon)
+            cells = []
+            for delay in replay.DELAYS:
+                found = [numpy.array(counts(line)[str(delay)][min(SETTLED, len(main.log) - 2):]) for line in with_muon
+                         if str(delay) in counts(line)]
+                found = sum(found) / whole if found else numpy.zeros(0)
+                found = found[: max(0, min(replay.MUON_STEPS, len(main.log)) - SETTLED - delay + 1)]
+                cells.append(found)
+            one = cells[0]
+            if not len(one):
+                return None
+            texts = [percent(one.mean()), f"{percent(one.min())} to {percent(one.max())}"]
+            texts += [percent(found.mean()) if len(found) else "" for found in cells[1:]]
+            return texts + [f"{cells[3].mean() / one.mean():.1f}" if len(cells[3]) else ""]
+
+        ours = pooled(lambda line: line["whole"], lambda line: line["muon"])
+        adam = pooled(lambda line: line["weights"], lambda line: line["variants"]["1e-6"]["changed"])
+        if ours:
+            matrices = len(with_muon)
+            rows.append([f"Muon at 1e-6, {matrices} matrices of layers 5 and 20, {replay.MUON_STEPS} steps", *ours])
+            rows.append(["AdamW at 1e-6, the same matrices and steps", *adam])
+    if sft:
+        rows += [density_row(sft, f"supervised fine-tuning, {len(sft.log)} steps, 1e-6", "1e-6"),
+                 density_row(sft, "… at 1e-5", "1e-5"), density_row(sft, "… at 2e-5", "2e-5"),
+                 density_row(sft, "… at 1e-6, all BF16", "1e-6 bf16")]
+        short = min(len(sft.log), len(main.log))
+        cut = main.shares("1e-6", 1)[SETTLED:short]
+        if len(cut):
+            rows.append([f"GRPO at 1e-6, the same {short} steps", percent(cut.mean()),
+                         f"{percent(cut.min())} to {percent(cut.max())}", "", "", "", "", "", ""])
+    return ["The same by optimizer and by kind of training, FP32 masters unless said otherwise:", "",
+            *table(DENSITY_HEAD, rows)]
+
+
+def own_run(options, main):
+    alone = read(options, "grpo-1e-5")
+    if not alone:
+        return []
+    steps = len(alone.log)
+    begin = min(SETTLED, steps - 2)
+    rows = []
+    for delay in (1, 2, 4, 8):
+        own = alone.shares("1e-5", delay)[begin : steps - delay + 1]
+        shared = main.shares("1e-5", delay)[begin : steps - delay + 1]
+        if len(own) and len(shared):
+            rows.append([delay, percent(own.mean()), percent(shared.mean()), f"{shared.mean() / own.mean():.2f}"])
+    return ["Is it fair to take one stream of gradients through other rates? The run that had 1e-5 for itself, with samples "
+            f"and gradients of its own, beside `{main.name}` replayed at 1e-5; steps {begin + 1} to {steps}, in percent:", "",
+            *table(["k", "its own run", "replayed", "ratio"], rows)]
+
+
+def first_steps(main, sft):
+    def row(stream, title, variant):
+        found = stream.shares(variant, 1)
+        cells = [found[a - 1 : b] for a, b in SPANS]
+        return [title, *(percent(part.mean()) if len(part) else "" for part in cells)]
+
+    rows = [row(main, "1e-6, warm-up of 5 steps", "1e-6"), row(main, "1e-6, no warm-up", "1e-6 no warm-up"),
+            row(main, "1e-6, all BF16", "1e-6 bf16"), row(main, "1e-5", "1e-5")]
+    if sft:
+        rows.append(row(sft, "supervised fine-tuning, 1e-6", "1e-6"))
+    return ["The first steps: share that one step changes, in percent, by number of the step:", "",
+            *table(["", *(f"{a}" if a == b else f"{a}–{b}" for a, b in SPANS)], rows)]
+
+
+def where(main):
+    begin = min(SETTLED, len(main.log) - 2)
+
+    def share(lines):
+        changed = sum(numpy.sum(line["variants"]["1e-6"]["changed"]["1"][begin:]) for line in lines)
+        return changed / (len(main.log) - begin) / max(1, sum(line["weights"] for line in lines))
+
+    kinds = [[text, percent(share([line for line in main.lines if part in line["tensor"]]))]
+             for part, text in TYPES.items()]
+    layers = {}
+    for line in main.lines:
+        if ".layers." in line["tensor"] and "norm" not in line["tensor"]:
+            layers.setdefault(int(line["tensor"].split(".layers.")[1].split(".")[0]), []).append(line)
+    fifths = numpy.array_split(sorted(layers), 6)
+    depth = [[f"{part[0]}–{part[-1]}", percent(share([line for layer in part for line in layers[layer]]))]
+             for part in fifths if len(part)]
+    return ["By type of tensor and by depth, k=1 at 1e-6, in percent:", "",
+            *table(["", *(row[0] for row in kinds)], [["share", *(row[1] for row in kinds)]]), "",
+            *table(["layers", *(row[0] for row in depth)], [["share", *(row[1] for row in depth)]])]
+
+
+def law(main):
+    lines = ["**The law.** The chance that a step changes a weight, by exponent of the weight, beside the mean of "
+             "min(1, |Δ|/ULP) over the same weights, second half of the stream:", ""]
+    judged, rows, worst = 0, [], 0.0
+    for variant in ("1e-6", "3e-6", "1e-5"):
+        counted, changed, expected = numpy.array(main.variants[variant]["law"])
+        for exponent in numpy.flatnonzero(changed >= LAW_CHANGES):
+            chance, foretold = changed[exponent] / counted[exponent], expected[exponent] / counted[exponent]
+            if chance < LAW_CHANCE:
+                judged += 1
+                worst = max(worst, abs(chance / foretold - 1))
+            if variant == "1e-6":
+                rows.append([f"2^{exponent - 127}", f"{counted[exponent]:,.0f}", f"{changed[exponent]:,.0f}",
+                             percent(chance, 4), percent(foretold, 4), f"{chance / foretold:.3f}"])
+    lines += table(["weights from", "weight-steps", "changes", "chance, %", "law, %", "ratio"], rows)
+    lines += ["", f"Rates 1e-6, 3e-6 and 1e-5 have {judged} classes with at least {LAW_CHANGES:,} changes (of the sample) and "
+              f"a chance under {LAW_CHANCE}; the farthest is {100 * worst:.1f}% off (the bar is {100 * LAW_BAR:.0f}%: "
+              f"{'met' if worst <= LAW_BAR else '**missed**'})."]
+    places = numpy.array(main.whole["places"], float)
+    places /= places.sum()
+    entropy = -(places[places > 0] * numpy.log2(places[places > 0])).sum()
+    step = main.variants["1e-6"]["moved"][SETTLED:].mean() / main.whole["weights"] if len(main.log) > SETTLED else 0
+    lines += [f"The law rests on masters that lie anywhere in their cell: in 64ths of it they have an entropy of {entropy:.3f} "
+              f"of 6 bits. |Δ| is {step:.2f} of the rate in the mean."]
+    return lines
+
+
+def bounds():
+    """Of every normal BF16 value: what is absorbed and what is seen, by rounding."""
+    import torch
+
+    bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    values = bits.view(torch.bfloat16).float()
+    values = values[values.isfinite() & (values.abs() >= 2.0**-126) & (values.abs() < 2.0**127)]
+    hidden = seen = 0
+    for sign in (-1, 1):
+        hidden += int(((values * (1 + sign * 2.0**-9 * (1 - 2.0**-12))).bfloat16().float() != values).sum())
+        seen += int(((values * (1 + sign * 2.0**-8 * (1 + 2.0**-12))).bfloat16().float() == values).sum())
+    return [f"With weights stored in BF16 a step below |w|/512 is always lost and one above |w|/256 always seen: of "
+            f"{len(values):,} normal values, rounded with a step just below and just above these bounds up and down, "
+            f"{hidden + seen} differ from that."]
+
+
+def gradients(main):
+    begin = min(SETTLED, len(main.log) - 2)
+    steps, weights = len(main.log) - begin, main.whole["weights"]
+    dense = sum(main.whole["gradient"][begin:]) / steps / weights
+    master = main.variants["1e-6"]["touched"][begin:].sum() / steps / weights
+    return [f"**Gradients are dense, updates are sparse.** In a step at 1e-6, {percent(dense, 4)}% of the gradient is not zero, "
+            f"{percent(master, 4)}% of the FP32 masters move, and {percent(main.density('1e-6', 1))}% of the BF16 weights "
+            "change."]
+
+
+def codecs(options):
+    found = {rate: json.loads((options.work / f"codecs-{rate}.json").read_text()) for rate in options.rates
+             if (options.work / f"codecs-{rate}.json").exists()}
+    if not found:
+        return []
+    rows = []
+    first = next(iter(found.values()))
+    bound = [f"{entry['bound']:.3f}" for entry in found.values()]
+    rows.append(["bound, given the exponent (`weft stats`)", *(cell for text in bound for cell in (text, ""))])
+    for name in first["sizes"]:
+        cells = [f"**{name}**" if name == "weft small" else name]
+        for entry in found.values():
+            size = entry["sizes"][name]
+            times = 2 * entry["weights"] / size
+            cells += ["" if name.startswith("whole") else f"{size / entry['changed']:.3f}",
+                      f"{times:.2f}" if times < 10 else f"{times:.0f}"]
+        rows.append(cells)
+    head = [""]
+    for rate, entry in found.items():
+        head += [f"{rate}: bytes per change", "times fewer"]
+    shares = ", ".join(f"{percent(entry['changed'] / entry['weights'])}% at {rate}, of which "
+                       f"{100 * (entry['steps']['minus_1'] + entry['steps']['plus_1']) / entry['changed']:.0f}% by one ULP"
+                       for rate, entry in found.items())
+    return [f"**Bytes.** Version {options.steps[options.main]} of the whole model after version "
+            f"{options.steps[options.main] - 1}, with files of each format as they are written; changed: {shares}:", "",
+            *table(head, rows)]
+
+
+def receivers(options):
+    path = options.work / "receivers.json"
+    if not path.exists():
+        return []
+    rows = []
+    for name, entry in json.loads(path.read_text()).items():
+        groups = f"{percent(entry['groups_changed'] / entry['groups'])}" if entry.get("groups") else ""
+        rows.append([name, percent(entry["changed"] / entry["weights"]), groups, f"{entry['patch_bytes']:,}",
+                     f"{entry['whole_bytes'] / entry['patch_bytes']:.0f}"])
+    return ["**Receivers of other types** see of the same step at 1e-6 (of FP8 and INT8: share of the quantised weights; the "
+            "embedding stays BF16, and is in the bytes):", "",
+            *table(["", "weights changed, %", "scales changed, %", "bytes of the patch", "times fewer than its own model"],
+                   rows)]
+
+
+def utilisation(options):
+    path = options.work / "link.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    if "rows" not in found:
+        return []
+    rows = []
+    for row in found["rows"]:
+        if row["megabits"] > 0:
+            name = {"plain": "whole model, curl", "anchor": "whole model, weft", "patch": "**a step, weft**"}[row["kind"]]
+            rows.append([name, row["megabits"], f"{row['wire_bytes']:,.0f}", f"{row['predicted_seconds']:.2f}",
+                         f"{row['seconds']:.2f}", f"{100 * INTERVAL / (INTERVAL + row['seconds']):.1f}",
+                         f"{row['wire_bytes'] * 8e-6 * 9 / INTERVAL:.2f}"])
+    return [f"**Utilisation.** The same version over a link that `tc` shapes (`bench/link.sh --model`), from the beginning of "
+            f"publish to the end of commit; predicted is the time without a limit and 8 · bytes / rate. Utilisation is that "
+            f"of workers that wait for each version and work for {INTERVAL:.0f} s in between:", "",
+            *table(["what comes", "link, Mbit/s", "bytes on the wire", "predicted, s", "measured, s", "utilisation, %",
+                    "Mbit/s for 90%"], rows)]
+
+
+# ---- charts ----
+
+PERCENTS = [(1e-4, "0.01%"), (1e-3, "0.1%"), (1e-2, "1%"), (1e-1, "10%"), (1, "100%")]
+
+
+def draw_density(main, path):
+    series = []
+    for number, rate in enumerate(("5e-7", "1e-6", "3e-6", "1e-5", "2e-5")):
+        for variant, style, title in ((rate, "line points", f"{rate}, FP32"), (f"{rate} bf16", "dashed", f"{rate}, BF16")):
+            points = [(k, main.density(variant, k)) for k in replay.DELAYS]
+            points = [(k, share) for k, share in points if share]
+            if points:
+                series.append((title, points, style, number))
+    draw.chart(path, "Weights that differ after k steps", draw.Axis(1, 32, [(k, k) for k in replay.DELAYS], True),
+               draw.Axis(1e-4, 1, PERCENTS, True), series, "steps between two versions, k",
+               "share of the BF16 weights")
+
+
+def draw_law(main, path):
+    series, low, high = [], 0, -30
+    for number, variant in enumerate(("1e-6", "3e-6", "1e-5")):
+        counted, changed, expected = numpy.array(main.variants[variant]["law"])
+        seen = [e for e in numpy.flatnonzero(changed >= 100)]
+        if not seen:
+            continue
+        low, high = min(low, seen[0] - 127), max(high, seen[-1] - 127)
+        series.append((f"{variant}, |Δ|/ULP", [(e - 127, expected[e] / counted[e]) for e in seen], "line", number))
+        series.append((f"{variant}, measured", [(e - 127, changed[e] / counted[e]) for e in seen], "points", number))
+    if series:
+        ticks = [(e, f"2^{e}") for e in range(low, high + 1, 2)]
+        draw.chart(path, "Chance that a step changes a weight", draw.Axis(low, high, ticks, False),
+                   draw.Axis(1e-4, 1, PERCENTS, True), series, "size of the weight", "chance")
+
+
+def draw_utilisation(options, path):
+    source = options.work / "link.json"
+    found = json.loads(source.read_text()) if source.exists() else {}
+    if "rows" not in found:
+        return
+    series = []
+    for number, (kind, title) in enumerate((("plain", "full sync"), ("patch", "weft"))):
+        rows = [row for row in found["rows"] if row["kind"] == kind]
+        size = rows[0]["wire_bytes"]
+        rates = [10 ** (power / 8) for power in range(-8, 25)]
+        fixed = rows[0]["fixed_seconds"]
+        curve = [(rate, INTERVAL / (INTERVAL + fixed + 8e-6 * size / rate)) for rate in rates]
+        series.append((f"{title}, predicted", curve, "line", number))
+        series.append((f"{title}, measured", [(row["megabits"], INTERVAL / (INTERVAL + row["seconds"])) for row in rows
+                                              if row["megabits"] > 0], "points", number))
+    draw.chart(path, "Utilisation of workers that wait for each version",
+               draw.Axis(0.1, 1000, [(10.0**p, f"{10.0**p:g}") for p in range(-1, 4)], True),
+               draw.Axis(0, 1, [(n / 4, f"{25 * n}%") for n in range(5)], False), series, "link, Mbit/s", "utilisation")
+
+
+# ---- the report ----
+
+
+def write(options):
+    main, sft = read(options, options.main), read(options, "sft-1e-6")
+    blocks = [runs(options)]
+    if main:
+        blocks += [rates(main), ["![density by delay and rate](real-density.svg)"], ways(main, sft),
+                   own_run(options, main), first_steps(main, sft), where(main), gradients(main), law(main),
+                   ["![chance of a change by size of the weight](real-law.svg)"], bounds()]
+    blocks += [codecs(options), receivers(options), utilisation(options)]
+    if utilisation(options):
+        blocks.append(["![utilisation by bandwidth](real-utilisation.svg)"])
+    text = "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    print(text)
+    place = options.document.parent if options.document else options.work
+    if main:
+        draw_density(main, place / "real-density.svg")
+        draw_law(main, place / "real-law.svg")
+    draw_utilisation(options, place / "real-utilisation.svg")
+    if options.document:
+        before, rest = options.document.read_text().split(BEGIN)
+        options.document.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.split(END)[1]}")
