@@ -15,13 +15,16 @@ import urllib.error
 import urllib.request
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
+from .context import logger
 from .errors import InvalidArgument, NotFoundError, RemoteError
 from .keys import KeyLike
+from .layouts import Cut
 from .publisher import Published, Publisher
 from .runs import log
 from .store import StoreLike
 from .subscriber import Subscriber
 
+_MOST_CUTS, _MOST_CUTS_BYTES = 64, 1024  # of a report (doc/FORMAT.md, section 28)
 _SHARED = "/dev/shm"
 _POLL = 0.02  # seconds between looks for a version
 
@@ -92,6 +95,15 @@ def newest(store: StoreLike, trust: KeyLike = None) -> int:
     except NotFoundError:
         return 0
     return entries[0].version if entries else 0
+
+
+def announced(cuts: List[Cut]) -> List[Cut]:
+    """Those that go into an engine's report, where a publisher finds them: all, or none if they do not fit."""
+    text = " ".join(map(str, cuts))
+    if len(cuts) <= _MOST_CUTS and len(text.encode()) <= _MOST_CUTS_BYTES:
+        return cuts
+    logger.warning("weft: too many cuts to be announced; give them to the publisher: %s", text)
+    return []
 
 
 class Receiver:
