@@ -114,6 +114,7 @@ class Leader:
         self._committing = False
         self._failed_commits = 0
         self._ending = False
+        self._end = "weft: following has ended; see the engine's log"  # what those are told who wait for it
         self._figures = metrics.Figures(core)
 
     # -- on the core's own thread --
@@ -161,6 +162,7 @@ class Leader:
         return future
 
     def close(self) -> None:
+        self._end = "weft: meanwhile the engine was told to follow another store, or none"
         self._ending = True
         self._notify("end")
         with contextlib.suppress(OSError):
@@ -231,7 +233,7 @@ class Leader:
         for future in waiting:
             with contextlib.suppress(concurrent.futures.InvalidStateError):
                 if future is not None:
-                    future.set_exception(RuntimeError("weft: following has ended; see the engine's log"))
+                    future.set_exception(RuntimeError(self._end))
 
     def _meet(self) -> None:
         while len(self._ranks) < self._world:
@@ -357,6 +359,8 @@ class Leader:
             if self._requests:
                 self._requests.pop(0).future.set_result([None] * self._world)
             self._order_all("go")
+            if self._requests:  # workers that wait for an order tell nothing by themselves
+                self._decide()
 
 
 def _cuts_of(layouts: List[Layout]) -> List[Cut]:
