@@ -131,6 +131,12 @@ class Receiver:
     def path(self) -> pathlib.Path:
         return self._directory / "model.safetensors"
 
+    def begin(self) -> None:
+        """By each rank of rollouts, before any of them receives: what an earlier job has left in the directory, of
+        another run perhaps, is not taken for this one's."""
+        if self._hold() and self._subscriber is None:
+            (self._directory / "version").unlink(missing_ok=True)
+
     def prepare(self) -> None:
         """What is published from now on is what the next receive() waits for."""
         self._after = newest(self._store, self._trust)
@@ -152,8 +158,8 @@ class Receiver:
                 )
             time.sleep(_POLL)
 
-    def _lead(self) -> bool:
-        """Whether this process is the one that follows. The lock is of its own: the checkpoint may not exist yet."""
+    def _hold(self) -> bool:
+        """Whether this process has the lock. That is a file of its own: the checkpoint may not exist yet."""
         if self._lock is None:
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
             lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -163,6 +169,12 @@ class Receiver:
                 os.close(lock)
                 return False
             self._lock = lock
+        return True
+
+    def _lead(self) -> bool:
+        """Whether this process is the one that follows, and can."""
+        if not self._hold():
+            return False
         if self._subscriber is None:
             try:
                 self._subscriber = Subscriber(self._store, self.path, trust=self._trust, replace=True)
