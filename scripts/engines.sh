@@ -25,6 +25,8 @@ pip() {
 }
 
 mkdir -p "$engines"
+exec 9> "$engines/lock"
+flock 9 # one at a time, whoever calls
 if cmp -s "$list" "$engines/requirements.txt"; then
     echo "engines: $engines has what $list names"
 else

@@ -186,8 +186,8 @@ static weft_status check_live(const view_builder *builder, const weft_recipe *re
     if (whole->dtype != live->dtype) {
         return weft_fail(
             builder->context, WEFT_INVALID_ARGUMENT,
-            "layout: live tensor \"%.*s\" is %s, but the checkpoint has %s; F32 masters of BF16 "
-            "weights have dtype BF16 and storage F32",
+            "layout: live tensor \"%.*s\" is %s, but the checkpoint has %s; publish what followers hold: "
+            "F32 masters of BF16 weights have dtype BF16 and storage F32 (in Python dtype=\"bfloat16\")",
             WEFT_NAME_SHOWN, recipe->name, weft_dtype_name(live->dtype), weft_dtype_name(whole->dtype));
     }
     if (rank != live->rank) {

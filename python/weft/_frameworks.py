@@ -15,13 +15,16 @@ import urllib.error
 import urllib.request
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
+from .context import logger
 from .errors import InvalidArgument, NotFoundError, RemoteError
 from .keys import KeyLike
+from .layouts import Cut
 from .publisher import Published, Publisher
 from .runs import log
 from .store import StoreLike
 from .subscriber import Subscriber
 
+_MOST_CUTS, _MOST_CUTS_BYTES = 64, 1024  # of a report (doc/FORMAT.md, section 28)
 _SHARED = "/dev/shm"
 _POLL = 0.02  # seconds between looks for a version
 
@@ -94,6 +97,15 @@ def newest(store: StoreLike, trust: KeyLike = None) -> int:
     return entries[0].version if entries else 0
 
 
+def announced(cuts: List[Cut]) -> List[Cut]:
+    """Those that go into an engine's report, where a publisher finds them: all, or none if they do not fit."""
+    text = " ".join(map(str, cuts))
+    if len(cuts) <= _MOST_CUTS and len(text.encode()) <= _MOST_CUTS_BYTES:
+        return cuts
+    logger.warning("weft: too many cuts to be announced; give them to the publisher: %s", text)
+    return []
+
+
 class Receiver:
     """A checkpoint of the newest version on this host, for frameworks whose engines load weights whole.
 
@@ -119,6 +131,12 @@ class Receiver:
     def path(self) -> pathlib.Path:
         return self._directory / "model.safetensors"
 
+    def begin(self) -> None:
+        """By each rank of rollouts, before any of them receives: what an earlier job has left in the directory, of
+        another run perhaps, is not taken for this one's."""
+        if self._hold() and self._subscriber is None:
+            (self._directory / "version").unlink(missing_ok=True)
+
     def prepare(self) -> None:
         """What is published from now on is what the next receive() waits for."""
         self._after = newest(self._store, self._trust)
@@ -140,8 +158,8 @@ class Receiver:
                 )
             time.sleep(_POLL)
 
-    def _lead(self) -> bool:
-        """Whether this process is the one that follows. The lock is of its own: the checkpoint may not exist yet."""
+    def _hold(self) -> bool:
+        """Whether this process has the lock. That is a file of its own: the checkpoint may not exist yet."""
         if self._lock is None:
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
             lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -151,6 +169,12 @@ class Receiver:
                 os.close(lock)
                 return False
             self._lock = lock
+        return True
+
+    def _lead(self) -> bool:
+        """Whether this process is the one that follows, and can."""
+        if not self._hold():
+            return False
         if self._subscriber is None:
             try:
                 self._subscriber = Subscriber(self._store, self.path, trust=self._trust, replace=True)

@@ -67,6 +67,7 @@ class WeftCheckpointEngine(CheckpointEngine):
         self, *, rollout_rank: int, train_world_size: int, rollout_world_size: int, metadata: List[Any]
     ) -> None:
         """There are no connections to make."""
+        self._receiver.begin()
 
     def finalize(self) -> None:
         """The run is left to the next publisher."""

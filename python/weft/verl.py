@@ -50,7 +50,6 @@ class WeftCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self.is_master = is_master
         self._stream = Stream(store, **(publisher or {}))
         self._receiver = Receiver(rollout_store or store, trust=trust, cache=cache, timeout=timeout)
-        self._rollout = False
 
     def prepare(self) -> Dict[str, Any]:
         """Called on all workers before each sync: rollouts wait for what is published after this."""
@@ -65,7 +64,9 @@ class WeftCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         return {"rollout": [False] * actor_wg_world_size}, {"rollout": [True] * rollout_world_size}
 
     def init_process_group(self, rollout: bool = False) -> None:
-        self._rollout = rollout
+        """Again before each sync."""
+        if rollout:
+            self._receiver.begin()
 
     def finalize(self) -> None:
         """The store and the checkpoint stay open for the next sync."""

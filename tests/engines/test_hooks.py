@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ import frameworks
 import torch
 import weft
 import weft.slime
+from weft import _frameworks
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -157,6 +159,42 @@ class NemoRL(Case):
         self.assertEqual(len(weft.log(os.environ["WEFT_STORE"])), 3)
         for engine in policies + rollouts:
             engine.finalize()
+
+
+class Hosts(Case):
+    def test_another_run(self):
+        """Ranks do not take what an earlier job has left on their host for what they wait for."""
+        store, model = self.place / "store", small_model()
+
+        def receivers(timeout):
+            made = [
+                _frameworks.Receiver(str(store), cache=str(self.place / "cache"), timeout=timeout) for _ in range(2)
+            ]
+            for one in made:
+                self.addCleanup(one.close)
+                one.begin()
+                one.prepare()
+            return made
+
+        def publish(count):
+            stream = _frameworks.Stream(store)
+            self.addCleanup(stream.close)
+            for _ in range(count):
+                move(model, 1)
+                stream.publish_all(model.named_parameters())
+
+        first, second = receivers(900)
+        publish(2)
+        self.assertEqual((first.receive(), second.receive()), (2, 2))
+        first.close()
+        second.close()
+        shutil.rmtree(store)
+        first, second = receivers(0.2)
+        publish(1)
+        with self.assertRaisesRegex(weft.RemoteError, "nothing newer than version 0"):
+            second.receive()
+        with self.assertRaisesRegex(weft.InvalidArgument, "but this replica follows run .* to let it change runs"):
+            first.receive()
 
 
 class Page(Case):

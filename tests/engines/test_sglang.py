@@ -237,15 +237,14 @@ class Live(unittest.TestCase):
             time.sleep(0.1)
 
     def test_ranks(self):
-        """Three tensor-parallel ranks follow as a group: there, and back to the answers that they began with. SGLang
-        means ranks to have a NUMA node each, and to speak NCCL: the first is a setting's default, and a library that
-        is not found it does without."""
+        """Three tensor-parallel ranks follow as a group: there, and back to the answers that they began with. They
+        announce the cuts that they need, and the publisher, which was told nothing, picks them up. SGLang means ranks
+        to have a NUMA node each, and to speak NCCL: the first is a setting's default, and a library that is not found
+        it does without."""
         ranks, store = 3, self.place / "cut"
-        config = json.loads((self.models[0] / "config.json").read_text())
-        layouts = [weft.layouts.from_config(config, "sglang", tensor_parallel=(rank, ranks)) for rank in range(ranks)]
         state, later = (load_file(model / "model.safetensors") for model in self.models)
         first = {name: weight.clone() for name, weight in state.items()}
-        with weft.Publisher(store, state, cuts=weft.layouts.cuts_for(layouts)) as publisher:
+        with weft.Publisher(store, state) as publisher:
             publisher.publish()
             server = Server(
                 self.models[0], store, self.place / "ranks.log", {"tp_size": ranks, "mem_fraction_static": 0.2},
@@ -253,7 +252,13 @@ class Live(unittest.TestCase):
                 SGLANG_CPU_OMP_THREADS_BIND="|".join(str(rank % (os.cpu_count() or 1)) for rank in range(ranks)),
             )  # fmt: skip
             self.addCleanup(server.close)
-            self.wait(server, store, "ranks", 1)
+            end = time.monotonic() + PATIENCE
+            while not any(one.version for one in weft.fleet(store).followers):
+                self.assertLess(time.monotonic(), end, f"cuts were not picked up: {server.text()}")
+                publisher.publish()
+                publisher.settle()
+                time.sleep(2)
+            self.wait(server, store, "ranks", publisher.version)
             before = server.generate()
             for weights, equal in ((later, False), (first, True)):
                 for name, weight in weights.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,8 +64,12 @@ class Scene:
 scene = Scene()
 
 
+def equal_to(engine: VLLM, weights: Dict[str, Any]) -> bool:
+    return {name.rpartition(":")[2]: value for name, value in engine.hashes().items()} == fused_hashes(weights)
+
+
 def equal_to_trainer(engine: VLLM) -> bool:
-    return {name.rpartition(":")[2]: value for name, value in engine.hashes().items()} == fused_hashes(scene.weights)
+    return equal_to(engine, scene.weights)
 
 
 def test_in_place_from_version_to_version() -> None:
@@ -177,6 +182,11 @@ def test_stores_that_cannot_be_followed() -> None:
     # a name that no name server is asked for, since it may take its time
     place_at(f"http://{64 * 'x'}.invalid", "Could not resolve host", follow=True)
     place_at(scene.path, "is not an Ed25519 key", trust=str(MODEL / "config.json"))
+    for what, value in {
+        "store": 5, "trust": str(directory / "none.pub"), "name": "../engine", "follow": "no", "poll_seconds": -1,
+        "threads": 1.5, "running": "stop", "speed": 9,
+    }.items():
+        refused("init_weight_transfer_engine", {"init_info": {"store": str(scene.path), what: value}}, what)
     update(None, "no store is followed")
 
     (directory / "empty").mkdir()
@@ -192,6 +202,7 @@ def test_stores_that_cannot_be_followed() -> None:
         "others": {"another.weight": weights[query]},
         "smaller": {**weights, query: weights[query][:64].clone()},
         "fewer": {name: weight for name, weight in weights.items() if name != query},
+        "wider": {name: weight.float() for name, weight in weights.items()},
     }.items():
         place_at(made(name, tensors), "layout: ", follow=False)
     keys = [directory / "ours.key", directory / "theirs.key"]
@@ -223,6 +234,45 @@ def test_driven_by_the_official_routes() -> None:
         assert engine.post("finish_weight_update", {"weight_version": f"step-{wanted}"}).status_code == 200
         assert engine.version == f"step-{wanted}", "the caller's own name for the version"
     assert equal_to_trainer(engine)
+
+
+def test_another_run_in_the_same_place() -> None:
+    """A trainer that begins anew has versions of the same numbers, and they are not taken for those of before."""
+    engine, path = scene.engine, scene.directory / "again"
+
+    def begin_run(seed: int) -> Dict[str, Any]:
+        """Of two versions, so that an engine that has neither needs two steps."""
+        weights = load_weights()
+        move_weights(weights, seed, share=0.001)
+        with weft.Publisher(path, weights) as publisher:
+            publisher.publish()
+            move_weights(weights, seed + 1, share=0.001)
+            publisher.publish()
+        return weights
+
+    def initialise() -> None:
+        info = {"store": str(path), "follow": False}
+        answer = engine.post("init_weight_transfer_engine", {"init_info": info})
+        assert answer.status_code == 200, answer.text
+
+    def update(**info: int) -> Any:
+        assert engine.post("start_weight_update").status_code == 200
+        answer = engine.post("update_weights", {"update_info": info})
+        if answer.status_code == 200:
+            assert engine.post("finish_weight_update").status_code == 200
+        return answer
+
+    first = begin_run(100)
+    initialise()
+    assert update().status_code == 200
+    assert engine.version == "2" and equal_to(engine, first)
+    shutil.rmtree(path)
+    second = begin_run(200)
+    answer = update(version=2)
+    assert answer.status_code == 500 and "but this replica follows run" in answer.text, answer.text
+    assert equal_to(engine, first)
+    initialise()
+    assert update(version=2).status_code == 200 and equal_to(engine, second)
 
 
 def test_killed_and_restarted_in_mid_follow() -> None:
@@ -286,7 +336,8 @@ def main() -> None:
             test_a_version_that_does_not_exist, test_figures_in_the_endpoint_and_the_fleet,
             test_a_store_that_goes_away_and_comes_back, test_equal_to_a_fresh_engine,
             test_stores_that_cannot_be_followed, test_driven_by_the_official_routes,
-            test_killed_and_restarted_in_mid_follow, test_compiled, test_a_speculating_engine_is_refused,
+            test_another_run_in_the_same_place, test_killed_and_restarted_in_mid_follow, test_compiled,
+            test_a_speculating_engine_is_refused,
         )
 
 

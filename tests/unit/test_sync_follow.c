@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * How a follower waits on a store that cannot wait, for a while: it asks again later, and not at every
- * look. How often it looks, and that most looks are one request.
+ * look. How often it looks, and that most looks are one request. That it notices when its run is gone.
  */
 #include "../../lib/base/clock.h"
 #include "../../lib/sync/follow/follow.h"
@@ -224,12 +224,45 @@ static void test_many_claims(void **state) {
     scene_close(&scene);
 }
 
+/* A run that is begun anew in its place counts epochs from 1 again. Who has seen a later one is told, and does
+ * not wait for ever; while there is nothing, it waits. */
+static void test_begun_anew(void **state) {
+    (void)state;
+    scene first, second;
+    weft_store *store;
+    weft_follow follow;
+    scene_open(&first, NULL, 5);
+    scene_open(&second, NULL, 6);
+    for (int i = 0; i < 2; i++) {
+        scene_expect(first.context, scene_publisher(&first), WEFT_OK, "opening a publisher");
+        (void)scene_publish(&first, 20000);
+    }
+    shaded shaded = {.inner = first.store, .shade = true};
+    scene_expect(first.outside, weft_store_create(first.outside, "shaded", &operations, &shaded, &store),
+                 WEFT_OK, "making a store");
+    scene_expect(first.outside, weft_follow_open(&follow, first.outside, store, NULL, NULL, false), WEFT_OK,
+                 "opening a follow");
+    scene_expect(first.outside, weft_follow_look(&follow), WEFT_OK, "looking");
+    assert_int_equal(follow.mark.epoch, 2);
+    shaded.inner = second.store;
+    assert_int_equal(weft_follow_look(&follow), WEFT_MORE);
+    scene_expect(second.context, scene_publisher(&second), WEFT_OK, "beginning anew");
+    (void)scene_publish(&second, 20000);
+    assert_int_equal(weft_follow_look(&follow), WEFT_INVALID_ARGUMENT);
+    assert_non_null(strstr(weft_context_error(first.outside), "but this replica follows run"));
+    weft_follow_close(&follow);
+    weft_store_close(store);
+    scene_close(&second);
+    scene_close(&first);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_asks_again_later),
         cmocka_unit_test(test_glances),
         cmocka_unit_test(test_pauses),
         cmocka_unit_test(test_many_claims),
+        cmocka_unit_test(test_begun_anew),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

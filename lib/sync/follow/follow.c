@@ -201,8 +201,9 @@ static weft_status read_newest(weft_follow *follow) {
 static weft_status read_later_epochs(weft_follow *follow) {
     weft_failure failure = {.status = WEFT_OK};
     weft_status found = read_epoch(follow, follow->mark.epoch, follow->seen);
-    /* it was seen there before, so the store hides it only for a while */
-    found = found == WEFT_NOT_FOUND ? WEFT_MORE : found;
+    /* it was seen there before, so the store hides it for a while, or another run has been begun there */
+    bool hidden = found == WEFT_NOT_FOUND;
+    found = hidden ? WEFT_MORE : found;
     weft_status status = found < 0 ? found : WEFT_OK;
     uint64_t epoch = follow->mark.epoch;
     int i = 0;
@@ -222,6 +223,10 @@ static weft_status read_later_epochs(weft_follow *follow) {
     }
     if (status < 0 && status != WEFT_NOT_FOUND) {
         return status;
+    }
+    if (hidden && found == WEFT_MORE && failure.status == WEFT_OK) {
+        found = read_newest(follow); /* which is of an earlier epoch, and check_run says what it is of */
+        return found == WEFT_NOT_FOUND ? WEFT_MORE : found;
     }
     return failure.status != WEFT_OK ? weft_failure_tell(follow->context, &failure) : found;
 }

@@ -24,7 +24,7 @@ import time
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from .._frameworks import post
+from .._frameworks import announced, post
 from ..context import logger
 from ..errors import (
     CALLBACK_FAILED,
@@ -36,7 +36,7 @@ from ..errors import (
     UnsupportedError,
     error_of,
 )
-from ..layouts import Layout, Live, Recipe, Slice
+from ..layouts import Cut, Layout, LayoutError, Live, Recipe, Slice, cuts_for, from_config
 from ..subscriber import Subscriber
 
 FORMAT = "weft"  # the load_format of an update
@@ -185,8 +185,18 @@ class _Parameters(Mapping[str, Any]):
         return len(self._names)
 
 
+def _cuts(model: Any, ranks: int) -> List[Cut]:
+    """What a publisher must cut for tensor-parallel ranks, as far as weft.layouts knows the model."""
+    try:
+        layouts = [from_config(model.config, "sglang", tensor_parallel=(rank, ranks)) for rank in range(ranks)]
+        return announced(cuts_for(layouts))
+    except LayoutError as error:
+        logger.warning("%s; the publisher is to be given the cuts that %d ranks need", error, ranks)
+        return []
+
+
 def _subscriber(model: Any, settings: Mapping[str, Any]) -> Subscriber:
-    rank = int(_ranks().rank_in_group)
+    rank, ranks = int(_ranks().rank_in_group), int(_ranks().world_size)
     host = re.sub("[^A-Za-z0-9-]", "-", os.uname().nodename)[:40]
     return Subscriber(
         settings["store"],
@@ -194,6 +204,7 @@ def _subscriber(model: Any, settings: Mapping[str, Any]) -> Subscriber:
         layout=layout_of(model),
         trust=settings.get("trust"),
         name=(os.environ.get("WEFT_NAME") or f"sglang-{host}-{os.getpid()}") if rank == 0 else None,
+        cuts=_cuts(model, ranks) if rank == 0 and ranks > 1 else None,
     )
 
 
@@ -201,7 +212,7 @@ class _Follower:
     """One rank's live model, and where it is."""
 
     def __init__(self, model: Any, settings: Mapping[str, Any]) -> None:
-        self.store = settings["store"]
+        self.place = (settings["store"], settings.get("trust"))
         self.subscriber = _subscriber(model, settings)
         self.pause = 0.0  # seconds of the last commit
 
@@ -229,7 +240,7 @@ def _settings(named: Any) -> Dict[str, Any]:
 
 def _follower(model: Any, settings: Mapping[str, Any]) -> _Follower:
     held = _followers.get(model)
-    if held is not None and held.store != settings["store"]:
+    if held is not None and held.place != (settings["store"], settings.get("trust")):
         _followers.pop(model).subscriber.close()
         held = None
     if held is None:

@@ -171,7 +171,8 @@ def _nothing(core: Any) -> Any:
 
 
 def _initialise(core: Any, init_info: Any) -> Any:
-    """Answered when the store has answered. If it cannot be read, the engine follows what it followed before."""
+    """Answered when the store has answered. If it cannot be read, the engine follows what it followed before. What it
+    follows already is opened anew: there may be another run in that place by now."""
     from .leader import answer, post
 
     if not isinstance(init_info, Mapping):
@@ -180,8 +181,6 @@ def _initialise(core: Any, init_info: Any) -> Any:
     # the name is made up anew each time that it is left out
     given = dict(init_info) if former is None else {"name": former.settings.name, **init_info}
     settings = Settings.of(given)
-    if former is not None and former.settings == settings:
-        return _nothing(core)
     _check_place(settings.store)
     _open(core, settings)
     leader = core.weft_leader

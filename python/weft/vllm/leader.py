@@ -24,16 +24,16 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from .._frameworks import announced
 from ..errors import InvalidArgument
 from ..layouts import Cut, Layout, LayoutError, cuts_for
 from . import metrics, worker
-from .settings import Settings
+from .settings import MOST_NAME, Settings
 
 logger = logging.getLogger("vllm.weft")
 
 _AGAIN = (1.0, 60.0)  # seconds after a commit that failed: the first, the most
 _OPENING = 120.0  # seconds in which a store must answer that somebody waits for, and the weights be summed up
-_MOST_CUTS, _MOST_CUTS_BYTES = 64, 1024  # of a report (doc/FORMAT.md, section 28)
 
 
 @dataclasses.dataclass
@@ -114,6 +114,7 @@ class Leader:
         self._committing = False
         self._failed_commits = 0
         self._ending = False
+        self._end = "weft: following has ended; see the engine's log"  # what those are told who wait for it
         self._figures = metrics.Figures(core)
 
     # -- on the core's own thread --
@@ -121,21 +122,24 @@ class Leader:
     def open(self) -> None:
         """Has all workers derive their layouts, and begin to follow."""
         found: List[Tuple[int, Layout]] = self._call(worker.describe)
-        cuts = _cuts_of([layout for _, layout in sorted(found, key=lambda pair: pair[0])])
-        if len(cuts) > _MOST_CUTS or len(_cuts_text(cuts).encode()) > _MOST_CUTS_BYTES:
-            logger.warning("weft: too many cuts to be announced; give them to the publisher: %s", _cuts_text(cuts))
-            cuts = []
+        cuts = announced(_cuts_of([layout for _, layout in sorted(found, key=lambda pair: pair[0])]))
         secret = os.urandom(32)
         self._listener = multiprocessing.connection.Listener(family="AF_UNIX", backlog=self._world, authkey=secret)
         self._thread = threading.Thread(target=self._run, name="weft leader", daemon=True)
         self._thread.start()
         try:
-            self._call(worker.open_follower, self.settings, self._listener.address, secret, cuts)
+            self._call(worker.open_follower, self._named_settings(), self._listener.address, secret, cuts)
         except BaseException:
             self.close()
             raise
-        announced = f", cuts announced: {_cuts_text(cuts)}" if cuts else ""
-        logger.info("weft: following %s with %d worker(s)%s", self.settings.store, self._world, announced)
+        told = f", cuts announced: {' '.join(map(str, cuts))}" if cuts else ""
+        logger.info("weft: following %s with %d worker(s)%s", self.settings.store, self._world, told)
+
+    def _named_settings(self) -> Settings:
+        """Data-parallel engine cores are told the same name, and each has reports of its own."""
+        index = int(getattr(self._core, "engine_index", 0))
+        suffix = f"-{index}" if index > 0 else ""
+        return dataclasses.replace(self.settings, name=self.settings.name[: MOST_NAME - len(suffix)] + suffix)
 
     def _call(self, function: Callable[..., "worker.Outcome"], *arguments: Any) -> List[Any]:
         """Calls all workers; their results, or the first error."""
@@ -158,6 +162,7 @@ class Leader:
         return future
 
     def close(self) -> None:
+        self._end = "weft: meanwhile the engine was told to follow another store, or none"
         self._ending = True
         self._notify("end")
         with contextlib.suppress(OSError):
@@ -188,7 +193,7 @@ class Leader:
         forget_caches(self._core, version, self.settings.running)
         self._core.set_weight_version(str(version))
         results = [result for _, result in outcomes]
-        self._notify("committed", version, results, committed - start, time.perf_counter() - start, answered)
+        self._notify("committed", version, target, results, committed - start, time.perf_counter() - start, answered)
 
     # -- the leader's thread --
 
@@ -228,7 +233,7 @@ class Leader:
         for future in waiting:
             with contextlib.suppress(concurrent.futures.InvalidStateError):
                 if future is not None:
-                    future.set_exception(RuntimeError("weft: following has ended; see the engine's log"))
+                    future.set_exception(RuntimeError(self._end))
 
     def _meet(self) -> None:
         while len(self._ranks) < self._world:
@@ -285,7 +290,9 @@ class Leader:
             first, most = _AGAIN
             self._order_all("pause", min(most, first * 2 ** (self._failed_commits - 1)))
 
-    def _note_commit(self, version: int, results: List[Any], calling: float, pause: float, answered: int) -> None:
+    def _note_commit(
+        self, version: int, target: int, results: List[Any], calling: float, pause: float, answered: int
+    ) -> None:
         for number, (at, figures, *_) in enumerate(results):
             self._ranks[number].version, self._ranks[number].figures = at, figures
         writing = max(seconds for *_, seconds, _ in results)
@@ -296,8 +303,8 @@ class Leader:
             version, 1e3 * pause, 1e3 * writing, 1e3 * (calling - writing),
         )
         request = self._requests[0] if self._requests and self._requests[0].begun else None
-        if request is not None and request.version > version:
-            self._order_all("prepare", request.version)
+        if request is not None and version != target:  # this was one step of several
+            self._order_all("prepare", target)
             return
         if request is not None:
             self._requests.pop(0).future.set_result([None] * self._world)
@@ -352,10 +359,8 @@ class Leader:
             if self._requests:
                 self._requests.pop(0).future.set_result([None] * self._world)
             self._order_all("go")
-
-
-def _cuts_text(cuts: List[Cut]) -> str:
-    return " ".join(map(str, cuts))
+            if self._requests:  # workers that wait for an order tell nothing by themselves
+                self._decide()
 
 
 def _cuts_of(layouts: List[Layout]) -> List[Cut]:

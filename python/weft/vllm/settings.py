@@ -12,6 +12,8 @@ from typing import Any, Mapping, Optional
 from ..errors import InvalidArgument
 
 RUNNING = ("keep", "recompute")
+MOST_NAME = 64  # letters of a follower's name (doc/FORMAT.md, section 28)
+_MOST_SECONDS = 3600  # between two looks for a version
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +51,29 @@ class Settings:
             raise InvalidArgument('no store is given; set WEFT_STORE, or give {"store": "https://trainer:8477"}')
         if settings.running not in RUNNING:
             raise InvalidArgument(f"running is {settings.running!r}; choose one of {', '.join(RUNNING)}")
-        if not isinstance(settings.follow, bool) or not isinstance(settings.poll_seconds, (int, float)):
-            raise InvalidArgument("init_info: follow is true or false, and poll_seconds a number")
-        if isinstance(settings.threads, bool) or not isinstance(settings.threads, int) or settings.threads < 0:
+        if not isinstance(settings.follow, bool):
+            raise InvalidArgument(f"follow is {settings.follow!r}; give true or false")
+        if not _is_number(settings.poll_seconds) or not 0 <= settings.poll_seconds <= _MOST_SECONDS:
+            raise InvalidArgument(f"poll_seconds is {settings.poll_seconds!r}; give a number from 0 to {_MOST_SECONDS}")
+        if not isinstance(settings.threads, int) or not _is_number(settings.threads) or settings.threads < 0:
             raise InvalidArgument(f"threads is {settings.threads!r}; give a number from 1, or 0 for the default")
-        if settings.trust is not None and not os.path.exists(settings.trust):
-            raise InvalidArgument(f"trust is {settings.trust}, and there is no such file; name a public key's")
-        threads = settings.threads or max(1, (os.cpu_count() or 1) // 4)
+        if not isinstance(settings.name, str) or not _is_name(settings.name):
+            raise InvalidArgument(
+                f"name is {settings.name!r}; give at most {MOST_NAME} of A-Z a-z 0-9 . _ -, and no dot first"
+            )
+        if settings.trust is not None and not (isinstance(settings.trust, str) and os.path.isfile(settings.trust)):
+            raise InvalidArgument(f"trust is {settings.trust!r}, and there is no such file; name a public key's")
+        processors = os.cpu_count() or 1
+        threads = min(settings.threads, processors) or max(1, processors // 4)
         return dataclasses.replace(settings, name=settings.name or default_name(), threads=threads)
+
+
+def _is_name(name: str) -> bool:
+    return len(name) <= MOST_NAME and re.fullmatch(r"([A-Za-z0-9_-][A-Za-z0-9._-]*)?", name) is not None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _from_environment() -> Mapping[str, Any]:

@@ -224,7 +224,8 @@ class Follower:
         """Prepares, tells, and waits for the decision."""
         order: Tuple[Any, ...] = ("prepare", version)
         while order[0] == "prepare":
-            target = int(order[1]) or subscriber.poll() or subscriber.version
+            newest = subscriber.poll()  # which fails if there is another run in that place by now
+            target = int(order[1]) or newest or subscriber.version
             changed = target != subscriber.version or target == 0  # which fails, and says that nothing is published
             self._prepared = self._committed = False
             if changed:
