@@ -206,9 +206,14 @@ static weft_status diff_encode_bucket(void *opaque, size_t index, weft_pipeline_
     }
     if (job->kind == DIFF_FORWARD) {
         weft_bucket_side next = {state->next, state->forward.to_map};
-        return weft_bucket_encode_whole(coder, job->bucket, &state->forward.roster, state->options.profile,
-                                        &next, state->new_sums, &slot->forward.bytes,
-                                        &slot->forward.result);
+        weft_frame_result *result = &slot->forward.result;
+        coder->recall = state->recall;
+        weft_status status =
+            weft_bucket_encode_whole(coder, job->bucket, &state->forward.roster, state->options.profile,
+                                     &next, state->new_sums, &slot->forward.bytes, result);
+        /* such a bucket may have been there before, and a reader of this frame forgets what it knew of it */
+        return status == WEFT_OK ? weft_bucket_note(coder, job->bucket, &state->forward.roster, result)
+                                 : status;
     }
     weft_bucket_side base = {state->base, state->inverse.to_map};
     return weft_bucket_encode_whole(coder, job->bucket, &state->inverse.roster, state->options.profile,
