@@ -125,18 +125,19 @@ WEFT_API WEFT_CHECKED weft_status weft_kv_cache_observe(weft_kv_cache *cache, co
                                                         const float *probabilities, size_t stride);
 
 /* clang-format off */
-/* Rows lie in panels of P = WEFT_KV_PANEL, the layout for matrix-vector products:
+/* Keys lie in panels of P = WEFT_KV_PANEL rows, values row by row, filled up with zeros to W floats, the next
+ * multiple of P: the layout for matrix-vector products, in which memory follows tokens.
  *
  *     key of row i, element c:    keys[(i / P * head + c) * P + i % P]
- *     value of row i, element c:  values[(c / P * capacity + i) * P + c % P]
+ *     value of row i, element c:  values[i * W + c]
  *
  * Floats behind the last row of a key panel are finite. */
 /* clang-format on */
-enum { WEFT_KV_PANEL = 32 };
+enum { WEFT_KV_PANEL = 8 };
 
 typedef struct weft_kv_view {
     size_t rows;
-    size_t capacity;
+    size_t capacity; /* rows that memory is taken for */
     const float *keys;
     const float *values;
     const uint32_t *positions; /* of each row, ascending */

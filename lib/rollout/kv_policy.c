@@ -18,7 +18,7 @@ const weft_kv_rule weft_kv_policies[WEFT_KV_POLICIES] = {
     [WEFT_KV_STREAMING] = {.name = "streaming"},
     [WEFT_KV_H2O] = {.name = "h2o", .sums = true, .score = score_sums},
     [WEFT_KV_SNAPKV] = {.name = "snapkv", .queries = true, .score = weft_kv_score_attention},
-    [WEFT_KV_RKV] = {.name = "rkv", .queries = true, .score = weft_kv_score_redundancy},
+    [WEFT_KV_RKV] = {.name = "rkv", .queries = true, .alike = true, .score = weft_kv_score_redundancy},
 };
 
 size_t weft_kv_recent(const weft_kv_options *options) {

@@ -23,17 +23,33 @@ struct weft_kv_cache {
     float *values;
     float *sums; /* of each row: attention received; NULL unless the policy wants it */
     float *ring; /* the queries of token t at t % window, group heads each; NULL unless wanted */
+    /* Of each row that was compared with all others at the last choice: the position of the last key that
+     * it is like, WEFT_KV_UNLIKE if there was none; NULL unless wanted. */
+    uint32_t *alike;
+    size_t compared; /* rows of which `alike` knows */
 };
+
+static const uint32_t WEFT_KV_UNLIKE = UINT32_MAX;
 
 typedef struct weft_kv_rule {
     const char *name;
     bool sums;
     bool queries;
+    bool alike;
     /* Scores of the first `candidates` rows; NULL: only sinks and recent tokens are kept. */
     weft_status (*score)(const weft_kv_cache *cache, size_t candidates, float *scores);
 } weft_kv_rule;
 
 extern const weft_kv_rule weft_kv_policies[WEFT_KV_POLICIES];
+
+static inline size_t weft_kv_whole_panels(size_t count) {
+    return (count + WEFT_KV_PANEL - 1) / WEFT_KV_PANEL * WEFT_KV_PANEL;
+}
+
+/* The first element of a row of keys; elements are WEFT_KV_PANEL floats apart. */
+static inline float *weft_kv_key(float *keys, size_t head, size_t row) {
+    return keys + row / WEFT_KV_PANEL * head * WEFT_KV_PANEL + row % WEFT_KV_PANEL;
+}
 
 /* Last tokens that stay whatever their score. */
 size_t weft_kv_recent(const weft_kv_options *options);
