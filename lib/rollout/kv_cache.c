@@ -36,7 +36,7 @@ static size_t sum_floats(const weft_kv_options *options, size_t capacity) {
 
 /* The most rows that there may be while `tokens` tokens come. */
 static size_t most_rows(const weft_kv_options *options, size_t tokens) {
-    size_t most = options->budget + options->interval;
+    size_t most = weft_kv_budget(options, tokens) + options->interval;
     return options->policy == WEFT_KV_NONE || tokens < most ? tokens : most;
 }
 
@@ -53,11 +53,18 @@ static size_t bytes_at(const weft_kv_options *options, const weft_kv_shape *shap
     return floats * sizeof(float) + numbers * sizeof(uint32_t) + sizeof(weft_kv_cache);
 }
 
+/* The most of one cache. Together one may have what others leave. */
+static size_t own_most(const weft_kv_options *options, size_t tokens) {
+    return weft_kv_together(options) ? tokens : most_rows(options, tokens);
+}
+
 size_t weft_kv_bytes(const weft_kv_options *given, const weft_kv_shape *shape, size_t tokens) {
     weft_kv_options options;
-    return weft_sized_read(NULL, given, &options, sizeof options, "weft_kv_options") == WEFT_OK
-               ? bytes_at(&options, shape, most_rows(&options, tokens))
-               : 0;
+    if (weft_sized_read(NULL, given, &options, sizeof options, "weft_kv_options") != WEFT_OK) {
+        return 0;
+    }
+    size_t rows = most_rows(&options, tokens);
+    return bytes_at(&options, shape, weft_kv_together(&options) ? weft_kv_whole_panels(rows) : rows);
 }
 
 /* ---- usage ---- */
@@ -137,7 +144,7 @@ static void set_capacity(weft_kv_cache *cache, size_t capacity) {
 
 static weft_status grow(weft_kv_cache *cache) {
     size_t before = key_floats(&cache->shape, cache->capacity);
-    size_t more = cache->rows / GROWTH;
+    size_t more = weft_kv_together(&cache->options) ? 1 : cache->rows / GROWTH;
     size_t capacity = capacity_for(cache, cache->rows + (more > 0 ? more : 1));
     weft_status status = resize_arrays(cache, capacity);
     if (status != WEFT_OK) {
@@ -192,21 +199,33 @@ static void compact(weft_kv_cache *cache, const uint32_t *kept, size_t count) {
     }
     cache->rows = count;
     cache->compared = count;
+    cache->chosen = cache->seen;
+    cache->usage->evictions++;
 }
 
-static weft_status evict(weft_kv_cache *cache) {
-    size_t budget = cache->options.budget;
+weft_status weft_kv_keep_best(weft_kv_cache *cache, const float *scores, size_t budget) {
     uint32_t *kept = weft_allocate_array(cache->context, budget, sizeof *kept);
-    if (kept == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    weft_status status = weft_kv_choose(cache, kept);
+    weft_status status = kept != NULL ? weft_kv_choose(cache, scores, budget, kept) : WEFT_NO_MEMORY;
     if (status == WEFT_OK) {
         compact(cache, kept, budget);
-        cache->usage->evictions++;
     }
     weft_release(cache->context, kept);
     return status == WEFT_OK ? release_rows(cache) : status;
+}
+
+static weft_status evict(weft_kv_cache *cache, size_t budget) {
+    if (weft_kv_policies[cache->options.policy].score == NULL) {
+        return weft_kv_keep_best(cache, NULL, budget);
+    }
+    float *scores = weft_allocate_array(cache->context, cache->rows, sizeof *scores);
+    weft_status status = scores != NULL
+                             ? weft_kv_score(cache, cache->rows - weft_kv_recent(&cache->options), scores)
+                             : WEFT_NO_MEMORY;
+    if (status == WEFT_OK) {
+        status = weft_kv_keep_best(cache, scores, budget);
+    }
+    weft_release(cache->context, scores);
+    return status;
 }
 
 /* ---- tokens ---- */
@@ -277,9 +296,11 @@ weft_status weft_kv_cache_observe(weft_kv_cache *cache, const float *queries, co
     cache->told = true;
     cache->usage->held += cache->rows;
     cache->usage->full += cache->seen;
-    bool full = cache->options.policy != WEFT_KV_NONE &&
-                cache->rows == cache->options.budget + cache->options.interval;
-    return full ? evict(cache) : WEFT_OK;
+    if (cache->options.policy == WEFT_KV_NONE || weft_kv_together(&cache->options)) {
+        return WEFT_OK;
+    }
+    size_t budget = weft_kv_budget(&cache->options, cache->seen);
+    return cache->rows >= budget + cache->options.interval ? evict(cache, budget) : WEFT_OK;
 }
 
 weft_kv_view weft_kv_cache_view(const weft_kv_cache *cache) {
@@ -333,7 +354,7 @@ weft_status weft_kv_cache_create(weft_context *context, const weft_kv_options *g
         .shape = *shape,
         .usage = usage,
         .tokens = tokens,
-        .most = most_rows(&options, tokens),
+        .most = own_most(&options, tokens),
         .told = true,
     };
     size_t ring = ring_floats(&options, shape);

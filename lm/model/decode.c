@@ -142,6 +142,9 @@ weft_status lm_decode(lm_decoder *decoder, const lm_decode_row *rows, size_t cou
     for (size_t layer = 0; layer < model->config.layers && status == WEFT_OK; layer++) {
         status = run_layer(decoder, rows, count, layer);
     }
+    for (size_t i = 0; i < count && status == WEFT_OK; i++) {
+        status = weft_kv_caches_choose(rows[i].caches, lm_cache_count(&model->config));
+    }
     if (status == WEFT_OK) {
         norm_rows(decoder, lm_model_final_norm(model), count);
         lm_apply_forward(model, lm_model_head(model), count, decoder->normed, decoder->logits, false);
