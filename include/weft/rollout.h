@@ -17,7 +17,7 @@ extern "C" {
  * A cache holds the keys and values of one layer and one key head of one sequence. Tokens are appended one
  * by one. When it holds budget + interval of them, a policy chooses which to keep; the kept ones are compacted
  * in place and the memory behind them is released. So a cache never holds more than budget + interval tokens,
- * and never fewer than `budget` once it has reached that. Tokens keep their order and their original
+ * and never fewer than `budget` once it has reached that, unless caches choose together. Tokens keep their order and their original
  * positions, and keys stay as they were given: rotated by the original position.
  *
  * Every policy keeps the first `sinks` and the last `window` tokens. Of those between, it keeps the ones with
@@ -66,6 +66,10 @@ typedef struct weft_kv_options {
     weft_kv_pooling pooled; /* how they are pooled */
     double lambda;          /* importance against redundancy, 0 to 1 (rkv) */
     double similarity;      /* the cosine of near-duplicates (rkv) */
+    double share;           /* the budget is at least this part of the tokens that have come; 0: constant */
+    double common;    /* part of the budget that the caches of a sequence share, see weft_kv_caches_choose;
+                         0: each has its own */
+    bool keep_prompt; /* for whoever creates caches: sinks are what weft_kv_sinks says */
 } weft_kv_options;
 
 /* "none", "streaming", "h2o", "snapkv", "rkv"; NULL for an unknown policy. */
@@ -79,6 +83,10 @@ WEFT_API bool weft_kv_policy_parse(const char *name, weft_kv_policy *policy_out)
 WEFT_API void weft_kv_defaults(weft_kv_policy policy, size_t budget, weft_kv_options *options_out);
 /* WEFT_INVALID_ARGUMENT, with the reason, if the options are not valid. */
 WEFT_API WEFT_CHECKED weft_status weft_kv_check(weft_context *context, const weft_kv_options *options);
+
+/* Sinks of the caches of a sequence: the tokens of its prompt if `keep_prompt`, as far as the budget leaves
+ * room for them beside the window, but no fewer than the options have. */
+WEFT_API size_t weft_kv_sinks(const weft_kv_options *options, size_t prompt);
 
 /* Sizes of a head. */
 typedef struct weft_kv_shape {
@@ -101,7 +109,8 @@ typedef struct weft_kv_usage {
 /* Adds `usage` to `total`. Peaks are added too, so the sum may exceed the true peak. */
 WEFT_API void weft_kv_usage_add(weft_kv_usage *total, const weft_kv_usage *usage);
 
-/* The most bytes that a cache takes while `tokens` tokens are appended. The options must be valid. */
+/* The most bytes that a cache takes while `tokens` tokens are appended, or that each of those takes which
+ * choose together, in the mean over them. The options must be valid. */
 WEFT_API size_t weft_kv_bytes(const weft_kv_options *options, const weft_kv_shape *shape, size_t tokens);
 
 typedef struct weft_kv_cache weft_kv_cache;
@@ -124,19 +133,28 @@ WEFT_API WEFT_CHECKED weft_status weft_kv_cache_append(weft_kv_cache *cache, uin
 WEFT_API WEFT_CHECKED weft_status weft_kv_cache_observe(weft_kv_cache *cache, const float *queries,
                                                         const float *probabilities, size_t stride);
 
+/* For options whose `common` is not 0; does nothing for others. Called with all caches of a sequence,
+ * layers and key heads, after weft_kv_cache_observe of each of them for a token. When a choice is due, each
+ * cache keeps sinks, window and the best (1 - common) of the rest of its budget; for what is left all
+ * compete by their scores, so that a head whose attention is spread keeps more tokens than one that looks
+ * at few (Ada-KV; its own setting is 0.8). Together they have no more rows and panels than with equal
+ * budgets. */
+WEFT_API WEFT_CHECKED weft_status weft_kv_caches_choose(weft_kv_cache *const *caches, size_t count);
+
 /* clang-format off */
-/* Rows lie in panels of P = WEFT_KV_PANEL, the layout for matrix-vector products:
+/* Keys lie in panels of P = WEFT_KV_PANEL rows, values row by row, filled up with zeros to W floats, the next
+ * multiple of P: the layout for matrix-vector products, in which memory follows tokens.
  *
  *     key of row i, element c:    keys[(i / P * head + c) * P + i % P]
- *     value of row i, element c:  values[(c / P * capacity + i) * P + c % P]
+ *     value of row i, element c:  values[i * W + c]
  *
  * Floats behind the last row of a key panel are finite. */
 /* clang-format on */
-enum { WEFT_KV_PANEL = 32 };
+enum { WEFT_KV_PANEL = 8 };
 
 typedef struct weft_kv_view {
     size_t rows;
-    size_t capacity;
+    size_t capacity; /* rows that memory is taken for */
     const float *keys;
     const float *values;
     const uint32_t *positions; /* of each row, ascending */

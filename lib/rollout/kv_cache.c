@@ -18,16 +18,12 @@ enum {
 
 /* ---- sizes ---- */
 
-static size_t panels(size_t count) {
-    return (count + WEFT_KV_PANEL - 1) / WEFT_KV_PANEL;
-}
-
 static size_t key_floats(const weft_kv_shape *shape, size_t capacity) {
-    return panels(capacity) * WEFT_KV_PANEL * shape->head;
+    return weft_kv_whole_panels(capacity) * shape->head;
 }
 
 static size_t value_floats(const weft_kv_shape *shape, size_t capacity) {
-    return panels(shape->head) * WEFT_KV_PANEL * capacity;
+    return weft_kv_whole_panels(shape->head) * capacity;
 }
 
 static size_t ring_floats(const weft_kv_options *options, const weft_kv_shape *shape) {
@@ -40,27 +36,35 @@ static size_t sum_floats(const weft_kv_options *options, size_t capacity) {
 
 /* The most rows that there may be while `tokens` tokens come. */
 static size_t most_rows(const weft_kv_options *options, size_t tokens) {
-    size_t most = options->budget + options->interval;
+    size_t most = weft_kv_budget(options, tokens) + options->interval;
     return options->policy == WEFT_KV_NONE || tokens < most ? tokens : most;
 }
 
 /* Rows that memory is taken for when there are `rows`. */
 static size_t capacity_for(const weft_kv_cache *cache, size_t rows) {
-    size_t capacity = panels(rows) * WEFT_KV_PANEL;
+    size_t capacity = weft_kv_whole_panels(rows);
     return capacity < cache->most ? capacity : cache->most;
 }
 
 static size_t bytes_at(const weft_kv_options *options, const weft_kv_shape *shape, size_t capacity) {
     size_t floats = key_floats(shape, capacity) + value_floats(shape, capacity) +
                     sum_floats(options, capacity) + ring_floats(options, shape);
-    return floats * sizeof(float) + capacity * sizeof(uint32_t) + sizeof(weft_kv_cache);
+    size_t numbers = weft_kv_policies[options->policy].alike ? 2 * capacity : capacity;
+    return floats * sizeof(float) + numbers * sizeof(uint32_t) + sizeof(weft_kv_cache);
+}
+
+/* The most of one cache. Together one may have what others leave. */
+static size_t own_most(const weft_kv_options *options, size_t tokens) {
+    return weft_kv_together(options) ? tokens : most_rows(options, tokens);
 }
 
 size_t weft_kv_bytes(const weft_kv_options *given, const weft_kv_shape *shape, size_t tokens) {
     weft_kv_options options;
-    return weft_sized_read(NULL, given, &options, sizeof options, "weft_kv_options") == WEFT_OK
-               ? bytes_at(&options, shape, most_rows(&options, tokens))
-               : 0;
+    if (weft_sized_read(NULL, given, &options, sizeof options, "weft_kv_options") != WEFT_OK) {
+        return 0;
+    }
+    size_t rows = most_rows(&options, tokens);
+    return bytes_at(&options, shape, weft_kv_together(&options) ? weft_kv_whole_panels(rows) : rows);
 }
 
 /* ---- usage ---- */
@@ -93,21 +97,17 @@ void weft_kv_usage_add(weft_kv_usage *total, const weft_kv_usage *usage) {
 
 /* ---- memory ---- */
 
-/* Value panels are `capacity` rows apart: they move apart before there are more, the last one first, and
- * together before there are fewer. */
-static void spread_values(weft_kv_cache *cache, size_t capacity) {
-    size_t count = panels(cache->shape.head);
-    size_t bytes = cache->rows * WEFT_KV_PANEL * sizeof *cache->values;
-    bool apart = capacity > cache->capacity;
-    for (size_t i = 1; i < count; i++) {
-        size_t panel = apart ? count - i : i;
-        memmove(cache->values + panel * capacity * WEFT_KV_PANEL,
-                cache->values + panel * cache->capacity * WEFT_KV_PANEL, bytes);
-    }
-}
-
 static weft_status resize(weft_context *context, float **array, size_t count) {
     float *moved = weft_reallocate_array(context, *array, count, sizeof **array);
+    if (moved == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    *array = moved;
+    return WEFT_OK;
+}
+
+static weft_status resize_numbers(weft_context *context, uint32_t **array, size_t count) {
+    uint32_t *moved = weft_reallocate_array(context, *array, count, sizeof **array);
     if (moved == NULL) {
         return WEFT_NO_MEMORY;
     }
@@ -119,14 +119,16 @@ static weft_status resize(weft_context *context, float **array, size_t count) {
  * known, which does no harm. */
 static weft_status resize_arrays(weft_kv_cache *cache, size_t capacity) {
     weft_context *context = cache->context;
-    uint32_t *positions = weft_reallocate_array(context, cache->positions, capacity, sizeof *positions);
-    if (positions == NULL) {
-        return WEFT_NO_MEMORY;
+    const weft_kv_rule *rule = &weft_kv_policies[cache->options.policy];
+    weft_status status = resize_numbers(context, &cache->positions, capacity);
+    if (status == WEFT_OK && rule->alike) {
+        status = resize_numbers(context, &cache->alike, capacity);
     }
-    cache->positions = positions;
-    weft_status status = resize(context, &cache->keys, key_floats(&cache->shape, capacity));
-    if (status == WEFT_OK && weft_kv_policies[cache->options.policy].sums) {
+    if (status == WEFT_OK && rule->sums) {
         status = resize(context, &cache->sums, capacity);
+    }
+    if (status == WEFT_OK) {
+        status = resize(context, &cache->keys, key_floats(&cache->shape, capacity));
     }
     if (status == WEFT_OK) {
         status = resize(context, &cache->values, value_floats(&cache->shape, capacity));
@@ -142,7 +144,7 @@ static void set_capacity(weft_kv_cache *cache, size_t capacity) {
 
 static weft_status grow(weft_kv_cache *cache) {
     size_t before = key_floats(&cache->shape, cache->capacity);
-    size_t more = cache->rows / GROWTH;
+    size_t more = weft_kv_together(&cache->options) ? 1 : cache->rows / GROWTH;
     size_t capacity = capacity_for(cache, cache->rows + (more > 0 ? more : 1));
     weft_status status = resize_arrays(cache, capacity);
     if (status != WEFT_OK) {
@@ -150,7 +152,6 @@ static weft_status grow(weft_kv_cache *cache) {
     }
     size_t after = key_floats(&cache->shape, capacity);
     memset(cache->keys + before, 0, (after - before) * sizeof *cache->keys);
-    spread_values(cache, capacity);
     set_capacity(cache, capacity);
     return WEFT_OK;
 }
@@ -161,7 +162,6 @@ static weft_status release_rows(weft_kv_cache *cache) {
     if (capacity == cache->capacity) {
         return WEFT_OK;
     }
-    spread_values(cache, capacity);
     set_capacity(cache, capacity);
     return resize_arrays(cache, capacity);
 }
@@ -169,19 +169,16 @@ static weft_status release_rows(weft_kv_cache *cache) {
 /* ---- eviction ---- */
 
 static void move_key(weft_kv_cache *cache, size_t from, size_t to) {
-    size_t head = cache->shape.head;
-    const float *source = cache->keys + from / WEFT_KV_PANEL * head * WEFT_KV_PANEL + from % WEFT_KV_PANEL;
-    float *target = cache->keys + to / WEFT_KV_PANEL * head * WEFT_KV_PANEL + to % WEFT_KV_PANEL;
-    for (size_t c = 0; c < head * WEFT_KV_PANEL; c += WEFT_KV_PANEL) {
+    const float *source = weft_kv_key(cache->keys, cache->shape.head, from);
+    float *target = weft_kv_key(cache->keys, cache->shape.head, to);
+    for (size_t c = 0; c < cache->shape.head * WEFT_KV_PANEL; c += WEFT_KV_PANEL) {
         target[c] = source[c];
     }
 }
 
 static void move_value(weft_kv_cache *cache, size_t from, size_t to) {
-    for (size_t panel = 0; panel < panels(cache->shape.head); panel++) {
-        float *values = cache->values + panel * cache->capacity * WEFT_KV_PANEL;
-        memcpy(values + to * WEFT_KV_PANEL, values + from * WEFT_KV_PANEL, WEFT_KV_PANEL * sizeof *values);
-    }
+    size_t width = weft_kv_whole_panels(cache->shape.head);
+    memcpy(cache->values + to * width, cache->values + from * width, width * sizeof *cache->values);
 }
 
 /* `kept` ascends, so a row moves to where nothing is needed any more. */
@@ -197,22 +194,38 @@ static void compact(weft_kv_cache *cache, const uint32_t *kept, size_t count) {
     for (size_t to = 0; cache->sums != NULL && to < count; to++) {
         cache->sums[to] = cache->sums[kept[to]];
     }
+    for (size_t to = 0; cache->alike != NULL && to < count; to++) {
+        cache->alike[to] = cache->alike[kept[to]];
+    }
     cache->rows = count;
+    cache->compared = count;
+    cache->chosen = cache->seen;
+    cache->usage->evictions++;
 }
 
-static weft_status evict(weft_kv_cache *cache) {
-    size_t budget = cache->options.budget;
+weft_status weft_kv_keep_best(weft_kv_cache *cache, const float *scores, size_t budget) {
     uint32_t *kept = weft_allocate_array(cache->context, budget, sizeof *kept);
-    if (kept == NULL) {
-        return WEFT_NO_MEMORY;
-    }
-    weft_status status = weft_kv_choose(cache, kept);
+    weft_status status = kept != NULL ? weft_kv_choose(cache, scores, budget, kept) : WEFT_NO_MEMORY;
     if (status == WEFT_OK) {
         compact(cache, kept, budget);
-        cache->usage->evictions++;
     }
     weft_release(cache->context, kept);
     return status == WEFT_OK ? release_rows(cache) : status;
+}
+
+static weft_status evict(weft_kv_cache *cache, size_t budget) {
+    if (weft_kv_policies[cache->options.policy].score == NULL) {
+        return weft_kv_keep_best(cache, NULL, budget);
+    }
+    float *scores = weft_allocate_array(cache->context, cache->rows, sizeof *scores);
+    weft_status status = scores != NULL
+                             ? weft_kv_score(cache, cache->rows - weft_kv_recent(&cache->options), scores)
+                             : WEFT_NO_MEMORY;
+    if (status == WEFT_OK) {
+        status = weft_kv_keep_best(cache, scores, budget);
+    }
+    weft_release(cache->context, scores);
+    return status;
 }
 
 /* ---- tokens ---- */
@@ -249,16 +262,13 @@ weft_status weft_kv_cache_append(weft_kv_cache *cache, uint32_t position, const 
         return status;
     }
     size_t head = cache->shape.head, row = cache->rows++;
-    float *keys = cache->keys + row / WEFT_KV_PANEL * head * WEFT_KV_PANEL + row % WEFT_KV_PANEL;
+    size_t width = weft_kv_whole_panels(head);
+    float *keys = weft_kv_key(cache->keys, head, row), *values = cache->values + row * width;
     for (size_t c = 0; c < head; c++) {
         keys[c * WEFT_KV_PANEL] = key[c];
     }
-    for (size_t first = 0; first < head; first += WEFT_KV_PANEL) {
-        float *values = cache->values + first * cache->capacity + row * WEFT_KV_PANEL;
-        size_t width = head - first < WEFT_KV_PANEL ? head - first : WEFT_KV_PANEL;
-        memcpy(values, value + first, width * sizeof *values);
-        memset(values + width, 0, (WEFT_KV_PANEL - width) * sizeof *values);
-    }
+    memcpy(values, value, head * sizeof *values);
+    memset(values + head, 0, (width - head) * sizeof *values);
     cache->positions[row] = position;
     if (cache->sums != NULL) {
         cache->sums[row] = 0;
@@ -286,9 +296,11 @@ weft_status weft_kv_cache_observe(weft_kv_cache *cache, const float *queries, co
     cache->told = true;
     cache->usage->held += cache->rows;
     cache->usage->full += cache->seen;
-    bool full = cache->options.policy != WEFT_KV_NONE &&
-                cache->rows == cache->options.budget + cache->options.interval;
-    return full ? evict(cache) : WEFT_OK;
+    if (cache->options.policy == WEFT_KV_NONE || weft_kv_together(&cache->options)) {
+        return WEFT_OK;
+    }
+    size_t budget = weft_kv_budget(&cache->options, cache->seen);
+    return cache->rows >= budget + cache->options.interval ? evict(cache, budget) : WEFT_OK;
 }
 
 weft_kv_view weft_kv_cache_view(const weft_kv_cache *cache) {
@@ -342,7 +354,7 @@ weft_status weft_kv_cache_create(weft_context *context, const weft_kv_options *g
         .shape = *shape,
         .usage = usage,
         .tokens = tokens,
-        .most = most_rows(&options, tokens),
+        .most = own_most(&options, tokens),
         .told = true,
     };
     size_t ring = ring_floats(&options, shape);
@@ -367,6 +379,7 @@ void weft_kv_cache_destroy(weft_kv_cache *cache) {
     cache->usage->full_bytes -= cache->seen * token_bytes(cache);
     weft_release(context, cache->ring);
     weft_release(context, cache->sums);
+    weft_release(context, cache->alike);
     weft_release(context, cache->values);
     weft_release(context, cache->keys);
     weft_release(context, cache->positions);

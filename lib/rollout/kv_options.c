@@ -93,6 +93,31 @@ static weft_status check_window(weft_context *context, const weft_kv_options *op
     return WEFT_OK;
 }
 
+static weft_status check_budget(weft_context *context, const weft_kv_options *options) {
+    const char *name = weft_kv_policy_name(options->policy);
+    if (options->budget < 1 || options->budget > WEFT_KV_TOKENS_MAX || options->interval < 1 ||
+        options->interval > WEFT_KV_TOKENS_MAX) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "KV policy %s cannot have a budget of %zu tokens and an interval of %zu; choose 1 "
+                         "to %d each",
+                         name, options->budget, options->interval, WEFT_KV_TOKENS_MAX);
+    }
+    if (!(options->share >= 0 && options->share <= 1)) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "a KV cache cannot keep a share of %g of its tokens; choose 0 (a constant budget) "
+                         "to 1",
+                         options->share);
+    }
+    if (!(options->common >= 0 && options->common <= 1) ||
+        (options->common > 0 && weft_kv_policies[options->policy].score == NULL)) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "KV caches under policy %s cannot have a part of %g of their budgets in common; "
+                         "choose 0 to 1, and a policy that scores tokens",
+                         name, options->common);
+    }
+    return WEFT_OK;
+}
+
 weft_status weft_kv_check(weft_context *context, const weft_kv_options *given) {
     weft_context_clear(context);
     weft_kv_options options;
@@ -106,23 +131,30 @@ weft_status weft_kv_check(weft_context *context, const weft_kv_options *given) {
     if (options.policy == WEFT_KV_NONE) {
         return WEFT_OK;
     }
-    const char *name = weft_kv_policy_name(options.policy);
-    if (options.budget < 1 || options.budget > WEFT_KV_TOKENS_MAX || options.interval < 1 ||
-        options.interval > WEFT_KV_TOKENS_MAX) {
-        return weft_fail(context, WEFT_INVALID_ARGUMENT,
-                         "KV policy %s cannot have a budget of %zu tokens and an interval of %zu; choose 1 "
-                         "to %d each",
-                         name, options.budget, options.interval, WEFT_KV_TOKENS_MAX);
+    status = check_budget(context, &options);
+    if (status != WEFT_OK) {
+        return status;
     }
     if (options.policy == WEFT_KV_STREAMING) {
         if (options.sinks >= options.budget) {
             return weft_fail(context, WEFT_INVALID_ARGUMENT,
                              "KV policy %s: %zu sinks leave no room for recent tokens in a budget of %zu",
-                             name, options.sinks, options.budget);
+                             weft_kv_policy_name(options.policy), options.sinks, options.budget);
         }
         return WEFT_OK;
     }
     status = check_window(context, &options);
     return status == WEFT_OK && weft_kv_policies[options.policy].queries ? check_scores(context, &options)
                                                                          : status;
+}
+
+size_t weft_kv_sinks(const weft_kv_options *given, size_t prompt) {
+    weft_kv_options options;
+    if (weft_sized_read(NULL, given, &options, sizeof options, "weft_kv_options") != WEFT_OK) {
+        return 0;
+    }
+    size_t recent = options.policy == WEFT_KV_STREAMING ? 1 : options.window;
+    size_t most = options.budget > recent ? options.budget - recent : 0;
+    size_t sinks = prompt < most ? prompt : most;
+    return options.keep_prompt && sinks > options.sinks ? sinks : options.sinks;
 }

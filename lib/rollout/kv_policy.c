@@ -6,6 +6,7 @@
 
 #include "../base/context.h"
 
+#include <math.h>
 #include <string.h>
 
 static weft_status score_sums(const weft_kv_cache *cache, size_t candidates, float *scores) {
@@ -18,16 +19,23 @@ const weft_kv_rule weft_kv_policies[WEFT_KV_POLICIES] = {
     [WEFT_KV_STREAMING] = {.name = "streaming"},
     [WEFT_KV_H2O] = {.name = "h2o", .sums = true, .score = score_sums},
     [WEFT_KV_SNAPKV] = {.name = "snapkv", .queries = true, .score = weft_kv_score_attention},
-    [WEFT_KV_RKV] = {.name = "rkv", .queries = true, .score = weft_kv_score_redundancy},
+    [WEFT_KV_RKV] = {.name = "rkv", .queries = true, .alike = true, .score = weft_kv_score_redundancy},
 };
 
 size_t weft_kv_recent(const weft_kv_options *options) {
-    return options->policy == WEFT_KV_STREAMING ? options->budget - options->sinks : options->window;
+    return options->policy == WEFT_KV_STREAMING ? 0 : options->window;
 }
 
-/* A number that is larger for a higher score, and of equal scores for the lower row. No two are equal, so
- * what is chosen does not depend on how it is searched. */
-static uint64_t rank_row(float score, size_t row) {
+size_t weft_kv_budget(const weft_kv_options *options, size_t seen) {
+    size_t share = (size_t)ceil(options->share * (double)seen);
+    return share > options->budget ? share : options->budget;
+}
+
+bool weft_kv_together(const weft_kv_options *options) {
+    return options->policy != WEFT_KV_NONE && options->common > 0;
+}
+
+uint64_t weft_kv_rank(float score, size_t row) {
     score += 0.0f; /* -0 is 0 */
     uint32_t bits;
     memcpy(&bits, &score, sizeof bits);
@@ -56,8 +64,7 @@ static uint64_t pick_pivot(uint64_t *ranks, size_t count) {
     return *last;
 }
 
-/* The `wanted`-th highest, from 1. The ranks change places. */
-static uint64_t find_rank(uint64_t *ranks, size_t count, size_t wanted) {
+uint64_t weft_kv_find_rank(uint64_t *ranks, size_t count, size_t wanted) {
     while (count > 1) {
         uint64_t pivot = pick_pivot(ranks, count);
         size_t higher = 0;
@@ -81,42 +88,43 @@ static uint64_t find_rank(uint64_t *ranks, size_t count, size_t wanted) {
     return ranks[0];
 }
 
+weft_status weft_kv_score(const weft_kv_cache *cache, size_t end, float *scores) {
+    return weft_kv_policies[cache->options.policy].score(cache, end, scores);
+}
+
 /* Of the rows from `first` to `end` the `wanted` best. */
-static weft_status choose_best(const weft_kv_cache *cache, size_t first, size_t end, size_t wanted,
-                               uint32_t *kept) {
-    float *scores = weft_allocate_array(cache->context, end, sizeof *scores);
+static weft_status choose_best(const weft_kv_cache *cache, const float *scores, size_t first, size_t end,
+                               size_t wanted, uint32_t *kept) {
     uint64_t *ranks = weft_allocate_array(cache->context, end - first, sizeof *ranks);
-    weft_status status = scores != NULL && ranks != NULL
-                             ? weft_kv_policies[cache->options.policy].score(cache, end, scores)
-                             : WEFT_NO_MEMORY;
-    if (status == WEFT_OK) {
-        for (size_t i = first; i < end; i++) {
-            ranks[i - first] = rank_row(scores[i], i);
-        }
-        uint64_t last = find_rank(ranks, end - first, wanted);
-        for (size_t i = first; i < end; i++) {
-            if (rank_row(scores[i], i) >= last) {
-                *kept++ = (uint32_t)i;
-            }
+    if (ranks == NULL) {
+        return WEFT_NO_MEMORY;
+    }
+    for (size_t i = first; i < end; i++) {
+        ranks[i - first] = weft_kv_rank(scores[i], i);
+    }
+    uint64_t last = weft_kv_find_rank(ranks, end - first, wanted);
+    for (size_t i = first; i < end; i++) {
+        if (weft_kv_rank(scores[i], i) >= last) {
+            *kept++ = (uint32_t)i;
         }
     }
     weft_release(cache->context, ranks);
-    weft_release(cache->context, scores);
-    return status;
+    return WEFT_OK;
 }
 
-weft_status weft_kv_choose(const weft_kv_cache *cache, uint32_t *kept) {
+weft_status weft_kv_choose(const weft_kv_cache *cache, const float *scores, size_t budget, uint32_t *kept) {
     const weft_kv_options *options = &cache->options;
-    size_t recent = weft_kv_recent(options);
-    size_t between = options->budget - options->sinks - recent;
+    bool streaming = options->policy == WEFT_KV_STREAMING;
+    size_t recent = streaming ? budget - options->sinks : options->window;
+    size_t between = budget - options->sinks - recent;
     for (size_t i = 0; i < options->sinks; i++) {
         kept[i] = (uint32_t)i;
     }
     for (size_t i = 0; i < recent; i++) {
-        kept[options->budget - recent + i] = (uint32_t)(cache->rows - recent + i);
+        kept[budget - recent + i] = (uint32_t)(cache->rows - recent + i);
     }
     if (between == 0) {
         return WEFT_OK;
     }
-    return choose_best(cache, options->sinks, cache->rows - recent, between, kept + options->sinks);
+    return choose_best(cache, scores, options->sinks, cache->rows - recent, between, kept + options->sinks);
 }

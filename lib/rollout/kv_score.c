@@ -10,25 +10,12 @@
 #include <math.h>
 #include <string.h>
 
-enum { BLOCK_ROWS = 4 }; /* keys that are compared with others at once; a panel has whole blocks */
-
-static size_t whole_panels(size_t rows) {
-    return (rows + WEFT_KV_PANEL - 1) / WEFT_KV_PANEL * WEFT_KV_PANEL;
-}
+enum { BLOCK_ROWS = 4 }; /* keys that are compared with others at once */
 
 /* 1 / sqrt(x), and 0 for what is no positive number. Both operations round to the nearest: the same bits
  * everywhere. */
 static float inverse_root(double x) {
     return x > 0 && x < 1e300 ? (float)(1 / sqrt(x)) : 0;
-}
-
-/* Products of rows with the first `columns` keys, `stride` floats a row. */
-static void multiply_keys(const weft_kv_cache *cache, const weft_kv_kernels *kernels, const float *rows,
-                          size_t count, size_t columns, float *output, size_t stride) {
-    size_t head = cache->shape.head;
-    for (size_t first = 0; first < columns; first += WEFT_KV_PANEL) {
-        kernels->products(rows, count, cache->keys + first * head, head, output + first, stride);
-    }
 }
 
 /* ---- importance ---- */
@@ -61,7 +48,7 @@ weft_status weft_kv_score_attention(const weft_kv_cache *cache, size_t candidate
     const weft_kv_options *options = &cache->options;
     const weft_kv_kernels *kernels = weft_kv_kernels_at(weft_cpu_level());
     size_t group = cache->shape.group;
-    size_t stride = whole_panels(candidates);
+    size_t stride = weft_kv_whole_panels(candidates);
     float *products =
         weft_allocate_array(cache->context, options->window * group, stride * sizeof *products);
     float *mean = weft_allocate_zeroed(cache->context, candidates, sizeof *mean);
@@ -70,7 +57,8 @@ weft_status weft_kv_score_attention(const weft_kv_cache *cache, size_t candidate
         weft_release(cache->context, products);
         return WEFT_NO_MEMORY;
     }
-    multiply_keys(cache, kernels, cache->ring, options->window * group, candidates, products, stride);
+    kernels->products(cache->ring, options->window * group, cache->keys, stride / WEFT_KV_PANEL,
+                      cache->shape.head, products, stride);
     for (size_t query = 0; query < options->window; query++) {
         float *row = products + query * group * stride;
         for (size_t h = 1; h < group; h++) {
@@ -89,18 +77,25 @@ weft_status weft_kv_score_attention(const weft_kv_cache *cache, size_t candidate
 /* ---- redundancy ----
  *
  * The sum of a key's cosines with all keys is its product with the sum of all keys, each scaled to length
- * 1: no pairs are needed for it. They are only for the entries that are left out, and there a search from
- * the last key backwards ends with the first that is similar. */
+ * 1: no pairs are needed for it. They are only for the entries that are left out. The last key that a key
+ * is like is remembered from one choice to the next, so that only keys that came since are compared with
+ * all others: interval x rows pairs, and more only where a key has lost the one that it was like. What is
+ * found does not depend on what was remembered: a pair has the same cosine, to the last bit, whenever and
+ * in whatever order it is computed. */
 
 /* What an eviction computes with. */
 typedef struct comparison {
     const weft_kv_cache *cache;
     const weft_kv_kernels *kernels;
-    size_t stride; /* rows, in whole panels */
-    float *units;  /* all keys scaled to length 1, in panels; 0 behind the last */
-    float *block;  /* some of them one after another */
-    float *lanes;  /* as many as a panel of keys */
-    float *sums;   /* of each key: its cosines with those that count */
+    float threshold;
+    size_t stride;  /* rows, in whole panels */
+    float *units;   /* all keys scaled to length 1, in panels; 0 behind the last */
+    float *lanes;   /* a panel of sums of keys */
+    float *block;   /* some keys one after another */
+    float *cosines; /* of those with all keys, `stride` apart */
+    float *sums;    /* of each key: its cosines with those that count */
+    float *found;   /* of each key: its cosine with the last that it is like */
+    uint32_t *last; /* of each key: the row of that, or WEFT_KV_UNLIKE */
 } comparison;
 
 /* 1 / |key| of a panel's keys; 0 for a key that is zero, which then is like no other, and for what is no
@@ -136,6 +131,12 @@ static void scale_keys(const comparison *work, size_t first) {
     }
 }
 
+/* Products of the first `count` keys of the block with all keys before row `end`. */
+static void compare_block(const comparison *work, size_t count, size_t end) {
+    work->kernels->products(work->block, count, work->units, weft_kv_whole_panels(end) / WEFT_KV_PANEL,
+                            work->cache->shape.head, work->cosines, work->stride);
+}
+
 static void sum_cosines(const comparison *work) {
     size_t head = work->cache->shape.head;
     for (size_t first = 0; first < work->stride; first += WEFT_KV_PANEL) {
@@ -144,62 +145,123 @@ static void sum_cosines(const comparison *work) {
     for (size_t c = 0; c < head; c++) {
         work->block[c] = weft_row_sum(work->lanes + c * WEFT_KV_PANEL, WEFT_KV_PANEL);
     }
-    for (size_t first = 0; first < work->stride; first += WEFT_KV_PANEL) {
-        float products[WEFT_KV_PANEL];
-        work->kernels->products(work->block, 1, work->units + first * head, head, products, WEFT_KV_PANEL);
-        work->kernels->add(work->sums + first, products, 1, WEFT_KV_PANEL);
-    }
+    compare_block(work, 1, work->stride);
+    work->kernels->add(work->sums, work->cosines, 1, work->stride);
 }
 
 static void copy_unit(const comparison *work, size_t row, float *unit) {
-    size_t head = work->cache->shape.head;
-    const float *from = work->units + row / WEFT_KV_PANEL * head * WEFT_KV_PANEL + row % WEFT_KV_PANEL;
-    for (size_t c = 0; c < head; c++) {
+    const float *from = weft_kv_key(work->units, work->cache->shape.head, row);
+    for (size_t c = 0; c < work->cache->shape.head; c++) {
         unit[c] = from[c * WEFT_KV_PANEL];
     }
 }
 
-/* Takes out of `sums` what the key `row` gives to the last key of this panel that it is like, or in the
- * first panel to the first key if there is none. False if there is none and panels before are left. */
-static bool leave_out(const comparison *work, size_t row, size_t first, float *cosines) {
-    size_t left = work->cache->rows - first;
-    if (row - first < WEFT_KV_PANEL) {
-        cosines[row - first] = -2; /* below every threshold: a key is not compared with itself */
-    }
-    uint32_t last = work->kernels->last_above(cosines, (float)work->cache->options.similarity,
-                                              left < WEFT_KV_PANEL ? left : WEFT_KV_PANEL);
-    if (last == 0 && first > 0) {
-        return false;
-    }
-    size_t lane = last > 0 ? last - 1 : 0;
-    if (first + lane != row) {
-        work->sums[first + lane] -= cosines[lane];
-    }
-    return true;
+/* The last key before `end` that a key is like, whose cosines with them are given. */
+static void note_last(const comparison *work, size_t row, const float *cosines, size_t end) {
+    uint32_t last = work->kernels->last_above(cosines, work->threshold, end);
+    work->last[row] = last > 0 ? last - 1 : WEFT_KV_UNLIKE;
+    work->found[row] = last > 0 ? cosines[last - 1] : 0;
 }
 
-/* The keys of a block are compared with the others a panel at a time, until each has been served. */
-static void search_similar(const comparison *work, size_t start) {
-    size_t head = work->cache->shape.head;
-    size_t left = work->cache->rows - start;
-    size_t count = left < BLOCK_ROWS ? left : BLOCK_ROWS;
-    size_t served = 0;
-    bool done[BLOCK_ROWS] = {false};
-    for (size_t i = 0; i < count; i++) {
-        copy_unit(work, start + i, work->block + i * head);
-    }
-    for (size_t end = work->stride; served < count; end -= WEFT_KV_PANEL) {
-        size_t first = end - WEFT_KV_PANEL;
-        float cosines[BLOCK_ROWS * WEFT_KV_PANEL];
-        work->kernels->products(work->block, count, work->units + first * head, head, cosines,
-                                WEFT_KV_PANEL);
+/* Keys that came since the last choice, compared with all. A later one replaces what was found. */
+static void compare_new(const comparison *work) {
+    const weft_kv_cache *cache = work->cache;
+    size_t old = cache->compared;
+    for (size_t start = old; start < cache->rows; start += BLOCK_ROWS) {
+        size_t left = cache->rows - start;
+        size_t count = left < BLOCK_ROWS ? left : BLOCK_ROWS;
         for (size_t i = 0; i < count; i++) {
-            if (!done[i] && leave_out(work, start + i, first, cosines + i * WEFT_KV_PANEL)) {
-                done[i] = true;
-                served++;
+            copy_unit(work, start + i, work->block + i * cache->shape.head);
+        }
+        compare_block(work, count, cache->rows);
+        for (size_t i = 0; i < count; i++) {
+            float *cosines = work->cosines + i * work->stride;
+            cosines[start + i] = -2; /* below every threshold: a key is not compared with itself */
+            if (work->last[start + i] == WEFT_KV_UNLIKE) {
+                note_last(work, start + i, cosines, old);
             }
+            work->kernels->note_above(cosines, work->threshold, cache->rows, (uint32_t)(start + i),
+                                      work->found, work->last);
         }
     }
+}
+
+/* The first row of those compared before whose position is not below this. */
+static size_t find_position(const weft_kv_cache *cache, uint32_t position) {
+    size_t first = 0, end = cache->compared;
+    while (first < end) {
+        size_t middle = first + (end - first) / 2;
+        if (cache->positions[middle] < position) {
+            first = middle + 1;
+        } else {
+            end = middle;
+        }
+    }
+    return first;
+}
+
+static float cosine_of(const comparison *work, size_t a, size_t b) {
+    const float *left = weft_kv_key(work->units, work->cache->shape.head, a);
+    const float *right = weft_kv_key(work->units, work->cache->shape.head, b);
+    float sum = 0;
+    for (size_t c = 0; c < work->cache->shape.head * WEFT_KV_PANEL; c += WEFT_KV_PANEL) {
+        sum += left[c] * right[c];
+    }
+    return sum;
+}
+
+/* A key that is like none of the new ones: what it was like before, if that is still there, else one before
+ * that. */
+static void recall(const comparison *work, size_t row) {
+    const weft_kv_cache *cache = work->cache;
+    uint32_t position = cache->alike[row];
+    if (position == WEFT_KV_UNLIKE) {
+        return;
+    }
+    size_t place = find_position(cache, position);
+    if (place < cache->compared && cache->positions[place] == position) {
+        work->last[row] = (uint32_t)place;
+        work->found[row] = cosine_of(work, row, place);
+        return;
+    }
+    copy_unit(work, row, work->block);
+    compare_block(work, 1, place);
+    if (row < place) {
+        work->cosines[row] = -2;
+    }
+    note_last(work, row, work->cosines, place);
+}
+
+/* Takes what each key gives to the last that it is like, or else to the first, out of the sums, and
+ * remembers it. */
+static void leave_out(const comparison *work) {
+    const weft_kv_cache *cache = work->cache;
+    copy_unit(work, 0, work->block);
+    compare_block(work, 1, cache->rows);
+    for (size_t row = 0; row < cache->rows; row++) {
+        uint32_t last = work->last[row];
+        bool alike = last != WEFT_KV_UNLIKE;
+        cache->alike[row] = alike ? cache->positions[last] : WEFT_KV_UNLIKE;
+        if (alike || row > 0) {
+            work->sums[alike ? last : 0] -= alike ? work->found[row] : work->cosines[row];
+        }
+    }
+}
+
+static void score_redundancy(const comparison *work) {
+    const weft_kv_cache *cache = work->cache;
+    sum_cosines(work);
+    for (size_t row = 0; row < cache->rows; row++) {
+        work->last[row] = WEFT_KV_UNLIKE;
+    }
+    compare_new(work);
+    for (size_t row = 0; row < cache->compared; row++) {
+        if (work->last[row] == WEFT_KV_UNLIKE) {
+            recall(work, row);
+        }
+    }
+    leave_out(work);
+    work->kernels->softmax(work->sums, 1.0f / (float)cache->rows, cache->rows);
 }
 
 weft_status weft_kv_score_redundancy(const weft_kv_cache *cache, size_t candidates, float *scores) {
@@ -207,30 +269,34 @@ weft_status weft_kv_score_redundancy(const weft_kv_cache *cache, size_t candidat
     if (status != WEFT_OK) {
         return status;
     }
-    size_t head = cache->shape.head, stride = whole_panels(cache->rows);
-    size_t floats = (stride + WEFT_KV_PANEL + BLOCK_ROWS) * head + stride;
-    float *memory = weft_allocate_zeroed(cache->context, floats, sizeof *memory);
-    if (memory == NULL) {
+    size_t head = cache->shape.head, stride = weft_kv_whole_panels(cache->rows);
+    size_t wide = (stride + WEFT_KV_PANEL + BLOCK_ROWS) * head;
+    float *memory = weft_allocate_zeroed(cache->context, wide + (BLOCK_ROWS + 2) * stride, sizeof *memory);
+    uint32_t *last = weft_allocate_array(cache->context, stride, sizeof *last);
+    if (memory == NULL || last == NULL) {
+        weft_release(cache->context, last);
+        weft_release(cache->context, memory);
         return WEFT_NO_MEMORY;
     }
     comparison work = {
         .cache = cache,
         .kernels = weft_kv_kernels_at(weft_cpu_level()),
+        .threshold = (float)cache->options.similarity,
         .stride = stride,
         .units = memory,
         .lanes = memory + stride * head,
         .block = memory + (stride + WEFT_KV_PANEL) * head,
-        .sums = memory + (stride + WEFT_KV_PANEL + BLOCK_ROWS) * head,
+        .cosines = memory + wide,
+        .sums = memory + wide + BLOCK_ROWS * stride,
+        .found = memory + wide + (BLOCK_ROWS + 1) * stride,
+        .last = last,
     };
-    sum_cosines(&work);
-    for (size_t start = 0; start < cache->rows; start += BLOCK_ROWS) {
-        search_similar(&work, start);
-    }
-    work.kernels->softmax(work.sums, 1.0f / (float)cache->rows, cache->rows);
+    score_redundancy(&work);
     float lambda = (float)cache->options.lambda;
     for (size_t i = 0; i < candidates; i++) {
         scores[i] = lambda * scores[i] - (1.0f - lambda) * work.sums[i];
     }
+    weft_release(cache->context, last);
     weft_release(cache->context, memory);
     return WEFT_OK;
 }

@@ -92,15 +92,18 @@ static void destroy_caches(const generate_run *run, weft_kv_cache **caches) {
     weft_release(run->model->context, caches);
 }
 
-static weft_status create_caches(const generate_run *run, size_t tokens, weft_kv_usage *usage,
+static weft_status create_caches(const generate_run *run, size_t prompt, weft_kv_usage *usage,
                                  weft_kv_cache ***caches_out) {
     weft_context *context = run->model->context;
     weft_kv_shape shape = lm_cache_shape(&run->model->config);
     size_t count = lm_cache_count(&run->model->config);
+    size_t tokens = prompt + run->sampling.limit;
+    weft_kv_options kv = run->kv;
+    kv.sinks = weft_kv_sinks(&run->kv, prompt);
     weft_kv_cache **caches = weft_allocate_zeroed(context, count, sizeof *caches);
     weft_status status = caches != NULL ? WEFT_OK : WEFT_NO_MEMORY;
     for (size_t i = 0; i < count && status == WEFT_OK; i++) {
-        status = weft_kv_cache_create(context, &run->kv, &shape, tokens, usage, &caches[i]);
+        status = weft_kv_cache_create(context, &kv, &shape, tokens, usage, &caches[i]);
     }
     if (status != WEFT_OK) {
         destroy_caches(run, caches);
@@ -117,7 +120,7 @@ static weft_status admit(share *share, size_t sequence) {
     memcpy(tokens, run->prompts->tokens + run->prompts->starts[sequence], length * sizeof *tokens);
     run->lengths[sequence] = length;
     lm_decode_row row = {.token = tokens[0]};
-    weft_status status = create_caches(run, length + run->sampling.limit, share->usage, &row.caches);
+    weft_status status = create_caches(run, length, share->usage, &row.caches);
     if (status != WEFT_OK) {
         return status;
     }

@@ -11,7 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-static_assert((int)WEFT_KV_PANEL == (int)LM_PANEL, "products read the caches as they lie");
+static_assert((int)WEFT_KV_PANEL == (int)LM_STRIP, "products read the caches as they lie");
 
 weft_kv_shape lm_cache_shape(const lm_config *config) {
     return (weft_kv_shape){.head = lm_config_head(config), .group = config->heads / config->kv_heads};
@@ -24,36 +24,36 @@ static void attend_heads(const lm_decoder *decoder, const weft_kv_view *view, co
                          float *attended) {
     const lm_kernels *kernels = decoder->model->kernels;
     weft_kv_shape shape = lm_cache_shape(&decoder->model->config);
-    lm_product product = {
+    lm_strip_product product = {
         .rows = shape.group,
         .columns = view->rows,
         .depth = shape.head,
         .a = query,
         .a_row = shape.head,
-        .a_step = 1,
         .b = view->keys,
-        .panel = shape.head * LM_PANEL,
+        .strip = shape.head * LM_STRIP,
+        .step = LM_STRIP,
         .c = decoder->scores,
         .c_row = decoder->longest,
     };
-    lm_product_run(kernels, &product);
+    kernels->strips(&product);
     for (size_t h = 0; h < shape.group; h++) {
         kernels->softmax(decoder->scores + h * decoder->longest, 1.0f / sqrtf((float)shape.head),
                          view->rows);
     }
-    product = (lm_product){
+    product = (lm_strip_product){
         .rows = shape.group,
         .columns = shape.head,
         .depth = view->rows,
         .a = decoder->scores,
         .a_row = decoder->longest,
-        .a_step = 1,
         .b = view->values,
-        .panel = view->capacity * LM_PANEL,
+        .strip = LM_STRIP,
+        .step = (shape.head + LM_STRIP - 1) / LM_STRIP * LM_STRIP,
         .c = attended,
         .c_row = shape.head,
     };
-    lm_product_run(kernels, &product);
+    kernels->strips(&product);
 }
 
 /* One row, in one layer. */
@@ -141,6 +141,9 @@ weft_status lm_decode(lm_decoder *decoder, const lm_decode_row *rows, size_t cou
     }
     for (size_t layer = 0; layer < model->config.layers && status == WEFT_OK; layer++) {
         status = run_layer(decoder, rows, count, layer);
+    }
+    for (size_t i = 0; i < count && status == WEFT_OK; i++) {
+        status = weft_kv_caches_choose(rows[i].caches, lm_cache_count(&model->config));
     }
     if (status == WEFT_OK) {
         norm_rows(decoder, lm_model_final_norm(model), count);

@@ -39,7 +39,25 @@ static void panel(const lm_product *product, size_t number) {
     }
 }
 
-const lm_kernels lm_kernels_portable = {panel, ELEMENTWISE};
+static void strips(const lm_strip_product *product) {
+    for (size_t i = 0; i < product->rows; i++) {
+        const float *a = product->a + i * product->a_row;
+        for (size_t column = 0; column < product->columns; column += LM_STRIP) {
+            size_t left = product->columns - column;
+            const float *b = product->b + column / LM_STRIP * product->strip;
+            float sums[LM_STRIP] = {0};
+            for (size_t k = 0; k < product->depth; k++, b += product->step) {
+                for (size_t j = 0; j < LM_STRIP; j++) {
+                    sums[j] += a[k] * b[j];
+                }
+            }
+            memcpy(product->c + i * product->c_row + column, sums,
+                   (left < LM_STRIP ? left : LM_STRIP) * sizeof *sums);
+        }
+    }
+}
+
+const lm_kernels lm_kernels_portable = {panel, strips, ELEMENTWISE};
 
 const lm_kernels *lm_kernels_at(weft_cpu level) {
     switch (level) {

@@ -23,6 +23,7 @@
 enum {
     LM_PANEL = 32, /* columns of a packed panel */
     LM_LANES = 16, /* floats of a vector */
+    LM_STRIP = 8,  /* columns of a strip, as caches have them */
 };
 
 /* C = A B, or C += A B. Element (i, k) of A is a[i * a_row + k * a_step]. B is packed: panels of LM_PANEL
@@ -41,6 +42,21 @@ typedef struct lm_product {
     bool accumulate;
 } lm_product;
 
+/* C = A B for the few rows of A that share a cache. B lies in strips of LM_STRIP columns: element (k, j) is
+ * b[j / LM_STRIP * strip + k * step + j % LM_STRIP], and all of the last strip can be read. */
+typedef struct lm_strip_product {
+    size_t rows;
+    size_t columns;
+    size_t depth;
+    const float *a; /* rows one after another, `a_row` floats apart */
+    size_t a_row;
+    const float *b;
+    size_t strip;
+    size_t step;
+    float *c;
+    size_t c_row;
+} lm_strip_product;
+
 /* What one step of AdamW needs. `bias1` and `bias2` are 1 - beta^step. */
 typedef struct lm_adam_step {
     float rate;
@@ -56,6 +72,8 @@ typedef struct lm_adam_step {
 typedef struct lm_kernels {
     /* The columns of one panel, for all rows. */
     void (*panel)(const lm_product *product, size_t number);
+    /* All of a product of strips, with the same bits as the product of panels has. */
+    void (*strips)(const lm_strip_product *product);
     /* output = x * scale * gain with scale = 1 / sqrt(mean(x^2) + epsilon), which is returned. */
     float (*norm)(const float *x, const float *gain, float epsilon, size_t count, float *output);
     /* dx += what the norm's input gets from the gradient `dy` of its output. */

@@ -4,6 +4,7 @@
  */
 #include "elementwise.h"
 #include "kernels.h"
+#include "strips.h"
 
 #include <immintrin.h>
 
@@ -66,4 +67,4 @@ static void panel(const lm_product *product, size_t number) {
     }
 }
 
-const lm_kernels lm_kernels_avx2 = {panel, ELEMENTWISE};
+const lm_kernels lm_kernels_avx2 = {panel, strips, ELEMENTWISE};

@@ -5,6 +5,7 @@
  */
 #include "elementwise.h"
 #include "kernels.h"
+#include "strips.h"
 
 #include <immintrin.h>
 
@@ -68,4 +69,4 @@ static void panel(const lm_product *product, size_t number) {
     last_rows(product, row, number, low, high);
 }
 
-const lm_kernels lm_kernels_avx512 = {panel, ELEMENTWISE};
+const lm_kernels lm_kernels_avx512 = {panel, strips, ELEMENTWISE};

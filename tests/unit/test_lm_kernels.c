@@ -135,6 +135,45 @@ static void test_shape_does_not_matter(void **state) {
     }
 }
 
+/* Strips, with columns in strips of their own as keys have them and side by side as values have them, give
+ * the bits of panels. */
+static void test_strips(void **state) {
+    (void)state;
+    enum { DEPTH = 23, COLUMNS_MOST = 101, ROWS_MOST = 5, WIDTH = COLUMNS_MOST + LM_STRIP };
+    static float a[ROWS_MOST * DEPTH], b[COLUMNS_MOST * DEPTH], panels[4 * LM_PANEL * DEPTH];
+    static float keys[WIDTH * DEPTH], values[WIDTH * DEPTH];
+    fill(a, ROWS_MOST * DEPTH, 7);
+    fill(b, COLUMNS_MOST * DEPTH, 8);
+    lm_pack(b, 1, DEPTH, COLUMNS_MOST, DEPTH, panels);
+    for (size_t j = 0; j < COLUMNS_MOST; j++) {
+        for (size_t k = 0; k < DEPTH; k++) {
+            keys[(j / LM_STRIP * DEPTH + k) * LM_STRIP + j % LM_STRIP] = b[j * DEPTH + k];
+            values[k * WIDTH + j] = b[j * DEPTH + k];
+        }
+    }
+    for (int level = 0; level <= (int)weft_cpu_best(); level++) {
+        const lm_kernels *kernels = lm_kernels_at((weft_cpu)level);
+        for (size_t rows = 1; rows <= ROWS_MOST; rows++) {
+            for (size_t columns = 1; columns <= COLUMNS_MOST; columns++) {
+                float expected[ROWS_MOST * COLUMNS_MOST] = {0}, found[ROWS_MOST * COLUMNS_MOST] = {0};
+                lm_product whole = {rows,     columns,      DEPTH, a, DEPTH, 1, panels, DEPTH * LM_PANEL,
+                                    expected, COLUMNS_MOST, false};
+                lm_strip_product product = {rows, columns,          DEPTH,    a,     DEPTH,
+                                            keys, DEPTH * LM_STRIP, LM_STRIP, found, COLUMNS_MOST};
+                lm_product_run(kernels, &whole);
+                kernels->strips(&product);
+                assert_memory_equal(found, expected, sizeof found);
+                memset(found, 0, sizeof found);
+                product.b = values;
+                product.strip = LM_STRIP;
+                product.step = WIDTH;
+                kernels->strips(&product);
+                assert_memory_equal(found, expected, sizeof found);
+            }
+        }
+    }
+}
+
 static void check_rows(const lm_kernels *kernels, size_t count) {
     static float x[ROOM], y[ROOM], z[ROOM];
     static double wide_x[ROOM], wide_y[ROOM], wide_z[ROOM];
@@ -257,9 +296,13 @@ static void test_adam(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products),     cmocka_unit_test(test_shape_does_not_matter),
-        cmocka_unit_test(test_rows),         cmocka_unit_test(test_extremes),
-        cmocka_unit_test(test_levels_agree), cmocka_unit_test(test_rotation),
+        cmocka_unit_test(test_products),
+        cmocka_unit_test(test_strips),
+        cmocka_unit_test(test_shape_does_not_matter),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_extremes),
+        cmocka_unit_test(test_levels_agree),
+        cmocka_unit_test(test_rotation),
         cmocka_unit_test(test_adam),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -269,6 +269,32 @@ static void test_reference(void **state) {
 
 /* ---- company and memory ---- */
 
+static void check_company(scene *one, scene *three, const lm_samples *dense,
+                          const weft_kv_options *options) {
+    size_t each = lm_sampling_bytes(&small, options, LIMIT + 8);
+    lm_samples *all = generate(one, options, 0);
+    lm_samples *threads = generate(three, options, 0);
+    lm_samples *few = generate(three, options, 5 * each + 1);
+    lm_samples *single = generate(three, options, each);
+    assert_same(all, threads);
+    assert_same(all, few);
+    assert_same(all, single);
+    assert_true(few->kv.peak_bytes <= 5 * each && single->kv.peak_bytes <= each);
+    assert_int_equal(few->kv.held, all->kv.held);
+    assert_int_equal(few->kv.bytes, 0);
+    if (options->policy != WEFT_KV_NONE) {
+        assert_true(all->kv.held < all->kv.full);
+        assert_true(all->kv.peak_bytes <= PROMPTS * each);
+        assert_true(each < lm_sampling_bytes(&small, NULL, LIMIT + 8));
+        assert_true(all->starts[PROMPTS] != dense->starts[PROMPTS] ||
+                    memcmp(all->logp, dense->logp, all->starts[PROMPTS] * sizeof(float)) != 0);
+    }
+    lm_samples_destroy(single);
+    lm_samples_destroy(few);
+    lm_samples_destroy(threads);
+    lm_samples_destroy(all);
+}
+
 static void test_company_and_memory(void **state) {
     (void)state;
     scene one, three;
@@ -278,27 +304,12 @@ static void test_company_and_memory(void **state) {
     for (int policy = WEFT_KV_NONE; policy < WEFT_KV_POLICIES; policy++) {
         weft_kv_options options = {.size = sizeof options};
         weft_kv_defaults((weft_kv_policy)policy, 16, &options);
-        size_t each = lm_sampling_bytes(&small, &options, LIMIT + 8);
-        lm_samples *all = generate(&one, &options, 0);
-        lm_samples *threads = generate(&three, &options, 0);
-        lm_samples *few = generate(&three, &options, 5 * each + 1);
-        lm_samples *single = generate(&three, &options, each);
-        assert_same(all, threads);
-        assert_same(all, few);
-        assert_same(all, single);
-        assert_true(few->kv.peak_bytes <= 5 * each && single->kv.peak_bytes <= each);
-        assert_int_equal(few->kv.held, all->kv.held);
-        assert_int_equal(few->kv.bytes, 0);
-        if (policy != WEFT_KV_NONE) {
-            assert_true(all->kv.held < all->kv.full);
-            assert_true(all->kv.peak_bytes < dense->kv.peak_bytes);
-            assert_true(all->starts[PROMPTS] != dense->starts[PROMPTS] ||
-                        memcmp(all->logp, dense->logp, all->starts[PROMPTS] * sizeof(float)) != 0);
-        }
-        lm_samples_destroy(single);
-        lm_samples_destroy(few);
-        lm_samples_destroy(threads);
-        lm_samples_destroy(all);
+        check_company(&one, &three, dense, &options);
+        options.keep_prompt = true;
+        options.share = 0.3;
+        check_company(&one, &three, dense, &options);
+        options.common = policy >= WEFT_KV_H2O ? 0.8 : 0;
+        check_company(&one, &three, dense, &options);
     }
     lm_samples_destroy(dense);
     close_scene(&three);
@@ -327,7 +338,6 @@ static void test_refusals(void **state) {
 /* ---- allocations that fail ---- */
 
 static void test_no_memory(void **state) {
-    (void)state;
     faults faults = {0};
     weft_allocator allocator = faults_allocator(&faults);
     scene scene;
@@ -335,6 +345,7 @@ static void test_no_memory(void **state) {
     scene.prompts.sequences = 2;
     weft_kv_options options = {.size = sizeof options};
     weft_kv_defaults(WEFT_KV_RKV, 4, &options);
+    options.common = *(const double *)*state;
     lm_sampling sampling = {.temperature = 1, .limit = 12, .stop = -1, .kv = &options};
     size_t blocks = faults_live_blocks(&faults);
     for (size_t n = 1;; n++) {
@@ -354,10 +365,14 @@ static void test_no_memory(void **state) {
 }
 
 int main(void) {
+    static double alone = 0, together = 0.8;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nothing_evicted),    cmocka_unit_test(test_reference),
-        cmocka_unit_test(test_company_and_memory), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_nothing_evicted),
+        cmocka_unit_test(test_reference),
+        cmocka_unit_test(test_company_and_memory),
+        cmocka_unit_test(test_refusals),
+        {"no_memory", test_no_memory, NULL, NULL, &alone},
+        {"no_memory_together", test_no_memory, NULL, NULL, &together},
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -25,6 +25,7 @@ typedef struct history {
     weft_kv_options options;
     size_t head;
     size_t group;
+    size_t kinds; /* of keys; 0: most are unlike all others */
     size_t count; /* tokens so far */
     float keys[TOKENS][HEAD_MOST];
     float values[TOKENS][HEAD_MOST];
@@ -205,8 +206,9 @@ static float key_of(const weft_kv_view *view, size_t head, size_t row, size_t c)
     return view->keys[(row / WEFT_KV_PANEL * head + c) * WEFT_KV_PANEL + row % WEFT_KV_PANEL];
 }
 
-static float value_of(const weft_kv_view *view, size_t row, size_t c) {
-    return view->values[(c / WEFT_KV_PANEL * view->capacity + row) * WEFT_KV_PANEL + c % WEFT_KV_PANEL];
+static float value_of(const weft_kv_view *view, size_t head, size_t row, size_t c) {
+    size_t width = (head + WEFT_KV_PANEL - 1) / WEFT_KV_PANEL * WEFT_KV_PANEL;
+    return view->values[row * width + c];
 }
 
 static void assert_holds(const weft_kv_cache *cache, const history *history, const bool *there) {
@@ -220,19 +222,22 @@ static void assert_holds(const weft_kv_cache *cache, const history *history, con
         assert_int_equal(view.positions[row], 3 * j + 1);
         for (size_t c = 0; c < history->head; c++) {
             assert_true(key_of(&view, history->head, row, c) == history->keys[j][c]);
-            assert_true(value_of(&view, row, c) == history->values[j][c]);
+            assert_true(value_of(&view, history->head, row, c) == history->values[j][c]);
         }
         row++;
     }
     assert_int_equal(row, view.rows);
 }
 
-/* Keys drift, and every few tokens one comes nearly again, so that there is redundancy. */
+/* Keys drift, and every few tokens one comes nearly again, so that there is redundancy; or there are only
+ * some kinds of keys, so that the last one of a kind is often evicted before others. */
 static void make_token(history *history, uint64_t *random) {
     size_t t = history->count++;
     for (size_t c = 0; c < history->head; c++) {
         float fresh = noise(random);
-        history->keys[t][c] = t % 4 == 3 ? history->keys[t - 3][c] + 0.05f * fresh : fresh;
+        size_t before = history->kinds > 0 ? (t * t + t / 3) % history->kinds : t - 3;
+        bool again = history->kinds > 0 ? t >= history->kinds : t % 4 == 3;
+        history->keys[t][c] = again ? history->keys[before][c] + 0.3f * fresh : fresh;
         history->values[t][c] = noise(random);
         for (size_t h = 0; h < history->group; h++) {
             history->queries[t][h][c] = 2 * noise(random);
@@ -258,14 +263,15 @@ static weft_status tell(weft_kv_cache *cache, const history *history, const bool
     return weft_kv_cache_observe(cache, queries, probabilities[0], TOKENS);
 }
 
-static void compare(const weft_kv_options *options, size_t head, size_t group, uint64_t seed) {
+static void compare_kinds(const weft_kv_options *options, size_t head, size_t group, size_t kinds,
+                          uint64_t seed) {
     faults faults = {0};
     weft_context_options context_options = {
         .size = sizeof context_options, .allocator = faults_allocator(&faults), .threads = 1};
     weft_context *context = NULL;
     assert_int_equal(weft_context_create(&context_options, &context), WEFT_OK);
     history *history = calloc(1, sizeof *history);
-    *history = (struct history){.options = *options, .head = head, .group = group};
+    *history = (struct history){.options = *options, .head = head, .group = group, .kinds = kinds};
     weft_kv_shape shape = {.head = head, .group = group};
     weft_kv_usage usage = {0};
     weft_kv_cache *cache = NULL;
@@ -307,6 +313,10 @@ static void compare(const weft_kv_options *options, size_t head, size_t group, u
     weft_context_destroy(context);
 }
 
+static void compare(const weft_kv_options *options, size_t head, size_t group, uint64_t seed) {
+    compare_kinds(options, head, group, 0, seed);
+}
+
 static void test_none(void **state) {
     (void)state;
     compare(&(weft_kv_options){.size = sizeof(weft_kv_options)}, 16, 1, 1);
@@ -320,10 +330,12 @@ static void test_policies(void **state) {
     weft_kv_defaults(policy, 64, &options);
     compare(&options, 16, 1, 3);
     compare(&options, 40, 3, 4);
+    compare_kinds(&options, 24, 1, 9, 9);
     weft_kv_defaults(policy, 37, &options);
     options.interval = 5;
     options.sinks = 3;
     compare(&options, 33, 2, 5);
+    compare_kinds(&options, 20, 2, 5, 10);
     options.interval = 1;
     options.window = policy == WEFT_KV_STREAMING ? 0 : 34;
     compare(&options, 8, 1, 6);

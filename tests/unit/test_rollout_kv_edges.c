@@ -57,24 +57,24 @@ static void test_not_finite(void **state) {
 
 static void test_levels_agree(void **state) {
     (void)state;
-    enum { COUNT = 77, ROWS = 7, HEAD = 19 };
+    enum { COUNT = 77, ROWS = 7, HEAD = 19, PANELS = 5 };
     const weft_kv_kernels *portable = weft_kv_kernels_at(WEFT_CPU_PORTABLE);
     for (int level = WEFT_CPU_PORTABLE + 1; level <= (int)weft_cpu_best(); level++) {
         const weft_kv_kernels *kernels = weft_kv_kernels_at((weft_cpu)level);
         uint64_t random = 5;
-        float rows[ROWS * HEAD], panel[HEAD * WEFT_KV_PANEL];
+        float rows[ROWS * HEAD], keys[PANELS * HEAD * WEFT_KV_PANEL];
         float a[ROWS * COUNT], b[ROWS * COUNT];
         for (size_t i = 0; i < ROWS * HEAD; i++) {
             rows[i] = noise(&random);
         }
-        for (size_t i = 0; i < HEAD * WEFT_KV_PANEL; i++) {
-            panel[i] = noise(&random);
+        for (size_t i = 0; i < PANELS * HEAD * WEFT_KV_PANEL; i++) {
+            keys[i] = noise(&random);
         }
         for (size_t i = 0; i < ROWS * COUNT; i++) {
             a[i] = b[i] = noise(&random);
         }
-        portable->products(rows, ROWS, panel, HEAD, a, COUNT);
-        kernels->products(rows, ROWS, panel, HEAD, b, COUNT);
+        portable->products(rows, ROWS, keys, PANELS, HEAD, a, COUNT);
+        kernels->products(rows, ROWS, keys, PANELS, HEAD, b, COUNT);
         assert_memory_equal(a, b, sizeof a);
         portable->raise(a, a + COUNT, COUNT);
         kernels->raise(b, b + COUNT, COUNT);
@@ -83,6 +83,11 @@ static void test_levels_agree(void **state) {
         portable->add(a + COUNT, a, 0.3f, COUNT);
         kernels->add(b + COUNT, b, 0.3f, COUNT);
         assert_memory_equal(a, b, sizeof a);
+        uint32_t some[COUNT] = {0}, others[COUNT] = {0};
+        portable->note_above(a + COUNT, 0.1f, COUNT, 7, a, some);
+        kernels->note_above(b + COUNT, 0.1f, COUNT, 7, b, others);
+        assert_memory_equal(a, b, sizeof a);
+        assert_memory_equal(some, others, sizeof some);
         for (size_t count = 0; count <= COUNT; count++) {
             uint32_t last = 0;
             for (uint32_t i = 0; i < (uint32_t)count; i++) {

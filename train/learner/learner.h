@@ -56,6 +56,7 @@ typedef struct train_learner {
     uint64_t published_bytes;
     double success;                  /* of the last evaluation; below zero: none */
     uint64_t counted[TRAIN_REASONS]; /* rejections that stand in metrics already */
+    bool mismatched;                 /* samplers are far from the policy, which has been told */
 } train_learner;
 
 typedef struct train_result {

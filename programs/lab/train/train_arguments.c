@@ -280,6 +280,16 @@ int train_arguments_run(train_arguments *arguments, int argc, char **argv, int (
          .number = &arguments->sparse.sinks, .most = WEFT_KV_TOKENS_MAX},
         {"kv-window", "N", 15, "Last tokens, which stay (default: the policy's)",
          .number = &arguments->sparse.window, .least = 1, .most = WEFT_KV_TOKENS_MAX},
+        {"kv-prompt", NULL, 15, "The prompt stays too, as far as the budget leaves room beside the window",
+         .flag = &arguments->sparse.keep_prompt},
+        {"kv-share", "X", 15,
+         "The budget is at least this part of the tokens that have come (default: 0, a constant budget)",
+         .real = &arguments->sparse.share, .most = 1},
+        {"kv-common", "X", 15,
+         "Part of the budget for which layers and heads compete, so that one whose attention is spread "
+         "keeps "
+         "more tokens (default: 0, all the same; Ada-KV: 0.8)",
+         .real = &arguments->sparse.common, .most = 1},
         {"correction", "PRESET", 15,
          "What is done about responses that the policy would not have sampled with a whole cache: none "
          "(default), paper, released, tis, mis or icepop",
@@ -313,13 +323,16 @@ static weft_kv_options choose_kv(const train_sparse *sparse) {
     kv.interval = sparse->interval > 0 ? sparse->interval : kv.interval;
     kv.sinks = sparse->sinks != SINKS_OF_POLICY ? sparse->sinks : kv.sinks;
     kv.window = sparse->window > 0 ? sparse->window : kv.window;
+    kv.keep_prompt = sparse->keep_prompt;
+    kv.share = sparse->share;
+    kv.common = sparse->common;
     return kv;
 }
 
 int train_sparse_choose(weft_command *command, const train_sparse *sparse, train_options *chosen) {
     weft_correction_options *correction = &chosen->grpo.correction;
     bool limited = sparse->budget > 0 || sparse->interval > 0 || sparse->sinks != SINKS_OF_POLICY ||
-                   sparse->window > 0;
+                   sparse->window > 0 || sparse->keep_prompt || sparse->share > 0 || sparse->common > 0;
     if (sparse->policy == WEFT_KV_NONE && limited) {
         return command_error(command, EXIT_USAGE, "a budget for caches needs a policy; give one with --kv");
     }

@@ -21,6 +21,9 @@ typedef struct train_sparse {
     uint64_t interval; /* 0: the policy's */
     uint64_t sinks;    /* or SINKS_OF_POLICY */
     uint64_t window;   /* 0: the policy's */
+    bool keep_prompt;
+    double share;
+    double common;
     const char *correction;
     double veto; /* below 0: the preset's */
     bool exclude_rejected;

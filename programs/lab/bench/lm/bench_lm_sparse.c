@@ -5,8 +5,11 @@
  * then each step samples under the arm's KV-cache policy, scores the responses with a whole cache, and
  * learns with the arm's correction. What comes out is measured with a whole cache and with compressed ones.
  *
- * An arm is `dense`, or POLICY:BUDGET:CORRECTION. A correction is a preset, with +veto or -veto behind it
- * if the veto is to be added or taken away, or
+ * An arm is `dense`, or POLICY:BUDGET:CORRECTION. A budget may have options of the cache behind it, such as
+ * 32+prompt+common0.8: keep_prompt, and in the same way common, share, sinks, window and interval. A
+ * correction is a preset, with options behind it: +veto (at 1e-4, or +veto1e-8) and -veto add the veto or
+ * take it away, +exclude leaves rejected responses out of the baseline, +normalise divides weights by their
+ * mean, and +geometric2 rejects sequences whose geometric mean is not between 1/2 and 2. Or it is
  *
  *     naive   none: ratios are against the policy with a whole cache, as if that had sampled
  *     bypass  none: ratios are against the sampler
@@ -87,28 +90,105 @@ static weft_kv_options choose_kv(weft_kv_policy policy, size_t budget) {
     return kv;
 }
 
-static weft_status choose_correction(sparse_run *run, char *name) {
+/* A name with a number behind it. */
+static bool parse_behind(const char *text, const char *name, double *value_out) {
+    size_t length = strlen(name);
+    char *end = NULL;
+    if (strncmp(text, name, length) != 0) {
+        return false;
+    }
+    *value_out = strtod(text + length, &end);
+    return end != text + length && *end == 0 && *value_out >= 0 && *value_out <= 1 << 20;
+}
+
+/* One option behind a budget: a name, and for most a number. */
+static bool choose_option(weft_kv_options *kv, const char *text) {
+    const struct {
+        const char *name;
+        size_t *tokens;
+        double *part;
+    } known[] = {{"sinks", &kv->sinks, NULL},
+                 {"window", &kv->window, NULL},
+                 {"interval", &kv->interval, NULL},
+                 {"share", NULL, &kv->share},
+                 {"common", NULL, &kv->common}};
+    if (strcmp(text, "prompt") == 0) {
+        kv->keep_prompt = true;
+        return true;
+    }
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        double value = 0;
+        if (parse_behind(text, known[i].name, &value)) {
+            if (known[i].tokens != NULL) {
+                *known[i].tokens = (size_t)value;
+            } else {
+                *known[i].part = value;
+            }
+            return true;
+        }
+    }
+    return false;
+}
+
+/* BUDGET, and options behind it. */
+static bool parse_budget(weft_kv_policy policy, char *text, weft_kv_options *kv_out) {
+    char *rest = NULL;
+    uint64_t budget = 0;
+    if (!text_parse_unsigned(strtok_r(text, "+", &rest), 1 << 20, &budget)) {
+        return false;
+    }
+    *kv_out = choose_kv(policy, budget);
+    for (const char *option = NULL; (option = strtok_r(NULL, "+", &rest)) != NULL;) {
+        if (!choose_option(kv_out, option)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* One option behind a correction. False if there is no such. */
+static bool adjust_correction(weft_context *context, weft_correction_options *chosen, const char *text) {
+    double bound = 0;
+    if (strcmp(text, "exclude") == 0) {
+        chosen->baseline_excludes_rejected = true;
+    } else if (strcmp(text, "normalise") == 0) {
+        chosen->normalise = true;
+    } else if (strcmp(text, "veto") == 0) {
+        chosen->veto = VETO;
+    } else if (parse_behind(text, "veto", &bound)) {
+        chosen->veto = bound;
+    } else if (parse_behind(text, "geometric", &bound) && bound > 1) {
+        return weft_correction_reject(context, chosen, "seq_mean_k1", 1 / bound, bound) == WEFT_OK;
+    } else {
+        return false;
+    }
+    return true;
+}
+
+static bool choose_correction(sparse_run *run, char *text) {
+    weft_context *context = run->command->context;
     weft_correction_options *chosen = &run->usual.grpo.correction;
-    char *suffix = strpbrk(name, "+-");
-    bool more = suffix != NULL && strcmp(suffix, "+veto") == 0;
-    bool less = suffix != NULL && strcmp(suffix, "-veto") == 0;
-    run->bypass = strcmp(name, "bypass") == 0;
-    if (more || less) {
-        *suffix = 0;
+    char *rest = NULL;
+    size_t length = strlen(text);
+    bool less = length > strlen("-veto") && strcmp(text + length - strlen("-veto"), "-veto") == 0;
+    if (less) {
+        text[length - strlen("-veto")] = 0;
     }
-    bool none = run->bypass || strcmp(name, "naive") == 0;
-    weft_status status = weft_correction_preset(run->command->context, none ? "none" : name, chosen);
-    if (more || less) {
-        chosen->veto = more ? VETO : 0;
+    const char *name = strtok_r(text, "+", &rest);
+    run->bypass = name != NULL && strcmp(name, "bypass") == 0;
+    bool none = name == NULL || run->bypass || strcmp(name, "naive") == 0;
+    bool known = weft_correction_preset(context, none ? "none" : name, chosen) == WEFT_OK;
+    for (const char *option = NULL; known && (option = strtok_r(NULL, "+", &rest)) != NULL;) {
+        known = adjust_correction(context, chosen, option);
     }
-    return status;
+    chosen->veto = less ? 0 : chosen->veto;
+    return known;
 }
 
 static int parse_arm(sparse_run *run, const char *arm) {
     weft_command *command = run->command;
     char text[ARM_SIZE];
     char *rest = NULL;
-    uint64_t budget = 0;
     weft_kv_policy policy = WEFT_KV_NONE;
     snprintf(text, sizeof text, "%s", arm);
     run->arm = arm;
@@ -117,19 +197,19 @@ static int parse_arm(sparse_run *run, const char *arm) {
         return EXIT_DONE;
     }
     const char *name = strtok_r(text, ":", &rest);
-    const char *tokens = strtok_r(NULL, ":", &rest);
+    char *tokens = strtok_r(NULL, ":", &rest);
     char *correction = strtok_r(NULL, ":", &rest);
     if (strlen(arm) >= sizeof text || correction == NULL || strtok_r(NULL, ":", &rest) != NULL ||
-        !weft_kv_policy_parse(name, &policy) || !text_parse_unsigned(tokens, 1 << 20, &budget)) {
-        return command_error(
-            command, EXIT_USAGE,
-            "--sparse takes dense or POLICY:BUDGET:CORRECTION, such as rkv:20:tis, not '%s'", arm);
+        !weft_kv_policy_parse(name, &policy) || !parse_budget(policy, tokens, &run->kv)) {
+        return command_error(command, EXIT_USAGE,
+                             "--sparse takes dense or POLICY:BUDGET:CORRECTION, such as rkv:20:tis or "
+                             "snapkv:32+prompt+common0.8:tis, not '%s'",
+                             arm);
     }
-    run->kv = choose_kv(policy, budget);
-    if (weft_kv_check(command->context, &run->kv) != WEFT_OK ||
-        choose_correction(run, correction) != WEFT_OK) {
+    if (weft_kv_check(command->context, &run->kv) != WEFT_OK || !choose_correction(run, correction)) {
+        const char *why = weft_context_error(command->context);
         return command_error(command, EXIT_USAGE, "--sparse %s: %s", arm,
-                             weft_context_error(command->context));
+                             *why != 0 ? why : "there is no such correction");
     }
     return EXIT_DONE;
 }
