@@ -59,8 +59,10 @@ study-sparsity: all ## the tables of sparsity in doc/RESULTS.md; QUICK=1: a part
 	else /usr/bin/python3 -B bench/sparsity.py build/weft build/sparsity --document doc/RESULTS.md; fi
 
 study-loco: all ## the tables of several trainers in doc/RESULTS.md, some hours; QUICK=1: a part, printed only
-	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/loco.py build/weft build/loco-quick --quick; \
-	else /usr/bin/python3 -B bench/loco.py build/weft build/loco --resume --document doc/RESULTS.md; fi
+	@for part in "" --grid; do \
+	    if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/loco.py build/weft build/loco-quick $$part --quick; \
+	    else /usr/bin/python3 -B bench/loco.py build/weft build/loco $$part --resume --document doc/RESULTS.md; fi || exit; \
+	done
 
 study-sparse-rl: all ## learning under compressed caches, in doc/RESULTS.md, about an hour and a half; QUICK=1: a part, printed only
 	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/sparse_rl.py build/weft build/sparse-rl-quick --quick; \
