@@ -66,8 +66,10 @@ study-staleness: all ## reward against delay, in doc/RESULTS.md, about half an h
 	else /usr/bin/python3 -B bench/staleness.py build/weft build/staleness --document doc/RESULTS.md; fi
 
 study-loco: all ## the tables of several trainers in doc/RESULTS.md, some hours; QUICK=1: a part, printed only
-	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/loco.py build/weft build/loco-quick --quick; \
-	else /usr/bin/python3 -B bench/loco.py build/weft build/loco --resume --document doc/RESULTS.md; fi
+	@for part in "" --grid; do \
+	    if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/loco.py build/weft build/loco-quick $$part --quick; \
+	    else /usr/bin/python3 -B bench/loco.py build/weft build/loco $$part --resume --document doc/RESULTS.md; fi || exit; \
+	done
 
 study-sparse-rl: all ## learning under compressed caches, in doc/RESULTS.md, about an hour and a half; QUICK=1: a part, printed only
 	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/sparse_rl.py build/weft build/sparse-rl-quick --quick; \

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The study of PULSELoCo: bytes of a round by learning rate, and what the policy gains.
 
-loco.py WEFT WORK [--quick] [--resume] [--report] [--document FILE]
+loco.py WEFT WORK [--grid] [--quick] [--resume] [--report] [--document FILE]
 
 Four trainers in one process, rounds of eight steps (`weft bench --loco --study`), one run at a time. Each result is
 kept in WORK; with --resume, what is there already is not run again, and with --report nothing is run. Then writes
 WORK/loco.csv, WORK/loco.svg and the tables; with --document, the tables go between the markers of that file, and the
 other two beside it. Rates and steps were chosen with seed 9, the longer and then the longest runs added when shorter ones
-of the other seeds had shown how far PULSELoCo is behind on the way up.
+of the other seeds had shown how far PULSELoCo is behind on the way up. With --grid the tables are those of values on a
+grid instead, on the way up, where the delay is.
 """
 import argparse
 import collections
@@ -41,7 +42,12 @@ ABLATION = Policy("0.1M", "", "3e-5", 160, [1, 2, 3])
 ABLATED = ["pulseloco", "pulseloco, 8 bits", "nearest", "rounded", "forgetful", "diloco"]
 CURVE_SIZE, CURVE_RATES, CURVE_STEPS, CURVE_SEED = "2M", ["1e-6", "2e-6", "3e-6", "6e-6", "1e-5"], 40, 1
 LOCAL_STEPS = 8
-BEGIN, END = "<!-- loco: begin -->", "<!-- loco: end -->"
+GRID_POLICIES = [0, 3, 5, 8]  # those on the way up
+GRIDS, GRID = [1, 2, 3, 4], 3  # those that bytes are told of, and the usual one
+MARKS = {
+    False: ("<!-- loco: begin -->", "<!-- loco: end -->"),
+    True: ("<!-- loco grid: begin -->", "<!-- loco grid: end -->"),
+}
 
 
 # ---- runs ----
@@ -66,17 +72,19 @@ class Study:
 
     def measure(self, way, size, rate, steps, seed):
         """The result of a run, which is made once; None if it is not there and is not to be made."""
-        name, _, bits = way.partition(", ")
-        bits = bits.removesuffix(" bits") or 0
+        name, _, values = way.partition(", ")
+        grid = values.removeprefix("grid ") if values.startswith("grid ") else 0
+        bits = values.removesuffix(" bits") if values.endswith(" bits") else 0
         state_seed = seed
         if way == AGAIN:
             name, seed = "diloco", seed + OTHER_SEED
-        path = self.work / f"{name}-{size}-{rate}-{steps}-{seed}-{bits}.json"
+        on_grid = f"-grid-{grid}" if grid else ""
+        path = self.work / f"{name}-{size}-{rate}-{steps}-{seed}-{bits}{on_grid}.json"
         if path not in self.done:
             if not self.report and not (self.resume and path.exists()):
                 state = self.policy(size, state_seed)
                 path.write_bytes(self.run(["--loco", "--study", name, "--state", state, "--rate", rate,
-                                           "--steps", steps, "--seed", seed, "--significant", bits]))
+                                           "--steps", steps, "--seed", seed, "--significant", bits, "--grid", grid]))
             self.done[path] = json.loads(path.read_text()) if path.exists() else None
         return self.done[path]
 
@@ -200,6 +208,33 @@ def ablation_table(study):
         if runs:
             lines.append(row([way, *gain_cells(runs, baseline), f"{100 * mean(runs.values(), 'fired'):.1f}%",
                               f"{mean(runs.values(), 'residual'):.3f}"]))
+    return lines
+
+
+def grid_table(study, policies):
+    lines = header(["policy", "way", "seeds", "rounds behind", "success after", "points over DiLoCo, by seed", "mean",
+                    "weights sent", "sent by a rank", "less than DiLoCo", "less than DDP"])
+    for policy in policies:
+        found = {way: study.each(way, policy) for way in ("pulseloco", f"pulseloco, grid {GRID}", "diloco")}
+        shared = set.intersection(*map(set, found.values()))
+        found = {way: {seed: run for seed, run in runs.items() if seed in shared} for way, runs in found.items()}
+        name = f"{policy.size}, {policy.rate}, {policy.steps} steps"
+        for way, runs in found.items() if shared else []:
+            behind, success, by_seed, points = gain_cells(runs, found["diloco"])[3:]
+            weights, sent, _, dense, ddp = traffic_cells(list(runs.values()))[:5]
+            lines.append(row([name, way, str(len(runs)), behind, success, by_seed, points, weights, sent, dense, ddp]))
+            name = ""
+    return lines
+
+
+def grid_bytes(study, rates, steps):
+    lines = header(["rate", "values", *TRAFFIC])
+    for rate in rates:
+        for way in ["pulseloco", *(f"pulseloco, grid {grid}" for grid in GRIDS)]:
+            result = study.measure(way, CURVE_SIZE, rate, steps, CURVE_SEED)
+            if result is not None:
+                values = way.partition(", ")[2] or "as they are, where seen"
+                lines.append(row([rate, values, *traffic_cells([result])]))
     return lines
 
 
@@ -346,16 +381,27 @@ def picture(study, found, policies):
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def put_tables(document, text):
-    before, rest = document.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    document.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
+def put_tables(document, text, marks):
+    begin, end = marks
+    before, rest = document.read_text().split(begin)
+    after = rest.split(end)[1]
+    document.write_text(f"{before}{begin}\n\n{text}\n{end}{after}")
+
+
+def grid_tables(study, quick):
+    chosen, seeds = (GRID_POLICIES[:1], 1) if quick else (GRID_POLICIES, 3)
+    policies = [POLICIES[i]._replace(seeds=POLICIES[i].seeds[:seeds]) for i in chosen]
+    lines = ["What the policy gains on the way up:", "", *grid_table(study, policies), "",
+             f"Bytes of a round, {CURVE_SIZE}, seed {CURVE_SEED}:", "",
+             *grid_bytes(study, CURVE_RATES[:1], 24 if quick else CURVE_STEPS)]
+    return "\n".join(lines) + "\n"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("weft", type=pathlib.Path)
     parser.add_argument("work", type=pathlib.Path)
+    parser.add_argument("--grid", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--report", action="store_true")
@@ -363,6 +409,12 @@ def main():
     chosen = parser.parse_args()
     chosen.work.mkdir(parents=True, exist_ok=True)
     study = Study(chosen.weft.resolve(), chosen.work, chosen.resume, chosen.report)
+    if chosen.grid:
+        text = grid_tables(study, chosen.quick)
+        sys.stdout.write(text)
+        if chosen.document is not None:
+            put_tables(chosen.document, text, MARKS[True])
+        return
     policies, courses = POLICIES, [policy for policy in POLICIES if policy.longest]
     if chosen.quick:
         policies = courses = [POLICIES[i]._replace(seeds=POLICIES[i].seeds[:1]) for i in QUICK]
@@ -381,7 +433,7 @@ def main():
     sys.stdout.write(text)
     places = [chosen.work]
     if chosen.document is not None:
-        put_tables(chosen.document, text)
+        put_tables(chosen.document, text, MARKS[False])
         places.append(chosen.document.parent)
     for directory in places:
         (directory / "loco.csv").write_text(csv(study))

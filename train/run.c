@@ -88,6 +88,10 @@ static weft_status check_team(weft_context *context, const train_run *run) {
                          "values cannot be cut to %u significant bits; choose 2 to 23, or 0 for all",
                          run->significant);
     }
+    if (run->grid > 8) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "there is no grid %u of values; choose 1 to 8, or 0 for none", run->grid);
+    }
     return WEFT_OK;
 }
 
@@ -152,7 +156,7 @@ bool train_run_alike(const train_run *a, const train_run *b) {
            a->staleness == b->staleness && a->sync == b->sync && train_kv_equal(&a->kv, &b->kv) &&
            a->outer == b->outer && a->trainers == b->trainers && a->local_steps == b->local_steps &&
            a->outer_rate == b->outer_rate && a->outer_momentum == b->outer_momentum &&
-           a->significant == b->significant;
+           a->significant == b->significant && a->grid == b->grid;
 }
 
 bool train_run_fused(void) {
@@ -199,10 +203,10 @@ static json_t *format_task(const lm_task *task) {
 }
 
 static json_t *format_team(const train_run *run) {
-    return json_pack("{s:s, s:I, s:I, s:f, s:f, s:I}", "outer", train_outer_name(run->outer), "trainers",
-                     (json_int_t)run->trainers, "local_steps", (json_int_t)run->local_steps, "rate",
-                     run->outer_rate, "momentum", run->outer_momentum, "significant",
-                     (json_int_t)run->significant);
+    return json_pack("{s:s, s:I, s:I, s:f, s:f, s:I, s:I}", "outer", train_outer_name(run->outer),
+                     "trainers", (json_int_t)run->trainers, "local_steps", (json_int_t)run->local_steps,
+                     "rate", run->outer_rate, "momentum", run->outer_momentum, "significant",
+                     (json_int_t)run->significant, "grid", (json_int_t)run->grid);
 }
 
 weft_status train_run_format(weft_context *context, const train_run *run, char **text_out) {
@@ -271,7 +275,8 @@ static bool parse_team(const json_t *json, train_run *run) {
            train_outer_find(json_string_value(json_object_get(json, "outer")), &run->outer) &&
            parse_u32(json, "trainers", &run->trainers) &&
            parse_u32(json, "local_steps", &run->local_steps) && json_is_number(rate) &&
-           json_is_number(momentum) && parse_u32(json, "significant", &run->significant);
+           json_is_number(momentum) && parse_u32(json, "significant", &run->significant) &&
+           (json_object_get(json, "grid") == NULL || parse_u32(json, "grid", &run->grid));
 }
 
 static bool parse_name(const json_t *json, char name[WEFT_RUN_TEXT]) {

@@ -70,6 +70,7 @@ typedef struct train_run {
     double outer_rate;    /* of the outer optimizer; and its momentum */
     double outer_momentum;
     uint32_t significant; /* bits of a value that is sent; 0: all */
+    uint32_t grid;        /* steps of values that are sent, as weft_loco_options has it */
     bool fused; /* the trainer's processor fuses multiplications and additions: see train_run_fused */
 } train_run;
 

@@ -271,6 +271,7 @@ static weft_status open_loco(study *study, uint32_t number) {
     options.open = chosen->way == TRAIN_STUDY_DILOCO;
     options.raw = options.open;
     options.significant = options.open ? 0 : chosen->significant;
+    options.grid = options.open ? 0 : chosen->grid;
     for (size_t i = 0; i < model->weight_count; i++) {
         const lm_weight *weight = &model->weights[i];
         tensors[i] = (weft_loco_tensor){weight->name, model->masters + weight->offset,

@@ -53,6 +53,7 @@ typedef struct train_study_options {
     double rate;     /* of the outer optimizer */
     double momentum;
     uint32_t significant;
+    uint32_t grid;
     lm_task task;
     lm_grpo_options grpo;
     uint64_t seed;

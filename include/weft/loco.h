@@ -14,7 +14,8 @@
  *     consensus = consensus - rate * (g + mu * momentum)    SGD with Nesterov's momentum, as PyTorch has it
  *     local     = consensus
  *
- * with every operation rounded by itself, so that all ranks compute the same bits on every processor. The
+ * with every operation rounded by itself, so that all ranks compute the same bits on every processor. With
+ * `grid` another rule says what is sent; the rest is the same. The
  * residual is a rank's own: what was not sent is not lost, and goes with a later round.
  */
 #ifndef WEFT_LOCO_H
@@ -43,12 +44,15 @@ typedef struct weft_loco_options {
     uint32_t ranks;
     float rate;           /* of the outer optimizer */
     float momentum;       /* mu; 0: none, and no memory for it */
-    uint32_t significant; /* bits of a sent value, 2 to 23; 0: all 24, nothing is cut */
+    uint32_t significant; /* bits of a sent value, 2 to 23; 0: all 24, nothing is cut; with `grid` 3 */
     bool open;            /* the gate fires everywhere: this is DiLoCo */
     bool raw;             /* with `open`: values travel as they lie in memory, four bytes each */
-    bool average; /* with `open` and `raw`, rate 1, no momentum: the consensus stays zero, and a round
-                     sets the tensors to the mean of what the ranks hold in them: DDP's gradients. What a
-                     rank held that was left out is dropped: no residual */
+    bool average;  /* with `open` and `raw`, rate 1, no momentum: the consensus stays zero, and a round
+                      sets the tensors to the mean of what the ranks hold in them: DDP's gradients. What a
+                      rank held that was left out is dropped: no residual */
+    uint32_t grid; /* 1 to 8: what is sent is s rounded to multiples of 2^(1 - grid) ULPs that the consensus
+                      has in BF16, where that is not zero. What waits is then of either sign, and half a
+                      step at most: the mean of many rounds is not late. 0: what is visible is sent */
 } weft_loco_options;
 
 /* One rank, rate 0.7, momentum 0.9, the gate in use, nothing cut. */

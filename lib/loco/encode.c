@@ -57,6 +57,7 @@ static weft_gate_input input_of(const weft_loco *loco, const weft_loco_stretch *
         .first = (uint32_t)(stretch->start - block_start),
         .mask = weft_gate_mask(loco->options.significant),
         .open = loco->options.open,
+        .grid = loco->options.grid,
     };
 }
 

@@ -26,6 +26,15 @@ static uint32_t larger(uint32_t a, uint32_t b) {
     return a > b ? a : b;
 }
 
+/* s in whole steps of the grid: see weft_grid_shift. */
+static float round_to_grid(float consensus, float s, uint32_t grid) {
+    uint32_t exponent = larger(bits_of(consensus) & 0x7f800000u, WEFT_GRID_LEAST) + weft_grid_shift(grid);
+    exponent = exponent < WEFT_GRID_MOST ? exponent : WEFT_GRID_MOST;
+    float middle = float_of(exponent | WEFT_GRID_HALF);
+    float steps = (s + middle) - middle;
+    return __builtin_fabsf(s) < middle * 0.25f ? steps : s;
+}
+
 uint32_t weft_gate_portable(const weft_gate_input *input, weft_entries *fired, uint16_t words[WEFT_TILE]) {
     uint32_t highest = 0;
     size_t count = fired->count;
@@ -34,7 +43,12 @@ uint32_t weft_gate_portable(const weft_gate_input *input, weft_entries *fired, u
         float s = input->residual[i] + (consensus - input->local[i]);
         float next = consensus - s;
         bool fires = input->open || weft_bf16_round(bits_of(consensus)) != weft_bf16_round(bits_of(next));
-        uint32_t sent = bits_of(s) & input->mask;
+        float whole = s;
+        if (input->grid != 0) {
+            whole = round_to_grid(consensus, s, input->grid);
+            fires = whole != 0;
+        }
+        uint32_t sent = bits_of(whole) & input->mask;
         highest = larger(highest, bits_of(s) & 0x7fffffffu);
         highest = larger(highest, bits_of(next) & 0x7fffffffu);
         words[i] = (uint16_t)(bits_of(consensus) >> 16);

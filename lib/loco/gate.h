@@ -33,7 +33,20 @@ typedef struct weft_gate_input {
     uint32_t first; /* position of the first */
     uint32_t mask;  /* the bits of a value that are sent */
     bool open;      /* fires everywhere */
+    uint32_t grid;  /* what is sent are multiples of 2^(1 - grid) ULPs; 0: what is visible */
 } weft_gate_input;
+
+/* Adding 1.5 * 2^23 steps of the grid to s, and taking them away again, leaves whole steps: this is what an
+ * exponent of the consensus becomes in that number. The exponents of both are kept in the range of normal
+ * numbers, from WEFT_GRID_LEAST to WEFT_GRID_MOST: at its ends the grid is finer or coarser, which is as
+ * good. An s of more than a quarter of that number would leave nothing, and is sent as it is. What is sent
+ * is between half of s and twice s, so the rest of it is exact. */
+static inline uint32_t weft_grid_shift(uint32_t grid) {
+    return (17 - grid) << 23;
+}
+#define WEFT_GRID_LEAST (1u << 23)
+#define WEFT_GRID_MOST (254u << 23)
+#define WEFT_GRID_HALF (1u << 22)
 
 /* Appends what fires, and sets words[i] to the high half of consensus[i]. Returns the largest magnitude of
  * s and of consensus - s as bits: from WEFT_NOT_FINITE on, one of them is not finite. */

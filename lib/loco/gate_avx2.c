@@ -59,6 +59,18 @@ static inline void append(uint64_t mask, uint32_t first, const uint32_t *sent, c
     fired->count = end;
 }
 
+/* s in whole steps of the grid: see weft_grid_shift. */
+static inline __m256 round_to_grid(__m256i consensus, __m256 s, uint32_t grid) {
+    __m256i exponent = _mm256_and_si256(consensus, _mm256_set1_epi32(0x7f800000));
+    exponent = _mm256_max_epu32(exponent, _mm256_set1_epi32(WEFT_GRID_LEAST));
+    exponent = _mm256_add_epi32(exponent, _mm256_set1_epi32((int)weft_grid_shift(grid)));
+    exponent = _mm256_min_epu32(exponent, _mm256_set1_epi32(WEFT_GRID_MOST));
+    __m256 middle = _mm256_castsi256_ps(_mm256_or_si256(exponent, _mm256_set1_epi32(WEFT_GRID_HALF)));
+    __m256 steps = _mm256_sub_ps(_mm256_add_ps(s, middle), middle);
+    __m256 most = _mm256_mul_ps(middle, _mm256_set1_ps(0.25f));
+    return _mm256_blendv_ps(s, steps, _mm256_cmp_ps(_mm256_castsi256_ps(magnitude(s)), most, _CMP_LT_OQ));
+}
+
 /* Returns the bits of those that fire. */
 static inline unsigned gate_eight(const weft_gate_input *input, size_t i, uint32_t *sent_out,
                                   uint16_t *words, __m256i *highest) {
@@ -71,7 +83,12 @@ static inline unsigned gate_eight(const weft_gate_input *input, size_t i, uint32
     __m256i differ = _mm256_xor_si256(rounded(bits), rounded(_mm256_castps_si256(next)));
     __m256i equal = _mm256_cmpeq_epi32(_mm256_srli_epi32(differ, 16), _mm256_setzero_si256());
     __m256i fires = input->open ? _mm256_set1_epi32(-1) : _mm256_xor_si256(equal, _mm256_set1_epi32(-1));
-    __m256i sent = _mm256_and_si256(_mm256_castps_si256(s), _mm256_set1_epi32((int)input->mask));
+    __m256 whole = s;
+    if (input->grid != 0) {
+        whole = round_to_grid(bits, s, input->grid);
+        fires = _mm256_castps_si256(_mm256_cmp_ps(whole, _mm256_setzero_ps(), _CMP_NEQ_UQ));
+    }
+    __m256i sent = _mm256_and_si256(_mm256_castps_si256(whole), _mm256_set1_epi32((int)input->mask));
     __m256 rest = _mm256_sub_ps(s, _mm256_castsi256_ps(sent));
     __m256i word = _mm256_srli_epi32(bits, 16);
     __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(word), _mm256_extracti128_si256(word, 1));

@@ -13,6 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Most values on a grid have few bits: a step, two or three. What is cut from others stays in the residual.
+ */
+enum { GRID_SIGNIFICANT = 3 };
+
 void weft_loco_defaults(weft_loco_options *options_out) {
     const weft_loco_options defaults = {
         .size = sizeof defaults, .run = "", .ranks = 1, .rate = 0.7f, .momentum = 0.9f};
@@ -39,6 +43,11 @@ static weft_status check_options(weft_context *context, const weft_loco_options 
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "values can be cut to 2 to 23 significant bits, or not at all (0), not to %u",
                          options->significant);
+    }
+    if (options->grid > 8 || (options->grid != 0 && options->open)) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "a grid of values is 1 to 8, or none (0), and none with an open gate; not %u",
+                         options->grid);
     }
     if (options->raw && (!options->open || options->significant != 0)) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
@@ -176,6 +185,9 @@ weft_status weft_loco_create(weft_context *context, const weft_loco_options *giv
     loco->options = options;
     memcpy(loco->run, options.run, strlen(options.run) + 1);
     loco->options.run = loco->run;
+    if (options.grid != 0 && options.significant == 0) {
+        loco->options.significant = GRID_SIGNIFICANT;
+    }
     weft_writer_open(&loco->payload, context);
     loco->included = weft_allocate_zeroed(context, options.ranks, sizeof *loco->included);
     status = loco->included == NULL ? WEFT_NO_MEMORY : copy_places(loco, tensors, count);

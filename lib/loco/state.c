@@ -164,6 +164,10 @@ static void format_configuration(const weft_loco *loco, char text[NUMBERS]) {
              "%d rank %u of %u, rate %08x, momentum %08x, significant %u, open %d, raw %d, average %d",
              FORMAT, options->rank, options->ranks, rate, momentum, options->significant, options->open,
              options->raw, options->average);
+    if (options->grid != 0) {
+        size_t size = strlen(text);
+        snprintf(text + size, NUMBERS - size, ", grid %u", options->grid);
+    }
 }
 
 static weft_status put_labels(weft_context *context, const char *const *labels, weft_writer *about) {

@@ -461,6 +461,9 @@ int verb_bench(int argc, char **argv) {
          .given = &arguments.only_with_study},
         {"significant", "BITS", 5, "With --study: of the values that pulseloco sends (default 0: all)",
          .count = &arguments.options.significant, .most = 23, .given = &arguments.only_with_study},
+        {"grid", "N", 5,
+         "With --study: pulseloco sends multiples of 2^(1-N) BF16 steps, 1 to 8 (default 0: what is seen)",
+         .count = &arguments.options.grid, .most = 8, .given = &arguments.only_with_study},
         {0},
     };
     const weft_form form = {"", doc, {{options, NULL}, {study, NULL}}, .check = check_arguments};

@@ -609,6 +609,7 @@ class loco_options(Sized):
         ("open", c_bool),
         ("raw", c_bool),
         ("average", c_bool),
+        ("grid", c_uint32),
     ]
 
 

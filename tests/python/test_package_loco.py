@@ -214,6 +214,9 @@ class Ranks(package.Case):
     def test_four(self):
         self.compare(4, {"rate": 0.5, "momentum": 0.0, "significant": 8})
 
+    def test_grid(self):
+        self.compare(3, {"grid": 3})
+
     def test_open(self):
         self.compare(2, {"open": True, "raw": True})
 

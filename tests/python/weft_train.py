@@ -61,6 +61,8 @@ def parse_run(data):
     number(team, "rate", most=1000)
     number(team, "momentum", most=1)
     count(team, "significant", most=23)
+    if "grid" in team:
+        count(team, "grid", most=8)
     require(text(run, "sync") in ("patch", "full"), "a way to sync that is none")
     require(text(run, "arithmetic") in ("fused", "plain"), "an arithmetic that is none")
     return run

@@ -65,7 +65,7 @@ static void fill_case(gate_case *c, dice *dice) {
 }
 
 static void run_gate(weft_gate gate, const gate_case *c, size_t start, size_t count, uint32_t mask,
-                     bool open, gate_result *result) {
+                     bool open, uint32_t grid, gate_result *result) {
     memset(result, 0xee, sizeof *result);
     weft_entries fired = {0, result->positions, result->values, result->fired_words};
     weft_gate_input input = {
@@ -77,6 +77,7 @@ static void run_gate(weft_gate gate, const gate_case *c, size_t start, size_t co
         .first = 1000,
         .mask = mask,
         .open = open,
+        .grid = grid,
     };
     result->highest = gate(&input, &fired, result->words);
     result->count = fired.count;
@@ -103,10 +104,11 @@ static void test_levels(void **state) {
         size_t count = round < 80 ? round : dice_below(&dice, COUNT - start + 1);
         uint32_t significant = round % 3 == 0 ? 0 : 2 + (uint32_t)dice_below(&dice, 22);
         bool open = round % 5 == 4;
-        run_gate(weft_gate_portable, &c, start, count, weft_gate_mask(significant), open, &expected);
+        uint32_t grid = open || round % 2 == 0 ? 0 : 1 + (uint32_t)dice_below(&dice, 8);
+        run_gate(weft_gate_portable, &c, start, count, weft_gate_mask(significant), open, grid, &expected);
         for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
             run_gate(weft_gate_for((weft_cpu)level), &c, start, count, weft_gate_mask(significant), open,
-                     &found);
+                     grid, &found);
             assert_same(&expected, &found, count);
         }
     }
@@ -120,7 +122,8 @@ static void test_definition(void **state) {
     for (unsigned round = 0; round < 60; round++) {
         uint32_t significant = round % 2 == 0 ? 0 : 8;
         fill_case(&c, &dice);
-        run_gate(weft_gate_for(weft_cpu_best()), &c, 0, COUNT, weft_gate_mask(significant), false, &result);
+        run_gate(weft_gate_for(weft_cpu_best()), &c, 0, COUNT, weft_gate_mask(significant), false, 0,
+                 &result);
         size_t next = 0;
         for (size_t i = 0; i < COUNT; i++) {
             float s = c.residual[i] + (c.consensus[i] - c.local[i]);
@@ -144,6 +147,41 @@ static void test_definition(void **state) {
     }
 }
 
+/* s in whole steps, or as it is where it has millions of them. */
+static double on_grid(double s, float consensus, uint32_t grid) {
+    int exponent = consensus == 0 || ilogbf(consensus) < -126 ? -126 : ilogbf(consensus);
+    double step = ldexp(1, exponent - 7 - ((int)grid - 1));
+    return fabs(s) < 1.5 * 0x1p21 * step ? nearbyint(s / step) * step : s;
+}
+
+static void test_grid(void **state) {
+    (void)state;
+    static gate_case c;
+    static gate_result result;
+    dice dice = {9};
+    for (unsigned round = 0; round < 80; round++) {
+        uint32_t grid = 1 + round % 8;
+        uint32_t significant = round % 3 == 0 ? 0 : 3;
+        fill_case(&c, &dice);
+        run_gate(weft_gate_for(weft_cpu_best()), &c, 0, COUNT, weft_gate_mask(significant), false, grid,
+                 &result);
+        size_t next = 0;
+        for (size_t i = 0; i < COUNT; i++) {
+            float s = c.residual[i] + (c.consensus[i] - c.local[i]);
+            float whole = (float)on_grid((double)s, c.consensus[i], grid);
+            float sent = 0;
+            if (whole != 0) {
+                assert_true(next < result.count);
+                assert_int_equal(result.positions[next], 1000 + i);
+                sent = float_of(result.values[next++]);
+                assert_int_equal(bits_of(sent), bits_of(whole) & weft_gate_mask(significant));
+            }
+            assert_true((double)sent + (double)result.kept[i] == (double)s);
+        }
+        assert_int_equal(next, result.count);
+    }
+}
+
 /* What is not finite is seen at every level, wherever it stands. */
 static void test_not_finite(void **state) {
     (void)state;
@@ -156,12 +194,12 @@ static void test_not_finite(void **state) {
         size_t count = 1 + dice_below(&dice, 70);
         size_t at = dice_below(&dice, count);
         for (int level = WEFT_CPU_PORTABLE; level <= (int)weft_cpu_best(); level++) {
-            run_gate(weft_gate_for((weft_cpu)level), &c, 0, count, UINT32_MAX, false, &result);
+            run_gate(weft_gate_for((weft_cpu)level), &c, 0, count, UINT32_MAX, false, 0, &result);
             assert_true(result.highest < WEFT_NOT_FINITE);
             float kept = c.local[at];
             c.local[at] = bad[round % 4];
             c.consensus[at] = round % 4 == 3 ? -3e38f : c.consensus[at];
-            run_gate(weft_gate_for((weft_cpu)level), &c, 0, count, UINT32_MAX, false, &result);
+            run_gate(weft_gate_for((weft_cpu)level), &c, 0, count, UINT32_MAX, false, 0, &result);
             assert_true(result.highest >= WEFT_NOT_FINITE);
             c.local[at] = kept;
             c.consensus[at] = round % 4 == 3 ? kept : c.consensus[at];
@@ -216,10 +254,8 @@ static void test_buffers(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_levels),
-        cmocka_unit_test(test_definition),
-        cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_buffers),
+        cmocka_unit_test(test_levels),     cmocka_unit_test(test_definition), cmocka_unit_test(test_grid),
+        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_buffers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

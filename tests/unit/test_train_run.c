@@ -62,9 +62,9 @@ static void test_written_and_read(void **state) {
         train_run run = sample_run(), back;
         char *text = NULL;
         const double numbers[] = {0, -1, 1, 0.5, 1e300, NAN, INFINITY};
-        uint32_t *const counts[] = {&run.prompts,     &run.group,       &run.slots,
-                                    &run.staleness,   &run.trainers,    &run.local_steps,
-                                    &run.significant, &run.task.period, &run.task.steps};
+        uint32_t *const counts[] = {&run.prompts,     &run.group,       &run.slots,       &run.staleness,
+                                    &run.trainers,    &run.local_steps, &run.significant, &run.grid,
+                                    &run.task.period, &run.task.steps};
         double *const reals[] = {&run.temperature, &run.outer_rate, &run.outer_momentum};
         switch (dice_below(&dice, 5)) {
         case 0:

@@ -325,11 +325,13 @@ static weft_loco_options choose_loco(const train_run *run, uint32_t rank) {
         .rate = (float)run->outer_rate,
         .momentum = (float)run->outer_momentum,
         .significant = run->significant,
+        .grid = run->grid,
     };
     if (run->outer != TRAIN_PULSELOCO) {
         options.open = true;
         options.raw = true;
         options.significant = 0;
+        options.grid = 0;
     }
     if (run->outer == TRAIN_DDP) {
         options.average = true;

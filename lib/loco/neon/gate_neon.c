@@ -17,6 +17,17 @@ static inline uint32x4_t magnitude(float32x4_t value) {
     return vreinterpretq_u32_f32(vabsq_f32(value));
 }
 
+/* s in whole steps of the grid: see weft_grid_shift. */
+static inline float32x4_t round_to_grid(uint32x4_t consensus, float32x4_t s, uint32_t grid) {
+    uint32x4_t exponent = vandq_u32(consensus, vdupq_n_u32(0x7f800000));
+    exponent =
+        vaddq_u32(vmaxq_u32(exponent, vdupq_n_u32(WEFT_GRID_LEAST)), vdupq_n_u32(weft_grid_shift(grid)));
+    exponent = vminq_u32(exponent, vdupq_n_u32(WEFT_GRID_MOST));
+    float32x4_t middle = vreinterpretq_f32_u32(vorrq_u32(exponent, vdupq_n_u32(WEFT_GRID_HALF)));
+    float32x4_t steps = vsubq_f32(vaddq_f32(s, middle), middle);
+    return vbslq_f32(vcaltq_f32(s, vmulq_f32(middle, vdupq_n_f32(0.25f))), steps, s);
+}
+
 /* Returns all ones where it fires. */
 static inline uint32x4_t gate_four(const weft_gate_input *input, size_t i, uint32_t *sent_out,
                                    uint16_t *words, uint32x4_t *highest) {
@@ -27,7 +38,12 @@ static inline uint32x4_t gate_four(const weft_gate_input *input, size_t i, uint3
     uint32x4_t bits = vreinterpretq_u32_f32(consensus);
     uint32x4_t differ = veorq_u32(rounded(bits), rounded(vreinterpretq_u32_f32(next)));
     uint32x4_t fires = input->open ? vdupq_n_u32(UINT32_MAX) : vtstq_u32(differ, vdupq_n_u32(0xffff0000u));
-    uint32x4_t sent = vandq_u32(vreinterpretq_u32_f32(s), vdupq_n_u32(input->mask));
+    float32x4_t whole = s;
+    if (input->grid != 0) {
+        whole = round_to_grid(bits, s, input->grid);
+        fires = vmvnq_u32(vceqzq_f32(whole));
+    }
+    uint32x4_t sent = vandq_u32(vreinterpretq_u32_f32(whole), vdupq_n_u32(input->mask));
     float32x4_t rest = vsubq_f32(s, vreinterpretq_f32_u32(sent));
     vst1q_f32(input->kept + i, vbslq_f32(fires, rest, s));
     vst1q_u32(sent_out, sent);

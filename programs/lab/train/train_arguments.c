@@ -254,8 +254,13 @@ int train_arguments_run(train_arguments *arguments, int argc, char **argv, int (
          .real = &arguments->chosen.run.outer_momentum, .most = 1000, .given = &arguments->team.of_outer},
         {"significant", "BITS", 13,
          "Cut the values that pulseloco sends to so many significant bits, 2 to 23; the rest stays for a "
-         "later round (default: 0: nothing is cut)",
+         "later round (default: 0: nothing is cut; with --grid 3)",
          .count = &arguments->chosen.run.significant, .most = 23, .given = &arguments->team.of_values},
+        {"grid", "N", 13,
+         "Round the values that pulseloco sends to multiples of 2^(1-N) BF16 steps of the weight, 1 to 8, "
+         "and send those that are not 0: fewer bytes, and less that waits; 3 is a good choice (default: 0: "
+         "values as they are, where a forward pass sees them)",
+         .count = &arguments->chosen.run.grid, .most = 8, .given = &arguments->team.of_values},
         {"deadline", "TIME", 13,
          "How long the end of a round waits for trainers that are late, over a store (default: 60s; ddp "
          "waits for all, as long as --patience says)",

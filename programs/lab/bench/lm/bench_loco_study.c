@@ -64,6 +64,7 @@ static int print_json(const study_bench *bench, const train_study_result *result
     json_object_set_new(json, "trainers", json_count(bench->chosen.trainers));
     json_object_set_new(json, "local_steps", json_count(bench->chosen.local_steps));
     json_object_set_new(json, "significant", json_count(bench->chosen.significant));
+    json_object_set_new(json, "grid", json_count(bench->chosen.grid));
     json_object_set_new(json, "fired", json_real(result->fired));
     json_object_set_new(json, "changed", json_real(result->changed));
     json_object_set_new(json, "residual", json_real(result->residual));
@@ -111,6 +112,7 @@ static void choose(study_bench *bench, const bench_options *options, const lm_pr
         .rate = (double)usual.rate,
         .momentum = (double)usual.momentum,
         .significant = options->significant,
+        .grid = options->grid,
         .task = progress->task,
         .grpo = lm_grpo_defaults(),
         .seed = options->seed,
