@@ -15,6 +15,7 @@
 #include "../cli/remote.h"
 #include "page.h"
 
+#include <gnutls/abstract.h>
 #include <microhttpd.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -22,6 +23,7 @@
 
 typedef struct serve_server serve_server;
 typedef struct serve_request serve_request;
+typedef struct serve_certificate serve_certificate;
 typedef struct serve_head serve_head;
 
 /* ---- where objects come from ----
@@ -612,6 +614,7 @@ struct serve_server {
     bool no_reports;
     uint64_t max_object;
     serve_quota quota;
+    const serve_certificate *certificate; /* of a site; NULL: no TLS */
     unsigned max_watchers;
     atomic_uint watching; /* of the site: those who wait, of all runs */
     double watch_seconds;
@@ -650,16 +653,26 @@ typedef struct serve_listener {
 
 int serve_listener_open(weft_command *command, const char *address, bool tls, serve_listener *listener);
 
-/* PEM texts, both NULL before they are read. */
-typedef struct serve_certificate {
-    const char *certificate_path;
-    const char *key_path;
-    char *certificate;
-    char *key;
-} serve_certificate;
+/* ---- serve_certificate.c ---- */
 
-/* Reads both and makes sure that they belong together. */
-int serve_certificate_read(weft_command *command, serve_certificate *pair);
-void serve_certificate_close(serve_certificate *pair);
+struct serve_certificate {
+    const char *certificate_path; /* NULL: no TLS */
+    const char *key_path;
+    _Atomic int64_t not_after; /* since 1970, in seconds */
+    /* as they were when they were last looked at */
+    struct stat certificate_file;
+    struct stat key_file;
+    bool pending; /* they have changed since they were read */
+};
+
+/* Reads both and makes sure that they belong together; handshakes use them from then on. If that fails,
+ * those before stay in use. */
+int serve_certificate_read(weft_command *command, serve_certificate *certificate);
+/* True if one of the files is another than at the last look, or was written to. */
+bool serve_certificate_changed(serve_certificate *certificate);
+/* When no connection is left. */
+void serve_certificate_close(void);
+/* What libmicrohttpd asks in each handshake. */
+extern gnutls_certificate_retrieve_function2 *const serve_certificate_retrieve;
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * serve_listen.c: what a server needs from outside before it can start: a listening socket, certificates.
- * Each is tried here, so that its failure is told in words and not by libmicrohttpd.
+ * serve_listen.c: listening sockets. They are opened here, so that a failure is told in words and not by
+ * libmicrohttpd.
  */
 #include "serve.h"
 
@@ -10,8 +10,6 @@
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <openssl/err.h>
-#include <openssl/pem.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -102,81 +100,4 @@ int serve_listener_open(weft_command *command, const char *address, bool tls, se
         return command_error(command, EXIT_FAILED, "cannot tell which address %s became", address);
     }
     return EXIT_DONE;
-}
-
-/* ---- certificates ---- */
-
-enum { PEM_MAX = 1 << 20 };
-
-static int read_file(weft_command *command, const char *path, char **text_out) {
-    FILE *file = fopen(path, "re");
-    if (file == NULL) {
-        return command_error(command, EXIT_FAILED, "cannot open %s: %s", path, strerror(errno));
-    }
-    char *text = malloc(PEM_MAX + 1);
-    size_t size = text == NULL ? 0 : fread(text, 1, PEM_MAX + 1, file);
-    bool failed = text == NULL || ferror(file) || size > PEM_MAX || memchr(text, 0, size) != NULL;
-    fclose(file);
-    if (failed) {
-        free(text);
-        return command_error(command, EXIT_FAILED, "%s cannot be read, or is no PEM file", path);
-    }
-    text[size] = 0;
-    *text_out = text;
-    return EXIT_DONE;
-}
-
-static int compare_pair(weft_command *command, const serve_certificate *pair, X509 *certificate,
-                        EVP_PKEY *key) {
-    if (certificate == NULL) {
-        return command_error(command, EXIT_FAILED, "%s holds no certificate in PEM form",
-                             pair->certificate_path);
-    }
-    if (key == NULL) {
-        return command_error(command, EXIT_FAILED,
-                             "%s holds no private key in PEM form, or one with a password", pair->key_path);
-    }
-    if (X509_check_private_key(certificate, key) != 1) {
-        return command_error(command, EXIT_FAILED, "the key in %s is not that of the certificate in %s",
-                             pair->key_path, pair->certificate_path);
-    }
-    return EXIT_DONE;
-}
-
-static int check_pair(weft_command *command, const serve_certificate *pair) {
-    char no_password[] = ""; /* given, so that nobody is asked for one */
-    BIO *certificate_text = BIO_new_mem_buf(pair->certificate, -1);
-    BIO *key_text = BIO_new_mem_buf(pair->key, -1);
-    X509 *certificate =
-        certificate_text == NULL ? NULL : PEM_read_bio_X509(certificate_text, NULL, NULL, no_password);
-    EVP_PKEY *key = key_text == NULL ? NULL : PEM_read_bio_PrivateKey(key_text, NULL, NULL, no_password);
-    int code = compare_pair(command, pair, certificate, key);
-    EVP_PKEY_free(key);
-    X509_free(certificate);
-    BIO_free(key_text);
-    BIO_free(certificate_text);
-    ERR_clear_error();
-    return code;
-}
-
-int serve_certificate_read(weft_command *command, serve_certificate *pair) {
-    int code = read_file(command, pair->certificate_path, &pair->certificate);
-    if (code == EXIT_DONE) {
-        code = read_file(command, pair->key_path, &pair->key);
-    }
-    if (code == EXIT_DONE) {
-        code = check_pair(command, pair);
-    }
-    if (code == EXIT_DONE) {
-        remote_warn_readable(command, "private key", pair->key_path, 007);
-    }
-    return code;
-}
-
-void serve_certificate_close(serve_certificate *pair) {
-    if (pair->key != NULL) {
-        OPENSSL_cleanse(pair->key, strlen(pair->key));
-    }
-    free(pair->key);
-    free(pair->certificate);
 }

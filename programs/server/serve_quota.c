@@ -8,6 +8,7 @@
  * the collector's mark are small and always go: a full run can still be taken over, and collected.
  */
 #include "../../lib/base/clock.h"
+#include "../../lib/base/context.h"
 #include "serve.h"
 
 #include <string.h>

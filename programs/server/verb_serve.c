@@ -61,7 +61,7 @@ static const char doc[] =
     "--stop-seconds, and exits with 0. A second signal ends it at once. Token files are read again when "
     "they change, and at SIGHUP, which also opens the access log anew, without an interruption; what "
     "cannot "
-    "be read changes nothing. Certificates are read at the start only.\n"
+    "be read changes nothing. So are the certificate and its key.\n"
     "\nWhere everybody may read, the status of a relay does not tell where STORE lies, nor what its errors "
     "say: stderr does, and so does the status where reading needs a token.\n"
     "\nMany runs: with --runs, each directory in DIR that holds a store is served under its name, as "
@@ -288,7 +288,7 @@ static void close_listeners(const serve_listeners *listeners) {
 }
 
 static int open_listeners(serve_arguments *arguments, serve_listeners *listeners) {
-    bool tls = arguments->certificate.certificate != NULL;
+    bool tls = arguments->certificate.certificate_path != NULL;
     int code = EXIT_DONE;
     if (arguments->listen_count == 0) {
         arguments->listens[arguments->listen_count++] = "127.0.0.1:8477";
@@ -360,13 +360,8 @@ static unsigned choose_threads(const weft_command *command, unsigned connections
 /* One for each address, all over the same server. */
 static struct MHD_Daemon *start_daemon(serve_server *server, const serve_listener *listener,
                                        const serve_certificate *certificate) {
-    enum { CONNECTION_MEMORY = 64 << 10, MEMORY_INCREMENT = 16 << 10, TLS_ITEMS = 2 };
-    struct MHD_OptionItem tls[TLS_ITEMS + 1] = {
-        {MHD_OPTION_HTTPS_MEM_CERT, 0, certificate->certificate},
-        {MHD_OPTION_HTTPS_MEM_KEY, 0, certificate->key},
-        {MHD_OPTION_END, 0, NULL},
-    };
-    bool has_tls = certificate->certificate != NULL;
+    enum { CONNECTION_MEMORY = 64 << 10, MEMORY_INCREMENT = 16 << 10 };
+    bool has_tls = certificate->certificate_path != NULL;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
                      (has_tls ? MHD_USE_TLS : 0);
     unsigned threads = choose_threads(server->command, server->connections.most);
@@ -378,8 +373,9 @@ static struct MHD_Daemon *start_daemon(serve_server *server, const serve_listene
         server->connections.most, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)server->connections.idle_seconds,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_MEMORY,
         MHD_OPTION_CONNECTION_MEMORY_INCREMENT, (size_t)MEMORY_INCREMENT, MHD_OPTION_STRICT_FOR_CLIENT, 1,
-        MHD_OPTION_THREAD_POOL_SIZE, threads > 1 ? threads : 0, MHD_OPTION_ARRAY,
-        has_tls ? tls : tls + TLS_ITEMS, MHD_OPTION_END);
+        MHD_OPTION_THREAD_POOL_SIZE, threads > 1 ? threads : 0,
+        has_tls ? MHD_OPTION_HTTPS_CERT_CALLBACK : MHD_OPTION_END, serve_certificate_retrieve,
+        MHD_OPTION_END);
     return result;
 }
 
@@ -492,6 +488,12 @@ static void read_again(serve_arguments *arguments, serve_server *server, const c
     if (server->runs != NULL && !serve_runs_reload(server->runs)) {
         code = EXIT_FAILED;
     }
+    if (arguments->certificate.pending) {
+        bool renewed = serve_certificate_read(command, &arguments->certificate) == EXIT_DONE;
+        command_note(command, "%s: %s", why,
+                     renewed ? "the certificate was read again"
+                             : "the certificate could not be read, and the one from before stays");
+    }
     bool any = server->read_tokens.needed || server->write_tokens.needed || arguments->run_tokens != NULL;
     command_note(command, "%s: %s", why,
                  !any                ? "there are no tokens to read again; serving on"
@@ -500,11 +502,12 @@ static void read_again(serve_arguments *arguments, serve_server *server, const c
 }
 
 /* All are looked at, so that one change is told once. */
-static bool have_tokens_changed(serve_arguments *arguments, serve_server *server) {
+static bool have_files_changed(serve_arguments *arguments, serve_server *server) {
     bool read_changed = serve_tokens_changed(arguments->read_token_file, &server->read_tokens);
     bool write_changed = serve_tokens_changed(arguments->write_token_file, &server->write_tokens);
     bool run_changed = server->runs != NULL && serve_runs_changed(server->runs);
-    return read_changed || write_changed || run_changed;
+    bool certificate_changed = serve_certificate_changed(&arguments->certificate);
+    return read_changed || write_changed || run_changed || certificate_changed;
 }
 
 /* What the parts say is asked for with their locks, so that one that hangs keeps this from being told. */
@@ -527,9 +530,9 @@ static void wait_for_signal(serve_arguments *arguments, serve_server *server, co
     const struct timespec pause = {.tv_sec = 1};
     for (int number = 0; number != SIGINT && number != SIGTERM;) {
         number = sigtimedwait(signals, NULL, &pause);
-        bool changed = have_tokens_changed(arguments, server);
+        bool changed = have_files_changed(arguments, server);
         if (number == SIGHUP || changed) {
-            read_again(arguments, server, number == SIGHUP ? "a hangup" : "a token file has changed");
+            read_again(arguments, server, number == SIGHUP ? "a hangup" : "a file has changed");
         }
         tell_supervisor(server);
     }
@@ -600,7 +603,7 @@ static bool start_daemons(serve_arguments *arguments, serve_server *server, serv
 static int serve_with_daemons(serve_arguments *arguments, serve_server *server, serve_listeners *listeners,
                               const sigset_t *signals) {
     weft_command *command = &arguments->command;
-    bool tls = arguments->certificate.certificate != NULL;
+    bool tls = arguments->certificate.certificate_path != NULL;
     int code = EXIT_DONE;
     if (!start_daemons(arguments, server, listeners)) {
         code =
@@ -679,6 +682,7 @@ static int serve_store(serve_arguments *arguments, serve_server *server, const s
         return code;
     }
     name_server(arguments, server, &listeners);
+    server->certificate = arguments->certificate.certificate_path != NULL ? &arguments->certificate : NULL;
     serve_metrics_open(&server->metrics);
     code = serve_access_open(&arguments->command, &server->access, server);
     if (code == EXIT_DONE) {
@@ -742,7 +746,7 @@ static int run(void *input) {
     }
     weft_store_close(server.store);
     weft_relay_close(server.relay);
-    serve_certificate_close(&arguments->certificate);
+    serve_certificate_close();
     serve_tokens_close(&server.read_tokens);
     serve_tokens_close(&server.write_tokens);
     return code;

@@ -14,6 +14,18 @@ end_servers() {
 }
 trap end_servers EXIT
 
+# await TEXT COMMAND...: until the command succeeds, for ten minutes: only what never happens is a failure
+await() {
+    local text=$1 attempt
+    shift
+    checks=$((checks + 1))
+    for ((attempt = 0; attempt < 6000; attempt++)); do
+        "$@" > /dev/null 2>&1 && return
+        sleep 0.1
+    done
+    fail "$text: did not happen: $*"
+}
+
 # serve NAME ARGUMENT...: starts a server and waits until it answers; its URL is in $url, its pid in $pid, and
 # what it says in NAME.log.
 serve() {
@@ -210,6 +222,31 @@ curl -sS --cacert other.crt "$url" > /dev/null 2>&1 && fail 'another certificate
 checks=$((checks + 1))
 curl -sS --max-time 20 "http://${url#https://}" > body 2> /dev/null && fail 'plain HTTP was answered on a TLS port'
 code 200 --cacert one.crt "${url}v1/status"
+
+# ---- it is renewed, under a connection that goes on; half of a renewal, or one that failed, changes nothing ----
+curl -sS --max-time 100 --cacert one.crt "${url}v1/watch?after=0&seconds=60" > /dev/null 2> watch.err &
+watcher=$!
+not_after() { curl -sS --cacert "$1" "${url}metrics" | sed -n 's/^weft_serve_certificate_not_after_seconds //p'; }
+before=$(not_after one.crt)
+cp one.crt first.crt
+cp other.crt one.crt
+await 'half of it is refused' grep -q 'the certificate could not be read, and the one from before stays' tls.log
+says tls.log 'the key in one.key is not that of the certificate in one.crt'
+code 200 --cacert first.crt "${url}v1/status"
+cp other.key one.key
+trusted() { curl -sS --cacert "$1" "${url}v1/status"; }
+await 'the new one' trusted other.crt
+says tls.log 'a file has changed: the certificate was read again'
+checks=$((checks + 1))
+trusted first.crt > /dev/null 2>&1 && fail 'the certificate from before is still given'
+check 'the one who waits was not cut' kill -0 "$watcher"
+openssl req -x509 -key other.key -out expired.crt -days -1 -subj /CN=127.0.0.1 2> /dev/null ||
+    openssl x509 -in other.crt -signkey other.key -days -1 -out expired.crt 2> /dev/null
+mv expired.crt one.crt
+await 'one that has expired is told' grep -q 'warning weft serve: the certificate in one.crt has expired' tls.log
+expired=$(curl -ksS "${url}metrics" | sed -n 's/^weft_serve_certificate_not_after_seconds //p')
+check "and can be watched: $expired, $before" awk -v a="$expired" -v b="$before" 'BEGIN { exit !(a > 0 && a < b) }'
+kill "$watcher"
 stop TERM
 for log in *.log; do
     silent "$log" 'Sanitizer|runtime error'

@@ -14,7 +14,7 @@ expect 0 '' "$weft" publish "$url" "$(model 0)" --token-file writer
 await 'version 1' grep -q '^version 1' follower.out
 # the new token is let in, then used, then the old one is taken back
 printf 'first\nsecond\n' > server
-await 'the server reads again' grep -q 'a token file has changed: tokens were read again' served.err
+await 'the server reads again' grep -q 'a file has changed: tokens were read again' served.err
 echo second > client
 expect 0 '' "$weft" publish "$url" "$(model 1)" --token-file writer
 await 'version 2' grep -q '^version 2' follower.out
