@@ -100,6 +100,27 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for():
             scene.refused(scheme, 3, "this is no file")
 
 
+def test_a_frame_of_more_than_the_model_can_need_is_not_unpacked():
+    """limits.stage_bytes alone would let a few kilobytes take 4 GiB of memory."""
+    frame = compress(bytes(80 << 20))
+    header = json.dumps({"formatVersion": 2, "step": 1, "baseStep": 0, "tensors": []}).encode()
+    for scheme, name, data in (
+            ("grail", "1.delta", frame), ("trl", "deltas/step_000001.safetensors", frame),
+            ("pulse", "1.patch", b"PULSEPT1" + len(header).to_bytes(4, "little") + header + frame)):
+        with Scene(kinds=KINDS) as scene:
+            path = os.path.join(scene.place, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(data)
+            scene.refused(scheme, 1, "it holds more than", "--assume-base")
+
+
+def test_a_file_in_the_place_of_a_directory_is_said():
+    with Scene(kinds=KINDS) as scene:
+        for scheme in "slime", "skyrl":
+            scene.refused(scheme, 1, "this is no directory", place=scene.base)
+
+
 def test_a_list_that_is_missing_is_not_an_empty_one():
     def seal(content):
         content["sha256"] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
