@@ -241,6 +241,12 @@ static uint64_t object_limit(const serve_request *request) {
     return starts_with(request->key, "train/") && training < most ? training : most;
 }
 
+/* Alone, whatever else is there. */
+static bool exceeds_quota(const serve_request *request, uint64_t size) {
+    uint64_t most = request->server->quota.most;
+    return most != 0 && size > most;
+}
+
 /* Turns If-Match into the tag that has to be there still when the object is put in place. */
 static weft_status require_match(serve_request *request, const char *match, weft_store_put_request *put) {
     if (!request->replaces || !serve_tags_hold(match, request->tag.text, false)) {
@@ -273,8 +279,7 @@ static void begin_put(serve_request *request) {
         serve_refuse(request, MHD_HTTP_CONTENT_TOO_LARGE, "the object is larger than this server takes");
         return;
     }
-    uint64_t quota = request->server->quota.most;
-    if (quota != 0 && request->expected != UINT64_MAX && request->expected > quota) {
+    if (request->expected != UINT64_MAX && exceeds_quota(request, request->expected)) {
         serve_refuse(request, MHD_HTTP_INSUFFICIENT_STORAGE, failure_text(WEFT_NO_SPACE));
         return;
     }
@@ -317,6 +322,12 @@ static void drop_draft(serve_request *request) {
 void serve_object_append(serve_request *request, const char *data, size_t size) {
     if (request->received > object_limit(request)) {
         serve_refuse(request, MHD_HTTP_CONTENT_TOO_LARGE, "the object is larger than this server takes");
+        drop_draft(request);
+        return;
+    }
+    /* one whose length nobody told must not fill the disk before it is counted */
+    if (exceeds_quota(request, request->received)) {
+        serve_refuse(request, MHD_HTTP_INSUFFICIENT_STORAGE, failure_text(WEFT_NO_SPACE));
         drop_draft(request);
         return;
     }

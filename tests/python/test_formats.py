@@ -136,6 +136,23 @@ class FormatsTest(unittest.TestCase):
         self.assertIn("does not go back", refused.stderr)
         self.assert_read()
 
+    def test_repaired(self):
+        """What is mended in a run of format 1 is of format 1."""
+        self.publish("--format", 1)
+        for _ in range(12):
+            self.change(0.01)
+            self.publish("--no-leaps")
+        newest = max((self.store / "pages").iterdir(), key=lambda path: path.name.split("-")[1])
+        newest.write_bytes(b"damaged")
+        heads = sorted((self.store / "heads").iterdir())
+        heads[-1].write_bytes(b"damaged, too")
+        self.weft("repair", self.store, "--apply")
+        self.version -= 1  # nothing is left that names the newest one
+        newest.unlink(missing_ok=True)
+        self.assertEqual(set(self.formats().values()), {1}, self.formats())
+        self.assertEqual(self.publish()["format"], 1)
+        self.assert_followed()
+
     def test_new_run(self):
         self.assertEqual(self.publish()["format"], 2)
         self.assertEqual(self.publish("--format", 2)["format"], 2)

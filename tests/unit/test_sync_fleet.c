@@ -48,6 +48,7 @@ static weft_follower example(void) {
         .error_milliseconds = 1794799230000,
         .error = "the store is not there",
         .interval_seconds = 5,
+        .reads = 2,
     };
     memset(follower.digest.bytes, 0xab, sizeof follower.digest.bytes);
     return follower;

@@ -767,8 +767,86 @@ static void test_page_that_was_not_named(void **state) {
     stage_close(&g);
 }
 
+/* ---- meetings of trainers ---- */
+
+typedef struct gone {
+    char keys[32][64];
+    size_t count;
+} gone;
+
+static void note_gone(void *opaque, const char *key, uint64_t bytes) {
+    gone *gone = opaque;
+    assert_true(gone->count < 32);
+    assert_int_equal(bytes, 7);
+    snprintf(gone->keys[gone->count++], sizeof gone->keys[0], "%s", key);
+}
+
+static void put_meeting(stage *g, const char *run) {
+    static const char *const names[] = {"0/0",      "0/1",        "0/closed", "1/0",
+                                        "1/closed", "snapshot-1", "snapshot"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char key[64];
+        snprintf(key, sizeof key, "loco/%s/%s", run, names[i]);
+        scene_expect(g->collector,
+                     weft_store_put_bytes(g->collector, g->clocked, key, "payload", 7, WEFT_STORE_ALWAYS,
+                                          NULL, NULL),
+                     WEFT_OK, "putting");
+    }
+}
+
+static weft_gc_result collect_meetings(stage *g, double seconds, bool dry_run, gone *gone) {
+    *gone = (struct gone){.count = 0};
+    const weft_gc_options options = {.size = sizeof options,
+                                     .grace_seconds = -1,
+                                     .dry_run = dry_run,
+                                     .removed = note_gone,
+                                     .opaque = gone,
+                                     .meeting_seconds = seconds};
+    weft_gc_result result = {.size = sizeof result};
+    scene_expect(g->collector, weft_gc_run(g->collector, g->clocked, &options, &result), WEFT_OK,
+                 "collecting");
+    return result;
+}
+
+/* Of a meeting in which nothing was put for long enough all goes, and what closes rounds last; one in which
+ * anything was put stays whole, whatever the rest of it is like, also where nobody publishes. */
+static void test_meetings(void **state) {
+    (void)state;
+    stage g;
+    gone gone;
+    const weft_publisher_options options = {.size = sizeof options};
+    stage_open(&g, &options, 1);
+    put_meeting(&g, "over");
+    put_meeting(&g, "over-not");
+    put_meeting(&g, "alive");
+    store_clock_advance(g.clock, 7 * DAY);
+    assert_int_equal(collect_meetings(&g, 0, false, &gone).objects, 0);
+    assert_int_equal(collect_meetings(&g, 8 * DAY, false, &gone).waiting, 21);
+    scene_expect(g.collector,
+                 weft_store_put_bytes(g.collector, g.clocked, "loco/alive/2/0", "payload", 7,
+                                      WEFT_STORE_ALWAYS, NULL, NULL),
+                 WEFT_OK, "putting");
+    scene_expect(g.collector,
+                 weft_store_put_bytes(g.collector, g.clocked, "loco/over-not/1/1", "payload", 7,
+                                      WEFT_STORE_ALWAYS, NULL, NULL),
+                 WEFT_OK, "putting");
+    weft_gc_result result = collect_meetings(&g, 6 * DAY, true, &gone);
+    assert_int_equal(gone.count, 7);
+    result = collect_meetings(&g, 6 * DAY, false, &gone);
+    assert_int_equal(result.objects, 7);
+    assert_int_equal(result.bytes, 49);
+    assert_int_equal(result.waiting, 16);
+    for (size_t i = 0; i < gone.count; i++) {
+        assert_memory_equal(gone.keys[i], "loco/over/", 10);
+        assert_int_equal(strstr(gone.keys[i], "closed") != NULL, i >= 5);
+    }
+    assert_int_equal(collect_meetings(&g, 6 * DAY, false, &gone).objects, 0);
+    stage_close(&g);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_meetings),
         cmocka_unit_test(test_publisher_stopped),
         cmocka_unit_test(test_parts_stopped),
         cmocka_unit_test(test_collector_stopped),

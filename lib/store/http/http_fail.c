@@ -187,7 +187,8 @@ static failure explain_status(const weft_http_exchange *exchange, const weft_htt
                           "the server does not go by that name; use its address, or give it the "
                           "name with --host");
     case 507:
-        return failure_of(WEFT_NO_SPACE, "the server has no space left");
+        return failure_of(WEFT_NO_SPACE,
+                          "the server has no space left: its disk is full, or its --max-bytes is reached");
     default:
         break;
     }

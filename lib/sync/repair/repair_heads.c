@@ -260,7 +260,8 @@ static weft_status adopt_page(weft_repair *repair, uint64_t epoch, const weft_bl
                               const weft_page *page) {
     weft_context *context = repair->context;
     weft_sync_head_close(&repair->head, context);
-    repair->head = (weft_sync_head){.epoch = epoch, .sequence = 1, .started = true, .page = *blob};
+    repair->head = (weft_sync_head){
+        .format = page->format, .epoch = epoch, .sequence = 1, .started = true, .page = *blob};
     memcpy(repair->head.run, page->run, sizeof repair->head.run);
     memcpy(repair->run, page->run, sizeof repair->run);
     return weft_record_copy(context, &page->records[page->record_count - 1], &repair->head.newest);

@@ -745,15 +745,17 @@ static weft_status make_of_format(weft_repair *repair, const weft_blob *blob, co
     return status;
 }
 
-/* A page of format 1 is made only if it is the very one. */
+/* Into a run of format 2 a page of format 1 is made only if it is the very one. */
 weft_status weft_repair_make_page(weft_repair *repair, const weft_blob *blob, const weft_repair_gap *gap,
                                   weft_page **page_out, bool *exact_out, uint64_t lost[2]) {
     weft_page *old = NULL;
     uint64_t old_lost[2];
     bool exact = false;
+    bool first = repair->head.format == WEFT_SYNC_FORMAT;
     *page_out = NULL;
-    weft_status status = make_of_format(repair, blob, gap, WEFT_HISTORY_FORMAT, page_out, exact_out, lost);
-    if (status == WEFT_OK && !*exact_out && blob->key[0] != '\0') {
+    weft_status status = make_of_format(repair, blob, gap, first ? WEFT_SYNC_FORMAT : WEFT_HISTORY_FORMAT,
+                                        page_out, exact_out, lost);
+    if (status == WEFT_OK && !first && !*exact_out && blob->key[0] != '\0') {
         status = make_of_format(repair, blob, gap, WEFT_SYNC_FORMAT, &old, &exact, old_lost);
     }
     if (status == WEFT_OK && exact) {
