@@ -60,7 +60,7 @@ def read(options, name):
 # ---- tables ----
 
 
-def runs(options):
+def runs(options, main, sft):
     rows = []
     for name, steps in options.steps.items():
         log = streams.entries(options.work / name)[:steps]
@@ -70,8 +70,12 @@ def runs(options):
             first, last = (numpy.mean([entry[key] for entry in some]) for some in (log[:part], log[-part:]))
             rows.append([f"`{name}`", len(log), f"{key} {first:.3f} → {last:.3f}",
                          f"{numpy.median([entry['norm'] for entry in log]):.2f}"])
+    counted = []
+    for stream in filter(None, (main, sft)):
+        counted.append(f"{len(stream.lines)} tensors with {stream.whole['weights']:,} weights of `{stream.name}`")
     return ["Streams of gradients that were made (reward and loss are means of the first and of the last quarter):", "",
-            *table(["stream", "steps", "course", "median norm before clipping"], rows)]
+            *table(["stream", "steps", "course", "median norm before clipping"], rows), "",
+            *([f"Replayed: {', '.join(counted)}."] if counted else [])]
 
 
 def density_row(stream, title, variant):
@@ -371,7 +375,7 @@ def draw_utilisation(options, path):
 
 def write(options):
     main, sft = read(options, options.main), read(options, "sft-1e-6")
-    blocks = [runs(options)]
+    blocks = [runs(options, main, sft)]
     if main:
         blocks += [rates(main), ["![density by delay and rate](real-density.svg)"], ways(main, sft),
                    own_run(options, main), first_steps(main, sft), where(main), gradients(main), law(main),

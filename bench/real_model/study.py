@@ -93,11 +93,11 @@ def measure(options, clock):
     versions, last = options.work / "versions-1e-6", options.steps[MAIN]
     streams.gather(options, clock, MAIN, *STREAMS[MAIN], last, versions)
     code(options, clock, options.rates[:1])
+    receivers.receivers(options, clock, versions, [last - 1, last])
     replay.replay(options, clock, MAIN, list(replay.VARIANTS))
     for name in REPLAYED:
         streams.gather(options, clock, name, *STREAMS[name], options.steps[name])
         replay.replay(options, clock, name, REPLAYED[name])
-    receivers.receivers(options, clock, versions, [last - 1, last])
     link(options, clock)
     code(options, clock, options.rates[1:])
 
