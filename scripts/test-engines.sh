@@ -36,7 +36,7 @@ for script in "${scripts[@]}"; do
     "$engines/venv/bin/python" -B "$script" > "$log" 2>&1 &
     running=$!
     tail --pid "$running" --lines +1 --follow "$log" &
-    wait "$running"
+    wait -f "$running" # a script that is stopped has not ended
     status=$?
     running=
     wait
