@@ -18,10 +18,23 @@
 #include <string.h>
 
 /* The number at `index` of an array of numbers of `width` bytes. */
+/* One copy for each width, which compilers make a load of; one of any length would be a call. */
 static inline uint64_t weft_packed_load(const void *numbers, size_t index, unsigned width) {
+    const uint8_t *number = (const uint8_t *)numbers + index * width;
     uint64_t value = 0;
-    memcpy(&value, (const uint8_t *)numbers + index * width, width);
-    return value;
+    switch (width) {
+    case 1:
+        return *number;
+    case 2:
+        memcpy(&value, number, 2);
+        return value;
+    case 4:
+        memcpy(&value, number, 4);
+        return value;
+    default:
+        memcpy(&value, number, 8);
+        return value;
+    }
 }
 
 static inline void weft_packed_store(void *numbers, size_t index, unsigned width, uint64_t value) {
@@ -89,7 +102,7 @@ typedef struct weft_packed_encoder {
     uint32_t numbers[WEFT_TILE]; /* of any width that has classes, */
     uint16_t words[WEFT_TILE];   /* and words of that, where units are not words themselves */
     uint64_t sample[WEFT_PACK_SAMPLE];
-    uint64_t chosen[WEFT_PACK_SAMPLE]; /* those of a class */
+    uint64_t chosen[WEFT_PACK_SAMPLE]; /* the same, class by class */
     weft_packed_bytes room;            /* where the bits and then the stream are written */
 } weft_packed_encoder;
 

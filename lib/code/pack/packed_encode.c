@@ -120,6 +120,33 @@ static void fit_part(weft_packed_part *part, const uint64_t *sample, size_t coun
     part->form.fixed = count > 0 ? sample[0] & part->still : 0;
 }
 
+/* Where each class ends. */
+typedef struct class_ends {
+    size_t of[WEFT_CLASS_MAX];
+} class_ends;
+
+/* Sets encoder->chosen to the numbers of the sample, class after class. */
+static class_ends sort_sample(weft_packed_encoder *encoder, const weft_packed_sample *sample) {
+    const weft_classes *classes = &encoder->classes;
+    uint8_t class_of[WEFT_PACK_SAMPLE];
+    class_ends ends = {{0}};
+    for (size_t i = 0; i < sample->count; i++) {
+        uint64_t old = weft_packed_load(sample->olds, i, encoder->width);
+        class_of[i] = classes->of_exponent[weft_exponent_in(encoder->exponent, old)];
+        ends.of[class_of[i]]++;
+    }
+    size_t before = 0;
+    for (unsigned c = 0; c < classes->count; c++) {
+        size_t count = ends.of[c];
+        ends.of[c] = before;
+        before += count;
+    }
+    for (size_t i = 0; i < sample->count; i++) {
+        encoder->chosen[ends.of[class_of[i]]++] = encoder->sample[i];
+    }
+    return ends;
+}
+
 /* The forms of all classes, from those of the sample's units that are in them. */
 static void fit_parts(weft_packed_encoder *encoder, weft_packed_kind kind,
                       const weft_packed_sample *sample) {
@@ -131,15 +158,10 @@ static void fit_parts(weft_packed_encoder *encoder, weft_packed_kind kind,
         fit_part(&encoder->parts[0], encoder->sample, sample->count, &wish);
         return;
     }
+    class_ends ends = sort_sample(encoder, sample);
     for (unsigned c = 0; c < classes->count; c++) {
-        size_t count = 0;
-        for (size_t i = 0; i < sample->count; i++) {
-            uint64_t old = weft_packed_load(sample->olds, i, encoder->width);
-            unsigned exponent = weft_exponent_in(encoder->exponent, old);
-            encoder->chosen[count] = encoder->sample[i];
-            count += classes->of_exponent[exponent] == c;
-        }
-        fit_part(&encoder->parts[c], encoder->chosen, count, &wish);
+        size_t begin = c > 0 ? ends.of[c - 1] : 0, count = ends.of[c] - begin;
+        fit_part(&encoder->parts[c], encoder->chosen + begin, count, &wish);
         /* some more than its share, since a sample is one */
         encoder->parts[c].expected = encoder->units / sample->count * (count + count / 8 + STILL_LEAST);
     }

@@ -40,13 +40,39 @@ uint64_t weft_changes_bytes(uint64_t capacity, unsigned width);
 /* The unit at `index` of an array of units of `width` bytes. With a constant width these are single
  * instructions, which is why hot loops are inline functions called with literal widths. */
 static inline uint64_t weft_unit_load(const void *units, size_t index, unsigned width) {
+    const uint8_t *unit = (const uint8_t *)units + index * width;
     uint64_t value = 0;
-    memcpy(&value, (const uint8_t *)units + index * width, width);
-    return value;
+    switch (width) {
+    case 1:
+        return *unit;
+    case 2:
+        memcpy(&value, unit, 2);
+        return value;
+    case 4:
+        memcpy(&value, unit, 4);
+        return value;
+    default:
+        memcpy(&value, unit, 8);
+        return value;
+    }
 }
 
 static inline void weft_unit_store(void *units, size_t index, unsigned width, uint64_t value) {
-    memcpy((uint8_t *)units + index * width, &value, width);
+    uint8_t *unit = (uint8_t *)units + index * width;
+    switch (width) {
+    case 1:
+        *unit = (uint8_t)value;
+        break;
+    case 2:
+        memcpy(unit, &value, 2);
+        break;
+    case 4:
+        memcpy(unit, &value, 4);
+        break;
+    default:
+        memcpy(unit, &value, 8);
+        break;
+    }
 }
 
 #endif
