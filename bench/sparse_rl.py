@@ -102,9 +102,9 @@ def naive_of(arm):
 def of_model(found, model):
     """The arms of one language model, in an order for people, named without it."""
     arms = {arm.split("/")[1]: runs for arm, runs in found.items() if arm.startswith(model + "/")}
-    places = {"dense": 0, "rkv": 1, "snapkv": 2}
+    places = {"dense": 0, "h2o": 1, "rkv": 2, "snapkv": 3}
     return dict(sorted(arms.items(), key=lambda one: (places[one[0].split(":")[0]],
-                                                      -int((one[0] + ":0").split(":")[1]))))
+                                                      -int((one[0] + ":0").split(":")[1].split("+")[0]))))
 
 
 def against(found, arm, other):

@@ -100,11 +100,14 @@ static double unmet(const together *work, size_t index) {
            (double)(work->panels[index] * WEFT_KV_PANEL);
 }
 
-/* The cache that most wants another panel, or that can best give one away; `count` if none can. */
+/* The cache that most wants another panel and has rows for it, or that can best give one away; `count` if
+ * there is none. */
 static size_t find_cache(const together *work, bool give) {
     size_t best = work->count;
     for (size_t i = 0; i < work->count; i++) {
-        bool may = give || work->panels[i] > least_panels(work, i);
+        const weft_kv_cache *cache = work->caches[i];
+        bool may = give ? work->panels[i] * WEFT_KV_PANEL < cache->rows + cache->options.interval
+                        : work->panels[i] > least_panels(work, i);
         bool better = best == work->count ||
                       (give ? unmet(work, i) > unmet(work, best) : unmet(work, i) < unmet(work, best));
         best = may && better ? i : best;
@@ -130,8 +133,8 @@ static bool round_sizes(const together *work) {
         }
         work->panels[index]--;
     }
-    for (; given < all; given++) {
-        work->panels[find_cache(work, true)]++;
+    for (size_t index = 0; given < all && (index = find_cache(work, true)) < work->count; given++) {
+        work->panels[index]++;
     }
     for (size_t i = 0; i < work->count; i++) {
         size_t size = work->panels[i] * WEFT_KV_PANEL - options->interval;

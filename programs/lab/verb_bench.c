@@ -432,7 +432,10 @@ int verb_bench(int argc, char **argv) {
          .flag = &arguments.kv},
         {"sparse", "ARM", 6,
          "With --lm: one run of learning from responses that a compressed cache has sampled; ARM is dense, "
-         "or POLICY:BUDGET:CORRECTION such as rkv:22:tis; --directory keeps warmed-up policies",
+         "or POLICY:BUDGET:CORRECTION such as rkv:22:tis, with options behind the budget (+prompt, "
+         "+shareX, "
+         "+commonX, +sinksN, +windowN, +intervalN) and the correction (+veto, -veto, +exclude, +normalise, "
+         "+geometricX); --directory keeps warmed-up policies",
          .text = &arguments.options.arm},
         {"chain", "N", 6, "With --sparse: sums of a chain (default 56)", .number = &arguments.options.chain,
          .least = 1, .most = LM_TASK_SIZE_MAX},

@@ -46,6 +46,13 @@ for line in lines:
 run naive s-naive 1 "${long[@]}"
 check 'a correction that does something' test "$(course naive s-naive | cut -d' ' -f2 | tail -1)" != \
     "$(cut -d' ' -f2 sparse.course | tail -1)"
+# Budgets that adapt: the same whoever works; a sharp policy is far from what it samples that way, which is told.
+adapting=("${long[@]}" --kv-prompt --kv-share 0.3 --kv-common 0.8 --temperature 0.02)
+run adapting s-adapting 1 "${adapting[@]}"
+says adapting.err 'far from the policy .* and --correction tis'
+course adapting s-adapting > adapting.course
+run adapters s-adapters 2 "${adapting[@]}"
+alike adapters s-adapters adapting
 run late s-late 2 "${long[@]}" --staleness 2 --correction paper
 check 'behind, and compressed' lines late 'assert all(line["staleness"]["max"] <= 2 for line in lines)'
 
@@ -68,6 +75,9 @@ trainer_says 'needs a policy' --kv-budget 8
 trainer_says 'rkv, not' --kv best --kv-budget 8
 trainer_says 'from 1 to' --kv rkv --kv-budget 0
 trainer_says 'do not fit a budget' --kv rkv --kv-budget 8 --kv-window 9
+trainer_says 'needs a policy' --kv-prompt
+trainer_says 'a policy that scores tokens' --kv streaming --kv-budget 8 --kv-common 0.8
+trainer_says 'from 0 to 1' --kv rkv --kv-budget 16 --kv-share 2
 trainer_says 'magic' --correction magic
 trainer_says 'from 0 to 1' --correction paper --veto 2
 expect 2 'give the same options' "$weft" train s-sparse --role trainer --output sparse "${tiny[@]}" "${long[@]}" --kv-budget 9

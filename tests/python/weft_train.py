@@ -50,6 +50,10 @@ def parse_run(data):
         count(kv, name, most=1 << 24)
     number(kv, "lambda", least=0, most=1)
     number(kv, "similarity", least=-1, most=1)
+    for name in ("share", "common"):
+        if name in kv:
+            number(kv, name, least=0, most=1)
+    require(isinstance(kv.get("keep_prompt", False), bool), "keep_prompt that is neither true nor false")
     count(run, "staleness", most=MAXIMUM_STALENESS)
     team = member(run, "team", dict)
     require(text(team, "outer") in ("alone", "pulseloco", "diloco", "ddp"), "a way to agree that is none")

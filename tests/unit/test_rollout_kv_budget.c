@@ -192,8 +192,9 @@ static void check_choice(weft_kv_cache *caches[CACHES], expected heads[CACHES],
         size_t size = weft_kv_cache_view(caches[h]).rows;
         assert_true(size >= options->sinks + options->window + own);
         assert_true(size + WEFT_KV_PANEL > won[h] && size < won[h] + WEFT_KV_PANEL);
-        assert_int_equal((size + options->interval) % WEFT_KV_PANEL, 0);
-        panels += (size + options->interval) / WEFT_KV_PANEL;
+        bool whole = (size + options->interval) % WEFT_KV_PANEL == 0;
+        assert_true(whole || size == heads[h].count);
+        panels += (size + options->interval + WEFT_KV_PANEL - 1) / WEFT_KV_PANEL;
         keep_best(&heads[h], options, size);
         assert_holds(caches[h], &heads[h]);
     }
@@ -208,6 +209,7 @@ static void check_together(const weft_kv_options *options) {
     memset(heads, 0, sizeof heads);
     uint64_t random = 3;
     size_t most = CACHES * (options->budget + options->interval), choices = 0;
+    size_t spread = 0, narrow = 0; /* rows of the head that looks at all, and of that which looks at few */
     size_t bytes = CACHES * weft_kv_bytes(options, &shape, TOKENS);
     for (size_t h = 0; h < CACHES; h++) {
         assert_int_equal(weft_kv_cache_create(context, options, &shape, TOKENS, &usage, &caches[h]),
@@ -221,11 +223,13 @@ static void check_together(const weft_kv_options *options) {
         if (all_rows(caches) < before) {
             check_choice(caches, heads, options);
             choices++;
+            spread += weft_kv_cache_view(caches[CACHES - 1]).rows;
+            narrow += weft_kv_cache_view(caches[0]).rows;
         }
     }
     assert_int_equal(choices, (TOKENS - options->budget) / options->interval);
     assert_true(usage.peak_bytes <= bytes);
-    assert_true(weft_kv_cache_view(caches[CACHES - 1]).rows > weft_kv_cache_view(caches[0]).rows);
+    assert_true(options->common < 0.8 || spread > narrow + choices); /* less is lost in whole panels */
     for (size_t h = 0; h < CACHES; h++) {
         weft_kv_cache_destroy(caches[h]);
     }
@@ -274,8 +278,10 @@ static void test_no_room(void **state) {
         assert_true(usage.bytes <= CACHES * weft_kv_bytes(&options, &shape, TOKENS));
         for (size_t h = 0; h < CACHES; h++) {
             size_t size = weft_kv_cache_view(caches[h]).rows;
-            assert_true(size == heads[h].count || size == 8);
-            keep_best(&heads[h], &options, size);
+            if (size < heads[h].count) {
+                assert_int_equal(size, 8);
+                keep_best(&heads[h], &options, size);
+            }
             assert_holds(caches[h], &heads[h]);
         }
     }

@@ -53,6 +53,9 @@ static void test_description(void **state) {
         train_run run = sparse_run((weft_kv_policy)policy, 12), back;
         run.kv.lambda = 0.07;
         run.kv.pooled = WEFT_KV_POOL_MEAN;
+        run.kv.share = 0.25;
+        run.kv.common = policy >= WEFT_KV_H2O ? 0.8 : 0;
+        run.kv.keep_prompt = true;
         char *text = NULL;
         assert_int_equal(train_run_format(context, &run, &text), WEFT_OK);
         assert_int_equal(train_run_parse(context, "run", text, strlen(text), &back), WEFT_OK);
@@ -76,7 +79,8 @@ static void test_hostile_description(void **state) {
         {"policy", "\"best\""}, {"policy", "4"},        {"budget", "0"},     {"budget", "-1"},
         {"budget", "16777217"}, {"budget", "1e3"},      {"interval", "0"},   {"sinks", "12"},
         {"window", "0"},        {"window", "13"},       {"pooling", "2"},    {"pooled", "\"sum\""},
-        {"lambda", "1.5"},      {"similarity", "null"}, {"similarity", "2"},
+        {"lambda", "1.5"},      {"similarity", "null"}, {"similarity", "2"}, {"share", "2"},
+        {"share", "\"1\""},     {"common", "-1"},       {"common", "null"},  {"keep_prompt", "1"},
     };
     weft_context *context = open_context();
     train_run run = sparse_run(WEFT_KV_RKV, 12), back;
