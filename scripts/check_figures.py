@@ -24,7 +24,7 @@ DOCUMENTS = ["README.md", "doc/RESULTS.md", "doc/BENCHMARKS.md"]
 PATIENCE = 1500  # seconds
 COMMAND = re.compile(r"(make |weft |build/weft |bench/|scripts/)")
 # Not beside a figure: the tests run them, or they are a form to fill in.
-PLAIN = [r"make (test|bench|figures)", r"weft (publish|follow|train)( .*)?", r"weft bench --help", r"bench/update\.sh.*",
+PLAIN = [r"make (test|bench|figures)", r"weft (publish|follow|train)( .*)?", r"weft bench --help", r"weft plan", r"bench/update\.sh.*",
          r"weft bench --base OLD --new NEW"]
 ENGINES = SOURCE / os.environ.get("WEFT_ENGINES", "build/engines")
 
