@@ -185,7 +185,7 @@ children+=($!)
 await 'a server for everything' test -s endless.out
 expect 1 'something under every name' timeout 60 "$weft" repair "$(cat endless.out)"
 
-# ---- through a server, which lists nothing ----
+# ---- through a server, which lists its rooms to those who may write ----
 rm -rf run && cp -r sound run
 page=$(newest_page run 00000001)
 printf 'secret-of-the-publisher\n' > token && chmod 600 token
@@ -196,15 +196,29 @@ expect 0 '' "$weft" pull "$url" out
 check 'mended through the server' cmp out "$(model 2)"
 rm -f out .out.weft-sync
 rm "run/$page"
-expect 3 'cannot be listed' "$weft" repair "$url" --token-file token
+expect 3 'can be mended' "$weft" repair "$url" --token-file token
+expect 0 '' "$weft" repair "$url" --apply --token-file token
+expect 0 '' "$weft" pull "$url" out
+check 'a page made anew through the server' cmp out "$(model 2)"
+
+# ---- through one that lists nothing, as an older server does ----
+rm -rf run/* out .out.weft-sync && cp -r sound/. run
+page=$(newest_page run 00000001)
+/usr/bin/python3 "$WEFT_SOURCE/tests/support/fault_proxy.py" --upstream "$url" --url-file proxy.url --faults \
+    '[{"fault": "status", "code": 404, "path": "*/v1/list*"}]' 2> proxy.log &
+children+=("$!")
+await 'the proxy' test -s proxy.url
+proxied=$(head -1 proxy.url)
+rm "run/$page"
+expect 3 'cannot be listed' "$weft" repair "$proxied" --token-file token
 silent stderr '--apply'
-expect 3 'cannot be listed' "$weft" repair "$url" --apply --token-file token
+expect 3 'cannot be listed' "$weft" repair "$proxied" --apply --token-file token
 expect 0 '' "$weft" repair run --apply
 expect 0 '' "$weft" pull "$url" out
 check 'mended in the directory' cmp out "$(model 2)"
 rm -f out .out.weft-sync
 find run/pages -type f -delete
-expect 3 'damaged' "$weft" repair "$url" --apply --unlisted --token-file token
+expect 3 'damaged' "$weft" repair "$proxied" --apply --unlisted --token-file token
 says stdout 'lost: +versions'
 expect 0 '' "$weft" publish "$url" "$(model 4)" --cache fourth --token-file token
 expect 0 '' "$weft" pull "$url" out
