@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables and charts of the study. A part that was not measured is left out."""
 import json
-import math
+import textwrap
 
 import numpy
 
@@ -378,6 +378,11 @@ def draw_utilisation(options, path):
 # ---- the report ----
 
 
+def fill(line):
+    """A paragraph in lines of 120 columns; tables and pictures as they are."""
+    return line if line.startswith(("|", "!")) else textwrap.fill(line, 120, break_on_hyphens=False)
+
+
 def write(options):
     main, sft = read(options, options.main), read(options, "sft-1e-6")
     blocks = [runs(options, main, sft)]
@@ -388,7 +393,7 @@ def write(options):
     blocks += [codecs(options), receivers(options), utilisation(options)]
     if utilisation(options):
         blocks.append(["![utilisation by bandwidth](real-utilisation.svg)"])
-    text = "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    text = "\n\n".join("\n".join(map(fill, block)) for block in blocks if block) + "\n"
     print(text)
     place = options.document.parent if options.document else options.work
     if main:
