@@ -24,7 +24,7 @@ DOCUMENTS = ["README.md", "doc/RESULTS.md", "doc/BENCHMARKS.md"]
 PATIENCE = 1500  # seconds
 COMMAND = re.compile(r"(make |weft |build/weft |bench/|scripts/)")
 # Not beside a figure: the tests run them, or they are a form to fill in.
-PLAIN = [r"make (test|bench|figures)", r"weft (publish|follow|train)( .*)?", r"weft bench --help", r"weft plan",
+PLAIN = [r"make (test|bench|figures|soak)", r"weft (publish|follow|train)( .*)?", r"weft bench --help", r"weft plan",
          r"bench/update\.sh.*",
          r"weft bench --base OLD --new NEW"]
 ENGINES = SOURCE / os.environ.get("WEFT_ENGINES", "build/engines")
@@ -34,6 +34,8 @@ SHORT = {
     r"build/weft bench": "build/weft bench --params 4M --repeat 1",
     r"build/weft bench --sync": "build/weft bench --sync --quick --directory ROOM",
     r"build/weft bench --fleet": "build/weft bench --fleet --quick --directory ROOM",
+    r"build/weft bench --fleet --followers .*":
+        "build/weft bench --fleet --quick --followers 16 --relays 2 --versions 4 --params 200K --directory ROOM",
     r"weft bench --correction": "build/weft bench --correction --quick",
     r"weft bench --loco": "build/weft bench --loco --params 1M",
     r"bench/link\.sh( --model)?": "bench/link.sh --params 1M --steps 1 --rates 200",
@@ -50,6 +52,10 @@ SHORT = {
     r"weft bench --lm --kv --repeat 3": "build/weft bench --lm --kv --quick",
     r"weft bench --lm --sparse rkv:28:tis .*":
         "build/weft bench --lm --sparse rkv:28:tis --steps 2 --seed 11 --directory ROOM",
+    r"weft bench --lm --sparse rkv:36:tis .*":
+        "build/weft bench --lm --sparse rkv:36:tis --steps 1 --seed 1 --directory ROOM",
+    r"weft bench --lm --sparse snapkv:28\+common0\.8:tis .*":
+        "build/weft bench --lm --sparse snapkv:28+common0.8:tis --steps 1 --seed 1 --directory ROOM",
     r"weft bench --lm --sparse rkv:60:tis .*":
         "build/weft bench --lm --sparse rkv:60:tis --long --steps 1 --seed 11 --directory ROOM",
     r"weft bench --loco --study pulseloco .*":

@@ -28,7 +28,7 @@ STREAMS = {MAIN: ("grpo", 1e-6), "sft-1e-6": ("sft", 1e-6), "grpo-1e-5": ("grpo"
 STEPS = {MAIN: 40, "sft-1e-6": 16, "grpo-1e-5": 16}
 QUICK_STEPS = {MAIN: 8, "sft-1e-6": 6, "grpo-1e-5": 6}
 REPLAYED = {"sft-1e-6": ["1e-6", "1e-5", "2e-5", "1e-6 bf16", "1e-5 bf16"], "grpo-1e-5": ["1e-5"]}
-LINKS = "1000 200 50"  # Mbit/s
+LINKS = "1000 200 100"  # Mbit/s
 AGAIN = 75
 
 
