@@ -5,10 +5,10 @@
 check_figures.py [TEXT...]     all of them, or those that contain one of the texts
 check_figures.py --list        what would be run
 
-It reads README.md, doc/RESULTS.md and doc/BENCHMARKS.md, takes each command that they name, in code blocks and in lines of
-text, and runs it in a short form (QUICK=1, or the options of the table below). A command that the table does not know fails
-the check, and so does an entry of the table that no document names any more. It wants a built tree; what needs
-build/engines is passed over, with a word, where that is not there. All of it takes some minutes.
+It reads README.md, doc/RESULTS.md and doc/BENCHMARKS.md, takes each command that they name, in code blocks and in lines
+of text, and runs it in a short form (QUICK=1, or the options of the table below). A command that the table does not
+know fails the check, and so does an entry of the table that no document names any more. It wants a built tree; what
+needs build/engines is passed over, with a word, where that is not there. All of it takes some minutes.
 """
 import os
 import pathlib
@@ -24,7 +24,8 @@ DOCUMENTS = ["README.md", "doc/RESULTS.md", "doc/BENCHMARKS.md"]
 PATIENCE = 1500  # seconds
 COMMAND = re.compile(r"(make |weft |build/weft |bench/|scripts/)")
 # Not beside a figure: the tests run them, or they are a form to fill in.
-PLAIN = [r"make (test|bench|figures)", r"weft (publish|follow|train)( .*)?", r"weft bench --help", r"weft plan", r"bench/update\.sh.*",
+PLAIN = [r"make (test|bench|figures|soak)", r"weft (publish|follow|train)( .*)?", r"weft bench --help", r"weft plan",
+         r"bench/update\.sh.*",
          r"weft bench --base OLD --new NEW"]
 ENGINES = SOURCE / os.environ.get("WEFT_ENGINES", "build/engines")
 
@@ -33,6 +34,8 @@ SHORT = {
     r"build/weft bench": "build/weft bench --params 4M --repeat 1",
     r"build/weft bench --sync": "build/weft bench --sync --quick --directory ROOM",
     r"build/weft bench --fleet": "build/weft bench --fleet --quick --directory ROOM",
+    r"build/weft bench --fleet --followers .*":
+        "build/weft bench --fleet --quick --followers 16 --relays 2 --versions 4 --params 200K --directory ROOM",
     r"weft bench --correction": "build/weft bench --correction --quick",
     r"weft bench --loco": "build/weft bench --loco --params 1M",
     r"bench/link\.sh( --model)?": "bench/link.sh --params 1M --steps 1 --rates 200",
@@ -43,13 +46,20 @@ SHORT = {
     r"scripts/record\.py": "scripts/record.py doc/images/session.cast ROOM/session.svg",
     r"weft stats": "build/weft stats ROOM/made/base.safetensors ROOM/made/new.safetensors",
     r"weft bench --lm": "build/weft bench --lm --quick",
-    r"weft bench --lm --learn --seed N \[--staleness 1\]": "build/weft bench --lm --learn --seed 1 --staleness 1 --steps 4",
+    r"weft bench --lm --learn --seed N \[--staleness 1\]":
+        "build/weft bench --lm --learn --seed 1 --staleness 1 --steps 4",
     r"weft bench --lm --rates 1e-6": "build/weft bench --lm --rates 1e-6 --params 0.1M --steps 4",
     r"weft bench --lm --kv --repeat 3": "build/weft bench --lm --kv --quick",
-    r"weft bench --lm --sparse rkv:28:tis .*": "build/weft bench --lm --sparse rkv:28:tis --steps 2 --seed 11 --directory ROOM",
+    r"weft bench --lm --sparse rkv:28:tis .*":
+        "build/weft bench --lm --sparse rkv:28:tis --steps 2 --seed 11 --directory ROOM",
+    r"weft bench --lm --sparse rkv:36:tis .*":
+        "build/weft bench --lm --sparse rkv:36:tis --steps 1 --seed 1 --directory ROOM",
+    r"weft bench --lm --sparse snapkv:28\+common0\.8:tis .*":
+        "build/weft bench --lm --sparse snapkv:28+common0.8:tis --steps 1 --seed 1 --directory ROOM",
     r"weft bench --lm --sparse rkv:60:tis .*":
         "build/weft bench --lm --sparse rkv:60:tis --long --steps 1 --seed 11 --directory ROOM",
-    r"weft bench --loco --study pulseloco .*": "build/weft bench --loco --study pulseloco --params 0.1M --rate 1e-6 --steps 16",
+    r"weft bench --loco --study pulseloco .*":
+        "build/weft bench --loco --study pulseloco --params 0.1M --rate 1e-6 --steps 16",
     r"make study-sparsity": "make QUICK=1 study-sparsity",
     r"make study-loco": "make QUICK=1 study-loco",
     r"make study-sparse-rl": "make QUICK=1 study-sparse-rl",
@@ -86,7 +96,8 @@ def main(words):
     room = tempfile.mkdtemp(prefix="weft-figures.")
     try:
         if not listed:
-            subprocess.run([SOURCE / "build/weft", "bench", "--quiet", "--params", "1M", "--make", f"{room}/made"], check=True)
+            subprocess.run([SOURCE / "build/weft", "bench", "--quiet", "--params", "1M", "--make", f"{room}/made"],
+                           check=True)
         for short, source in wanted.items():
             if words and not any(word in short or word in source for word in words):
                 continue
@@ -100,7 +111,8 @@ def main(words):
             done = subprocess.run(["timeout", str(PATIENCE), "bash", "-c", line], cwd=SOURCE, stdin=subprocess.DEVNULL,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                   env={**os.environ, "QUICK": "1"})
-            print(f"{time.monotonic() - begin:6.1f} s  {'runs ' if done.returncode == 0 else 'FAILS'}  {line}", flush=True)
+            print(f"{time.monotonic() - begin:6.1f} s  {'FAILS' if done.returncode else 'runs '}  {line}",
+                  flush=True)
             if done.returncode != 0:
                 wrong.append(f"{source}\n    {line}: exit code {done.returncode}\n{done.stdout[-1500:]}")
     finally:

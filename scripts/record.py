@@ -6,11 +6,12 @@ record.py              records doc/images/session.cast and renders doc/images/se
 record.py CAST SVG     renders a recording
 
 The recording is in asciinema's format, version 2 (`asciinema play doc/images/session.cast`). Commands are typed by the
-script; what follows each is what it printed, when it printed it. It needs build/weft (or WEFT). PARAMS names the size of
-the model (16M if nobody says).
+script; what follows each is what it printed, when it printed it. It needs build/weft (or WEFT). PARAMS names the size
+of the model (16M if nobody says).
 
-The SVG moves where a viewer can, and stands with its last screen where it cannot. The screen is as high as the session is
-long, so nothing scrolls; of what a terminal is told, carriage returns, erased lines, bold and colours are understood.
+The SVG moves where a viewer can, and stands with its last screen where it cannot. The screen is as high as the session
+is long, so nothing scrolls; of what a terminal is told, carriage returns, erased lines, bold and colours are
+understood.
 """
 import fcntl
 import html
@@ -67,8 +68,9 @@ def record(cast):
     weft = pathlib.Path(os.environ.get("WEFT", SOURCE / "build/weft")).resolve()
     events, begin, ended, pending = [], None, False, b""
     with tempfile.TemporaryDirectory() as room:
-        environment = {**os.environ, "PATH": f"{weft.parent}:{os.environ['PATH']}", "HOME": room, "TERM": "xterm-256color",
-                       "COLUMNS": str(COLUMNS), "LC_ALL": "C.UTF-8", "PARAMS": os.environ.get("PARAMS", "16M")}
+        environment = {**os.environ, "PATH": f"{weft.parent}:{os.environ['PATH']}", "HOME": room,
+                       "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LC_ALL": "C.UTF-8",
+                       "PARAMS": os.environ.get("PARAMS", "16M")}
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
         shell = subprocess.Popen(["bash", "-c", SESSION], cwd=room, env=environment, stdin=subprocess.DEVNULL,

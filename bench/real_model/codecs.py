@@ -4,8 +4,8 @@
 
 codecs.py OLD NEW RESULT [--weft PATH]
 
-weft's profiles and the bound are those of the command. Formats of others are written by tests/python/weft_foreign.py, from
-their public descriptions; all that they put into files counts. Wants numpy, xxhash and zstandard, as the tests do.
+weft's profiles and the bound are those of the command. Formats of others are written by tests/python/weft_foreign.py,
+from their public descriptions; all that they put into files counts. Wants numpy, xxhash and zstandard, as the tests do.
 """
 import argparse
 import json
@@ -49,8 +49,8 @@ def main():
     with tempfile.TemporaryDirectory() as room:
         for profile in ("small", "fast"):
             patch = pathlib.Path(room) / "patch"
-            subprocess.run([options.weft, "diff", "--quiet", "--profile", profile, options.old, options.new, "-o", patch],
-                           check=True)
+            subprocess.run([options.weft, "diff", "--quiet", "--profile", profile, options.old, options.new,
+                            "-o", patch], check=True)
             sizes[f"weft {profile}"] = patch.stat().st_size
         for name, write in FORMATS.items():
             directory = pathlib.Path(room) / name.split(",")[0] / str(len(sizes))
@@ -62,7 +62,8 @@ def main():
     stats = json.loads(subprocess.run([options.weft, "stats", "--json", options.old, options.new], check=True,
                                       stdout=subprocess.PIPE).stdout)
     options.result.write_text(json.dumps({"weights": weights, "changed": changed, "sizes": sizes,
-                                          "bound": stats["bound"]["bits_per_change"] / 8, "steps": stats["steps"]}) + "\n")
+                                          "bound": stats["bound"]["bits_per_change"] / 8,
+                                          "steps": stats["steps"]}) + "\n")
     return 0
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What receivers of other types see of the same steps.
 
-A receiver of FP16 rounds the masters. One of FP8 or INT8 gets what an engine makes of the BF16 checkpoint: matrices of the
-layers are quantised with a scale per tensor, per block of 128 x 128 or per row, and the rest stays BF16. *Pinned* scales
-are those of the version before, as a publisher may keep them between two anchors; others follow the largest weight. The
-patch is that of weft, profile small, between the two files of the receiver, scales and all.
+A receiver of FP16 rounds the masters. One of FP8 or INT8 gets what an engine makes of the BF16 checkpoint: matrices of
+the layers are quantised with a scale per tensor, per block of 128 x 128 or per row, and the rest stays BF16. *Pinned*
+scales are those of the version before, as a publisher may keep them between two anchors; others follow the largest
+weight. The patch is that of weft, profile small, between the two files of the receiver, scales and all.
 """
 import json
 import subprocess
@@ -25,7 +25,8 @@ def scales_of(torch, weight, group, most):
     if group == "row":
         return weight.abs().amax(1, keepdim=True) / most
     rows, columns = (-(-size // group) for size in weight.shape)
-    padded = torch.nn.functional.pad(weight.abs(), (0, columns * group - weight.shape[1], 0, rows * group - weight.shape[0]))
+    more = (0, columns * group - weight.shape[1], 0, rows * group - weight.shape[0])
+    padded = torch.nn.functional.pad(weight.abs(), more)
     return padded.view(rows, group, columns, group).amax((1, 3)) / most
 
 

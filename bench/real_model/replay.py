@@ -210,13 +210,14 @@ def replay(options, clock, stream, names):
 
 
 def total(options, stream):
-    """All tensors of a stream together, each as large as it is and not as its sample is (but for the law and the places in
-    cells, which count what was looked at); and the lines they come from."""
+    """All tensors of a stream together, each as large as it is and not as its sample is (but for the law and the places
+    in cells, which count what was looked at); and the lines they come from."""
     lines = [json.loads(line) for line in (options.work / f"replay-{stream}.jsonl").read_text().splitlines()]
     grown = [line["whole"] / line["weights"] for line in lines]
 
     def sum_of(values, factors=None):
-        return numpy.sum([numpy.array(value) * factor for value, factor in zip(values, factors or [1] * len(lines))], axis=0)
+        factors = factors or [1] * len(lines)
+        return numpy.sum([numpy.array(value) * factor for value, factor in zip(values, factors)], axis=0)
 
     whole = {"weights": sum(line["whole"] for line in lines), "places": sum_of([line["places"] for line in lines]),
              "gradient": sum_of([line["gradient"] for line in lines], grown), "variants": {}}

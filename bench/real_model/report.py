@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables and charts of the study. A part that was not measured is left out."""
 import json
-import math
+import textwrap
 
 import numpy
 
@@ -14,8 +14,8 @@ SETTLED = 8  # windows that begin before this step are in the table of the first
 SPANS = [(1, 1), (2, 2), (3, 5), (6, 10), (11, 20), (21, 30), (31, 40)]
 TYPES = {"embed_tokens": "embedding", "q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o", "gate_proj": "gate",
          "up_proj": "up", "down_proj": "down", "norm": "norms"}
-# Share of weights that differ after k steps, in percent: 100 less the sparsity that the authors of PULSE (arXiv 2602.03839)
-# published for Qwen2.5-1.5B under GRPO on MATH; k = 1, 8, 32.
+# Share of weights that differ after k steps, in percent: 100 less the sparsity that the authors of PULSE (arXiv
+# 2602.03839) published for Qwen2.5-1.5B under GRPO on MATH; k = 1, 8, 32.
 PULSE = {"5e-7": (0.20, 0.25, 0.30), "1e-6": (0.27, 0.37, 0.47), "3e-6": (0.57, 0.90, 1.23), "5e-6": (0.94, 1.53, 2.14)}
 LAW_CHANGES, LAW_CHANCE, LAW_BAR = 1000, 0.3, 0.15
 INTERVAL = 20.0  # seconds of work between two versions, about what a step of this model takes here
@@ -92,8 +92,8 @@ DENSITY_HEAD = ["", "k=1", "least to most", "2", "4", "8", "16", "32", "k=8 to k
 
 
 def rates(main):
-    lines = ["Share of the BF16 weights that differ after k steps, in percent, by learning rate and by what the optimizer "
-             "stores:", ""]
+    lines = ["Share of the BF16 weights that differ after k steps, in percent, by learning rate and by what the "
+             "optimizer stores:", ""]
     rows = []
     for name, settings in replay.VARIANTS.items():
         if " bf16" not in name and name in PULSE or name in ("1e-5", "2e-5"):
@@ -161,8 +161,9 @@ def own_run(options, main):
         shared = main.shares("1e-5", delay)[begin : steps - delay + 1]
         if len(own) and len(shared):
             rows.append([delay, percent(own.mean()), percent(shared.mean()), f"{shared.mean() / own.mean():.2f}"])
-    return ["Is it fair to take one stream of gradients through other rates? The run that had 1e-5 for itself, with samples "
-            f"and gradients of its own, beside `{main.name}` replayed at 1e-5; steps {begin + 1} to {steps}, in percent:", "",
+    return ["Is it fair to take one stream of gradients through other rates? The run that had 1e-5 for itself, with "
+            f"samples and gradients of its own, beside `{main.name}` replayed at 1e-5; steps {begin + 1} to {steps}, "
+            "in percent:", "",
             *table(["k", "its own run", "replayed", "ratio"], rows)]
 
 
@@ -216,15 +217,16 @@ def law(main):
                 rows.append([f"2^{exponent - 127}", f"{counted[exponent]:,.0f}", f"{changed[exponent]:,.0f}",
                              percent(chance, 4), percent(foretold, 4), f"{chance / foretold:.3f}"])
     lines += table(["weights from", "weight-steps", "changes", "chance, %", "law, %", "ratio"], rows)
-    lines += ["", f"Rates 1e-6, 3e-6 and 1e-5 have {judged} classes with at least {LAW_CHANGES:,} changes (of the sample) and "
-              f"a chance under {LAW_CHANCE}; the farthest is {100 * worst:.1f}% off (the bar is {100 * LAW_BAR:.0f}%: "
+    lines += ["", f"Rates 1e-6, 3e-6 and 1e-5 have {judged} classes with at least {LAW_CHANGES:,} changes (of the "
+              f"sample) and a chance under {LAW_CHANCE}; the farthest is "
+              f"{100 * worst:.1f}% off (the bar is {100 * LAW_BAR:.0f}%: "
               f"{'met' if worst <= LAW_BAR else '**missed**'})."]
     places = numpy.array(main.whole["places"], float)
     places /= places.sum()
     entropy = -(places[places > 0] * numpy.log2(places[places > 0])).sum()
     step = main.variants["1e-6"]["moved"][SETTLED:].mean() / main.whole["weights"] if len(main.log) > SETTLED else 0
-    lines += [f"The law rests on masters that lie anywhere in their cell: in 64ths of it they have an entropy of {entropy:.3f} "
-              f"of 6 bits. |Δ| is {step:.2f} of the rate in the mean."]
+    lines += [f"The law rests on masters that lie anywhere in their cell: in 64ths of it they have an entropy "
+              f"of {entropy:.3f} of 6 bits. |Δ| is {step:.2f} of the rate in the mean."]
     return lines
 
 
@@ -249,9 +251,10 @@ def gradients(main):
     steps, weights = len(main.log) - begin, main.whole["weights"]
     dense = sum(main.whole["gradient"][begin:]) / steps / weights
     master = main.variants["1e-6"]["touched"][begin:].sum() / steps / weights
-    return [f"**Gradients are dense, updates are sparse.** In a step at 1e-6, {percent(dense, 4)}% of the gradient is not zero, "
-            f"{percent(master, 4)}% of the FP32 masters move, and {percent(main.density('1e-6', 1))}% of the BF16 weights "
-            "change."]
+    return [f"**Gradients are dense, updates are sparse.** In a step at 1e-6, {percent(dense, 4)}% of the gradient is "
+            f"not zero, {percent(master, 4)}% of the FP32 masters move, and "
+            f"{percent(main.density('1e-6', 1))}% of the BF16 "
+            "weights change."]
 
 
 def codecs(options):
@@ -275,8 +278,8 @@ def codecs(options):
     for rate, entry in found.items():
         head += [f"{rate}: bytes per change", "times fewer"]
     shares = ", ".join(f"{percent(entry['changed'] / entry['weights'])}% at {rate}, of which "
-                       f"{100 * (entry['steps']['minus_1'] + entry['steps']['plus_1']) / entry['changed']:.0f}% by one ULP"
-                       for rate, entry in found.items())
+                       f"{100 * (entry['steps']['minus_1'] + entry['steps']['plus_1']) / entry['changed']:.0f}% by one "
+                       "ULP" for rate, entry in found.items())
     return [f"**Bytes.** Version {options.steps[options.main]} of the whole model after version "
             f"{options.steps[options.main] - 1}, with files of each format as they are written; changed: {shares}:", "",
             *table(head, rows)]
@@ -291,10 +294,10 @@ def receivers(options):
         groups = f"{percent(entry['groups_changed'] / entry['groups'])}" if entry.get("groups") else ""
         rows.append([name, percent(entry["changed"] / entry["weights"]), groups, f"{entry['patch_bytes']:,}",
                      f"{entry['whole_bytes'] / entry['patch_bytes']:.0f}"])
-    return ["**Receivers of other types** see of the same step at 1e-6 (of FP8 and INT8: share of the quantised weights; the "
-            "embedding stays BF16, and is in the bytes):", "",
-            *table(["", "weights changed, %", "scales changed, %", "bytes of the patch", "times fewer than its own model"],
-                   rows)]
+    return ["**Receivers of other types** see of the same step at 1e-6 (of FP8 and INT8: share of the quantised "
+            "weights; the embedding stays BF16, and is in the bytes):", "",
+            *table(["", "weights changed, %", "scales changed, %", "bytes of the patch",
+                    "times fewer than its own model"], rows)]
 
 
 def utilisation(options):
@@ -305,13 +308,14 @@ def utilisation(options):
     rows = []
     for row in found["rows"]:
         if row["megabits"] > 0:
-            name = {"plain": "whole model, curl", "anchor": "whole model, weft", "patch": "**a step, weft**"}[row["kind"]]
+            name = {"plain": "whole model, curl", "anchor": "whole model, weft",
+                    "patch": "**a step, weft**"}[row["kind"]]
             rows.append([name, row["megabits"], f"{row['wire_bytes']:,.0f}", f"{row['predicted_seconds']:.2f}",
                          f"{row['seconds']:.2f}", f"{100 * INTERVAL / (INTERVAL + row['seconds']):.1f}",
                          f"{row['wire_bytes'] * 8e-6 * 9 / INTERVAL:.2f}"])
-    return [f"**Utilisation.** The same version over a link that `tc` shapes (`bench/link.sh --model`), from the beginning of "
-            f"publish to the end of commit; predicted is the time without a limit and 8 · bytes / rate. Utilisation is that "
-            f"of workers that wait for each version and work for {INTERVAL:.0f} s in between:", "",
+    return [f"**Utilisation.** The same version over a link that `tc` shapes (`bench/link.sh --model`), from the "
+            f"beginning of publish to the end of commit; predicted is the time without a limit and 8 · bytes / rate. "
+            f"Utilisation is that of workers that wait for each version and work for {INTERVAL:.0f} s in between:", "",
             *table(["what comes", "link, Mbit/s", "bytes on the wire", "predicted, s", "measured, s", "utilisation, %",
                     "Mbit/s for 90%"], rows)]
 
@@ -324,7 +328,8 @@ PERCENTS = [(1e-4, "0.01%"), (1e-3, "0.1%"), (1e-2, "1%"), (1e-1, "10%"), (1, "1
 def draw_density(main, path):
     series = []
     for number, rate in enumerate(("5e-7", "1e-6", "3e-6", "1e-5", "2e-5")):
-        for variant, style, title in ((rate, "line points", f"{rate}, FP32"), (f"{rate} bf16", "dashed", f"{rate}, BF16")):
+        for variant, style, title in ((rate, "line points", f"{rate}, FP32"),
+                                      (f"{rate} bf16", "dashed", f"{rate}, BF16")):
             points = [(k, main.density(variant, k)) for k in replay.DELAYS]
             points = [(k, share) for k, share in points if share]
             if points:
@@ -373,6 +378,11 @@ def draw_utilisation(options, path):
 # ---- the report ----
 
 
+def fill(line):
+    """A paragraph in lines of 120 columns; tables and pictures as they are."""
+    return line if line.startswith(("|", "!")) else textwrap.fill(line, 120, break_on_hyphens=False)
+
+
 def write(options):
     main, sft = read(options, options.main), read(options, "sft-1e-6")
     blocks = [runs(options, main, sft)]
@@ -383,7 +393,7 @@ def write(options):
     blocks += [codecs(options), receivers(options), utilisation(options)]
     if utilisation(options):
         blocks.append(["![utilisation by bandwidth](real-utilisation.svg)"])
-    text = "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    text = "\n\n".join("\n".join(map(fill, block)) for block in blocks if block) + "\n"
     print(text)
     place = options.document.parent if options.document else options.work
     if main:

@@ -2,9 +2,9 @@
 """Streams of gradients: a real language model learns, and each step's gradient is kept.
 
 The model, its task and its optimizer are those of bench/trace.py. WORK/settled has the masters that all streams begin
-with. WORK/NAME/NNNN.safetensors is the gradient of step NNNN, in BF16, as the model's backward pass left it; the norm by
-which it is clipped, and the reward, are in WORK/NAME/log.jsonl. Nothing else is kept: a stream that was stopped takes
-its gradients once more through the optimizer, which gives the same weights to the bit, and goes on.
+with. WORK/NAME/NNNN.safetensors is the gradient of step NNNN, in BF16, as the model's backward pass left it; the norm
+by which it is clipped, and the reward, are in WORK/NAME/log.jsonl. Nothing else is kept: a stream that was stopped
+takes its gradients once more through the optimizer, which gives the same weights to the bit, and goes on.
 """
 import importlib.util
 import json
@@ -74,7 +74,8 @@ def settle(options, clock):
 def supervise(learner, options, generator):
     """The gradient of one step of supervised fine-tuning, on right answers. Returns the loss."""
     torch, tokenizer = learner.torch, learner.tokenizer
-    pairs = [(generator.randrange(1, 100), generator.randrange(1, 100)) for _ in range(options.prompts * options.samples)]
+    pairs = [(generator.randrange(1, 100), generator.randrange(1, 100))
+             for _ in range(options.prompts * options.samples)]
     asked = tokenizer([f"{trace.ask(a, b)} {a + b}" for a, b in pairs], return_tensors="pt", padding=True,
                       padding_side="right")
     labels = asked["input_ids"].masked_fill(asked["attention_mask"] == 0, -100)

@@ -5,9 +5,9 @@
 study.py WORK [--quick] [--seconds N] [--report] [--document FILE] [--weft PATH]
 
 Wants the Python of build/engines (scripts/engines.sh) and about 25 GB of disk. SmolLM2-135M learns by GRPO, and by
-supervised fine-tuning; each step's gradient is kept (streams.py). The gradients go through optimizers, rates and types of
-storage (replay.py). Versions are made of them, and coded in the formats of the field (codecs.py) and as receivers of fewer
-bits see them (receivers.py). report.py makes tables and charts of what is there.
+supervised fine-tuning; each step's gradient is kept (streams.py). The gradients go through optimizers, rates and types
+of storage (replay.py). Versions are made of them, and coded in the formats of the field (codecs.py) and as receivers of
+fewer bits see them (receivers.py). report.py makes tables and charts of what is there.
 
 All of it goes on where it was stopped; --seconds stops it after so long, and then it exits with 75. --quick does a part
 in minutes. --report only writes the report. With --document the tables go between the marks of that file and the charts
@@ -28,7 +28,7 @@ STREAMS = {MAIN: ("grpo", 1e-6), "sft-1e-6": ("sft", 1e-6), "grpo-1e-5": ("grpo"
 STEPS = {MAIN: 40, "sft-1e-6": 16, "grpo-1e-5": 16}
 QUICK_STEPS = {MAIN: 8, "sft-1e-6": 6, "grpo-1e-5": 6}
 REPLAYED = {"sft-1e-6": ["1e-6", "1e-5", "2e-5", "1e-6 bf16", "1e-5 bf16"], "grpo-1e-5": ["1e-5"]}
-LINKS = "1000 200 50"  # Mbit/s
+LINKS = "1000 200 100"  # Mbit/s
 AGAIN = 75
 
 
@@ -61,8 +61,8 @@ def code(options, clock, rates):
             clock.check()
             streams.versions(options, MAIN, RATES[rate], [last - 1, last], room)
             clock.check()
-            subprocess.run(["/usr/bin/python3", "-B", ROOM / "codecs.py", *(streams.gradient_path(room, step) for step in
-                           (last - 1, last)), result, "--weft", options.weft], check=True)
+            subprocess.run(["/usr/bin/python3", "-B", ROOM / "codecs.py", *(streams.gradient_path(room, step)
+                           for step in (last - 1, last)), result, "--weft", options.weft], check=True)
 
 
 def link(options, clock):
@@ -77,7 +77,8 @@ def link(options, clock):
     shutil.rmtree(model, ignore_errors=True)
     model.mkdir()
     for number in (0, 1):
-        os.link(streams.gradient_path(options.work / "versions-1e-6", last - 1 + number), model / f"step-{number}.safetensors")
+        version = streams.gradient_path(options.work / "versions-1e-6", last - 1 + number)
+        os.link(version, model / f"step-{number}.safetensors")
     output = subprocess.run([TREE / "bench/link.sh", "--model", model, "--steps", "1", "--rates",
                              "1000" if options.quick else LINKS, "--json"], check=True, stdout=subprocess.PIPE,
                             env={**os.environ, "WEFT": str(options.weft)}).stdout
