@@ -8,6 +8,7 @@ until it is killed in the middle of following. The third takes its place, compil
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import pathlib
 import shutil
@@ -234,6 +235,11 @@ def test_driven_by_the_official_routes() -> None:
         assert engine.post("finish_weight_update", {"weight_version": f"step-{wanted}"}).status_code == 200
         assert engine.version == f"step-{wanted}", "the caller's own name for the version"
     assert equal_to_trainer(engine)
+    assert engine.post("start_weight_update").status_code == 200
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:  # all are answered, where nothing is to be done either
+        answers = list(pool.map(lambda _: engine.post("update_weights", {"update_info": {}}).text, range(4)))
+    assert len(set(answers)) == 1 and "updated" in answers[0], answers
+    assert engine.post("finish_weight_update").status_code == 200
 
 
 def test_another_run_in_the_same_place() -> None:
