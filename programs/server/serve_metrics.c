@@ -152,11 +152,9 @@ void serve_metrics_print_site(FILE *out, serve_server *server) {
     serve_print_metric(out, "weft_serve_uptime_seconds", "gauge", "Time since the server was started.",
                        clock_seconds() - server->metrics.started);
     const serve_certificate *certificate = server->site->certificate;
-    if (certificate != NULL) {
-        serve_print_metric(out, "weft_serve_certificate_not_after_seconds", "gauge",
-                           "When the certificate expires, in seconds since 1970.",
-                           (double)atomic_load(&certificate->not_after));
-    }
+    serve_print_metric(out, "weft_serve_certificate_not_after_seconds", "gauge",
+                       "When the certificate expires, in seconds since 1970; 0: there is none.",
+                       certificate != NULL ? (double)atomic_load(&certificate->not_after) : 0);
     serve_print_metric(out, "weft_serve_connections", "gauge", "Open connections.",
                        (double)atomic_load(&server->site->connections.count));
     serve_print_metric(out, "weft_serve_connections_limit", "gauge",
