@@ -26,19 +26,26 @@ def lines(path):
         return file.read().splitlines()
 
 
-def ask(server):
-    """A few requests; returns what lines of them have to say."""
+def ask(server, log):
+    """A few requests; returns what lines of them have to say. A line is written when its request has ended, which may
+    be after that of the next one on another connection: so each is waited for."""
     bearer = {"Authorization": "Bearer sesame", "User-Agent": 'a "b" \\ \x07c'}
-    assert server.request("PUT", "/pages/a", b"hello", bearer).status == 201
-    assert server.request("GET", "/pages/a?token=sesame", fields=bearer).body == b"hello"
-    assert server.request("GET", "/pages/b", fields=bearer).status == 404
-    assert server.request("GET", "/v1/watch?after=0&seconds=0.1", fields=bearer).status == 204
-    assert server.request("GET", "/pages/a").status == 401
-    server.raw(b'GET /"\\%0a\x01\xff HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n')
-    server.raw(b"BREW /" + b"x" * 1000 + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-    return [("PUT", "/pages/a", 201, 0), ("GET", "/pages/a", 200, 5), ("GET", "/pages/b", 404, None),
-            ("GET", "/v1/watch", 204, 0), ("GET", "/pages/a", 401, None), ("GET", None, 400, None),
-            ("BREW", "/" + "x" * 299, None, None)]
+    plain = b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    requests = [
+        (lambda: server.request("PUT", "/pages/a", b"hello", bearer).status == 201, ("PUT", "/pages/a", 201, 0)),
+        (lambda: server.request("GET", "/pages/a?token=sesame", fields=bearer).body == b"hello",
+         ("GET", "/pages/a", 200, 5)),
+        (lambda: server.request("GET", "/pages/b", fields=bearer).status == 404, ("GET", "/pages/b", 404, None)),
+        (lambda: server.request("GET", "/v1/watch?after=0&seconds=0.1", fields=bearer).status == 204,
+         ("GET", "/v1/watch", 204, 0)),
+        (lambda: server.request("GET", "/pages/a").status == 401, ("GET", "/pages/a", 401, None)),
+        (lambda: server.raw(b'GET /"\\%0a\x01\xff' + plain), ("GET", None, 400, None)),
+        (lambda: server.raw(b"BREW /" + b"x" * 1000 + plain), ("BREW", "/" + "x" * 299, None, None)),
+    ]
+    for i, (request, _) in enumerate(requests):
+        assert request(), i
+        assert wait_for(lambda: len(lines(log)) > i), lines(log)
+    return [line for _, line in requests]
 
 
 def compare(found, wanted):
@@ -52,8 +59,7 @@ def test_combined():
     with tempfile.TemporaryDirectory() as scratch:
         log, token = os.path.join(scratch, "log"), token_file(scratch)
         with Server("--read-token-file", token, "--write-token-file", token, "--access-log", log) as server:
-            wanted = ask(server)
-            assert wait_for(lambda: len(lines(log)) == len(wanted)), lines(log)
+            wanted = ask(server, log)
             found = [COMBINED.fullmatch(line) for line in lines(log)]
             assert all(found), lines(log)
             compare([(f[3], f[4], int(f[6]), int(f[7])) for f in found], wanted)
@@ -74,8 +80,8 @@ def test_json():
         log, token = os.path.join(scratch, "log"), token_file(scratch)
         with Server("--read-token-file", token, "--write-token-file", token, "--access-log", log, "--access-format",
                     "json") as server:
-            wanted = ask(server)
-        found = [json.loads(line) for line in lines(log)]  # all are there when the server has ended
+            wanted = ask(server, log)
+        found = [json.loads(line) for line in lines(log)]
         compare([(f["method"], f["path"], f["status"], f["bytes"]) for f in found], wanted)
         assert all(f["address"] == "127.0.0.1" and f["whole"] and f["seconds"] >= 0 for f in found), found
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", found[0]["time"]), found[0]
