@@ -6,6 +6,7 @@
 
 #include "models.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -149,4 +150,10 @@ static void close_seat(void *opaque) {
 weft_loco_exchange loco_board_exchange(loco_seat *seat) {
     return (weft_loco_exchange){
         .size = sizeof(weft_loco_exchange), .share = share, .close = close_seat, .opaque = seat};
+}
+
+double loco_on_grid(double s, float consensus, uint32_t grid) {
+    int exponent = consensus == 0 || ilogbf(consensus) < -126 ? -126 : ilogbf(consensus);
+    double step = ldexp(1, exponent - 7 - ((int)grid - 1));
+    return fabs(s) < 1.5 * 0x1p21 * step ? nearbyint(s / step) * step : s;
 }

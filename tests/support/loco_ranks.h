@@ -51,4 +51,7 @@ void loco_board_open(loco_board *board, size_t ranks);
 void loco_board_close(loco_board *board);
 weft_loco_exchange loco_board_exchange(loco_seat *seat);
 
+/* By the definition of `grid`: s in whole steps, or as it is where it has millions of them. */
+double loco_on_grid(double s, float consensus, uint32_t grid);
+
 #endif

@@ -4,6 +4,7 @@
  * nothing lost: what is sent and what is kept add up to the value, bit for bit.
  */
 #include "../../lib/loco/gate.h"
+#include "loco_ranks.h"
 #include "models.h"
 
 #include <math.h>
@@ -147,13 +148,6 @@ static void test_definition(void **state) {
     }
 }
 
-/* s in whole steps, or as it is where it has millions of them. */
-static double on_grid(double s, float consensus, uint32_t grid) {
-    int exponent = consensus == 0 || ilogbf(consensus) < -126 ? -126 : ilogbf(consensus);
-    double step = ldexp(1, exponent - 7 - ((int)grid - 1));
-    return fabs(s) < 1.5 * 0x1p21 * step ? nearbyint(s / step) * step : s;
-}
-
 static void test_grid(void **state) {
     (void)state;
     static gate_case c;
@@ -168,7 +162,7 @@ static void test_grid(void **state) {
         size_t next = 0;
         for (size_t i = 0; i < COUNT; i++) {
             float s = c.residual[i] + (c.consensus[i] - c.local[i]);
-            float whole = (float)on_grid((double)s, c.consensus[i], grid);
+            float whole = (float)loco_on_grid((double)s, c.consensus[i], grid);
             float sent = 0;
             if (whole != 0) {
                 assert_true(next < result.count);

@@ -68,11 +68,8 @@ static float reference_choose(const weft_loco_options *options, float consensus,
     weft_bf16_from_f32(&consensus, &before, 1);
     weft_bf16_from_f32(&next, &after, 1);
     if (options->grid != 0) {
-        int exponent = consensus == 0 || ilogbf(consensus) < -126 ? -126 : ilogbf(consensus);
-        double step = ldexp(1, exponent - 7 - ((int)options->grid - 1));
-        double whole =
-            fabs((double)s) < 1.5 * 0x1p21 * step ? nearbyint((double)s / step) * step : (double)s;
-        return cut((float)whole, options->significant != 0 ? options->significant : 3);
+        float whole = (float)loco_on_grid((double)s, consensus, options->grid);
+        return cut(whole, options->significant != 0 ? options->significant : 3);
     }
     return options->open || before != after ? cut(s, options->significant) : 0;
 }
