@@ -24,6 +24,14 @@ weft_cpu weft_cpu_level(void);
 /* The best that this machine runs. Tests go through all levels up to it. */
 weft_cpu weft_cpu_best(void);
 
+/* Asks for the line of memory at an address, which need not be anybody's. It comes into the second-level
+ * cache: the first is too small for what is worked on and what comes next, and only some requests of its
+ * own can be under way at once; with more, the work waits for them. */
+static inline void weft_cpu_fetch(uintptr_t address) {
+    enum { READ = 0, SECOND_LEVEL = 2 };
+    __builtin_prefetch((const void *)address, READ, SECOND_LEVEL);
+}
+
 /* PyTorch's cast of one value, NaNs included; the reference for the vector forms. */
 static inline uint16_t weft_bf16_round(uint32_t bits) {
     if ((bits & 0x7fffffffu) > 0x7f800000u) {

@@ -7,6 +7,8 @@
 #ifndef WEFT_CODE_LANES_H
 #define WEFT_CODE_LANES_H
 
+#include "../base/cpu.h"
+
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -23,8 +25,8 @@ enum { WEFT_LANES_AHEAD = 4096 };
 
 /* Asks for as many bytes as a block of 64 weights has, so far ahead of it. */
 static inline void weft_lanes_ask(const uint8_t *block) {
-    __builtin_prefetch((const void *)((uintptr_t)block + WEFT_LANES_AHEAD));
-    __builtin_prefetch((const void *)((uintptr_t)block + WEFT_LANES_AHEAD + 64));
+    weft_cpu_fetch((uintptr_t)block + WEFT_LANES_AHEAD);
+    weft_cpu_fetch((uintptr_t)block + WEFT_LANES_AHEAD + 64);
 }
 
 /* One bit for each of the weights that are left, of a block of 64. */

@@ -57,7 +57,7 @@ static inline uint32_t weft_tile_rank_of(const weft_tile *tile, unsigned c, uint
 static inline void weft_prefetch_part(uintptr_t address, size_t bytes, unsigned part, unsigned parts) {
     size_t lines = bytes / 64;
     for (size_t i = lines * part / parts; i < lines * (part + 1) / parts; i++) {
-        __builtin_prefetch((const void *)(address + 64 * i));
+        weft_cpu_fetch(address + 64 * i);
     }
 }
 

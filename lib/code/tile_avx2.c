@@ -49,8 +49,8 @@ static void separate_classes(size_t blocks, unsigned classes, weft_tile *tile) {
 
 /* Asks for line `line` of what is ahead, where there is such. */
 static inline void ask(const uintptr_t ahead[2], size_t line) {
-    __builtin_prefetch((const void *)(ahead[0] + 64 * line));
-    __builtin_prefetch((const void *)(ahead[1] + 64 * line));
+    weft_cpu_fetch(ahead[0] + 64 * line);
+    weft_cpu_fetch(ahead[1] + 64 * line);
 }
 
 static void classify_avx2(const void *weights, size_t count, unsigned shift, const uint8_t *cuts,

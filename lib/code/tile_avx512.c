@@ -1,120 +1,139 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tile_avx512.c: the kernels of tile.h for AVX-512 with VBMI2 and VPOPCNTDQ: 64 weights, or the counts of
- * eight blocks, at once.
+ * tile_avx512.c: the kernels of tile.h for AVX-512 with VBMI, GFNI and VPOPCNTDQ: the masks and counts of
+ * all classes of 64 weights at once.
  */
 #include "tile.h"
 
 #include "lanes.h"
 
-/* The exponents of 64 weights, one byte each, in order. */
-static inline __m512i exponents(__m512i low, __m512i high, __m128i shift) {
-    const __m512i order = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
-    low = _mm512_srl_epi16(_mm512_slli_epi16(low, 1), shift);
-    high = _mm512_srl_epi16(_mm512_slli_epi16(high, 1), shift);
-    return _mm512_permutexvar_epi64(order, _mm512_packus_epi16(low, high));
-}
-
-/* Lines of what is ahead that are asked for while classes are separated, after one for each block. */
-enum { ASKED = WEFT_TILE_AHEAD / 64 - WEFT_TILE_BLOCKS };
-
 /* Asks for line `line` of what is ahead, where there is such. */
 static inline void ask(const uintptr_t ahead[2], size_t line) {
-    __builtin_prefetch((const void *)(ahead[0] + 64 * line));
-    __builtin_prefetch((const void *)(ahead[1] + 64 * line));
+    weft_cpu_fetch(ahead[0] + 64 * line);
+    weft_cpu_fetch(ahead[1] + 64 * line);
 }
 
-/* First, for every cut, which weights lie below it; the masks of neighbouring cuts then give the classes.
- * Kept as two loops so that no wide load waits for the narrow stores just before it. */
-static inline __attribute__((always_inline)) void below_cuts(const uint8_t *weights, size_t count,
-                                                             unsigned shift, const uint8_t *cuts,
-                                                             unsigned classes, const uintptr_t ahead[2],
-                                                             weft_tile *tile) {
-    const __m128i places = _mm_cvtsi32_si128((int)shift + 1);
-    __m512i limits[WEFT_CLASS_MAX];
-    for (unsigned c = 0; c + 1 < classes; c++) {
-        limits[c] = _mm512_set1_epi8((char)cuts[c + 1]);
-    }
-    size_t b = 0;
-    for (; 64 * (b + 1) <= count; b++) {
-        ask(ahead, b);
-        __m512i e = exponents(_mm512_loadu_si512(weights + 128 * b),
-                              _mm512_loadu_si512(weights + 128 * b + 64), places);
-        for (unsigned c = 0; c + 1 < classes; c++) {
-            tile->masks[c][b] = _mm512_cmplt_epu8_mask(e, limits[c]);
+/* Lines of what is ahead that are asked for with each group of eight blocks. */
+enum { GROUP = 8, ASKED = WEFT_TILE_AHEAD / 64 * GROUP / WEFT_TILE_BLOCKS };
+
+static const uint8_t counting[64] = {
+    0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+    22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43,
+    44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63,
+};
+
+/* Bit c of entry e is set if exponents whose highest eight bits are e belong to class c. Cuts are
+ * exponents, so that none is lost when they are shifted up. */
+typedef struct class_bits {
+    __m512i entries[4];
+} class_bits;
+
+static class_bits class_bits_of(unsigned shift, const uint8_t *cuts, unsigned classes) {
+    class_bits table;
+    __m512i exponents = _mm512_loadu_si512(counting);
+    for (unsigned i = 0; i < 4; i++) {
+        table.entries[i] = _mm512_set1_epi8(1);
+        for (unsigned c = 1; c < classes; c++) {
+            __m512i first = _mm512_set1_epi8((char)(cuts[c] << (shift - 7)));
+            __mmask64 from = _mm512_cmpge_epu8_mask(exponents, first);
+            table.entries[i] =
+                _mm512_mask_mov_epi8(table.entries[i], from, _mm512_set1_epi8((char)(1 << c)));
         }
-        tile->masks[classes - 1][b] = ~(uint64_t)0;
+        exponents = _mm512_add_epi8(exponents, _mm512_set1_epi8(64));
     }
-    if (64 * b < count) {
-        uint64_t valid = weft_lanes_left(count - 64 * b);
-        __m512i e =
-            exponents(_mm512_maskz_loadu_epi16(weft_lanes_low(valid), weights + 128 * b),
-                      _mm512_maskz_loadu_epi16(weft_lanes_high(valid), weights + 128 * b + 64), places);
-        for (unsigned c = 0; c + 1 < classes; c++) {
-            tile->masks[c][b] = _mm512_mask_cmplt_epu8_mask(valid, e, limits[c]);
+    return table;
+}
+
+/* What order the bytes of 64 weights go through. */
+typedef struct byte_orders {
+    __m512i high;   /* the higher bytes of two registers of words, in groups of eight from the last to the
+                       first */
+    __m512i across; /* byte i of group j goes to byte j of group i */
+} byte_orders;
+
+static byte_orders byte_orders_make(void) {
+    __m512i i = _mm512_loadu_si512(counting), seven = _mm512_set1_epi8(7);
+    __m512i last_first = _mm512_xor_si512(i, seven);
+    __m512i group = _mm512_and_si512(_mm512_srli_epi16(i, 3), seven);
+    return (byte_orders){
+        .high = _mm512_or_si512(_mm512_add_epi8(last_first, last_first), _mm512_set1_epi8(1)),
+        .across = _mm512_or_si512(_mm512_slli_epi16(_mm512_and_si512(i, seven), 3), group),
+    };
+}
+
+/* The masks of all classes, one in each lane, of a block of 64 weights. A byte of class bits for each
+ * weight is a matrix of 64 rows and 8 columns; the masks are its columns. Eight rows at a time it is turned
+ * round by a product with the bits of one, of which gf2p8affineqb makes eight. */
+static inline __m512i block_masks(__m512i low, __m512i high, const class_bits *table,
+                                  const byte_orders *orders) {
+    const __m512i ones = _mm512_set1_epi64((long long)0x8040201008040201u);
+    __m512i e =
+        _mm512_permutex2var_epi8(_mm512_slli_epi16(low, 1), orders->high, _mm512_slli_epi16(high, 1));
+    __m512i bits = _mm512_permutex2var_epi8(table->entries[0], e, table->entries[1]);
+    __m512i upper = _mm512_permutex2var_epi8(table->entries[2], e, table->entries[3]);
+    bits = _mm512_mask_mov_epi8(bits, _mm512_movepi8_mask(e), upper);
+    return _mm512_permutexvar_epi8(orders->across, _mm512_gf2p8affine_epi64_epi8(ones, bits, 0));
+}
+
+/* Lane c of row b becomes lane b of row c. */
+static inline void turn_round(__m512i rows[GROUP]) {
+    __m512i pairs[GROUP], fours[GROUP];
+    for (unsigned i = 0; i < GROUP; i += 2) {
+        pairs[i] = _mm512_unpacklo_epi64(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_epi64(rows[i], rows[i + 1]);
+    }
+    for (unsigned i = 0; i < GROUP; i += 4) {
+        for (unsigned j = 0; j < 2; j++) {
+            fours[i + j] = _mm512_shuffle_i64x2(pairs[i + j], pairs[i + j + 2], 0x88);
+            fours[i + j + 2] = _mm512_shuffle_i64x2(pairs[i + j], pairs[i + j + 2], 0xdd);
         }
-        tile->masks[classes - 1][b] = valid;
+    }
+    for (unsigned j = 0; j < 4; j++) {
+        rows[j] = _mm512_shuffle_i64x2(fours[j], fours[j + 4], 0x88);
+        rows[j + 4] = _mm512_shuffle_i64x2(fours[j], fours[j + 4], 0xdd);
     }
 }
 
-/* One loop per number of classes keeps the limits in registers. */
-static void below_cuts_any(const uint8_t *weights, size_t count, unsigned shift, const uint8_t *cuts,
-                           unsigned classes, const uintptr_t ahead[2], weft_tile *tile) {
-    switch (classes) {
-    case 5:
-        below_cuts(weights, count, shift, cuts, 5, ahead, tile);
-        break;
-    case 6:
-        below_cuts(weights, count, shift, cuts, 6, ahead, tile);
-        break;
-    case 7:
-        below_cuts(weights, count, shift, cuts, 7, ahead, tile);
-        break;
-    case 8:
-        below_cuts(weights, count, shift, cuts, 8, ahead, tile);
-        break;
-    default:
-        below_cuts(weights, count, shift, cuts, classes, ahead, tile);
-        break;
+/* Stores the members before each of eight blocks: four words in each lane of `first` and of `last`. */
+static inline void store_before(weft_tile *tile, size_t block, __m512i first, __m512i last) {
+    __m512i even = _mm512_unpacklo_epi64(first, last), odd = _mm512_unpackhi_epi64(first, last);
+    __m128i parts[WEFT_CLASS_MAX] = {
+        _mm512_castsi512_si128(even),       _mm512_castsi512_si128(odd),
+        _mm512_extracti64x2_epi64(even, 1), _mm512_extracti64x2_epi64(odd, 1),
+        _mm512_extracti64x2_epi64(even, 2), _mm512_extracti64x2_epi64(odd, 2),
+        _mm512_extracti64x2_epi64(even, 3), _mm512_extracti64x2_epi64(odd, 3),
+    };
+    for (unsigned c = 0; c < WEFT_CLASS_MAX; c++) {
+        _mm_storeu_si128((__m128i *)(void *)(tile->before[c] + block), parts[c]);
     }
 }
 
-/* Eight blocks of one class: takes the class below out, and counts members before each block. Returns the
- * members so far in every lane. */
-static inline __m128i separate_eight(uint64_t *masks, const uint64_t *below, uint16_t *before,
-                                     __m128i members) {
-    __m512i own = _mm512_loadu_si512(masks);
-    if (below != NULL) {
-        own = _mm512_andnot_si512(_mm512_loadu_si512(below), own);
-        _mm512_storeu_si512(masks, own);
+/* Stores the masks of eight blocks, and what was counted before each; returns the members so far. */
+static inline __m512i put_group(weft_tile *tile, size_t block, __m512i rows[GROUP], __m512i members) {
+    __m512i before[2];
+    for (unsigned half = 0; half < 2; half++) {
+        before[half] = members;
+        members = _mm512_add_epi64(members, _mm512_popcnt_epi64(rows[4 * half]));
+        for (unsigned i = 1; i < 4; i++) {
+            before[half] = _mm512_or_si512(before[half], _mm512_slli_epi64(members, 16 * i));
+            members = _mm512_add_epi64(members, _mm512_popcnt_epi64(rows[4 * half + i]));
+        }
     }
-    __m128i counts = _mm512_cvtepi64_epi16(_mm512_popcnt_epi64(own));
-    __m128i sums = _mm_add_epi16(counts, _mm_slli_si128(counts, 2));
-    sums = _mm_add_epi16(sums, _mm_slli_si128(sums, 4));
-    sums = _mm_add_epi16(sums, _mm_slli_si128(sums, 8));
-    sums = _mm_add_epi16(sums, members);
-    _mm_storeu_si128((__m128i *)(void *)before, _mm_sub_epi16(sums, counts));
-    return _mm_shuffle_epi8(sums, _mm_set1_epi16(0x0f0e));
+    store_before(tile, block, before[0], before[1]);
+    turn_round(rows);
+    for (unsigned c = 0; c < WEFT_CLASS_MAX; c++) {
+        _mm512_storeu_si512(tile->masks[c] + block, rows[c]);
+    }
+    return members;
 }
 
-/* Blocks past the last are empty, so that whole groups of eight can be done. */
-static void separate_classes(size_t blocks, unsigned classes, const uintptr_t ahead[2], weft_tile *tile) {
-    for (unsigned c = classes; c-- > 0;) {
-        for (size_t b = blocks; b < WEFT_TILE_BLOCKS; b++) {
-            tile->masks[c][b] = 0;
-        }
-    }
-    for (unsigned c = classes; c-- > 0;) {
-        __m128i members = _mm_setzero_si128();
-        for (size_t i = ASKED * (classes - 1 - c) / classes; i < ASKED * (classes - c) / classes; i++) {
-            ask(ahead, WEFT_TILE_BLOCKS + i);
-        }
-        for (size_t b = 0; b < WEFT_TILE_BLOCKS; b += 8) {
-            const uint64_t *below = c > 0 ? tile->masks[c - 1] + b : NULL;
-            members = separate_eight(tile->masks[c] + b, below, tile->before[c] + b, members);
-        }
-        tile->counts[c] = (uint32_t)_mm_extract_epi16(members, 0);
-    }
+/* The last block may be short, and those past it are empty. */
+static __m512i last_block(const uint8_t *weights, size_t left, const class_bits *table,
+                          const byte_orders *orders) {
+    uint64_t valid = weft_lanes_left(left);
+    __m512i low = _mm512_maskz_loadu_epi16(weft_lanes_low(valid), weights);
+    __m512i high = _mm512_maskz_loadu_epi16(weft_lanes_high(valid), weights + 64);
+    return _mm512_and_si512(block_masks(low, high, table, orders), _mm512_set1_epi64((long long)valid));
 }
 
 static void classify_avx512(const void *weights, size_t count, unsigned shift, const uint8_t *cuts,
@@ -122,8 +141,32 @@ static void classify_avx512(const void *weights, size_t count, unsigned shift, c
     /* nothing ahead: what is here already */
     const uintptr_t ahead[2] = {tile->ahead[0] != 0 ? tile->ahead[0] : (uintptr_t)weights,
                                 tile->ahead[1] != 0 ? tile->ahead[1] : (uintptr_t)weights};
-    below_cuts_any(weights, count, shift, cuts, classes, ahead, tile);
-    separate_classes((count + 63) / 64, classes, ahead, tile);
+    const class_bits table = class_bits_of(shift, cuts, classes);
+    const byte_orders orders = byte_orders_make();
+    const uint8_t *bytes = weights;
+    __m512i members = _mm512_setzero_si512(), rows[GROUP];
+    size_t b = 0;
+    for (; 64 * (b + GROUP) <= count; b += GROUP) {
+        for (unsigned i = 0; i < GROUP; i++) {
+            const uint8_t *block = bytes + 128 * (b + i);
+            ask(ahead, b / GROUP * ASKED + i);
+            rows[i] =
+                block_masks(_mm512_loadu_si512(block), _mm512_loadu_si512(block + 64), &table, &orders);
+        }
+        for (unsigned i = GROUP; i < ASKED; i++) {
+            ask(ahead, b / GROUP * ASKED + i);
+        }
+        members = put_group(tile, b, rows, members);
+    }
+    for (; b < WEFT_TILE_BLOCKS; b += GROUP) {
+        for (unsigned i = 0; i < GROUP; i++) {
+            size_t begin = 64 * (b + i), left = begin < count ? count - begin : 0;
+            rows[i] =
+                left > 0 ? last_block(bytes + 2 * begin, left, &table, &orders) : _mm512_setzero_si512();
+        }
+        members = put_group(tile, b, rows, members);
+    }
+    _mm256_storeu_si256((__m256i *)(void *)tile->counts, _mm512_cvtepi64_epi32(members));
 }
 
 /* The block of a rank is the last one that starts at or before it: two compares against all 64 starts,

@@ -67,9 +67,9 @@ uint32_t weft_gate_neon(const weft_gate_input *input, weft_entries *fired, uint1
  * processor asks for by itself. The addresses need not be anybody's. */
 static inline void weft_gate_fetch(const weft_gate_input *input, size_t i) {
     enum { AHEAD = 512 };
-    __builtin_prefetch((const void *)((uintptr_t)(input->consensus + i) + AHEAD));
-    __builtin_prefetch((const void *)((uintptr_t)(input->local + i) + AHEAD));
-    __builtin_prefetch((const void *)((uintptr_t)(input->residual + i) + AHEAD));
+    weft_cpu_fetch((uintptr_t)(input->consensus + i) + AHEAD);
+    weft_cpu_fetch((uintptr_t)(input->local + i) + AHEAD);
+    weft_cpu_fetch((uintptr_t)(input->residual + i) + AHEAD);
 }
 
 /* The bits that remain of a value that is cut to `significant` bits; 0: all. */

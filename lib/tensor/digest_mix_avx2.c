@@ -68,8 +68,8 @@ static weft_sum sum_avx2(const void *data, size_t bytes, uint64_t word) {
         for (int i = 0; i < LANES; i++) {
             positions[i] = _mm_add_epi64(position, _mm_set1_epi64x(i));
         }
-        __builtin_prefetch((const void *)((uintptr_t)cursor + AHEAD));
-        __builtin_prefetch((const void *)((uintptr_t)cursor + AHEAD + 64));
+        weft_cpu_fetch((uintptr_t)cursor + AHEAD);
+        weft_cpu_fetch((uintptr_t)cursor + AHEAD + 64);
         mix_block(cursor, positions, key, sums);
         position = _mm_add_epi64(position, _mm_set1_epi64x(LANES));
         cursor += LANES * WEFT_WORD;
