@@ -8,8 +8,8 @@
 #include <xxhash.h>
 
 enum {
-    SMALL_SHARE = 20,     /* with more than one unit in so many changed, a bucket of `small` is dense, */
-    FAST_SHARE = 24,      /* or one of `fast`, whose dense coding is the faster one from here on; */
+    SMALL_SHARE = 12,     /* with more than one unit in so many changed, a bucket of `small` is dense, */
+    FAST_SHARE = 16,      /* or one of `fast`, whose dense coding is the faster one from here on; */
     LONG_SMALL_SHARE = 4, /* of four bytes and more, where steps take more than positions do: */
     LONG_FAST_SHARE = 8,  /* the same */
     LISTED_SHARE = 4,     /* with at most so many, its changes are listed in memory; */
