@@ -778,7 +778,7 @@ static void test_rice(void **state) {
  * are, and only where they are not. */
 static void test_choice(void **state) {
     (void)state;
-    enum { UNITS = 65536, PERIOD = 4096, PICK = 256 };
+    enum { UNITS = 32768, PERIOD = 2048, PICK = 256 };
     weft_context_options options = {.size = sizeof options, .threads = 1};
     weft_context *context = NULL;
     assert_int_equal(weft_context_create(&options, &context), WEFT_OK);
@@ -798,7 +798,7 @@ static void test_choice(void **state) {
             memcpy(new, old, 2 * UNITS);
             for (size_t i = 0; i < most; i++) {
                 size_t picked = i / PICK * PERIOD + i % PICK;
-                size_t place = kind % 3 == 0 ? 13 * i : picked % UNITS + (kind % 3 == 2 ? 1000 : 0);
+                size_t place = kind % 3 == 0 ? 11 * i : picked % UNITS + (kind % 3 == 2 ? 1000 : 0);
                 new[place]++;
             }
             new[UNITS - 1] = (uint16_t)(old[UNITS - 1] + more);
