@@ -4,6 +4,7 @@
 tables.py link SAMPLES DENSE_BYTES [--json]   the samples of bench/link.sh: rate, kind, bytes, seconds
 tables.py sync SYNC.json LINK.json            the results of `weft bench --sync --json` and link.sh --json
 tables.py fleet FLEET.json                    the results of `weft bench --fleet --json`
+tables.py density DENSITY.json                the results of `weft bench --density --json`
 tables.py peers BENCH.json                    the results of `weft bench --json`, as the README compares them
 """
 import json
@@ -194,6 +195,26 @@ def peers_table(results):
         yield "| " + " | ".join([text, *cells]) + " |"
 
 
+def density_table(results):
+    """Of each profile and of XOR+zstd-1 its bytes, and its speeds as multiples of memcpy's."""
+    codecs = ["small", "fast", "XOR+zstd-1"]
+    parts = ["bytes per change", "encode", "decode"]
+    lines = ["| changed | " + " | ".join(f"{codec}: {part}" if part == parts[0] else part
+                                         for codec in codecs for part in parts) + " |",
+             "|" + "--:|" * (1 + len(codecs) * len(parts))]
+    for point in results["points"]:
+        rows = {row["name"]: row for row in point["rows"]}
+        cells = [f"{100 * point['density']:.2f}%"]
+        for codec in codecs:
+            row = rows[codec]
+            cells += [f"{row['bytes_per_change']:.3f}", f"{row['encode_to_memcpy']:.3f}", f"{row['decode_to_memcpy']:.3f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    anchor, size = results["anchor"], 2 * results["total"]
+    return [*lines, "", f"Speeds are multiples of memcpy's, which is {results['memcpy_gb_per_second']:.1f} GB/s. An anchor of the same "
+            f"model is coded at {anchor['encode_gb_per_second']:.2f} GB/s and has {100 * anchor['patch_bytes'] / size:.1f}% "
+            "of its bytes."]
+
+
 def main(arguments):
     if arguments[:1] == ["link"] and len(arguments) in (3, 4):
         results = link_results(arguments[1], int(arguments[2]))
@@ -207,6 +228,9 @@ def main(arguments):
     elif arguments[:1] == ["fleet"] and len(arguments) == 2:
         with open(arguments[1]) as fleet:
             print("\n".join(fleet_table(json.load(fleet))))
+    elif arguments[:1] == ["density"] and len(arguments) == 2:
+        with open(arguments[1]) as density:
+            print("\n".join(density_table(json.load(density))))
     elif arguments[:1] == ["peers"] and len(arguments) == 2:
         with open(arguments[1]) as bench:
             print("\n".join(peers_table(json.load(bench))))

@@ -5,6 +5,7 @@
 # another load.
 #
 #   bench/update.sh [OPTION…]   the table of `build/weft bench`, with the processor it ran on
+#   bench/update.sh density     the sweep of `build/weft bench --density`, and its picture
 #   bench/update.sh peers       another run of it, as README.md compares weft with others
 #   bench/update.sh sync        the figures of `build/weft bench --sync` and, as root, of bench/link.sh
 #   bench/update.sh fleet       the figures of `build/weft bench --fleet`
@@ -59,6 +60,16 @@ update_fleet() {
     replace 'bench fleet' "$work/text" doc/BENCHMARKS.md
 }
 
+update_density() {
+    build/weft bench --density --quiet --json --plot doc/density.svg > "$work/density"
+    {
+        echo "\`build/weft bench --density\`, one thread of $(machine):"
+        echo
+        /usr/bin/python3 -B bench/tables.py density "$work/density"
+    } > "$work/text"
+    replace 'bench density' "$work/text" doc/BENCHMARKS.md
+}
+
 update_table() {
     build/weft bench --quiet "$@" > "$work/table"
     {
@@ -75,6 +86,8 @@ if [ "${1:-}" = sync ]; then
     update_sync
 elif [ "${1:-}" = fleet ]; then
     update_fleet
+elif [ "${1:-}" = density ]; then
+    update_density
 elif [ "${1:-}" = peers ]; then
     update_peers
 else

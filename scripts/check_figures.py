@@ -32,6 +32,9 @@ ENGINES = SOURCE / os.environ.get("WEFT_ENGINES", "build/engines")
 # What a document says, as a pattern; what is run for it. ROOM is a directory that is removed.
 SHORT = {
     r"build/weft bench": "build/weft bench --params 4M --repeat 1",
+    r"build/weft bench --density": "build/weft bench --density --params 1M --repeat 1",
+    r"bench/anchor\.py build/engines/model/model\.safetensors":
+        "ENGINES build/engines/venv/bin/python -B bench/anchor.py build/engines/model/model.safetensors",
     r"build/weft bench --sync": "build/weft bench --sync --quick --directory ROOM",
     r"build/weft bench --fleet": "build/weft bench --fleet --quick --directory ROOM",
     r"build/weft bench --fleet --followers .*":

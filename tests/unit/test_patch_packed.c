@@ -785,7 +785,7 @@ static void test_choice(void **state) {
     dice dice = {9};
     for (unsigned kind = 0; kind < 6; kind++) {
         bool is_small = kind >= 3;
-        size_t most = UNITS / (is_small ? 12 : 16);
+        size_t most = UNITS / 12;
         weft_profile profile = is_small ? WEFT_PROFILE_SMALL : WEFT_PROFILE_FAST;
         weft_coding dense = is_small ? WEFT_CODING_PACKED_STEPS : WEFT_CODING_RICE;
         for (unsigned more = 0; more < 2; more++) {

@@ -8,9 +8,8 @@
 #include <xxhash.h>
 
 enum {
-    SMALL_SHARE = 12,     /* with more than one unit in so many changed, a bucket of `small` is dense, */
-    FAST_SHARE = 16,      /* or one of `fast`, whose dense coding is the faster one from here on; */
-    LONG_SMALL_SHARE = 4, /* of four bytes and more, where steps take more than positions do: */
+    PACKED_SHARE = 12,    /* with more than one unit in so many changed, a bucket is dense; */
+    LONG_SMALL_SHARE = 4, /* units of four bytes and more, whose steps take more than positions do: */
     LONG_FAST_SHARE = 8,  /* the same */
     LISTED_SHARE = 4,     /* with at most so many, its changes are listed in memory; */
     DENSE_SHARE = 8,      /* or, if it is not one to be packed, dense codings are tried too */
@@ -238,9 +237,10 @@ static weft_status encode_dense(weft_bucket_coder *coder, const weft_bucket *buc
 }
 
 static unsigned packed_share(const weft_bucket *bucket, weft_profile profile) {
-    bool wide = bucket->width >= 4;
-    return profile == WEFT_PROFILE_FAST ? (wide ? LONG_FAST_SHARE : FAST_SHARE)
-                                        : (wide ? LONG_SMALL_SHARE : SMALL_SHARE);
+    if (bucket->width < 4) {
+        return PACKED_SHARE;
+    }
+    return profile == WEFT_PROFILE_FAST ? LONG_FAST_SHARE : LONG_SMALL_SHARE;
 }
 
 bool weft_bucket_many(const weft_bucket *bucket, weft_profile profile, uint64_t changed) {
