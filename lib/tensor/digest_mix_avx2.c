@@ -3,9 +3,8 @@
  * digest_mix_avx2.c: the mix with AES-NI, one word per register. An AES round takes about four cycles
  * but one or two start in each, so eight words are kept in flight.
  */
-#include "digest_mix.h"
+#include "digest_mix_avx2.h"
 
-#include <immintrin.h>
 #include <string.h>
 
 enum {
@@ -13,35 +12,13 @@ enum {
     AHEAD = 4096, /* bytes: the processor's own fetching stops where a page ends */
 };
 
-typedef struct keys {
-    __m128i first;
-    __m128i second;
-} keys;
-
-static inline keys load_keys(void) {
-    return (keys){
-        _mm_loadu_si128((const __m128i *)(const void *)weft_mix_keys[0]),
-        _mm_loadu_si128((const __m128i *)(const void *)weft_mix_keys[1]),
-    };
-}
-
-static inline __m128i load_word(const uint8_t *data) {
-    return _mm_loadu_si128((const __m128i *)(const void *)data);
-}
-
-static inline __m128i mix(__m128i word, __m128i position, keys key) {
-    word = _mm_aesenc_si128(word, position);
-    word = _mm_aesenc_si128(word, key.first);
-    return _mm_aesenc_si128(word, key.second);
-}
-
 /* The compiler unrolls the loops over LANES and interleaves the rounds; two accumulators keep the
  * additions out of the way. */
-static inline void mix_block(const uint8_t *data, const __m128i position[LANES], keys key,
+static inline void mix_block(const uint8_t *data, const __m128i position[LANES], weft_mix_keys_narrow key,
                              __m128i sums[2]) {
     __m128i state[LANES];
     for (int i = 0; i < LANES; i++) {
-        state[i] = _mm_aesenc_si128(load_word(data + i * WEFT_WORD), position[i]);
+        state[i] = _mm_aesenc_si128(weft_mix_load_word(data + i * WEFT_WORD), position[i]);
     }
     for (int i = 0; i < LANES; i++) {
         state[i] = _mm_aesenc_si128(state[i], key.first);
@@ -52,15 +29,9 @@ static inline void mix_block(const uint8_t *data, const __m128i position[LANES],
     }
 }
 
-static weft_sum finish(const __m128i sums[2]) {
-    weft_sum sum;
-    _mm_storeu_si128((__m128i *)(void *)sum.lanes, _mm_add_epi64(sums[0], sums[1]));
-    return sum;
-}
-
 static weft_sum sum_avx2(const void *data, size_t bytes, uint64_t word) {
     const uint8_t *cursor = data;
-    keys key = load_keys();
+    weft_mix_keys_narrow key = weft_mix_load_keys_narrow();
     __m128i sums[2] = {_mm_setzero_si128(), _mm_setzero_si128()};
     __m128i position = _mm_set1_epi64x((int64_t)word);
     for (; bytes >= LANES * WEFT_WORD; bytes -= LANES * WEFT_WORD) {
@@ -75,21 +46,21 @@ static weft_sum sum_avx2(const void *data, size_t bytes, uint64_t word) {
         cursor += LANES * WEFT_WORD;
     }
     for (; bytes >= WEFT_WORD; bytes -= WEFT_WORD) {
-        sums[0] = _mm_add_epi64(sums[0], mix(load_word(cursor), position, key));
+        sums[0] = _mm_add_epi64(sums[0], weft_mix_word(weft_mix_load_word(cursor), position, key));
         position = _mm_add_epi64(position, _mm_set1_epi64x(1));
         cursor += WEFT_WORD;
     }
     if (bytes > 0) {
         uint8_t last[WEFT_WORD] = {0};
         memcpy(last, cursor, bytes);
-        sums[1] = _mm_add_epi64(sums[1], mix(load_word(last), position, key));
+        sums[1] = _mm_add_epi64(sums[1], weft_mix_word(weft_mix_load_word(last), position, key));
     }
-    return finish(sums);
+    return weft_mix_finish_narrow(sums);
 }
 
 static weft_sum sum_words_avx2(const void *data, const uint64_t *words, size_t count) {
     const uint8_t *cursor = data;
-    keys key = load_keys();
+    weft_mix_keys_narrow key = weft_mix_load_keys_narrow();
     __m128i sums[2] = {_mm_setzero_si128(), _mm_setzero_si128()};
     for (; count >= LANES; count -= LANES) {
         __m128i positions[LANES];
@@ -102,9 +73,10 @@ static weft_sum sum_words_avx2(const void *data, const uint64_t *words, size_t c
     }
     for (size_t i = 0; i < count; i++) {
         __m128i position = _mm_set1_epi64x((int64_t)words[i]);
-        sums[0] = _mm_add_epi64(sums[0], mix(load_word(cursor + i * WEFT_WORD), position, key));
+        sums[0] = _mm_add_epi64(sums[0],
+                                weft_mix_word(weft_mix_load_word(cursor + i * WEFT_WORD), position, key));
     }
-    return finish(sums);
+    return weft_mix_finish_narrow(sums);
 }
 
 enum { PAIR = 2 * WEFT_WORD };
@@ -126,25 +98,20 @@ static inline uint64_t differing(const uint8_t *before, const uint8_t *after, si
 
 static weft_sum difference_avx2(const void *before, const void *after, size_t bytes, uint64_t word) {
     const uint8_t *old = before, *new = after;
-    keys key = load_keys();
+    weft_mix_keys_narrow key = weft_mix_load_keys_narrow();
     __m128i sums[2] = {_mm_setzero_si128(), _mm_setzero_si128()};
     while (bytes >= PAIR) {
         size_t count = bytes / PAIR < 64 ? bytes / PAIR : 64;
         for (uint64_t left = differing(old, new, count); left != 0; left = _blsr_u64(left)) {
             size_t at = PAIR * (size_t)_tzcnt_u64(left);
-            __m128i first = _mm_set1_epi64x((int64_t)(word + at / WEFT_WORD));
-            __m128i second = _mm_set1_epi64x((int64_t)(word + at / WEFT_WORD + 1));
-            sums[0] = _mm_add_epi64(sums[0], mix(load_word(new + at), first, key));
-            sums[1] = _mm_sub_epi64(sums[1], mix(load_word(old + at), first, key));
-            sums[0] = _mm_add_epi64(sums[0], mix(load_word(new + at + WEFT_WORD), second, key));
-            sums[1] = _mm_sub_epi64(sums[1], mix(load_word(old + at + WEFT_WORD), second, key));
+            weft_mix_move_pair(old + at, new + at, word + at / WEFT_WORD, key, sums);
         }
         word += 2 * count;
         old += count * PAIR;
         new += count *PAIR;
         bytes -= count * PAIR;
     }
-    weft_sum sum = finish(sums);
+    weft_sum sum = weft_mix_finish_narrow(sums);
     weft_sum_add(&sum, sum_avx2(new, bytes, word));
     weft_sum_subtract(&sum, sum_avx2(old, bytes, word));
     return sum;

@@ -9,6 +9,7 @@
 #include "kernels.h"
 
 #include "../../code/lanes.h"
+#include "../../tensor/digest_mix_avx2.h"
 
 static inline size_t append_positions(uint64_t mask, uint32_t first, uint32_t *positions) {
     size_t count = (size_t)__builtin_popcountll(mask);
@@ -83,6 +84,46 @@ static size_t diff_avx2(const void *base, const void *next, size_t count, unsign
     }
 }
 
+/* The words of a group of blocks that differ are mixed right after it, a pair of words for each bit. */
+enum { GROUP = 16, PAIR = 2 * WEFT_WORD, PAIRS = 64 * sizeof(uint16_t) / PAIR };
+
+/* Which pairs of words of a block have a weight that differs. */
+static inline uint64_t pairs_of(uint64_t differing) {
+    const uint64_t lowest = 0x0001000100010001u;
+    differing |= differing >> 8;
+    differing |= differing >> 4;
+    differing |= differing >> 2;
+    differing |= differing >> 1;
+    return _pext_u64(differing, lowest);
+}
+
+static size_t diff_proven_avx2(const void *base, const void *next, size_t count, uint32_t first,
+                               uint32_t *positions, uint64_t word, weft_sum *moved) {
+    const uint8_t *x = base, *y = next;
+    const weft_mix_keys_narrow keys = weft_mix_load_keys_narrow();
+    __m128i sums[2] = {_mm_setzero_si128(), _mm_setzero_si128()};
+    size_t found = 0, i = 0;
+    for (; i + 64 * GROUP <= count; i += 64 * GROUP) {
+        uint64_t pairs = 0;
+        for (unsigned b = 0; b < GROUP; b++) {
+            size_t at = i + 64 * b;
+            weft_lanes_ask(x + 2 * at);
+            weft_lanes_ask(y + 2 * at);
+            uint64_t differing = ~equal_block(x + 2 * at, y + 2 * at, 2);
+            pairs |= pairs_of(differing) << PAIRS * b;
+            found += append_positions(differing, first + (uint32_t)at, positions + found);
+        }
+        for (; pairs != 0; pairs = _blsr_u64(pairs)) {
+            size_t offset = 2 * i + PAIR * (size_t)_tzcnt_u64(pairs);
+            weft_mix_move_pair(x + offset, y + offset, word + offset / WEFT_WORD, keys, sums);
+        }
+    }
+    *moved = weft_mix_finish_narrow(sums);
+    weft_sum_add(moved, weft_digest_kernels_avx2.difference(x + 2 * i, y + 2 * i, 2 * (count - i),
+                                                            word + 2 * i / WEFT_WORD));
+    return found + diff_units(x + 2 * i, y + 2 * i, count - i, 2, first + (uint32_t)i, positions + found);
+}
+
 static inline __m256i round_eight(const uint8_t *masters) {
     __m256i bits = weft_lanes_load(masters);
     __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
@@ -132,6 +173,7 @@ const weft_patch_kernels weft_patch_kernels_avx2 = {
     .packed = {&weft_tile_kernels_avx2, &weft_pack_kernels_avx2, &weft_rans_wide_kernels_avx2,
                &weft_rice_kernels_avx2},
     .diff = diff_avx2,
+    .diff_proven = diff_proven_avx2,
     .diff_masters = diff_masters_avx2,
     .encode_fast = encode_fast_avx2,
     .decode_fast = decode_fast_avx2,
