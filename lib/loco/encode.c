@@ -11,6 +11,7 @@
 #include "../base/pool.h"
 #include "../code/block.h"
 #include "gate.h"
+#include "step/step.h"
 
 #include <string.h>
 
@@ -160,6 +161,15 @@ static weft_status encode_raw(const encode_job *job, encode_worker *worker, uint
     return WEFT_OK;
 }
 
+/* What the payload speaks of, for the weights may move before its round ends. */
+static void keep_encoded(const weft_loco *loco, uint64_t start, uint64_t end) {
+    while (start < end) {
+        weft_loco_stretch stretch = weft_loco_stretch_at(loco, start, end, SIZE_MAX);
+        weft_step_copy(loco->encoded + start, stretch.local, stretch.count);
+        start += stretch.count;
+    }
+}
+
 static weft_status encode_block(void *argument, size_t index, unsigned worker_index) {
     encode_job *job = argument;
     encode_worker *worker = &job->workers[worker_index];
@@ -173,6 +183,9 @@ static weft_status encode_block(void *argument, size_t index, unsigned worker_in
         raw ? encode_raw(job, worker, start, end, frame) : encode_coded(job, worker, start, end, frame);
     if (status != WEFT_OK) {
         return status;
+    }
+    if (job->loco->encoded != NULL) {
+        keep_encoded(job->loco, start, end);
     }
     weft_payload_frame_end(frame, begun,
                            raw ? (uint32_t)(end - start) : (uint32_t)worker->encoder.coder.count);
