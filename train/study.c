@@ -6,6 +6,7 @@
 
 #include "../lib/base/clock.h"
 #include "../lib/base/context.h"
+#include "consensus.h"
 
 #include <math.h>
 #include <string.h>
@@ -24,6 +25,7 @@ typedef struct study {
     study_rank *ranks;
     weft_loco_payload *payloads;
     lm_model *sampler; /* the policy that was agreed on */
+    lm_model *agreed;  /* the next one, of rounds that overlap; NULL: every trainer holds it */
     float *rewards;
     float *consensus; /* of ways without a payload */
     float *momentum;
@@ -86,20 +88,30 @@ static weft_status make_step(study *study, uint32_t rank, uint64_t step) {
 
 /* ---- agreeing by payloads ---- */
 
-static weft_status agree(study *study) {
+/* Payloads stay until the next ones are made. */
+static weft_status encode_all(study *study) {
     const train_study_options *options = study->options;
     train_study_round *round = &study->round;
-    weft_loco_stats stats = {.size = sizeof stats};
+    weft_loco_info info = {.size = sizeof info};
     weft_status status = WEFT_OK;
     for (uint32_t r = 0; r < options->trainers && status == WEFT_OK; r++) {
-        status = weft_loco_encode(study->ranks[r].loco, &study->payloads[r]);
-        round->sent += (double)study->payloads[r].size / options->trainers;
-    }
-    for (uint32_t r = 0; r < options->trainers && status == WEFT_OK; r++) {
         weft_loco *loco = study->ranks[r].loco;
-        status = weft_loco_aggregate(loco, study->payloads, options->trainers, &stats);
-        round->fired += (double)stats.fired / (double)stats.elements / options->trainers;
+        status = weft_loco_encode(loco, &study->payloads[r]);
+        if (status == WEFT_OK) {
+            status = weft_loco_inspect(study->context, &study->payloads[r], &info);
+        }
+        round->sent += (double)study->payloads[r].size / options->trainers;
+        round->fired += (double)info.fired / (double)info.elements / options->trainers;
         round->residual += sqrt(weft_loco_residual_energy(loco)) / options->trainers;
+    }
+    return status;
+}
+
+static weft_status aggregate_all(study *study) {
+    const train_study_options *options = study->options;
+    weft_status status = WEFT_OK;
+    for (uint32_t r = 0; r < options->trainers && status == WEFT_OK; r++) {
+        status = weft_loco_aggregate(study->ranks[r].loco, study->payloads, options->trainers, NULL);
     }
     for (uint32_t r = 1; r < options->trainers && status == WEFT_OK; r++) {
         weft_digest first = weft_loco_digest(study->ranks[0].loco);
@@ -109,6 +121,23 @@ static weft_status agree(study *study) {
         }
     }
     return status;
+}
+
+/* With overlap payloads travel during the next round's steps, and are waited for at their end; the last
+ * ones at once. */
+static weft_status agree(study *study) {
+    const train_study_options *options = study->options;
+    uint64_t number = study->round.round;
+    weft_status status = options->overlap && number > 0 ? aggregate_all(study) : WEFT_OK;
+    if (status == WEFT_OK) {
+        status = encode_all(study);
+    }
+    if (status == WEFT_OK && (!options->overlap || number + 1 == options->rounds)) {
+        status = aggregate_all(study);
+    }
+    return status == WEFT_OK && study->agreed != NULL
+               ? train_consensus_copy(study->agreed, study->ranks[0].loco)
+               : status;
 }
 
 /* ---- agreeing in ways that have no payload ---- */
@@ -217,7 +246,7 @@ static weft_status make_round(study *study, uint64_t number) {
     if (status != WEFT_OK) {
         return status;
     }
-    const lm_model *after = study->ranks[0].trainer->model;
+    const lm_model *after = study->agreed != NULL ? study->agreed : study->ranks[0].trainer->model;
     size_t changed = 0;
     for (size_t i = 0; i < after->parameters; i++) {
         changed += after->live[i] != study->sampler->live[i];
@@ -227,7 +256,7 @@ static weft_status make_round(study *study, uint64_t number) {
     if (options->watcher != NULL && !options->watcher(options->opaque, &study->round)) {
         return weft_fail(study->context, WEFT_CANCELLED, "the study was stopped");
     }
-    return lm_model_copy(study->sampler, study->ranks[0].trainer->model);
+    return lm_model_copy(study->sampler, after);
 }
 
 static weft_status evaluate(study *study, double *success_out) {
@@ -272,6 +301,7 @@ static weft_status open_loco(study *study, uint32_t number) {
     options.raw = options.open;
     options.significant = options.open ? 0 : chosen->significant;
     options.grid = options.open ? 0 : chosen->grid;
+    options.overlap = chosen->overlap;
     for (size_t i = 0; i < model->weight_count; i++) {
         const lm_weight *weight = &model->weights[i];
         tensors[i] = (weft_loco_tensor){weight->name, model->masters + weight->offset,
@@ -324,6 +354,11 @@ static weft_status open_study(study *study, const lm_trainer *source) {
     if (options->way == TRAIN_STUDY_DDP && options->local_steps != 1) {
         return weft_fail(study->context, WEFT_INVALID_ARGUMENT, "a round of DDP is one step");
     }
+    if (options->overlap && !has_payload(options)) {
+        return weft_fail(study->context, WEFT_INVALID_ARGUMENT,
+                         "only rounds of pulseloco and diloco overlap with the next steps, not those of %s",
+                         names[options->way]);
+    }
     study->members = options->way == TRAIN_STUDY_DDP ? 1 : options->trainers;
     study->prompts = options->prompts * options->trainers / study->members;
     study->ranks = weft_allocate_zeroed(study->context, study->members, sizeof *study->ranks);
@@ -340,6 +375,9 @@ static weft_status open_study(study *study, const lm_trainer *source) {
     if (status == WEFT_OK) {
         status = lm_model_create(study->context, &source->model->config, LM_WORKER, &study->sampler);
     }
+    if (status == WEFT_OK && options->overlap) {
+        status = lm_model_create(study->context, &source->model->config, LM_WORKER, &study->agreed);
+    }
     return status == WEFT_OK ? lm_model_copy(study->sampler, source->model) : status;
 }
 
@@ -349,6 +387,7 @@ static void close_study(study *study) {
         weft_release(study->context, study->ranks[r].residual);
         lm_trainer_destroy(study->ranks[r].trainer);
     }
+    lm_model_destroy(study->agreed);
     lm_model_destroy(study->sampler);
     weft_release(study->context, study->mean);
     weft_release(study->context, study->momentum);

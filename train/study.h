@@ -54,6 +54,8 @@ typedef struct train_study_options {
     double momentum;
     uint32_t significant;
     uint32_t grid;
+    bool overlap; /* payloads of a round travel during the steps of the next, which end it: the policy that
+                     samples, and what trainers know of each other, are older by a round */
     lm_task task;
     lm_grpo_options grpo;
     uint64_t seed;

@@ -114,6 +114,7 @@ static const char doc[] =
     "  weft bench --loco --params 8M --repeat 3\n"
     "  weft bench --lm --rates 1e-6 --steps 1 --save 2M.state\n"
     "  weft bench --loco --study pulseloco --state 2M.state --rate 1e-6\n"
+    "  weft bench --loco --study diloco --state 2M.state --rate 3e-5 --overlap\n"
     "  weft bench --lm --kv --repeat 3\n"
     "  weft bench --lm --sparse rkv:22:naive --steps 100 --seed 2\n" HELP_EXIT_CODES;
 
@@ -467,6 +468,10 @@ int verb_bench(int argc, char **argv) {
         {"grid", "N", 5,
          "With --study: pulseloco sends multiples of 2^(1-N) BF16 steps, 1 to 8 (default 0: what is seen)",
          .count = &arguments.options.grid, .most = 8, .given = &arguments.only_with_study},
+        {"overlap", NULL, 5,
+         "With --study: payloads of pulseloco and diloco travel during the steps of the next round, which "
+         "so begins without them",
+         .flag = &arguments.options.overlap, .given = &arguments.only_with_study},
         {0},
     };
     const weft_form form = {"", doc, {{options, NULL}, {study, NULL}}, .check = check_arguments};

@@ -50,6 +50,7 @@ typedef struct bench_options {
     uint32_t local_steps;
     uint32_t significant;
     uint32_t grid;
+    bool overlap;
 } bench_options;
 
 /* ---- the benches beside the table; each prints its results ---- */

@@ -65,6 +65,7 @@ static int print_json(const study_bench *bench, const train_study_result *result
     json_object_set_new(json, "local_steps", json_count(bench->chosen.local_steps));
     json_object_set_new(json, "significant", json_count(bench->chosen.significant));
     json_object_set_new(json, "grid", json_count(bench->chosen.grid));
+    json_object_set_new(json, "overlap", json_boolean(bench->chosen.overlap));
     json_object_set_new(json, "fired", json_real(result->fired));
     json_object_set_new(json, "changed", json_real(result->changed));
     json_object_set_new(json, "residual", json_real(result->residual));
@@ -82,8 +83,9 @@ static int print_json(const study_bench *bench, const train_study_result *result
 static void print_text(const study_bench *bench, const train_study_result *result) {
     char sent[TEXT_SIZE];
     double dense = (double)result->elements * sizeof(float);
-    printf("%s, %u trainers, rounds of %u steps, rate %g\n", train_study_name(bench->chosen.way),
-           bench->chosen.trainers, bench->chosen.local_steps, bench->chosen.grpo.adam.rate);
+    printf("%s, %u trainers, rounds of %u steps%s, rate %g\n", train_study_name(bench->chosen.way),
+           bench->chosen.trainers, bench->chosen.local_steps, bench->chosen.overlap ? " that overlap" : "",
+           bench->chosen.grpo.adam.rate);
     if (result->sent > 0) {
         printf("sent     %s by a rank in a round: %.1f times less than DiLoCo, %.0f than DDP\n",
                text_bytes((uint64_t)result->sent, sent), dense / result->sent,
@@ -113,6 +115,7 @@ static void choose(study_bench *bench, const bench_options *options, const lm_pr
         .momentum = (double)usual.momentum,
         .significant = options->significant,
         .grid = options->grid,
+        .overlap = options->overlap,
         .task = progress->task,
         .grpo = lm_grpo_defaults(),
         .seed = options->seed,
