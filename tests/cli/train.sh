@@ -114,8 +114,8 @@ for path in sys.argv[1:]:
     steps = [line["step"] for line in lines]
     assert steps == sorted(set(steps)), "a step has two lines"
     for line in lines:
-        if "round" in line:
-            common.setdefault(line["round"]["number"], set()).add(line["round"]["digest"])
+        for part in (line[name] for name in ("round_before", "round") if name in line):
+            common.setdefault(part["number"], set()).add(part["digest"])
 for number, digests in sorted(common.items()):
     assert len(digests) == 1, f"ranks do not agree after round {number}"
     print(number, *digests)

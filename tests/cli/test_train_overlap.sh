@@ -1,0 +1,107 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Several trainers whose payloads travel during the next steps: all ranks come to the same bits in every round,
+# ranks that were killed in the middle of an exchange to those of a run that was not disturbed, and the others go
+# on without a rank that is gone, which finds its way back.
+. "$(dirname "$0")/train.sh"
+six=(--steps 6 --local-steps 2 --overlap --staleness 1)
+
+# ---- whole runs ----
+team two s-two 2 2 "${six[@]}"
+agreed two 2 3
+check 'the policy is the consensus' test "$(digest two/model)" = "$(digest two/rank-1/model)"
+expect 0 '' "$weft" pull s-two pulled.safetensors
+check 'and is what was published' test "$(digest two/model)" = "$(digest pulled.safetensors)"
+check 'a policy for each round' test "$("$weft" log s-two --json | grep -c '"step"')" -eq 4
+check 'no slots are left' test -z "$(ls s-two/train/rollouts)"
+check 'what is told of a round' /usr/bin/python3 -c '
+import json
+for path in "two/metrics.jsonl", "two/rank-1/metrics.jsonl":
+    lines = [json.loads(line) for line in open(path)]
+    assert [line["step"] for line in lines] == list(range(6))
+    ended = [line.get("round", {}).get("number") for line in lines]
+    assert ended == [None, None, None, 0, None, 2], ended
+    assert lines[5]["round_before"]["number"] == 1 and not any("round_before" in line for line in lines[:5])
+    assert [line["staleness"]["max"] for line in lines] == [0, 1, 2, 3, 2, 3], lines'
+team again s-again 2 1 "${six[@]}"
+agreed again 2 3 two
+team plain s-plain 2 1 --steps 6 --local-steps 2 --staleness 1
+agreed plain 2 3
+check 'another course' test "$(tail -1 plain.rounds)" != "$(tail -1 two.rounds)"
+team grid s-grid 3 2 "${six[@]}" --grid 3
+agreed grid 3 3
+team dense s-dense 2 1 "${six[@]}" --outer diloco
+agreed dense 2 3
+team single s-single 1 1 --steps 2 --local-steps 2 --overlap --staleness 1 --outer pulseloco
+agreed single 1 1
+
+# ---- ranks that are killed while payloads travel, and come back in time ----
+long=(--steps 24 --local-steps 2 --overlap --staleness 1)
+team long s-long 2 1 "${long[@]}"
+agreed long 2 12
+worker steady s-killed
+steady=$pid
+rank killed s-killed 2 0 "${long[@]}"
+first=$pid
+rank killed s-killed 2 1 "${long[@]}"
+second=$pid
+await 'a step of the second round' reached killed/rank-1 3
+kill -KILL "$second"
+wait "$second" 2> /dev/null
+rank killed s-killed 2 1 "${long[@]}"
+second=$pid
+await 'more steps' reached killed 7
+kill -KILL "$first"
+wait "$first" 2> /dev/null
+rank killed s-killed 2 0 "${long[@]}"
+ended 0 "$pid" killed-0
+ended 0 "$second" killed-1
+ended 0 "$steady" steady
+says killed-0.err 'going on with run'
+agreed killed 2 12 long
+check 'the same policy' test "$(digest killed/model)" = "$(digest long/model)"
+
+# who comes when all is done finds the end of the run
+rank killed s-killed 2 1 "${long[@]}"
+ended 0 "$pid" killed-1
+expect 2 'another model, task, seed, batch, team' "$weft" train s-killed --role trainer --output killed "${tiny[@]}" \
+    --trainers 2 --rank 0 --steps 24 --local-steps 2 --staleness 1
+
+# ---- the others go on, whoever published; who was stopped, or comes back without anything, joins them ----
+late=(--steps 60 --local-steps 2 --deadline 1s --overlap --staleness 1)
+worker on-worker s-on
+steady=$pid
+members=()
+for i in 0 1 2; do
+    rank on s-on 3 "$i" "${late[@]}"
+    members+=("$pid")
+done
+await 'two rounds' reached on 5
+kill -KILL "${members[0]}"
+wait "${members[0]}" 2> /dev/null
+rm -r on/state.safetensors on/run.json
+before=$(steps on/rank-1)
+await 'steps without it' reached on/rank-1 $((before + 6))
+kill -STOP "${members[2]}"
+before=$(steps on/rank-1)
+await 'steps alone' reached on/rank-1 $((before + 6))
+kill -CONT "${members[2]}"
+rank on s-on 3 0 "${late[@]}" --join
+ended 0 "$pid" on-0
+ended 0 "${members[1]}" on-1
+ended 0 "${members[2]}" on-2
+ended 0 "$steady" on-worker
+rounds on 3 > on.rounds || fail 'the ranks do not agree'
+check 'one policy in the end' test "$(digest on/model)$(digest on/model)" = "$(digest on/rank-1/model)$(digest on/rank-2/model)"
+check 'a round without one' grep -q '"included":2' on/rank-1/metrics.jsonl
+check 'a round alone' grep -q '"included":1' on/rank-1/metrics.jsonl
+in_order s-on
+
+# ---- what cannot be ----
+expect 2 'give --staleness 1 or more' "$weft" train s-no --role trainer --output no "${tiny[@]}" --trainers 2 --rank 0 \
+    --steps 4 --local-steps 2 --overlap
+expect 2 'is of the outer optimizer' "$weft" train s-no --role trainer --output no "${tiny[@]}" --trainers 2 --rank 0 \
+    --outer ddp --overlap --staleness 1
+expect 2 'is for several trainers' "$weft" train s-no --role trainer --output no "${tiny[@]}" --overlap --staleness 1
+finish
