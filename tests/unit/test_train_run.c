@@ -67,6 +67,7 @@ static void test_written_and_read(void **state) {
                                     &run.task.period, &run.task.steps};
         double *const reals[] = {&run.temperature, &run.outer_rate, &run.outer_momentum};
         run.overlap = dice_below(&dice, 4) == 0;
+        run.outer = run.overlap ? TRAIN_DILOCO : run.outer;
         switch (dice_below(&dice, 5)) {
         case 0:
             *counts[dice_below(&dice, sizeof counts / sizeof *counts)] =
