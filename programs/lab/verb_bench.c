@@ -131,6 +131,7 @@ typedef struct bench_arguments {
     const char *study; /* --study, if it was given */
     const char *only_with_density;
     const char *only_with_study; /* an option that was given and means nothing without */
+    const char *only_with_meet;
     bench_options options;
 } bench_arguments;
 
@@ -219,6 +220,9 @@ static void check_arguments(struct argp_state *state, void *input) {
     check_lm(arguments, state);
     if (arguments->only_with_study != NULL && arguments->study == NULL) {
         argp_error(state, "--%s goes with --study WAY", arguments->only_with_study);
+    }
+    if ((arguments->only_with_meet != NULL) != (options->meet != NULL)) {
+        argp_error(state, "--meet STORE and --rank R go together");
     }
     if ((options->base == NULL) != (options->next == NULL)) {
         argp_error(state, "--base and --new go together");
@@ -472,6 +476,12 @@ int verb_bench(int argc, char **argv) {
          "With --study: payloads of pulseloco and diloco travel during the steps of the next round, which "
          "so begins without them",
          .flag = &arguments.options.overlap, .given = &arguments.only_with_study},
+        {"meet", "STORE", 5,
+         "With --study: this process is one of the trainers, and meets the others in STORE, which no study "
+         "has used before, with the token of $WEFT_TOKEN; tells what rounds and waiting take",
+         .text = &arguments.options.meet, .given = &arguments.only_with_study},
+        {"rank", "R", 5, "With --meet: which of them, from 0", .count = &arguments.options.rank, .most = 63,
+         .given = &arguments.only_with_meet},
         {0},
     };
     const weft_form form = {"", doc, {{options, NULL}, {study, NULL}}, .check = check_arguments};
