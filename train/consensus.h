@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * consensus.h: the policy that trainers have agreed on, where it is not what a trainer computes with:
- * rounds that overlap leave each rank ahead of the consensus by what it has learned since.
+ * rounds that overlap leave each rank ahead of it.
  */
 #ifndef WEFT_TRAIN_CONSENSUS_H
 #define WEFT_TRAIN_CONSENSUS_H

@@ -18,10 +18,14 @@
  * `grid` another rule says what is sent; the rest is the same. The
  * residual is a rank's own: what was not sent is not lost, and goes with a later round.
  *
- * With `overlap` a rank may train on while its payload travels. What it has learned since the payload was
- * made stays with it, and is what its next payload speaks of:
+ * With `overlap` a rank trains on while its payload travels. When the payload is made, it goes ahead to
+ * where the consensus will be if all ranks have learned what it has; when the round ends, what it has
+ * learned since stays with it, and is what its next payload speaks of:
  *
- *     local     = consensus + (local - local when it was encoded)
+ *     learned   = consensus - local
+ *     ahead     = consensus - rate * (learned + mu * (mu * momentum + learned))
+ *     local     = ahead                                     when the payload is made
+ *     local     = consensus + (local - ahead)               when the round ends
  */
 #ifndef WEFT_LOCO_H
 #define WEFT_LOCO_H
@@ -59,7 +63,7 @@ typedef struct weft_loco_options {
                       has in BF16, where that is not zero. What waits is then of either sign, and half a
                       step at most: the mean of many rounds is not late. 0: what is visible is sent */
     bool overlap;  /* the rank trains on between the payload and the end of its round, as above; not with
-                      `average`. A rank's own choice, like `grid`: payloads and consensus are the same */
+                      `average`. A rank's own choice, like `grid`: who receives payloads need not know */
 } weft_loco_options;
 
 /* One rank, rate 0.7, momentum 0.9, the gate in use, nothing cut. */
@@ -106,10 +110,10 @@ typedef struct weft_loco_stats {
 } weft_loco_stats;
 
 /* Gates and encodes this rank's changes since the last round. The residual has moved when this returns, and
- * the object holds the payload until the round is done: another call gives the same one. A weight that is
- * not finite is WEFT_INVALID_ARGUMENT, and named. The call can be cancelled before it begins, and then
- * nothing has moved; after any other failure the residual is between two states, and the object can only be
- * destroyed. */
+ * with `overlap` the weights are ahead; the object holds the payload until the round is done: another call
+ * gives the same one. A weight that is not finite is WEFT_INVALID_ARGUMENT, and named. The call can be
+ * cancelled before it begins, and then nothing has moved; after any other failure the residual is between
+ * two states, and the object can only be destroyed. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_encode(weft_loco *loco, weft_loco_payload *payload_out);
 /* Ends the round with the payloads of all ranks, in rank order. All of them are checked and decoded before
  * anything changes; a payload that is damaged, or of another run, round, rank, model, consensus or
@@ -154,9 +158,9 @@ WEFT_API WEFT_CHECKED weft_status weft_loco_round(weft_loco *loco, const weft_lo
                                                   weft_loco_stats *stats);
 /* Begins a round and returns: encodes, and shares on a thread of its own while the caller trains. The next
  * weft_loco_round with the same exchange waits for the payloads and ends it, or tells why they have not
- * come; then, or in weft_loco_catch_up, the weights change, and at no other time. Until it has returned,
- * nobody else uses the exchange, but to ask whether a round has `ended`. A state can be saved before a
- * round is begun and after it is done, not between. WEFT_INVALID_ARGUMENT without `overlap`;
+ * come. The weights change in these calls, and in weft_loco_catch_up, and at no other time. Until the round
+ * has ended nobody else uses the exchange, but to ask whether a round has `ended`. A state can be saved
+ * before a round is begun and after it is done, not between. WEFT_INVALID_ARGUMENT without `overlap`;
  * WEFT_UNSUPPORTED if the exchange cannot be used by another thread; WEFT_BUSY if one is begun already. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_round_begin(weft_loco *loco,
                                                         const weft_loco_exchange *exchange);

@@ -119,7 +119,7 @@ static weft_status allocate_arrays(weft_loco *loco) {
     loco->consensus = (float *)first;
     loco->residual = loco->consensus + stride;
     loco->momentum = momentum ? loco->residual + stride : NULL;
-    loco->encoded = loco->options.overlap ? loco->consensus + (arrays - 1) * stride : NULL;
+    loco->ahead = loco->options.overlap ? loco->consensus + (arrays - 1) * stride : NULL;
     for (size_t i = 0; i < loco->place_count && !loco->options.average; i++) {
         const weft_loco_place *place = &loco->places[i];
         if (place->count > 0) {
@@ -324,8 +324,8 @@ weft_status weft_loco_move_digest(weft_loco *loco) {
 void weft_loco_set_local(const weft_loco *loco, uint64_t start, uint64_t end) {
     while (start < end) {
         weft_loco_stretch stretch = weft_loco_stretch_at(loco, start, end, SIZE_MAX);
-        if (loco->encoded != NULL && loco->pending) {
-            weft_step_carry(stretch.local, loco->consensus + start, loco->encoded + start, stretch.count);
+        if (loco->ahead != NULL && loco->pending) {
+            weft_step_carry(stretch.local, loco->consensus + start, loco->ahead + start, stretch.count);
         } else {
             weft_step_copy(stretch.local, loco->consensus + start, stretch.count);
         }

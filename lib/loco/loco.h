@@ -50,7 +50,7 @@ struct weft_loco {
     float *consensus;
     float *residual;
     float *momentum;   /* NULL: none */
-    float *encoded;    /* the local weights that the payload speaks of; NULL: rounds do not overlap */
+    float *ahead;      /* where the local weights went when the payload was made; NULL: no overlap */
     weft_table *table; /* of the consensus */
     weft_view *view;
     weft_digest digest;
@@ -92,7 +92,7 @@ weft_status weft_loco_return_values(weft_loco *loco);
 /* Sums the consensus again, which has moved: nobody is asked whether to go on. */
 weft_status weft_loco_move_digest(weft_loco *loco);
 /* Sets the local weights of a range to the consensus; and, if a payload is pending and rounds overlap, what
- * was learned since it was encoded upon that. */
+ * was learned since it was made upon that. */
 void weft_loco_set_local(const weft_loco *loco, uint64_t start, uint64_t end);
 
 #endif

@@ -233,8 +233,9 @@ class Outer(Handle):
     that waits; 3 is a good choice. `open` fires everywhere, which is DiLoCo, and `raw` then sends values as they are.
 
     With `overlap`, over a Meeting, payloads travel while the next steps are made: step() ends the round that it began
-    `local_steps` before, and begins another. The weights then hold the new consensus and what this rank has learned since; they
-    change in these calls alone. After the last step, round() ends what was begun. It takes 4 bytes more for each weight.
+    `local_steps` before, and begins another. In between the weights are ahead of the consensus: by what it is expected to
+    move, and by what this rank has learned since. After the last step, round() ends what was begun. It takes 4 bytes more
+    for each weight.
 
     >>> import numpy, tempfile
     >>> place = tempfile.TemporaryDirectory()

@@ -215,16 +215,16 @@ static void a_late_rank_loses_nothing(void **state) {
     begin(&punctual);
     train(&punctual, 3);
     assert_int_equal(end(&punctual), 1);
-    float encoded[WEIGHTS], moved[WEIGHTS];
+    float ahead[WEIGHTS], moved[WEIGHTS];
     double energy = 0;
     for (size_t i = 0; i < WEIGHTS; i++) {
         energy += learned(&late, i) * learned(&late, i);
     }
-    memcpy(encoded, late.weights, sizeof encoded);
     begin(&late);
+    memcpy(ahead, late.weights, sizeof ahead);
     train(&late, 4);
     for (size_t i = 0; i < WEIGHTS; i++) {
-        moved[i] = late.weights[i] - encoded[i];
+        moved[i] = late.weights[i] - ahead[i];
     }
     assert_int_equal(end(&late), 1);
     assert_same_consensus(&late, &punctual);

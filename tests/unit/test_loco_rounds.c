@@ -276,15 +276,26 @@ static void end_rounds(seated_rank *ranks, uint32_t count, const weft_loco_excha
     }
 }
 
-/* The consensus is what it would be without overlap, from payloads that speak of the steps before; and a
- * rank has what it learned since upon that. */
+/* Where the consensus would be if all ranks had learned what this one has. */
+static void reference_ahead(const reference *r, const float *local, float *ahead) {
+    float mu = r->options->momentum;
+    for (size_t i = 0; i < r->elements; i++) {
+        float learned = r->consensus[i] - local[i];
+        float momentum = mu * r->momentum[i] + learned;
+        float direction = mu == 0 ? learned : learned + mu * momentum;
+        ahead[i] = r->consensus[i] - r->options->rate * direction;
+    }
+}
+
+/* The consensus is what it would be without overlap, from payloads that speak of the steps before. A rank
+ * goes ahead when its payload is made, and in the end has what it learned since upon the consensus. */
 static void run_overlapped(const weft_loco_options *given, uint32_t left_out) {
     enum { ROUNDS = 4 };
     weft_loco_options options = *given;
     uint32_t count = options.ranks;
     seated_rank ranks[LOCO_RANKS];
     weft_loco_exchange exchanges[LOCO_RANKS];
-    float *encoded[LOCO_RANKS];
+    float *ahead[LOCO_RANKS];
     loco_board board;
     reference r;
     options.overlap = true;
@@ -294,22 +305,23 @@ static void run_overlapped(const weft_loco_options *given, uint32_t left_out) {
     open_ranks(ranks, &options, &board);
     reference_open(&r, &options, &ranks[0].rank);
     for (uint32_t i = 0; i < count; i++) {
-        encoded[i] = new_floats(r.elements);
+        ahead[i] = new_floats(r.elements);
         loco_rank_train(&ranks[i].rank, i);
     }
     for (uint64_t round = 0; round < ROUNDS; round++) {
         board.left_out = round == 1 ? left_out : UINT32_MAX;
         for (uint32_t i = 0; i < count; i++) {
-            memcpy(encoded[i], ranks[i].rank.weights, r.elements * sizeof *encoded[i]);
+            reference_ahead(&r, ranks[i].rank.weights, ahead[i]);
             reference_send(&r, i, ranks[i].rank.weights, i != board.left_out);
         }
         begin_rounds(ranks, count, exchanges);
         reference_move(&r, count - (board.left_out < count));
         for (uint32_t i = 0; i < count; i++) {
+            assert_memory_equal(ranks[i].rank.weights, ahead[i], r.elements * sizeof *ahead[i]);
             loco_rank_train(&ranks[i].rank, 100 * (round + 1) + i);
-            float *expected = encoded[i];
+            float *expected = ahead[i];
             for (size_t j = 0; j < r.elements; j++) {
-                float moved = ranks[i].rank.weights[j] - encoded[i][j];
+                float moved = ranks[i].rank.weights[j] - ahead[i][j];
                 expected[j] = moved == 0 ? r.consensus[j] : r.consensus[j] + moved;
             }
         }
@@ -319,14 +331,14 @@ static void run_overlapped(const weft_loco_options *given, uint32_t left_out) {
             weft_digest first = weft_loco_digest(ranks[0].rank.loco);
             weft_digest digest = weft_loco_digest(rank->loco);
             assert_true(weft_digest_equal(&first, &digest));
-            assert_memory_equal(rank->weights, encoded[i], r.elements * sizeof *encoded[i]);
+            assert_memory_equal(rank->weights, ahead[i], r.elements * sizeof *ahead[i]);
             const float *consensus = weft_loco_consensus(rank->loco, rank->tensors[0].name);
             assert_memory_equal(consensus, r.consensus + (rank->tensors[0].data - rank->weights),
                                 rank->tensors[0].count * sizeof *consensus);
         }
     }
     for (uint32_t i = 0; i < count; i++) {
-        free(encoded[i]);
+        free(ahead[i]);
     }
     reference_close(&r);
     close_ranks(ranks, count, &board);

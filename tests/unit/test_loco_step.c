@@ -108,12 +108,12 @@ static void test_copy(void **state) {
 static void test_carry(void **state) {
     (void)state;
     const float consensus[] = {1, -0.0f, 0.0f, -0.0f, 0.1f, 3e-45f};
-    const float encoded[] = {2, 5, 5, 5, 0.3f, 1};
+    const float start[] = {2, 5, 5, 5, 0.3f, 1};
     const float local[] = {2.5f, 5, 5, 6, 0.30000001f, 1};
     const float expected[] = {1.5f, -0.0f, 0.0f, 1, 0.1f + (0.30000001f - 0.3f), 3e-45f};
     float found[6];
     memcpy(found, local, sizeof found);
-    weft_step_carry(found, consensus, encoded, 6);
+    weft_step_carry(found, consensus, start, 6);
     assert_memory_equal(found, expected, sizeof found);
 }
 

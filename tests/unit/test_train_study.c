@@ -116,16 +116,34 @@ static weft_digest digest_of(weft_context *context, lm_trainer *trainer, uint32_
     return digest;
 }
 
-/* The consensus moves; and each rank, which was at `encoded` when it said its part, is then ahead of it by
- * what it has learned since. */
+/* A rank goes to where the consensus would be if all had learned what it has; `ahead` keeps that. */
+static void go_ahead(lm_trainer *trainer, const float *consensus, const float *momentum, float *ahead) {
+    size_t count = lm_config_parameters(&config);
+    float *masters = trainer->model->masters;
+    float *learned = calloc(count, sizeof(float)), *moved = calloc(count, sizeof(float));
+    for (size_t i = 0; i < count; i++) {
+        volatile float own = consensus[i] - masters[i];
+        learned[i] = own;
+    }
+    memcpy(ahead, consensus, count * sizeof(float));
+    memcpy(moved, momentum, count * sizeof(float));
+    move(ahead, moved, learned, count, 1);
+    memcpy(masters, ahead, count * sizeof(float));
+    assert_int_equal(lm_model_refresh(trainer->model), WEFT_OK);
+    free(learned);
+    free(moved);
+}
+
+/* The consensus moves; and each rank, which was at `ahead` when it had said its part, is then ahead of it
+ * by what it has learned since. */
 static void end_round(lm_trainer *const *ranks, const train_study_options *options, float *consensus,
-                      float *momentum, const float *sum, const float *encoded) {
+                      float *momentum, const float *sum, const float *ahead) {
     size_t count = lm_config_parameters(&config);
     move(consensus, momentum, sum, count, options->trainers);
     for (uint32_t r = 0; r < options->trainers; r++) {
         float *masters = ranks[r]->model->masters;
         for (size_t i = 0; i < count; i++) {
-            volatile float moved = masters[i] - encoded[r * count + i];
+            volatile float moved = masters[i] - ahead[r * count + i];
             masters[i] = consensus[i] + moved;
         }
         assert_int_equal(lm_model_refresh(ranks[r]->model), WEFT_OK);
@@ -140,7 +158,7 @@ static weft_digest expect(weft_context *context, const train_study_options *opti
     size_t count = lm_config_parameters(&config);
     float *consensus = calloc(count, sizeof(float)), *momentum = calloc(count, sizeof(float));
     float *residual = calloc(MOST * count, sizeof(float)), *sum = calloc(count, sizeof(float));
-    float *encoded = calloc(MOST * count, sizeof(float));
+    float *ahead = calloc(MOST * count, sizeof(float));
     assert_int_equal(lm_model_create(context, &config, LM_WORKER, &sampler), WEFT_OK);
     for (uint32_t r = 0; r < options->trainers; r++) {
         ranks[r] = make_trainer(context);
@@ -157,15 +175,15 @@ static weft_digest expect(weft_context *context, const train_study_options *opti
             }
         }
         if (options->overlap && round > 0) {
-            end_round(ranks, options, consensus, momentum, sum, encoded);
+            end_round(ranks, options, consensus, momentum, sum, ahead);
         }
         memset(sum, 0, count * sizeof(float));
         for (uint32_t r = 0; r < options->trainers; r++) {
-            memcpy(encoded + r * count, ranks[r]->model->masters, count * sizeof(float));
             gate(consensus, ranks[r]->model->masters, residual + r * count, sum, count, open);
+            go_ahead(ranks[r], consensus, momentum, ahead + r * count);
         }
         if (!options->overlap || round + 1 == options->rounds) {
-            end_round(ranks, options, consensus, momentum, sum, encoded);
+            end_round(ranks, options, consensus, momentum, sum, ahead);
         }
     }
     weft_digest digest = digest_of(context, ranks[0], options->trainers);
@@ -174,7 +192,7 @@ static weft_digest expect(weft_context *context, const train_study_options *opti
     }
     lm_trainer_destroy(agreed);
     lm_model_destroy(sampler);
-    free(encoded);
+    free(ahead);
     free(consensus);
     free(momentum);
     free(residual);

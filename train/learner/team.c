@@ -164,7 +164,7 @@ weft_status train_team_begin(train_team *team) {
     double start = weft_clock_now();
     weft_status status = weft_loco_round_begin(team->loco, &team->exchange);
     team->round.gate += weft_clock_now() - start;
-    return status;
+    return status == WEFT_OK ? lm_model_refresh(team->trainer->model) : status;
 }
 
 weft_status train_team_agree(train_team *team, train_round *round_out) {

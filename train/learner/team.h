@@ -8,7 +8,7 @@
  * instead, and a round is a step.
  *
  * Rounds that overlap are begun when their steps are made, and ended when those of the next are: meanwhile
- * payloads travel, and a rank trains on from its own weights.
+ * payloads travel, and a rank trains on from where the consensus is likely to be.
  */
 #ifndef WEFT_TRAIN_LEARNER_TEAM_H
 #define WEFT_TRAIN_LEARNER_TEAM_H
@@ -70,8 +70,8 @@ bool train_team_goes_on(const train_team *team);
 WEFT_CHECKED weft_status train_team_save(train_team *team, uint64_t step, const char *path);
 WEFT_CHECKED weft_status train_team_load(train_team *team, const char *path, uint64_t *step_out);
 
-/* Begins the round that this rank has made the steps of: its payload is on its way when this returns. Only
- * where rounds overlap. */
+/* Begins the round that this rank has made the steps of: its payload is on its way when this returns, and
+ * its weights are ahead of the consensus. Only where rounds overlap. */
 WEFT_CHECKED weft_status train_team_begin(train_team *team);
 /* Ends the round: from here on the trainer holds the new consensus, and, if it was begun before, what it
  * has learned since. Waits out what may pass. WEFT_MORE: the others have ended it without this rank, and

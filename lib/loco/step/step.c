@@ -27,9 +27,9 @@ weft_step_kernel weft_step_kernel_for(weft_cpu level) {
     return weft_step_portable;
 }
 
-void weft_step_carry(float *local, const float *consensus, const float *encoded, size_t count) {
+void weft_step_carry(float *local, const float *consensus, const float *start, size_t count) {
     for (size_t i = 0; i < count; i++) {
-        float moved = local[i] - encoded[i];
+        float moved = local[i] - start[i];
         local[i] = moved == 0 ? consensus[i] : consensus[i] + moved;
     }
 }
