@@ -55,25 +55,7 @@ agreed single 1 3
 long=(--steps 24 --local-steps 2)
 team long s-long 2 1 "${long[@]}"
 agreed long 2 12
-worker steady s-killed
-steady=$pid
-rank killed s-killed 2 0 "${long[@]}"
-first=$pid
-rank killed s-killed 2 1 "${long[@]}"
-second=$pid
-await 'a step' reached killed/rank-1 1
-kill -KILL "$second"
-wait "$second" 2> /dev/null
-rank killed s-killed 2 1 "${long[@]}"
-second=$pid
-await 'three steps' reached killed 3
-kill -KILL "$first"
-wait "$first" 2> /dev/null
-rank killed s-killed 2 0 "${long[@]}"
-ended 0 "$pid" killed-0
-ended 0 "$second" killed-1
-ended 0 "$steady" steady
-says killed-0.err 'going on with run'
+killed killed s-killed 1 3 "${long[@]}"
 agreed killed 2 12 long
 
 # gradients, too

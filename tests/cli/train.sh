@@ -99,6 +99,32 @@ team() {
     done
 }
 
+# killed NAME STORE STEPS MORE ARGUMENT...: a whole run of two ranks and a worker. When STEPS have been written down,
+# rank 1 is killed, and at MORE rank 0; each comes back at once
+killed() {
+    local name=$1 store=$2 steps=$3 more=$4 steady first second
+    shift 4
+    worker "$name-worker" "$store"
+    steady=$pid
+    rank "$name" "$store" 2 0 "$@"
+    first=$pid
+    rank "$name" "$store" 2 1 "$@"
+    second=$pid
+    await 'the first steps' reached "$name/rank-1" "$steps"
+    kill -KILL "$second"
+    wait "$second" 2> /dev/null
+    rank "$name" "$store" 2 1 "$@"
+    second=$pid
+    await 'more steps' reached "$name" "$more"
+    kill -KILL "$first"
+    wait "$first" 2> /dev/null
+    rank "$name" "$store" 2 0 "$@"
+    ended 0 "$pid" "$name-0"
+    ended 0 "$second" "$name-1"
+    ended 0 "$steady" "$name-worker"
+    says "$name-0.err" 'going on with run'
+}
+
 # rounds NAME K: what all ranks had in common after each round, which must be the same on all of them, as far
 # as they took part; and the policies as the store has them, if a third argument names it
 rounds() {
