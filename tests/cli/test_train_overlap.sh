@@ -52,33 +52,8 @@ expect 2 'another model, task, seed, batch, team' "$weft" train s-killed --role 
 
 # ---- the others go on, whoever published; who was stopped, or comes back without anything, joins them ----
 late=(--steps 60 --local-steps 2 --deadline 1s --overlap --staleness 1)
-worker on-worker s-on
-steady=$pid
-members=()
-for i in 0 1 2; do
-    rank on s-on 3 "$i" "${late[@]}"
-    members+=("$pid")
-done
-await 'two rounds' reached on 5
-kill -KILL "${members[0]}"
-wait "${members[0]}" 2> /dev/null
-rm -r on/state.safetensors on/run.json
-before=$(steps on/rank-1)
-await 'steps without it' reached on/rank-1 $((before + 6))
-kill -STOP "${members[2]}"
-before=$(steps on/rank-1)
-await 'steps alone' reached on/rank-1 $((before + 6))
-kill -CONT "${members[2]}"
-rank on s-on 3 0 "${late[@]}" --join
-ended 0 "$pid" on-0
-ended 0 "${members[1]}" on-1
-ended 0 "${members[2]}" on-2
-ended 0 "$steady" on-worker
-rounds on 3 > on.rounds || fail 'the ranks do not agree'
-check 'one policy in the end' test "$(digest on/model)$(digest on/model)" = "$(digest on/rank-1/model)$(digest on/rank-2/model)"
-check 'a round without one' grep -q '"included":2' on/rank-1/metrics.jsonl
-check 'a round alone' grep -q '"included":1' on/rank-1/metrics.jsonl
-in_order s-on
+abandoned on s-on "${late[@]}"
+rejoined on s-on "${late[@]}"
 
 # ---- what cannot be ----
 expect 2 'give --staleness 1 or more' "$weft" train s-no --role trainer --output no "${tiny[@]}" --trainers 2 --rank 0 \
