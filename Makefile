@@ -66,7 +66,7 @@ study-staleness: all ## reward against delay, in doc/RESULTS.md, about half an h
 	else /usr/bin/python3 -B bench/staleness.py build/weft build/staleness --document doc/RESULTS.md; fi
 
 study-loco: all ## the tables of several trainers in doc/RESULTS.md, some hours; QUICK=1: a part, printed only
-	@for part in "" --grid; do \
+	@for part in "" --grid --overlap; do \
 	    if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/loco.py build/weft build/loco-quick $$part --quick; \
 	    else /usr/bin/python3 -B bench/loco.py build/weft build/loco $$part --resume --document doc/RESULTS.md; fi || exit; \
 	done

@@ -7,9 +7,12 @@
 # protocols included, and seconds from the beginning of publish to the end of commit.
 #
 # usage: bench/link.sh [--params N | --model DIRECTORY] [--steps N] [--rates "MBIT MBIT…"] [--followers N] [--relay] [--json]
+#        bench/link.sh --loco STATE [--rounds N] [--rates "MBIT MBIT…"] [--ways "WAY|WAY…"] [--json]
 #
 # With --followers so many share the link, and only patches come through it shaped; with --relay they read from a relay at
 # their end of it. The model is the trace of `weft bench`, or DIRECTORY/step-0.safetensors to step-N.safetensors.
+# With --loco four trainers of the policy in STATE (`weft bench --lm --rates … --save STATE`) meet in the store through the
+# link instead: seconds of a round by each way to agree, with and without overlap.
 # Needs root, ip, tc and curl; where they or what they do is not to be had, it says so and exits with 0. The
 # command is build/weft, or $WEFT.
 set -euo pipefail
@@ -22,6 +25,9 @@ rates='200 50'
 followers=1
 relay=
 json=
+state=
+rounds=6
+ways='diloco|diloco --overlap|pulseloco|pulseloco --overlap|pulseloco --grid 3|pulseloco --grid 3 --overlap'
 while [ $# -gt 0 ]; do
     case $1 in
         --params) params=$2 && shift 2 ;;
@@ -30,10 +36,14 @@ while [ $# -gt 0 ]; do
         --rates) rates=$2 && shift 2 ;;
         --followers) followers=$2 && shift 2 ;;
         --relay) relay=yes && shift ;;
+        --loco) state=$(realpath "$2") && rates=50 && shift 2 ;;
+        --rounds) rounds=$2 && shift 2 ;;
+        --ways) ways=$2 && shift 2 ;;
         --json) json=--json && shift ;;
         *)
             echo "usage: bench/link.sh [--params N | --model DIRECTORY] [--steps N] [--rates \"MBIT MBIT…\"] [--followers N]" \
                 "[--relay] [--json]" >&2
+            echo "       bench/link.sh --loco STATE [--rounds N] [--rates \"MBIT MBIT…\"] [--ways \"WAY|WAY…\"] [--json]" >&2
             exit 2
             ;;
     esac
@@ -42,6 +52,7 @@ done
 trainer=weft-trainer-$$
 worker=weft-worker-$$
 address=10.77.0
+token=of-this-measurement
 pids=()
 dir=
 
@@ -51,11 +62,17 @@ end() {
     wait "$1" 2> /dev/null || true
 }
 
-clean_up() {
+# end_all: whatever was begun
+end_all() {
     local pid
     for pid in "${pids[@]}"; do
         end "$pid"
     done
+    pids=()
+}
+
+clean_up() {
+    end_all
     ip netns del "$worker" 2> /dev/null || true
     ip netns del "$trainer" 2> /dev/null || true
     [ -z "$dir" ] || rm -rf "$dir"
@@ -163,20 +180,49 @@ arrived() {
     done
 }
 
+# serve ARGUMENT...: the store, at the trainer's end; sets `url`
+serve() {
+    ip netns exec "$trainer" "$weft" serve "$dir/store" --listen "$address.1:0" --url-file "$dir/url" --quiet "$@" \
+        2> "$dir/serve.log" < /dev/null &
+    pids+=("$!")
+    await "$dir/url" "$!"
+    url=$(cat "$dir/url")
+    url=${url%/}
+}
+
+# rounds_by WAY RATE NUMBER: four trainers at the other end, from an empty store on. What they tell is left in loco/NUMBER.
+rounds_by() {
+    local url rank before members=()
+    rm -rf "$dir/store" "$dir/url"
+    mkdir -p "$dir/store" "$dir/loco/$3"
+    (umask 077 && echo "$token" > "$dir/token")
+    serve --write-token-file "$dir/token"
+    shape "$2"
+    before=$(crossed)
+    for rank in 0 1 2 3; do
+        # shellcheck disable=SC2086
+        WEFT_TOKEN=$token ip netns exec "$worker" "$weft" bench --loco --study $1 --state "$state" --rate 3e-5 --steps $((8 * rounds)) \
+            --threads 1 --meet "$url" --rank "$rank" --quiet --json > "$dir/loco/$3/$rank.json" 2> "$dir/rank-$rank.log" \
+            < /dev/null &
+        members+=("$!")
+        pids+=("$!")
+    done
+    for rank in 0 1 2 3; do
+        wait "${members[$rank]}" || { cat "$dir/rank-$rank.log" >&2 && exit 1; }
+    done
+    printf '{"way": "%s", "megabits": %s, "wire_bytes": %s}\n' "$1" "$2" $(($(crossed) - before)) > "$dir/loco/$3/about.json"
+    unshape
+    end_all
+}
+
 # One rate, or 0 for the bare link: everything from an empty store on.
 measure() {
-    local rate=$1 server follower step before begin url name
+    local rate=$1 follower step before begin url name
     rm -rf "$dir/store" "$dir/cache" "$dir/replica" "$dir/relay" "$dir"/stamp.* "$dir"/url*
     mkdir -p "$dir/store/plain" "$dir/replica"
     ln "$dir/model/step-0.safetensors" "$dir/store/plain/model"
     echo nothing > "$dir/store/plain/nothing"
-    ip netns exec "$trainer" "$weft" serve "$dir/store" --listen "$address.1:0" --url-file "$dir/url" --quiet \
-        2> "$dir/serve.log" < /dev/null &
-    server=$!
-    pids+=("$server")
-    await "$dir/url" "$server"
-    url=$(cat "$dir/url")
-    url=${url%/}
+    serve
     if [ "$rate" -gt 0 ] && [ "$followers" -eq 1 ]; then
         shape "$rate"
     fi
@@ -213,10 +259,7 @@ measure() {
         publish "$step"
         arrived patch $((step + 1))
     done
-    for name in "${pids[@]}"; do
-        end "$name"
-    done
-    pids=()
+    end_all
     unshape
     for ((name = 1; name <= followers; name++)); do
         cmp "$dir/replica/model-$name.safetensors" "$dir/model/step-$steps.safetensors"
@@ -234,6 +277,18 @@ done
 dir=$(mktemp -d "${TMPDIR:-/tmp}/weft-link.XXXXXX")
 make_link 2> "$dir/link.log" || skip "network namespaces or tc are not permitted here: $(tail -n 1 "$dir/link.log")"
 
+if [ -n "$state" ]; then
+    number=0
+    for rate in $rates; do
+        while read -r way; do
+            echo "bench/link.sh: $way, $rate Mbit/s" >&2
+            rounds_by "$way" "$rate" "$number"
+            number=$((number + 1))
+        done < <(tr '|' '\n' <<< "$ways")
+    done
+    /usr/bin/python3 -B "$here/tables.py" loco "$dir/loco" $json
+    exit
+fi
 if [ -n "$model" ]; then
     mkdir "$dir/model"
     cp "$model"/step-*.safetensors "$dir/model"

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The study of PULSELoCo: bytes of a round by learning rate, and what the policy gains.
 
-loco.py WEFT WORK [--grid] [--quick] [--resume] [--report] [--document FILE]
+loco.py WEFT WORK [--grid | --overlap] [--quick] [--resume] [--report] [--document FILE]
 
 Four trainers in one process, rounds of eight steps (`weft bench --loco --study`), one run at a time. Each result is
 kept in WORK; with --resume, what is there already is not run again, and with --report nothing is run. Then writes
 WORK/loco.csv, WORK/loco.svg and the tables; with --document, the tables go between the markers of that file, and the
 other two beside it. Rates and steps were chosen with seed 9, the longer and then the longest runs added when shorter ones
 of the other seeds had shown how far PULSELoCo is behind on the way up. With --grid the tables are those of values on a
-grid instead, on the way up, where the delay is.
+grid instead, on the way up, where the delay is; with --overlap, there too, what it costs that payloads travel during the
+next round's steps.
 """
 import argparse
 import collections
@@ -44,10 +45,9 @@ CURVE_SIZE, CURVE_RATES, CURVE_STEPS, CURVE_SEED = "2M", ["1e-6", "2e-6", "3e-6"
 LOCAL_STEPS = 8
 GRID_POLICIES = [0, 3, 5, 8]  # those on the way up
 GRIDS, GRID = [1, 2, 3, 4], 3  # those that bytes are told of, and the usual one
-MARKS = {
-    False: ("<!-- loco: begin -->", "<!-- loco: end -->"),
-    True: ("<!-- loco grid: begin -->", "<!-- loco grid: end -->"),
-}
+OVERLAP_POLICIES = [0, 5]
+OVERLAPPED = ["diloco", "diloco, overlap", f"pulseloco, grid {GRID}", f"pulseloco, grid {GRID}, overlap"]
+MARKS = {name: (f"<!-- {name}: begin -->", f"<!-- {name}: end -->") for name in ("loco", "loco grid", "loco overlap")}
 
 
 # ---- runs ----
@@ -72,19 +72,21 @@ class Study:
 
     def measure(self, way, size, rate, steps, seed):
         """The result of a run, which is made once; None if it is not there and is not to be made."""
-        name, _, values = way.partition(", ")
-        grid = values.removeprefix("grid ") if values.startswith("grid ") else 0
-        bits = values.removesuffix(" bits") if values.endswith(" bits") else 0
+        name, *settings = way.split(", ")
+        grid = next((one.removeprefix("grid ") for one in settings if one.startswith("grid ")), 0)
+        bits = next((one.removesuffix(" bits") for one in settings if one.endswith(" bits")), 0)
+        overlap = ["--overlap"] if "overlap" in settings else []
         state_seed = seed
         if way == AGAIN:
             name, seed = "diloco", seed + OTHER_SEED
         on_grid = f"-grid-{grid}" if grid else ""
-        path = self.work / f"{name}-{size}-{rate}-{steps}-{seed}-{bits}{on_grid}.json"
+        path = self.work / f"{name}-{size}-{rate}-{steps}-{seed}-{bits}{on_grid}{'-overlap' if overlap else ''}.json"
         if path not in self.done:
             if not self.report and not (self.resume and path.exists()):
                 state = self.policy(size, state_seed)
                 path.write_bytes(self.run(["--loco", "--study", name, "--state", state, "--rate", rate,
-                                           "--steps", steps, "--seed", seed, "--significant", bits, "--grid", grid]))
+                                           "--steps", steps, "--seed", seed, "--significant", bits, "--grid", grid,
+                                           *overlap]))
             self.done[path] = json.loads(path.read_text()) if path.exists() else None
         return self.done[path]
 
@@ -223,6 +225,19 @@ def grid_table(study, policies):
             behind, success, by_seed, points = gain_cells(runs, found["diloco"])[3:]
             weights, sent, _, dense, ddp = traffic_cells(list(runs.values()))[:5]
             lines.append(row([name, way, str(len(runs)), behind, success, by_seed, points, weights, sent, dense, ddp]))
+            name = ""
+    return lines
+
+
+def overlap_table(study, policies):
+    lines = header(["policy", "way", "seeds", *GAINS])
+    for policy in policies:
+        found = {way: study.each(way, policy) for way in OVERLAPPED}
+        shared = set.intersection(*map(set, found.values()))
+        found = {way: {seed: run for seed, run in runs.items() if seed in shared} for way, runs in found.items()}
+        name = f"{policy.size}, {policy.rate}, {policy.steps} steps"
+        for way, runs in found.items() if shared else []:
+            lines.append(row([name, way, str(len(runs)), *gain_cells(runs, found["diloco"])]))
             name = ""
     return lines
 
@@ -388,9 +403,19 @@ def put_tables(document, text, marks):
     document.write_text(f"{before}{begin}\n\n{text}\n{end}{after}")
 
 
+def few_seeds(numbers, quick):
+    """Policies with the first three seeds; --quick: one of them with one."""
+    chosen, seeds = (numbers[:1], 1) if quick else (numbers, 3)
+    return [POLICIES[i]._replace(seeds=POLICIES[i].seeds[:seeds]) for i in chosen]
+
+
+def overlap_tables(study, quick):
+    return "\n".join(["What the policy gains on the way up:", "",
+                      *overlap_table(study, few_seeds(OVERLAP_POLICIES, quick))]) + "\n"
+
+
 def grid_tables(study, quick):
-    chosen, seeds = (GRID_POLICIES[:1], 1) if quick else (GRID_POLICIES, 3)
-    policies = [POLICIES[i]._replace(seeds=POLICIES[i].seeds[:seeds]) for i in chosen]
+    policies = few_seeds(GRID_POLICIES, quick)
     lines = ["What the policy gains on the way up:", "", *grid_table(study, policies), "",
              f"Bytes of a round, {CURVE_SIZE}, seed {CURVE_SEED}:", "",
              *grid_bytes(study, CURVE_RATES[:1], 24 if quick else CURVE_STEPS)]
@@ -401,7 +426,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("weft", type=pathlib.Path)
     parser.add_argument("work", type=pathlib.Path)
-    parser.add_argument("--grid", action="store_true")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--grid", action="store_true")
+    instead.add_argument("--overlap", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--report", action="store_true")
@@ -409,11 +436,11 @@ def main():
     chosen = parser.parse_args()
     chosen.work.mkdir(parents=True, exist_ok=True)
     study = Study(chosen.weft.resolve(), chosen.work, chosen.resume, chosen.report)
-    if chosen.grid:
-        text = grid_tables(study, chosen.quick)
+    if chosen.grid or chosen.overlap:
+        text = (grid_tables if chosen.grid else overlap_tables)(study, chosen.quick)
         sys.stdout.write(text)
         if chosen.document is not None:
-            put_tables(chosen.document, text, MARKS[True])
+            put_tables(chosen.document, text, MARKS["loco grid" if chosen.grid else "loco overlap"])
         return
     policies, courses = POLICIES, [policy for policy in POLICIES if policy.longest]
     if chosen.quick:
@@ -433,7 +460,7 @@ def main():
     sys.stdout.write(text)
     places = [chosen.work]
     if chosen.document is not None:
-        put_tables(chosen.document, text, MARKS[False])
+        put_tables(chosen.document, text, MARKS["loco"])
         places.append(chosen.document.parent)
     for directory in places:
         (directory / "loco.csv").write_text(csv(study))

@@ -2,12 +2,14 @@
 """Tables of README.md and doc/BENCHMARKS.md from measurements.
 
 tables.py link SAMPLES DENSE_BYTES [--json]   the samples of bench/link.sh: rate, kind, bytes, seconds
+tables.py loco DIRECTORY [--json]             the rounds of bench/link.sh --loco: about.json and what each trainer told
 tables.py sync SYNC.json LINK.json            the results of `weft bench --sync --json` and link.sh --json
 tables.py fleet FLEET.json                    the results of `weft bench --fleet --json`
 tables.py density DENSITY.json                the results of `weft bench --density --json`
 tables.py peers BENCH.json                    the results of `weft bench --json`, as the README compares them
 """
 import json
+import pathlib
 import statistics
 import sys
 
@@ -76,6 +78,30 @@ def link_table(results):
             yield (f"| {KINDS[row['kind']]} | {row['megabits']} | {row['wire_bytes']:,.0f} |"
                    f" {row['times_fewer_bytes']:.1f} x | {row['seconds']:.2f} | {row['predicted_seconds']:.2f} |"
                    f" {row['megabits_for_90_percent']:.2f} | {row['megabits_for_90_percent_7b']:.0f} |")
+
+
+def loco_results(directory):
+    """Medians over trainers and rounds. The first two rounds are left out, for Adam's moments are young, and the last,
+    which waits for its own payloads however it overlaps."""
+    rows = []
+    for place in sorted(pathlib.Path(directory).iterdir(), key=lambda place: int(place.name)):
+        row = json.loads((place / "about.json").read_text())
+        ranks = [json.loads((place / f"{rank}.json").read_text()) for rank in range(4)]
+        rounds = [part for rank in ranks for part in rank["rounds"][2:-1]]
+        row["wire_bytes"] /= len(ranks[0]["rounds"])
+        row["sent"] = statistics.median(part["sent"] for part in rounds)
+        row["seconds"] = statistics.median(part["seconds"] for part in rounds)
+        row["wait"] = statistics.median(part["wait"] for part in rounds)
+        rows.append(row)
+    return {"rows": rows}
+
+
+def loco_table(results):
+    yield "| way | link, Mbit/s | sent by a rank | on the wire, of a round | a round, s | of these waiting, s |"
+    yield "|:--|--:|--:|--:|--:|--:|"
+    for row in results["rows"]:
+        yield (f"| {row['way'].replace(' --', ', ')} | {row['megabits']} | {row['sent']:,.0f} | {row['wire_bytes']:,.0f} |"
+               f" {row['seconds']:.1f} | {row['wait']:.1f} |")
 
 
 def milliseconds(seconds):
@@ -222,6 +248,12 @@ def main(arguments):
             print(json.dumps(results, indent=2))
         else:
             print("\n".join(link_table(results)))
+    elif arguments[:1] == ["loco"] and len(arguments) in (2, 3):
+        results = loco_results(arguments[1])
+        if arguments[2:] == ["--json"]:
+            print(json.dumps(results, indent=2))
+        else:
+            print("\n".join(loco_table(results)))
     elif arguments[:1] == ["sync"] and len(arguments) == 3:
         with open(arguments[1]) as sync, open(arguments[2]) as link:
             print("\n".join(sync_table(json.load(sync), json.load(link))))

@@ -42,6 +42,9 @@ SHORT = {
     r"weft bench --correction": "build/weft bench --correction --quick",
     r"weft bench --loco": "build/weft bench --loco --params 1M",
     r"bench/link\.sh( --model)?": "bench/link.sh --params 1M --steps 1 --rates 200",
+    r"bench/link\.sh --loco .*":
+        "build/weft bench --lm --rates 1e-3 --quick --steps 1 --save ROOM/policy.safetensors --quiet && "
+        "bench/link.sh --loco ROOM/policy.safetensors --rounds 4 --rates 400 --ways 'diloco|diloco --overlap'",
     r"weft plan .*": None,  # as it stands
     r"make demo": "build/weft demo --quick --output ROOM/demo.html",
     r"make demo-llm": "ENGINES scripts/demo_llm.sh --steps 2",

@@ -92,6 +92,16 @@ static weft_status check_team(weft_context *context, const train_run *run) {
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "there is no grid %u of values; choose 1 to 8, or 0 for none", run->grid);
     }
+    if (run->overlap && run->outer != TRAIN_PULSELOCO && run->outer != TRAIN_DILOCO) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "only rounds of pulseloco and diloco overlap with the next steps, not those of %s",
+                         train_outer_name(run->outer));
+    }
+    if (run->overlap && run->staleness == 0) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "rounds that overlap begin before the policy of the round before is there, and "
+                         "take batches of an older one: give --staleness 1 or more");
+    }
     return WEFT_OK;
 }
 
@@ -156,7 +166,7 @@ bool train_run_alike(const train_run *a, const train_run *b) {
            a->staleness == b->staleness && a->sync == b->sync && train_kv_equal(&a->kv, &b->kv) &&
            a->outer == b->outer && a->trainers == b->trainers && a->local_steps == b->local_steps &&
            a->outer_rate == b->outer_rate && a->outer_momentum == b->outer_momentum &&
-           a->significant == b->significant && a->grid == b->grid;
+           a->significant == b->significant && a->grid == b->grid && a->overlap == b->overlap;
 }
 
 bool train_run_fused(void) {
@@ -203,10 +213,10 @@ static json_t *format_task(const lm_task *task) {
 }
 
 static json_t *format_team(const train_run *run) {
-    return json_pack("{s:s, s:I, s:I, s:f, s:f, s:I, s:I}", "outer", train_outer_name(run->outer),
+    return json_pack("{s:s, s:I, s:I, s:f, s:f, s:I, s:I, s:b}", "outer", train_outer_name(run->outer),
                      "trainers", (json_int_t)run->trainers, "local_steps", (json_int_t)run->local_steps,
                      "rate", run->outer_rate, "momentum", run->outer_momentum, "significant",
-                     (json_int_t)run->significant, "grid", (json_int_t)run->grid);
+                     (json_int_t)run->significant, "grid", (json_int_t)run->grid, "overlap", run->overlap);
 }
 
 weft_status train_run_format(weft_context *context, const train_run *run, char **text_out) {
@@ -269,14 +279,17 @@ static bool parse_task(const json_t *json, lm_task *task) {
 static bool parse_team(const json_t *json, train_run *run) {
     const json_t *rate = json_object_get(json, "rate");
     const json_t *momentum = json_object_get(json, "momentum");
+    const json_t *overlap = json_object_get(json, "overlap");
     run->outer_rate = json_number_value(rate);
     run->outer_momentum = json_number_value(momentum);
+    run->overlap = json_is_true(overlap);
     return json_is_object(json) &&
            train_outer_find(json_string_value(json_object_get(json, "outer")), &run->outer) &&
            parse_u32(json, "trainers", &run->trainers) &&
            parse_u32(json, "local_steps", &run->local_steps) && json_is_number(rate) &&
            json_is_number(momentum) && parse_u32(json, "significant", &run->significant) &&
-           (json_object_get(json, "grid") == NULL || parse_u32(json, "grid", &run->grid));
+           (json_object_get(json, "grid") == NULL || parse_u32(json, "grid", &run->grid)) &&
+           (overlap == NULL || json_is_boolean(overlap));
 }
 
 static bool parse_name(const json_t *json, char name[WEFT_RUN_TEXT]) {

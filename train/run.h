@@ -71,6 +71,8 @@ typedef struct train_run {
     double outer_momentum;
     uint32_t significant; /* bits of a value that is sent; 0: all */
     uint32_t grid;        /* steps of values that are sent, as weft_loco_options has it */
+    bool overlap;         /* payloads of a round travel during the steps of the next, which ends it; those
+                             steps take batches of the policy before, so the staleness is at least 1 */
     bool fused; /* the trainer's processor fuses multiplications and additions: see train_run_fused */
 } train_run;
 

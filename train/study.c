@@ -6,6 +6,7 @@
 
 #include "../lib/base/clock.h"
 #include "../lib/base/context.h"
+#include "consensus.h"
 
 #include <math.h>
 #include <string.h>
@@ -19,11 +20,14 @@ typedef struct study_rank {
 typedef struct study {
     weft_context *context;
     const train_study_options *options;
-    uint32_t members; /* trainers that exist: DDP's are one, which learns from the batches of all */
+    uint32_t members; /* trainers that are here: DDP's are one, which learns from the batches of all */
+    uint32_t batches; /* of a step, each for a trainer */
+    uint32_t first;   /* rank of the first trainer that is here */
     size_t prompts;   /* of a member's step */
     study_rank *ranks;
     weft_loco_payload *payloads;
     lm_model *sampler; /* the policy that was agreed on */
+    lm_model *agreed;  /* the next one, of rounds that overlap; NULL: every trainer holds it */
     float *rewards;
     float *consensus; /* of ways without a payload */
     float *momentum;
@@ -61,7 +65,7 @@ static weft_status make_step(study *study, uint32_t rank, uint64_t step) {
     lm_grpo_result learned;
     const lm_rollout_options rollout = {
         .seed = options->seed,
-        .first = (step * study->members + rank) * study->prompts,
+        .first = (step * study->batches + study->first + rank) * study->prompts,
         .prompts = study->prompts,
         .group = options->group,
         .temperature = options->grpo.temperature,
@@ -86,20 +90,29 @@ static weft_status make_step(study *study, uint32_t rank, uint64_t step) {
 
 /* ---- agreeing by payloads ---- */
 
-static weft_status agree(study *study) {
-    const train_study_options *options = study->options;
+/* Payloads stay until the next ones are made. */
+static weft_status encode_all(study *study) {
     train_study_round *round = &study->round;
-    weft_loco_stats stats = {.size = sizeof stats};
+    weft_loco_info info = {.size = sizeof info};
+    weft_status status = WEFT_OK;
+    for (uint32_t r = 0; r < study->members && status == WEFT_OK; r++) {
+        weft_loco *loco = study->ranks[r].loco;
+        status = weft_loco_encode(loco, &study->payloads[r]);
+        if (status == WEFT_OK) {
+            status = weft_loco_inspect(study->context, &study->payloads[r], &info);
+        }
+        round->sent += (double)study->payloads[r].size / study->members;
+        round->fired += (double)info.fired / (double)info.elements / study->members;
+        round->residual += sqrt(weft_loco_residual_energy(loco)) / study->members;
+    }
+    return status;
+}
+
+static weft_status aggregate_all(study *study) {
+    const train_study_options *options = study->options;
     weft_status status = WEFT_OK;
     for (uint32_t r = 0; r < options->trainers && status == WEFT_OK; r++) {
-        status = weft_loco_encode(study->ranks[r].loco, &study->payloads[r]);
-        round->sent += (double)study->payloads[r].size / options->trainers;
-    }
-    for (uint32_t r = 0; r < options->trainers && status == WEFT_OK; r++) {
-        weft_loco *loco = study->ranks[r].loco;
-        status = weft_loco_aggregate(loco, study->payloads, options->trainers, &stats);
-        round->fired += (double)stats.fired / (double)stats.elements / options->trainers;
-        round->residual += sqrt(weft_loco_residual_energy(loco)) / options->trainers;
+        status = weft_loco_aggregate(study->ranks[r].loco, study->payloads, options->trainers, NULL);
     }
     for (uint32_t r = 1; r < options->trainers && status == WEFT_OK; r++) {
         weft_digest first = weft_loco_digest(study->ranks[0].loco);
@@ -109,6 +122,35 @@ static weft_status agree(study *study) {
         }
     }
     return status;
+}
+
+static weft_status end_agreement(study *study) {
+    const weft_loco_exchange *exchange = study->options->exchange;
+    double start = weft_clock_now();
+    weft_status status =
+        exchange != NULL ? weft_loco_round(study->ranks[0].loco, exchange, NULL) : aggregate_all(study);
+    study->round.wait += weft_clock_now() - start;
+    return status;
+}
+
+/* With overlap payloads travel during the next round's steps, and are waited for at their end; the last
+ * ones at once. */
+static weft_status agree(study *study) {
+    const train_study_options *options = study->options;
+    uint64_t number = study->round.round;
+    bool now = !options->overlap || number + 1 == options->rounds;
+    weft_status status = options->overlap && number > 0 ? end_agreement(study) : WEFT_OK;
+    if (status == WEFT_OK) {
+        status = encode_all(study);
+    }
+    if (status == WEFT_OK && now) {
+        status = end_agreement(study);
+    } else if (status == WEFT_OK && options->exchange != NULL) {
+        status = weft_loco_round_begin(study->ranks[0].loco, options->exchange);
+    }
+    return status == WEFT_OK && study->agreed != NULL
+               ? train_consensus_copy(study->agreed, study->ranks[0].loco)
+               : status;
 }
 
 /* ---- agreeing in ways that have no payload ---- */
@@ -189,6 +231,8 @@ static void count_round(study *study) {
         result->fired += round->fired / counted;
         result->sent += round->sent / counted;
         result->changed += round->changed / counted;
+        result->round += round->seconds / counted;
+        result->wait += round->wait / counted;
     }
     result->residual = round->residual;
     result->first_reward += round->round < quarter ? round->reward / (double)quarter : 0;
@@ -198,6 +242,7 @@ static void count_round(study *study) {
 static weft_status make_round(study *study, uint64_t number) {
     const train_study_options *options = study->options;
     weft_status status = WEFT_OK;
+    double start = weft_clock_now();
     study->round = (train_study_round){.round = number, .counted = number >= options->settle};
     for (uint64_t i = 0; i < options->local_steps && status == WEFT_OK; i++) {
         for (uint32_t r = 0; r < study->members && status == WEFT_OK; r++) {
@@ -217,17 +262,18 @@ static weft_status make_round(study *study, uint64_t number) {
     if (status != WEFT_OK) {
         return status;
     }
-    const lm_model *after = study->ranks[0].trainer->model;
+    const lm_model *after = study->agreed != NULL ? study->agreed : study->ranks[0].trainer->model;
     size_t changed = 0;
     for (size_t i = 0; i < after->parameters; i++) {
         changed += after->live[i] != study->sampler->live[i];
     }
     study->round.changed = (double)changed / (double)after->parameters;
+    study->round.seconds = weft_clock_now() - start;
     count_round(study);
     if (options->watcher != NULL && !options->watcher(options->opaque, &study->round)) {
         return weft_fail(study->context, WEFT_CANCELLED, "the study was stopped");
     }
-    return lm_model_copy(study->sampler, study->ranks[0].trainer->model);
+    return lm_model_copy(study->sampler, after);
 }
 
 static weft_status evaluate(study *study, double *success_out) {
@@ -263,8 +309,8 @@ static weft_status open_loco(study *study, uint32_t number) {
     if (tensors == NULL) {
         return WEFT_NO_MEMORY;
     }
-    options.run = "study";
-    options.rank = number;
+    options.run = TRAIN_STUDY_RUN;
+    options.rank = study->first + number;
     options.ranks = chosen->trainers;
     options.rate = (float)chosen->rate;
     options.momentum = (float)chosen->momentum;
@@ -272,6 +318,7 @@ static weft_status open_loco(study *study, uint32_t number) {
     options.raw = options.open;
     options.significant = options.open ? 0 : chosen->significant;
     options.grid = options.open ? 0 : chosen->grid;
+    options.overlap = chosen->overlap;
     for (size_t i = 0; i < model->weight_count; i++) {
         const lm_weight *weight = &model->weights[i];
         tensors[i] = (weft_loco_tensor){weight->name, model->masters + weight->offset,
@@ -324,8 +371,20 @@ static weft_status open_study(study *study, const lm_trainer *source) {
     if (options->way == TRAIN_STUDY_DDP && options->local_steps != 1) {
         return weft_fail(study->context, WEFT_INVALID_ARGUMENT, "a round of DDP is one step");
     }
-    study->members = options->way == TRAIN_STUDY_DDP ? 1 : options->trainers;
-    study->prompts = options->prompts * options->trainers / study->members;
+    if (options->overlap && !has_payload(options)) {
+        return weft_fail(study->context, WEFT_INVALID_ARGUMENT,
+                         "only rounds of pulseloco and diloco overlap with the next steps, not those of %s",
+                         names[options->way]);
+    }
+    if (options->exchange != NULL && (!has_payload(options) || options->rank >= options->trainers)) {
+        return weft_fail(study->context, WEFT_INVALID_ARGUMENT,
+                         "trainers meet by pulseloco or diloco, each as a rank below %u",
+                         options->trainers);
+    }
+    study->batches = options->way == TRAIN_STUDY_DDP ? 1 : options->trainers;
+    study->members = options->exchange != NULL ? 1 : study->batches;
+    study->first = options->exchange != NULL ? options->rank : 0;
+    study->prompts = options->prompts * options->trainers / study->batches;
     study->ranks = weft_allocate_zeroed(study->context, study->members, sizeof *study->ranks);
     study->payloads = weft_allocate_zeroed(study->context, options->trainers, sizeof *study->payloads);
     study->rewards =
@@ -340,6 +399,9 @@ static weft_status open_study(study *study, const lm_trainer *source) {
     if (status == WEFT_OK) {
         status = lm_model_create(study->context, &source->model->config, LM_WORKER, &study->sampler);
     }
+    if (status == WEFT_OK && options->overlap) {
+        status = lm_model_create(study->context, &source->model->config, LM_WORKER, &study->agreed);
+    }
     return status == WEFT_OK ? lm_model_copy(study->sampler, source->model) : status;
 }
 
@@ -349,6 +411,7 @@ static void close_study(study *study) {
         weft_release(study->context, study->ranks[r].residual);
         lm_trainer_destroy(study->ranks[r].trainer);
     }
+    lm_model_destroy(study->agreed);
     lm_model_destroy(study->sampler);
     weft_release(study->context, study->mean);
     weft_release(study->context, study->momentum);

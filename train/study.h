@@ -2,7 +2,8 @@
  *
  * study.h: several trainers in one process, for questions about the way they agree: how much they send, and
  * what the policy gains. The same gradients, gates, payloads and outer optimizer as in real runs, without
- * stores and workers, whose bits are the same.
+ * stores and workers, whose bits are the same. Or one of them, which meets the others by an exchange, for
+ * questions about time; the bits are the same again.
  *
  * Other ways stand beside them, for comparison. Forgetful has no error feedback: what is not sent is
  * forgotten. Rounded sends the difference of the BF16 weights, as the first version of the method did; the
@@ -39,10 +40,15 @@ typedef struct train_study_round {
     double sent;     /* bytes of a rank, mean */
     double changed;  /* share of the BF16 weights that differ from the round before */
     double residual; /* norm, mean over ranks */
+    double seconds;  /* from its first step until the next round's can be made */
+    double wait;     /* of these, seconds that went into ending a round, its own or the one before */
 } train_study_round;
 
 /* After each round. Return false to stop, which ends the study with WEFT_CANCELLED. */
 typedef bool (*train_study_watcher)(void *opaque, const train_study_round *round);
+
+/* The name of the run, for who opens an exchange. */
+#define TRAIN_STUDY_RUN "study"
 
 typedef struct train_study_options {
     train_study_way way;
@@ -54,6 +60,10 @@ typedef struct train_study_options {
     double momentum;
     uint32_t significant;
     uint32_t grid;
+    bool overlap; /* payloads of a round travel during the steps of the next, which end it: the policy that
+                     samples, and what trainers know of each other, are older by a round */
+    const weft_loco_exchange *exchange; /* NULL: all trainers are in this process; else it is one of them */
+    uint32_t rank;                      /* which */
     lm_task task;
     lm_grpo_options grpo;
     uint64_t seed;
@@ -74,7 +84,9 @@ typedef struct train_study_result {
     double last_reward;
     double before; /* success, on fresh prompts */
     double after;
-    double seconds;     /* of a step of all ranks */
+    double seconds; /* of a step of all ranks here */
+    double round;   /* seconds, and of these waited; means over the rounds that count */
+    double wait;
     weft_digest digest; /* of the consensus in the end */
 } train_study_result;
 

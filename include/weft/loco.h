@@ -17,6 +17,15 @@
  * with every operation rounded by itself, so that all ranks compute the same bits on every processor. With
  * `grid` another rule says what is sent; the rest is the same. The
  * residual is a rank's own: what was not sent is not lost, and goes with a later round.
+ *
+ * With `overlap` a rank trains on while its payload travels. When the payload is made, it goes ahead to
+ * where the consensus will be if all ranks have learned what it has; when the round ends, what it has
+ * learned since stays with it, and is what its next payload speaks of:
+ *
+ *     learned   = consensus - local
+ *     ahead     = consensus - rate * (learned + mu * (mu * momentum + learned))
+ *     local     = ahead                                     when the payload is made
+ *     local     = consensus + (local - ahead)               when the round ends
  */
 #ifndef WEFT_LOCO_H
 #define WEFT_LOCO_H
@@ -53,6 +62,8 @@ typedef struct weft_loco_options {
     uint32_t grid; /* 1 to 8: what is sent is s rounded to multiples of 2^(1 - grid) ULPs that the consensus
                       has in BF16, where that is not zero. What waits is then of either sign, and half a
                       step at most: the mean of many rounds is not late. 0: what is visible is sent */
+    bool overlap;  /* the rank trains on between the payload and the end of its round, as above; not with
+                      `average`. A rank's own choice, like `grid`: who receives payloads need not know */
 } weft_loco_options;
 
 /* One rank, rate 0.7, momentum 0.9, the gate in use, nothing cut. */
@@ -62,11 +73,12 @@ typedef struct weft_loco weft_loco;
 
 /* The consensus of round 0 is what the tensors hold, the residual and the momentum are zero. `options` and
  * names are copied; the weights stay the caller's and must outlive the object, as must the context.
- * Beside them it takes 8 bytes for each weight, 12 with momentum. A weight that is not finite is
- * WEFT_INVALID_ARGUMENT, and named; with `average` the tensors may hold anything yet. */
+ * Beside them it takes 8 bytes for each weight, 12 with momentum, and 4 more with `overlap`. A weight that
+ * is not finite is WEFT_INVALID_ARGUMENT, and named; with `average` the tensors may hold anything yet. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_create(weft_context *context, const weft_loco_options *options,
                                                    const weft_loco_tensor *tensors, size_t count,
                                                    weft_loco **loco_out);
+/* A round that was begun is given up: its exchange is told to stop and waited for. */
 WEFT_API void weft_loco_destroy(weft_loco *loco);
 
 /* Rounds done. */
@@ -98,10 +110,10 @@ typedef struct weft_loco_stats {
 } weft_loco_stats;
 
 /* Gates and encodes this rank's changes since the last round. The residual has moved when this returns, and
- * the object holds the payload until the round is done: another call gives the same one. A weight that is
- * not finite is WEFT_INVALID_ARGUMENT, and named. The call can be cancelled before it begins, and then
- * nothing has moved; after any other failure the residual is between two states, and the object can only be
- * destroyed. */
+ * with `overlap` the weights are ahead; the object holds the payload until the round is done: another call
+ * gives the same one. A weight that is not finite is WEFT_INVALID_ARGUMENT, and named. The call can be
+ * cancelled before it begins, and then nothing has moved; after any other failure the residual is between
+ * two states, and the object can only be destroyed. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_encode(weft_loco *loco, weft_loco_payload *payload_out);
 /* Ends the round with the payloads of all ranks, in rank order. All of them are checked and decoded before
  * anything changes; a payload that is damaged, or of another run, round, rank, model, consensus or
@@ -116,8 +128,8 @@ WEFT_API WEFT_CHECKED weft_status weft_loco_aggregate(weft_loco *loco, const wef
 typedef struct weft_loco_exchange {
     size_t size; /* sizeof(weft_loco_exchange) */
     /* Gives `own` to all ranks and fills `all`, one for each rank, with the same set on every rank: the
-     * exchange sees to it that all agree on who is included. What `all` points to stays until the next call
-     * or until the exchange is closed. Called again with the same round and bytes after a failure.
+     * exchange sees to it that all agree on who is included. What `all` points to stays until it is called
+     * again or until the exchange is closed. Called again with the same round and bytes after a failure.
      * WEFT_NOT_FOUND: the round was over long ago; catch up. */
     weft_status (*share)(void *opaque, weft_context *context, uint64_t round, const weft_loco_payload *own,
                          weft_loco_payload *all, size_t ranks);
@@ -134,17 +146,28 @@ typedef struct weft_loco_exchange {
                                 weft_loco_payload *snapshot_out);
     void (*close)(void *opaque);
     void *opaque;
+    /* `share` may be called by another thread than the one that opened the exchange, and `ended` while it
+     * is: weft_loco_round_begin needs that. */
+    bool threads;
 } weft_loco_exchange;
 
-/* A whole round: encode, share, aggregate. If sharing fails, the payload is kept: call again, without
- * training in between; WEFT_NOT_FOUND: the others are far ahead, weft_loco_catch_up. A snapshot that is due
- * and cannot be left is no failure. */
+/* A whole round: encode, share, aggregate; of one that was begun, what is left of it. If sharing fails, the
+ * payload is kept: call again, without training in between unless rounds overlap; WEFT_NOT_FOUND: the
+ * others are far ahead, weft_loco_catch_up. A snapshot that is due and cannot be left is no failure. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_round(weft_loco *loco, const weft_loco_exchange *exchange,
                                                   weft_loco_stats *stats);
+/* Begins a round and returns: encodes, and shares on a thread of its own while the caller trains. The next
+ * weft_loco_round with the same exchange waits for the payloads and ends it, or tells why they have not
+ * come. The weights change in these calls, and in weft_loco_catch_up, and at no other time. Until the round
+ * has ended nobody else uses the exchange, but to ask whether a round has `ended`. A state can be saved
+ * before a round is begun and after it is done, not between. WEFT_INVALID_ARGUMENT without `overlap`;
+ * WEFT_UNSUPPORTED if the exchange cannot be used by another thread; WEFT_BUSY if one is begun already. */
+WEFT_API WEFT_CHECKED weft_status weft_loco_round_begin(weft_loco *loco,
+                                                        const weft_loco_exchange *exchange);
 /* For a rank that comes back: ends all rounds that the others have ended without it, or, where they were
  * too many, or their payloads are damaged or gone, takes the newest snapshot. What it has trained and not
- * sent goes into the residual, unless its payload turns out to have been included. `rounds_out`, by how
- * many rounds it has moved, may be NULL. */
+ * sent goes into the residual, unless its payload turns out to have been included. The exchange of a round
+ * that was begun is stopped first. `rounds_out`, by how many rounds it has moved, may be NULL. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_catch_up(weft_loco *loco, const weft_loco_exchange *exchange,
                                                      uint64_t *rounds_out);
 
@@ -183,7 +206,8 @@ WEFT_API WEFT_CHECKED weft_status weft_loco_save(const weft_loco *loco, const ch
 /* Reads it back into an object of the same run, rank, configuration and tensors; the local weights are set,
  * and so is the memory of `extra`, the tensors of the inner optimizer (or NULL). Everything is checked, and
  * all of it is under a digest, before anything changes. `label` is called with the value of each of `keys`
- * (up to NULL; or NULL), which is NULL if there is no such label. */
+ * (up to NULL; or NULL), which is NULL if there is no such label. A round that was begun is given
+ * up when all is checked. */
 WEFT_API WEFT_CHECKED weft_status
 weft_loco_load(weft_loco *loco, const char *path, const weft_table *extra, const char *const *keys,
                void (*label)(void *opaque, const char *key, const char *value), void *opaque);

@@ -20,7 +20,10 @@ typedef struct weft_loco_mpi_options {
 /* Joins the processes that MPI has started, and tells which of them this is; `options` may be NULL. MPI is
  * initialised here, and finalised when the exchange is closed, unless the caller had done so before.
  *
- * All payloads reach all ranks in every round: who fails says so and ends, and MPI ends the others. */
+ * All payloads reach all ranks in every round: who fails says so and ends, and MPI ends the others. Rounds
+ * can overlap (`threads` of the exchange) if MPI was initialised for calls of several threads, one at a
+ * time (MPI_THREAD_SERIALIZED), as it is here; the caller then makes none of its own between the beginning
+ * and the end of a round. */
 WEFT_API WEFT_CHECKED weft_status weft_loco_mpi_open(weft_context *context,
                                                      const weft_loco_mpi_options *options,
                                                      weft_loco_exchange *exchange_out, uint32_t *rank_out,

@@ -224,6 +224,11 @@ static weft_status check_call(const weft_loco *loco, const weft_loco_payload *pa
         return weft_fail(loco->context, WEFT_INVALID_ARGUMENT,
                          "a round ends with a payload of this rank: encode first");
     }
+    if (loco->flight != NULL) {
+        return weft_fail(loco->context, WEFT_BUSY,
+                         "round %llu was begun, and its exchange is under way: weft_loco_round ends it",
+                         (unsigned long long)loco->rounds);
+    }
     if (count != loco->options.ranks) {
         return weft_fail(loco->context, WEFT_INVALID_ARGUMENT,
                          "%zu payloads were given for %u ranks: each rank has a place, filled or not",

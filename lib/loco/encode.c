@@ -11,6 +11,7 @@
 #include "../base/pool.h"
 #include "../code/block.h"
 #include "gate.h"
+#include "step/step.h"
 
 #include <string.h>
 
@@ -26,6 +27,8 @@ typedef struct encode_worker {
     weft_block_encoder encoder;
     weft_gate_room rooms[GATE_TILES];
     float kept[SAMPLE_STRETCH];
+    float learned[WEFT_TILE]; /* in a tile, since the last round */
+    float momentum[WEFT_TILE];
 } encode_worker;
 
 /* What the gate has made of a tile. */
@@ -38,6 +41,7 @@ typedef struct gated_tile {
 struct weft_loco_job {
     weft_loco *loco;
     weft_gate gate;
+    weft_step_kernel step;
     encode_worker *workers;
     unsigned worker_count;
     weft_writer *frames; /* a window of them */
@@ -160,6 +164,32 @@ static weft_status encode_raw(const encode_job *job, encode_worker *worker, uint
     return WEFT_OK;
 }
 
+/* Where rounds overlap, the local weights go to where the consensus will be if the other ranks have learned
+ * what this one has: most of the way, for the momentum is known, and the next steps are of use there. They
+ * are kept as they are then, to tell what is learned from there on. */
+static weft_status look_ahead(const encode_job *job, encode_worker *worker, uint64_t start, uint64_t end) {
+    const weft_loco *loco = job->loco;
+    const weft_step step = {1, loco->options.rate, loco->options.momentum};
+    while (start < end) {
+        weft_loco_stretch stretch = weft_loco_stretch_at(loco, start, end, WEFT_TILE);
+        float *ahead = loco->ahead + start;
+        for (size_t i = 0; i < stretch.count; i++) {
+            ahead[i] = loco->consensus[start + i];
+            worker->learned[i] = ahead[i] - stretch.local[i];
+        }
+        if (loco->momentum != NULL) {
+            memcpy(worker->momentum, loco->momentum + start, stretch.count * sizeof *worker->momentum);
+        }
+        if (job->step(&step, stretch.count, worker->learned, ahead,
+                      loco->momentum != NULL ? worker->momentum : NULL) >= WEFT_NOT_FINITE) {
+            return weft_loco_not_finite(loco, start, "a weight near the largest");
+        }
+        weft_step_copy(stretch.local, ahead, stretch.count);
+        start += stretch.count;
+    }
+    return WEFT_OK;
+}
+
 static weft_status encode_block(void *argument, size_t index, unsigned worker_index) {
     encode_job *job = argument;
     encode_worker *worker = &job->workers[worker_index];
@@ -171,6 +201,9 @@ static weft_status encode_block(void *argument, size_t index, unsigned worker_in
     size_t begun = weft_payload_frame_begin(frame);
     weft_status status =
         raw ? encode_raw(job, worker, start, end, frame) : encode_coded(job, worker, start, end, frame);
+    if (status == WEFT_OK && job->loco->ahead != NULL) {
+        status = look_ahead(job, worker, start, end);
+    }
     if (status != WEFT_OK) {
         return status;
     }
@@ -213,6 +246,7 @@ static weft_status make_job(weft_loco *loco) {
     }
     job->loco = loco;
     job->gate = weft_gate_for(weft_cpu_level());
+    job->step = weft_step_kernel_for(weft_cpu_level());
     job->worker_count = weft_context_threads(context);
     job->window = weft_parallel_window(context);
     weft_writer_open(&job->seal.checksums, context);

@@ -6,6 +6,7 @@
 #include "../base/sized.h"
 
 #include "../base/context.h"
+#include "flight.h"
 #include "gate.h"
 #include "included.h"
 #include "step/step.h"
@@ -57,6 +58,10 @@ static weft_status check_options(weft_context *context, const weft_loco_options 
         return weft_fail(context, WEFT_INVALID_ARGUMENT,
                          "averages are of raw values, with rate 1 and no momentum");
     }
+    if (options->average && options->overlap) {
+        return weft_fail(context, WEFT_INVALID_ARGUMENT,
+                         "averages do not overlap: a gradient is of the weights that it was made with");
+    }
     return WEFT_OK;
 }
 
@@ -101,7 +106,8 @@ static weft_status copy_places(weft_loco *loco, const weft_loco_tensor *tensors,
 static weft_status allocate_arrays(weft_loco *loco) {
     enum { LINE = 64, LINE_FLOATS = LINE / sizeof(float) };
     size_t stride = (size_t)((loco->elements + LINE_FLOATS - 1) / LINE_FLOATS * LINE_FLOATS);
-    size_t arrays = loco->options.momentum > 0 ? 3 : 2;
+    bool momentum = loco->options.momentum > 0;
+    size_t arrays = 2 + momentum + loco->options.overlap;
     size_t bytes = LINE + arrays * stride * sizeof(float);
     loco->memory = weft_allocate(loco->context, bytes);
     if (loco->memory == NULL) {
@@ -112,7 +118,8 @@ static weft_status allocate_arrays(weft_loco *loco) {
     uintptr_t first = ((uintptr_t)loco->memory + LINE - 1) / LINE * LINE;
     loco->consensus = (float *)first;
     loco->residual = loco->consensus + stride;
-    loco->momentum = arrays == 3 ? loco->residual + stride : NULL;
+    loco->momentum = momentum ? loco->residual + stride : NULL;
+    loco->ahead = loco->options.overlap ? loco->consensus + (arrays - 1) * stride : NULL;
     for (size_t i = 0; i < loco->place_count && !loco->options.average; i++) {
         const weft_loco_place *place = &loco->places[i];
         if (place->count > 0) {
@@ -216,6 +223,7 @@ void weft_loco_destroy(weft_loco *loco) {
         return;
     }
     weft_context *context = loco->context;
+    weft_loco_flight_close(loco);
     weft_loco_job_destroy(loco->job);
     weft_writer_close(&loco->payload);
     weft_view_destroy(loco->view);
@@ -316,7 +324,11 @@ weft_status weft_loco_move_digest(weft_loco *loco) {
 void weft_loco_set_local(const weft_loco *loco, uint64_t start, uint64_t end) {
     while (start < end) {
         weft_loco_stretch stretch = weft_loco_stretch_at(loco, start, end, SIZE_MAX);
-        weft_step_copy(stretch.local, loco->consensus + start, stretch.count);
+        if (loco->ahead != NULL && loco->pending) {
+            weft_step_carry(stretch.local, loco->consensus + start, loco->ahead + start, stretch.count);
+        } else {
+            weft_step_copy(stretch.local, loco->consensus + start, stretch.count);
+        }
         start += stretch.count;
     }
 }

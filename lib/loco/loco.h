@@ -31,6 +31,9 @@ static inline weft_tensor weft_loco_place_tensor(const weft_loco_place *place, f
 /* The last payload of a rank that was included: included.h. */
 typedef struct weft_loco_included weft_loco_included;
 
+/* The exchange of a round that was begun: flight.h. */
+typedef struct weft_loco_flight weft_loco_flight;
+
 /* What encoding needs beside the state: encode.c. */
 typedef struct weft_loco_job weft_loco_job;
 void weft_loco_job_destroy(weft_loco_job *job);
@@ -47,6 +50,7 @@ struct weft_loco {
     float *consensus;
     float *residual;
     float *momentum;   /* NULL: none */
+    float *ahead;      /* where the local weights went when the payload was made; NULL: no overlap */
     weft_table *table; /* of the consensus */
     weft_view *view;
     weft_digest digest;
@@ -54,9 +58,10 @@ struct weft_loco {
     weft_loco_included *included; /* one for each rank */
     weft_writer payload;          /* of the round under way */
     uint64_t fired;
-    weft_loco_job *job; /* NULL before the first round */
-    bool pending;       /* there is one */
-    bool broken;        /* a failure has left the state between two rounds */
+    weft_loco_job *job;       /* NULL before the first round */
+    weft_loco_flight *flight; /* NULL: no round was begun */
+    bool pending;             /* there is a payload */
+    bool broken;              /* a failure has left the state between two rounds */
 };
 
 /* A stretch of the flat arrays that lies in one tensor. */
@@ -86,7 +91,8 @@ weft_status weft_loco_not_finite(const weft_loco *loco, uint64_t element, const 
 weft_status weft_loco_return_values(weft_loco *loco);
 /* Sums the consensus again, which has moved: nobody is asked whether to go on. */
 weft_status weft_loco_move_digest(weft_loco *loco);
-/* Sets the local weights of a range to the consensus. */
+/* Sets the local weights of a range to the consensus; and, if a payload is pending and rounds overlap, what
+ * was learned since it was made upon that. */
 void weft_loco_set_local(const weft_loco *loco, uint64_t start, uint64_t end);
 
 #endif

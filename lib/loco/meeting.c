@@ -65,12 +65,12 @@ weft_status weft_meeting_put(const weft_meeting *meeting, weft_context *context,
 }
 
 weft_status weft_meeting_get(const weft_meeting *meeting, weft_context *context, const char *key,
-                             uint64_t most, weft_received *received_out, weft_hash *hash_out) {
+                             uint64_t most, weft_context *memory, weft_received *received_out,
+                             weft_hash *hash_out) {
     const weft_message_seal seal = {meeting->options.key, meeting->run, key};
     size_t behind = seal.key != NULL ? WEFT_SIGNATURE_BYTES : 0;
     weft_received received;
-    weft_status status =
-        weft_message_get(context, meeting->store, key, most + behind, meeting->context, &received);
+    weft_status status = weft_message_get(context, meeting->store, key, most + behind, memory, &received);
     if (status != WEFT_OK) {
         return status;
     }
@@ -97,7 +97,7 @@ weft_status weft_meeting_get_named(weft_meeting *meeting, weft_context *context,
     if (size > most || size >= SIZE_MAX / 2) {
         return weft_fail(context, WEFT_MALFORMED, "%s cannot have %" PRIu64 " bytes", key, size);
     }
-    weft_status status = weft_meeting_get(meeting, context, key, size, &received, &got);
+    weft_status status = weft_meeting_get(meeting, context, key, size, meeting->context, &received, &got);
     if (status == WEFT_LIMIT_EXCEEDED) {
         return weft_meeting_unusable(context, WEFT_MALFORMED, key, AGAIN);
     }
@@ -137,7 +137,9 @@ static void close_meeting(void *opaque) {
     weft_release(meeting->context, meeting->places);
     weft_release(meeting->context, meeting->missing);
     weft_release(meeting->context, meeting->manifest.payloads);
-    weft_release(meeting->context, meeting);
+    weft_context *context = meeting->context;
+    weft_release(context, meeting);
+    weft_context_destroy(context);
 }
 
 void weft_loco_store_defaults(weft_loco_store_options *options_out) {
@@ -208,11 +210,17 @@ weft_status weft_loco_store_open(weft_context *context, weft_store *store,
     if (status != WEFT_OK) {
         return status;
     }
-    weft_meeting *meeting = weft_allocate_zeroed(context, 1, sizeof *meeting);
-    if (meeting == NULL) {
-        return WEFT_NO_MEMORY;
+    weft_context *own = NULL;
+    status = weft_context_derive(context, NULL, NULL, &own);
+    if (status != WEFT_OK) {
+        return status;
     }
-    meeting->context = context;
+    weft_meeting *meeting = weft_allocate_zeroed(own, 1, sizeof *meeting);
+    if (meeting == NULL) {
+        weft_context_destroy(own);
+        return weft_fail(context, WEFT_NO_MEMORY, "out of memory for a meeting");
+    }
+    meeting->context = own;
     meeting->store = store;
     meeting->options = options;
     snprintf(meeting->run, sizeof meeting->run, "%s", options.run);
@@ -220,7 +228,7 @@ weft_status weft_loco_store_open(weft_context *context, weft_store *store,
     meeting->began = -1;
     if (!allocate_ranks(meeting, options.ranks)) {
         close_meeting(meeting);
-        return WEFT_NO_MEMORY;
+        return weft_fail(context, WEFT_NO_MEMORY, "out of memory for the ranks of a meeting");
     }
     const weft_loco_exchange exchange = {.size = sizeof exchange,
                                          .share = weft_meeting_share,
@@ -229,7 +237,8 @@ weft_status weft_loco_store_open(weft_context *context, weft_store *store,
                                          .snapshot_put = weft_meeting_snapshot_put,
                                          .snapshot_get = weft_meeting_snapshot_get,
                                          .close = close_meeting,
-                                         .opaque = meeting};
+                                         .opaque = meeting,
+                                         .threads = true};
     weft_sized_write(&exchange, exchange_out, sizeof exchange);
     return WEFT_OK;
 }

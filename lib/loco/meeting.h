@@ -28,7 +28,7 @@ typedef struct weft_meeting_place {
 } weft_meeting_place;
 
 typedef struct weft_meeting {
-    weft_context *context; /* whose memory it lives in */
+    weft_context *context; /* its own, for memory: rounds may be shared on a thread beside the caller's */
     weft_store *store;
     weft_loco_store_options options;
     char run[WEFT_LOCO_RUN_MAX + 1];
@@ -59,10 +59,11 @@ weft_status weft_meeting_unusable(weft_context *context, weft_status status, con
 /* Puts an object; with a key, its signature behind it. */
 weft_status weft_meeting_put(const weft_meeting *meeting, weft_context *context,
                              const weft_message *message);
-/* An object of at most `most` bytes, in memory of the meeting's, and its SHA-256. With a key it must be
- * signed: else WEFT_SIGNATURE_MISMATCH. */
+/* An object of at most `most` bytes, in memory that `memory` allocates, and its SHA-256. With a key it must
+ * be signed: else WEFT_SIGNATURE_MISMATCH. */
 weft_status weft_meeting_get(const weft_meeting *meeting, weft_context *context, const char *key,
-                             uint64_t most, weft_received *received_out, weft_hash *hash_out);
+                             uint64_t most, weft_context *memory, weft_received *received_out,
+                             weft_hash *hash_out);
 /* One of exactly `size` bytes whose SHA-256 is `hash`. Nothing is taken on trust: a size above `most` is
  * refused. */
 weft_status weft_meeting_get_named(weft_meeting *meeting, weft_context *context, const char *key,

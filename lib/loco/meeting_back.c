@@ -20,7 +20,7 @@ static weft_status read_note(weft_meeting *meeting, weft_context *context, weft_
     weft_hash hash;
     weft_meeting_key key = weft_meeting_note_key(meeting);
     weft_status status =
-        weft_meeting_get(meeting, context, key.text, WEFT_SNAPSHOT_NOTE_MAX, &received, &hash);
+        weft_meeting_get(meeting, context, key.text, WEFT_SNAPSHOT_NOTE_MAX, context, &received, &hash);
     if (status != WEFT_OK) {
         return status;
     }

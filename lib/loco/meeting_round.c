@@ -40,8 +40,9 @@ static weft_status read_manifest(gathering *gathering) {
     weft_received received;
     weft_hash hash;
     weft_meeting_key key = weft_meeting_closed_key(meeting, gathering->round);
-    weft_status status = weft_meeting_get(meeting, gathering->context, key.text,
-                                          weft_manifest_most(meeting->options.ranks), &received, &hash);
+    weft_status status =
+        weft_meeting_get(meeting, gathering->context, key.text, weft_manifest_most(meeting->options.ranks),
+                         gathering->context, &received, &hash);
     if (status != WEFT_OK) {
         return status;
     }
@@ -153,7 +154,8 @@ static weft_status look_for_payload(gathering *gathering, uint32_t rank) {
     uint64_t most = weft_loco_payload_most(gathering->own_info.elements);
     weft_received received;
     weft_hash hash;
-    weft_status status = weft_meeting_get(meeting, gathering->context, key.text, most, &received, &hash);
+    weft_status status =
+        weft_meeting_get(meeting, gathering->context, key.text, most, meeting->context, &received, &hash);
     if (status == WEFT_OK) {
         meeting->stats.received += received.size;
         judge_payload(gathering, rank, received.data, received.size, place);

@@ -5,7 +5,7 @@
 #include "../base/context.h"
 #include "../base/sized.h"
 #include "../base/status.h"
-#include "loco.h"
+#include "flight.h"
 #include "snapshot.h"
 
 /* Leaves a snapshot if one is due. Without it nothing but the way back gets longer. */
@@ -27,6 +27,14 @@ static void leave_snapshot(weft_loco *loco, const weft_loco_exchange *exchange) 
     weft_context_clear(loco->context);
 }
 
+/* Gives the payload to the others, or waits for who does so since the round was begun. */
+static weft_status share_payload(weft_loco *loco, const weft_loco_exchange *exchange,
+                                 const weft_loco_payload *own, weft_loco_payload *all) {
+    return loco->flight != NULL
+               ? weft_loco_flight_land(loco, all)
+               : weft_loco_share(exchange, loco->context, loco->rounds, own, all, loco->options.ranks);
+}
+
 weft_status weft_loco_round(weft_loco *loco, const weft_loco_exchange *given, weft_loco_stats *stats) {
     weft_loco_exchange exchange = {.size = sizeof exchange};
     weft_loco_payload own;
@@ -45,10 +53,7 @@ weft_status weft_loco_round(weft_loco *loco, const weft_loco_exchange *given, we
     if (all == NULL) {
         return WEFT_NO_MEMORY;
     }
-    status = weft_answer_told(
-        loco->context,
-        exchange.share(exchange.opaque, loco->context, loco->rounds, &own, all, loco->options.ranks),
-        "the exchange's share of round %llu", (unsigned long long)loco->rounds);
+    status = share_payload(loco, &exchange, &own, all);
     if (status == WEFT_OK) {
         status = weft_loco_aggregate(loco, all, loco->options.ranks, stats);
     }
@@ -57,6 +62,32 @@ weft_status weft_loco_round(weft_loco *loco, const weft_loco_exchange *given, we
         leave_snapshot(loco, &exchange);
     }
     return status;
+}
+
+weft_status weft_loco_round_begin(weft_loco *loco, const weft_loco_exchange *given) {
+    weft_loco_exchange exchange = {.size = sizeof exchange};
+    weft_loco_payload own;
+    weft_status status =
+        weft_sized_read(loco->context, given, &exchange, sizeof exchange, "weft_loco_exchange");
+    if (status != WEFT_OK) {
+        return status;
+    }
+    if (!loco->options.overlap) {
+        return weft_fail(loco->context, WEFT_INVALID_ARGUMENT,
+                         "a round that is begun ends after more training, which only ranks with the option "
+                         "overlap do not lose");
+    }
+    if (!exchange.threads) {
+        return weft_fail(loco->context, WEFT_UNSUPPORTED,
+                         "this exchange cannot be used by a thread beside the one that trains, so rounds "
+                         "cannot overlap over it; use another, or rounds without overlap");
+    }
+    if (loco->flight != NULL) {
+        return weft_fail(loco->context, WEFT_BUSY, "round %llu was begun already: weft_loco_round ends it",
+                         (unsigned long long)loco->rounds);
+    }
+    status = weft_loco_encode(loco, &own);
+    return status == WEFT_OK ? weft_loco_flight_start(loco, &exchange, &own) : status;
 }
 
 /* What was trained since the last round goes into the residual, unless it has been included under this
@@ -92,8 +123,8 @@ static weft_status take_snapshot(weft_loco *loco, const weft_loco_exchange *exch
         status = weft_loco_return_values(loco);
     }
     if (status == WEFT_OK) {
-        loco->pending = false;
         status = weft_loco_snapshot_take(loco, &snapshot);
+        loco->pending = false;
     }
     return status;
 }
@@ -131,6 +162,9 @@ weft_status weft_loco_catch_up(weft_loco *loco, const weft_loco_exchange *given,
     weft_status status = weft_context_enter(loco->context);
     if (status == WEFT_OK) {
         status = weft_sized_read(loco->context, given, &exchange, sizeof exchange, "weft_loco_exchange");
+    }
+    if (status == WEFT_OK && exchange.ended != NULL) {
+        weft_loco_flight_close(loco);
     }
     while (status == WEFT_OK && exchange.ended != NULL) {
         status = exchange.ended(exchange.opaque, loco->context, loco->rounds);

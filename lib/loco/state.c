@@ -13,6 +13,7 @@
 
 #include "../base/context.h"
 #include "../tensor/digest.h"
+#include "flight.h"
 #include "included.h"
 
 #include <stdio.h>
@@ -394,12 +395,13 @@ static weft_status load_file(weft_loco *loco, const weft_checkpoint *file, const
         }
     }
     if (status == WEFT_OK) {
+        weft_loco_flight_close(loco);
+        loco->pending = false;
         copy_tensors(found, table);
         if (!local) {
             weft_loco_set_local(loco, 0, loco->elements);
         }
         loco->rounds = rounds;
-        loco->pending = false;
         status = weft_loco_move_digest(loco);
         loco->broken = status != WEFT_OK;
     }

@@ -114,6 +114,7 @@ static const char doc[] =
     "  weft bench --loco --params 8M --repeat 3\n"
     "  weft bench --lm --rates 1e-6 --steps 1 --save 2M.state\n"
     "  weft bench --loco --study pulseloco --state 2M.state --rate 1e-6\n"
+    "  weft bench --loco --study diloco --state 2M.state --rate 3e-5 --overlap\n"
     "  weft bench --lm --kv --repeat 3\n"
     "  weft bench --lm --sparse rkv:22:naive --steps 100 --seed 2\n" HELP_EXIT_CODES;
 
@@ -130,6 +131,7 @@ typedef struct bench_arguments {
     const char *study; /* --study, if it was given */
     const char *only_with_density;
     const char *only_with_study; /* an option that was given and means nothing without */
+    const char *only_with_meet;
     bench_options options;
 } bench_arguments;
 
@@ -218,6 +220,9 @@ static void check_arguments(struct argp_state *state, void *input) {
     check_lm(arguments, state);
     if (arguments->only_with_study != NULL && arguments->study == NULL) {
         argp_error(state, "--%s goes with --study WAY", arguments->only_with_study);
+    }
+    if ((arguments->only_with_meet != NULL) != (options->meet != NULL)) {
+        argp_error(state, "--meet STORE and --rank R go together");
     }
     if ((options->base == NULL) != (options->next == NULL)) {
         argp_error(state, "--base and --new go together");
@@ -467,6 +472,16 @@ int verb_bench(int argc, char **argv) {
         {"grid", "N", 5,
          "With --study: pulseloco sends multiples of 2^(1-N) BF16 steps, 1 to 8 (default 0: what is seen)",
          .count = &arguments.options.grid, .most = 8, .given = &arguments.only_with_study},
+        {"overlap", NULL, 5,
+         "With --study: payloads of pulseloco and diloco travel during the steps of the next round, which "
+         "so begins without them",
+         .flag = &arguments.options.overlap, .given = &arguments.only_with_study},
+        {"meet", "STORE", 5,
+         "With --study: this process is one of the trainers, and meets the others in STORE, which no study "
+         "has used before, with the token of $WEFT_TOKEN; tells what rounds and waiting take",
+         .text = &arguments.options.meet, .given = &arguments.only_with_study},
+        {"rank", "R", 5, "With --meet: which of them, from 0", .count = &arguments.options.rank, .most = 63,
+         .given = &arguments.only_with_meet},
         {0},
     };
     const weft_form form = {"", doc, {{options, NULL}, {study, NULL}}, .check = check_arguments};

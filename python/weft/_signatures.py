@@ -178,6 +178,7 @@ _SIGNATURES: Dict[str, Tuple[Any, Tuple[Any, ...]]] = {
     "loco_encode": (_STATUS, (_P, POINTER(s.loco_payload))),
     "loco_aggregate": (_STATUS, (_P, POINTER(s.loco_payload), c_size_t, POINTER(s.loco_stats))),
     "loco_round": (_STATUS, (_P, POINTER(s.loco_exchange), POINTER(s.loco_stats))),
+    "loco_round_begin": (_STATUS, (_P, POINTER(s.loco_exchange))),
     "loco_catch_up": (_STATUS, (_P, POINTER(s.loco_exchange), POINTER(c_uint64))),
     "loco_save": (_STATUS, (_P, c_char_p, _P, _TEXTS, c_bool)),
     "loco_load": (_STATUS, (_P, c_char_p, _P, _TEXTS, s.LABEL, _P)),

@@ -610,6 +610,7 @@ class loco_options(Sized):
         ("raw", c_bool),
         ("average", c_bool),
         ("grid", c_uint32),
+        ("overlap", c_bool),
     ]
 
 
@@ -644,6 +645,7 @@ class loco_exchange(Sized):
         ("snapshot_get", c_void_p),
         ("close", CLOSE),
         ("opaque", c_void_p),
+        ("threads", c_bool),
     ]
 
 

@@ -24,7 +24,7 @@ from typing import Any, Dict, List, Mapping, Optional, Union
 from . import _structures as structures
 from ._signatures import functions
 from .context import Context, Handle, Progress, logger
-from .errors import UNSUPPORTED, InvalidArgument, StaleError, UnsupportedError, error_of
+from .errors import BUSY, UNSUPPORTED, InvalidArgument, StaleError, UnsupportedError, error_of
 from .keys import KeyLike, key_of
 from .store import StoreLike, store_of
 from .tensors import F32, Model, Path, Tensors, memory_of, path_bytes, texts
@@ -232,6 +232,11 @@ class Outer(Handle):
     rounded to multiples of 2^(1 - grid) steps of the BF16 weight, and sent where they are not 0: fewer bytes, and less
     that waits; 3 is a good choice. `open` fires everywhere, which is DiLoCo, and `raw` then sends values as they are.
 
+    With `overlap`, over a Meeting, payloads travel while the next steps are made: step() ends the round that it began
+    `local_steps` before, and begins another. In between the weights are ahead of the consensus: by what it is expected to
+    move, and by what this rank has learned since. After the last step, round() ends what was begun. It takes 4 bytes more
+    for each weight.
+
     >>> import numpy, tempfile
     >>> place = tempfile.TemporaryDirectory()
     >>> weights = {"w": numpy.ones(1000, "float32")}
@@ -263,15 +268,23 @@ class Outer(Handle):
         grid: int = 0,
         open: bool = False,
         raw: bool = False,
+        overlap: bool = False,
         threads: Optional[int] = None,
         progress: Progress = None,
     ) -> None:
         if local_steps < 1:
             raise InvalidArgument(f"local_steps is {local_steps}; a round needs at least one step")
+        if overlap and not isinstance(exchange, Meeting):
+            raise UnsupportedError(
+                UNSUPPORTED,
+                "rounds cannot overlap over torch.distributed, whose groups are used by the thread that trains; meet in a "
+                "store: exchange=Meeting(…)",
+            )
         super().__init__(Context(progress, threads))
         self._model = model
         self.local_steps = local_steps
-        self._steps = 0  # since the last round
+        self._steps = 0  # since the last round, or since one was begun
+        self._overlap, self._begun = overlap, False
         self.last: Optional[Round] = None
         context = self._context
         try:
@@ -286,7 +299,7 @@ class Outer(Handle):
             functions.loco_defaults(ctypes.byref(options))
             options.run, options.rank, options.ranks = label, self._exchange.rank, self._exchange.ranks
             options.rate, options.momentum, options.significant = rate, momentum, significant
-            options.grid, options.open, options.raw = grid, open, raw
+            options.grid, options.open, options.raw, options.overlap = grid, open, raw, overlap
             array = (structures.loco_tensor * len(tensors))(*tensors)
             context.run(
                 functions.loco_create, context.pointer, ctypes.byref(options), array, len(tensors), ctypes.byref(self._handle)
@@ -296,19 +309,37 @@ class Outer(Handle):
             raise
 
     def step(self) -> Optional[Round]:
-        """To be called after each step of the inner optimizer; a round after every `local_steps` of them, and what it did."""
+        """To be called after each step of the inner optimizer; a round after every `local_steps` of them, and what it did. With
+        overlap, what the round before it did."""
         self._steps += 1
-        return self.round() if self._steps >= self.local_steps else None
+        if self._steps < self.local_steps:
+            return None
+        if not self._overlap:
+            return self.round()
+        ended = self.round() if self._begun else None
+        self.begin()
+        return ended
+
+    def begin(self) -> None:
+        """With overlap: sends what this rank has learned, and returns while that travels. round() ends the round. Until then
+        a state cannot be saved."""
+        assert self._exchange is not None
+        self._check()
+        self._context.run(functions.loco_round_begin, self.handle, ctypes.byref(self._exchange.table))
+        self._begun, self._steps = True, 0
 
     def round(self) -> Round:
-        """Brings the ranks together now: the model then holds the consensus. If this fails in the exchange, call it
-        again, without training in between. NotFoundError: the others are far ahead; catch_up()."""
+        """Brings the ranks together now, or ends the round that was begun: the model then holds the consensus. If this fails in
+        the exchange, call it again, without training in between unless rounds overlap. NotFoundError: the others are far
+        ahead; catch_up()."""
         assert self._exchange is not None
         handle = self.handle
         self._check()
         stats = structures.loco_stats()
         self._context.run(functions.loco_round, handle, ctypes.byref(self._exchange.table), ctypes.byref(stats))
-        self._steps = 0
+        if not self._begun:
+            self._steps = 0
+        self._begun = False
         fields = {field.name: getattr(stats, field.name) for field in dataclasses.fields(Round) if field.name != "rounds"}
         self.last = Round(rounds=self.rounds, **fields)
         logger.info(
@@ -323,6 +354,7 @@ class Outer(Handle):
         assert self._exchange is not None
         self._check()
         moved = ctypes.c_uint64()
+        self._begun = False
         self._context.run(functions.loco_catch_up, self.handle, ctypes.byref(self._exchange.table), ctypes.byref(moved))
         if moved.value:
             self._steps = 0
@@ -358,6 +390,8 @@ class Outer(Handle):
         """What this rank has done in its meeting."""
         if not isinstance(self._exchange, _Store):
             raise error_of(UNSUPPORTED, "these ranks meet by torch.distributed, and in no store")
+        if self._begun:
+            raise error_of(BUSY, "a round was begun, and the meeting is at work on it; ask when round() has ended it")
         found = structures.loco_store_stats()
         functions.loco_store_describe(ctypes.byref(self._exchange.table), ctypes.byref(found))
         return MeetingInfo(**{field.name: getattr(found, field.name) for field in dataclasses.fields(MeetingInfo)})
@@ -397,7 +431,7 @@ class Outer(Handle):
         finally:
             if tensors is not None:
                 tensors.close()
-        self._steps = int(found.pop(_STEPS, None) or 0)
+        self._steps, self._begun = int(found.pop(_STEPS, None) or 0), False
         return found
 
     def state_dict(self) -> Dict[str, Any]:

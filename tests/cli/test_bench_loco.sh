@@ -53,6 +53,33 @@ assert ways["diloco"]["bytes"]["sent"] > 400640 and ways["diloco"]["fired"] == 1
 assert len({json.dumps(result["rounds"][-1]) for result in ways.values()}) == 6
 END
 check "the study: $(head -c 300 pulseloco.json)" /usr/bin/python3 study.py
+
+# ---- rounds that overlap with the next steps; and trainers that are processes, which come to the same bits ----
+small=(--state policy.safetensors --rate 1e-4 --steps 6 --local-steps 2 --trainers 2 --quiet --json)
+for setting in '' --overlap; do
+    expect 0 '' "$weft" bench --loco --study pulseloco --grid 3 "${small[@]}" $setting
+    cp stdout "one$setting.json"
+    "$weft" bench --loco --study pulseloco --grid 3 "${small[@]}" $setting --meet "store$setting" --rank 1 \
+        > "second$setting.json" 2> second.err < /dev/null &
+    second=$!
+    expect 0 '' "$weft" bench --loco --study pulseloco --grid 3 "${small[@]}" $setting --meet "store$setting" --rank 0
+    cp stdout "first$setting.json"
+    check "the other trainer: $(cat second.err)" wait "$second"
+done
+check 'the same bits as processes, and others with overlap' /usr/bin/python3 -c '
+import json
+one, over = [[json.load(open(name + setting + ".json")) for name in ("one", "first", "second")]
+             for setting in ("", "--overlap")]
+for found, overlap in (one, False), (over, True):
+    assert len({result["digest"] for result in found}) == 1 and len({result["changed"] for result in found}) == 1
+    assert all(result["overlap"] == overlap and result["grid"] == 3 for result in found)
+    assert all(0 < result["wait_per_round"] < result["seconds_per_round"] for result in found)
+assert one[0]["digest"] != over[0]["digest"]'
+expect 2 'only rounds of pulseloco and diloco overlap' "$weft" bench --loco --study rounded --overlap \
+    --state policy.safetensors
+expect 2 'overlap goes with --study' "$weft" bench --loco --overlap
+expect 2 'go together' "$weft" bench --loco --study diloco --state policy.safetensors --meet store
+expect 2 'is no place in a meeting' "$weft" bench --loco --study diloco "${small[@]}" --meet store --rank 2
 expect 2 'study goes with --loco' "$weft" bench --study diloco --state policy.safetensors
 expect 2 'significant goes with --study' "$weft" bench --loco --significant 8
 expect 2 'needs a --state' "$weft" bench --loco --study diloco

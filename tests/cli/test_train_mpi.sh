@@ -45,6 +45,13 @@ for ranks in 2 3 4; do
         agreed "$network-$ranks" "$ranks" 2 "store-$ranks"
     done
 done
+
+# payloads that travel during the next steps: a thread beside the trainer's calls MPI
+overlap=(--steps 8 --local-steps 2 --overlap --staleness 1)
+team store-overlap s-store-overlap 2 1 "${overlap[@]}"
+agreed store-overlap 2 4
+whole overlap s-overlap 2 "${overlap[@]}"
+agreed overlap 2 4 store-overlap
 whole mean s-mean 2 --steps 3 --outer ddp
 agreed mean 2 3
 team mean-store s-mean-store 2 1 --steps 3 --outer ddp

@@ -99,6 +99,74 @@ team() {
     done
 }
 
+# killed NAME STORE STEPS MORE ARGUMENT...: a whole run of two ranks and a worker. When STEPS have been written down,
+# rank 1 is killed, and at MORE rank 0; each comes back at once
+killed() {
+    local name=$1 store=$2 steps=$3 more=$4 steady first second
+    shift 4
+    worker "$name-worker" "$store"
+    steady=$pid
+    rank "$name" "$store" 2 0 "$@"
+    first=$pid
+    rank "$name" "$store" 2 1 "$@"
+    second=$pid
+    await 'the first steps' reached "$name/rank-1" "$steps"
+    kill -KILL "$second"
+    wait "$second" 2> /dev/null
+    rank "$name" "$store" 2 1 "$@"
+    second=$pid
+    await 'more steps' reached "$name" "$more"
+    kill -KILL "$first"
+    wait "$first" 2> /dev/null
+    rank "$name" "$store" 2 0 "$@"
+    ended 0 "$pid" "$name-0"
+    ended 0 "$second" "$name-1"
+    ended 0 "$steady" "$name-worker"
+    says "$name-0.err" 'going on with run'
+}
+
+# abandoned NAME STORE ARGUMENT...: three ranks and a worker, of which rank 0 is killed and its state removed, and rank 2
+# stopped for some rounds; sets `members` and `steady`
+abandoned() {
+    local name=$1 store=$2 i before
+    shift 2
+    worker "$name-worker" "$store"
+    steady=$pid
+    members=()
+    for i in 0 1 2; do
+        rank "$name" "$store" 3 "$i" "$@"
+        members+=("$pid")
+    done
+    await 'two rounds' reached "$name" 5
+    kill -KILL "${members[0]}"
+    wait "${members[0]}" 2> /dev/null
+    rm -r "$name/state.safetensors" "$name/run.json"
+    before=$(steps "$name/rank-1")
+    await 'steps without it' reached "$name/rank-1" $((before + 6))
+    # one that is only slow, until another has published for it, finds its way back
+    kill -STOP "${members[2]}"
+    before=$(steps "$name/rank-1")
+    await 'steps alone' reached "$name/rank-1" $((before + 6))
+    kill -CONT "${members[2]}"
+}
+
+# rejoined NAME STORE ARGUMENT...: rank 0 comes back without anything, and all come to one policy
+rejoined() {
+    local name=$1 store=$2
+    shift 2
+    rank "$name" "$store" 3 0 "$@" --join
+    ended 0 "$pid" "$name-0"
+    ended 0 "${members[1]}" "$name-1"
+    ended 0 "${members[2]}" "$name-2"
+    ended 0 "$steady" "$name-worker"
+    rounds "$name" 3 > "$name.rounds" || fail "the ranks of $name do not agree"
+    check 'one policy in the end' test "$(digest "$name/model")$(digest "$name/model")" = \
+        "$(digest "$name/rank-1/model")$(digest "$name/rank-2/model")"
+    check 'a round without it' grep -q '"included":2' "$name/rank-1/metrics.jsonl"
+    check 'a round alone' grep -q '"included":1' "$name/rank-1/metrics.jsonl"
+    in_order "$store"
+}
+
 # rounds NAME K: what all ranks had in common after each round, which must be the same on all of them, as far
 # as they took part; and the policies as the store has them, if a third argument names it
 rounds() {
@@ -114,8 +182,8 @@ for path in sys.argv[1:]:
     steps = [line["step"] for line in lines]
     assert steps == sorted(set(steps)), "a step has two lines"
     for line in lines:
-        if "round" in line:
-            common.setdefault(line["round"]["number"], set()).add(line["round"]["digest"])
+        for part in (line[name] for name in ("round_before", "round") if name in line):
+            common.setdefault(part["number"], set()).add(part["digest"])
 for number, digests in sorted(common.items()):
     assert len(digests) == 1, f"ranks do not agree after round {number}"
     print(number, *digests)

@@ -267,6 +267,33 @@ class Alone(package.Case):
                 self.assertEqual(outer.meeting.led, 4)
         self.assertTrue(torch.equal(weights[0]["weights"], weights[1]["weights"]))
 
+    def test_overlap(self):
+        """Payloads travel while the next steps are made, so one thread moves both ranks."""
+        weights = [begin(), begin()]
+        meetings = [self.meeting(rank, 2, deadline_seconds=serving.PATIENCE) for rank in range(2)]
+        outers = [loco.Outer(weights[rank], run="overlap", exchange=meetings[rank], local_steps=2, overlap=True)
+                  for rank in range(2)]
+        done = []
+        for step in range(8):
+            for rank, outer in enumerate(outers):
+                train(weights[rank], step, rank)
+                done.append(outer.step())
+            self.assertEqual(outers[0].digest, outers[1].digest)
+        self.assertEqual([one and one.rounds for one in done[::2]], [None, None, None, 1, None, 2, None, 3])
+        self.assertEqual([one.included for one in done if one], [2] * 6)
+        self.assertFalse(torch.equal(weights[0]["weights"], weights[1]["weights"]))  # each ahead by its own steps
+        for call in lambda: outers[0].save(self.path("state")), lambda: outers[0].meeting, outers[0].begin:
+            self.assertRaises(weft.BusyError, call)
+        self.assertEqual([outer.round().rounds for outer in outers], [4, 4])
+        self.assertTrue(torch.equal(weights[0]["weights"], weights[1]["weights"]))
+        outers[0].save(self.path("state"))
+        for outer in outers:
+            outer.close()
+        with self.assertRaisesRegex(weft.UnsupportedError, "torch.distributed"):
+            loco.Outer(begin(), run="x", overlap=True)
+        with loco.Outer(begin(), run="x", exchange=self.meeting()) as outer:
+            self.assertRaises(weft.InvalidArgument, outer.begin)
+
     def test_refused(self):
         for tensor, pattern in ((torch.zeros(3, dtype=torch.bfloat16), "bfloat16.*autocast"),
                                 (torch.zeros(3, device="meta"), "on meta.*masters"),

@@ -67,6 +67,7 @@ def parse_run(data):
     count(team, "significant", most=23)
     if "grid" in team:
         count(team, "grid", most=8)
+    require(isinstance(team.get("overlap", False), bool), "overlap that is neither true nor false")
     require(text(run, "sync") in ("patch", "full"), "a way to sync that is none")
     require(text(run, "arithmetic") in ("fused", "plain"), "an arithmetic that is none")
     return run

@@ -148,8 +148,11 @@ static void close_seat(void *opaque) {
 }
 
 weft_loco_exchange loco_board_exchange(loco_seat *seat) {
-    return (weft_loco_exchange){
-        .size = sizeof(weft_loco_exchange), .share = share, .close = close_seat, .opaque = seat};
+    return (weft_loco_exchange){.size = sizeof(weft_loco_exchange),
+                                .share = share,
+                                .close = close_seat,
+                                .opaque = seat,
+                                .threads = true};
 }
 
 double loco_on_grid(double s, float consensus, uint32_t grid) {

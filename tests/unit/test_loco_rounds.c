@@ -255,6 +255,146 @@ static void test_one(void **state) {
     run_case(1, 0, false, false, 0.7f, 0.9f, UINT32_MAX);
 }
 
+/* ---- rounds that overlap with the next steps ---- */
+
+/* Begins the round of every rank: all of them in one thread, for nobody waits. */
+static void begin_rounds(seated_rank *ranks, uint32_t count, weft_loco_exchange *exchanges) {
+    for (uint32_t i = 0; i < count; i++) {
+        exchanges[i] = loco_board_exchange(&ranks[i].seat);
+        if (weft_loco_round_begin(ranks[i].rank.loco, &exchanges[i]) != WEFT_OK) {
+            fail_msg("rank %u: %s", i, weft_context_error(ranks[i].rank.context));
+        }
+    }
+}
+
+static void end_rounds(seated_rank *ranks, uint32_t count, const weft_loco_exchange *exchanges) {
+    for (uint32_t i = 0; i < count; i++) {
+        ranks[i].stats.size = sizeof ranks[i].stats;
+        if (weft_loco_round(ranks[i].rank.loco, &exchanges[i], &ranks[i].stats) != WEFT_OK) {
+            fail_msg("rank %u: %s", i, weft_context_error(ranks[i].rank.context));
+        }
+    }
+}
+
+/* Where the consensus would be if all ranks had learned what this one has. */
+static void reference_ahead(const reference *r, const float *local, float *ahead) {
+    float mu = r->options->momentum;
+    for (size_t i = 0; i < r->elements; i++) {
+        float learned = r->consensus[i] - local[i];
+        float momentum = mu * r->momentum[i] + learned;
+        float direction = mu == 0 ? learned : learned + mu * momentum;
+        ahead[i] = r->consensus[i] - r->options->rate * direction;
+    }
+}
+
+/* The consensus is what it would be without overlap, from payloads that speak of the steps before. A rank
+ * goes ahead when its payload is made, and in the end has what it learned since upon the consensus. */
+static void run_overlapped(const weft_loco_options *given, uint32_t left_out) {
+    enum { ROUNDS = 4 };
+    weft_loco_options options = *given;
+    uint32_t count = options.ranks;
+    seated_rank ranks[LOCO_RANKS];
+    weft_loco_exchange exchanges[LOCO_RANKS];
+    float *ahead[LOCO_RANKS];
+    loco_board board;
+    reference r;
+    options.overlap = true;
+    if (!test_stride_takes()) {
+        return;
+    }
+    open_ranks(ranks, &options, &board);
+    reference_open(&r, &options, &ranks[0].rank);
+    for (uint32_t i = 0; i < count; i++) {
+        ahead[i] = new_floats(r.elements);
+        loco_rank_train(&ranks[i].rank, i);
+    }
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        board.left_out = round == 1 ? left_out : UINT32_MAX;
+        for (uint32_t i = 0; i < count; i++) {
+            reference_ahead(&r, ranks[i].rank.weights, ahead[i]);
+            reference_send(&r, i, ranks[i].rank.weights, i != board.left_out);
+        }
+        begin_rounds(ranks, count, exchanges);
+        reference_move(&r, count - (board.left_out < count));
+        for (uint32_t i = 0; i < count; i++) {
+            assert_memory_equal(ranks[i].rank.weights, ahead[i], r.elements * sizeof *ahead[i]);
+            loco_rank_train(&ranks[i].rank, 100 * (round + 1) + i);
+            float *expected = ahead[i];
+            for (size_t j = 0; j < r.elements; j++) {
+                float moved = ranks[i].rank.weights[j] - ahead[i][j];
+                expected[j] = moved == 0 ? r.consensus[j] : r.consensus[j] + moved;
+            }
+        }
+        end_rounds(ranks, count, exchanges);
+        for (uint32_t i = 0; i < count; i++) {
+            const loco_rank *rank = &ranks[i].rank;
+            weft_digest first = weft_loco_digest(ranks[0].rank.loco);
+            weft_digest digest = weft_loco_digest(rank->loco);
+            assert_true(weft_digest_equal(&first, &digest));
+            assert_memory_equal(rank->weights, ahead[i], r.elements * sizeof *ahead[i]);
+            const float *consensus = weft_loco_consensus(rank->loco, rank->tensors[0].name);
+            assert_memory_equal(consensus, r.consensus + (rank->tensors[0].data - rank->weights),
+                                rank->tensors[0].count * sizeof *consensus);
+        }
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        free(ahead[i]);
+    }
+    reference_close(&r);
+    close_ranks(ranks, count, &board);
+}
+
+static void test_overlap(void **state) {
+    (void)state;
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
+    options.run = "rounds";
+    for (options.ranks = 1; options.ranks <= 3; options.ranks++) {
+        run_overlapped(&options, options.ranks == 3 ? 1 : UINT32_MAX);
+    }
+    options.ranks = 3;
+    options.grid = 3;
+    run_overlapped(&options, 2);
+    options.grid = 0;
+    options.momentum = 0;
+    run_overlapped(&options, UINT32_MAX);
+    options.open = true;
+    options.raw = true;
+    run_overlapped(&options, 0);
+}
+
+/* Nothing is learned while payloads travel: then it is as if they had taken no time. */
+static void test_overlap_of_nothing(void **state) {
+    (void)state;
+    seated_rank ranks[LOCO_RANKS], others[LOCO_RANKS];
+    weft_loco_exchange exchanges[LOCO_RANKS];
+    loco_board board, other_board;
+    weft_loco_options options = {.size = sizeof options};
+    weft_loco_defaults(&options);
+    options.run = "rounds";
+    options.ranks = 2;
+    open_ranks(others, &options, &other_board);
+    options.overlap = true;
+    open_ranks(ranks, &options, &board);
+    for (uint64_t round = 0; round < 3; round++) {
+        for (uint32_t i = 0; i < 2; i++) {
+            loco_rank_train(&ranks[i].rank, 10 * round + i);
+            loco_rank_train(&others[i].rank, 10 * round + i);
+        }
+        begin_rounds(ranks, 2, exchanges);
+        end_rounds(ranks, 2, exchanges);
+        all_ranks_round(others, 2);
+        for (uint32_t i = 0; i < 2; i++) {
+            assert_memory_equal(ranks[i].rank.weights, others[i].rank.weights,
+                                ranks[i].rank.elements * sizeof(float));
+            assert_true(weft_loco_residual_energy(ranks[i].rank.loco) ==
+                        weft_loco_residual_energy(others[i].rank.loco));
+        }
+    }
+    close_ranks(others, 2, &other_board);
+    close_ranks(ranks, 2, &board);
+}
+
 /* One rank and an open gate: DiLoCo. */
 static void test_diloco(void **state) {
     (void)state;
@@ -437,6 +577,8 @@ static void test_average_alone(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one),
+        cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_overlap_of_nothing),
         cmocka_unit_test(test_diloco),
         cmocka_unit_test(test_diloco_alone),
         cmocka_unit_test(test_agreement),

@@ -104,11 +104,25 @@ static void test_copy(void **state) {
     }
 }
 
+/* A weight that has not moved has the consensus's bits, and every other the sum's. */
+static void test_carry(void **state) {
+    (void)state;
+    const float consensus[] = {1, -0.0f, 0.0f, -0.0f, 0.1f, 3e-45f};
+    const float start[] = {2, 5, 5, 5, 0.3f, 1};
+    const float local[] = {2.5f, 5, 5, 6, 0.30000001f, 1};
+    const float expected[] = {1.5f, -0.0f, 0.0f, 1, 0.1f + (0.30000001f - 0.3f), 3e-45f};
+    float found[6];
+    memcpy(found, local, sizeof found);
+    weft_step_carry(found, consensus, start, 6);
+    assert_memory_equal(found, expected, sizeof found);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_levels),
         cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_copy),
+        cmocka_unit_test(test_carry),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -66,6 +66,8 @@ static void test_written_and_read(void **state) {
                                     &run.trainers,    &run.local_steps, &run.significant, &run.grid,
                                     &run.task.period, &run.task.steps};
         double *const reals[] = {&run.temperature, &run.outer_rate, &run.outer_momentum};
+        run.overlap = dice_below(&dice, 4) == 0;
+        run.outer = run.overlap ? TRAIN_DILOCO : run.outer;
         switch (dice_below(&dice, 5)) {
         case 0:
             *counts[dice_below(&dice, sizeof counts / sizeof *counts)] =
@@ -367,7 +369,7 @@ static void test_no_numbers(void **state) {
     assert_true(json_is_null(json_object_get(line, "norm")));
     assert_true(json_real_value(json_object_get(line, "reward")) == 0.5);
     const train_round round = {.residual = NAN, .gate = 1};
-    train_line_round(line, &run, &round);
+    train_line_round(line, "round", &run, &round);
     assert_true(json_is_null(json_object_get(json_object_get(line, "round"), "residual")));
     json_decref(line);
     lm_model_destroy(model);

@@ -116,39 +116,83 @@ static weft_digest digest_of(weft_context *context, lm_trainer *trainer, uint32_
     return digest;
 }
 
+/* A rank goes to where the consensus would be if all had learned what it has; `ahead` keeps that. */
+static void go_ahead(lm_trainer *trainer, const float *consensus, const float *momentum, float *ahead) {
+    size_t count = lm_config_parameters(&config);
+    float *masters = trainer->model->masters;
+    float *learned = calloc(count, sizeof(float)), *moved = calloc(count, sizeof(float));
+    for (size_t i = 0; i < count; i++) {
+        volatile float own = consensus[i] - masters[i];
+        learned[i] = own;
+    }
+    memcpy(ahead, consensus, count * sizeof(float));
+    memcpy(moved, momentum, count * sizeof(float));
+    move(ahead, moved, learned, count, 1);
+    memcpy(masters, ahead, count * sizeof(float));
+    assert_int_equal(lm_model_refresh(trainer->model), WEFT_OK);
+    free(learned);
+    free(moved);
+}
+
+/* The consensus moves; and each rank, which was at `ahead` when it had said its part, is then ahead of it
+ * by what it has learned since. */
+static void end_round(lm_trainer *const *ranks, const train_study_options *options, float *consensus,
+                      float *momentum, const float *sum, const float *ahead) {
+    size_t count = lm_config_parameters(&config);
+    move(consensus, momentum, sum, count, options->trainers);
+    for (uint32_t r = 0; r < options->trainers; r++) {
+        float *masters = ranks[r]->model->masters;
+        for (size_t i = 0; i < count; i++) {
+            volatile float moved = masters[i] - ahead[r * count + i];
+            masters[i] = consensus[i] + moved;
+        }
+        assert_int_equal(lm_model_refresh(ranks[r]->model), WEFT_OK);
+    }
+}
+
 /* The consensus in the end, by computing every rank's rounds here. */
 static weft_digest expect(weft_context *context, const train_study_options *options, bool open) {
     lm_trainer *ranks[MOST] = {NULL};
+    lm_trainer *agreed = make_trainer(context);
     lm_model *sampler = NULL;
     size_t count = lm_config_parameters(&config);
     float *consensus = calloc(count, sizeof(float)), *momentum = calloc(count, sizeof(float));
     float *residual = calloc(MOST * count, sizeof(float)), *sum = calloc(count, sizeof(float));
+    float *ahead = calloc(MOST * count, sizeof(float));
     assert_int_equal(lm_model_create(context, &config, LM_WORKER, &sampler), WEFT_OK);
     for (uint32_t r = 0; r < options->trainers; r++) {
         ranks[r] = make_trainer(context);
     }
     memcpy(consensus, ranks[0]->model->masters, count * sizeof(float));
     for (uint64_t round = 0; round < options->rounds; round++) {
-        assert_int_equal(lm_model_copy(sampler, ranks[0]->model), WEFT_OK);
-        memset(sum, 0, count * sizeof(float));
+        memcpy(agreed->model->masters, consensus, count * sizeof(float));
+        assert_int_equal(lm_model_refresh(agreed->model), WEFT_OK);
+        assert_int_equal(lm_model_copy(sampler, agreed->model), WEFT_OK);
         for (uint32_t r = 0; r < options->trainers; r++) {
             for (uint64_t i = 0; i < options->local_steps; i++) {
                 uint64_t step = round * options->local_steps + i;
                 local_step(ranks[r], sampler, options, step * options->trainers + r);
             }
-            gate(consensus, ranks[r]->model->masters, residual + r * count, sum, count, open);
         }
-        move(consensus, momentum, sum, count, options->trainers);
+        if (options->overlap && round > 0) {
+            end_round(ranks, options, consensus, momentum, sum, ahead);
+        }
+        memset(sum, 0, count * sizeof(float));
         for (uint32_t r = 0; r < options->trainers; r++) {
-            memcpy(ranks[r]->model->masters, consensus, count * sizeof(float));
-            assert_int_equal(lm_model_refresh(ranks[r]->model), WEFT_OK);
+            gate(consensus, ranks[r]->model->masters, residual + r * count, sum, count, open);
+            go_ahead(ranks[r], consensus, momentum, ahead + r * count);
+        }
+        if (!options->overlap || round + 1 == options->rounds) {
+            end_round(ranks, options, consensus, momentum, sum, ahead);
         }
     }
     weft_digest digest = digest_of(context, ranks[0], options->trainers);
     for (uint32_t r = 0; r < options->trainers; r++) {
         lm_trainer_destroy(ranks[r]);
     }
+    lm_trainer_destroy(agreed);
     lm_model_destroy(sampler);
+    free(ahead);
     free(consensus);
     free(momentum);
     free(residual);
@@ -164,16 +208,20 @@ static train_study_result study(weft_context *context, const train_study_options
     return result;
 }
 
-static void check_way(train_study_way way, uint32_t trainers, bool open) {
+static void check_options(const train_study_options *options, bool open) {
     weft_context *context = NULL;
     assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
-    const train_study_options options = usual(way, trainers);
-    train_study_result result = study(context, &options);
-    weft_digest expected = expect(context, &options, open);
+    train_study_result result = study(context, options);
+    weft_digest expected = expect(context, options, open);
     assert_true(weft_digest_equal(&result.digest, &expected));
     assert_true(result.sent > 0 && result.fired > 0);
     assert_true(open ? result.fired == 1 && result.residual == 0 : result.fired < 1 && result.residual > 0);
     weft_context_destroy(context);
+}
+
+static void check_way(train_study_way way, uint32_t trainers, bool open) {
+    const train_study_options options = usual(way, trainers);
+    check_options(&options, open);
 }
 
 static void test_open_alone(void **state) {
@@ -190,6 +238,24 @@ static void test_gate(void **state) {
     (void)state;
     check_way(TRAIN_STUDY_PULSELOCO, 1, false);
     check_way(TRAIN_STUDY_PULSELOCO, 3, false);
+}
+
+/* Payloads travel during the next round's steps. */
+static void test_overlap(void **state) {
+    (void)state;
+    train_study_options options = usual(TRAIN_STUDY_DILOCO, 3);
+    options.overlap = true;
+    check_options(&options, true);
+    options.way = TRAIN_STUDY_PULSELOCO;
+    check_options(&options, false);
+    weft_context *context = NULL;
+    train_study_result result;
+    assert_int_equal(weft_context_create(NULL, &context), WEFT_OK);
+    lm_trainer *source = make_trainer(context);
+    options.way = TRAIN_STUDY_ROUNDED;
+    assert_int_equal(train_study_run(source, &options, &result), WEFT_INVALID_ARGUMENT);
+    lm_trainer_destroy(source);
+    weft_context_destroy(context);
 }
 
 /* The ways that are only compared with: other courses, and what each is known for. */
@@ -261,7 +327,7 @@ static void test_ddp(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_open_alone), cmocka_unit_test(test_open_three), cmocka_unit_test(test_gate),
-        cmocka_unit_test(test_others),     cmocka_unit_test(test_ddp),
+        cmocka_unit_test(test_overlap),    cmocka_unit_test(test_others),     cmocka_unit_test(test_ddp),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -92,8 +92,8 @@ static weft_status check_scores(train_collector *collector, const train_trajecto
                                 train_reason *reason_out) {
     const lm_samples *samples = found->samples;
     lm_batch batch = lm_samples_batch(samples);
-    bool computed =
-        found->batch % collector->run->local_steps == 0 && !train_run_compresses(collector->run);
+    bool computed = found->batch % collector->run->local_steps == 0 && !collector->run->overlap &&
+                    !train_run_compresses(collector->run);
     if (found->step != collector->policies[0].step || !computed) {
         return WEFT_OK;
     }

@@ -71,8 +71,9 @@ void train_collector_close(train_collector *collector);
 /* A policy is published, as a version: from now on it may be used. That of the same step is replaced. */
 void train_collector_note(train_collector *collector, const train_policy *policy);
 
-/* Waits for all slots of this rank in a batch. The newest policy must be that of the batch's round.
- * WEFT_MORE: the idle function says that they are not wanted any more. */
+/* Waits for all slots of this rank in a batch. The newest policy must be that of the batch's round, or,
+ * where rounds overlap, of the one before. WEFT_MORE: the idle function says that they are not wanted any
+ * more. */
 WEFT_CHECKED weft_status train_collect(train_collector *collector, uint64_t batch, train_batch *batch_out);
 void train_batch_close(train_batch *batch);
 /* Scores the batch as the policy of the pass does with a whole cache: that is then the old policy of the
@@ -85,8 +86,8 @@ void train_collector_clear(train_collector *collector, uint64_t batch);
 
 /* Checks an object that lies at a slot: all that train_trajectory_parse does, and that it is of that slot,
  * of a policy that was published and may still be used, and scored as that policy does where it is the
- * newest and still what this rank computes with, at the first step of a round, and the run does not
- * compress caches. */
+ * newest and still what this rank computes with, at the first step of a round that does not overlap, and
+ * the run does not compress caches. */
 WEFT_CHECKED weft_status train_collector_check(train_collector *collector, uint64_t batch, uint32_t slot,
                                                const void *data, size_t size,
                                                train_trajectory *trajectory_out, train_reason *reason_out);

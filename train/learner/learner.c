@@ -33,7 +33,8 @@ static weft_status evaluate(train_learner *learner, uint64_t before, uint64_t st
     }
     const lm_rollout_options options =
         train_evaluation(&learner->run, learner->options->evaluation_prompts);
-    weft_status status = lm_evaluate(learner->trainer->model, &learner->run.task, &options, success_out);
+    weft_status status =
+        lm_evaluate(train_team_policy(&learner->team), &learner->run.task, &options, success_out);
     if (status == WEFT_OK) {
         learner->success = *success_out;
     }
@@ -162,12 +163,14 @@ static weft_status save_timed(train_learner *learner, train_published *published
     return status;
 }
 
-/* The trainers agree on what they have learned. WEFT_MORE: the others did so long ago. */
-static weft_status end_round(train_learner *learner, json_t *line, train_published *published) {
+/* The trainers agree on what they have learned; the line tells so by this name. WEFT_MORE: the others did
+ * so long ago. */
+static weft_status end_round(train_learner *learner, json_t *line, const char *name,
+                             train_published *published) {
     train_round round;
     weft_status status = train_team_agree(&learner->team, &round);
     if (status == WEFT_OK) {
-        train_line_round(line, &learner->run, &round);
+        train_line_round(line, name, &learner->run, &round);
         status = keep_line(learner, line);
     }
     if (status == WEFT_OK) {
@@ -181,7 +184,8 @@ static weft_status end_round(train_learner *learner, json_t *line, train_publish
         train_line_densities(line, learner->trainer->model, &densities);
         double success = -1;
         if (train_learner_leads(learner)) {
-            status = evaluate(learner, learner->step - learner->run.local_steps, learner->step, &success);
+            uint64_t step = train_learner_policy_step(learner);
+            status = evaluate(learner, step - learner->run.local_steps, step, &success);
         }
         if (status == WEFT_OK && success >= 0) {
             json_object_set_new(line, "success", json_real(success));
@@ -190,19 +194,35 @@ static weft_status end_round(train_learner *learner, json_t *line, train_publish
     return status;
 }
 
-/* The policy has learned from its batch: from here on the batch is not needed any more. WEFT_MORE as above.
- */
+/* The steps of a round are made, during which the one before has travelled: that one ends, and this one is
+ * begun; the last ends at once. WEFT_MORE as above. */
+static weft_status pass_round(train_learner *learner, json_t *line, train_published *published) {
+    uint64_t made = learner->step / learner->run.local_steps;
+    bool last = learner->step == learner->run.steps;
+    bool begun = weft_loco_rounds(learner->team.loco) + 1 < made;
+    weft_status status = begun ? end_round(learner, line, last ? "round_before" : "round", published)
+                               : save_timed(learner, published);
+    if (status == WEFT_OK) {
+        status = last ? end_round(learner, line, "round", published) : train_team_begin(&learner->team);
+    }
+    return status;
+}
+
+/* The policy has learned from its batch: from here on the batch is not needed any more, unless rounds
+ * overlap. WEFT_MORE as above. */
 static weft_status conclude(train_learner *learner, json_t *line, double start) {
     train_published published = {.version = 0};
+    bool overlap = learner->run.overlap;
     learner->step++;
-    weft_status status = save_timed(learner, &published);
+    weft_status status = overlap ? WEFT_OK : save_timed(learner, &published);
     /* Within a round there is nothing to publish: the line tells of the policy that made the batch. */
     published.version = learner->collector.policies[0].version;
     published.dense = learner->trainer->model->parameters * sizeof(uint16_t);
     if (status == WEFT_OK && learner->team.loco == NULL) {
         status = train_learner_offer(learner, &published);
     } else if (status == WEFT_OK && learner->step % learner->run.local_steps == 0) {
-        status = end_round(learner, line, &published);
+        status =
+            overlap ? pass_round(learner, line, &published) : end_round(learner, line, "round", &published);
     }
     if (status != WEFT_OK) {
         return status;
@@ -217,11 +237,16 @@ static weft_status conclude(train_learner *learner, json_t *line, double start) 
     return status;
 }
 
-/* The batches of the round that has just ended. Over MPI ranks may have to go back by a step of DDP, for
- * which they need its batch: of DDP's it is the one before. */
+/* Over MPI ranks may have to go back by a step of DDP, for which they need its batch. Where rounds overlap,
+ * workers have the policy of the round before, and would make its batches again. */
+static uint64_t kept_steps(const train_learner *learner) {
+    return learner->run.outer == TRAIN_DDP || learner->run.overlap ? learner->run.local_steps : 0;
+}
+
+/* The batches of the round that has just ended, or of the one before. */
 static void clear_away(train_learner *learner) {
     uint64_t span = learner->run.local_steps;
-    uint64_t behind = learner->run.outer == TRAIN_DDP ? span : 0;
+    uint64_t behind = kept_steps(learner);
     if (learner->step % span != 0 || learner->step < span + behind) {
         return;
     }
@@ -241,15 +266,20 @@ static void clear_away(train_learner *learner) {
  * has learned in it stays in its residual, unless they have included it. */
 static weft_status arrive(train_learner *learner, uint64_t from) {
     train_published published = {.version = 0};
-    learner->step = weft_loco_rounds(learner->team.loco) * learner->run.local_steps;
+    uint64_t kept = kept_steps(learner);
+    train_learner_follow_rounds(learner);
     train_note(learner->options->watch, "the others went on without this rank by %llu rounds, to step %llu",
                (unsigned long long)((learner->step - from) / learner->run.local_steps),
                (unsigned long long)learner->step);
     weft_status status = save_timed(learner, &published);
     if (status == WEFT_OK) {
+        status = train_learner_take_up(learner);
+    }
+    if (status == WEFT_OK) {
         status = train_learner_offer(learner, &published);
     }
-    for (uint64_t batch = from; batch < learner->step && status == WEFT_OK; batch++) {
+    for (uint64_t batch = from > kept ? from - kept : 0; batch + kept < learner->step && status == WEFT_OK;
+         batch++) {
         train_collector_clear(&learner->collector, batch);
     }
     (void)train_density_note(&learner->density);
@@ -307,8 +337,9 @@ static weft_status write_model(train_learner *learner) {
     if (status == WEFT_OK) {
         status = train_make_directory(learner->context, path);
     }
-    return status == WEFT_OK ? lm_model_write(learner->trainer->model, path, learner->options->durable)
-                             : status;
+    return status == WEFT_OK
+               ? lm_model_write(train_team_policy(&learner->team), path, learner->options->durable)
+               : status;
 }
 
 static double recent_reward(const json_t *lines) {

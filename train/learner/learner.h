@@ -11,6 +11,11 @@
  * Several trainers (team.h) each make steps like these. Only at the end of a round, when they have agreed,
  * is there a policy to publish; the rank that led the round does. Its batches are cleared away then, for
  * until then workers would make them again.
+ *
+ * Where rounds overlap, the state is saved once a round: when the round before has ended, and before the
+ * payload of this one is made. A trainer that comes back makes the same payload from it, and the steps
+ * since once more, from the same batches; so these are cleared away a round later, and the policy that is
+ * published is a round behind the steps.
  */
 #ifndef WEFT_TRAIN_LEARNER_LEARNER_H
 #define WEFT_TRAIN_LEARNER_LEARNER_H
@@ -102,6 +107,15 @@ WEFT_CHECKED weft_status train_learner_resume_learning(train_learner *learner);
 /* Reads the policy that the run began with, if it may not diverge much from it. At the first step it is
  * written; later it must be there. */
 WEFT_CHECKED weft_status train_learner_open_reference(train_learner *learner);
+/* After a state was loaded, or the rank has caught up, where rounds overlap: a round whose steps are made
+ * is begun; the last one, which no steps follow, is ended, and the state saved. */
+WEFT_CHECKED weft_status train_learner_take_up(train_learner *learner);
+/* The rounds are other ones than the steps say, because the others went on: goes to where steps of this
+ * rank are wanted next. Where rounds overlap those are of the round after the open one, to which it gives
+ * what it has: so it is in step with the others at once. */
+void train_learner_follow_rounds(train_learner *learner);
+/* The step of the policy that is published: that of the consensus. */
+uint64_t train_learner_policy_step(const train_learner *learner);
 /* True if it is this rank's task to publish. */
 bool train_learner_leads(const train_learner *learner);
 /* The policy is a new one: publishes it, or knows what another rank will publish. Waits out what may pass.

@@ -26,8 +26,7 @@
 static const double LOOK_SECONDS = 0.5;
 static const double END_SECONDS = 0.1;
 
-/* The step of the policy that is published: that of the consensus. */
-static uint64_t policy_step(const train_learner *learner) {
+uint64_t train_learner_policy_step(const train_learner *learner) {
     bool rounds = learner->team.loco != NULL && learner->run.outer != TRAIN_DDP;
     return rounds ? weft_loco_rounds(learner->team.loco) * learner->run.local_steps : learner->step;
 }
@@ -136,7 +135,7 @@ static weft_status publish_once(train_learner *learner, weft_publish_result *res
     char step[32];
     const char *const labels[] = {TRAIN_LABEL_STEP, step, TRAIN_LABEL_RUN, learner->run.name, NULL};
     bool there = false;
-    snprintf(step, sizeof step, "%llu", (unsigned long long)policy_step(learner));
+    snprintf(step, sizeof step, "%llu", (unsigned long long)train_learner_policy_step(learner));
     weft_status status = learner->publisher == NULL ? claim(learner, &there) : WEFT_OK;
     result->version = 0;
     return status == WEFT_OK && !there ? weft_publisher_publish(learner->publisher, labels, result)
@@ -169,7 +168,7 @@ static weft_status give_way(train_learner *learner) {
 static void note_published(train_learner *learner, const weft_publish_result *result,
                            train_published *published) {
     const train_policy policy = {
-        .step = policy_step(learner), .version = result->version, .digest = result->digest};
+        .step = train_learner_policy_step(learner), .version = result->version, .digest = result->digest};
     train_collector_note(&learner->collector, &policy);
     learner->published_bytes += result->uploaded_bytes;
     published->version = result->version;
@@ -215,7 +214,7 @@ static void review_turn(train_learner *learner) {
 }
 
 weft_status train_learner_offer(train_learner *learner, train_published *published) {
-    train_policy policy = {.step = policy_step(learner)};
+    train_policy policy = {.step = train_learner_policy_step(learner)};
     if (train_learner_leads(learner) && !is_shared(learner)) {
         return publish(learner, published);
     }
@@ -275,7 +274,7 @@ static weft_status finish_line(train_learner *learner, train_published *publishe
     }
     published->dense = learner->trainer->model->parameters * sizeof(uint16_t);
     if (learner->round.included > 0) {
-        train_line_round(line, &learner->run, &learner->round);
+        train_line_round(line, "round", &learner->run, &learner->round);
     }
     train_line_finish(line, published);
     weft_status status = train_metrics_add(&learner->metrics, line);
@@ -285,7 +284,7 @@ static weft_status finish_line(train_learner *learner, train_published *publishe
 
 static weft_status read_history(void *opaque) {
     history *past = opaque;
-    *past = (history){.learner = past->learner, .step = policy_step(past->learner)};
+    *past = (history){.learner = past->learner, .step = train_learner_policy_step(past->learner)};
     return walk(past->learner, visit_version, past);
 }
 
@@ -340,7 +339,7 @@ static weft_status take_over(train_learner *learner) {
     if (leader != learner->options->rank) {
         train_note(learner->options->watch,
                    "rank %u has not published the policy of step %llu: this one does", leader,
-                   (unsigned long long)policy_step(learner));
+                   (unsigned long long)train_learner_policy_step(learner));
         learner->stood_in = true;
         learner->stood_in_for = leader;
     }
@@ -371,7 +370,7 @@ weft_status train_learner_look(void *opaque) {
         return WEFT_OK;
     }
     learner->looked = now;
-    weft_status status = train_team_look(&learner->team);
+    weft_status status = train_team_look(&learner->team, learner->step / learner->run.local_steps);
     if (status == WEFT_OK) {
         status = see_to_policy(learner);
         status = status == WEFT_MORE ? WEFT_OK : status;

@@ -405,12 +405,51 @@ static weft_status go_back(train_learner *learner) {
     return status;
 }
 
+void train_learner_follow_rounds(train_learner *learner) {
+    uint32_t span = learner->run.local_steps;
+    learner->step = weft_loco_rounds(learner->team.loco) * span;
+    if (learner->run.overlap && learner->step < learner->run.steps) {
+        learner->step += span;
+    }
+}
+
+weft_status train_learner_take_up(train_learner *learner) {
+    train_team *team = &learner->team;
+    if (!learner->run.overlap || learner->step == train_learner_policy_step(learner)) {
+        return WEFT_OK;
+    }
+    if (learner->step < learner->run.steps) {
+        return train_team_begin(team);
+    }
+    weft_status status = train_team_agree(team, &learner->round);
+    return status == WEFT_OK || status == WEFT_MORE ? train_learner_save(learner) : status;
+}
+
+/* The same where rounds overlap: one whose steps are made is begun again, with the same payload, though the
+ * others may have ended it since; that is found out when the next steps are made. */
+static weft_status join_overlapping(train_learner *learner) {
+    uint64_t rounds = 0;
+    train_team *team = &learner->team;
+    weft_status status = train_team_goes_on(team)
+                             ? train_team_look(team, learner->step / learner->run.local_steps)
+                             : go_back(learner);
+    if (status == WEFT_MORE) {
+        status = train_team_catch_up(team, &rounds);
+        train_learner_follow_rounds(learner);
+        status = status == WEFT_OK ? train_learner_save(learner) : status;
+    }
+    return status == WEFT_OK ? train_learner_take_up(learner) : status;
+}
+
 /* Comes to where the other ranks are, and ends a round that was to be ended. */
 static weft_status join_team(train_learner *learner) {
     uint64_t rounds = 0;
     train_team *team = &learner->team;
     if (team->loco == NULL) {
         return WEFT_OK;
+    }
+    if (learner->run.overlap) {
+        return join_overlapping(learner);
     }
     weft_status status = train_team_goes_on(team) ? train_team_catch_up(team, &rounds) : go_back(learner);
     if (status != WEFT_OK || learner->run.outer == TRAIN_DDP) {
@@ -444,7 +483,8 @@ static weft_status open_tools(train_learner *learner) {
                                     &learner->run, learner->output, learner->step);
     }
     if (status == WEFT_OK) {
-        status = train_density_open(&learner->density, learner->trainer->model, options->density_bytes);
+        status = train_density_open(&learner->density, train_team_policy(&learner->team),
+                                    options->density_bytes);
     }
     return status;
 }

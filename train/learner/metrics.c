@@ -140,13 +140,13 @@ void train_line_densities(json_t *line, const lm_model *model, const train_densi
 
 /* Beside what was sent stand what others would have sent: all weights in FP32 once a round (DiLoCo), a
  * gradient of the same size every step (DDP), and what a ring of the ranks sends to reduce one such. */
-void train_line_round(json_t *line, const train_run *run, const train_round *round) {
+void train_line_round(json_t *line, const char *name, const train_run *run, const train_round *round) {
     uint64_t dense = round->elements * sizeof(float);
     char digest[WEFT_DIGEST_TEXT];
     weft_digest_format(&round->digest, digest);
     uint64_t ring = 2 * dense / run->trainers * (run->trainers - 1);
     json_object_set_new(
-        line, "round",
+        line, name,
         json_pack(
             "{s:o, s:s, s:o, s:o, s:o, s:{s:o, s:o}, s:{s:o, s:o}, s:o, s:o, s:o, s:o, s:{s:o, s:o, s:o}}",
             "number", count(round->number), "digest", digest, "included", count(round->included), "fired",

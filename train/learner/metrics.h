@@ -42,8 +42,9 @@ typedef struct train_published {
 
 /* NULL if there is no memory. */
 json_t *train_line_begin(const train_learned *learned);
-/* The step was the last of a round. */
-void train_line_round(json_t *line, const train_run *run, const train_round *round);
+/* A round has ended with the step: "round"; and, at the end of a run whose rounds overlap, the one before
+ * it, which the step has ended too: "round_before". */
+void train_line_round(json_t *line, const char *name, const train_run *run, const train_round *round);
 void train_line_densities(json_t *line, const lm_model *model, const train_densities *densities);
 void train_line_finish(json_t *line, const train_published *published);
 

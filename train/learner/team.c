@@ -7,6 +7,7 @@
 #include "../../lib/base/clock.h"
 #include "../../lib/base/context.h"
 #include "../../lib/tensor/digest.h"
+#include "../consensus.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -23,11 +24,28 @@ bool train_team_goes_on(const train_team *team) {
 }
 
 uint32_t train_team_leader(const train_team *team) {
+    return team->leader;
+}
+
+lm_model *train_team_policy(const train_team *team) {
+    return team->policy != NULL ? team->policy : team->trainer->model;
+}
+
+/* Asked when a round has ended: an exchange that is under way is not looked into. */
+static void note_leader(train_team *team) {
     weft_loco_store_stats stats = {.size = sizeof stats};
-    if (team->loco != NULL && train_team_goes_on(team)) {
+    if (train_team_goes_on(team)) {
         weft_loco_store_describe(&team->exchange, &stats);
+        team->leader = stats.leader;
     }
-    return stats.leader;
+}
+
+/* The consensus, or where this rank stands to it, is another one. */
+static weft_status refresh(train_team *team) {
+    note_leader(team);
+    weft_status status = lm_model_refresh(team->trainer->model);
+    return status == WEFT_OK && team->policy != NULL ? train_consensus_copy(team->policy, team->loco)
+                                                     : status;
 }
 
 const weft_table *train_team_table(const train_team *team) {
@@ -142,6 +160,13 @@ static weft_status digest_common(const train_team *team, weft_digest *digest_out
     return WEFT_OK;
 }
 
+weft_status train_team_begin(train_team *team) {
+    double start = weft_clock_now();
+    weft_status status = weft_loco_round_begin(team->loco, &team->exchange);
+    team->round.gate += weft_clock_now() - start;
+    return status == WEFT_OK ? lm_model_refresh(team->trainer->model) : status;
+}
+
 weft_status train_team_agree(train_team *team, train_round *round_out) {
     bool gradients = team->run->outer == TRAIN_DDP;
     uint64_t number = weft_loco_rounds(team->loco);
@@ -151,11 +176,13 @@ weft_status train_team_agree(train_team *team, train_round *round_out) {
     }
     if (status == WEFT_MORE) {
         team->round = (train_round){.number = 0};
-        status = lm_model_refresh(team->trainer->model);
+        status = refresh(team);
         return status == WEFT_OK ? WEFT_MORE : status;
     }
-    if (status == WEFT_OK && !gradients) {
-        status = lm_model_refresh(team->trainer->model);
+    if (status == WEFT_OK && gradients) {
+        note_leader(team);
+    } else if (status == WEFT_OK) {
+        status = refresh(team);
     }
     if (status == WEFT_OK) {
         status = digest_common(team, &team->round.digest);
@@ -170,12 +197,11 @@ weft_status train_team_agree(train_team *team, train_round *round_out) {
     return status;
 }
 
-weft_status train_team_look(train_team *team) {
+weft_status train_team_look(train_team *team, uint64_t round) {
     if (!can_be_left(team)) {
         return WEFT_OK;
     }
-    weft_status status =
-        team->exchange.ended(team->exchange.opaque, team->context, weft_loco_rounds(team->loco));
+    weft_status status = team->exchange.ended(team->exchange.opaque, team->context, round);
     if (status == WEFT_OK || status == WEFT_NOT_FOUND) {
         weft_context_clear(team->context);
         return WEFT_MORE;
@@ -195,7 +221,7 @@ weft_status train_team_catch_up(train_team *team, uint64_t *rounds_out) {
         return status;
     }
     *rounds_out = weft_loco_rounds(team->loco) - before;
-    return *rounds_out > 0 ? lm_model_refresh(team->trainer->model) : WEFT_OK;
+    return *rounds_out > 0 ? refresh(team) : WEFT_OK;
 }
 
 weft_status train_team_tell(const train_options *options, weft_context *context, const void *own,
@@ -272,7 +298,7 @@ weft_status train_team_load(train_team *team, const char *path, uint64_t *step_o
     }
     team->trainer->adam->steps = found.adam;
     *step_out = found.step;
-    return lm_model_refresh(team->trainer->model);
+    return refresh(team);
 }
 
 /* ---- opening and closing ---- */
@@ -326,6 +352,7 @@ static weft_loco_options choose_loco(const train_run *run, uint32_t rank) {
         .momentum = (float)run->outer_momentum,
         .significant = run->significant,
         .grid = run->grid,
+        .overlap = run->overlap,
     };
     if (run->outer != TRAIN_PULSELOCO) {
         options.open = true;
@@ -381,6 +408,21 @@ static weft_status open_exchange(train_team *team, weft_store *store) {
     return weft_loco_store_open(team->context, store, &options, &team->exchange);
 }
 
+/* What rounds that overlap need. */
+static weft_status open_overlap(train_team *team) {
+    if (!team->run->overlap) {
+        return WEFT_OK;
+    }
+    if (!team->exchange.threads) {
+        return weft_fail(team->context, WEFT_UNSUPPORTED,
+                         "this MPI serves one thread only, and rounds that overlap have one beside the "
+                         "trainer's; leave out --overlap, or let trainers meet in the store");
+    }
+    weft_status status =
+        lm_model_create(team->context, &team->trainer->model->config, LM_WORKER, &team->policy);
+    return status == WEFT_OK ? train_consensus_copy(team->policy, team->loco) : status;
+}
+
 weft_status train_team_open(train_team *team, weft_store *store, const train_run *run,
                             const train_options *options, lm_trainer *trainer, train_patience *patience) {
     *team = (train_team){
@@ -399,6 +441,9 @@ weft_status train_team_open(train_team *team, weft_store *store, const train_run
         status = open_exchange(team, store);
     }
     if (status == WEFT_OK) {
+        status = open_overlap(team);
+    }
+    if (status == WEFT_OK) {
         status = list_extra(team);
     }
     if (status == WEFT_OK && run->outer == TRAIN_DDP) {
@@ -413,9 +458,11 @@ weft_status train_team_open(train_team *team, weft_store *store, const train_run
 void train_team_close(train_team *team) {
     weft_table_destroy(team->table);
     weft_table_destroy(team->extra);
+    lm_model_destroy(team->policy);
+    /* first what may still use the other */
+    weft_loco_destroy(team->loco);
     if (team->exchange.close != NULL && team->options->exchange == NULL) {
         team->exchange.close(team->exchange.opaque);
     }
-    weft_loco_destroy(team->loco);
     *team = (train_team){.context = NULL};
 }

@@ -16,7 +16,7 @@
 enum { ROUND_BYTES = 1 << 30 };
 
 typedef struct circle {
-    weft_context *context; /* whose memory it lives in */
+    weft_context *context; /* its own, for memory: rounds may be shared on a thread beside the caller's */
     MPI_Comm ranks_comm;
     int rank;
     int ranks;
@@ -145,21 +145,27 @@ static void close_circle(void *opaque) {
     weft_release(circle->context, circle->offsets);
     weft_release(circle->context, circle->payloads);
     weft_release(circle->context, circle->received);
-    weft_release(circle->context, circle);
+    weft_context *context = circle->context;
+    weft_release(context, circle);
+    weft_context_destroy(context);
     if (finalise) {
         MPI_Finalize();
     }
 }
 
-static weft_status initialise(weft_context *context, bool *finalise_out) {
+/* Any thread may call, one at a time, if MPI has that: so rounds can overlap. */
+static weft_status initialise(weft_context *context, bool *finalise_out, bool *threads_out) {
     int initialised = 0;
-    int provided = 0;
+    int provided = MPI_THREAD_SINGLE;
     int error = MPI_Initialized(&initialised);
     *finalise_out = false;
     if (error == MPI_SUCCESS && !initialised) {
-        error = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
+        error = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided);
         *finalise_out = error == MPI_SUCCESS;
+    } else if (error == MPI_SUCCESS) {
+        error = MPI_Query_thread(&provided);
     }
+    *threads_out = provided >= MPI_THREAD_SERIALIZED;
     return error == MPI_SUCCESS ? WEFT_OK : fail_mpi(context, error, "start");
 }
 
@@ -204,13 +210,20 @@ weft_status weft_loco_mpi_open(weft_context *context, const weft_loco_mpi_option
     if (status != WEFT_OK) {
         return status;
     }
-    circle *circle = weft_allocate_zeroed(context, 1, sizeof *circle);
-    if (circle == NULL) {
-        return WEFT_NO_MEMORY;
+    weft_context *own = NULL;
+    status = weft_context_derive(context, NULL, NULL, &own);
+    if (status != WEFT_OK) {
+        return status;
     }
-    circle->context = context;
+    circle *circle = weft_allocate_zeroed(own, 1, sizeof *circle);
+    if (circle == NULL) {
+        weft_context_destroy(own);
+        return weft_fail(context, WEFT_NO_MEMORY, "out of memory for the ranks of MPI");
+    }
+    circle->context = own;
     circle->ranks_comm = MPI_COMM_NULL;
-    status = initialise(context, &circle->finalise);
+    bool threads = false;
+    status = initialise(context, &circle->finalise, &threads);
     if (status == WEFT_OK) {
         status = join(circle, context);
     }
@@ -221,8 +234,11 @@ weft_status weft_loco_mpi_open(weft_context *context, const weft_loco_mpi_option
     uint64_t bytes = options.round_bytes != 0 ? options.round_bytes : ROUND_BYTES;
     bytes = bytes < INT32_MAX ? bytes : INT32_MAX;
     circle->share = bytes / (uint64_t)circle->ranks > 0 ? bytes / (uint64_t)circle->ranks : 1;
-    const weft_loco_exchange exchange = {
-        .size = sizeof exchange, .share = share, .close = close_circle, .opaque = circle};
+    const weft_loco_exchange exchange = {.size = sizeof exchange,
+                                         .share = share,
+                                         .close = close_circle,
+                                         .opaque = circle,
+                                         .threads = threads};
     weft_sized_write(&exchange, exchange_out, sizeof exchange);
     *rank_out = (uint32_t)circle->rank;
     *ranks_out = (uint32_t)circle->ranks;

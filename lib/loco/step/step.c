@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * step.c: the loops of step_loop.h for any processor, which the vector forms are tested against, the
- * choice, and the copy.
+ * choice, and how local weights are set.
  */
 #include "step_loop.h"
 
@@ -25,6 +25,13 @@ weft_step_kernel weft_step_kernel_for(weft_cpu level) {
 #endif
     (void)level;
     return weft_step_portable;
+}
+
+void weft_step_carry(float *local, const float *consensus, const float *start, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        float moved = local[i] - start[i];
+        local[i] = moved == 0 ? consensus[i] : consensus[i] + moved;
+    }
 }
 
 #ifdef WEFT_X86

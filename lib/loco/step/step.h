@@ -38,5 +38,8 @@ uint32_t weft_step_avx512(const weft_step *step, size_t count, const float *sums
 /* Copies numbers that nobody reads again soon, past the caches where the processor can: what is
  * overwritten is not read first. */
 void weft_step_copy(float *to, const float *from, size_t count);
+/* Sets weights to the consensus and how far they have come from `start`. One that has not moved has the
+ * consensus's bits, a zero's sign included. */
+void weft_step_carry(float *local, const float *consensus, const float *start, size_t count);
 
 #endif

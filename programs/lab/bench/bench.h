@@ -50,6 +50,9 @@ typedef struct bench_options {
     uint32_t local_steps;
     uint32_t significant;
     uint32_t grid;
+    bool overlap;
+    const char *meet; /* the store where this trainer meets the others; NULL: all are in this process */
+    uint32_t rank;
 } bench_options;
 
 /* ---- the benches beside the table; each prints its results ---- */

@@ -261,6 +261,11 @@ int train_arguments_run(train_arguments *arguments, int argc, char **argv, int (
          "and send those that are not 0: fewer bytes, and less that waits; 3 is a good choice (default: 0: "
          "values as they are, where a forward pass sees them)",
          .count = &arguments->chosen.run.grid, .most = 8, .given = &arguments->team.of_values},
+        {"overlap", NULL, 13,
+         "What pulseloco or diloco send at the end of a round travels during the steps of the next, which "
+         "do not wait for it: for slow links. Those steps, and the policy that workers have, know the "
+         "others' work a round later; needs --staleness 1 or more",
+         .flag = &arguments->chosen.run.overlap, .given = &arguments->team.of_outer},
         {"deadline", "TIME", 13,
          "How long the end of a round waits for trainers that are late, over a store (default: 60s; ddp "
          "waits for all, as long as --patience says)",
