@@ -65,7 +65,8 @@ SHORT = {
     r"weft bench --lm --sparse rkv:60:tis .*":
         "build/weft bench --lm --sparse rkv:60:tis --long --steps 1 --seed 11 --directory ROOM",
     r"weft bench --loco --study pulseloco .*":
-        "build/weft bench --loco --study pulseloco --params 0.1M --rate 1e-6 --steps 16",
+        "build/weft bench --lm --rates 1e-6 --steps 1 --quick --save ROOM/policy && "
+        "build/weft bench --loco --study pulseloco --state ROOM/policy --rate 1e-6 --steps 16",
     r"make study-sparsity": "make QUICK=1 study-sparsity",
     r"make study-loco": "make QUICK=1 study-loco",
     r"make study-sparse-rl": "make QUICK=1 study-sparse-rl",
