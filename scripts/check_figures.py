@@ -63,6 +63,7 @@ SHORT = {
     r"make study-sparsity": "make QUICK=1 study-sparsity",
     r"make study-loco": "make QUICK=1 study-loco",
     r"make study-sparse-rl": "make QUICK=1 study-sparse-rl",
+    r"make study-sparse-frontier": "make QUICK=1 study-sparse-frontier",
     r"make study-staleness": "make QUICK=1 study-staleness",
     r"make study": "ENGINES make QUICK=1 study",
 }
