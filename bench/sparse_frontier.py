@@ -11,10 +11,8 @@ taken from the table of runs beside the document, and new ones added to it. Writ
 frontier.svg; with --document, the tables go between the markers of that file, and the picture and the tables of runs
 and caches beside it. Budgets were chosen with seed 1, which is not among the seeds.
 """
-import argparse
 import csv
 import json
-import pathlib
 import shutil
 import statistics
 import sys
@@ -216,58 +214,52 @@ def tables(found, caches):
 # ---- the picture: of each policy, what is kept of dense success, and rollouts per second, over bytes ----
 
 
-def mark(x, y, arm, colour):
-    if arm.startswith("snapkv"):
-        return f'<rect x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6" fill="{colour}" fill-opacity="0.75"/>'
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}" fill-opacity="0.75"/>'
+LEAST, MOST = 20, 110  # bytes, % of a whole cache
+
+
+def panel(row, column, title, highest):
+    return sparse_rl.axes(row, column, title, "KV bytes, % of a whole cache", LEAST, MOST, highest)
+
+
+def place(row, column, cache, height):
+    return sparse_rl.point(row, column, (100 * cache["kv_bytes"] - LEAST) / (MOST - LEAST), height)
 
 
 def success_panel(model, arms, caches, column):
-    parts = sparse_rl.axes(0, column, f"{model}: of dense success", "KV bytes, % of a whole cache", 30, 110, 1.2)
+    parts = panel(0, column, f"{model}: of dense success", 1.2)
     dense = arms.get("dense", {})
     for arm in (arm for arm in arms if is_shown(model, arm) and (model, cache_of(arm)) in caches):
         for seed in sorted(set(arms[arm]) & set(dense)):
             kept = arms[arm][seed]["after_dense"] / dense[seed]["after_dense"]
-            x, y = sparse_rl.point(0, column, (100 * caches[model, cache_of(arm)]["kv_bytes"] - 30) / 80, kept / 1.2)
-            parts.append(mark(x, y, arm, sparse_rl.colour_of(arm)))
+            x, y = place(0, column, caches[model, cache_of(arm)], kept / 1.2)
+            parts.append(sparse_rl.mark(x, y, arm, sparse_rl.colour_of(arm)))
     return parts
 
 
 def speed_panel(model, caches, column):
-    parts = sparse_rl.axes(1, column, f"{model}: rollouts/s, dense = 1", "KV bytes, % of a whole cache", 30, 110, 2)
+    parts = panel(1, column, f"{model}: rollouts/s, dense = 1", 2)
     dense = caches.get((model, "dense"))
     for (name, cache), row in caches.items():
         if name == model and dense:
-            x, y = sparse_rl.point(1, column, (100 * row["kv_bytes"] - 30) / 80,
-                                   row["rollouts_per_second"] / dense["rollouts_per_second"] / 2)
-            parts.append(mark(x, y, cache, "#333333"))
+            x, y = place(1, column, row, row["rollouts_per_second"] / dense["rollouts_per_second"] / 2)
+            parts.append(sparse_rl.mark(x, y, cache, "#333333"))
     return parts
 
 
 def picture(found, caches):
     width, height = sparse_rl.corner(2, len(found))
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-             'font-size="11" fill="#333">', f'<rect width="{width}" height="{height}" fill="#fff"/>']
+    parts = sparse_rl.paper(width, height)
     for column, (model, arms) in enumerate(found.items()):
         parts += success_panel(model, arms, caches, column) + speed_panel(model, caches, column)
-    for i, name in enumerate(SHOWN):
-        x = sparse_rl.LEFT + 80 * i
-        parts.append(f'<rect x="{x}" y="{height - 18}" width="14" height="6" fill="{sparse_rl.COLOURS[name]}"/>')
-        parts.append(f'<text x="{x + 19}" y="{height - 11}">{name}</text>')
+    parts += sparse_rl.legend(SHOWN, 80, height)
     parts.append(f'<text x="{sparse_rl.LEFT + 340}" y="{height - 11}">circles: R-KV and dense; squares: SnapKV; '
                  'a mark above is a run</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("weft")
-    parser.add_argument("work", type=pathlib.Path)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--report", action="store_true")
+    parser = sparse_rl.arguments(__doc__)
     parser.add_argument("--speed", action="store_true")
-    parser.add_argument("--document", type=pathlib.Path)
     options = parser.parse_args()
     kept = options.resume or options.report or options.speed
     if not kept:

@@ -243,14 +243,19 @@ def point(row, column, x, y):
     return left + x * WIDTH, top + HEIGHT * (1 - min(max(y, 0), 1))
 
 
+def mark(x, y, arm, colour):
+    """A square for SnapKV, else a circle."""
+    if arm.startswith("snapkv"):
+        return f'<rect x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6" fill="{colour}" fill-opacity="0.75"/>'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}" fill-opacity="0.75"/>'
+
+
 def frontier(found, row, column, kind, title):
     parts = axes(row, column, title, "KV bytes, % of a whole cache", 30, 110, 1)
     for arm, runs in found.items():
         for run in runs.values() if colour_of(arm) else []:
             x, y = point(row, column, (100 * memory(run) - 30) / 80, run["after"][kind])
-            shape = f'<rect x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6"' if arm.startswith("snapkv") else \
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"'
-            parts.append(f'{shape} fill="{colour_of(arm)}" fill-opacity="0.75"/>')
+            parts.append(mark(x, y, arm, colour_of(arm)))
     return parts
 
 
@@ -277,17 +282,27 @@ def panels(found, row, model):
     return parts
 
 
+def paper(width, height):
+    return [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+            'font-size="11" fill="#333">', f'<rect width="{width}" height="{height}" fill="#fff"/>']
+
+
+def legend(names, apart, height):
+    parts = []
+    for i, name in enumerate(names):
+        x = LEFT + apart * i
+        parts.append(f'<rect x="{x}" y="{height - 18}" width="14" height="6" fill="{COLOURS[name]}"/>')
+        parts.append(f'<text x="{x + 19}" y="{height - 11}">{name}</text>')
+    return parts
+
+
 def picture(found):
     models = [model for model in MODELS if of_model(found, model)]
     width, height = corner(len(models), 5)
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-             'font-size="11" fill="#333">', f'<rect width="{width}" height="{height}" fill="#fff"/>']
+    parts = paper(width, height)
     for row, model in enumerate(models):
         parts += panels(of_model(found, model), row, model)
-    for i, (name, colour) in enumerate(COLOURS.items()):
-        x = LEFT + 110 * i
-        parts.append(f'<rect x="{x}" y="{height - 18}" width="14" height="6" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 19}" y="{height - 11}">{name}</text>')
+    parts += legend(COLOURS, 110, height)
     parts.append(f'<text x="{LEFT + 800}" y="{height - 11}">circles: R-KV and dense; squares: SnapKV; a mark is a run, '
                  'a line a mean of seeds</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
@@ -321,15 +336,19 @@ def verdict(found):
     return "".join(judge(found, f"{model}/{chosen['shown']}:tis") for model, chosen in MODELS.items())
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(description):
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("weft")
     parser.add_argument("work", type=pathlib.Path)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--document", type=pathlib.Path)
-    options = parser.parse_args()
+    return parser
+
+
+def main():
+    options = arguments(__doc__).parse_args()
     arms = QUICK if options.quick else all_arms()
     if not options.resume and not options.report:
         shutil.rmtree(options.work, ignore_errors=True)
