@@ -23,7 +23,9 @@ from sparse_rl import SEEDS
 MODELS = {
     **{name: sparse_rl.MODELS[name] for name in ("short", "long")},
     "longer": {"steps": 30, "length": 259, "options": ["--long", "--chain", "250"]},
+    "brief": {"steps": 40, "length": 65, "options": [], "caches": "short"},  # short, for fewer steps
 }
+FRONTIER = ["short", "long", "longer"]
 BOTH = ["naive", "tis"]
 # The model, its cache, the corrections that are tried, and with which seeds; the most telling first.
 PLAN = [
@@ -33,13 +35,15 @@ PLAN = [
     ("longer", "rkv:116", BOTH, SEEDS),
     ("short", "snapkv:34+interval2", BOTH, SEEDS),
     ("short", "rkv:36", BOTH, SEEDS),
-    ("short", "rkv:36", ["paper", "paper+normalise", "tis+veto1e-8", "tis+veto+exclude", "tis+geometric2",
-                         "tis+temperature1.3"], SEEDS[:1]),
-    ("long", "snapkv:60", ["naive", "tis", "tis+veto", "paper"], SEEDS[:1]),
+    ("brief", "rkv:36", [*BOTH, "tis+veto", "tis+veto+exclude", "tis+geometric2", "tis+temperature1.3", "paper",
+                         "paper+normalise"], SEEDS[:1]),
+    ("long", "snapkv:44", ["paper"], SEEDS[:1]),
+    ("long", "snapkv:60", ["naive", "tis", "paper"], SEEDS[:1]),
 ]
 SHOWN = ["dense", "naive", "tis", "paper"]
-# Where other corrections are shown beside these: mismatch is considerable in the first, and hardly there in the second.
-COMPARED = [("short", "rkv:36"), ("long", "snapkv:60")]
+# Where other corrections are shown beside these: mismatch is considerable in the first, less in the second, and hardly
+# there in the third.
+COMPARED = [("brief", "rkv:36"), ("long", "snapkv:44"), ("long", "snapkv:60")]
 CACHES = "sparse-caches.csv"  # of each cache: bytes and speed
 CACHE_COLUMNS = ["model", "cache", "kv_bytes", "rollouts_per_second"]
 SPEED = {"steps": 3, "seed": 1, "rollouts": 256}  # a step has so many rollouts
@@ -62,6 +66,11 @@ def planned():
 
 def cache_of(arm):
     return ":".join(arm.split(":")[:2])
+
+
+def cache_name(model, arm):
+    """A cache as the table of caches names it."""
+    return MODELS[model].get("caches", model), cache_of(arm)
 
 
 def correction_of(arm):
@@ -92,9 +101,11 @@ def measure_cache(options, model, cache):
 
 
 def measure_caches(options, rows):
-    """Of each model the caches that its runs have."""
+    """Of each model the caches that its runs have, or will have."""
     caches = read_caches(options.work / CACHES)
-    for name in dict.fromkeys((row["model"], cache_of(row["arm"])) for row in rows if row["model"] in MODELS):
+    arms = [(row["model"], row["arm"]) for row in rows if row["model"] in MODELS]
+    arms += [] if options.quick else [tuple(arm.split("/")) for arm, _ in planned()]
+    for name in dict.fromkeys(cache_name(model, arm) for model, arm in arms):
         found = measure_cache(options, *name)
         caches[name] = max(found, caches.get(name, found), key=lambda one: one["rollouts_per_second"])
     return caches
@@ -150,13 +161,13 @@ def mean_of(runs, name):
 def in_order(arms, caches, model):
     """Dense first, then by bytes, the fewest last."""
     unknown = {"kv_bytes": 0}
-    return sorted(arms, key=lambda arm: (arm != "dense", -caches.get((model, cache_of(arm)), unknown)["kv_bytes"],
+    return sorted(arms, key=lambda arm: (arm != "dense", -caches.get(cache_name(model, arm), unknown)["kv_bytes"],
                                          cache_of(arm)))
 
 
 def line_of(model, arms, arm, caches):
-    runs, cache = arms[arm], caches.get((model, cache_of(arm)))
-    share, dense = of_dense(arms, arm), caches.get((model, "dense"))
+    runs, cache = arms[arm], caches.get(cache_name(model, arm))
+    share, dense = of_dense(arms, arm), caches.get(cache_name(model, "dense"))
     cells = [model, arm, ", ".join(map(str, sorted(runs))),
              ", ".join(f"{runs[seed]['after_dense']:.3f}" for seed in sorted(runs)),
              f"{100 * share:.1f}%" if share is not None else "",
@@ -179,24 +190,24 @@ def table(found, caches, shown):
 def best(model, arms, caches, saved, seeds):
     """The corrected arm that keeps most with so many bytes fewer, of those with all seeds."""
     good = [arm for arm in arms if correction_of(arm) == "tis" and set(seeds) <= set(arms[arm])
-            and caches.get((model, cache_of(arm)), {"kv_bytes": 2})["kv_bytes"] <= 1 - saved]
+            and caches.get(cache_name(model, arm), {"kv_bytes": 2})["kv_bytes"] <= 1 - saved]
     return max(good, key=lambda arm: of_dense(arms, arm), default=None)
 
 
 def bars(found, caches):
-    lines = ["| at least so many bytes fewer | of dense, at least | " + " | ".join(found) + " |",
-             "|:--|--:|" + ":--|" * len(found)]
+    lines = ["| at least so many bytes fewer | of dense, at least | " + " | ".join(FRONTIER) + " |",
+             "|:--|--:|" + ":--|" * len(FRONTIER)]
     for saved, wanted in BARS:
         cells = []
-        for model, arms in found.items():
-            arm = best(model, arms, caches, saved, SEEDS)
-            cells.append(f"{arm}: {100 * of_dense(arms, arm):.1f}%" if arm else "none was run")
+        for model in FRONTIER:
+            arm = best(model, found[model], caches, saved, SEEDS)
+            cells.append(f"{arm}: {100 * of_dense(found[model], arm):.1f}%" if arm else "none was run")
         lines.append(f"| {100 * saved:.0f}% | {100 * wanted:.0f}% | " + " | ".join(cells) + " |")
     return lines
 
 
-def is_shown(_, arm):
-    return correction_of(arm) in SHOWN
+def is_shown(model, arm):
+    return model in FRONTIER and correction_of(arm) in SHOWN
 
 
 def is_compared(model, arm):
@@ -207,7 +218,7 @@ def tables(found, caches):
     return "\n".join(["![success and rollouts per second by bytes of keys and values](sparse-frontier.svg)", "",
                       *table(found, caches, is_shown), "", "The bars, and the best `tis` arm with all three seeds:", "",
                       *bars(found, caches), "",
-                      "Other corrections, where mismatch is considerable and where it is not:", "",
+                      "Other corrections, where mismatch is considerable, less, and hardly there:", "",
                       *table(found, caches, is_compared)]) + "\n"
 
 
@@ -228,10 +239,10 @@ def place(row, column, cache, height):
 def success_panel(model, arms, caches, column):
     parts = panel(0, column, f"{model}: of dense success", 1.2)
     dense = arms.get("dense", {})
-    for arm in (arm for arm in arms if is_shown(model, arm) and (model, cache_of(arm)) in caches):
+    for arm in (arm for arm in arms if is_shown(model, arm) and cache_name(model, arm) in caches):
         for seed in sorted(set(arms[arm]) & set(dense)):
             kept = arms[arm][seed]["after_dense"] / dense[seed]["after_dense"]
-            x, y = place(0, column, caches[model, cache_of(arm)], kept / 1.2)
+            x, y = place(0, column, caches[cache_name(model, arm)], kept / 1.2)
             parts.append(sparse_rl.mark(x, y, arm, sparse_rl.colour_of(arm)))
     return parts
 
@@ -247,10 +258,10 @@ def speed_panel(model, caches, column):
 
 
 def picture(found, caches):
-    width, height = sparse_rl.corner(2, len(found))
+    width, height = sparse_rl.corner(2, len(FRONTIER))
     parts = sparse_rl.paper(width, height)
-    for column, (model, arms) in enumerate(found.items()):
-        parts += success_panel(model, arms, caches, column) + speed_panel(model, caches, column)
+    for column, model in enumerate(FRONTIER):
+        parts += success_panel(model, found[model], caches, column) + speed_panel(model, caches, column)
     parts += sparse_rl.legend(SHOWN, 80, height)
     parts.append(f'<text x="{sparse_rl.LEFT + 340}" y="{height - 11}">circles: R-KV and dense; squares: SnapKV; '
                  'a mark above is a run</text>')
