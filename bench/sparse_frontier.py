@@ -36,7 +36,7 @@ PLAN = [
     ("short", "snapkv:34+interval2", BOTH, SEEDS),
     ("short", "rkv:36", BOTH, SEEDS),
     ("brief", "rkv:36", [*BOTH, "tis+veto", "tis+veto+exclude", "tis+geometric2", "tis+temperature1.3", "paper",
-                         "paper+normalise"], SEEDS[:1]),
+                         "paper+normalise", "paper+temperature1.3"], SEEDS[:1]),
     ("long", "snapkv:44", ["paper"], SEEDS[:1]),
     ("long", "snapkv:60", ["naive", "tis", "paper"], SEEDS[:1]),
 ]
