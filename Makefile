@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := all
-.PHONY: all command deps deps-test demo demo-llm tour test test-engines test-upgrade check model bench study study-sparsity study-staleness study-loco study-sparse-rl figures fuzz soak abi wheel deb docs install format clean help
+.PHONY: all command deps deps-test demo demo-llm tour test test-engines test-upgrade check model bench study study-sparsity study-staleness study-loco study-sparse-rl study-sparse-frontier figures fuzz soak abi wheel deb docs install format clean help
 
 all: ## build; the command is left at build/weft
 	@cmake --preset release > /dev/null
@@ -74,6 +74,9 @@ study-loco: all ## the tables of several trainers in doc/RESULTS.md, some hours;
 study-sparse-rl: all ## learning under compressed caches, in doc/RESULTS.md, about an hour and a half; QUICK=1: a part, printed only
 	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/sparse_rl.py build/weft build/sparse-rl-quick --quick; \
 	else /usr/bin/python3 -B bench/sparse_rl.py build/weft build/sparse-rl --resume --document doc/RESULTS.md; fi
+study-sparse-frontier: all ## success and speed by bytes of compressed caches, there too: what the table of runs lacks; QUICK=1 again
+	@if [ -n "$(QUICK)" ]; then /usr/bin/python3 -B bench/sparse_frontier.py build/weft build/sparse-frontier-quick --quick; \
+	else /usr/bin/python3 -B bench/sparse_frontier.py build/weft build/sparse-frontier --resume --document doc/RESULTS.md; fi
 
 figures: all ## does every command that stands beside a figure still run? Each in a short form, some minutes in all
 	@scripts/check_figures.py

@@ -6,9 +6,12 @@ sparse_rl.py WEFT WORK [--quick] [--resume] [--report] [--document FILE]
 Runs one arm with one seed at a time with `weft bench --lm --sparse` and keeps each result in WORK; with --resume, what
 is there already is not run again, and with --report nothing is run. Then writes WORK/sparse-rl.csv,
 WORK/sparse-rl.svg and the tables; with --document, the tables go between the markers of that file, and the other two
-beside it. What is run is fixed here; its settings were chosen with seed 1, which is not among the seeds.
+beside it. The table of runs there keeps those that WORK does not have, and tables are not written without a run that
+they would lose. What is run is fixed here; its settings were chosen with seed 1, which is not among the seeds.
+bench/sparse_frontier.py has more policies and budgets, and other tables.
 """
 import argparse
+import csv
 import json
 import pathlib
 import shutil
@@ -23,6 +26,7 @@ MODELS = {
     "long": {"steps": 60, "length": 115, "shown": "rkv:60", "options": ["--long"]},
     "late": {"steps": 150, "length": 115, "shown": "rkv:60", "options": ["--long"]},  # long, for more steps
 }
+RECORD = "sparse-rl.csv"  # of all runs, those of bench/sparse_frontier.py among them
 CHIEF = ["naive", "tis", "paper"]
 PRESETS = [*CHIEF, "released", "mis", "icepop"]
 # The model, how its caches are compressed, and the corrections that are tried; the most telling first.
@@ -33,8 +37,7 @@ PLAN = [
     ("short", "snapkv:28", CHIEF),
     ("short", "rkv:16", CHIEF),
     ("late", "rkv:60", ["naive", "tis"]),
-    ("long", "snapkv:40", ["naive", "tis"]),
-    ("short", "rkv:36", ["naive", "tis", "tis+veto", "paper"]),
+    ("short", "rkv:36", ["tis", "tis+veto"]),
     ("short", "snapkv:28", PRESETS),
     ("short", "rkv:16", PRESETS),
     ("long", "rkv:60", ["mis", "tis+veto"]),
@@ -42,6 +45,9 @@ PLAN = [
     ("short", "snapkv:16", CHIEF),
 ]
 QUICK = ["short/dense", "short/rkv:28:naive", "short/rkv:28:tis"]
+COLUMNS = ["model", "arm", "seed", "steps", "before_dense", "before_sparse", "after_dense", "after_sparse", "log_xi_end",
+           "k3_end", "rejected_end", "masked_end", "below_veto_end", "kv_held", "kv_full", "kv_peak_bytes",
+           "kv_dense_bytes", "sample_seconds", "train_seconds"]
 BEGIN, END = "<!-- sparse-rl: begin -->", "<!-- sparse-rl: end -->"
 LAST = 2  # pieces of a series that count as its end: 20 steps
 
@@ -53,10 +59,9 @@ def all_arms():
     return list(dict.fromkeys(arms))
 
 
-def measure(weft, work, arm, seed):
-    model, rest = arm.split("/")
-    command = [weft, "bench", "--lm", "--sparse", rest, "--seed", str(seed), "--steps", str(MODELS[model]["steps"]),
-               "--directory", work / "warm", "--json", "--quiet", *MODELS[model]["options"]]
+def measure(weft, work, rest, seed, model):
+    command = [weft, "bench", "--lm", "--sparse", rest, "--seed", str(seed), "--steps", str(model["steps"]),
+               "--directory", work / "warm", "--json", "--quiet", *model["options"]]
     print(" ".join(map(str, command)), file=sys.stderr, flush=True)
     return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
 
@@ -65,11 +70,11 @@ def path_of(work, arm, seed):
     return work / f"{arm.replace(':', '-').replace('/', '-')}-seed-{seed}.json"
 
 
-def load(work, arms):
+def load(work, arms, seeds=SEEDS):
     """The runs of each arm, by seed."""
     found = {}
     for arm in arms:
-        for seed in SEEDS:
+        for seed in seeds:
             path = path_of(work, arm, seed)
             if path.exists():
                 found.setdefault(arm, {})[seed] = json.loads(path.read_text())
@@ -165,9 +170,13 @@ def tables(found):
     return "\n".join(lines) + "\n"
 
 
-def csv(found):
-    lines = ["model,arm,seed,steps,before_dense,before_sparse,after_dense,after_sparse,log_xi_end,k3_end,rejected_end,masked_end,"
-             "below_veto_end,kv_held,kv_full,kv_peak_bytes,kv_dense_bytes,sample_seconds,train_seconds"]
+def number(value):
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def records(found):
+    """What the table of runs has of each run, as text by the names of COLUMNS."""
+    rows = []
     for arm, runs in found.items():
         for seed, run in sorted(runs.items()):
             kv = run["kv"]
@@ -176,8 +185,28 @@ def csv(found):
             values += [at_end(run, name) for name in ("distance", "k3", "rejected", "masked", "below_veto")]
             values += [kv["held"], kv["full"], kv["peak_bytes"], kv["dense_bytes"], run["seconds"]["sample"],
                        run["seconds"]["train"]]
-            lines.append(",".join(f"{value:.5g}" if isinstance(value, float) else str(value) for value in values))
-    return "\n".join(lines) + "\n"
+            rows.append(dict(zip(COLUMNS, map(number, values))))
+    return rows
+
+
+def read_records(path):
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def name_of(row):
+    return row["model"], row["arm"], row["seed"]
+
+
+def write_records(path, rows):
+    """Runs that the file has and that are not given stay."""
+    kept = {name_of(row): row for row in [*read_records(path), *rows]}
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(kept.values())
 
 
 # ---- the picture: of each language model, success over memory, and reward, mismatch and rejection over steps ----
@@ -214,14 +243,19 @@ def point(row, column, x, y):
     return left + x * WIDTH, top + HEIGHT * (1 - min(max(y, 0), 1))
 
 
+def mark(x, y, arm, colour):
+    """A square for SnapKV, else a circle."""
+    if arm.startswith("snapkv"):
+        return f'<rect x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6" fill="{colour}" fill-opacity="0.75"/>'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}" fill-opacity="0.75"/>'
+
+
 def frontier(found, row, column, kind, title):
     parts = axes(row, column, title, "KV bytes, % of a whole cache", 30, 110, 1)
     for arm, runs in found.items():
         for run in runs.values() if colour_of(arm) else []:
             x, y = point(row, column, (100 * memory(run) - 30) / 80, run["after"][kind])
-            shape = f'<rect x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6"' if arm.startswith("snapkv") else \
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"'
-            parts.append(f'{shape} fill="{colour_of(arm)}" fill-opacity="0.75"/>')
+            parts.append(mark(x, y, arm, colour_of(arm)))
     return parts
 
 
@@ -248,26 +282,43 @@ def panels(found, row, model):
     return parts
 
 
+def paper(width, height):
+    return [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+            'font-size="11" fill="#333">', f'<rect width="{width}" height="{height}" fill="#fff"/>']
+
+
+def legend(names, apart, height):
+    parts = []
+    for i, name in enumerate(names):
+        x = LEFT + apart * i
+        parts.append(f'<rect x="{x}" y="{height - 18}" width="14" height="6" fill="{COLOURS[name]}"/>')
+        parts.append(f'<text x="{x + 19}" y="{height - 11}">{name}</text>')
+    return parts
+
+
 def picture(found):
     models = [model for model in MODELS if of_model(found, model)]
     width, height = corner(len(models), 5)
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-             'font-size="11" fill="#333">', f'<rect width="{width}" height="{height}" fill="#fff"/>']
+    parts = paper(width, height)
     for row, model in enumerate(models):
         parts += panels(of_model(found, model), row, model)
-    for i, (name, colour) in enumerate(COLOURS.items()):
-        x = LEFT + 110 * i
-        parts.append(f'<rect x="{x}" y="{height - 18}" width="14" height="6" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 19}" y="{height - 11}">{name}</text>')
+    parts += legend(COLOURS, 110, height)
     parts.append(f'<text x="{LEFT + 800}" y="{height - 11}">circles: R-KV and dense; squares: SnapKV; a mark is a run, '
                  'a line a mean of seeds</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def put_tables(document, text):
-    before, rest = document.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    document.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
+def put_tables(document, text, begin=BEGIN, end=END):
+    before, rest = document.read_text().split(begin)
+    after = rest.split(end)[1]
+    document.write_text(f"{before}{begin}\n\n{text}\n{end}{after}")
+
+
+def lost(document, arms, found):
+    """Runs in the tables of the document that are not at hand: only some of their figures are in the table of runs."""
+    there = {name_of(row) for row in records(found)}
+    rows = read_records(document.parent / RECORD)
+    return [name_of(row) for row in rows if f"{row['model']}/{row['arm']}" in arms and name_of(row) not in there]
 
 
 def judge(found, arm):
@@ -285,15 +336,19 @@ def verdict(found):
     return "".join(judge(found, f"{model}/{chosen['shown']}:tis") for model, chosen in MODELS.items())
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(description):
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("weft")
     parser.add_argument("work", type=pathlib.Path)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--document", type=pathlib.Path)
-    options = parser.parse_args()
+    return parser
+
+
+def main():
+    options = arguments(__doc__).parse_args()
     arms = QUICK if options.quick else all_arms()
     if not options.resume and not options.report:
         shutil.rmtree(options.work, ignore_errors=True)
@@ -302,7 +357,8 @@ def main():
         for seed in SEEDS:
             path = path_of(options.work, arm, seed)
             if not path.exists():
-                path.write_bytes(measure(options.weft, options.work, arm, seed))
+                model, rest = arm.split("/")
+                path.write_bytes(measure(options.weft, options.work, rest, seed, MODELS[model]))
     found = load(options.work, arms)
     if not found:
         sys.exit(f"there are no results in {options.work}")
@@ -310,11 +366,16 @@ def main():
     sys.stdout.write(text + "\n" + verdict(found))
     places = [options.work]
     if options.document:
+        gone = lost(options.document, arms, found)
+        if gone:
+            sys.exit(f"{options.work} lacks {len(gone)} runs that the tables of {options.document} have, such as "
+                     f"{' '.join(gone[0])}")
         put_tables(options.document, text)
         places.append(options.document.parent)
     for directory in places:
-        (directory / "sparse-rl.csv").write_text(csv(found))
+        write_records(directory / RECORD, records(found))
         (directory / "sparse-rl.svg").write_text(picture(found))
 
 
-main()
+if __name__ == "__main__":
+    main()

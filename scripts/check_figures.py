@@ -64,12 +64,17 @@ SHORT = {
         "build/weft bench --lm --sparse snapkv:28+common0.8:tis --steps 1 --seed 1 --directory ROOM",
     r"weft bench --lm --sparse rkv:60:tis .*":
         "build/weft bench --lm --sparse rkv:60:tis --long --steps 1 --seed 11 --directory ROOM",
+    r"weft bench --lm --sparse snapkv:44:tis .*":
+        "build/weft bench --lm --sparse snapkv:44:tis --long --steps 1 --seed 11 --directory ROOM",
+    r"weft bench --lm --sparse snapkv:60:tis .*":
+        "build/weft bench --lm --sparse snapkv:60:tis --long --chain 250 --steps 1 --seed 11 --quick --directory ROOM",
     r"weft bench --loco --study pulseloco .*":
         "build/weft bench --lm --rates 1e-6 --steps 1 --quick --save ROOM/policy && "
         "build/weft bench --loco --study pulseloco --state ROOM/policy --rate 1e-6 --steps 16",
     r"make study-sparsity": "make QUICK=1 study-sparsity",
     r"make study-loco": "make QUICK=1 study-loco",
     r"make study-sparse-rl": "make QUICK=1 study-sparse-rl",
+    r"make study-sparse-frontier": "make QUICK=1 study-sparse-frontier",
     r"make study-staleness": "make QUICK=1 study-staleness",
     r"make study": "ENGINES make QUICK=1 study",
 }

@@ -11,6 +11,8 @@
 
 #include <weft/base.h>
 
+#include <string.h>
+
 /* The levels of an architecture ascend. Those of another have the same numbers: no machine has both. */
 typedef enum weft_cpu {
     WEFT_CPU_PORTABLE = 0,
@@ -42,5 +44,13 @@ static inline uint16_t weft_bf16_round(uint32_t bits) {
 
 /* weft_bf16_from_f32 at a given level. */
 void weft_bf16_cast(weft_cpu level, const float *input, uint16_t *output, size_t count);
+
+/* The FP32 values of BF16 ones, which are exact. */
+static inline void weft_bf16_widen(const uint16_t *input, float *output, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits = (uint32_t)input[i] << 16;
+        memcpy(&output[i], &bits, sizeof bits);
+    }
+}
 
 #endif

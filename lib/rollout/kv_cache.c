@@ -26,7 +26,8 @@ static size_t value_floats(const weft_kv_shape *shape, size_t capacity) {
     return weft_kv_whole_panels(shape->head) * capacity;
 }
 
-static size_t ring_floats(const weft_kv_options *options, const weft_kv_shape *shape) {
+/* Queries only choose what is kept, so half of their bits are enough. */
+static size_t ring_halves(const weft_kv_options *options, const weft_kv_shape *shape) {
     return weft_kv_policies[options->policy].queries ? options->window * shape->group * shape->head : 0;
 }
 
@@ -47,10 +48,11 @@ static size_t capacity_for(const weft_kv_cache *cache, size_t rows) {
 }
 
 static size_t bytes_at(const weft_kv_options *options, const weft_kv_shape *shape, size_t capacity) {
-    size_t floats = key_floats(shape, capacity) + value_floats(shape, capacity) +
-                    sum_floats(options, capacity) + ring_floats(options, shape);
+    size_t floats =
+        key_floats(shape, capacity) + value_floats(shape, capacity) + sum_floats(options, capacity);
     size_t numbers = weft_kv_policies[options->policy].alike ? 2 * capacity : capacity;
-    return floats * sizeof(float) + numbers * sizeof(uint32_t) + sizeof(weft_kv_cache);
+    return floats * sizeof(float) + ring_halves(options, shape) * sizeof(uint16_t) +
+           numbers * sizeof(uint32_t) + sizeof(weft_kv_cache);
 }
 
 /* The most of one cache. Together one may have what others leave. */
@@ -290,8 +292,8 @@ weft_status weft_kv_cache_observe(weft_kv_cache *cache, const float *queries, co
     }
     if (cache->ring != NULL) {
         size_t floats = cache->shape.group * cache->shape.head;
-        memcpy(cache->ring + (cache->seen - 1) % cache->options.window * floats, queries,
-               floats * sizeof *queries);
+        weft_bf16_from_f32(queries, cache->ring + (cache->seen - 1) % cache->options.window * floats,
+                           floats);
     }
     cache->told = true;
     cache->usage->held += cache->rows;
@@ -357,7 +359,7 @@ weft_status weft_kv_cache_create(weft_context *context, const weft_kv_options *g
         .most = own_most(&options, tokens),
         .told = true,
     };
-    size_t ring = ring_floats(&options, shape);
+    size_t ring = ring_halves(&options, shape);
     if (ring > 0) {
         cache->ring = weft_allocate_array(context, ring, sizeof *cache->ring);
     }

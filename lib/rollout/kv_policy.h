@@ -22,8 +22,8 @@ struct weft_kv_cache {
     uint32_t *positions;
     float *keys;
     float *values;
-    float *sums; /* of each row: attention received; NULL unless the policy wants it */
-    float *ring; /* the queries of token t at t % window, group heads each; NULL unless wanted */
+    float *sums;    /* of each row: attention received; NULL unless the policy wants it */
+    uint16_t *ring; /* the queries of token t at t % window in BF16, group heads each; NULL unless wanted */
     /* Of each row that was compared with all others at the last choice: the position of the last key that
      * it is like, WEFT_KV_UNLIKE if there was none; NULL unless wanted. */
     uint32_t *alike;

@@ -8,7 +8,6 @@
 #include "kv_policy.h"
 
 #include <math.h>
-#include <string.h>
 
 enum { BLOCK_ROWS = 4 }; /* keys that are compared with others at once */
 
@@ -47,30 +46,34 @@ static void pool_mean(const float *input, size_t count, size_t reach, float *out
 weft_status weft_kv_score_attention(const weft_kv_cache *cache, size_t candidates, float *scores) {
     const weft_kv_options *options = &cache->options;
     const weft_kv_kernels *kernels = weft_kv_kernels_at(weft_cpu_level());
-    size_t group = cache->shape.group;
+    size_t group = cache->shape.group, head = cache->shape.head;
     size_t stride = weft_kv_whole_panels(candidates);
+    float *queries = weft_allocate_array(cache->context, options->window * group, head * sizeof *queries);
     float *products =
         weft_allocate_array(cache->context, options->window * group, stride * sizeof *products);
     float *mean = weft_allocate_zeroed(cache->context, candidates, sizeof *mean);
-    if (products == NULL || mean == NULL) {
+    if (queries == NULL || products == NULL || mean == NULL) {
         weft_release(cache->context, mean);
         weft_release(cache->context, products);
+        weft_release(cache->context, queries);
         return WEFT_NO_MEMORY;
     }
-    kernels->products(cache->ring, options->window * group, cache->keys, stride / WEFT_KV_PANEL,
-                      cache->shape.head, products, stride);
+    weft_bf16_widen(cache->ring, queries, options->window * group * head);
+    kernels->products(queries, options->window * group, cache->keys, stride / WEFT_KV_PANEL, head, products,
+                      stride);
     for (size_t query = 0; query < options->window; query++) {
         float *row = products + query * group * stride;
         for (size_t h = 1; h < group; h++) {
             kernels->raise(row, row + h * stride, candidates);
         }
-        kernels->softmax(row, inverse_root((double)cache->shape.head), candidates);
+        kernels->softmax(row, inverse_root((double)head), candidates);
         kernels->add(mean, row, 1.0f / (float)options->window, candidates);
     }
     (options->pooled == WEFT_KV_POOL_MAX ? pool_max : pool_mean)(mean, candidates, options->pooling / 2,
                                                                  scores);
     weft_release(cache->context, mean);
     weft_release(cache->context, products);
+    weft_release(cache->context, queries);
     return WEFT_OK;
 }
 

@@ -128,27 +128,38 @@ static weft_status check(weft_context *context, const lm_warmup_options *options
     return WEFT_OK;
 }
 
-weft_status lm_warmup(lm_trainer *trainer, const lm_task *task, const lm_warmup_options *options,
-                      lm_warmup_result *result_out) {
+/* Until the success is reached, or there were as many steps as there may be. */
+static weft_status learn(lm_trainer *trainer, const lm_task *task, const lm_warmup_options *options,
+                         uint64_t interval, lm_warmup_result *result) {
     weft_context *context = trainer->model->context;
-    weft_status status = check(context, options);
-    if (status == WEFT_OK) {
-        status = lm_task_check(context, task);
-    }
-    if (status != WEFT_OK) {
-        return status;
-    }
     example_batch examples = {0};
-    lm_warmup_result result = {0};
-    status = open_examples(context, task, options->batch, &examples);
-    while (status == WEFT_OK && result.steps < options->steps && !result.reached) {
-        status = run_step(trainer, task, options, &examples, &result);
-        if (status == WEFT_OK &&
-            (result.steps % options->interval == 0 || result.steps == options->steps)) {
-            status = evaluate(trainer, task, options, &result);
+    weft_status status = lm_task_check(context, task);
+    if (status == WEFT_OK) {
+        status = open_examples(context, task, options->batch, &examples);
+    }
+    result->reached = false;
+    while (status == WEFT_OK && result->steps < options->steps && !result->reached) {
+        status = run_step(trainer, task, options, &examples, result);
+        if (status == WEFT_OK && (result->steps % interval == 0 || result->steps == options->steps)) {
+            status = evaluate(trainer, task, options, result);
         }
     }
     close_examples(context, &examples);
+    return status;
+}
+
+weft_status lm_warmup(lm_trainer *trainer, const lm_task *task, const lm_warmup_options *options,
+                      lm_warmup_result *result_out) {
+    lm_task shorter = *task;
+    lm_warmup_result result = {0};
+    weft_status status = check(trainer->model->context, options);
+    if (status == WEFT_OK && options->shorter > 0) {
+        shorter.steps = options->shorter;
+        status = learn(trainer, &shorter, options, options->interval, &result);
+    }
+    if (status == WEFT_OK) {
+        status = learn(trainer, task, options, options->shorter > 0 ? 1 : options->interval, &result);
+    }
     if (status == WEFT_OK) {
         *result_out = result;
     }

@@ -18,6 +18,8 @@ typedef struct lm_warmup_options {
     uint64_t steps;            /* at most */
     double success;            /* to be reached */
     uint64_t interval;         /* steps between evaluations; learning is abrupt, so often */
+    uint32_t shorter;          /* sums of chains that are learned before, to the same success, so that the
+                                  rest is so quick that each step is evaluated; 0: none */
     size_t evaluation;         /* prompts of an evaluation */
     lm_warmup_watcher watcher; /* may be NULL */
     void *opaque;

@@ -5,6 +5,7 @@
 #include "model.h"
 
 #include "../../lib/base/context.h"
+#include "../../lib/base/cpu.h"
 #include "../../lib/base/pool.h"
 #include "random.h"
 
@@ -239,13 +240,6 @@ const weft_table *lm_model_table(const lm_model *model) {
 
 /* ---- from parameters to panels ---- */
 
-static void widen(const uint16_t *words, float *values, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        uint32_t bits = (uint32_t)words[i] << 16;
-        memcpy(&values[i], &bits, sizeof bits);
-    }
-}
-
 static weft_status refresh_weight(void *argument, size_t index, unsigned worker) {
     (void)worker;
     lm_model *model = argument;
@@ -255,7 +249,7 @@ static weft_status refresh_weight(void *argument, size_t index, unsigned worker)
     if (model->masters != NULL) {
         weft_bf16_from_f32(model->masters + weight->offset, model->live + weight->offset, count);
     }
-    widen(model->live + weight->offset, values, count);
+    weft_bf16_widen(model->live + weight->offset, values, count);
     if (weight->forward != NULL) {
         lm_pack(values, 1, weight->columns, weight->rows, weight->columns,
                 model->packed + (weight->forward - model->packed));

@@ -440,10 +440,12 @@ int verb_bench(int argc, char **argv) {
          "or POLICY:BUDGET:CORRECTION such as rkv:22:tis, with options behind the budget (+prompt, "
          "+shareX, "
          "+commonX, +sinksN, +windowN, +intervalN) and the correction (+veto, -veto, +exclude, +normalise, "
-         "+geometricX); --directory keeps warmed-up policies",
+         "+geometricX, +temperatureX); --directory keeps warmed-up policies",
          .text = &arguments.options.arm},
-        {"chain", "N", 6, "With --sparse: sums of a chain (default 56)", .number = &arguments.options.chain,
-         .least = 1, .most = LM_TASK_SIZE_MAX},
+        {"chain", "N", 6,
+         "With --sparse: sums of a chain (default 56); those of more than 106 are learned after some of "
+         "106",
+         .number = &arguments.options.chain, .least = 1, .most = LM_TASK_SIZE_MAX},
         {"long", NULL, 6,
          "With --sparse: another policy, with three layers whose heads share keys and values, and chains "
          "of 106",

@@ -77,6 +77,7 @@ check "the rates: $(cat stdout)" /usr/bin/python3 look.py
 for arm in none rkv rkv:8 rkv:8:tis:1 best:8:tis rkv:0:tis rkv:8:magic rkv:8:tis+vote; do
     expect 2 'sparse' "$weft" bench --lm --sparse "$arm" --quick
 done
+expect 2 'at temperature 0' "$weft" bench --lm --sparse rkv:8:tis+temperature0 --quick
 expect 2 'go with --lm' "$weft" bench --sparse dense
 expect 2 'and --long with --sparse' "$weft" bench --lm --chain 20
 arm() {
@@ -88,10 +89,12 @@ arm snapkv:16:tis+veto
 cp stdout again
 arm dense
 cp stdout dense
+arm snapkv:16:tis+temperature1.5
+cp stdout warmer
 arm rkv:16:paper --long
 cat > look.py << 'END'
 import json
-made, again, dense, shared = (json.load(open(name)) for name in ("made", "again", "dense", "stdout"))
+made, again, dense, warmer, shared = (json.load(open(name)) for name in ("made", "again", "dense", "warmer", "stdout"))
 for one in (made, again, dense):
     del one["seconds"]
 assert made == again and made["length"] == 29 and len(made["series"]) == 1
@@ -99,6 +102,7 @@ assert made["before"]["dense"] == dense["before"]["dense"] and dense["before"]["
 assert dense["series"][0]["distance"] < 1e-4 and dense["kv"]["held"] == dense["kv"]["full"]
 assert made["series"][0]["distance"] > 1e-4 and made["kv"]["held"] < made["kv"]["full"]
 assert set(made["deployed"]) == set(dense["deployed"]) and len(made["deployed"]) == 2
+assert warmer["before"] == made["before"] and warmer["series"] != made["series"]
 assert shared["parameters"] > made["parameters"] and 4 * shared["kv"]["dense_bytes"] == 3 * made["kv"]["dense_bytes"]
 END
 check "the arms: $(cat stdout)" /usr/bin/python3 look.py

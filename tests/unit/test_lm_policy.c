@@ -48,6 +48,28 @@ static void test_same_seed_same_run(void **state) {
     }
 }
 
+/* Any success is enough here: one evaluation of the shorter chain, and then one after a single step. */
+static void test_shorter_first(void **state) {
+    (void)state;
+    lm_trainer *trainer = lesson_open(1, &lesson_policy, 9);
+    lm_warmup_options options = lm_warmup_defaults();
+    lm_warmup_result result;
+    options.success = 0;
+    options.interval = 3;
+    options.evaluation = 8;
+    options.shorter = lesson_chain.period - 1;
+    assert_int_equal(lm_warmup(trainer, &lesson_chain, &options, &result), WEFT_OK);
+    assert_true(result.reached);
+    assert_int_equal(result.steps, options.interval + 1);
+    options.steps = 2; /* all of them for the shorter chain, which is not what was asked for */
+    options.success = 2;
+    assert_int_equal(lm_warmup(trainer, &lesson_chain, &options, &result), WEFT_OK);
+    assert_true(!result.reached && result.steps == 2);
+    options.shorter = lesson_chain.period;
+    assert_int_equal(lm_warmup(trainer, &lesson_chain, &options, &result), WEFT_INVALID_ARGUMENT);
+    lesson_close(trainer);
+}
+
 static void test_resume(void **state) {
     (void)state;
     scratch scratch;
@@ -356,6 +378,7 @@ static void test_no_memory(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_seed_same_run),
+        cmocka_unit_test(test_shorter_first),
         cmocka_unit_test(test_resume),
         cmocka_unit_test(test_bad_states),
         cmocka_unit_test(test_model_files),

@@ -30,15 +30,19 @@ static weft_status name_policy(weft_context *context, const train_options *optio
     char hex[2 * NAME_BYTES + 1];
     char name[64];
     weft_hash hash;
-    snprintf(text, sizeof text,
-             "%d %u %u %u %u %u %u %u %d %a %a / %d %u %u %u / %llu %zu %llu %a %llu %zu / %a %a %a %a %a "
-             "%a %llu",
-             FORMAT, config->vocabulary, config->width, config->layers, config->heads, config->kv_heads,
-             config->feed_forward, config->context, config->tied, config->rope_base, config->norm_epsilon,
-             (int)task->kind, task->steps, task->period, task->digits, (unsigned long long)warmup.seed,
-             warmup.batch, (unsigned long long)warmup.steps, warmup.success,
-             (unsigned long long)warmup.interval, warmup.evaluation, adam->rate, adam->beta1, adam->beta2,
-             adam->epsilon, adam->decay, adam->clip, (unsigned long long)adam->warm_up);
+    int length = snprintf(
+        text, sizeof text,
+        "%d %u %u %u %u %u %u %u %d %a %a / %d %u %u %u / %llu %zu %llu %a %llu %zu / %a %a %a %a %a "
+        "%a %llu",
+        FORMAT, config->vocabulary, config->width, config->layers, config->heads, config->kv_heads,
+        config->feed_forward, config->context, config->tied, config->rope_base, config->norm_epsilon,
+        (int)task->kind, task->steps, task->period, task->digits, (unsigned long long)warmup.seed,
+        warmup.batch, (unsigned long long)warmup.steps, warmup.success, (unsigned long long)warmup.interval,
+        warmup.evaluation, adam->rate, adam->beta1, adam->beta2, adam->epsilon, adam->decay, adam->clip,
+        (unsigned long long)adam->warm_up);
+    if (warmup.shorter > 0) { /* policies without this keep their names */
+        snprintf(text + length, sizeof text - (size_t)length, " / %u", warmup.shorter);
+    }
     weft_status status = weft_hash_compute(context, text, strlen(text), &hash);
     if (status != WEFT_OK) {
         return status;

@@ -9,7 +9,8 @@
  * 32+prompt+common0.8: keep_prompt, and in the same way common, share, sinks, window and interval. A
  * correction is a preset, with options behind it: +veto (at 1e-4, or +veto1e-8) and -veto add the veto or
  * take it away, +exclude leaves rejected responses out of the baseline, +normalise divides weights by their
- * mean, and +geometric2 rejects sequences whose geometric mean is not between 1/2 and 2. Or it is
+ * mean, +geometric2 rejects sequences whose geometric mean is not between 1/2 and 2, and +temperature1.5
+ * samples and learns at this temperature, while success stays that at 1. Or it is
  *
  *     naive   none: ratios are against the policy with a whole cache, as if that had sampled
  *     bypass  none: ratios are against the sampler
@@ -147,7 +148,9 @@ static bool parse_budget(weft_kv_policy policy, char *text, weft_kv_options *kv_
 }
 
 /* One option behind a correction. False if there is no such. */
-static bool adjust_correction(weft_context *context, weft_correction_options *chosen, const char *text) {
+static bool adjust_correction(sparse_run *run, const char *text) {
+    weft_context *context = run->command->context;
+    weft_correction_options *chosen = &run->usual.grpo.correction;
     double bound = 0;
     if (strcmp(text, "exclude") == 0) {
         chosen->baseline_excludes_rejected = true;
@@ -157,6 +160,9 @@ static bool adjust_correction(weft_context *context, weft_correction_options *ch
         chosen->veto = VETO;
     } else if (parse_behind(text, "veto", &bound)) {
         chosen->veto = bound;
+    } else if (parse_behind(text, "temperature", &bound)) {
+        run->usual.run.temperature = bound;
+        run->usual.grpo.temperature = (float)bound;
     } else if (parse_behind(text, "geometric", &bound) && bound > 1) {
         return weft_correction_reject(context, chosen, "seq_mean_k1", 1 / bound, bound) == WEFT_OK;
     } else {
@@ -179,7 +185,7 @@ static bool choose_correction(sparse_run *run, char *text) {
     bool none = name == NULL || run->bypass || strcmp(name, "naive") == 0;
     bool known = weft_correction_preset(context, none ? "none" : name, chosen) == WEFT_OK;
     for (const char *option = NULL; known && (option = strtok_r(NULL, "+", &rest)) != NULL;) {
-        known = adjust_correction(context, chosen, option);
+        known = adjust_correction(run, option);
     }
     chosen->veto = less ? 0 : chosen->veto;
     return known;
@@ -267,7 +273,8 @@ static weft_status learn(sparse_run *run, const lm_samples *samples, lm_grpo_res
         .rewards = run->rewards,
         .group = run->usual.run.group,
     };
-    weft_status status = lm_score(run->trainer->pass, &rollouts.batch, 1, run->old);
+    weft_status status =
+        lm_score(run->trainer->pass, &rollouts.batch, run->usual.grpo.temperature, run->old);
     return status == WEFT_OK ? lm_grpo_step(run->trainer, &rollouts, &run->usual.grpo, NULL, result)
                              : status;
 }
@@ -313,6 +320,7 @@ static weft_status evaluate(sparse_run *run, const weft_kv_options *kv, size_t p
                             double *success_out) {
     lm_rollout_options options = train_evaluation(&run->usual.run, prompts);
     options.kv = kv;
+    options.temperature = 1;
     return lm_evaluate(run->trainer->model, &run->usual.run.task, &options, success_out);
 }
 
@@ -443,6 +451,8 @@ static train_options choose_run(const bench_options *options) {
     run->seed = options->seed;
     run->steps = options->steps > 0 ? options->steps : options->quick ? 20 : run->steps;
     usual.warmup.success = options->quick ? 0.01 : usual.warmup.success;
+    /* The loss of a long chain is nearly all of its repetition, and what it begins with is not learned. */
+    usual.warmup.shorter = run->task.steps > LONG_CHAIN ? LONG_CHAIN : 0;
     usual.grpo.adam.rate = options->rate > 0 ? options->rate : RATE;
     usual.evaluation_prompts = options->quick ? QUICK_EVALUATION : EVALUATION;
     usual.cache = options->directory;
