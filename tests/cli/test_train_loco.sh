@@ -92,7 +92,7 @@ check 'the policy of the end' test "$(digest on/model)" = "$(digest last.safeten
 # ---- one that is stopped at the end of a round, until the round is gone from the store ----
 worker far-worker s-far
 far_worker=$pid
-far=(--steps 100 --local-steps 1 --deadline 1s)
+far=(--steps 100 --local-steps 1 --deadline 4s)
 rank far s-far 2 0 "${far[@]}"
 first=$pid
 rank far s-far 2 1 "${far[@]}"
