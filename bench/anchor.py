@@ -4,9 +4,10 @@
 
 anchor.py CHECKPOINT [--weft PATH]
 
-CHECKPOINT is a safetensors file; its BF16 tensors count. ZipNN splits BF16 weights into the exponents, which it codes by
-Huffman in chunks of 256 KiB, and the rest, which it leaves as it is; here the best code of each chunk is counted, with 30
-bytes for its table. weft's bytes are those of the object that `weft publish` puts into a fresh store in /dev/shm. Wants numpy.
+CHECKPOINT is a safetensors file; its BF16 tensors count. ZipNN splits BF16 weights into the exponents, which it codes
+by Huffman in chunks of 256 KiB, and the rest, which it leaves as it is; here the best code of each chunk is counted,
+with 30 bytes for its table. weft's bytes are those of the object that `weft publish` puts into a fresh store in
+/dev/shm. Wants numpy.
 """
 import argparse
 import heapq
@@ -73,8 +74,9 @@ def anchor(weft, path):
     """The bytes of an anchor, and how long one thread takes to publish and to pull it, in memory."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as room:
         shutil.copy(path, f"{room}/checkpoint.safetensors")
-        publish = seconds_of([weft, "publish", f"{room}/store", f"{room}/checkpoint.safetensors", "--quiet", "--threads", "1"])
-        pull = seconds_of([weft, "pull", f"{room}/store", f"{room}/pulled.safetensors", "--quiet", "--threads", "1"])
+        alone = ["--quiet", "--threads", "1"]
+        publish = seconds_of([weft, "publish", f"{room}/store", f"{room}/checkpoint.safetensors", *alone])
+        pull = seconds_of([weft, "pull", f"{room}/store", f"{room}/pulled.safetensors", *alone])
         size = sum(file.stat().st_size for file in pathlib.Path(room, "store/anchors").iterdir())
     return size, publish, pull
 
@@ -90,7 +92,8 @@ def main():
     size, publish, pull = anchor(options.weft, options.checkpoint)
     print(f"{weights:,} BF16 weights, {2 * weights:,} bytes")
     for name, size in ("ZipNN's method", zipnn), ("weft, an anchor", size):
-        print(f"{name:16} {size:14,} bytes  {100 * size / (2 * weights):.2f}%  {8 * size / weights - 8:.3f} bits per exponent")
+        bits = 8 * size / weights
+        print(f"{name:16} {size:14,} bytes  {100 * bits / 16:.2f}%  {bits - 8:.3f} bits per exponent")
     gigabytes = 2e-9 * weights
     print(f"one thread publishes it in {publish:.2f} s, {gigabytes / publish:.2f} GB/s, and pulls it in "
           f"{pull:.2f} s, {gigabytes / pull:.2f} GB/s; with all checks, without the kernel's time")

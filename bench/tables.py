@@ -233,12 +233,12 @@ def density_table(results):
         cells = [f"{100 * point['density']:.2f}%"]
         for codec in codecs:
             row = rows[codec]
-            cells += [f"{row['bytes_per_change']:.3f}", f"{row['encode_to_memcpy']:.3f}", f"{row['decode_to_memcpy']:.3f}"]
+            cells += [f"{row[name]:.3f}" for name in ("bytes_per_change", "encode_to_memcpy", "decode_to_memcpy")]
         lines.append("| " + " | ".join(cells) + " |")
     anchor, size = results["anchor"], 2 * results["total"]
-    return [*lines, "", f"Speeds are multiples of memcpy's, which is {results['memcpy_gb_per_second']:.1f} GB/s. An anchor of the same "
-            f"model is coded at {anchor['encode_gb_per_second']:.2f} GB/s and has {100 * anchor['patch_bytes'] / size:.1f}% "
-            "of its bytes."]
+    return [*lines, "", f"Speeds are multiples of memcpy's, which is {results['memcpy_gb_per_second']:.1f} GB/s.",
+            f"An anchor of the same model is coded at {anchor['encode_gb_per_second']:.2f} GB/s and has "
+            f"{100 * anchor['patch_bytes'] / size:.1f}% of its bytes."]
 
 
 def main(arguments):
