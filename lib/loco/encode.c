@@ -10,7 +10,7 @@
 #include "../base/context.h"
 #include "../base/pool.h"
 #include "../code/block.h"
-#include "gate.h"
+#include "gate/gate.h"
 #include "step/step.h"
 
 #include <string.h>

@@ -7,7 +7,7 @@
 
 #include "../base/context.h"
 #include "flight.h"
-#include "gate.h"
+#include "gate/gate.h"
 #include "included.h"
 #include "step/step.h"
 

@@ -3,7 +3,7 @@
  * The gate: every processor level against the portable form, the portable form against its definition, and
  * nothing lost: what is sent and what is kept add up to the value, bit for bit.
  */
-#include "../../lib/loco/gate.h"
+#include "../../lib/loco/gate/gate.h"
 #include "loco_ranks.h"
 #include "models.h"
 

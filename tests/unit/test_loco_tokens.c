@@ -4,7 +4,7 @@
  * and with no thought of speed.
  */
 #include "../../lib/code/block.h"
-#include "../../lib/loco/gate.h"
+#include "../../lib/loco/gate/gate.h"
 #include "models.h"
 
 #include <math.h>

@@ -2,7 +2,7 @@
  *
  * gate_neon.c: the gate, four weights at a time. What fires among 64 is taken out by its bits.
  */
-#include "../gate.h"
+#include "../gate/gate.h"
 
 #include "../../code/lanes.h"
 

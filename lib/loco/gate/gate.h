@@ -9,7 +9,7 @@
 #ifndef WEFT_LOCO_GATE_H
 #define WEFT_LOCO_GATE_H
 
-#include "../code/entries.h"
+#include "../../code/entries.h"
 
 /* Room for what a tile gives. */
 typedef struct weft_gate_room {

@@ -5,7 +5,7 @@
  */
 #include "gate.h"
 
-#include "../base/context.h"
+#include "../../base/context.h"
 
 #include <string.h>
 #include <weft/loco.h>
