@@ -226,6 +226,8 @@ code 200 --cacert one.crt "${url}v1/status"
 # ---- it is renewed, under a connection that goes on; half of a renewal, or one that failed, changes nothing ----
 curl -sS --max-time 100 --cacert one.crt "${url}v1/watch?after=0&seconds=60" > /dev/null 2> watch.err &
 watcher=$!
+watched() { curl -sS --cacert one.crt "${url}metrics" | grep -Eq '^weft_serve_watchers(\{[^}]*\})? 1$'; }
+await 'who waits is there' watched
 not_after() { curl -sS --cacert "$1" "${url}metrics" | sed -n 's/^weft_serve_certificate_not_after_seconds //p'; }
 before=$(not_after one.crt)
 cp one.crt first.crt
