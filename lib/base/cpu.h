@@ -2,9 +2,9 @@
  *
  * cpu.h: which instruction set to use, decided once per process.
  *
- * avx512 means F, BW, DQ, VL, IFMA, VBMI, VBMI2, VPOPCNTDQ, VAES and BMI2; avx2 means AVX2, AES and BMI2;
- * neon is that of every 64-bit ARM with AES, which is optional there.
- * Each kernel exists in a portable form, which is the reference that the others are tested against.
+ * avx512 means F, BW, DQ, VL, IFMA, VBMI, VBMI2, GFNI, VPOPCNTDQ, VAES and BMI2; avx2 means AVX2, AES and
+ * BMI2; neon is that of every 64-bit ARM with AES, which is optional there. Each kernel exists in a
+ * portable form, which is the reference that the others are tested against.
  */
 #ifndef WEFT_BASE_CPU_H
 #define WEFT_BASE_CPU_H

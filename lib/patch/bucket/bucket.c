@@ -8,11 +8,15 @@
 #include <xxhash.h>
 
 enum {
-    PACKED_SHARE = 12,    /* with more than one unit in so many changed, a bucket is dense; */
-    LONG_SMALL_SHARE = 4, /* units of four bytes and more, whose steps take more than positions do: */
-    LONG_FAST_SHARE = 8,  /* the same */
-    LISTED_SHARE = 4,     /* with at most so many, its changes are listed in memory; */
-    DENSE_SHARE = 8,      /* or, if it is not one to be packed, dense codings are tried too */
+    /* With more than one unit in so many changed, a bucket is dense: of two-byte units, */
+    WORD_SHARE = 12,
+    BYTE_SMALL_SHARE =
+        20, /* of single bytes, whose dense coding is the faster one sooner, in each profile, */
+    BYTE_FAST_SHARE = 24,
+    LONG_SMALL_SHARE = 4, /* and of four bytes and more, whose steps take more than positions do. */
+    LONG_FAST_SHARE = 8,
+    LISTED_SHARE = 4, /* with at most so many, its changes are listed in memory; */
+    DENSE_SHARE = 8,  /* or, if it is not one to be packed, dense codings are tried too */
 };
 
 void weft_bucket_coder_open(weft_bucket_coder *coder, weft_context *context) {
@@ -237,10 +241,15 @@ static weft_status encode_dense(weft_bucket_coder *coder, const weft_bucket *buc
 }
 
 static unsigned packed_share(const weft_bucket *bucket, weft_profile profile) {
-    if (bucket->width < 4) {
-        return PACKED_SHARE;
+    bool fast = profile == WEFT_PROFILE_FAST;
+    switch (bucket->width) {
+    case 1:
+        return fast ? BYTE_FAST_SHARE : BYTE_SMALL_SHARE;
+    case 2:
+        return WORD_SHARE;
+    default:
+        return fast ? LONG_FAST_SHARE : LONG_SMALL_SHARE;
     }
-    return profile == WEFT_PROFILE_FAST ? LONG_FAST_SHARE : LONG_SMALL_SHARE;
 }
 
 bool weft_bucket_many(const weft_bucket *bucket, weft_profile profile, uint64_t changed) {
