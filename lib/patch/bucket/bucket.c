@@ -8,12 +8,13 @@
 #include <xxhash.h>
 
 enum {
-    /* With more than one unit in so many changed, a bucket is dense: of two-byte units, */
+    /* With more than one unit in so many changed, a bucket is dense. That of single bytes is so sooner,
+     * since its dense coding is the faster one sooner; that of four bytes and more later, since its steps
+     * take more than positions do. */
     WORD_SHARE = 12,
-    BYTE_SMALL_SHARE =
-        20, /* of single bytes, whose dense coding is the faster one sooner, in each profile, */
+    BYTE_SMALL_SHARE = 20,
     BYTE_FAST_SHARE = 24,
-    LONG_SMALL_SHARE = 4, /* and of four bytes and more, whose steps take more than positions do. */
+    LONG_SMALL_SHARE = 4,
     LONG_FAST_SHARE = 8,
     LISTED_SHARE = 4, /* with at most so many, its changes are listed in memory; */
     DENSE_SHARE = 8,  /* or, if it is not one to be packed, dense codings are tried too */
