@@ -6,11 +6,13 @@
 # as a patch, the whole model as an anchor, and the plain file by curl: bytes at the worker's interface, all
 # protocols included, and seconds from the beginning of publish to the end of commit.
 #
-# usage: bench/link.sh [--params N | --model DIRECTORY] [--steps N] [--rates "MBIT MBIT…"] [--followers N] [--relay] [--json]
+# usage: bench/link.sh [--params N | --model DIRECTORY] [--steps N] [--rates "MBIT MBIT…"] [--followers N] [--relay]
+#                      [--patches] [--json]
 #        bench/link.sh --loco STATE [--rounds N] [--rates "MBIT MBIT…"] [--ways "WAY|WAY…"] [--json]
 #
-# With --followers so many share the link, and only patches come through it shaped; with --relay they read from a relay at
-# their end of it. The model is the trace of `weft bench`, or DIRECTORY/step-0.safetensors to step-N.safetensors.
+# With --patches only patches come through the link as it is shaped, and whole models before: over a slow one they would
+# take hours. With --followers so many share the link, likewise; with --relay they read from a relay at their end of it. The
+# model is the trace of `weft bench`, or DIRECTORY/step-0.safetensors to step-N.safetensors.
 # With --loco four trainers of the policy in STATE (`weft bench --lm --rates … --save STATE`) meet in the store through the
 # link instead: seconds of a round by each way to agree, with and without overlap.
 # Needs root, ip, tc and curl; where they or what they do is not to be had, it says so and exits with 0. The
@@ -24,6 +26,7 @@ steps=6
 rates='200 50'
 followers=1
 relay=
+patches=
 json=
 state=
 rounds=6
@@ -36,13 +39,14 @@ while [ $# -gt 0 ]; do
         --rates) rates=$2 && shift 2 ;;
         --followers) followers=$2 && shift 2 ;;
         --relay) relay=yes && shift ;;
+        --patches) patches=yes && shift ;;
         --loco) state=$(realpath "$2") && rates=50 && shift 2 ;;
         --rounds) rounds=$2 && shift 2 ;;
         --ways) ways=$2 && shift 2 ;;
         --json) json=--json && shift ;;
         *)
             echo "usage: bench/link.sh [--params N | --model DIRECTORY] [--steps N] [--rates \"MBIT MBIT…\"] [--followers N]" \
-                "[--relay] [--json]" >&2
+                "[--relay] [--patches] [--json]" >&2
             echo "       bench/link.sh --loco STATE [--rounds N] [--rates \"MBIT MBIT…\"] [--ways \"WAY|WAY…\"] [--json]" >&2
             exit 2
             ;;
@@ -166,17 +170,17 @@ fetch_plain() {
     rm "$dir/replica/plain"
 }
 
-# arrived KIND VERSION: waits for a version at every follower, and counts it, as begun by `measure`
+# arrived RATE KIND VERSION: waits for a version at every follower, and counts it, as begun by `measure`
 arrived() {
     local name bytes
     for ((name = 1; name <= followers; name++)); do
-        await "$dir/stamp.$name.$2" "$follower"
+        await "$dir/stamp.$name.$3" "$follower"
     done
     # what the next wait costs belongs to this version
     sleep 0.3
     bytes=$(($(crossed) - before))
     for ((name = 1; name <= followers; name++)); do
-        sample "$rate" "$1" "$bytes" "$begin" "$(cat "$dir/stamp.$name.$2")"
+        sample "$1" "$2" "$bytes" "$begin" "$(cat "$dir/stamp.$name.$3")"
     done
 }
 
@@ -217,23 +221,22 @@ rounds_by() {
 
 # One rate, or 0 for the bare link: everything from an empty store on.
 measure() {
-    local rate=$1 follower step before begin url name
+    local rate=$1 whole=$1 follower step before begin url name
     rm -rf "$dir/store" "$dir/cache" "$dir/replica" "$dir/relay" "$dir"/stamp.* "$dir"/url*
     mkdir -p "$dir/store/plain" "$dir/replica"
     ln "$dir/model/step-0.safetensors" "$dir/store/plain/model"
     echo nothing > "$dir/store/plain/nothing"
     serve
-    if [ "$rate" -gt 0 ] && [ "$followers" -eq 1 ]; then
-        shape "$rate"
-    fi
+    [ -z "$patches" ] || whole=0
+    [ "$whole" -eq 0 ] || shape "$whole"
 
-    fetch_plain "$rate" plain-fixed "$url/plain/nothing"
-    fetch_plain "$rate" plain "$url/plain/model"
+    fetch_plain "$whole" plain-fixed "$url/plain/nothing"
+    fetch_plain "$whole" plain "$url/plain/model"
 
     before=$(crossed)
     begin=$(now)
     publish 0
-    sample "$rate" anchor-fixed 0 "$begin" "$(now)"
+    sample "$whole" anchor-fixed 0 "$begin" "$(now)"
     if [ -n "$relay" ]; then
         ip netns exec "$worker" "$weft" serve "$url" --cache "$dir/relay" --listen 127.0.0.1:0 --url-file "$dir/url-relay" \
             --quiet 2> "$dir/relay.log" < /dev/null &
@@ -247,17 +250,14 @@ measure() {
         follower=$!
         pids+=("$follower")
     done
-    arrived anchor 1
-    # whole models for many would take hours
-    if [ "$rate" -gt 0 ] && [ "$followers" -gt 1 ]; then
-        shape "$rate"
-    fi
+    arrived "$whole" anchor 1
+    [ "$rate" -eq "$whole" ] || shape "$rate"
 
     for ((step = 1; step <= steps; step++)); do
         before=$(crossed)
         begin=$(now)
         publish "$step"
-        arrived patch $((step + 1))
+        arrived "$rate" patch $((step + 1))
     done
     end_all
     unshape
@@ -270,6 +270,7 @@ if [ ! -x "$weft" ]; then
     echo "bench/link.sh: there is no command at $weft; build it, or set WEFT" >&2
     exit 1
 fi
+[ "$followers" -eq 1 ] || patches=yes
 [ "$(id -u)" -eq 0 ] || skip 'it needs root, for network namespaces'
 for tool in ip tc curl; do
     command -v "$tool" > /dev/null || skip "there is no $tool"

@@ -127,6 +127,12 @@ def gather(options, clock, name, kind, rate, steps, kept=None):
         trace.say(f"{name}: {step}/{steps}: {found:.3f}, norm {norm:.2f}, {time.monotonic() - begin:.0f} s")
 
 
+def forget(options, name):
+    """A stream that was replayed needs its gradients no more: they are a quarter of a gigabyte each."""
+    for step in range(1, options.steps[name] + 1):
+        gradient_path(options.work / name, step).unlink(missing_ok=True)
+
+
 def versions(options, name, rate, wanted, target):
     """What the masters become under a stream's gradients at another rate, after each of the steps `wanted`."""
     missing = [step for step in wanted if not gradient_path(target, step).exists()]

@@ -24,11 +24,14 @@ ROOM = pathlib.Path(__file__).resolve().parent
 TREE = ROOM.parents[1]
 MAIN = "grpo-1e-6"
 RATES = {"1e-6": 1e-6, "3e-6": 3e-6, "1e-5": 1e-5}  # of which versions are made and coded
-STREAMS = {MAIN: ("grpo", 1e-6), "sft-1e-6": ("sft", 1e-6), "grpo-1e-5": ("grpo", 1e-5)}
-STEPS = {MAIN: 40, "sft-1e-6": 16, "grpo-1e-5": 16}
+STREAMS = {MAIN: ("grpo", 1e-6), "sft-1e-6": ("sft", 1e-6), "grpo-1e-5": ("grpo", 1e-5), "grpo-3e-6": ("grpo", 3e-6),
+           "grpo-1e-6-again": ("grpo", 1e-6)}
+STEPS = {MAIN: 48, "sft-1e-6": 24, "grpo-1e-5": 24, "grpo-3e-6": 24, "grpo-1e-6-again": 24}
 QUICK_STEPS = {MAIN: 8, "sft-1e-6": 6, "grpo-1e-5": 6}
-REPLAYED = {"sft-1e-6": ["1e-6", "1e-5", "2e-5", "1e-6 bf16", "1e-5 bf16"], "grpo-1e-5": ["1e-5"]}
-LINKS = "1000 200 100"  # Mbit/s
+REPLAYED = {"sft-1e-6": ["1e-6", "1e-5", "2e-5", "1e-6 bf16", "1e-5 bf16"], "grpo-1e-5": ["1e-5"], "grpo-3e-6": ["3e-6"],
+            "grpo-1e-6-again": ["1e-6"]}
+LINKS, SLOW_LINKS = "1000 200 100", "10 2"  # Mbit/s; a whole model would take minutes over the slow ones
+LINK_STEPS = 5  # versions over each link: the last, the one before, the last, …
 AGAIN = 75
 
 
@@ -44,8 +47,9 @@ def parse_options():
     options.main = MAIN
     options.rates = list(RATES)[:1] if options.quick else list(RATES)
     options.steps = QUICK_STEPS if options.quick else STEPS
+    options.own_runs = [name for name in options.steps if name.startswith("grpo") and name != MAIN]
     options.settle = 6 if options.quick else 45
-    options.prompts, options.samples, options.tokens = (2, 4, 8) if options.quick else (4, 4, 8)
+    options.prompts, options.samples, options.tokens = (2, 4, 8) if options.quick else (8, 8, 8)
     options.stride = 64 if options.quick else 16
     return options
 
@@ -65,22 +69,21 @@ def code(options, clock, rates):
                            for step in (last - 1, last)), result, "--weft", options.weft], check=True)
 
 
-def link(options, clock):
-    """The same two versions over links of some rates."""
+def link(options, clock, result, rates, *ways):
+    """The same two versions over links of some rates, back and forth, so that there is a median."""
     import streams
 
-    result = options.work / "link.json"
     if result.exists():
         return
     clock.check()
     last, model = options.steps[MAIN], options.work / "linked"
     shutil.rmtree(model, ignore_errors=True)
     model.mkdir()
-    for number in (0, 1):
-        version = streams.gradient_path(options.work / "versions-1e-6", last - 1 + number)
+    for number in range(LINK_STEPS + 1):
+        version = streams.gradient_path(options.work / "versions-1e-6", last - 1 + number % 2)
         os.link(version, model / f"step-{number}.safetensors")
-    output = subprocess.run([TREE / "bench/link.sh", "--model", model, "--steps", "1", "--rates",
-                             "1000" if options.quick else LINKS, "--json"], check=True, stdout=subprocess.PIPE,
+    output = subprocess.run([TREE / "bench/link.sh", "--model", model, "--steps", str(LINK_STEPS), "--rates", rates,
+                             "--json", *ways], check=True, stdout=subprocess.PIPE,
                             env={**os.environ, "WEFT": str(options.weft)}).stdout
     result.write_bytes(output)
 
@@ -96,11 +99,13 @@ def measure(options, clock):
     code(options, clock, options.rates[:1])
     receivers.receivers(options, clock, versions, [last - 1, last])
     replay.replay(options, clock, MAIN, list(replay.VARIANTS))
-    for name in REPLAYED:
+    code(options, clock, options.rates[1:])
+    for name in list(options.steps)[1:]:
         streams.gather(options, clock, name, *STREAMS[name], options.steps[name])
         replay.replay(options, clock, name, REPLAYED[name])
-    link(options, clock)
-    code(options, clock, options.rates[1:])
+        streams.forget(options, name)
+    link(options, clock, options.work / "link.json", "1000" if options.quick else LINKS)
+    link(options, clock, options.work / "link-slow.json", "10" if options.quick else SLOW_LINKS, "--patches")
 
 
 def main():
