@@ -11,7 +11,7 @@ import streams
 
 BEGIN, END = "<!-- real model: begin -->", "<!-- real model: end -->"
 SETTLED = 8  # windows that begin before this step are in the table of the first steps only
-SPANS = [(1, 1), (2, 2), (3, 5), (6, 10), (11, 20), (21, 30), (31, 40)]
+SPANS = [(1, 1), (2, 2), (3, 5), (6, 10), (11, 20), (21, 30), (31, 48)]
 TYPES = {"embed_tokens": "embedding", "q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o", "gate_proj": "gate",
          "up_proj": "up", "down_proj": "down", "norm": "norms"}
 # Share of weights that differ after k steps, in percent: 100 less the sparsity that the authors of PULSE (arXiv
@@ -149,22 +149,24 @@ def ways(main, sft):
             *table(DENSITY_HEAD, rows)]
 
 
-def own_run(options, main):
-    alone = read(options, "grpo-1e-5")
-    if not alone:
+def own_runs(options, main):
+    """Runs with samples and gradients of their own, beside the main stream at the same rate and in the same steps."""
+    rows, first, last = [], 0, 0
+    for alone in filter(None, (read(options, name) for name in options.own_runs)):
+        (rate,) = alone.variants
+        steps = min(len(alone.log), len(main.log))
+        first, last = min(SETTLED, steps - 2), steps
+        cells = [f"`{alone.name}`"]
+        for delay in (1, 4, 8):
+            own, shared = (stream.shares(rate, delay)[first : steps - delay + 1] for stream in (alone, main))
+            cells += [percent(own.mean()), f"{shared.mean() / own.mean():.2f}"] if len(own) and len(shared) else ["", ""]
+        rows.append(cells)
+    if not rows:
         return []
-    steps = len(alone.log)
-    begin = min(SETTLED, steps - 2)
-    rows = []
-    for delay in (1, 2, 4, 8):
-        own = alone.shares("1e-5", delay)[begin : steps - delay + 1]
-        shared = main.shares("1e-5", delay)[begin : steps - delay + 1]
-        if len(own) and len(shared):
-            rows.append([delay, percent(own.mean()), percent(shared.mean()), f"{shared.mean() / own.mean():.2f}"])
-    return ["Is it fair to take one stream of gradients through other rates? The run that had 1e-5 for itself, with "
-            f"samples and gradients of its own, beside `{main.name}` replayed at 1e-5; steps {begin + 1} to {steps}, "
-            "in percent:", "",
-            *table(["k", "its own run", "replayed", "ratio"], rows)]
+    return ["Is it fair to take one stream of gradients through other rates? Runs with samples and gradients of their "
+            f"own, in percent, steps {first + 1} to {last}, and how many times as dense `{main.name}` is in the same "
+            "steps, replayed at their rate; the last one has the same rate and another seed:", "",
+            *table(["", "k=1", "replayed", "4", "replayed", "8", "replayed"], rows)]
 
 
 def first_steps(main, sft):
@@ -300,24 +302,51 @@ def receivers(options):
                     "times fewer than its own model"], rows)]
 
 
-def utilisation(options):
-    path = options.work / "link.json"
-    found = json.loads(path.read_text()) if path.exists() else {}
-    if "rows" not in found:
-        return []
+def linked(options):
+    """What came over links that were shaped: of the whole model, and of a step."""
     rows = []
-    for row in found["rows"]:
-        if row["megabits"] > 0:
-            name = {"plain": "whole model, curl", "anchor": "whole model, weft",
-                    "patch": "**a step, weft**"}[row["kind"]]
-            rows.append([name, row["megabits"], f"{row['wire_bytes']:,.0f}", f"{row['predicted_seconds']:.2f}",
-                         f"{row['seconds']:.2f}", f"{100 * INTERVAL / (INTERVAL + row['seconds']):.1f}",
-                         f"{row['wire_bytes'] * 8e-6 * 9 / INTERVAL:.2f}"])
+    for name in ("link.json", "link-slow.json"):
+        path = options.work / name
+        found = json.loads(path.read_text()) if path.exists() else {}
+        rows += [row for row in found.get("rows", []) if row["megabits"] > 0]
+    return rows
+
+
+def utilisation(options):
+    rows = []
+    for row in linked(options):
+        name = {"plain": "whole model, curl", "anchor": "whole model, weft", "patch": "**a step, weft**"}[row["kind"]]
+        rows.append([name, row["megabits"], f"{row['wire_bytes']:,.0f}", f"{row['predicted_seconds']:.2f}",
+                     f"{row['seconds']:.2f}", f"{100 * INTERVAL / (INTERVAL + row['seconds']):.1f}",
+                     f"{row['wire_bytes'] * 8e-6 * 9 / INTERVAL:.2f}"])
+    if not rows:
+        return []
     return [f"**Utilisation.** The same version over a link that `tc` shapes (`bench/link.sh --model`), from the "
-            f"beginning of publish to the end of commit; predicted is the time without a limit and 8 · bytes / rate. "
-            f"Utilisation is that of workers that wait for each version and work for {INTERVAL:.0f} s in between:", "",
-            *table(["what comes", "link, Mbit/s", "bytes on the wire", "predicted, s", "measured, s", "utilisation, %",
-                    "Mbit/s for 90%"], rows)]
+            f"beginning of publish to the end of commit, medians; predicted is the time without a limit and 8 · bytes / "
+            f"rate. Utilisation is that of workers that wait for each version and work for {INTERVAL:.0f} s in between:",
+            "", *table(["what comes", "link, Mbit/s", "bytes on the wire", "predicted, s", "measured, s",
+                        "utilisation, %", "Mbit/s for 90%"], rows)]
+
+
+def shrunk(options):
+    """SparseRL-Sync's model of costs: seconds on the link are S / X, X being how many times fewer bytes there are."""
+    codec = options.work / "codecs-1e-6.json"
+    steps = [row for row in linked(options) if row["kind"] == "patch"]
+    if not steps or not codec.exists():
+        return []
+    entry = json.loads(codec.read_text())
+    size, patch = 2 * entry["weights"], entry["sizes"]["weft small"]
+    rows = []
+    for row in steps:
+        whole = [other for other in linked(options)
+                 if other["kind"] == "plain" and other["megabits"] == row["megabits"]]
+        rows.append([row["megabits"], f"{8e-6 * size / row['megabits']:.2f}",
+                     f"{whole[0]['seconds'] - whole[0]['fixed_seconds']:.2f}" if whole else "",
+                     f"{8e-6 * patch / row['megabits']:.3f}", f"{row['seconds'] - row['fixed_seconds']:.3f}"])
+    return [f"**S → S/X.** The model sends S = {size:,} bytes, a step S/X with X = {size / patch:.0f} (the row of weft "
+            "small above). Seconds on the link by 8 · bytes / rate, and measured, less what the same transfer takes "
+            "without a limit:", "",
+            *table(["link, Mbit/s", "S", "measured", "S/X", "measured"], rows)]
 
 
 # ---- charts ----
@@ -356,20 +385,18 @@ def draw_law(main, path):
 
 
 def draw_utilisation(options, path):
-    source = options.work / "link.json"
-    found = json.loads(source.read_text()) if source.exists() else {}
-    if "rows" not in found:
+    if not linked(options):
         return
     series = []
     for number, (kind, title) in enumerate((("plain", "full sync"), ("patch", "weft"))):
-        rows = [row for row in found["rows"] if row["kind"] == kind]
+        rows = [row for row in linked(options) if row["kind"] == kind]
         size = rows[0]["wire_bytes"]
         rates = [10 ** (power / 8) for power in range(-8, 25)]
         fixed = rows[0]["fixed_seconds"]
         curve = [(rate, INTERVAL / (INTERVAL + fixed + 8e-6 * size / rate)) for rate in rates]
         series.append((f"{title}, predicted", curve, "line", number))
-        series.append((f"{title}, measured", [(row["megabits"], INTERVAL / (INTERVAL + row["seconds"])) for row in rows
-                                              if row["megabits"] > 0], "points", number))
+        series.append((f"{title}, measured", [(row["megabits"], INTERVAL / (INTERVAL + row["seconds"])) for row in rows],
+                       "points", number))
     draw.chart(path, "Utilisation of workers that wait for each version",
                draw.Axis(0.1, 1000, [(10.0**p, f"{10.0**p:g}") for p in range(-1, 4)], True),
                draw.Axis(0, 1, [(n / 4, f"{25 * n}%") for n in range(5)], False), series, "link, Mbit/s", "utilisation")
@@ -388,10 +415,10 @@ def write(options):
     blocks = [runs(options, main, sft)]
     if main:
         blocks += [rates(main), ["![density by delay and rate](real-density.svg)"], ways(main, sft),
-                   own_run(options, main), first_steps(main, sft), where(main), gradients(main), law(main),
+                   own_runs(options, main), first_steps(main, sft), where(main), gradients(main), law(main),
                    ["![chance of a change by size of the weight](real-law.svg)"], bounds()]
-    blocks += [codecs(options), receivers(options), utilisation(options)]
-    if utilisation(options):
+    blocks += [codecs(options), receivers(options), shrunk(options), utilisation(options)]
+    if linked(options):
         blocks.append(["![utilisation by bandwidth](real-utilisation.svg)"])
     text = "\n\n".join("\n".join(map(fill, block)) for block in blocks if block) + "\n"
     print(text)
