@@ -158,12 +158,32 @@ def replay_tensor(torch, masters, gradients, scales, names):
                    if key != "law" or VARIANTS[name].get("law")} for name, counted in found.items()}
 
 
-def places(torch, masters):
-    """How many masters lie in each 64th of the cell of values that round to their BF16 weight."""
+def cells(torch, masters):
+    """The exponent of each BF16 weight, and in which 64th of the cell of values that round to it its master lies."""
     rounded = masters.bfloat16()
-    exponents = ((rounded.view(torch.int16).int() >> 7) & 0xFF).float()
-    place = (masters - rounded.float()) * torch.exp2(134.0 - exponents) + 0.5
-    return (place * 64).long().clamp(0, 63).bincount(minlength=64).tolist()
+    exponents = (rounded.view(torch.int16).int() >> 7) & 0xFF
+    place = (masters - rounded.float()) * torch.exp2(134.0 - exponents.float()) + 0.5
+    return exponents.long(), (place * 64).long().clamp(0, 63)
+
+
+def places(torch, masters):
+    """How many masters lie in each 64th of their cell."""
+    return cells(torch, masters)[1].bincount(minlength=64).tolist()
+
+
+def edges(options):
+    """By exponent: how many masters lie at the two edges of their cell when a stream begins, for each that would if they
+    lay anywhere in it alike."""
+    import torch
+
+    state = torch.load(options.work / "settled", weights_only=True, mmap=True)["masters"]
+    found = torch.zeros(2, 256, dtype=torch.float64)
+    for whole in state.values():
+        masters = torch.from_numpy(numpy.array(sample(whole.flatten().numpy(), options.stride)))
+        exponents, place = cells(torch, masters)
+        found[0] += exponents.bincount(minlength=256)
+        found[1] += exponents.bincount(((place == 0) | (place == 63)).double(), minlength=256)
+    return (32 * found[1] / found[0]).numpy()
 
 
 def muon(torch, shape, masters, gradients, scales, rate):

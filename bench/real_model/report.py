@@ -204,10 +204,13 @@ def where(main):
             *table(["layers", *(row[0] for row in depth)], [["share", *(row[1] for row in depth)]])]
 
 
-def law(main):
+def law(options, main):
     lines = ["**The law.** The chance that a step changes a weight, by exponent of the weight, beside the mean of "
-             "min(1, |Δ|/ULP) over the same weights, second half of the stream:", ""]
+             "min(1, |Δ|/ULP) over the same weights, second half of the stream. *At the edge* are masters in the first or "
+             "the last 64th of the cell of values that round to their weight, when the stream begins; 1 is as many as "
+             "anywhere in it:", ""]
     judged, rows, worst = 0, [], 0.0
+    edges = replay.edges(options)
     for variant in ("1e-6", "3e-6", "1e-5"):
         counted, changed, expected = numpy.array(main.variants[variant]["law"])
         for exponent in numpy.flatnonzero(changed >= LAW_CHANGES):
@@ -217,8 +220,9 @@ def law(main):
                 worst = max(worst, abs(chance / foretold - 1))
             if variant == "1e-6":
                 rows.append([f"2^{exponent - 127}", f"{counted[exponent]:,.0f}", f"{changed[exponent]:,.0f}",
-                             percent(chance, 4), percent(foretold, 4), f"{chance / foretold:.3f}"])
-    lines += table(["weights from", "weight-steps", "changes", "chance, %", "law, %", "ratio"], rows)
+                             percent(chance, 4), percent(foretold, 4), f"{chance / foretold:.3f}",
+                             f"{edges[exponent]:.2f}"])
+    lines += table(["weights from", "weight-steps", "changes", "chance, %", "law, %", "ratio", "at the edge"], rows)
     lines += ["", f"Rates 1e-6, 3e-6 and 1e-5 have {judged} classes with at least {LAW_CHANGES:,} changes (of the "
               f"sample) and a chance under {LAW_CHANCE}; the farthest is "
               f"{100 * worst:.1f}% off (the bar is {100 * LAW_BAR:.0f}%: "
@@ -415,7 +419,7 @@ def write(options):
     blocks = [runs(options, main, sft)]
     if main:
         blocks += [rates(main), ["![density by delay and rate](real-density.svg)"], ways(main, sft),
-                   own_runs(options, main), first_steps(main, sft), where(main), gradients(main), law(main),
+                   own_runs(options, main), first_steps(main, sft), where(main), gradients(main), law(options, main),
                    ["![chance of a change by size of the weight](real-law.svg)"], bounds()]
     blocks += [codecs(options), receivers(options), shrunk(options), utilisation(options)]
     if linked(options):
