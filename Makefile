@@ -54,7 +54,7 @@ model: ## spin checks the models of the protocol (doc/model) whole, in minutes; 
 bench: all ## this machine against its limits, in one table
 	@build/weft bench
 
-study: all ## a real language model: the tables and charts of it in doc/RESULTS.md, some hours, with build/engines; QUICK=1: a part, printed only
+study: all ## a real language model: the tables and charts of it in doc/RESULTS.md, about an hour, with build/engines; QUICK=1: a part, printed only
 	@scripts/study.sh $(if $(QUICK),--quick)
 
 study-sparsity: all ## the tables of sparsity in doc/RESULTS.md; QUICK=1: a part, printed only
