@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_lm_rates.c: the sparsity of steps by learning rate is counted rightly, and so are the chances of
- * a change by exponent, what is published is what was
- * learned, and the trainer that it starts from is left alone.
+ * test_lm_rates.c: the sparsity of steps by learning rate is counted rightly, and so are changes by
+ * exponent beside the law; what is published is what was learned, and the trainer that it starts from is
+ * left alone.
  */
 #include "../../lm/learn/rates.h"
 
