@@ -4,8 +4,9 @@
 sparsity.py WEFT WORK [--quick] [--resume] [--sizes 0.1M,2M] [--document FILE]
 
 Measures one size and one rate at a time with `weft bench --lm --rates` and keeps each result in WORK; with
---resume, what is there already is not measured again. Then writes WORK/sparsity.csv, WORK/sparsity.svg and the
-tables; with --document, the tables go between the markers of that file, and the other two beside it.
+--resume, what is there already is not measured again. Then writes WORK/sparsity.csv, WORK/sparsity.svg,
+WORK/testbed-law.svg and the tables; with --document, the tables go between the markers of that file, and the others
+beside it.
 """
 import argparse
 import json
@@ -14,12 +15,18 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import textwrap
+
+import law
 
 SIZES = ["0.1M", "0.6M", "2M", "8M"]
 RATES = ["1e-6", "3e-6", "1e-5", "3e-5", "1e-4", "3e-4", "1e-3"]
 QUICK_SIZES = ["0.1M", "0.6M"]
 QUICK_RATES = ["1e-6", "1e-5", "1e-4", "1e-3"]
 DELAYS = ["1", "2", "4", "8", "16", "32"]
+LAW_SIZES = ["2M", "0.6M", "0.1M", "8M"]  # the first that was measured has its table and its picture
+LAW_RATES = ["1e-6", "1e-5", "1e-4"]
+MANY = 10000  # changes of a class that counting alone puts off by a percent
 BEGIN, END = "<!-- sparsity: begin -->", "<!-- sparsity: end -->"
 
 
@@ -90,12 +97,64 @@ def step_table(rows):
     return lines
 
 
+def law_classes(row):
+    """As law.py has them."""
+    return [(one["exponent"], one["weights"], one["changes"], one["expected"]) for one in row["law"]]
+
+
+def law_rows(rows):
+    """Of the size that is shown by exponent."""
+    size = next(size for size in LAW_SIZES if any(row["size"] == size for row in rows))
+    return [row for row in rows if row["size"] == size]
+
+
+def far(pairs):
+    """The class that is farthest off, of pairs of a row and a class."""
+    if not pairs:
+        return "none"
+    row, one = max(pairs, key=lambda pair: abs(law.off(pair[1])))
+    return (f"{100 * law.off(one):+.1f}% off (weights from 2^{one[0]} of {row['run']['parameters']:,} parameters at "
+            f"{row['rate']}, {one[2]:,} changes)")
+
+
+def law_text(rows):
+    lines = []
+    shown = law_rows(rows)[0]
+    text = (f"**The law.** The chance that a step changes a weight, by exponent of the weight, beside the mean of min(1, "
+            f"|Δ|/ULP) over the same weights: {shown['run']['parameters']:,} parameters at {shown['rate']}, the "
+            f"{shown['run']['steps']} steps that count, exponents with at least {law.CHANGES:,} changes. Δ is the change "
+            "of the FP32 master from one version to the next:")
+    lines += [*textwrap.wrap(text, 120), "", "| " + " | ".join(law.HEAD) + " |", "|---|" + "--:|" * (len(law.HEAD) - 1)]
+    lines += ["| " + " | ".join(cells) + " |" for cells in law.rows(law_classes(shown))]
+    rates = list(dict.fromkeys(row["rate"] for row in rows))
+    lines += ["", *textwrap.wrap(f"All sizes and rates: the exponents with at least {law.CHANGES:,} changes and a chance "
+                                 f"under {law.CHANCE}, and by how many percent the farthest of them is off:", 120)]
+    lines += ["", "| parameters | " + " | ".join(rates) + " |", "|--:|" + "--:|" * len(rates)]
+    for size in dict.fromkeys(row["size"] for row in rows):
+        of_size = {row["rate"]: row for row in rows if row["size"] == size}
+        cells = [f"{next(iter(of_size.values()))['run']['parameters']:,}"]
+        for rate in rates:
+            judged = law.judged(law_classes(of_size[rate])) if rate in of_size else []
+            cells.append(f"{len(judged)}: {100 * law.off(law.farthest(judged)):+.1f}" if judged else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    judged = [(row, one) for row in rows for one in law.judged(law_classes(row))]
+    many = [pair for pair in judged if pair[1][2] >= MANY]
+    few = [(row, one) for row in rows for one in law.judged(law_classes(row), law.FEW, law.CHANGES)]
+    totals = [sum(one[2] for one in law_classes(row)) / sum(one[3] for one in law_classes(row)) for row in rows]
+    text = (f"Together these are {len(judged)} classes. The farthest is {far(judged)}; "
+            f"{law.verdict(law.off(law.farthest(one for _, one in judged)))}. Of the {len(many)} with at least "
+            f"{MANY:,} changes it is {far(many)}. The {len(few)} classes with {law.FEW} to {law.CHANGES - 1} changes are not "
+            f"judged; the farthest is {far(few)}. All changes of a run together are {100 * (min(totals) - 1):+.2f}% to "
+            f"{100 * (max(totals) - 1):+.2f}% off.")
+    return [*lines, "", *textwrap.wrap(text, 120), "", "![chance of a change by size of the weight](testbed-law.svg)"]
+
+
 def tables(rows):
     lines = ["Share of the BF16 weights that differ after k steps, in percent, and what a version costs:", ""]
     lines += main_table(rows)
     few = [row for row in rows if row["rate"] in ("1e-6", "1e-5", "1e-4")]
     lines += ["", "Share that one step changes, by step since Adam's moments were reset (1–20 do not count above):"]
-    lines += ["", *step_table(few)]
+    lines += ["", *step_table(few), "", *law_text(rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -197,6 +256,8 @@ def main():
     for directory in places:
         (directory / "sparsity.csv").write_text(csv(rows))
         (directory / "sparsity.svg").write_text(picture(rows, sizes, rates))
+        law.chart(directory / "testbed-law.svg",
+                  {row["rate"]: law_classes(row) for row in law_rows(rows) if row["rate"] in LAW_RATES})
 
 
 main()

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables and charts of the study. A part that was not measured is left out."""
 import json
+import pathlib
+import sys
 import textwrap
 
 import numpy
 
-import draw
 import replay
 import streams
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+import draw
+import law
 
 BEGIN, END = "<!-- real model: begin -->", "<!-- real model: end -->"
 SETTLED = 8  # windows that begin before this step are in the table of the first steps only
@@ -17,7 +22,7 @@ TYPES = {"embed_tokens": "embedding", "q_proj": "q", "k_proj": "k", "v_proj": "v
 # Share of weights that differ after k steps, in percent: 100 less the sparsity that the authors of PULSE (arXiv
 # 2602.03839) published for Qwen2.5-1.5B under GRPO on MATH; k = 1, 8, 32.
 PULSE = {"5e-7": (0.20, 0.25, 0.30), "1e-6": (0.27, 0.37, 0.47), "3e-6": (0.57, 0.90, 1.23), "5e-6": (0.94, 1.53, 2.14)}
-LAW_CHANGES, LAW_CHANCE, LAW_BAR = 1000, 0.3, 0.15
+LAW_RATES = ("1e-6", "3e-6", "1e-5")
 INTERVAL = 20.0  # seconds of work between two versions, about what a step of this model takes here
 
 
@@ -204,29 +209,25 @@ def where(main):
             *table(["layers", *(row[0] for row in depth)], [["share", *(row[1] for row in depth)]])]
 
 
-def law(options, main):
+def law_classes(main, variant):
+    """As law.py has them."""
+    counted, changed, expected = numpy.array(main.variants[variant]["law"])
+    return [(int(exponent) - 127, counted[exponent], changed[exponent], expected[exponent])
+            for exponent in numpy.flatnonzero(changed)]
+
+
+def law_lines(options, main):
     lines = ["**The law.** The chance that a step changes a weight, by exponent of the weight, beside the mean of "
              "min(1, |Δ|/ULP) over the same weights, second half of the stream. *At the edge* are masters in the first or "
              "the last 64th of the cell of values that round to their weight, when the stream begins; 1 is as many as "
              "anywhere in it:", ""]
-    judged, rows, worst = 0, [], 0.0
-    edges = replay.edges(options)
-    for variant in ("1e-6", "3e-6", "1e-5"):
-        counted, changed, expected = numpy.array(main.variants[variant]["law"])
-        for exponent in numpy.flatnonzero(changed >= LAW_CHANGES):
-            chance, foretold = changed[exponent] / counted[exponent], expected[exponent] / counted[exponent]
-            if chance < LAW_CHANCE:
-                judged += 1
-                worst = max(worst, abs(chance / foretold - 1))
-            if variant == "1e-6":
-                rows.append([f"2^{exponent - 127}", f"{counted[exponent]:,.0f}", f"{changed[exponent]:,.0f}",
-                             percent(chance, 4), percent(foretold, 4), f"{chance / foretold:.3f}",
-                             f"{edges[exponent]:.2f}"])
-    lines += table(["weights from", "weight-steps", "changes", "chance, %", "law, %", "ratio", "at the edge"], rows)
-    lines += ["", f"Rates 1e-6, 3e-6 and 1e-5 have {judged} classes with at least {LAW_CHANGES:,} changes (of the "
-              f"sample) and a chance under {LAW_CHANCE}; the farthest is "
-              f"{100 * worst:.1f}% off (the bar is {100 * LAW_BAR:.0f}%: "
-              f"{'met' if worst <= LAW_BAR else '**missed**'})."]
+    edges, classes = replay.edges(options), law.counted(law_classes(main, "1e-6"))
+    lines += table([*law.HEAD, "at the edge"], [[*cells, f"{edges[one[0] + 127]:.2f}"]
+                                                for one, cells in zip(classes, law.rows(classes))])
+    judged = [one for variant in LAW_RATES for one in law.judged(law_classes(main, variant))]
+    worst = abs(law.off(law.farthest(judged))) if judged else 0.0
+    lines += ["", f"Rates 1e-6, 3e-6 and 1e-5 have {len(judged)} classes with at least {law.CHANGES:,} changes (of the "
+              f"sample) and a chance under {law.CHANCE}; the farthest is {100 * worst:.1f}% off ({law.verdict(worst)})."]
     places = numpy.array(main.whole["places"], float)
     places /= places.sum()
     entropy = -(places[places > 0] * numpy.log2(places[places > 0])).sum()
@@ -355,8 +356,6 @@ def shrunk(options):
 
 # ---- charts ----
 
-PERCENTS = [(1e-4, "0.01%"), (1e-3, "0.1%"), (1e-2, "1%"), (1e-1, "10%"), (1, "100%")]
-
 
 def draw_density(main, path):
     series = []
@@ -368,24 +367,8 @@ def draw_density(main, path):
             if points:
                 series.append((title, points, style, number))
     draw.chart(path, "Weights that differ after k steps", draw.Axis(1, 32, [(k, k) for k in replay.DELAYS], True),
-               draw.Axis(1e-4, 1, PERCENTS, True), series, "steps between two versions, k",
+               draw.Axis(1e-4, 1, law.PERCENTS, True), series, "steps between two versions, k",
                "share of the BF16 weights")
-
-
-def draw_law(main, path):
-    series, low, high = [], 0, -30
-    for number, variant in enumerate(("1e-6", "3e-6", "1e-5")):
-        counted, changed, expected = numpy.array(main.variants[variant]["law"])
-        seen = [e for e in numpy.flatnonzero(changed >= 100)]
-        if not seen:
-            continue
-        low, high = min(low, seen[0] - 127), max(high, seen[-1] - 127)
-        series.append((f"{variant}, |Δ|/ULP", [(e - 127, expected[e] / counted[e]) for e in seen], "line", number))
-        series.append((f"{variant}, measured", [(e - 127, changed[e] / counted[e]) for e in seen], "points", number))
-    if series:
-        ticks = [(e, f"2^{e}") for e in range(low, high + 1, 2)]
-        draw.chart(path, "Chance that a step changes a weight", draw.Axis(low, high, ticks, False),
-                   draw.Axis(1e-4, 1, PERCENTS, True), series, "size of the weight", "chance")
 
 
 def draw_utilisation(options, path):
@@ -419,7 +402,7 @@ def write(options):
     blocks = [runs(options, main, sft)]
     if main:
         blocks += [rates(main), ["![density by delay and rate](real-density.svg)"], ways(main, sft),
-                   own_runs(options, main), first_steps(main, sft), where(main), gradients(main), law(options, main),
+                   own_runs(options, main), first_steps(main, sft), where(main), gradients(main), law_lines(options, main),
                    ["![chance of a change by size of the weight](real-law.svg)"], bounds()]
     blocks += [codecs(options), receivers(options), shrunk(options), utilisation(options)]
     if linked(options):
@@ -429,7 +412,7 @@ def write(options):
     place = options.document.parent if options.document else options.work
     if main:
         draw_density(main, place / "real-density.svg")
-        draw_law(main, place / "real-law.svg")
+        law.chart(place / "real-law.svg", {variant: law_classes(main, variant) for variant in LAW_RATES})
     draw_utilisation(options, place / "real-utilisation.svg")
     if options.document:
         before, rest = options.document.read_text().split(BEGIN)

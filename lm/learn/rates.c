@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rates.c: see rates.h. A ring holds the BF16 weights after each of the last 32 steps, for the delays.
+ * rates.c: see rates.h. A ring holds the BF16 weights after each of the last 32 steps, for the delays
+ * and, as the weights before a step, for the law.
  */
 #include "rates.h"
 
@@ -8,6 +9,7 @@
 #include "../../lib/base/context.h"
 
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <weft/sync.h>
@@ -23,6 +25,9 @@ typedef struct rates_run {
     weft_publisher *publisher;
     float *rewards;
     uint16_t *ring; /* words after step n are at n % (LM_RATES_DELAY_MAX + 1) */
+    /* The masters before the step. Adam moves them in place, once in each update, and the words of the ring
+     * do not say by how much. */
+    float *masters;
     lm_rates_row *row;
 } rates_run;
 
@@ -133,6 +138,26 @@ static void compare(rates_run *run, uint64_t step) {
     }
 }
 
+/* What the step did to the weights of each exponent, and what the law foretells from how far it moved their
+ * masters. */
+static void count_law(rates_run *run, uint64_t step) {
+    enum { BIAS = 127, FRACTION_BITS = 7, EXPONENT_MASK = LM_RATES_EXPONENTS - 1 };
+    const lm_model *model = run->trainer->model;
+    const uint16_t *before = ring_place(run, step - 1), *after = ring_place(run, step);
+    double scale[LM_RATES_EXPONENTS]; /* 1 / ULP; subnormal weights have that of the smallest normal ones */
+    for (int i = 0; i < LM_RATES_EXPONENTS; i++) {
+        scale[i] = ldexp(1, BIAS + FRACTION_BITS - (i > 0 ? i : 1));
+    }
+    for (size_t i = 0; i < model->parameters; i++) {
+        unsigned exponent = before[i] >> FRACTION_BITS & EXPONENT_MASK;
+        lm_rates_law *law = &run->row->law[exponent];
+        double ulps = fabs((double)model->masters[i] - run->masters[i]) * scale[exponent];
+        law->weights += 1;
+        law->changes += before[i] != after[i];
+        law->expected += ulps < 1 ? ulps : 1;
+    }
+}
+
 static void count_version(lm_rates_row *row, const weft_publish_result *published, double steps) {
     row->bytes += (double)published->uploaded_bytes / steps;
     row->patch_bytes += (double)published->patch_bytes / steps;
@@ -152,6 +177,8 @@ static weft_status watch(const rates_run *run, const lm_rates_step *step) {
 static weft_status run_step(rates_run *run, uint64_t number) {
     lm_rates_step step = {.rate = run->row->rate, .step = number, .counted = number > run->options->settle};
     lm_grpo_result result;
+    const lm_model *model = run->trainer->model;
+    memcpy(run->masters, model->masters, model->parameters * sizeof *run->masters);
     double start = weft_clock_now();
     weft_status status = learn(run, number - 1, &result);
     if (status == WEFT_OK && step.counted) {
@@ -172,6 +199,7 @@ static weft_status run_step(rates_run *run, uint64_t number) {
     keep(run, number);
     if (step.counted) {
         compare(run, number);
+        count_law(run, number);
     }
     step.reward = result.reward;
     step.density = differing(run, number, 1);
@@ -237,7 +265,9 @@ weft_status lm_rates_measure(const lm_trainer *source, const lm_rates_options *o
     run.rewards = weft_allocate_array(context, options->prompts * options->group, sizeof *run.rewards);
     run.ring = weft_allocate_array(context, source->model->parameters,
                                    (LM_RATES_DELAY_MAX + 1) * sizeof *run.ring);
-    status = run.rewards != NULL && run.ring != NULL ? WEFT_OK : WEFT_NO_MEMORY;
+    run.masters = weft_allocate_array(context, source->model->parameters, sizeof *run.masters);
+    bool allocated = run.rewards != NULL && run.ring != NULL && run.masters != NULL;
+    status = allocated ? WEFT_OK : WEFT_NO_MEMORY;
     for (size_t i = 0; i < count && status == WEFT_OK; i++) {
         rows[i] = (lm_rates_row){.rate = rows[i].rate};
         run.row = &rows[i];
@@ -247,6 +277,7 @@ weft_status lm_rates_measure(const lm_trainer *source, const lm_rates_options *o
             status = run_rate(&run, i);
         }
     }
+    weft_release(context, run.masters);
     weft_release(context, run.ring);
     weft_release(context, run.rewards);
     lm_trainer_destroy(run.trainer);

@@ -48,9 +48,21 @@ typedef struct lm_rates_density {
     double most;
 } lm_rates_density;
 
+/* The law: a step changes a BF16 weight with the chance |change of its master| / ULP, at most 1, because
+ * masters lie anywhere in the cell that rounds to their weight. Here what was measured and what the law
+ * foretells, of weights that have one exponent before the step. */
+enum { LM_RATES_EXPONENTS = 256 };
+
+typedef struct lm_rates_law {
+    uint64_t weights; /* each counted once for every step that counts */
+    uint64_t changes;
+    double expected; /* changes by the law: the sum of the chances */
+} lm_rates_law;
+
 typedef struct lm_rates_row {
     double rate; /* given */
     lm_rates_density density[LM_RATES_DELAYS];
+    lm_rates_law law[LM_RATES_EXPONENTS]; /* by exponent as BF16 stores it, 127 for weights from 1 */
     uint64_t elements;
     uint64_t dense_bytes; /* of the model in BF16 */
     double bytes;         /* of a version: patch, index page and head; mean */

@@ -64,14 +64,21 @@ assert made["parameters"] == read["parameters"] == 100160
 assert made["warm_up_steps"] == 20 and read["warm_up_steps"] == 0
 low, high = made["rates"]
 [again] = read["rates"]
-assert high["density"] == again["density"] and high["density_by_step"] == again["density_by_step"]
+assert all(high[key] == again[key] for key in ("density", "density_by_step", "law"))
 for one in made["rates"]:
     assert one["density"]["2"]["windows"] == 2 and one["density"]["4"] is None
     assert len(one["density_by_step"]) == 23
+    changes, expected = (sum(entry[key] for entry in one["law"]) for key in ("changes", "expected"))
+    assert sum(entry["weights"] for entry in one["law"]) == 3 * 100160
+    assert abs(changes - 3 * 100160 * one["density"]["1"]["mean"]) < 0.01
+    assert abs(changes / expected - 1) < 0.15, (changes, expected)
+    assert all(-30 < entry["exponent"] < 3 and entry["changes"] <= entry["weights"] for entry in one["law"])
     assert one["bytes"]["dense"] == 200320 and one["bytes"]["sent"] > one["bytes"]["patch"] > 0
 assert low["density"]["1"]["mean"] < 0.1 < high["density"]["1"]["mean"]
 END
 check "the rates: $(cat stdout)" /usr/bin/python3 look.py
+expect 0 '' "$weft" bench --lm --rates 1e-3 --steps 1 --state policy.safetensors --quiet
+check "the law in a line: $(cat stdout)" grep -Eq '^law .* farthest off is 2\^-[0-9]+ at 1\.0e-03, [-+][0-9.]+%$' stdout
 
 # One arm of the study of compressed caches, twice from the same policy.
 for arm in none rkv rkv:8 rkv:8:tis:1 best:8:tis rkv:0:tis rkv:8:magic rkv:8:tis+vote; do

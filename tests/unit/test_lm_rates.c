@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_lm_rates.c: the sparsity of steps by learning rate is counted rightly, what is published is what was
- * learned, and the trainer that it starts from is left alone.
+ * test_lm_rates.c: the sparsity of steps by learning rate is counted rightly, and so are changes by
+ * exponent beside the law; what is published is what was learned, and the trainer that it starts from is
+ * left alone.
  */
 #include "../../lm/learn/rates.h"
 
 #include "../support/lessons.h"
 #include "../support/scratch.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -46,21 +48,31 @@ static double share(const uint16_t *a, const uint16_t *b, size_t count) {
     return (double)differ / (double)count;
 }
 
-/* The same steps made by hand from the same state: all their words. */
-static uint16_t *steps_by_hand(double rate) {
+typedef struct history {
+    uint16_t *words; /* before the first step that counts, and after each */
+    float *masters;
+} history;
+
+/* The same steps made by hand from the same state. */
+static history steps_by_hand(double rate) {
     lm_trainer *trainer = warm_trainer();
     lm_grpo_options options = lm_grpo_defaults();
     size_t count = trainer->model->parameters;
-    uint16_t *words = calloc((STEPS + 1) * count, sizeof *words);
+    history made = {
+        .words = calloc((STEPS + 1) * count, sizeof *made.words),
+        .masters = calloc((STEPS + 1) * count, sizeof *made.masters),
+    };
     options.adam.rate = rate;
     for (uint64_t step = 0; step <= SETTLE + STEPS; step++) {
         if (step >= SETTLE) {
-            memcpy(words + (step - SETTLE) * count, trainer->model->live, count * sizeof *words);
+            size_t place = (step - SETTLE) * count;
+            memcpy(made.words + place, trainer->model->live, count * sizeof *made.words);
+            memcpy(made.masters + place, trainer->model->masters, count * sizeof *made.masters);
         }
         lesson_step(trainer, &lesson_addition, &options, step);
     }
     lesson_close(trainer);
-    return words;
+    return made;
 }
 
 static void check_densities(const lm_rates_row *row, const uint16_t *words) {
@@ -77,6 +89,39 @@ static void check_densities(const lm_rates_row *row, const uint16_t *words) {
         assert_float_equal(row->density[i].mean, sum / (STEPS - delay + 1), 1e-9);
         assert_float_equal(row->density[i].most, most, 1e-12);
     }
+}
+
+/* The share of its cell by which a step moves a master, 1 at most. */
+static double chance(float before, float after, uint16_t word) {
+    enum { EXPONENT_ONE = 1, FRACTION_BITS = 7 };
+    uint32_t bits = (uint32_t)word << 16;
+    float weight;
+    int exponent;
+    memcpy(&weight, &bits, sizeof weight);
+    assert_true(frexpf(weight, &exponent) != 0);
+    return fmin(1, ldexp(fabs((double)after - before), FRACTION_BITS + EXPONENT_ONE - exponent));
+}
+
+static void check_law(const lm_rates_row *row, const history *made) {
+    lm_rates_law law[LM_RATES_EXPONENTS] = {{0}};
+    double changes = 0, expected = 0;
+    for (size_t i = 0; i < STEPS * row->elements; i++) {
+        size_t next = i + row->elements;
+        lm_rates_law *class = &law[made->words[i] >> 7 & 0xff];
+        class->weights += 1;
+        class->changes += made->words[i] != made->words[next];
+        class->expected += chance(made->masters[i], made->masters[next], made->words[i]);
+    }
+    for (size_t i = 0; i < LM_RATES_EXPONENTS; i++) {
+        assert_int_equal(row->law[i].weights, law[i].weights);
+        assert_int_equal(row->law[i].changes, law[i].changes);
+        assert_true(fabs(row->law[i].expected - law[i].expected) <= 1e-9 * law[i].expected);
+        changes += (double)law[i].changes;
+        expected += law[i].expected;
+    }
+    assert_float_equal(changes / (double)(STEPS * row->elements), row->density[0].mean, 1e-9);
+    print_message("rate %g: %.0f changes, %.1f by the law\n", row->rate, changes, expected);
+    assert_true(fabs(changes / expected - 1) < 0.15);
 }
 
 /* A worker that comes to the store afterwards has the words of the last step. */
@@ -113,14 +158,17 @@ static void test_counts(void **state) {
     assert_memory_equal(masters, trainer->model->masters, count * sizeof *masters);
     assert_int_equal(trainer->adam->steps, 0);
     for (size_t i = 0; i < 2; i++) {
-        uint16_t *words = steps_by_hand(rows[i].rate);
+        history made = steps_by_hand(rows[i].rate);
         assert_int_equal(rows[i].elements, count);
         assert_int_equal(rows[i].dense_bytes, 2 * count);
-        check_densities(&rows[i], words);
-        check_store(trainer, scratch_path(&scratch, i == 0 ? "rate-0" : "rate-1"), words + STEPS * count);
+        check_densities(&rows[i], made.words);
+        check_law(&rows[i], &made);
+        check_store(trainer, scratch_path(&scratch, i == 0 ? "rate-0" : "rate-1"),
+                    made.words + STEPS * count);
         assert_true(rows[i].patch_bytes > 0 && rows[i].bytes > rows[i].patch_bytes);
         assert_true((double)rows[i].most_bytes >= rows[i].bytes);
-        free(words);
+        free(made.words);
+        free(made.masters);
     }
     assert_true(rows[0].density[0].mean < 0.02 && rows[1].density[0].mean > 10 * rows[0].density[0].mean);
     assert_true(rows[1].bytes > 2 * rows[0].bytes);

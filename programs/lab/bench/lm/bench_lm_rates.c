@@ -2,7 +2,8 @@
  *
  * bench_lm_rates.c: `weft bench --lm --rates LIST`: what share of a policy's BF16 weights a step changes at
  * each learning rate, for receivers that follow every version and for such that follow every k-th, and the
- * bytes that a version costs. The policy is that of a trainer's state, or one that is warmed up first.
+ * bytes that a version costs; and, by exponent of the weights, how near the law |change| / ULP comes.
+ * The policy is that of a trainer's state, or one that is warmed up first.
  */
 #include "../../../../lm/learn/rates.h"
 #include "../../../../lm/model/presets.h"
@@ -12,10 +13,11 @@
 #include "../../../../lm/learn/state.h"
 #include "../../../../lm/learn/warmup.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { STEPS = 50, SETTLE = 20, QUICK_WARM_UP = 20, PROMPTS = 16, GROUP = 8 };
+enum { STEPS = 50, SETTLE = 20, QUICK_WARM_UP = 20, PROMPTS = 16, GROUP = 8, EXPONENT_BIAS = 127 };
 
 /* Short responses, so that a policy of millions of parameters is warm within minutes. */
 static const lm_task short_chain = {.kind = LM_TASK_CHAIN, .steps = 10, .period = 4};
@@ -107,6 +109,23 @@ static json_t *json_steps(const rates_bench *bench, size_t number) {
     return list;
 }
 
+/* Exponents that no weight has are left out. */
+static json_t *json_law(const lm_rates_row *row) {
+    json_t *list = json_array();
+    for (int i = 0; i < LM_RATES_EXPONENTS; i++) {
+        const lm_rates_law *law = &row->law[i];
+        if (law->weights > 0) {
+            json_t *json = json_object();
+            json_object_set_new(json, "exponent", json_integer(i - EXPONENT_BIAS));
+            json_object_set_new(json, "weights", json_count(law->weights));
+            json_object_set_new(json, "changes", json_count(law->changes));
+            json_object_set_new(json, "expected", json_real(law->expected));
+            json_array_append_new(list, json);
+        }
+    }
+    return list;
+}
+
 static json_t *json_row(const rates_bench *bench, size_t number) {
     const lm_rates_row *row = &bench->rows[number];
     json_t *json = json_object(), *density = json_object(), *bytes = json_object();
@@ -127,6 +146,7 @@ static json_t *json_row(const rates_bench *bench, size_t number) {
     json_object_set_new(json, "idle_steps", json_count(row->idle));
     json_object_set_new(json, "seconds_per_step", json_real(row->seconds));
     json_object_set_new(json, "density_by_step", json_steps(bench, number));
+    json_object_set_new(json, "law", json_law(row));
     return json;
 }
 
@@ -164,6 +184,42 @@ static void print_row(const lm_rates_row *row) {
            (double)row->dense_bytes / row->bytes, row->reward);
 }
 
+/* Classes with few changes say little, and a class that changes nearly always says nothing. */
+static bool law_judges(const lm_rates_law *law) {
+    enum { CHANGES = 1000 };
+    const double chance = 0.3;
+    return law->changes >= CHANGES && (double)law->changes < chance * (double)law->weights;
+}
+
+static void print_law(const rates_bench *bench) {
+    unsigned judged = 0;
+    int exponent = 0;
+    double farthest = 0, rate = 0;
+    for (size_t i = 0; i < bench->options->rate_count; i++) {
+        const lm_rates_row *row = &bench->rows[i];
+        for (int j = 0; j < LM_RATES_EXPONENTS; j++) {
+            const lm_rates_law *law = &row->law[j];
+            if (law_judges(law)) {
+                double off = (double)law->changes / law->expected - 1;
+                judged += 1;
+                if (judged == 1 || fabs(off) > fabs(farthest)) {
+                    farthest = off;
+                    exponent = j - EXPONENT_BIAS;
+                    rate = row->rate;
+                }
+            }
+        }
+    }
+    printf("\nlaw |change| / ULP: ");
+    if (judged == 0) {
+        printf("too few changes to judge it\n");
+        return;
+    }
+    printf("%u exponents and rates with 1,000 changes or more and a chance below 0.3; farthest off is "
+           "2^%d at %.1e, %+.1f%%\n",
+           judged, exponent, rate, 100 * farthest);
+}
+
 static void print_text(const rates_bench *bench) {
     char parameters[TEXT_SIZE], dense[TEXT_SIZE];
     printf("%s parameters, %s in BF16; ", text_count(bench->trainer->model->parameters, parameters),
@@ -186,6 +242,7 @@ static void print_text(const rates_bench *bench) {
     for (size_t i = 0; i < bench->options->rate_count; i++) {
         print_row(&bench->rows[i]);
     }
+    print_law(bench);
 }
 
 /* ---- the run ---- */
