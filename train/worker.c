@@ -416,8 +416,31 @@ static weft_status linger_at_end(worker *w) {
     return status == WEFT_MORE ? WEFT_OK : status;
 }
 
+/* Where rounds overlap a rank makes the steps of a round before it ends the one before. So the policy that
+ * follows on this one may be published while ranks still want batches of the round that it opens, which are
+ * of this policy: they come first. The policy after that one says that all have them. */
+static weft_status follow_when_done(worker *w, uint64_t newest) {
+    weft_subscriber_info info = {.size = sizeof info};
+    work owed = {.found = false};
+    weft_status status = WEFT_OK;
+    weft_subscriber_describe(w->subscriber, &info);
+    if (w->ready && w->run.overlap && newest == info.version + 1) {
+        status = find_work(w, &owed);
+    }
+    if (status == WEFT_OK) {
+        bool before = owed.found && owed.batch < w->step + 2 * (uint64_t)w->run.local_steps;
+        status = before ? make_slot(w, &owed) : pull_version(w);
+    }
+    return status;
+}
+
 static weft_status go_on(worker *w) {
-    weft_status status = follow_versions(w, w->ready ? GLANCE_SECONDS : IDLE_SECONDS);
+    uint64_t newest = 0;
+    weft_status status =
+        weft_subscriber_wait(w->subscriber, w->ready ? GLANCE_SECONDS : IDLE_SECONDS, &newest);
+    if (status == WEFT_OK) {
+        status = follow_when_done(w, newest);
+    }
     if (status == WEFT_MORE && !w->ready) {
         w->doubtful = true;
         return train_patience_wait(&w->patience, 0, "the trainer has published nothing yet");

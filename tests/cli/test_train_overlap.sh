@@ -44,6 +44,36 @@ killed killed s-killed 3 7 "${long[@]}"
 agreed killed 2 12 long
 check 'the same policy' test "$(digest killed/model)" = "$(digest long/model)"
 
+# ---- a rank is slow: others publish the policy of the round that it has not ended. Then its batches are gone, and a worker
+# comes that has no older policy to make them with ----
+slow=(--steps 24 --local-steps 2 --overlap --staleness 1 --deadline 600s)
+# published STORE STEP: the policy of that step, or a later one
+published() { [ "$("$weft" log "$1" --json | sed -n 's/.*"step": "\([0-9]*\)".*/\1/p' | sort -n | tail -1)" -ge "$2" ]; }
+worker slow-worker s-slow
+steady=$pid
+rank slow s-slow 2 0 "${slow[@]}"
+first=$pid
+rank slow s-slow 2 1 "${slow[@]}"
+second=$pid
+await 'two rounds' reached slow/rank-1 5
+kill -STOP "$second"
+made=$(steps slow/rank-1)
+# if its payload was on its way when it stopped, nothing is published
+for ((attempt = 0; attempt < 50; attempt++)); do
+    published s-slow $((made - made % 2)) && break
+    sleep 0.1
+done
+kill -KILL "$steady"
+wait "$steady" 2> /dev/null
+rm -f s-slow/train/rollouts/*-[4-7]
+worker slow-other s-slow
+steady=$pid
+kill -CONT "$second"
+ended 0 "$first" slow-0
+ended 0 "$second" slow-1
+ended 0 "$steady" slow-other
+agreed slow 2 12
+
 # who comes when all is done finds the end of the run
 rank killed s-killed 2 1 "${long[@]}"
 ended 0 "$pid" killed-1

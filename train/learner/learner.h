@@ -41,6 +41,7 @@ typedef struct train_learner {
     uint64_t saved_rounds; /* that stand in the state */
     train_round round;     /* that ended while the run was found again; included 0: none */
     double looked;         /* when it was last looked what the other ranks do */
+    uint64_t refused;      /* trajectories of policies that were not known, before the store was asked */
     bool missing;          /* a policy which another rank should publish is not there */
     double missing_since;
     double turn;   /* seconds that each rank has to publish before the next one does */

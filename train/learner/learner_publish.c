@@ -363,6 +363,27 @@ static weft_status see_to_policy(train_learner *learner) {
     return status == WEFT_OK ? WEFT_MORE : status;
 }
 
+/* Where rounds overlap another rank may have ended the round that this one ends when its steps are made,
+ * and published its policy. A worker that comes to the run then has no older one: what it makes is refused
+ * until this rank knows of the policy, so the store is asked after each refusal. */
+static weft_status look_ahead(train_learner *learner) {
+    newest found = {.run = &learner->run};
+    uint64_t refused = learner->collector.rejected[TRAIN_BAD_VERSION];
+    uint64_t next = learner->collector.policies[0].step + learner->run.local_steps;
+    if (!learner->run.overlap || refused == learner->refused || next > learner->step) {
+        return WEFT_OK;
+    }
+    weft_status status = walk(learner, visit_newest, &found);
+    if (status != WEFT_OK) {
+        return status;
+    }
+    learner->refused = refused;
+    if (found.policy.version != 0 && found.policy.step == next) {
+        train_collector_note(&learner->collector, &found.policy);
+    }
+    return WEFT_OK;
+}
+
 weft_status train_learner_look(void *opaque) {
     train_learner *learner = opaque;
     double now = weft_clock_now();
@@ -375,7 +396,7 @@ weft_status train_learner_look(void *opaque) {
         status = see_to_policy(learner);
         status = status == WEFT_MORE ? WEFT_OK : status;
     }
-    return status;
+    return status == WEFT_OK ? look_ahead(learner) : status;
 }
 
 weft_status train_learner_await_published(train_learner *learner) {
